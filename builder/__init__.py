@@ -1,0 +1,1 @@
+"""Checkpoint in, Engine out."""

@@ -1,0 +1,1 @@
+"""The vocabulary of models, builds and requests: frozen dataclasses and typed readers."""

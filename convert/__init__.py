@@ -1,0 +1,1 @@
+"""Hugging Face directory in, Checkpoint out."""

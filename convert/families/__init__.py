@@ -1,0 +1,1 @@
+"""Model families: one table per file, found by its `model_type`."""

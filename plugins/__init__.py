@@ -1,0 +1,1 @@
+"""Ops, their references, and the targets that compute them."""

@@ -1,0 +1,168 @@
+// The contract between a Session and its kernels: plain structs in, nothing out but memory.
+//
+// Every thread of the pool calls the kernel with the same arguments and its own Team view; the kernel splits the work.
+// The session puts a barrier after each step; a kernel that needs one inside calls team.barrier().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ingot {
+
+enum class Activation : int32_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };
+
+// One thread's view of the pool during a kernel.
+class Team {
+ public:
+  int index = 0;  // 0 .. count-1
+  int count = 1;
+  std::byte* shared = nullptr;  // the step's scratch, as large as the kernel's scratch function asked, 64-byte aligned
+
+  void barrier() const;                          // all threads of the team
+  std::byte* scratch(size_t bytes) const;        // this thread's own, 64-byte aligned, valid during the call
+
+  // Contiguous share [begin, end) of n items for this thread.
+  struct Range { int64_t begin, end; };
+  Range share(int64_t n) const { return {n * index / count, n * (index + 1) / count}; }
+
+  void* pool = nullptr;
+};
+
+// Panels [begin, end) of a weight, contiguous at data.
+struct Piece {
+  int64_t begin, end;
+  const std::byte* data;
+};
+
+// y[r, :] = epilogue(x[r, :] . W^T), see plugins/ops/matmul.py. Panel layouts: plugins/layouts.py.
+struct MatmulArgs {
+  const float* x;         // [rows, k]
+  const Piece* pieces;    // packed weight, num_panels panels of 16 columns
+  int64_t num_pieces;
+  int64_t num_panels;     // gated: gate and up panels alternate
+  const float* bias;      // [n] or null, in the weight's logical order (gated: gate part, then up part)
+  const float* residual;  // [rows, out] or null; may alias y
+  float* y;               // [rows, out]
+  int64_t rows, n, k;     // n: logical weight rows; out = gated ? n / 2 : n
+  Activation activation;
+  bool gated;
+};
+
+struct EmbeddingArgs {
+  const int32_t* ids;           // [tokens]
+  const int32_t* positions;     // [tokens]
+  const void* table;            // [vocab, hidden]
+  const void* position_table;   // [positions, hidden] or null, same type
+  float* y;                     // [tokens, hidden]
+  int64_t tokens, hidden;
+};
+
+// sum = x + residual; y = norm(sum) * weight (+ bias). sum may be null, or alias residual or x.
+struct NormArgs {
+  const float* x;
+  const float* weight;    // [hidden]
+  const float* bias;      // [hidden] or null
+  const float* residual;  // [rows, hidden] or null
+  float* y;
+  float* sum;             // [rows, hidden] or null
+  int64_t rows, hidden;
+  float eps;
+};
+
+// y = activation(a) * b (op activation; b may be null) or a + b (op add)
+struct ElementwiseArgs {
+  const float* a;
+  const float* b;
+  float* y;
+  int64_t rows, cols;
+  Activation activation;
+};
+
+struct GatherRowsArgs {
+  const float* x;         // [tokens, cols]
+  const int32_t* rows;    // [num_rows]
+  float* y;               // [num_rows, cols]
+  int64_t num_rows, cols;
+};
+
+struct RopeTableArgs {
+  const float* inv_freq;     // [half]
+  const int32_t* positions;  // [tokens]
+  float* y;                  // [tokens, 2 * half]: cosines, then sines
+  int64_t tokens, half;
+  float scale;
+};
+
+// One layer's pools and the batch that uses them. K block [kv_heads][head_dim][block_size], V block
+// [kv_heads][block_size][padded_dim]: plan.KvLayout.
+struct PagedKv {
+  void* keys;
+  void* values;
+  int64_t kv_heads, head_dim, padded_dim, block_size;
+  const int32_t* block_tables;  // [sequences, table_width]
+  int64_t table_width;
+  const int32_t* query_starts;  // [sequences + 1]
+  const int32_t* past_lengths;  // [sequences]
+  const int32_t* positions;     // [tokens]
+  const int32_t* sequence_of;   // [tokens]
+  int64_t sequences, tokens;
+};
+
+struct RopeKvWriteArgs {
+  const float* qkv;      // [tokens, (heads + 2 kv_heads) * head_dim]
+  const float* cos_sin;  // [tokens, 2 * half] or null
+  float* q;              // [tokens, heads * head_dim]
+  PagedKv kv;
+  int64_t heads, half;
+  bool interleaved;
+};
+
+struct PagedAttentionArgs {
+  const float* q;  // [tokens, heads * head_dim]
+  float* y;        // [tokens, heads * head_dim]
+  PagedKv kv;
+  int64_t heads;
+  float scale;
+};
+
+struct SampleArgs {
+  const float* logits;  // [rows, vocab]
+  int64_t vocab, draws;
+  const int32_t* row;   // [draws], and so below
+  const float* temperature;
+  const int32_t* top_k;
+  const float* top_p;
+  const uint64_t* seed;
+  const uint64_t* counter;
+  int32_t* ids;
+  float* log_probs;
+};
+
+// ISA levels in the order of what they include; a kernel's last name part is one of their names.
+enum class Isa : int32_t { kAvx2, kAvx512, kAmx };
+
+using KernelFn = void (*)(const void* args, const Team& team);
+using ScratchFn = size_t (*)(const void* args);  // bytes of Team::shared for args with the largest rows
+
+void register_kernel(const char* name, const char* args_type, KernelFn run, ScratchFn scratch);
+
+template <typename Args, void (*kRun)(const Args&, const Team&)>
+struct KernelEntry {
+  explicit KernelEntry(const char* name, const char* args_type, ScratchFn scratch = nullptr) {
+    register_kernel(
+        name, args_type, [](const void* args, const Team& team) { kRun(*static_cast<const Args*>(args), team); },
+        scratch);
+  }
+};
+
+}  // namespace ingot
+
+// Last line of a kernel file: INGOT_KERNEL("matmul.bf16.avx2", MatmulArgs, matmul_bf16_avx2) or, with scratch,
+// INGOT_KERNEL("matmul.bf16.amx", MatmulArgs, matmul_bf16_amx, matmul_bf16_amx_scratch)
+#define INGOT_JOIN2(a, b) a##b
+#define INGOT_JOIN(a, b) INGOT_JOIN2(a, b)
+#define INGOT_KERNEL(name, Args, fn, ...)                                           \
+  namespace {                                                                        \
+  const ::ingot::KernelEntry<::ingot::Args, fn> INGOT_JOIN(registered_, __LINE__){ \
+      name, #Args __VA_OPT__(, ) __VA_ARGS__};                                       \
+  }

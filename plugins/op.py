@@ -1,0 +1,106 @@
+"""What an op is: its inputs, outputs and attributes, its shape rule, and its numpy reference (the specification).
+
+Each file of `plugins/ops` defines one `OP`. A kernel computes an op; the `ref` target calls the reference itself.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
+from ingot.plan import Attr, KvLayout, Rows
+from ingot.step_io import StepBatch
+
+Array = npt.NDArray[np.float32]
+
+
+class KvCache:
+    """Paged keys and values in numpy: the reference of every target's KV memory.
+
+    Fresh slots hold NaN, so that a kernel that reads a slot nobody wrote is found out.
+    keys, values: float32 [layers, blocks, kv_heads, tokens_per_block, head_dim], rounded to the cache's dtype.
+    """
+
+    def __init__(self, layout: KvLayout, num_blocks: int) -> None:
+        self.layout = layout
+        shape = (layout.num_layers, num_blocks, layout.kv_heads, layout.tokens_per_block, layout.head_dim)
+        self.keys = np.full(shape, np.nan, dtype=np.float32)
+        self.values = np.full(shape, np.nan, dtype=np.float32)
+
+    def write(self, layer: int, block: int, slot: int, key: Array, value: Array) -> None:
+        """Store one token's key and value, each [kv_heads, head_dim]."""
+        self.keys[layer, block, :, slot] = self._rounded(key)
+        self.values[layer, block, :, slot] = self._rounded(value)
+
+    def read(self, layer: int, blocks: npt.NDArray[np.int32], length: int) -> tuple[Array, Array]:
+        """Keys and values of the first `length` tokens of a block table, each [length, kv_heads, head_dim]."""
+        gathered = [
+            pool[layer, blocks].transpose(0, 2, 1, 3).reshape(-1, self.layout.kv_heads, self.layout.head_dim)[:length]
+            for pool in (self.keys, self.values)
+        ]
+        return gathered[0], gathered[1]
+
+    def _rounded(self, values: Array) -> Array:
+        return bf16_to_float32(float32_to_bf16(values)) if self.layout.dtype is DType.BF16 else values
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One execution of an op by its reference.
+
+    inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape;
+            None for an absent optional input
+    """
+
+    inputs: Sequence[Array | None]
+    attrs: Mapping[str, Attr]
+    batch: StepBatch
+    kv: KvCache
+
+    def required(self, index: int) -> Array:
+        """Input `index`, which must be present."""
+        value = self.inputs[index]
+        assert value is not None, f"input {index} is required"
+        return value
+
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Position of each of the T tokens."""
+        starts, past = self.batch.query_starts, self.batch.past_lengths
+        pieces = [np.arange(past[s], past[s] + starts[s + 1] - starts[s]) for s in range(len(past))]
+        return np.concatenate(pieces).astype(np.int64)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Op:
+    """inputs: names; a trailing "?" marks an optional one. attrs: name → default, or the type if it must be given.
+
+    out_cols   (columns of each input or None, attrs) → columns of each output
+    rows       what the outputs' first dimension counts
+    reference  Call → outputs; an optional output that nobody wants is still computed
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Attr | type]
+    out_cols: Callable[[Sequence[int | None], Mapping[str, Attr]], tuple[int, ...]]
+    reference: Callable[[Call], tuple[Array, ...]]
+    rows: Rows | None = None  # None: as the first activation input
+
+    def problem(self, num_inputs: Sequence[str], attrs: Mapping[str, Attr]) -> str | None:
+        """Why a step with these inputs ("" = absent) and attributes is not a use of this op, or None."""
+        if len(num_inputs) != len(self.inputs):
+            return f"takes {len(self.inputs)} inputs, got {len(num_inputs)}"
+        for name, given in zip(self.inputs, num_inputs, strict=True):
+            if not given and not name.endswith("?"):
+                return f"input {name} is missing"
+        for key, default in self.attrs.items():
+            if key not in attrs:
+                return f"attribute {key} is missing"
+            wanted = default if isinstance(default, type) else type(default)
+            if not isinstance(attrs[key], wanted):
+                return f"attribute {key} must be {wanted.__name__}, got {attrs[key]!r}"
+        unknown = sorted(set(attrs) - set(self.attrs))
+        return f"unknown attributes {unknown}" if unknown else None

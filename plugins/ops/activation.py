@@ -1,0 +1,20 @@
+"""An activation function by itself, or times a second operand; used where it cannot join a product's epilogue."""
+
+from ingot.plugins.activations import ACTIVATIONS
+from ingot.plugins.op import Array, Call, Op
+
+
+def reference(call: Call) -> tuple[Array, ...]:
+    """y = activation(x) (* up)"""
+    y = ACTIVATIONS[str(call.attrs["activation"])](call.required(0))
+    return (y if call.inputs[1] is None else y * call.inputs[1],)
+
+
+OP = Op(
+    name="activation",
+    inputs=("x", "up?"),
+    outputs=("y",),
+    attrs={"activation": str},
+    out_cols=lambda cols, attrs: (cols[0] or 0,),
+    reference=reference,
+)

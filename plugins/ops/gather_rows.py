@@ -1,0 +1,20 @@
+"""Keeps the rows whose logits are wanted, so that the last norm and lm_head run for them alone."""
+
+from ingot.plan import Rows
+from ingot.plugins.op import Array, Call, Op
+
+
+def reference(call: Call) -> tuple[Array, ...]:
+    """y[r] = x[logit_rows[r]]"""
+    return (call.required(0)[call.batch.logit_rows],)
+
+
+OP = Op(
+    name="gather_rows",
+    inputs=("x",),
+    outputs=("y",),
+    attrs={},
+    out_cols=lambda cols, attrs: (cols[0] or 0,),
+    reference=reference,
+    rows=Rows.LOGITS,
+)

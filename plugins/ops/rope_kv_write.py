@@ -1,0 +1,50 @@
+"""Rotates queries and keys, then writes keys and values into the paged KV cache."""
+
+import numpy as np
+
+from ingot.plugins.op import Array, Call, Op
+
+
+def _rotate(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
+    """x [tokens, heads, head_dim]; the first rotary_dim dims turn in pairs (i, i + half) or (2i, 2i + 1)."""
+    half = cos.shape[-1]
+    out = x.copy()
+    first = x[..., 0 : 2 * half : 2] if interleaved else x[..., :half]
+    second = x[..., 1 : 2 * half : 2] if interleaved else x[..., half : 2 * half]
+    turned_first = first * cos[:, None] - second * sin[:, None]
+    turned_second = second * cos[:, None] + first * sin[:, None]
+    if interleaved:
+        out[..., 0 : 2 * half : 2], out[..., 1 : 2 * half : 2] = turned_first, turned_second
+    else:
+        out[..., :half], out[..., half : 2 * half] = turned_first, turned_second
+    return out
+
+
+def reference(call: Call) -> tuple[Array, ...]:
+    """q, k, v = split(qkv); q, k = rotate(q, k); cache[slot of each token] = k, v; returns q"""
+    qkv, cos_sin, attrs = call.required(0), call.inputs[1], call.attrs
+    heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
+    tokens = len(qkv)
+    q = qkv[:, : heads * dim].reshape(tokens, heads, dim)
+    k = qkv[:, heads * dim : (heads + kv_heads) * dim].reshape(tokens, kv_heads, dim)
+    v = qkv[:, (heads + kv_heads) * dim :].reshape(tokens, kv_heads, dim)
+    if cos_sin is not None:
+        cos, sin = np.split(cos_sin, 2, axis=-1)
+        interleaved = bool(attrs["interleaved"])
+        q, k = _rotate(q, cos, sin, interleaved=interleaved), _rotate(k, cos, sin, interleaved=interleaved)
+    positions, block_size = call.positions(), call.kv.layout.tokens_per_block
+    sequence = np.repeat(np.arange(len(call.batch.past_lengths)), np.diff(call.batch.query_starts))
+    for t in range(tokens):
+        block = int(call.batch.block_tables[sequence[t], positions[t] // block_size])
+        call.kv.write(int(attrs["layer"]), block, int(positions[t] % block_size), k[t], v[t])
+    return (np.ascontiguousarray(q.reshape(tokens, heads * dim)),)
+
+
+OP = Op(
+    name="rope_kv_write",
+    inputs=("qkv", "cos_sin?"),  # [tokens, (heads + 2 kv_heads) * head_dim], [tokens, rotary_dim]
+    outputs=("q",),  # [tokens, heads * head_dim]
+    attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "interleaved": 0},
+    out_cols=lambda cols, attrs: (int(attrs["heads"]) * int(attrs["head_dim"]),),
+    reference=reference,
+)

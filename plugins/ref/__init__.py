@@ -1,0 +1,1 @@
+"""The numpy target: runs any plan anywhere, slowly."""

@@ -1,0 +1,40 @@
+"""What a target is: the kernels it can be built for, what this machine lacks, and how to load a plan on it."""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.plan import Plan
+from ingot.step_io import Session
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SessionOptions:
+    """num_blocks: size of the KV pool in blocks; threads: None takes every core of the process."""
+
+    num_blocks: int
+    threads: int | None = None
+
+
+class Target(Protocol):
+    """One row of the target list in the docs, e.g. "cpu/avx2". Found by `plugins.registry.find_target`."""
+
+    name: str
+
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels an engine for this target may use, best first per op and dtype; whatever this machine is."""
+        ...
+
+    def activations(self, weight_dtype: str) -> str:
+        """What a matrix product with weights of this dtype rounds its input to: "f32" or "bf16"."""
+        ...
+
+    def missing(self, isa: str | None = None) -> str | None:
+        """Why this machine (capped to `isa`) cannot run the target, in words, or None if it can."""
+        ...
+
+    def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> Session:
+        """Load a plan; `weights` is the mmapped weights section and must stay valid. Raises CapacityError, TargetError."""
+        ...

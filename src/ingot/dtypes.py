@@ -1,0 +1,99 @@
+"""The element types that ingot stores, with their names in numpy, ONNX and safetensors.
+
+bf16 has no numpy type: arrays carry its bits as uint16, and `to_float32` / `from_float32` convert.
+"""
+
+import enum
+
+import numpy as np
+import numpy.typing as npt
+
+
+class DType(enum.Enum):
+    """value: the name in plans, manifests and kernel names."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    I8 = "i8"
+    I32 = "i32"
+    I64 = "i64"
+    BOOL = "bool"
+
+    @property
+    def itemsize(self) -> int:
+        return _ITEMSIZE[self]
+
+    @property
+    def storage(self) -> np.dtype[np.generic]:
+        """The numpy type of the stored bits (uint16 for bf16)."""
+        return _STORAGE[self]
+
+    @property
+    def onnx(self) -> int:
+        """The number of this type in ONNX's TensorProto.DataType."""
+        return _ONNX[self]
+
+    @property
+    def safetensors(self) -> str:
+        return _SAFETENSORS[self]
+
+    @classmethod
+    def from_safetensors(cls, name: str) -> "DType | None":
+        """The type called `name` in a safetensors header, or None if ingot has no use for it."""
+        return _FROM_SAFETENSORS.get(name)
+
+    @classmethod
+    def from_onnx(cls, number: int) -> "DType | None":
+        return _FROM_ONNX.get(number)
+
+
+_ITEMSIZE = {
+    DType.F32: 4, DType.F16: 2, DType.BF16: 2, DType.I8: 1, DType.I32: 4, DType.I64: 8, DType.BOOL: 1,
+}  # fmt: skip
+_STORAGE: dict[DType, np.dtype[np.generic]] = {
+    DType.F32: np.dtype(np.float32), DType.F16: np.dtype(np.float16), DType.BF16: np.dtype(np.uint16),
+    DType.I8: np.dtype(np.int8), DType.I32: np.dtype(np.int32), DType.I64: np.dtype(np.int64),
+    DType.BOOL: np.dtype(np.bool_),
+}  # fmt: skip
+_ONNX = {
+    DType.F32: 1, DType.F16: 10, DType.BF16: 16, DType.I8: 3, DType.I32: 6, DType.I64: 7, DType.BOOL: 9,
+}  # fmt: skip
+_SAFETENSORS = {
+    DType.F32: "F32", DType.F16: "F16", DType.BF16: "BF16", DType.I8: "I8", DType.I32: "I32", DType.I64: "I64",
+    DType.BOOL: "BOOL",
+}  # fmt: skip
+_FROM_SAFETENSORS = {name: dtype for dtype, name in _SAFETENSORS.items()}
+_FROM_ONNX = {number: dtype for dtype, number in _ONNX.items()}
+
+
+def bf16_to_float32(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """Exact: a bf16 is the upper half of a float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def float32_to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Round to nearest, ties to even; a NaN stays a (quiet) NaN."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(nan, (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def round_to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The float32 values nearest to `values` that bf16 can hold."""
+    return bf16_to_float32(float32_to_bf16(values))
+
+
+def to_float32(stored: npt.NDArray[np.generic], dtype: DType) -> npt.NDArray[np.float32]:
+    """Stored bits of `dtype` as float32 (exact for f32, f16 and bf16)."""
+    if dtype is DType.BF16:
+        return bf16_to_float32(stored.view(np.uint16))
+    return stored.astype(np.float32)
+
+
+def from_float32(values: npt.NDArray[np.float32], dtype: DType) -> npt.NDArray[np.generic]:
+    """float32 values as stored bits of `dtype`, rounded to nearest even."""
+    if dtype is DType.BF16:
+        return float32_to_bf16(values)
+    return values.astype(dtype.storage)

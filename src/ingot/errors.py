@@ -1,0 +1,96 @@
+"""Every error that ingot raises on purpose.
+
+    IngotError
+    ├── UsageError              wrong option or argument (exit code 2)
+    ├── ConfigError             a value in a JSON or TOML file
+    ├── CheckpointError         a Hugging Face directory or a Checkpoint
+    │   └── UnsupportedModelError
+    ├── BuildError              Checkpoint → Engine
+    │   ├── PassError
+    │   └── NoKernelError
+    ├── EngineError             an Engine file: damaged, foreign, too new
+    │   └── TargetError         this machine cannot run it
+    ├── RequestError            one request is wrong; others are not touched
+    └── CapacityError           not enough memory or disk
+
+A message says what failed, where, what was expected and found, and what to do next.
+"""
+
+
+class IngotError(Exception):
+    """Root of all errors of this package.
+
+    what      one sentence: what went wrong
+    where     file, file:key, node path or tensor name
+    expected  what would have been right
+    got       what was found
+    hint      the next step for the reader
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        expected: str | None = None,
+        got: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.what, self.where, self.expected, self.got, self.hint = what, where, expected, got, hint
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        for label, value in (
+            ("where", self.where),
+            ("expected", self.expected),
+            ("got", self.got),
+            ("next", self.hint),
+        ):
+            if value is not None:
+                lines.append(f"  {label}: {value}")
+        return "\n".join(lines)
+
+
+class UsageError(IngotError):
+    """An option or argument is wrong; commands exit with code 2."""
+
+
+class ConfigError(IngotError):
+    """A value in a configuration file is missing, of the wrong type or not supported."""
+
+
+class CheckpointError(IngotError):
+    """A Hugging Face directory or a Checkpoint cannot be read."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """The model's type or one of its features has no implementation."""
+
+
+class BuildError(IngotError):
+    """A Checkpoint cannot become an Engine."""
+
+
+class PassError(BuildError):
+    """A graph pass broke its promise or left a node that nothing can lower."""
+
+
+class NoKernelError(BuildError):
+    """No kernel of the target computes an op at the wanted precision."""
+
+
+class EngineError(IngotError):
+    """An Engine is damaged, incomplete or of another schema."""
+
+
+class TargetError(EngineError):
+    """This machine lacks what the Engine's target needs."""
+
+
+class RequestError(IngotError):
+    """A request cannot be served; the others go on."""
+
+
+class CapacityError(IngotError):
+    """Not enough memory or disk for the work."""
