@@ -75,14 +75,16 @@ void tile(const TileArgs& args) {
     for (int r = 0; r < kRows; ++r) {
       const V xr = S::set1(x[r * args.x_stride]);
 #pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = S::fma(xr, weight[v], sum[r][v]);
+      for (int v = 0; v < kVectors; ++v) S::accumulate(sum[r][v], xr, weight[v]);
     }
   };
   const float* x = args.x;
   const int64_t whole = args.k / Panel::kPerLine;
   for (int64_t i = 0; i < whole; ++i, x += Panel::kPerLine) {
     add_k.template operator()<0>(x);
-    if constexpr (Panel::kPerLine == 2) add_k.template operator()<1>(x + 1);
+    if constexpr (Panel::kPerLine == 2) {
+      add_k.template operator()<1>(x + 1);
+    }
 #pragma GCC unroll 16
     for (int p = 0; p < kPanels; ++p) {
       if constexpr (kPrefetch) S::prefetch(line[p] + kAhead);
