@@ -15,7 +15,8 @@ def find_op(name: str) -> Op:
     if name not in op_names():
         raise PassError(f"there is no op {name!r}", expected=", ".join(op_names()), hint=f"add plugins/ops/{name}.py")
     op = importlib.import_module(f"ingot.plugins.ops.{name}").OP
-    assert isinstance(op, Op) and op.name == name, f"plugins/ops/{name}.py must define OP named {name!r}"
+    assert isinstance(op, Op), f"plugins/ops/{name}.py must define OP"
+    assert op.name == name, f"the OP of plugins/ops/{name}.py is named {op.name!r}"
     return op
 
 
