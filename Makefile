@@ -58,5 +58,17 @@ $(VENV)/.installed-dev: $(VENV)/.installed-test
 	$(PIP) install -c constraints.txt "$$(ls dist/ingot-*.whl)[dev]"
 	@touch $@
 
+native: $(VENV)/.installed-dev
+	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -S . -B build/native -DCMAKE_BUILD_TYPE=Release -DINGOT_IN_PLACE=ON -DPython_EXECUTABLE=$(abspath $(VENV)/bin/python)
+	PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build build/native -j$(JOBS)
+
+sanitize: $(VENV)/.installed-test
+	rm -rf build/sanitize/site
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/sanitize/site \
+		-C cmake.define.INGOT_SANITIZE=ON -C build-dir=build/sanitize/cmake .
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitize/site \
+		$(VENV)/bin/python -m pytest tests/plugins -m native -p no:cacheprovider
+
 clean:
 	rm -rf build dist $(VENV)
