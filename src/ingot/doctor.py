@@ -37,8 +37,10 @@ class TargetState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """bandwidth_gbs: read bandwidth, None if it could not be measured (then `bandwidth_why_not`).
-    libraries: name → version, None where it is not installed. gpus: empty where there is none."""
+    """
+    bandwidth_gbs  what all cores together read, None if it could not be measured (then see bandwidth_why_not)
+    libraries      name → version, None where it is not installed
+    """
 
     cpu: str
     isa: str

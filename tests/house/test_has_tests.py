@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from tests.house.project import ROOT
 
 

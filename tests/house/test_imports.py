@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.house.project import ROOT, module_name, package_files
 
 # What a module may import of ingot, longest prefix first; the hall's modules by name. "*": everything.
@@ -26,7 +25,16 @@ MAY = {
     "ingot.builder": "errors dtypes configs checkpoint plan manifest engine engine_writer output_dir plugins builder",
     "ingot.runtime": "errors dtypes configs plan step_io manifest engine plugins runtime",
 }
-TOP = ("ingot", "ingot.__main__", "ingot.cli", "ingot.inspect", "ingot.verify", "ingot.doctor", "ingot.quickstart", "ingot.bench")
+TOP = (
+    "ingot",
+    "ingot.__main__",
+    "ingot.cli",
+    "ingot.inspect",
+    "ingot.verify",
+    "ingot.doctor",
+    "ingot.quickstart",
+    "ingot.bench",
+)
 
 # Library → where it may be imported.
 FENCES = {
@@ -90,7 +98,7 @@ def problems(path: Path, text: str) -> list[str]:
 
 
 def test_imports_follow_the_directions() -> None:
-    assert sum((problems(path, path.read_text()) for path in package_files()), []) == []
+    assert [problem for path in package_files() for problem in problems(path, path.read_text())] == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ingot.bench.bandwidth import read_bandwidth
-from ingot.bench.timing import RequestTimes, random_prompts, time_requests
+from ingot.bench.timing import Round, random_prompts, time_requests
 from ingot.bench.traffic import decode_bytes, weight_bytes_per_step
 from ingot.engine import read_plan
 from ingot.errors import UsageError
@@ -68,14 +68,14 @@ def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], N
     buffer_bytes = weight_bytes_per_step(plan)
     machine, batches = [read_bandwidth(buffer_bytes, options.threads)], []
     for batch_size in options.batch_sizes:
-        rounds: list[list[RequestTimes]] = []
+        rounds: list[Round] = []
         total = options.warmup + options.repetitions
         for index in range(total):
             progress(f"batch {batch_size}", index, total)
             prompts = random_prompts(batch_size, options.input_len, plan.vocab_size, options.seed + index)
-            times = time_requests(runner, prompts, options.output_len)
+            measured = time_requests(runner, prompts, options.output_len)
             if index >= options.warmup:
-                rounds.append(times)
+                rounds.append(measured)
         progress(f"batch {batch_size}", total, total)
         machine.append(read_bandwidth(buffer_bytes, options.threads))
         batches.append((batch_size, rounds))
@@ -92,13 +92,12 @@ def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], N
 
 
 def summarise(
-    plan: Plan, options: LatencyOptions, batch_size: int, rounds: Sequence[Sequence[RequestTimes]], machine_gbs: float
+    plan: Plan, options: LatencyOptions, batch_size: int, rounds: Sequence[Round], machine_gbs: float
 ) -> BatchLatency:
     """Medians of the timed rounds of one batch size."""
-    requests = [times for one in rounds for times in one]
+    requests = [times for one in rounds for times in one.requests]
     tpots = [times.tpot for times in requests if times.tpot is not None]
     gaps = [statistics.median(column) for column in zip(*(times.gaps for times in requests), strict=True)]
-    rates = [sum(len(times.tokens) for times in one) / max(times.end for times in one) for one in rounds]
     tpot = statistics.median(tpots) if tpots else None
     moved = decode_bytes(plan, batch_size=batch_size, context=options.input_len + options.output_len / 2)
     gbs = moved / tpot / 1e9 if tpot else None
@@ -107,7 +106,7 @@ def summarise(
         ttft_ms=1e3 * statistics.median(times.ttft for times in requests),
         tpot_ms=1e3 * tpot if tpot else None,
         itl_ms=tuple(1e3 * gap for gap in gaps),
-        tokens_per_second=statistics.median(rates),
+        tokens_per_second=statistics.median(one.tokens / one.seconds for one in rounds),
         bandwidth_gbs=gbs,
         bandwidth_fraction=gbs / machine_gbs if gbs else None,
     )

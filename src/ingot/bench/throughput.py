@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ingot.bench.bandwidth import read_bandwidth
 from ingot.bench.latency import check_lengths
-from ingot.bench.timing import RequestTimes, random_prompts, time_requests
+from ingot.bench.timing import Round, random_prompts, time_requests
 from ingot.bench.traffic import kv_bytes_per_token, weight_bytes_per_step
 from ingot.engine import read_plan
 from ingot.runtime.model_runner import ModelRunner
@@ -60,21 +60,21 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
         options.engine_dir, threads=options.threads, isa=options.isa, max_batch_size=options.max_batch_size
     )
     buffer_bytes = weight_bytes_per_step(plan)
-    machine, rounds = [read_bandwidth(buffer_bytes, options.threads)], []
-    total, steps = options.warmup + options.repetitions, 0
+    machine = [read_bandwidth(buffer_bytes, options.threads)]
+    rounds: list[Round] = []
+    total = options.warmup + options.repetitions
     for index in range(total):
         progress("rounds", index, total)
         prompts = random_prompts(options.num_requests, options.input_len, plan.vocab_size, options.seed + index)
-        before = len(runner.step_log())
-        times = time_requests(runner, prompts, options.output_len)
-        steps = len(runner.step_log()) - before
+        measured = time_requests(runner, prompts, options.output_len)
         if index >= options.warmup:
-            rounds.append(times)
+            rounds.append(measured)
             machine.append(read_bandwidth(buffer_bytes, options.threads))
     progress("rounds", total, total)
     machine_gbs = statistics.median(machine)
-    seconds = statistics.median(max(times.end for times in one) for one in rounds)
-    tpots = [times.tpot for one in rounds for times in one if times.tpot is not None]
+    steps = round(statistics.median(one.steps for one in rounds))
+    seconds = statistics.median(one.seconds for one in rounds)
+    tpots = [times.tpot for one in rounds for times in one.requests if times.tpot is not None]
     generated = options.num_requests * options.output_len
     context = options.input_len + options.output_len / 2
     gbs = (steps * buffer_bytes + generated * context * kv_bytes_per_token(plan)) / seconds / 1e9
@@ -89,7 +89,7 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
         output_tokens_per_second=generated / seconds,
         total_tokens_per_second=(generated + options.num_requests * options.input_len) / seconds,
         steps=steps,
-        ttft_ms_median=1e3 * statistics.median(times.ttft for one in rounds for times in one),
+        ttft_ms_median=1e3 * statistics.median(times.ttft for one in rounds for times in one.requests),
         tpot_ms_median=1e3 * statistics.median(tpots) if tpots else None,
         machine_gbs=machine_gbs,
         buffer_bytes=buffer_bytes,

@@ -103,7 +103,9 @@ def _foreseen(error: Exception) -> int:
     if isinstance(error, OSError):
         return _failed(str(_os_error(error)))
     if isinstance(error, MemoryError):
-        return _failed(str(IngotError("out of memory", hint="close other programs, or lower the limits and batch sizes")))
+        return _failed(
+            str(IngotError("out of memory", hint="close other programs, or lower the limits and batch sizes"))
+        )
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return _failed(
         str(

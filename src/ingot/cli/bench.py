@@ -41,9 +41,13 @@ def _shared(function: Any) -> Any:
     options = (
         click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to measure."),
         click.option("--input_len", type=positive, default=128, show_default=True, help="Prompt tokens per request."),
-        click.option("--output_len", type=positive, default=64, show_default=True, help="Generated tokens per request."),
+        click.option(
+            "--output_len", type=positive, default=64, show_default=True, help="Generated tokens per request."
+        ),
         click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Untimed rounds."),
-        click.option("--repetitions", type=positive, default=3, show_default=True, help="Timed rounds; medians are shown."),
+        click.option(
+            "--repetitions", type=positive, default=3, show_default=True, help="Timed rounds; medians are shown."
+        ),
         click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts."),
         click.option("--threads", type=positive, help="Threads; every core unless given."),
         target_isa,

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ingot.cli.console import LEVELS, Talk
-from ingot.cli.values import ByteSize, log_level
+from ingot.cli.values import byte_size, log_level
 from ingot.configs.convert import WEIGHT_DTYPES, BuildDefaults, ConvertOptions
 from ingot.convert.convert import convert
 
@@ -20,11 +20,13 @@ from ingot.convert.convert import convert
     show_default=True,
     help="Type of the stored weights; auto keeps each as it is.",
 )
-@click.option("--max_mem", type=ByteSize(), help="Memory that the conversion may use, e.g. 8GiB.")
+@click.option("--max_mem", type=byte_size, metavar="SIZE", help="Memory that the conversion may use, e.g. 8GiB.")
 @click.option("--config", type=click.Path(path_type=Path), help="A config.json alone: needs --random_weights.")
 @click.option("--random_weights", type=int, metavar="SEED", help="Draw the weights: a model of that exact shape.")
 @click.option("--use_weight_only", is_flag=True, help="Recorded: the build's default precision is weight-only.")
-@click.option("--weight_only_precision", type=click.Choice(["int8", "int4"]), help="Recorded: int8 is w8, int4 is w4g128.")
+@click.option(
+    "--weight_only_precision", type=click.Choice(["int8", "int4"]), help="Recorded: int8 is w8, int4 is w4g128."
+)
 @click.option("--tp_size", type=click.IntRange(min=1), help="Recorded: the build's default.")
 @click.option("--pp_size", type=click.IntRange(min=1), help="Recorded: the build's default.")
 @log_level

@@ -35,7 +35,10 @@ def _show(machine: Machine) -> None:
         "memory": f"{format_bytes(machine.memory_bytes)}, {format_bytes(machine.available_bytes)} available; {bandwidth}",
         "GPUs": ", ".join(machine.gpus) or "none (no NVIDIA driver is loaded)",
         "libraries": ", ".join(
-            [f"Python {machine.python}", *(f"{name} {version}" for name, version in machine.libraries.items() if version)]
+            [
+                f"Python {machine.python}",
+                *(f"{name} {version}" for name, version in machine.libraries.items() if version),
+            ]
         ),
         "not installed": ", ".join(name for name, version in machine.libraries.items() if version is None) or "nothing",
     }

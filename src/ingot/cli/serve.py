@@ -16,5 +16,5 @@ def command(engine_dir: str | None, others: tuple[str, ...]) -> None:
     """
     raise IngotError(
         "ingot serve does not exist in this version",
-        hint="use `ingot run --engine_dir E --input_file requests.jsonl --json`, or ingot.runtime.ModelRunner in Python",
+        hint="use `ingot run --engine_dir E --input_file requests.jsonl --json`, or ModelRunner in Python",
     )

@@ -136,7 +136,9 @@ def spelling_options(function: Callable[..., Any]) -> Callable[..., Any]:
         if spelling.flag:
             option = click.option(f"--{spelling.name}", is_flag=True, flag_value="set", default=None, help=words)
         elif spelling.bare is not None:
-            option = click.option(f"--{spelling.name}", is_flag=False, flag_value=spelling.bare, metavar=_values(spelling), help=words)
+            option = click.option(
+                f"--{spelling.name}", is_flag=False, flag_value=spelling.bare, metavar=_values(spelling), help=words
+            )
         else:
             option = click.option(f"--{spelling.name}", metavar=_values(spelling), help=words)
         function = option(function)
