@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 
 class Level(enum.IntEnum):
@@ -48,7 +48,7 @@ class Talk:
 
     def __enter__(self) -> "Talk":
         if self._stream.isatty() and self._level >= Level.INFO:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, console=Console(file=self._stream), transient=True)
             self._bar.start()
         return self
@@ -61,7 +61,7 @@ class Talk:
             self._bar = None
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """`done` of `total` parts of `stage` are finished."""
+        """`done` of `total` (bytes, passes, rounds: of anything) are finished; `stage` is what happens now."""
         if self._level < Level.INFO:
             return
         if self._bar is not None:
@@ -71,7 +71,7 @@ class Talk:
         else:
             now = time.monotonic()
             if stage != self._stage or done >= total or now - self._last > self.PERIOD:
-                self._say(f"{stage} {done}/{total}")
+                self._say(f"{stage} {done / total:.0%}" if total else stage)
                 self._last = now
         self._stage = stage
 

@@ -7,6 +7,7 @@ import click
 from ingot.cli.console import LEVELS, Talk
 from ingot.cli.values import byte_size, log_level
 from ingot.configs.convert import WEIGHT_DTYPES, BuildDefaults, ConvertOptions
+from ingot.configs.sizes import format_bytes
 from ingot.convert.convert import convert
 
 
@@ -58,4 +59,10 @@ def command(
         build_defaults=BuildDefaults(tp_size=tp_size, pp_size=pp_size),
     )
     with Talk(LEVELS[log_level]) as talk:
-        report = convert(options, talk)
+        report = convert(options, talk.progress)
+        for warning in report.warnings:
+            talk.warn(warning)
+        talk.note(
+            f"{report.output_dir}: {report.model.family}, {report.tensors} tensors, {format_bytes(report.nbytes)}, "
+            f"{report.seconds:.1f} s"
+        )
