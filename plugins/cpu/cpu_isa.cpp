@@ -53,6 +53,8 @@ bool has_amx() {
 
 }  // namespace
 
+bool has_pclmul() { return all_bits(cpuid(1).c, bits({1})); }
+
 std::string_view detect_isa() {
   static const std::string_view best = [] {
     if (!has_avx2()) return "none";

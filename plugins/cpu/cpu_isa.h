@@ -11,4 +11,6 @@ std::string_view detect_isa();
 // Whether a machine of level `isa` runs kernels of level `wanted`; "avx512emu" and "amxemu" are plain C++ that needs AVX2.
 bool isa_includes(std::string_view isa, std::string_view wanted);
 
+bool has_pclmul();  // PCLMULQDQ
+
 }  // namespace ingot
