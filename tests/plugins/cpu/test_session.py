@@ -17,7 +17,7 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.errors import CapacityError, EngineError, IngotError, RequestError, UsageError
-from ingot.plan import Plan
+from ingot.plan import Attr, Plan
 from ingot.plugins.cpu.target import CpuSession, open_native
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import StepBatch
@@ -35,12 +35,12 @@ def _norm_plan() -> tuple[Plan, Any]:
 
 def _matmul_plan() -> tuple[Plan, Any]:
     weight = Packed(values=np.ones((40, 20), np.float32), dtype=DType.BF16, panels=True, gated=True)
-    attrs = {"activation": "silu", "gated": 1, "activations": "f32"}
+    attrs: dict[str, Attr] = {"activation": "silu", "gated": 1, "activations": "f32"}
     return one_step_plan("matmul.bf16.avx2", [np.ones((4, 20), np.float32), weight, None, None], attrs, plain_batch(4))
 
 
 def _attention_plan() -> tuple[Plan, Any]:
-    attrs = {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4, "scale": 0.5}
+    attrs: dict[str, Attr] = {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4, "scale": 0.5}
     return one_step_plan("paged_attention.f32.avx2", [np.ones((4, 8), np.float32)], attrs, plain_batch(4))
 
 
