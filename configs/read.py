@@ -48,6 +48,7 @@ class Section:
     def __init__(self, values: Mapping[str, object], where: str) -> None:
         self._values = {key: value for key, value in values.items() if value is not None}
         self._asked: set[str] = set()
+        self._inner: list[tuple[str, Section]] = []
         self.where = where
 
     @classmethod
@@ -109,11 +110,14 @@ class Section:
         value = self._value(key, {})
         if not isinstance(value, dict):
             raise self._wrong(key, "an object", value)
-        return Section(value, self.place(key))
+        inner = Section(value, self.place(key))
+        self._inner.append((key, inner))
+        return inner
 
     def unread(self) -> tuple[str, ...]:
-        """Keys that nobody asked for, sorted."""
-        return tuple(sorted(set(self._values) - self._asked))
+        """Keys that nobody asked for, sorted; those of nested objects as "outer.inner"."""
+        nested = [f"{key}.{name}" for key, inner in self._inner for name in inner.unread()]
+        return tuple(sorted([*(set(self._values) - self._asked), *nested]))
 
     def refuse_unknown(self) -> None:
         """Raise ConfigError if a key is there that nobody asked for."""

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -180,16 +180,16 @@ class TensorFileWriter:
         for block in ...: file.write(block)
     """
 
-    def __init__(self, path: Path, specs: Iterable[TensorSpec], metadata: Mapping[str, str] | None = None) -> None:
+    def __init__(self, path: Path, specs: Iterable[TensorSpec]) -> None:
         self.path = path
         specs = list(specs)
         ends = list(itertools.accumulate((spec.nbytes for spec in specs), initial=0))
-        header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+        header: dict[str, object] = {}
         for spec, begin, end in zip(specs, ends, ends[1:], strict=False):
             header[spec.name] = {
                 "dtype": spec.dtype.safetensors, "shape": list(spec.shape), "data_offsets": [begin, end],
             }  # fmt: skip
-        assert len(header) == len(specs) + bool(metadata), f"{path.name}: two tensors share a name"
+        assert len(header) == len(specs), f"{path.name}: two tensors share a name"
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(8 + len(text)) % _ALIGN)
         self._head = len(text).to_bytes(8, "little") + text
