@@ -95,9 +95,9 @@ class Lowering:
         buffers, arena_bytes = plan_arena(self._values, [_use(draft) for draft in self._drafts], rows, [self._logits])
         weights, weight_bytes = place_weights(self.uses, shard_count(self.uses, shards))
         names = [buffer.name for buffer in buffers]
+        max_positions = limits.max_seq_len if shape.positions == UNLIMITED else shape.positions
         return Plan(
-            vocab_size=shape.vocab_size, max_positions=limits.max_seq_len if shape.positions == UNLIMITED else shape.positions,
-            limits=limits, kv=kv,
+            vocab_size=shape.vocab_size, max_positions=max_positions, limits=limits, kv=kv,
             buffers=tuple(dict.fromkeys(buffers)), weights=tuple(weights),
             steps=tuple(_step(draft, names) for draft in self._drafts),
             arena_bytes=arena_bytes, weight_bytes=weight_bytes, logits=names[self._logits],
