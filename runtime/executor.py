@@ -11,7 +11,7 @@ then it waits for that step. Requests of all callers share every step. While a s
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.step_batch import ScheduledStep, assemble, count_kinds, keep_logits
 from ingot.step_io import Session, StepResult
+
+Result = TypeVar("Result")
 
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
 
@@ -75,14 +77,18 @@ class Executor:
                 self._end(request, FinishReason.ABORT)
             self._turn.notify_all()
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Return once `ready()` holds, running steps meanwhile. It must become true while requests advance or end."""
+    def wait(self, ready: Callable[[], bool], result: Callable[[], Result]) -> Result:
+        """`result()` as soon as `ready()` holds, running steps meanwhile; no step changes anything in between.
+
+        `ready()` must become true while requests advance or end.
+        """
         with self._turn:
             while not ready():
                 if self._stepping:
                     self._turn.wait()
                 else:
                     self._step()
+            return result()
 
     def step(self) -> bool:
         """Run one step, or wait for the one that is running; False if there was nothing to do."""
@@ -198,4 +204,3 @@ class Executor:
 
 def _in_words(error: Exception) -> IngotError:
     return error if isinstance(error, IngotError) else RequestError("a step failed", got=repr(error))
-

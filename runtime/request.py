@@ -121,4 +121,7 @@ class Request:
         return self.tokens[self.num_prompt : self.num_tokens]
 
     def _ends_with(self, word: tuple[int, ...]) -> bool:
-        return len(word) <= self.num_generated and tuple(self.tokens[self.num_tokens - len(word) : self.num_tokens]) == word
+        return (
+            len(word) <= self.num_generated
+            and tuple(self.tokens[self.num_tokens - len(word) : self.num_tokens]) == word
+        )

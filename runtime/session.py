@@ -8,7 +8,7 @@ from ingot.engine import Engine, open_engine
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Limits
 from ingot.plugins.registry import find_target
-from ingot.plugins.target import SessionOptions
+from ingot.plugins.target import SessionOptions, Target
 from ingot.runtime.memory import available_memory, kv_budget
 from ingot.step_io import Session
 
@@ -29,7 +29,7 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     CapacityError (memory).
     """
     engine = open_engine(directory, rank=config.rank)
-    target = find_target(engine.manifest.target)
+    target = _target(engine)
     if (reason := target.missing(config.isa)) is not None:
         raise TargetError(
             "this machine cannot run the engine", where=str(directory), expected=engine.manifest.target, got=reason,
@@ -42,8 +42,18 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     return LoadedEngine(engine=engine, session=session, limits=limits)
 
 
+def _target(engine: Engine) -> Target:
+    try:
+        return find_target(engine.manifest.target)
+    except UsageError as error:
+        raise TargetError(
+            "this ingot does not have the engine's target", where=str(engine.directory), expected=error.expected,
+            got=engine.manifest.target, hint="install an ingot that has it, or build for another target",
+        ) from error  # fmt: skip
+
+
 def lowered(limits: Limits, config: RuntimeConfig) -> Limits:
-    """`limits` with the config's max_batch_size and max_num_tokens, which may not exceed what the engine was built for."""
+    """`limits` with the config's max_batch_size and max_num_tokens, which may not exceed what was built."""
     chosen = {}
     for name in ("max_batch_size", "max_num_tokens"):
         built, wanted = getattr(limits, name), getattr(config, name)
