@@ -119,7 +119,7 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target) -> _Job
         num_layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
         tokens_per_block=config.tokens_per_block, dtype=kv_dtype,
     )  # fmt: skip
-    lowering = Lowering(graph, target)
+    lowering = Lowering(graph)
     plan = lowering.plan(limits, kv, shape, config.shards or len(os.sched_getaffinity(0)))
     return _Job(
         target=target, precision=precision, plan=plan, lowering=lowering, reports=reports, notes=[*notes, *lowered]

@@ -1,6 +1,7 @@
 """Graph of plugins → Plan: steps in execution order, weights by name, buffers in one arena.
 
-PagedAttention becomes rope_kv_write and paged_attention; the last step is `sample`.
+PagedAttention becomes rope_kv_write and paged_attention. The last step writes the logits; drawing from them is the
+session's.
 """
 
 import dataclasses
@@ -13,12 +14,11 @@ from ingot.builder.graph import DOMAIN, Graph, is_weight, ours, weight_shape
 from ingot.builder.memory import Use, Value, plan_arena
 from ingot.builder.pack import WeightUse, place_weights, shard_count
 from ingot.builder.positions import UNLIMITED
-from ingot.builder.select import choose_kernel, plan_ops
+from ingot.builder.select import plan_ops
 from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plan import Attr, KvLayout, Limits, Plan, Rows, Step
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +73,7 @@ def read_shape(graph: Graph) -> ModelShape:
 class Lowering:
     """Collects drafts and weights node by node; `plan` puts them together."""
 
-    def __init__(self, graph: Graph, target: Target) -> None:
-        self._target = target
+    def __init__(self, graph: Graph) -> None:
         self._drafts: list[_Draft] = []
         self._values: list[Value] = []
         self._index: dict[int, int] = {}  # id of a tensor → its value
@@ -84,10 +83,6 @@ class Lowering:
             if node.domain == DOMAIN:
                 self._lower(node)
         self._logits = self._index[id(graph.logits)]
-        kernel = choose_kernel(target, "sample", "f32")
-        self._drafts.append(
-            _Draft(name="sample", op="sample", kernel=kernel, inputs=(self._logits,), outputs=(), attrs={})
-        )
 
     def plan(self, limits: Limits, kv: KvLayout, shape: ModelShape, shards: int) -> Plan:
         """The Plan under these limits."""

@@ -16,6 +16,11 @@ def plan_ops(plugin: str) -> tuple[str, ...]:
 def choose_kernel(target: Target, op: str, dtype: str) -> str:
     """Name of the best kernel. Raises NoKernelError with what there is instead."""
     names = target.kernels()
+    if not names:
+        raise NoKernelError(
+            f"target {target.name} has no kernels in this installation", got=target.missing() or "an empty list",
+            hint="`ingot doctor` says what can be built here",
+        )  # fmt: skip
     if best := next((name for name in names if name.startswith(f"{op}.{dtype}.")), None):
         return best
     others = sorted({name.split(".")[1] for name in names if name.startswith(f"{op}.")})
