@@ -1,9 +1,9 @@
 """Small graphs by hand, and what a graph computes: standard ops by ONNX's evaluator, plugins by their references.
 
-    g = GraphMaker(hidden=8)
-    x = g.input()                                    ids → rows of a random table, so that every graph has token ids
-    y = g.node("RMSNormalization", x, g.weight(8))
-    graph = g.finish(y)
+g = GraphMaker(hidden=8)
+x = g.input()                                    ids → rows of a random table, so that every graph has token ids
+y = g.node("RMSNormalization", x, g.weight(8))
+graph = g.finish(y)
 """
 
 from collections.abc import Sequence
