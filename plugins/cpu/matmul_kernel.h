@@ -43,14 +43,14 @@ struct TileArgs {
   float* sums;
   int64_t panel_stride;
   bool first;
+  int64_t ahead;  // prefetch distance in bytes
 };
 
 // GCC would keep arrays of vectors in memory if the loops over them were not unrolled: hence the pragmas.
-template <typename S, typename Panel, int kRows, int kPanels, bool kPrefetch>
+template <typename S, typename Panel, int kRows, int kPanels>
 void tile(const TileArgs& args) {
   using V = typename S::V;
   constexpr int kVectors = kPanels * kPanel / S::kWidth;
-  constexpr int64_t kAhead = 2048;  // bytes
   V sum[kRows][kVectors];
   const auto sums_at = [&](int r, int v) {
     constexpr int kPerPanel = kPanel / S::kWidth;
@@ -75,17 +75,19 @@ void tile(const TileArgs& args) {
     for (int r = 0; r < kRows; ++r) {
       const V xr = S::set1(x[r * args.x_stride]);
 #pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = S::fma(xr, weight[v], sum[r][v]);
+      for (int v = 0; v < kVectors; ++v) S::accumulate(sum[r][v], xr, weight[v]);
     }
   };
   const float* x = args.x;
   const int64_t whole = args.k / Panel::kPerLine;
   for (int64_t i = 0; i < whole; ++i, x += Panel::kPerLine) {
     add_k.template operator()<0>(x);
-    if constexpr (Panel::kPerLine == 2) add_k.template operator()<1>(x + 1);
+    if constexpr (Panel::kPerLine == 2) {
+      add_k.template operator()<1>(x + 1);
+    }
 #pragma GCC unroll 16
     for (int p = 0; p < kPanels; ++p) {
-      if constexpr (kPrefetch) S::prefetch(line[p] + kAhead);
+      S::prefetch(line[p] + args.ahead);
       line[p] += kLineBytes;
     }
   }
@@ -111,18 +113,12 @@ struct Tiles {
     return panels >= 4 ? panels / 4 * 4 : std::max(panels, kPanels);
   }
 
-  template <int kCount, bool kPrefetch, size_t... kR>
+  template <int kCount, size_t... kR>
   static constexpr std::array<TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
-    return {tile<S, Panel, kR + 1, kCount, kPrefetch>...};
-  }
-  template <size_t... kR>
-  static constexpr std::array<TileFn, sizeof...(kR)> stream_table(std::index_sequence<kR...>) {
-    return {tile<S, Panel, kR + 1, stream_panels(kR + 1), true>...};
+    return {tile<S, Panel, kR + 1, kCount == 0 ? stream_panels(kR + 1) : kCount>...};
   }
   using Indices = std::make_index_sequence<kRows>;
-  static constexpr auto kOne = table<1, false>(Indices());
-  static constexpr auto kFull = table<kPanels, false>(Indices());
-  static constexpr auto kStream = stream_table(Indices());
+  static constexpr auto kOne = table<1>(Indices()), kFull = table<kPanels>(Indices()), kStream = table<0>(Indices());
 };
 
 // Few rows: all of them in one tile over the whole K, so that each weight is read once, in order. Threads own
@@ -141,7 +137,7 @@ void stream(const MatmulArgs& args, const Team& team) {
     const std::byte* data[kMaxPanels];
     for (int64_t p = 0; p < count; ++p) data[p] = panel_at(args, panel + p, bytes);
     const int64_t stride = args.rows * kPanel;
-    TileArgs tile{args.x, args.k, data, args.k, sums, stride, true};
+    TileArgs tile{args.x, args.k, data, args.k, sums, stride, true, 2048};
     const int64_t at_once = T::stream_panels(static_cast<int>(args.rows));
     for (int64_t p = 0; p < count; p += count - p >= at_once ? at_once : 1) {
       tile.panels = data + p;
@@ -157,7 +153,8 @@ void stream(const MatmulArgs& args, const Team& team) {
 template <typename S, typename Panel>
 void blocked(const MatmulArgs& args, const Team& team) {
   using T = Tiles<S, Panel>;
-  constexpr int64_t kMaxRows = 96 / T::kRows * T::kRows, kMaxPanels = 32, kPart = 256 * Panel::kPerLine;
+  constexpr int64_t kMaxRows = 96 / T::kRows * T::kRows, kMaxPanels = 32, kPartBytes = 256 * kLineBytes;
+  constexpr int64_t kPart = kPartBytes / kLineBytes * Panel::kPerLine;  // k
   const Blocks blocks = cut(args, team.count, T::kRows, kMaxRows, kMaxPanels);
   const int64_t bytes = Panel::bytes(args.k);
   float* const sums = reinterpret_cast<float*>(team.scratch((kMaxPanels * kPanel + kPart) * kMaxRows * sizeof(float)));
@@ -167,18 +164,22 @@ void blocked(const MatmulArgs& args, const Team& team) {
     const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
     const int64_t rows = std::min(blocks.rows, args.rows - row);
     const int64_t panels = std::min(blocks.panels, args.num_panels - panel), stride = rows * kPanel;
+    const int64_t tiles = ceil_div(rows, T::kRows);
     for (int64_t p = 0; p < panels; ++p) data[p] = panel_at(args, panel + p, bytes);
     for (int64_t k = 0; k < args.k; k += kPart) {
       const int64_t part = std::min(kPart, args.k - k);
       for (int64_t r = 0; r < rows; ++r)
         std::memcpy(x + r * part, args.x + (row + r) * args.k + k, static_cast<size_t>(part) * sizeof(float));
-      for (int64_t p = 0; p < panels; p += panels - p >= T::kPanels ? T::kPanels : 1) {
-        const auto& tiles = panels - p >= T::kPanels ? T::kFull : T::kOne;
-        for (int64_t r = 0; r < rows; r += T::kRows)
-          tiles[static_cast<size_t>(std::min<int64_t>(T::kRows, rows - r) - 1)](
-              {x + r * part, part, data + p, part, sums + p * stride + r * kPanel, stride, k == 0});
+      for (int64_t p = 0, step; p < panels; p += step) {
+        step = panels - p >= T::kPanels ? T::kPanels : 1;
+        const std::byte* next = p + step < panels ? data[p + step] : data[0] + kPartBytes;  // read it ahead
+        for (int64_t i = 0; i < tiles; ++i) {
+          const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles;
+          (step == 1 ? T::kOne : T::kFull)[static_cast<size_t>(end - r - 1)](
+              {x + r * part, part, data + p, part, sums + p * stride + r * kPanel, stride, k == 0, next - data[p]});
+        }
       }
-      for (int64_t p = 0; p < panels; ++p) data[p] += kPart / Panel::kPerLine * kLineBytes;
+      for (int64_t p = 0; p < panels; ++p) data[p] += kPartBytes;
     }
     epilogue<S>(args, row, rows, panel, panels, sums, stride);
   }

@@ -30,6 +30,8 @@ struct SimdAvx2 {
   INGOT_INLINE V mul(V a, V b) { return _mm256_mul_ps(a, b); }
   INGOT_INLINE V div(V a, V b) { return _mm256_div_ps(a, b); }
   INGOT_INLINE V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }  // a * b + c
+  // sum = a * b + sum; asm, because GCC 12 lets sums of long loops wander between registers and spills them
+  INGOT_INLINE void accumulate(V& sum, V a, V b) { asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
   INGOT_INLINE V max(V a, V b) { return _mm256_max_ps(a, b); }            // a > b ? a : b, so b where one is NaN
   INGOT_INLINE V min(V a, V b) { return _mm256_min_ps(a, b); }            // a < b ? a : b
   INGOT_INLINE V sqrt(V a) { return _mm256_sqrt_ps(a); }

@@ -49,6 +49,7 @@ struct SimdEmulated {
   INGOT_INLINE V fma(V a, V b, V c) {
     return each([&](int i) { return std::fma(a.lane[i], b.lane[i], c.lane[i]); });
   }
+  INGOT_INLINE void accumulate(V& sum, V a, V b) { sum = fma(a, b, sum); }
   INGOT_INLINE V max(V a, V b) {
     return each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
   }
