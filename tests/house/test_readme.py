@@ -5,9 +5,9 @@ import shlex
 
 import click
 import pytest
-from tests.house.project import ROOT
 
 from ingot.cli.app import group
+from tests.house.project import ROOT
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```\n(.*?)```", README, flags=re.DOTALL)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from tests.house.project import ROOT, files
 
 PYTHON_FILE, CPP_FILE, FUNCTION, CLASS = 400, 600, 60, 300  # lines
