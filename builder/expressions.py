@@ -122,7 +122,9 @@ class WeightReader:
         place = {entry.key: entry.value for entry in proto.external_data}
         base = int(place.get("offset", 0))
         if c0 == 0 and c1 == cols:
-            data = self._bytes(tensor, place["location"], base + r0 * cols * dtype.itemsize, (r1 - r0) * cols * dtype.itemsize)
+            data = self._bytes(
+                tensor, place["location"], base + r0 * cols * dtype.itemsize, (r1 - r0) * cols * dtype.itemsize
+            )
         else:
             offsets = (base + (row * cols + c0) * dtype.itemsize for row in range(r0, r1))
             width = (c1 - c0) * dtype.itemsize
@@ -178,4 +180,4 @@ def _dtype(tensor: gs.Constant) -> DType:
 
 
 def _onnx_number(dtype: object) -> int:
-    return dtype if isinstance(dtype, int) else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))  # type: ignore[call-overload,no-any-return]
+    return dtype if isinstance(dtype, int) else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))  # type: ignore[call-overload]

@@ -13,6 +13,7 @@ WEIGHT_DTYPES = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.B
 class BuildDefaults:
     """Options of `build` that were given to `convert`; None: not given."""
 
+    precision: str | None = None
     tp_size: int | None = None
     pp_size: int | None = None
 

@@ -5,7 +5,6 @@ expressions and are evaluated when they are packed.
 """
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 from onnx.reference import ReferenceEvaluator
 
@@ -55,11 +54,12 @@ def _run(graph: Graph, node: gs.Node) -> object:
     copy.inputs = [tensor for tensor in inputs if not tensor.is_empty()]
     copy.outputs = [gs.Variable("y")]
     copy.nodes = [gs.Node(op=node.op, attrs=dict(node.attrs), inputs=inputs, outputs=copy.outputs)]
-    for tensor in copy.inputs:
-        tensor.dtype = feeds[tensor.name].dtype
-    model: onnx.ModelProto = gs.export_onnx(copy, do_type_check=False)
+    for tensor, value in zip(copy.inputs, feeds.values(), strict=True):
+        tensor.dtype = value.dtype
+    model = gs.export_onnx(copy, do_type_check=False)
     with np.errstate(all="ignore"):
-        return ReferenceEvaluator(model).run(None, feeds)[0]
+        results = ReferenceEvaluator(model).run(None, feeds)
+    return next(iter(results))
 
 
 PASS = Sweep(name="fold_constants", apply=apply)
