@@ -1,0 +1,5 @@
+#include "matmul_kernel.h"
+#include "simd_emulated.h"
+
+INGOT_KERNEL("matmul.f32.avx512emu", MatmulArgs, (ingot::matmul<ingot::SimdEmulated, ingot::PanelF32>))
+INGOT_KERNEL("matmul.bf16.avx512emu", MatmulArgs, (ingot::matmul<ingot::SimdEmulated, ingot::PanelBf16>))
