@@ -190,7 +190,7 @@ class Binder {
   void bind_rope_table(BoundStep& bound);
   void bind_rope_kv_write(BoundStep& bound);
   void bind_paged_attention(BoundStep& bound);
-  std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels) const;
+  std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, bool gated) const;
   PagedKv layer_kv() const;
 
   const PlanSpec& plan_;
@@ -204,7 +204,7 @@ class Binder {
 };
 
 // The weight's pieces, which must hold panels 0 .. num_panels-1 in order and lie inside the weights section.
-std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels) const {
+std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels, bool gated) const {
   const int64_t k = weight->shape[1], padded_k = weight->dtype == "bf16" ? round_up(k, 32) : k;
   const int64_t panel_bytes = product(kPanel, padded_k, itemsize_of(weight->dtype));
   std::vector<Piece> pieces;
@@ -214,6 +214,7 @@ std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels) 
     const int64_t bytes = product(piece.end - piece.begin, panel_bytes);
     check(piece.offset >= 0 && piece.offset % kAlignment == 0 && bytes <= memory_.weight_bytes - piece.offset,
           "weight " + weight->name + " lies outside the weights section");
+    check(!gated || (piece.begin % 2 == 0 && piece.end % 2 == 0), "a piece of weight " + weight->name + " parts gate from up");
     pieces.push_back({piece.begin, piece.end, memory_.weights + piece.offset});
     next = piece.end;
   }
@@ -225,9 +226,10 @@ void Binder::bind_matmul(BoundStep& bound) {
   check_form(4, 1, 3);
   const WeightSpec* weight = find_weight(step_->inputs[1]);
   check(weight->dtype == kernel_->dtype(), "weight " + weight->name + " is " + weight->dtype + ", kernel " + kernel_->name + " takes " + std::string(kernel_->dtype()));
-  check(weight->layout == "panel16." + weight->dtype && weight->shape.size() == 2, "weight " + weight->name + " must be [N, K] of layout panel16." + weight->dtype);
-  const int64_t n = weight->shape[0], k = weight->shape[1];
   const bool gated = attr_int("gated", 0, 1) == 1;
+  const std::string layout = "panel16." + weight->dtype + (gated ? ".gated" : "");
+  check(weight->layout == layout && weight->shape.size() == 2, "weight " + weight->name + " must be [N, K] of layout " + layout);
+  const int64_t n = weight->shape[0], k = weight->shape[1];
   const std::string rounded = attr_word("activations");
   check(rounded == (kernel_->isa() == "amx" && kernel_->dtype() == "bf16" ? "bf16" : "f32"),
         std::string("kernel ") + kernel_->name + " does not take " + rounded + " activations");
@@ -241,7 +243,7 @@ void Binder::bind_matmul(BoundStep& bound) {
   same_rows(x, residual);
   apart(y, x, false);
   apart(y, residual, true);
-  bound.pieces = panels(weight, num_panels);
+  bound.pieces = panels(weight, num_panels, gated);
   bound.counts_logits = x->rows == "logits";
   bound.args = MatmulArgs{.x = at(x), .pieces = bound.pieces.data(), .num_pieces = static_cast<int64_t>(bound.pieces.size()),
                           .num_panels = num_panels, .bias = vector(step_->inputs[2], n), .residual = at(residual), .y = at(y),
