@@ -68,7 +68,7 @@ bool isa_includes(std::string_view isa, std::string_view wanted) {
   const auto rank = [](std::string_view level) {
     if (level == "amx") return 3;
     if (level == "avx512") return 2;
-    if (level == "avx2" || level == "avx512emu") return 1;
+    if (level == "avx2" || level == "avx512emu" || level == "amxemu") return 1;
     return level == "none" ? 0 : 4;
   };
   return rank(wanted) >= 1 && rank(wanted) <= rank(isa) && rank(isa) <= 3;

@@ -41,7 +41,9 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # --gemm_p
 @click.option("--no_autotune", is_flag=True, help="Time no kernels: how every build works yet.")
 @click.option("--dry_run", is_flag=True, help="Decide everything, write nothing.")
 @click.option("--dump_passes", type=click.Path(path_type=Path), metavar="DIR", help="Write the graph after each pass.")
-@click.option("--use_weight_only", is_flag=True, help="Weight-only precision: w8, or what --weight_only_precision says.")
+@click.option(
+    "--use_weight_only", is_flag=True, help="Weight-only precision: w8, or what --weight_only_precision says."
+)
 @click.option("--weight_only_precision", type=click.Choice(list(_WEIGHT_ONLY)), help="int8 is w8, int4 is w4g128.")
 @click.option("--gemm_plugin", type=click.Choice(["auto", "disable", *_COMPUTE]), default="auto", show_default=True,
               help="Compute type of products, so the precision; float16 runs as bf16 on CPUs.")  # fmt: skip
@@ -125,5 +127,13 @@ def _weight_only(options: dict[str, Any]) -> str | None:
 
 
 def _tell(report: BuildReport, talk: Talk) -> None:
+    for one in report.passes:
+        talk.detail(f"pass {one}")
     for note in report.notes:
-        talk.note(note)
+        (talk.warn if "NaN" in note else talk.note)(note)
+    limits, done = report.plan.limits, "would be" if report.dry_run else "is"
+    talk.note(
+        f"{report.output_dir} {done} an engine for {report.target}: {report.precision}, "
+        f"{format_bytes(report.engine_bytes)}, at most {limits.max_batch_size} requests, {limits.max_input_len} tokens "
+        f"in, {limits.max_seq_len} in all, {limits.max_num_tokens} per step; {report.seconds:.1f} s"
+    )
