@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.fake_session import FakeSession, continued
-from tests.runtime.tiny_engine import make_runner, poisoned_runner, ref_session, write_tiny
-from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
 from ingot.configs.runtime import Policy
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import CapacityError, EngineError, RequestError, TargetError, UsageError
 from ingot.runtime import ModelRunner
 from ingot.step_io import StepBatch
+from tests.runtime.fake_session import FakeSession, continued
+from tests.runtime.tiny_engine import make_runner, poisoned_runner, ref_session, write_tiny
+from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
 

@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import numpy as np
-from tests.runtime.tiny_plan import TinyModel
 
 from ingot.configs.runtime import Policy
 from ingot.engine import Engine
@@ -19,6 +18,7 @@ from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.session import LoadedEngine
 from ingot.step_io import Session, StepBatch, StepResult
+from tests.runtime.tiny_plan import TinyModel
 
 
 def make_manifest(limits: Limits, target: str = "ref", eos_ids: tuple[int, ...] = ()) -> Manifest:
@@ -28,11 +28,11 @@ def make_manifest(limits: Limits, target: str = "ref", eos_ids: tuple[int, ...] 
     )  # fmt: skip
 
 
-def write_tiny(directory: Path, model: TinyModel, target: str = "ref", files: list[Path] | None = None) -> Path:
+def write_tiny(directory: Path, model: TinyModel, target: str = "ref") -> Path:
     """A real engine directory."""
     directory.mkdir()
     manifest = make_manifest(model.plan.limits, target)
-    write_engine(directory, manifest, model.plan, [(0, memoryview(model.weights.tobytes()))], files or [])
+    write_engine(directory, manifest, model.plan, [(0, memoryview(model.weights.tobytes()))])
     return directory
 
 
