@@ -144,7 +144,7 @@ def one_step_plan(
 
 def _cols(value: Array | Packed) -> int:
     """Columns of an activation; rows of a product's weight, length of a vector."""
-    return value.values.shape[0] if isinstance(value, Packed) else value.shape[1]
+    return int(value.values.shape[0] if isinstance(value, Packed) else value.shape[1])
 
 
 def _weight(name: str, value: Packed, offset: int, pieces: int) -> Weight:

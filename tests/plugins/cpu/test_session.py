@@ -3,8 +3,6 @@
 import dataclasses
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -16,8 +14,8 @@ import numpy as np
 import pytest
 
 from ingot.dtypes import DType
-from ingot.errors import CapacityError, EngineError, IngotError, RequestError, UsageError
-from ingot.plan import Plan
+from ingot.errors import CapacityError, EngineError, RequestError, UsageError
+from ingot.plan import Attr, Plan
 from ingot.plugins.cpu.target import CpuSession, open_native
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import StepBatch
@@ -35,12 +33,12 @@ def _norm_plan() -> tuple[Plan, Any]:
 
 def _matmul_plan() -> tuple[Plan, Any]:
     weight = Packed(values=np.ones((40, 20), np.float32), dtype=DType.BF16, panels=True, gated=True)
-    attrs = {"activation": "silu", "gated": 1, "activations": "f32"}
+    attrs: dict[str, Attr] = {"activation": "silu", "gated": 1, "activations": "f32"}
     return one_step_plan("matmul.bf16.avx2", [np.ones((4, 20), np.float32), weight, None, None], attrs, plain_batch(4))
 
 
 def _attention_plan() -> tuple[Plan, Any]:
-    attrs = {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4, "scale": 0.5}
+    attrs: dict[str, Attr] = {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4, "scale": 0.5}
     return one_step_plan("paged_attention.f32.avx2", [np.ones((4, 8), np.float32)], attrs, plain_batch(4))
 
 
@@ -342,30 +340,22 @@ def test_the_affinity_of_the_caller_is_given_back() -> None:
     assert os.sched_getaffinity(0) == before
 
 
-MEMORY_SCRIPT = """
-import resource, sys
-sys.path.insert(0, {root!r})
-from tests.plugins.cpu.test_session import GOOD, OPTIONS, _kv, _norm_plan, open_native
-from ingot.plugins.target import SessionOptions
-import dataclasses
-plan, section = _norm_plan()
-plan = dataclasses.replace(_kv(num_layers=32, kv_heads=8, head_dim=64)(plan), arena_bytes=1 << 30)
-session = open_native(plan, section, SessionOptions(num_blocks=400, threads=1), "avx2")
-assert session.native.kv_bytes > 300 << 20
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
+def _resident_bytes() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) << 10
 
 
 def test_memory_is_committed_when_it_is_used() -> None:
-    root = str(Path(__file__).resolve().parents[3])
-    script = MEMORY_SCRIPT.format(root=root)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 300 << 10, "a large arena and KV pool take address space only"
-
-
-def test_errors_are_ingots() -> None:
-    assert issubclass(RequestError, IngotError)
+    plan, section = _norm_plan()
+    large = dataclasses.replace(_kv(num_layers=32, kv_heads=8, head_dim=64)(plan), arena_bytes=1 << 30)
+    before = _resident_bytes()
+    session = open_native(large, section, SessionOptions(num_blocks=400, threads=1), "avx2")
+    assert session.native.kv_bytes > 300 << 20
+    assert _resident_bytes() - before < 64 << 20, "a large arena and KV pool take address space only"
+    session.native.fill_kv(0)
+    assert _resident_bytes() - before > 300 << 20
+    session.close()
+    assert _resident_bytes() - before < 64 << 20
 
 
 def test_a_batch_is_checked_against_its_copy() -> None:
