@@ -180,7 +180,8 @@ def _write(job: _Job, checkpoint: Checkpoint, directory: Path, progress: Progres
     )  # fmt: skip
     with WeightReader(checkpoint.path) as reader:
         packer = Packer(reader, job.lowering.uses, plan.weights)
-        write_engine(directory, manifest, plan, packer.blocks(advance), checkpoint.path, list(checkpoint.companions()))
+        files = [checkpoint.path / name for name in checkpoint.companions()]
+        write_engine(directory, manifest, plan, packer.blocks(advance), files, checkpoint.path)
     return [f"weight {name} holds {count} values that are NaN or infinite" for name, count in packer.nonfinite.items()]
 
 

@@ -78,11 +78,16 @@ class Lowering:
         self._values: list[Value] = []
         self._index: dict[int, int] = {}  # id of a tensor → its value
         self._known: dict[tuple[object, ...], str] = {}  # equal weights are stored once
-        self.uses: list[WeightUse] = []
+        self._uses: dict[str, WeightUse] = {}
         for node in graph.nodes:
             if node.domain == DOMAIN:
                 self._lower(node)
         self._logits = self._index[id(graph.logits)]
+
+    @property
+    def uses(self) -> list[WeightUse]:
+        """Every weight once, in the order of first use."""
+        return list(self._uses.values())
 
     def plan(self, limits: Limits, kv: KvLayout, shape: ModelShape, shards: int) -> Plan:
         """The Plan under these limits."""
@@ -103,7 +108,7 @@ class Lowering:
         if ours(node, "PagedAttention"):
             query = self._new_value(Rows.TOKENS, node.attrs["heads"] * node.attrs["head_dim"])
             first, second = plan_ops(node.op)
-            self._draft(node, f"{node.name}.{first}", first, kernels[0], node.inputs, [query])
+            self._draft(node, node.name.replace("/attention", f"/{first}"), first, kernels[0], node.inputs, [query])
             self._draft(node, node.name, second, kernels[1], [query], node.outputs)
         elif ours(node, "Embedding"):
             self._draft(node, node.name, plan_ops(node.op)[0], kernels[0], node.inputs[1:], node.outputs)
@@ -166,8 +171,7 @@ class Lowering:
             name=name, tensor=tensor, dtype=dtype, shape=shape or (matrix_shape(tensor)[0],), panels=panels, gated=gated
         )
         known = self._known.setdefault((key(tensor), use.layout, dtype), name)
-        if known == name:
-            self.uses.append(use)
+        self._uses.setdefault(known, use)
         return known
 
     def _cols(self, ref: str | int | None) -> int | None:
@@ -176,7 +180,7 @@ class Lowering:
             return None
         if isinstance(ref, int):
             return self._values[ref].cols
-        use = next(use for use in self.uses if use.name == ref)
+        use = self._uses[ref]
         return use.shape[0] if use.panels or len(use.shape) == 1 else use.shape[1]
 
     def _new_value(self, rows: Rows, cols: int, tensor: gs.Tensor | None = None) -> int:

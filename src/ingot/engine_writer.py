@@ -68,20 +68,21 @@ def write_engine(
     manifest: Manifest,
     plan: Plan,
     weights: Iterable[Block],
-    source: Path | None = None,
     files: Sequence[Path] = (),
+    source: Path | None = None,
 ) -> Manifest:
     """Fill the new, empty `directory` with an engine of one rank.
 
     manifest  everything but `parts`, which is made here
     weights   blocks of the weights section with ascending offsets; gaps become zeros
-    files     tokenizer and generation files to copy, relative to `source`
+    files     tokenizer and generation files to copy
+    source    the folder to which they keep their relative paths; None: only their names are kept
     Memory stays at one block.
     """
     parts = [_write_rank(directory, plan, weights)]
-    for name in files:
-        assert source is not None, "files are relative to a source"
-        parts.append(_write_part(directory, name.as_posix(), _read_blocks(source / name)))
+    for path in files:
+        name = path.name if source is None else path.relative_to(source).as_posix()
+        parts.append(_write_part(directory, name, _read_blocks(path)))
     complete = dataclasses.replace(manifest, parts=tuple(sorted(parts, key=lambda part: part.name)))
     _write_part(directory, MANIFEST_NAME, [complete.to_json().encode()])
     return complete

@@ -51,7 +51,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = folder / "e"
     directory.mkdir()
     blocks = [(64, memoryview(bytes(range(100)))), (WEIGHT_BYTES - 20, memoryview(b"trailing"))]
-    write_engine(directory, make_manifest(), make_plan(), blocks, folder, [Path("tokenizer.json")])
+    write_engine(directory, make_manifest(), make_plan(), blocks, [tokenizer])
     return directory
 
 
@@ -85,7 +85,7 @@ def test_writing_twice_gives_the_same_bytes(pristine: Path, tmp_path: Path) -> N
     again = tmp_path / "e"
     again.mkdir()
     blocks = [(64, memoryview(bytes(range(100)))), (WEIGHT_BYTES - 20, memoryview(b"trailing"))]
-    write_engine(again, make_manifest(), make_plan(), blocks, pristine, [Path("tokenizer.json")])
+    write_engine(again, make_manifest(), make_plan(), blocks, [pristine / "tokenizer.json"])
     for name in ("config.json", "rank0.engine", "tokenizer.json"):
         assert (again / name).read_bytes() == (pristine / name).read_bytes()
 
