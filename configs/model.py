@@ -1,0 +1,79 @@
+"""What a model is, whatever its family called it: the one description that `convert/decoder.py` reads."""
+
+import dataclasses
+import enum
+
+
+class Norm(enum.Enum):
+    RMS = "rms"
+    LAYER = "layer"
+
+
+class Activation(enum.Enum):
+    """The function between the two halves of an MLP."""
+
+    SILU = "silu"
+    GELU = "gelu"  # with erf
+    GELU_TANH = "gelu_tanh"  # the tanh approximation
+    RELU = "relu"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Llama3Scaling:
+    """Frequencies by wavelength, in tokens: beyond original_positions / low_freq_factor they are divided by `factor`,
+    below original_positions / high_freq_factor they stay, between them they are blended."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RopeConfig:
+    """Rotary positions: pair i of the first `rotary_dim` dimensions turns by position * theta^(-2 i / rotary_dim).
+
+    linear_factor  divides every frequency
+    """
+
+    theta: float
+    rotary_dim: int
+    linear_factor: float = 1.0
+    llama3: Llama3Scaling | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """A decoder-only transformer with pre-norms.
+
+    rope                     None: positions are learned, one row per position
+    gated_mlp                down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
+    fused_qkv                one weight holds the rows [q | k | v]
+    linear_in_out            matrices are stored [in, out] (Conv1D) instead of [out, in]
+    attention_scale          factor of the scores q . k
+    scale_by_inverse_layer   layer i divides its scores by i + 1 too
+    tied_embeddings          lm_head is the token table
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_positions: int
+    norm: Norm
+    norm_eps: float
+    activation: Activation
+    gated_mlp: bool
+    rope: RopeConfig | None
+    attention_scale: float
+    scale_by_inverse_layer: bool = False
+    fused_qkv: bool = False
+    qkv_bias: bool = False
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    linear_in_out: bool = False
+    tied_embeddings: bool = False

@@ -1,0 +1,184 @@
+"""Typed reads of JSON: every value is checked once, where it enters, and an error names file and key.
+
+`Section` is one JSON object. A null is the same as an absent key. A section remembers which keys were asked for, so
+that what nobody asked for can be refused (our own files) or listed (Hugging Face's).
+"""
+
+import dataclasses
+import difflib
+import enum
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ingot.errors import ConfigError, IngotError
+
+Record = TypeVar("Record")
+
+
+def parse_json(text: bytes, where: str, error: type[IngotError] = ConfigError) -> object:
+    """JSON of untrusted origin. Duplicate keys and endless nesting are errors like every other syntax error."""
+    try:
+        return json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as problem:
+        raise error("the file is not valid JSON", where=where, got=str(problem)) from problem
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        repeated = next(key for key in values if sum(name == key for name, _ in pairs) > 1)
+        raise ValueError(f"key {repeated!r} appears twice")
+    return values
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """A hint such as "did you mean 'heads'?", or None if nothing is close."""
+    match = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {match[0]!r}?" if match else None
+
+
+class Section:
+    """One JSON object. `where` is its place: "config.json" or "config.json:rope_scaling"."""
+
+    def __init__(self, values: Mapping[str, object], where: str) -> None:
+        self._values = {key: value for key, value in values.items() if value is not None}
+        self._asked: set[str] = set()
+        self._inner: list[tuple[str, Section]] = []
+        self.where = where
+
+    @classmethod
+    def from_file(cls, path: Path) -> "Section":
+        """The object in a JSON file. Raises ConfigError if the file is unreadable or holds something else."""
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise ConfigError("the file cannot be read", where=str(path), got=error.strerror) from error
+        values = parse_json(text, str(path))
+        if not isinstance(values, dict):
+            raise ConfigError("the file holds no JSON object", where=str(path), got=type(values).__name__)
+        return cls(values, str(path))
+
+    def place(self, key: str) -> str:
+        """file:key, for errors."""
+        return f"{self.where}.{key}" if ":" in Path(self.where).name else f"{self.where}:{key}"
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null."""
+        self._asked.add(key)
+        return key in self._values
+
+    def raw(self, key: str) -> object:
+        """The value as it is, None if absent."""
+        self._asked.add(key)
+        return self._values.get(key)
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 0) -> int:
+        """A whole number. Without default the key must be there."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self._wrong(key, f"a whole number, at least {minimum}", value)
+        return value
+
+    def number(self, key: str, default: float | None = None, *, above: float = -math.inf) -> float:
+        """A finite number greater than `above`."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < math.inf:
+            raise self._wrong(key, "a finite number" + (f" above {above:g}" if above > -math.inf else ""), value)
+        return float(value)
+
+    def boolean(self, key: str, default: bool | None = None) -> bool:
+        """true or false; 0, 1 and strings are errors."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false", value)
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string", value)
+        return value
+
+    def section(self, key: str) -> "Section":
+        """A nested object; an absent one is empty."""
+        value = self._value(key, {})
+        if not isinstance(value, dict):
+            raise self._wrong(key, "an object", value)
+        inner = Section(value, self.place(key))
+        self._inner.append((key, inner))
+        return inner
+
+    def unread(self) -> tuple[str, ...]:
+        """Keys that nobody asked for, sorted; those of nested objects as "outer.inner"."""
+        nested = [f"{key}.{name}" for key, inner in self._inner for name in inner.unread()]
+        return tuple(sorted([*(set(self._values) - self._asked), *nested]))
+
+    def refuse_unknown(self) -> None:
+        """Raise ConfigError if a key is there that nobody asked for."""
+        for key in self.unread():
+            raise ConfigError("unknown key", where=self.place(key), hint=nearest(key, self._asked))
+
+    def _value(self, key: str, default: object) -> object:
+        self._asked.add(key)
+        value = self._values.get(key, default)
+        if value is None:
+            raise ConfigError("a value is missing", where=self.place(key), hint=nearest(key, self.unread()))
+        return value
+
+    def _wrong(self, key: str, expected: str, got: object) -> ConfigError:
+        return ConfigError("a value is not usable", where=self.place(key), expected=expected, got=repr(got)[:200])
+
+
+def read_record(record: type[Record], section: Section) -> Record:
+    """A section as a dataclass of int, float, bool, str, enums, dataclasses and `X | None`; unknown keys are errors."""
+    assert dataclasses.is_dataclass(record), f"{record} is no dataclass"
+    hints = typing.get_type_hints(record)
+    required = {
+        field.name for field in dataclasses.fields(record)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }  # fmt: skip
+    values = {
+        name: _read_field(hint, section, name)
+        for name, hint in hints.items()
+        if section.has(name) or (name in required and type(None) not in typing.get_args(hint))
+    }
+    section.refuse_unknown()
+    absent = {name: None for name in required - set(values)}
+    return record(**values, **absent)
+
+
+def write_record(value: object) -> Any:
+    """Inverse of `read_record`: dataclasses as objects, enums as their values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: write_record(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def _read_field(hint: Any, section: Section, key: str) -> object:
+    if isinstance(hint, types.UnionType):
+        hint = next(arm for arm in typing.get_args(hint) if arm is not type(None))
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return read_record(hint, section.section(key))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return _read_enum(hint, section, key)
+    readers: dict[Any, Callable[[str], object]] = {
+        int: section.integer, float: section.number, bool: section.boolean, str: section.text,
+    }  # fmt: skip
+    return readers[hint](key)
+
+
+def _read_enum(kind: type[enum.Enum], section: Section, key: str) -> enum.Enum:
+    name = section.text(key)
+    names = [str(member.value) for member in kind]
+    if name not in names:
+        raise ConfigError(
+            "a value is not usable", where=section.place(key), expected=" or ".join(names), got=repr(name),
+            hint=nearest(name, names),
+        )  # fmt: skip
+    return kind(name)

@@ -1,0 +1,186 @@
+"""Hugging Face directory → Checkpoint, the main path.
+
+    check the source, read its configuration, claim every tensor (job) → check memory and disk
+    → stream the weights, a block at a time → write the Graph, config.json, tokenizer files → publish
+
+Nothing appears at the output directory before the last step.
+"""
+
+import dataclasses
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ingot import __version__
+from ingot.checkpoint import GRAPH_FILE, CheckpointConfig, companions, is_checkpoint
+from ingot.configs.convert import ConvertOptions
+from ingot.configs.model import ModelConfig
+from ingot.convert.decoder import build_graph
+from ingot.convert.job import Job, Weight, job_from_directory, job_from_seed
+from ingot.convert.source import sha256
+from ingot.convert.weights import Bits
+from ingot.dtypes import DType, from_float32, to_float32
+from ingot.errors import CapacityError
+from ingot.output_dir import OutputDir
+from ingot.tensor_file import StoredTensor, TensorFileWriter
+
+# What the process needs beside weights: interpreter, numpy, onnx, the Graph, and the copies of one block.
+BASE_MEMORY = 128 << 20  # bytes
+
+Progress = Callable[[str, int, int], None]
+"""(what is being done, bytes done, bytes in all)"""
+
+_EXPONENT = {DType.F32: (np.uint32, 0x7F800000), DType.F16: (np.uint16, 0x7C00), DType.BF16: (np.uint16, 0x7F80)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertReport:
+    """What a conversion did.
+
+    nbytes    bytes of weights written
+    warnings  one sentence each: NaN or infinite weights, configuration keys without effect
+    """
+
+    output_dir: Path
+    model: ModelConfig
+    tensors: int
+    nbytes: int
+    seconds: float
+    warnings: tuple[str, ...]
+
+
+def convert(options: ConvertOptions, progress: Progress | None = None) -> ConvertReport:
+    """Write a Checkpoint. Raises an IngotError in words; then, as after Ctrl-C, no output is left behind."""
+    begin = time.monotonic()
+    if options.model_dir is not None:
+        job = job_from_directory(options.model_dir, options)
+    else:
+        assert options.config is not None, "ConvertOptions has one of the two"
+        assert options.random_weights is not None, "ConvertOptions has a seed with every config"
+        job = job_from_seed(options.config, options.random_weights, options)
+    _check_memory(job, options.max_mem)
+    with OutputDir(options.output_dir, is_previous=is_checkpoint) as out:
+        out.require_space(job.nbytes)
+        meter = _Meter(progress, job.nbytes + sum(file.stat().st_size for file in job.read_files))
+        writer = _WeightWriter(meter)
+        for name, weights in job.files.items():
+            writer.write_file(out.path / name, weights)
+        graph = build_graph(job.model, writer.tensors)
+        (out.path / GRAPH_FILE).write_bytes(graph.SerializeToString())
+        _write_companions(job, out.path)
+        config = CheckpointConfig(
+            ingot_version=__version__,
+            model=job.model,
+            sources={_name(file, job): sha256(file, meter.advance("hashing")) for file in job.read_files},
+            nonfinite=writer.nonfinite,
+            random_seed=options.random_weights,
+            build_defaults=options.build_defaults,
+        )
+        (out.path / "config.json").write_text(config.to_json(), encoding="utf-8")
+    return ConvertReport(
+        output_dir=options.output_dir,
+        model=job.model,
+        tensors=len(writer.tensors),
+        nbytes=job.nbytes,
+        seconds=time.monotonic() - begin,
+        warnings=(*job.warnings, *writer.warnings),
+    )
+
+
+class _Meter:
+    """Adds up bytes and tells the caller."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def advance(self, what: str) -> Callable[[int], None]:
+        """A function that takes the bytes done since its last call."""
+
+        def add(nbytes: int) -> None:
+            self._done += nbytes
+            if self._progress:
+                self._progress(what, self._done, self._total)
+
+        return add
+
+
+class _WeightWriter:
+    """Streams weights into files, rounds them where asked, and looks at every value on the way.
+
+    tensors    weight → where its bits lie now
+    nonfinite  weight → how many of its written values are NaN or infinite
+    """
+
+    def __init__(self, meter: _Meter) -> None:
+        self._advance = meter.advance("weights")
+        self.tensors: dict[str, StoredTensor] = {}
+        self.nonfinite: dict[str, int] = {}
+        self.warnings: list[str] = []
+
+    def write_file(self, path: Path, weights: Sequence[Weight]) -> None:
+        with TensorFileWriter(path, [weight.spec for weight in weights]) as file:
+            for weight in weights:
+                self._write(file, weight)
+        self.tensors.update(file.tensors)
+
+    def _write(self, file: TensorFileWriter, weight: Weight) -> None:
+        before = after = 0
+        for bits in weight.read():
+            written = _rounded(bits, weight.stored, weight.spec.dtype)
+            found = _nonfinite(written, weight.spec.dtype)
+            before += found if written is bits else _nonfinite(bits, weight.stored)
+            after += found
+            file.write(written)
+            self._advance(written.nbytes)
+        if before:
+            self.warnings.append(f"{weight.spec.name}: {before:,} values are NaN or infinite")
+        if after > before:
+            self.warnings.append(
+                f"{weight.spec.name}: {after - before:,} values are too large for {weight.spec.dtype.value}"
+                " and became infinite"
+            )
+        if after:
+            self.nonfinite[weight.spec.name] = after
+
+
+def _rounded(bits: Bits, stored: DType, wanted: DType) -> Bits:
+    if stored is wanted:
+        return bits
+    with np.errstate(over="ignore", invalid="ignore"):  # counted, and reported by name
+        return from_float32(to_float32(bits, stored), wanted)
+
+
+def _nonfinite(bits: Bits, dtype: DType) -> int:
+    """How many values have all exponent bits set: NaN and the infinities."""
+    unsigned, exponent = _EXPONENT[dtype]
+    return int(np.count_nonzero((bits.view(unsigned) & unsigned(exponent)) == exponent))
+
+
+def _check_memory(job: Job, max_mem: int | None) -> None:
+    """Raise CapacityError if the largest step would not fit."""
+    needed = BASE_MEMORY + max(weight.memory for weights in job.files.values() for weight in weights)
+    if max_mem is not None and needed > max_mem:
+        raise CapacityError(
+            "the conversion needs more memory than --max_mem allows", expected=f"at most {max_mem:,} bytes",
+            got=f"{needed:,} bytes", hint=f"give --max_mem {-(-needed >> 20)}MiB or more",
+        )  # fmt: skip
+
+
+def _write_companions(job: Job, folder: Path) -> None:
+    """Tokenizer and generation files: copied, so that links to elsewhere become files."""
+    if job.companions is not None:
+        for name in companions(job.companions):
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(job.companions / name, folder / name)
+    generation = folder / "generation_config.json"
+    if job.generation and not generation.exists():
+        generation.write_text(json.dumps(job.generation, indent=2) + "\n", encoding="utf-8")
+
+
+def _name(file: Path, job: Job) -> str:
+    """How a source file is called in the record of hashes."""
+    return file.name if job.companions is None else file.relative_to(job.companions).as_posix()

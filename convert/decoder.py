@@ -1,0 +1,258 @@
+"""ModelConfig → the Graph: standard ONNX ops, written once for all families.
+
+                       ┌──────────────── x layers ────────────────┐
+input_ids ─ embedding ─┤ norm ─ attention ─ + ─ norm ─ MLP ─ +    ├─ norm ─ lm_head ─ logits
+            positions ─┘        cos, sin                          ┘
+
+Node names are paths (`layers.3/attn/q/matmul`) for people; nothing reads them. The initialisers of weights are
+external data: they point at the bits inside the safetensors files, bf16 stays bf16 and is Cast in the Graph.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ingot import __version__
+from ingot.configs.model import Activation, ModelConfig, Norm
+from ingot.convert.rope import inverse_frequencies
+from ingot.dtypes import DType
+from ingot.tensor_file import StoredTensor
+
+OPSET = 23
+IR_VERSION = 10
+
+Shape = tuple[int, ...]
+Attribute = int | float | str | list[int]
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Every weight that the Graph of this model reads, with its stored shape."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    shapes: dict[str, Shape] = {}
+
+    def norm(path: str) -> None:
+        shapes[f"{path}/weight"] = (hidden,)
+        if config.norm is Norm.LAYER:
+            shapes[f"{path}/bias"] = (hidden,)
+
+    def linear(path: str, size_in: int, size_out: int, *, bias: bool) -> None:
+        shapes[f"{path}/weight"] = (size_in, size_out) if config.linear_in_out else (size_out, size_in)
+        if bias:
+            shapes[f"{path}/bias"] = (size_out,)
+
+    shapes["embed/weight"] = (config.vocab_size, hidden)
+    if config.rope is None:
+        shapes["positions/weight"] = (config.max_positions, hidden)
+    projections = {"qkv": query + 2 * kv} if config.fused_qkv else {"q": query, "k": kv, "v": kv}
+    for layer in range(config.num_layers):
+        path = f"layers.{layer}"
+        norm(f"{path}/attn_norm")
+        for name, size in projections.items():
+            linear(f"{path}/attn/{name}", hidden, size, bias=config.qkv_bias)
+        linear(f"{path}/attn/out", query, hidden, bias=config.attention_out_bias)
+        norm(f"{path}/mlp_norm")
+        for name in ("gate", "up") if config.gated_mlp else ("up",):
+            linear(f"{path}/mlp/{name}", hidden, inner, bias=config.mlp_bias)
+        linear(f"{path}/mlp/down", inner, hidden, bias=config.mlp_bias)
+    norm("norm")
+    if not config.tied_embeddings:
+        shapes["lm_head/weight"] = (config.vocab_size, hidden)  # a Linear in every family, never a Conv1D
+    return shapes
+
+
+def build_graph(config: ModelConfig, weights: Mapping[str, StoredTensor]) -> onnx.ModelProto:
+    """The model of a Checkpoint; `weights` says where the bits of each name of `weight_shapes` lie."""
+    decoder = _Decoder(config, weights)
+    decoder.logits()
+    graph = helper.make_graph(
+        decoder.nodes,
+        config.family,
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", config.vocab_size])],
+        list(decoder.initializers.values()),
+    )
+    return helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="ingot",
+        producer_version=__version__,
+    )
+
+
+class _Decoder:
+    """Appends nodes in topological order. Every method takes and returns names of values."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, StoredTensor]) -> None:
+        self.config = config
+        self.weights = weights
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: dict[str, onnx.TensorProto] = {}
+        self._casts: dict[str, str] = {}
+
+    def logits(self) -> None:
+        """The whole model."""
+        config = self.config
+        positions = self.positions()
+        x = self.embedding(positions)
+        angles = self.rotary_angles(positions)
+        for layer in range(config.num_layers):
+            path = f"layers.{layer}"
+            x = self.node("Add", [x, self.attention(x, layer, angles)], f"{path}/attn/residual")
+            x = self.node("Add", [x, self.mlp(x, path)], f"{path}/mlp/residual")
+        x = self.norm(x, "norm")
+        table = "embed/weight" if config.tied_embeddings else "lm_head/weight"
+        head = self.node("Transpose", [self.float32(table)], "lm_head/transpose", perm=[1, 0])
+        self.nodes.append(helper.make_node("MatMul", [x, head], ["logits"], "lm_head/matmul"))
+
+    def positions(self) -> str:
+        """int64 [batch, sequence]: 0, 1, 2, ..., never beyond the model's last position."""
+        shape = self.node("Shape", ["input_ids"], "positions/shape")
+        length = self.node("Gather", [shape, self.integers("one", 1)], "positions/length", axis=0)
+        bounds = [self.integers("zero", 0), length, self.integers("one", 1)]
+        counted = self.node("Range", bounds, "positions/range")
+        last = self.integers("last_position", self.config.max_positions - 1)
+        bounded = self.node("Min", [counted, last], "positions/min")
+        row = self.node("Unsqueeze", [bounded, self.integers("axis_0", [0])], "positions/unsqueeze")
+        return self.node("Expand", [row, shape], "positions/expand")
+
+    def embedding(self, positions: str) -> str:
+        """[batch, sequence, hidden]"""
+        tokens = self.rows("embed/weight", "input_ids", "embed")
+        if self.config.rope is not None:
+            return tokens
+        return self.node("Add", [tokens, self.rows("positions/weight", positions, "positions")], "embed/add_positions")
+
+    def rotary_angles(self, positions: str) -> tuple[str, str] | None:
+        """cos and sin, each [batch, sequence, rotary_dim / 2]; None for learned positions."""
+        if self.config.rope is None:
+            return None
+        frequencies = self.constant("rope/inv_freq", inverse_frequencies(self.config.rope))
+        turns = self.node("Cast", [positions], "rope/cast", to=TensorProto.FLOAT)
+        column = self.node("Unsqueeze", [turns, self.integers("axis_last", [-1])], "rope/unsqueeze")
+        angle = self.node("Mul", [column, frequencies], "rope/angle")
+        return self.node("Cos", [angle], "rope/cos"), self.node("Sin", [angle], "rope/sin")
+
+    def attention(self, x: str, layer: int, angles: tuple[str, str] | None) -> str:
+        """norm → q, k, v → rotate → softmax(q . k * scale) v → out; [batch, sequence, hidden]"""
+        config, path = self.config, f"layers.{layer}/attn"
+        query, key, value = self.projections(self.norm(x, f"layers.{layer}/attn_norm"), path)
+        query = self.heads(query, config.heads, f"{path}/q")
+        key = self.heads(key, config.kv_heads, f"{path}/k")
+        value = self.heads(value, config.kv_heads, f"{path}/v")
+        if angles:
+            query, key = self.rotated(query, angles, f"{path}/q"), self.rotated(key, angles, f"{path}/k")
+        scale = config.attention_scale / (layer + 1 if config.scale_by_inverse_layer else 1)
+        mixed = self.node("Attention", [query, key, value], f"{path}/attention", is_causal=1, scale=scale)
+        rows = self.node("Transpose", [mixed], f"{path}/merge/transpose", perm=[0, 2, 1, 3])
+        width = config.heads * config.head_dim
+        merged = self.node("Reshape", [rows, self.integers(f"rows_{width}", [0, 0, width])], f"{path}/merge/reshape")
+        return self.linear(merged, f"{path}/out")
+
+    def projections(self, x: str, path: str) -> tuple[str, str, str]:
+        """q [batch, sequence, heads * head_dim], k and v [batch, sequence, kv_heads * head_dim]"""
+        config = self.config
+        if not config.fused_qkv:
+            return self.linear(x, f"{path}/q"), self.linear(x, f"{path}/k"), self.linear(x, f"{path}/v")
+        query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        sizes = self.integers("qkv_sizes", [query, kv, kv])
+        parts = [f"{path}/q/split", f"{path}/k/split", f"{path}/v/split"]
+        fused = self.linear(x, f"{path}/qkv")
+        self.nodes.append(helper.make_node("Split", [fused, sizes], parts, f"{path}/split", axis=-1))
+        return parts[0], parts[1], parts[2]
+
+    def heads(self, x: str, heads: int, path: str) -> str:
+        """[batch, sequence, heads * head_dim] → [batch, heads, sequence, head_dim]"""
+        shape = self.integers(f"heads_{heads}", [0, 0, heads, self.config.head_dim])
+        split = self.node("Reshape", [x, shape], f"{path}/reshape")
+        return self.node("Transpose", [split], f"{path}/heads", perm=[0, 2, 1, 3])
+
+    def rotated(self, x: str, angles: tuple[str, str], path: str) -> str:
+        """[batch, heads, sequence, head_dim], its first rotary_dim dimensions turned in pairs (i, i + half)"""
+        assert self.config.rope is not None, "only rotary models have angles"
+        partial = self.config.rope.rotary_dim if self.config.rope.rotary_dim < self.config.head_dim else 0
+        return self.node("RotaryEmbedding", [x, *angles], f"{path}/rotary", rotary_embedding_dim=partial)
+
+    def mlp(self, x: str, path: str) -> str:
+        """[batch, sequence, hidden]"""
+        x = self.norm(x, f"{path}/mlp_norm")
+        path = f"{path}/mlp"
+        up = self.linear(x, f"{path}/up")
+        if not self.config.gated_mlp:
+            return self.linear(self.activated(up, path), f"{path}/down")
+        gate = self.activated(self.linear(x, f"{path}/gate"), path)
+        return self.linear(self.node("Mul", [gate, up], f"{path}/gated"), f"{path}/down")
+
+    def activated(self, x: str, path: str) -> str:
+        match self.config.activation:
+            case Activation.SILU:
+                return self.node("Mul", [x, self.node("Sigmoid", [x], f"{path}/sigmoid")], f"{path}/silu")
+            case Activation.GELU:
+                return self.node("Gelu", [x], f"{path}/gelu", approximate="none")
+            case Activation.GELU_TANH:
+                return self.node("Gelu", [x], f"{path}/gelu", approximate="tanh")
+            case Activation.RELU:
+                return self.node("Relu", [x], f"{path}/relu")
+
+    def norm(self, x: str, path: str) -> str:
+        weight, epsilon = self.float32(f"{path}/weight"), self.config.norm_eps
+        if self.config.norm is Norm.RMS:
+            return self.node("RMSNormalization", [x, weight], f"{path}/rms_norm", axis=-1, epsilon=epsilon)
+        inputs = [x, weight, self.float32(f"{path}/bias")]
+        return self.node("LayerNormalization", inputs, f"{path}/layer_norm", axis=-1, epsilon=epsilon)
+
+    def linear(self, x: str, path: str) -> str:
+        """x @ W (+ bias), W transposed first where it is stored [out, in]"""
+        weight = self.float32(f"{path}/weight")
+        if not self.config.linear_in_out:
+            weight = self.node("Transpose", [weight], f"{path}/transpose", perm=[1, 0])
+        y = self.node("MatMul", [x, weight], f"{path}/matmul")
+        if f"{path}/bias" in self.weights:
+            y = self.node("Add", [y, self.float32(f"{path}/bias")], f"{path}/add_bias")
+        return y
+
+    def rows(self, table: str, indices: str, path: str) -> str:
+        """Rows of a table as float32: gathered first, cast after, so that the table is never copied."""
+        found = self.node("Gather", [self.weight(table), indices], f"{path}/gather", axis=0)
+        if self.weights[table].dtype is DType.F32:
+            return found
+        return self.node("Cast", [found], f"{path}/cast_rows", to=TensorProto.FLOAT)
+
+    def float32(self, name: str) -> str:
+        """A weight as float32 value; one Cast however often it is used."""
+        stored = self.weight(name)
+        if self.weights[name].dtype is DType.F32:
+            return stored
+        if name not in self._casts:
+            path = name.replace("/weight", "/cast").replace("/bias", "/cast_bias")
+            self._casts[name] = self.node("Cast", [stored], path, to=TensorProto.FLOAT)
+        return self._casts[name]
+
+    def weight(self, name: str) -> str:
+        """The initialiser of a stored weight: external data inside a safetensors file."""
+        if name not in self.initializers:
+            stored = self.weights[name]
+            tensor = TensorProto(name=name, data_type=stored.dtype.onnx, dims=stored.shape)
+            tensor.data_location = TensorProto.EXTERNAL
+            places = {"location": stored.file.name, "offset": str(stored.offset), "length": str(stored.nbytes)}
+            for key, value in places.items():
+                tensor.external_data.add(key=key, value=value)
+            self.initializers[name] = tensor
+        return name
+
+    def integers(self, name: str, value: int | Sequence[int]) -> str:
+        """An int64 constant, scalar or list."""
+        return self.constant(f"const/{name}", np.array(value, dtype=np.int64))
+
+    def constant(self, name: str, value: np.ndarray) -> str:
+        """A small constant, stored inside the Graph."""
+        self.initializers.setdefault(name, numpy_helper.from_array(value, name))
+        return name
+
+    def node(self, op: str, inputs: Sequence[str], path: str, **attributes: Attribute) -> str:
+        """One node with one output; the path names both."""
+        self.nodes.append(helper.make_node(op, inputs, [path], path, None, None, None, **attributes))
+        return path

@@ -1,0 +1,80 @@
+"""GPT-2: layer norms, learned positions, one qkv matrix, weights stored [in, out], GELU."""
+
+from collections.abc import Collection
+
+from ingot.configs.model import ModelConfig, Norm
+from ingot.configs.read import Section
+from ingot.convert.family import Family, takes
+from ingot.convert.hf_config import read_activation, read_head_dim
+from ingot.convert.weights import Drop
+
+
+def read(section: Section, names: Collection[str] | None) -> ModelConfig:
+    """config.json of a GPT2LMHeadModel; defaults are those of transformers.
+
+    Whether qkv has a bias only the files tell: models trained without it leave it away, which is the same as zeros.
+    reorder_and_upcast_attn asks for float32 scores, which they always are here.
+    """
+    hidden = section.integer("n_embd", minimum=1)
+    heads = section.integer("n_head", minimum=1)
+    head_dim = read_head_dim(section, hidden, heads, hidden_key="n_embd", heads_key="n_head")
+    section.boolean("reorder_and_upcast_attn", False)
+    return ModelConfig(
+        family="gpt2",
+        vocab_size=section.integer("vocab_size", minimum=1),
+        hidden_size=hidden,
+        intermediate_size=section.integer("n_inner", 4 * hidden, minimum=1),
+        num_layers=section.integer("n_layer", minimum=1),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        max_positions=section.integer("n_positions", 1024, minimum=1),
+        norm=Norm.LAYER,
+        norm_eps=section.number("layer_norm_epsilon", 1e-5, above=0),
+        activation=read_activation(section, "activation_function", "gelu_new"),
+        gated_mlp=False,
+        rope=None,
+        attention_scale=head_dim**-0.5 if section.boolean("scale_attn_weights", True) else 1.0,
+        scale_by_inverse_layer=section.boolean("scale_attn_by_inverse_layer_idx", False),
+        fused_qkv=True,
+        qkv_bias=names is None or any(name.endswith(".attn.c_attn.bias") for name in names),
+        attention_out_bias=True,
+        mlp_bias=True,
+        linear_in_out=True,
+        tied_embeddings=section.boolean("tie_word_embeddings", True),
+    )
+
+
+_LAYER = "transformer.h.{i}"
+
+FAMILY = Family(
+    name="gpt2",
+    read=read,
+    rows=takes(
+        {
+            "embed/weight": "transformer.wte.weight",
+            "positions/weight": "transformer.wpe.weight",
+            "layers.{i}/attn_norm/weight": f"{_LAYER}.ln_1.weight",
+            "layers.{i}/attn_norm/bias": f"{_LAYER}.ln_1.bias",
+            "layers.{i}/attn/qkv/weight": f"{_LAYER}.attn.c_attn.weight",
+            "layers.{i}/attn/qkv/bias": f"{_LAYER}.attn.c_attn.bias",
+            "layers.{i}/attn/out/weight": f"{_LAYER}.attn.c_proj.weight",
+            "layers.{i}/attn/out/bias": f"{_LAYER}.attn.c_proj.bias",
+            "layers.{i}/mlp_norm/weight": f"{_LAYER}.ln_2.weight",
+            "layers.{i}/mlp_norm/bias": f"{_LAYER}.ln_2.bias",
+            "layers.{i}/mlp/up/weight": f"{_LAYER}.mlp.c_fc.weight",
+            "layers.{i}/mlp/up/bias": f"{_LAYER}.mlp.c_fc.bias",
+            "layers.{i}/mlp/down/weight": f"{_LAYER}.mlp.c_proj.weight",
+            "layers.{i}/mlp/down/bias": f"{_LAYER}.mlp.c_proj.bias",
+            "norm/weight": "transformer.ln_f.weight",
+            "norm/bias": "transformer.ln_f.bias",
+            "lm_head/weight": "lm_head.weight",
+        }
+    ),
+    drops=(Drop(f"{_LAYER}.attn.bias"), Drop(f"{_LAYER}.attn.masked_bias")),  # old files keep their causal masks
+    optional_prefix="transformer.",  # the first GPT-2 files were saved without it
+    tiny={
+        "model_type": "gpt2", "vocab_size": 61, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 64,
+        "bos_token_id": 0, "eos_token_id": 0,
+    },
+)  # fmt: skip

@@ -1,0 +1,80 @@
+"""Llama 2 and 3.x: RMS norms, rotary positions, grouped keys, gated SiLU."""
+
+from collections.abc import Collection
+
+from ingot.configs.model import ModelConfig, Norm
+from ingot.configs.read import Section
+from ingot.convert.family import Family, takes
+from ingot.convert.hf_config import read_activation, read_head_dim, read_rope
+from ingot.convert.weights import Drop
+
+
+def read(section: Section, names: Collection[str] | None) -> ModelConfig:
+    """config.json of a LlamaForCausalLM; defaults are those of transformers."""
+    hidden = section.integer("hidden_size", minimum=1)
+    heads = section.integer("num_attention_heads", minimum=1)
+    head_dim = (
+        section.integer("head_dim", minimum=1)
+        if section.has("head_dim")
+        else read_head_dim(section, hidden, heads, hidden_key="hidden_size", heads_key="num_attention_heads")
+    )
+    max_positions = section.integer("max_position_embeddings", 2048, minimum=1)
+    attention_bias = section.boolean("attention_bias", False)
+    return ModelConfig(
+        family="llama",
+        vocab_size=section.integer("vocab_size", minimum=1),
+        hidden_size=hidden,
+        intermediate_size=section.integer("intermediate_size", minimum=1),
+        num_layers=section.integer("num_hidden_layers", minimum=1),
+        heads=heads,
+        kv_heads=section.integer("num_key_value_heads", heads, minimum=1),
+        head_dim=head_dim,
+        max_positions=max_positions,
+        norm=Norm.RMS,
+        norm_eps=section.number("rms_norm_eps", 1e-6, above=0),
+        activation=read_activation(section, "hidden_act", "silu"),
+        gated_mlp=True,
+        rope=read_rope(section, head_dim, max_positions),
+        attention_scale=head_dim**-0.5,
+        qkv_bias=attention_bias,
+        attention_out_bias=attention_bias,
+        mlp_bias=section.boolean("mlp_bias", False),
+        tied_embeddings=section.boolean("tie_word_embeddings", False),
+    )
+
+
+_LAYER = "model.layers.{i}"
+
+FAMILY = Family(
+    name="llama",
+    read=read,
+    rows=takes(
+        {
+            "embed/weight": "model.embed_tokens.weight",
+            "layers.{i}/attn_norm/weight": f"{_LAYER}.input_layernorm.weight",
+            "layers.{i}/attn/q/weight": f"{_LAYER}.self_attn.q_proj.weight",
+            "layers.{i}/attn/q/bias": f"{_LAYER}.self_attn.q_proj.bias",
+            "layers.{i}/attn/k/weight": f"{_LAYER}.self_attn.k_proj.weight",
+            "layers.{i}/attn/k/bias": f"{_LAYER}.self_attn.k_proj.bias",
+            "layers.{i}/attn/v/weight": f"{_LAYER}.self_attn.v_proj.weight",
+            "layers.{i}/attn/v/bias": f"{_LAYER}.self_attn.v_proj.bias",
+            "layers.{i}/attn/out/weight": f"{_LAYER}.self_attn.o_proj.weight",
+            "layers.{i}/attn/out/bias": f"{_LAYER}.self_attn.o_proj.bias",
+            "layers.{i}/mlp_norm/weight": f"{_LAYER}.post_attention_layernorm.weight",
+            "layers.{i}/mlp/gate/weight": f"{_LAYER}.mlp.gate_proj.weight",
+            "layers.{i}/mlp/gate/bias": f"{_LAYER}.mlp.gate_proj.bias",
+            "layers.{i}/mlp/up/weight": f"{_LAYER}.mlp.up_proj.weight",
+            "layers.{i}/mlp/up/bias": f"{_LAYER}.mlp.up_proj.bias",
+            "layers.{i}/mlp/down/weight": f"{_LAYER}.mlp.down_proj.weight",
+            "layers.{i}/mlp/down/bias": f"{_LAYER}.mlp.down_proj.bias",
+            "norm/weight": "model.norm.weight",
+            "lm_head/weight": "lm_head.weight",
+        }
+    ),
+    drops=(Drop(f"{_LAYER}.self_attn.rotary_emb.inv_freq"),),  # Llama 2 files; computed from the configuration
+    tiny={
+        "model_type": "llama", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 84, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    },
+)  # fmt: skip

@@ -1,0 +1,112 @@
+"""What a family is, and how one is found: `model_type` of a Hugging Face config is the name of a file in `families`.
+
+A family is a table: how to read its configuration, where each weight of the Graph comes from, what may be left aside.
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable, Collection, Mapping
+
+import ingot.convert.families as families_package
+from ingot.configs.model import ModelConfig
+from ingot.configs.read import Section, nearest
+from ingot.convert.weights import Drop, Row, Take, rename
+from ingot.errors import ConfigError, UnsupportedModelError
+
+# Keys of a config.json that say nothing about the numbers of a causal language model at inference.
+WITHOUT_EFFECT = (
+    "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "attn_pdrop", "bos_token_id",
+    "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token_id",
+    "gradient_checkpointing", "id2label", "initializer_range", "is_decoder", "label2id", "max_length", "model_type",
+    "n_ctx", "n_special", "output_attentions", "output_hidden_states", "output_past", "pad_token_id",
+    "predict_special_tokens", "pretraining_tp", "resid_pdrop", "return_dict", "sep_token_id", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
+    "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "use_cache",
+)  # fmt: skip
+
+# Keys that change the numbers, or the files, in ways that no family here has.
+REFUSED = (
+    "add_cross_attention", "auto_map", "is_encoder_decoder", "quantization_config", "rope_interleaved",
+    "sliding_window",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """name            the model_type
+    read            (config.json, names of the tensors or None for random weights) → ModelConfig
+    rows            one per weight of `decoder.weight_shapes`; "{i}" stands for the layer
+    drops           tensors that some files hold and nothing needs
+    optional_prefix some files leave this away from every name
+    tiny            a config.json of a tiny model, for tests
+    """
+
+    name: str
+    read: Callable[[Section, Collection[str] | None], ModelConfig]
+    rows: tuple[Row, ...]
+    drops: tuple[Drop, ...] = ()
+    optional_prefix: str = ""
+    tiny: Mapping[str, object]
+
+    def table(self, layers: int, names: Collection[str]) -> tuple[list[Row], list[Drop]]:
+        """Rows and drops with "{i}" written out, spelled like the tensor `names` of the source."""
+        rows, drops = list(self.rows), list(self.drops)
+        if self.optional_prefix and not any(name.startswith(self.optional_prefix) for name in names):
+            rows = [Row(row.name, rename(row.expr, self.optional_prefix, "")) for row in rows]
+            drops = [Drop(drop.name.replace(self.optional_prefix, "")) for drop in drops]
+        for row in [row for row in rows if "{i}" in row.name]:
+            rows.remove(row)
+            rows += [Row(row.name.replace("{i}", str(i)), rename(row.expr, "{i}", str(i))) for i in range(layers)]
+        return rows, [Drop(drop.name.replace("{i}", str(i))) for drop in drops for i in range(layers)]
+
+
+def takes(names: Mapping[str, str]) -> tuple[Row, ...]:
+    """Rows that take tensors as they are: name in the Graph → name in the files."""
+    return tuple(Row(ours, Take(theirs)) for ours, theirs in names.items())
+
+
+def family_names() -> tuple[str, ...]:
+    """Every supported model_type, sorted."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(families_package.__path__)))
+
+
+def find_family(model_type: str) -> Family:
+    """The table in `families/<model_type>.py`. Raises UnsupportedModelError if there is none."""
+    if model_type not in family_names():
+        guess = nearest(model_type, family_names())
+        raise UnsupportedModelError(
+            f"models of type {model_type!r} are not supported",
+            expected=", ".join(family_names()),
+            hint=f"{guess + ' ' if guess else ''}A new family is one file: convert/families/<model_type>.py",
+        )
+    family = importlib.import_module(f"ingot.convert.families.{model_type}").FAMILY
+    assert isinstance(family, Family), f"families/{model_type}.py must define FAMILY"
+    assert family.name == model_type, f"families/{model_type}.py defines {family.name}"
+    return family
+
+
+def read_model(section: Section, names: Collection[str] | None) -> tuple[Family, ModelConfig, tuple[str, ...]]:
+    """config.json → family, configuration, and keys that no one understands.
+
+    Raises UnsupportedModelError or ConfigError; what transformers would use and ingot would not is always refused.
+    """
+    if not section.has("model_type"):
+        raise ConfigError("config.json does not say what model it is", where=section.place("model_type"),
+                          expected=", ".join(family_names()))  # fmt: skip
+    family = find_family(section.text("model_type"))
+    for key in REFUSED:
+        if section.raw(key):
+            raise UnsupportedModelError(
+                "the model has a feature that is not supported", where=section.place(key),
+                got=repr(section.raw(key))[:200],
+            )  # fmt: skip
+    for key in WITHOUT_EFFECT:
+        section.has(key)
+    config = family.read(section, names)
+    if config.heads % config.kv_heads:
+        raise ConfigError(
+            "the query heads cannot be shared evenly among the key heads", where=section.where,
+            got=f"{config.heads} query heads, {config.kv_heads} key and value heads",
+        )  # fmt: skip
+    return family, config, section.unread()

@@ -1,0 +1,144 @@
+"""Everything that is decided before a conversion writes its first byte: which weights, from where, into which files."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ingot.configs.convert import ConvertOptions
+from ingot.configs.model import ModelConfig
+from ingot.configs.read import Section
+from ingot.convert.decoder import weight_shapes
+from ingot.convert.family import read_model
+from ingot.convert.random_weights import random_blocks
+from ingot.convert.source import SINGLE_FILE, Source
+from ingot.convert.weights import Bits, Drop, Row, Take, blocks, claim, infer, sources
+from ingot.dtypes import DType
+from ingot.errors import CheckpointError
+from ingot.tensor_file import StoredTensor, TensorSpec, read_elements
+
+BLOCK = 1 << 20  # elements that are in memory at a time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Weight:
+    """A weight about to be written.
+
+    read     yields its bits, flat, in type `stored`
+    spec     what they become
+    memory   bytes that are held while it is made, beyond a few blocks
+    """
+
+    spec: TensorSpec
+    stored: DType
+    read: Callable[[], Iterator[Bits]]
+    memory: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """files       name of a safetensors file → its weights in order
+    read_files  what the Checkpoint is made from, for the record of hashes
+    companions  directory whose tokenizer and generation files are copied, if any
+    generation  token ids for a generation_config.json where the source has none
+    """
+
+    model: ModelConfig
+    files: Mapping[str, Sequence[Weight]]
+    read_files: tuple[Path, ...]
+    companions: Path | None
+    generation: Mapping[str, object]
+    warnings: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights as written."""
+        return sum(weight.spec.nbytes for weights in self.files.values() for weight in weights)
+
+
+def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
+    """Copy the weights of a Hugging Face directory, file by file in the order of their bits."""
+    source = Source.open(folder)
+    family, model, unknown = read_model(source.config, source.tensors)
+    rows, drops = family.table(model.num_layers, source.tensors)
+    if model.tied_embeddings:
+        drops += _tied_copy(rows, source.tensors)
+    chosen = claim(rows, drops, source.tensors, weight_shapes(model))
+    first = {row.name: source.tensors[sources(row.expr)[0]] for row in chosen}
+    chosen.sort(key=lambda row: (first[row.name].file, first[row.name].offset))
+    files: dict[str, list[Weight]] = {}
+    for row in chosen:
+        files.setdefault(first[row.name].file.name, []).append(_weight(row, source.tensors, options.dtype))
+    return Job(
+        model=model,
+        files=files,
+        read_files=source.files,
+        companions=source.path,
+        generation=_generation(source.config),
+        warnings=_unknown_keys(unknown),
+    )
+
+
+def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
+    """A model of the shape that a config.json describes, its weights drawn from a seed (bf16 unless asked)."""
+    section = Section.from_file(config)
+    _, model, unknown = read_model(section, None)
+    dtype = options.dtype or DType.BF16
+    weights = [
+        Weight(
+            spec=TensorSpec(name=name, dtype=dtype, shape=shape),
+            stored=dtype,
+            read=functools.partial(random_blocks, name, shape, dtype, seed, BLOCK),
+        )
+        for name, shape in weight_shapes(model).items()
+    ]
+    return Job(
+        model=model,
+        files={SINGLE_FILE: weights},
+        read_files=(config,),
+        companions=None,
+        generation=_generation(section),
+        warnings=_unknown_keys(unknown),
+    )
+
+
+def _weight(row: Row, tensors: Mapping[str, StoredTensor], dtype: DType | None) -> Weight:
+    stored, shape = infer(row.expr, tensors)
+    spec = TensorSpec(name=row.name, dtype=dtype or stored, shape=shape)
+    streamed = isinstance(row.expr, Take)
+    # made in memory: its parts, itself, and its float32 form with the copies that rounding takes
+    memory = 0 if streamed else 6 * max(spec.nbytes, 4 * spec.nbytes // spec.dtype.itemsize)
+    return Weight(spec=spec, stored=stored, read=functools.partial(blocks, row.expr, tensors, BLOCK), memory=memory)
+
+
+def _tied_copy(rows: Sequence[Row], tensors: Mapping[str, StoredTensor]) -> list[Drop]:
+    """Some files of tied models hold lm_head too: it may go if it equals the token table, and is an error if not."""
+    names = {row.name: sources(row.expr)[0] for row in rows if row.name in ("embed/weight", "lm_head/weight")}
+    table, head = tensors.get(names["embed/weight"]), tensors.get(names["lm_head/weight"])
+    if head is None or table is None:
+        return []
+    same = (head.dtype_name, head.shape) == (table.dtype_name, table.shape) and all(
+        np.array_equal(read_elements(head, begin, end).view(np.uint8), read_elements(table, begin, end).view(np.uint8))
+        for begin in range(0, head.nbytes // head.dtype.itemsize, BLOCK)
+        for end in [min(begin + BLOCK, head.nbytes // head.dtype.itemsize)]
+    )
+    if not same:
+        raise CheckpointError(
+            "the configuration ties lm_head to the token table, but the file holds another lm_head",
+            where=f"{head.file}: {head.name}",
+            expected=f"the bits of {table.name}",
+            hint='write "tie_word_embeddings": false into config.json if the stored lm_head is the right one',
+        )
+    return [Drop(head.name)]
+
+
+def _generation(config: Section) -> dict[str, object]:
+    """Token ids that older models keep in config.json."""
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {key: config.raw(key) for key in keys if config.has(key)}
+
+
+def _unknown_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    return (f"config.json: these keys have no effect: {', '.join(keys)}",) if keys else ()

@@ -1,0 +1,25 @@
+"""RopeConfig → the frequencies of its rotations, rounded like the float32 formulae that models are trained with."""
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.configs.model import Llama3Scaling, RopeConfig
+
+Frequencies = npt.NDArray[np.float32]
+
+
+def inverse_frequencies(rope: RopeConfig) -> Frequencies:
+    """float32 [rotary_dim / 2], in radians per token, scaling included."""
+    exponent = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
+    frequencies = np.float32(1) / np.power(np.float32(rope.theta), exponent)
+    frequencies = frequencies / np.float32(rope.linear_factor)
+    return _blend(frequencies, rope.llama3) if rope.llama3 else frequencies
+
+
+def _blend(frequencies: Frequencies, scaling: Llama3Scaling) -> Frequencies:
+    """Long waves are slowed down by the factor, short ones kept, those between blended by their wavelength."""
+    turns = np.float32(scaling.original_positions) / (np.float32(2 * np.pi) / frequencies)
+    low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    blended: Frequencies = (1 - kept) * frequencies / np.float32(scaling.factor) + kept * frequencies
+    return blended

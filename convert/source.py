@@ -1,0 +1,136 @@
+"""A Hugging Face directory, checked before anything is read from it: config.json, safetensors, tokenizer files.
+
+Links are followed (the Hugging Face cache is made of them); what is written later are copies, never links.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ingot.checkpoint import companions
+from ingot.configs.read import Section
+from ingot.errors import CheckpointError
+from ingot.tensor_file import StoredTensor, read_header
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_HASH_BLOCK = 1 << 22  # bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """An opened model directory.
+
+    tensors  name → where its bits lie, over all files
+    files    every file that the conversion reads or copies, for the record of hashes
+    """
+
+    path: Path
+    config: Section
+    tensors: Mapping[str, StoredTensor]
+    files: tuple[Path, ...]
+
+    @classmethod
+    def open(cls, path: Path) -> "Source":
+        """Raises CheckpointError or ConfigError if the directory is not a complete, sound model."""
+        if not path.is_dir():
+            raise CheckpointError(
+                "there is no such model directory",
+                where=str(path),
+                expected="a Hugging Face directory with config.json and safetensors files",
+                hint="download the model first; --model_dir takes a local path",
+            )
+        config_file = path / "config.json"
+        if not config_file.is_file():
+            raise CheckpointError("the model directory has no config.json", where=str(path), got=_listing(path))
+        config = Section.from_file(config_file)
+        if config.has("schema_version"):
+            raise CheckpointError(
+                "this is a Checkpoint or an Engine already, not a Hugging Face directory", where=str(path),
+                hint="give a Checkpoint to ingot build",
+            )  # fmt: skip
+        tensors, weight_files = _tensors(path)
+        carried = [path / name for name in companions(path)]
+        return cls(path=path, config=config, tensors=tensors, files=(config_file, *weight_files, *carried))
+
+
+def _tensors(path: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
+    """All tensors, and the files that say where they are."""
+    single, index = path / SINGLE_FILE, path / INDEX_FILE
+    if single.is_file():
+        return read_header(single), [single]
+    if index.is_file():
+        shards = _shards(index)
+        return _sharded(index, shards), [index, *sorted(set(shards.values()))]
+    pickled = sorted(file.name for file in path.glob("*.bin"))
+    raise CheckpointError(
+        f"the model directory has neither {SINGLE_FILE} nor {INDEX_FILE}",
+        where=str(path),
+        got=_listing(path),
+        hint="save the model as safetensors: from_pretrained(...).save_pretrained(...)" if pickled else None,
+    )
+
+
+def _shards(index: Path) -> dict[str, Path]:
+    """Tensor name → file, from the index. Every file must be there, beside the index."""
+    weight_map = Section.from_file(index).section("weight_map")
+    names = {name: weight_map.text(name) for name in weight_map.unread()}
+    if not names:
+        raise CheckpointError("the index names no tensors", where=str(index), expected="weight_map")
+    for tensor, file in names.items():
+        if Path(file).name != file or file in ("", ".", ".."):
+            raise CheckpointError(
+                "the index points outside its directory",
+                where=f"{index}: {tensor}",
+                expected="a file name",
+                got=repr(file),
+            )
+    missing = sorted({file for file in names.values() if not (index.parent / file).is_file()})
+    if missing:
+        raise CheckpointError(
+            "files of the model are missing",
+            where=str(index.parent),
+            expected=f"{len(set(names.values()))} files named in {index.name}",
+            got=f"{len(missing)} missing: {', '.join(missing[:10])}",
+            hint="finish the download",
+        )
+    return {tensor: index.parent / file for tensor, file in names.items()}
+
+
+def _sharded(index: Path, shards: Mapping[str, Path]) -> dict[str, StoredTensor]:
+    """The tensors of all shards; index and headers must name the same ones in the same files."""
+    tensors: dict[str, StoredTensor] = {}
+    for file in sorted(set(shards.values())):
+        header = read_header(file)
+        expected = {name for name, place in shards.items() if place == file}
+        if absent := sorted(expected - set(header)):
+            raise CheckpointError(
+                "a file lacks tensors that the index promises", where=str(file), expected=", ".join(absent[:10])
+            )
+        if unlisted := sorted(set(header) - expected):
+            raise CheckpointError(
+                "a file holds tensors that the index does not place there", where=str(file),
+                got=", ".join(unlisted[:10]), hint=f"repair {index.name} or download the model again",
+            )  # fmt: skip
+        tensors.update(header)
+    return tensors
+
+
+def _listing(path: Path) -> str:
+    names = sorted(entry.name for entry in path.iterdir())
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") if names else "an empty directory"
+
+
+def sha256(path: Path, advance: Callable[[int], None]) -> str:
+    """Hex digest of a file; `advance` is told the bytes read since its last call."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_HASH_BLOCK):
+                digest.update(block)
+                advance(len(block))
+    except OSError as error:
+        raise CheckpointError("the file cannot be read", where=str(path), got=error.strerror) from error
+    return digest.hexdigest()

@@ -1,0 +1,207 @@
+"""The language of weight tables: what a stored weight is made of, as data; and the claim that nothing is left over.
+
+    Take("a")                        the tensor as it is
+    Transpose(e)                     2-D, rows and columns swapped
+    Concat((e, f), axis=0)           one behind the other
+    Stack((e, f))                    along a new first axis
+    Split(e, parts=3, index=1)       one of equal parts along `axis`
+
+A Take streams block by block; the others are made in memory, one weight at a time.
+"""
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.configs.convert import WEIGHT_DTYPES
+from ingot.dtypes import DType
+from ingot.errors import CheckpointError
+from ingot.tensor_file import StoredTensor, read_elements, read_rows
+
+Bits = npt.NDArray[np.generic]
+Shape = tuple[int, ...]
+
+_LISTED = 20  # names shown in an error before "and n more"
+
+
+@dataclasses.dataclass(frozen=True)
+class Take:
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Transpose:
+    of: "Expr"
+
+
+@dataclasses.dataclass(frozen=True)
+class Concat:
+    of: tuple["Expr", ...]
+    axis: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    of: tuple["Expr", ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    of: "Expr"
+    parts: int
+    index: int
+    axis: int = 0
+
+
+Expr = Take | Transpose | Concat | Stack | Split
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Weight `name` of the Graph is `expr`. `{i}` in names stands for the layer."""
+
+    name: str
+    expr: Expr
+
+
+@dataclasses.dataclass(frozen=True)
+class Drop:
+    """A tensor that some files hold and nothing needs."""
+
+    name: str
+
+
+def sources(expr: Expr) -> tuple[str, ...]:
+    """Names of the tensors that an expression reads."""
+    match expr:
+        case Take(name):
+            return (name,)
+        case Transpose(of) | Split(of):
+            return sources(of)
+        case Concat(of) | Stack(of):
+            return tuple(name for part in of for name in sources(part))
+
+
+def rename(expr: Expr, old: str, new: str) -> Expr:
+    """The expression with `old` replaced by `new` in every tensor name."""
+    match expr:
+        case Take(name):
+            return Take(name.replace(old, new))
+        case Transpose(of) | Split(of):
+            return dataclasses.replace(expr, of=rename(of, old, new))
+        case Concat(of) | Stack(of):
+            return dataclasses.replace(expr, of=tuple(rename(part, old, new) for part in of))
+
+
+def infer(expr: Expr, tensors: Mapping[str, StoredTensor]) -> tuple[DType, Shape]:
+    """Type and shape, from headers alone. Raises CheckpointError where parts do not fit together."""
+    match expr:
+        case Take(name):
+            return tensors[name].dtype, tensors[name].shape
+        case Transpose(of):
+            dtype, shape = infer(of, tensors)
+            return dtype, shape[::-1]
+        case Split(of, parts, _, axis):
+            dtype, shape = infer(of, tensors)
+            if shape[axis] % parts:
+                raise _unfit(expr, f"axis {axis} divisible by {parts}", str(list(shape)))
+            return dtype, (*shape[:axis], shape[axis] // parts, *shape[axis + 1 :])
+        case Concat(of, axis):
+            dtype, shapes = _alike(expr, of, tensors, free_axis=axis)
+            return dtype, (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])
+        case Stack(of):
+            dtype, shapes = _alike(expr, of, tensors)
+            return dtype, (len(shapes), *shapes[0])
+
+
+def _alike(
+    expr: Expr, parts: Sequence[Expr], tensors: Mapping[str, StoredTensor], free_axis: int | None = None
+) -> tuple[DType, list[Shape]]:
+    """Parts must share their type and, but for `free_axis`, their shape."""
+    inferred = [infer(part, tensors) for part in parts]
+    fixed = {
+        (dtype, tuple(-1 if axis == free_axis else n for axis, n in enumerate(shape))) for dtype, shape in inferred
+    }
+    if len(fixed) > 1:
+        got = ", ".join(f"{dtype.value} {list(shape)}" for dtype, shape in inferred)
+        raise _unfit(expr, "parts of one type and shape", got)
+    return inferred[0][0], [shape for _, shape in inferred]
+
+
+def _unfit(expr: Expr, expected: str, got: str) -> CheckpointError:
+    return CheckpointError(
+        "tensors that make one weight do not fit together", where=", ".join(sources(expr)), expected=expected, got=got
+    )
+
+
+def blocks(expr: Expr, tensors: Mapping[str, StoredTensor], block: int) -> Iterator[Bits]:
+    """The stored bits in C order, flat, at most `block` elements at a time where the expression is a Take."""
+    if isinstance(expr, Take):
+        size = math.prod(tensors[expr.name].shape)
+        for begin in range(0, size, block):
+            yield read_elements(tensors[expr.name], begin, min(begin + block, size))
+    else:
+        yield _evaluate(expr, tensors).reshape(-1)
+
+
+def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
+    match expr:
+        case Take(name):
+            return read_rows(tensors[name]).reshape(tensors[name].shape)
+        case Transpose(of):
+            return _evaluate(of, tensors).T
+        case Split(of, parts, index, axis):
+            return np.split(_evaluate(of, tensors), parts, axis=axis)[index]
+        case Concat(of, axis):
+            return np.concatenate([_evaluate(part, tensors) for part in of], axis=axis)
+        case Stack(of):
+            return np.stack([_evaluate(part, tensors) for part in of])
+
+
+def claim(
+    rows: Sequence[Row], drops: Sequence[Drop], tensors: Mapping[str, StoredTensor], wanted: Mapping[str, Shape]
+) -> list[Row]:
+    """The rows that the Graph wants. Raises CheckpointError unless every wanted weight can be made in its shape and
+    every tensor of the source is used or dropped on purpose."""
+    chosen = [row for row in rows if row.name in wanted]
+    unnamed = set(wanted) - {row.name for row in chosen}
+    assert not unnamed, f"the family has no row for {sorted(unnamed)}"
+    used = {name for row in chosen for name in sources(row.expr)}
+    missing = used - set(tensors)
+    unclaimed = set(tensors) - used - {drop.name for drop in drops}
+    if missing or unclaimed:
+        raise CheckpointError(
+            "the tensors of the model are not the ones its configuration asks for",
+            expected=f"{len(missing)} missing: {_listed(missing)}",
+            got=f"{len(unclaimed)} unclaimed: {_listed(unclaimed)}",
+            hint="check config.json (layers, biases, tied embeddings) against the files",
+        )
+    for row in chosen:
+        if (dtype := infer(row.expr, tensors)[0]) not in WEIGHT_DTYPES.values():
+            raise CheckpointError(
+                f"a weight has the unsupported type {dtype.safetensors}", where=", ".join(sources(row.expr)),
+                expected="F32, F16 or BF16",
+            )  # fmt: skip
+    misshapen = [
+        f"{', '.join(sources(row.expr))}: expected {list(wanted[row.name])}, got {list(shape)}"
+        for row in chosen
+        if (shape := infer(row.expr, tensors)[1]) != wanted[row.name]
+    ]
+    if misshapen:
+        raise CheckpointError(
+            "tensors have other shapes than the configuration asks for",
+            got=f"{len(misshapen)} misshapen: {_listed(misshapen)}",
+            hint="check the sizes in config.json against the files",
+        )
+    return chosen
+
+
+def _listed(names: Collection[str]) -> str:
+    if not names:
+        return "none"
+    shown = sorted(names)[:_LISTED]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -1,0 +1,165 @@
+"""The Checkpoint: what `convert` writes and `builder` reads.
+
+    config.json         schema version; beside it, for people and tools: model, sources, build defaults
+    model.onnx          the Graph; its initialisers point into the safetensors files
+    *.safetensors       weights
+    tokenizer.json, ... copied
+
+The Graph is the only source of the builder: a config.json with nothing but the schema version is complete.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.configs.convert import BuildDefaults
+from ingot.configs.model import ModelConfig
+from ingot.configs.read import Section, read_record, write_record
+from ingot.dtypes import DType
+from ingot.errors import CheckpointError, ConfigError
+from ingot.tensor_file import StoredTensor, read_header
+
+CHECKPOINT_SCHEMA = 1
+GRAPH_FILE = "model.onnx"
+
+# What a tokenizer or a generation loop may need; a pattern matches at most what it names.
+COMPANION_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+    "vocab.json", "vocab.txt", "merges.txt", "generation_config.json", "chat_template.jinja", "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """config.json of a Checkpoint.
+
+    sources          file name → SHA-256 of the files it was made from; empty for random weights
+    nonfinite        weight → how many of its values are NaN or infinite
+    """
+
+    ingot_version: str | None = None
+    model: ModelConfig | None = None
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    nonfinite: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    random_seed: int | None = None
+    build_defaults: BuildDefaults = dataclasses.field(default_factory=BuildDefaults)
+
+    def to_json(self) -> str:
+        document: dict[str, Any] = {"schema_version": CHECKPOINT_SCHEMA, **write_record(self)}
+        return json.dumps(document, indent=2) + "\n"
+
+    @classmethod
+    def from_file(cls, path: Path) -> "CheckpointConfig":
+        """Raises CheckpointError for another schema, ConfigError for a key that is wrong or unknown."""
+        section = Section.from_file(path)
+        if not section.has("schema_version"):
+            raise CheckpointError(
+                "this is not a Checkpoint: its config.json has no schema_version",
+                where=str(path.parent),
+                hint="convert a Hugging Face directory first: ingot convert --model_dir ... --output_dir ..."
+                if section.has("model_type")
+                else None,
+            )
+        schema = section.integer("schema_version")
+        if schema != CHECKPOINT_SCHEMA:
+            raise CheckpointError(
+                "the Checkpoint has another schema",
+                where=section.place("schema_version"),
+                expected=str(CHECKPOINT_SCHEMA),
+                got=str(schema),
+                hint="convert the model again with this version of ingot",
+            )
+        sources, nonfinite = section.section("sources"), section.section("nonfinite")
+        config = cls(
+            ingot_version=section.text("ingot_version") if section.has("ingot_version") else None,
+            model=read_record(ModelConfig, section.section("model")) if section.has("model") else None,
+            sources={name: sources.text(name) for name in sources.unread()},
+            nonfinite={name: nonfinite.integer(name) for name in nonfinite.unread()},
+            random_seed=section.integer("random_seed") if section.has("random_seed") else None,
+            build_defaults=read_record(BuildDefaults, section.section("build_defaults")),
+        )
+        section.refuse_unknown()
+        return config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """An opened Checkpoint directory; nothing but config.json is read until asked for."""
+
+    path: Path
+    config: CheckpointConfig
+
+    @classmethod
+    def open(cls, path: Path) -> "Checkpoint":
+        """Raises CheckpointError or ConfigError if `path` is no Checkpoint of this schema."""
+        if not path.is_dir():
+            raise CheckpointError("there is no such Checkpoint directory", where=str(path))
+        if not (path / "config.json").is_file():
+            raise CheckpointError("this is not a Checkpoint: it has no config.json", where=str(path))
+        config = CheckpointConfig.from_file(path / "config.json")
+        if not (path / GRAPH_FILE).is_file():
+            raise CheckpointError(
+                f"the Checkpoint has no {GRAPH_FILE}", where=str(path), hint="convert the model again"
+            )
+        return cls(path=path, config=config)
+
+    @property
+    def graph_path(self) -> Path:
+        return self.path / GRAPH_FILE
+
+    def tensors(self) -> dict[str, StoredTensor]:
+        """Every tensor of the safetensors files by name, from the headers alone."""
+        found: dict[str, StoredTensor] = {}
+        for file in sorted(self.path.glob("*.safetensors")):
+            for name, tensor in read_header(file).items():
+                if name in found:
+                    raise CheckpointError(
+                        "two files hold a tensor of the same name", where=f"{file}: {name}", got=str(found[name].file)
+                    )
+                found[name] = tensor
+        return found
+
+    def external(self, name: str, *, location: str, offset: int, dtype: DType, shape: tuple[int, ...]) -> StoredTensor:
+        """The bits that initialiser `name` of the Graph points to. Raises CheckpointError if they are not there."""
+        where, file = f"{self.graph_path}: {name}", self.path / location
+        if Path(location).name != location:
+            raise CheckpointError(
+                "external data must lie in the Checkpoint itself", where=where, expected="a file name", got=location
+            )
+        nbytes = math.prod(shape) * dtype.itemsize
+        size = file.stat().st_size if file.is_file() else -1
+        if offset < 0 or offset + nbytes > size:
+            raise CheckpointError(
+                "an initialiser points at bytes that are not there",
+                where=where,
+                expected=f"{location}: {nbytes:,} bytes at offset {offset:,}",
+                got="no such file" if size < 0 else f"a file of {size:,} bytes",
+                hint="convert the model again",
+            )
+        return StoredTensor(
+            name=name, file=file, dtype_name=dtype.safetensors, shape=shape, offset=offset, nbytes=nbytes
+        )
+
+    def companions(self) -> Iterator[Path]:
+        """Tokenizer and generation files, which an Engine carries along; paths relative to the Checkpoint."""
+        return companions(self.path)
+
+
+def companions(folder: Path) -> Iterator[Path]:
+    """Tokenizer and generation files of a model directory, relative to it."""
+    for pattern in COMPANION_FILES:
+        for file in sorted(folder.glob(pattern)):
+            if file.is_file():
+                yield file.relative_to(folder)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a directory is an output of `convert`, of whatever schema: it may be replaced by a new one."""
+    try:
+        return Section.from_file(path / "config.json").has("schema_version") and (path / GRAPH_FILE).is_file()
+    except ConfigError:
+        return False

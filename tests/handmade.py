@@ -1,0 +1,96 @@
+"""Hugging Face directories without torch: hand-written safetensors with random bits, whole or broken on purpose."""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.configs.read import Section
+from ingot.convert.decoder import weight_shapes
+from ingot.convert.family import read_model
+from ingot.convert.weights import sources
+from ingot.dtypes import DType, from_float32
+
+Bits = npt.NDArray[np.generic]
+
+TINY_LLAMA: dict[str, object] = {
+    "model_type": "llama", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 64,
+    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+TINY_GPT2: dict[str, object] = {
+    "model_type": "gpt2", "vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
+    "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, tuple[DType, Bits]], *, padding: int = 0) -> None:
+    """One file; `padding` spaces after the header shift the bits to unaligned offsets."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, (dtype, bits) in tensors.items():
+        header[name] = {
+            "dtype": dtype.safetensors, "shape": list(bits.shape), "data_offsets": [position, position + bits.nbytes],
+        }  # fmt: skip
+        position += bits.nbytes
+    text = json.dumps(header).encode() + b" " * padding
+    data = b"".join(bits.tobytes() for _, bits in tensors.values())
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def edit_header(path: Path, edit: Mapping[str, Mapping[str, object]]) -> None:
+    """Replace entries of a header; the bits stay."""
+    raw = path.read_bytes()
+    length = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + length])
+    for name, entry in edit.items():
+        header[name] = {**header.get(name, {}), **entry}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])
+
+
+def random_tensors(
+    config: Mapping[str, object], *, seed: int = 0, dtype: DType = DType.F32
+) -> dict[str, tuple[DType, Bits]]:
+    """The tensors a model of this configuration consists of, under their Hugging Face names."""
+    family, model, _ = read_model(Section(config, "config.json"), None)
+    rows, _ = family.table(model.num_layers, [family.optional_prefix])
+    generator = np.random.default_rng(seed)
+    names = {row.name: sources(row.expr)[0] for row in rows}
+    return {
+        names[name]: (dtype, from_float32(generator.normal(0, 0.2, shape).astype(np.float32), dtype))
+        for name, shape in weight_shapes(model).items()
+    }
+
+
+def write_model(
+    folder: Path,
+    config: Mapping[str, object] = TINY_LLAMA,
+    *,
+    tensors: Mapping[str, tuple[DType, Bits]] | None = None,
+    shards: int = 1,
+    padding: int = 0,
+    dtype: DType = DType.F32,
+) -> Path:
+    """A complete model directory; returns it. More than one shard brings an index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = random_tensors(config, dtype=dtype) if tensors is None else tensors
+    if shards == 1:
+        write_safetensors(folder / "model.safetensors", tensors, padding=padding)
+        return folder
+    names = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    weight_map = {}
+    for file, part in zip(names, _parts(list(tensors), shards), strict=True):
+        write_safetensors(folder / file, {name: tensors[name] for name in part}, padding=padding)
+        weight_map.update(dict.fromkeys(part, file))
+    index = {"metadata": {"total_size": sum(bits.nbytes for _, bits in tensors.values())}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def _parts(names: Sequence[str], count: int) -> list[list[str]]:
+    return [list(part) for part in np.array_split(np.array(names, dtype=object), count)]

@@ -1,0 +1,122 @@
+"""Tiny random Hugging Face models, and what transformers says they compute: the oracle of the golden tests.
+
+    model = tiny_llama(tmp_path / "m", head_dim=12, heads=8, kv_heads=1, vocab=67)
+    model.folder            config.json, model.safetensors (as save_pretrained writes them)
+    model.logits(ids)       float32 [batch, sequence, vocab]
+    model.greedy(ids, 40)   the tokens that follow one prompt
+
+Weights are larger than at the start of a training, so that attention and norms matter and greedy margins are wide.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TinyModel:
+    folder: Path
+    model: Any
+
+    def logits(self, ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """ids [batch, sequence] → float32 [batch, sequence, vocab]"""
+        with torch.no_grad():
+            logits = self.model(torch.from_numpy(np.asarray(ids, dtype=np.int64))).logits
+        result: npt.NDArray[np.float32] = logits.float().numpy()
+        return result
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The `count` most likely next tokens, one after the other, whatever the end id."""
+        ids = list(prompt)
+        for _ in range(count):
+            ids.append(int(self.logits([ids])[0, -1].argmax()))
+        return ids[len(prompt) :]
+
+
+def tiny_model(folder: Path, config: dict[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> TinyModel:
+    """A model of any family from its config.json values; weights from `seed`, saved in `dtype`, computed in float32."""
+    values = dict(config)
+    hf_config = AutoConfig.for_model(values.pop("model_type"), **values)
+    model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1:
+                is_factor = name.endswith("weight")
+                value = 1 + 0.2 * noise if is_factor else 0.2 * noise
+            else:
+                value = noise * (
+                    0.7 if "emb" in name or "wte" in name or "wpe" in name else parameter.shape[-1] ** -0.5
+                )
+            parameter.copy_(value.to(dtype).float())
+    folder.mkdir(parents=True, exist_ok=True)
+    # only parameters are rounded: model.to(dtype) would round the rotary frequencies too
+    model.config.dtype = dtype
+    model.save_pretrained(folder, state_dict={name: value.to(dtype) for name, value in model.state_dict().items()})
+    return TinyModel(folder=folder, model=model)
+
+
+def load_model(folder: Path) -> TinyModel:
+    """A model directory as transformers reads it, computed in float32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return TinyModel(folder=folder, model=model)
+
+
+def tiny_llama(
+    folder: Path,
+    *,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    hidden: int | None = None,
+    inter: int = 84,
+    vocab: int = 61,
+    positions: int = 128,
+    tied: bool = False,
+    biases: bool = False,
+    rope: dict[str, Any] | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **config: Any,
+) -> TinyModel:
+    """hidden: by default heads * 8, so that heads * head_dim is often another number. rope: rope_parameters."""
+    values = {
+        "model_type": "llama", "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": head_dim, "hidden_size": hidden or heads * 8,
+        "intermediate_size": inter, "vocab_size": vocab, "max_position_embeddings": positions,
+        "tie_word_embeddings": tied, "attention_bias": biases, "mlp_bias": biases,
+        "rope_parameters": rope or {"rope_type": "default", "rope_theta": 10000.0},
+        "bos_token_id": 1, "eos_token_id": 2, **config,
+    }  # fmt: skip
+    return tiny_model(folder, values, seed=seed, dtype=dtype)
+
+
+def tiny_gpt2(
+    folder: Path,
+    *,
+    layers: int = 2,
+    heads: int = 3,
+    head_dim: int = 16,
+    inter: int | None = None,
+    vocab: int = 61,
+    positions: int = 128,
+    tied: bool = True,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **config: Any,
+) -> TinyModel:
+    """hidden is heads * head_dim; inter None: four times hidden."""
+    values = {
+        "model_type": "gpt2", "n_layer": layers, "n_head": heads, "n_embd": heads * head_dim, "n_inner": inter,
+        "vocab_size": vocab, "n_positions": positions, "tie_word_embeddings": tied,
+        "bos_token_id": 0, "eos_token_id": 0, **config,
+    }  # fmt: skip
+    return tiny_model(folder, values, seed=seed, dtype=dtype)
