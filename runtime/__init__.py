@@ -1,1 +1,5 @@
-"""Engine in, tokens out."""
+"""The runtime room: Engine → Session → in-flight batching → tokens."""
+
+from ingot.runtime.model_runner import ModelRunner
+
+__all__ = ["ModelRunner"]

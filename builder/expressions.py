@@ -1,0 +1,183 @@
+"""Weight expressions: Cast, Transpose, Concat, Reshape and Unsqueeze over initialisers, read block by block as float32.
+
+`read_rows` evaluates rows [begin, end) of an expression without ever holding more of the weight in memory. Vectors
+count as matrices with one column.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_graphsurgeon as gs
+
+from ingot.builder.graph import describe, producer, weight_shape
+from ingot.dtypes import DType, from_float32, to_float32
+from ingot.errors import BuildError, CheckpointError
+
+Float32 = npt.NDArray[np.float32]
+_RESHAPING = ("Reshape", "Unsqueeze")
+
+
+def key(tensor: gs.Tensor) -> tuple[object, ...]:
+    """What a weight is, apart from its name: equal keys are equal values."""
+    if isinstance(tensor, gs.Constant):
+        proto = _external(tensor)
+        if proto is not None:
+            place = sorted((entry.key, entry.value) for entry in proto.external_data)
+            return ("external", *place, proto.data_type, tuple(proto.dims))
+        values = np.ascontiguousarray(tensor.values)
+        return ("inline", hashlib.sha256(values.tobytes()).hexdigest(), str(values.dtype), values.shape)
+    node = tensor.inputs[0]
+    attrs = tuple(sorted((name, str(value)) for name, value in node.attrs.items()))
+    return (node.op, attrs, *(key(each) for each in node.inputs))
+
+
+def stored_dtypes(tensor: gs.Tensor) -> Iterator[tuple[DType, int]]:
+    """(stored type, bytes) of every initialiser under a weight."""
+    if isinstance(tensor, gs.Constant):
+        dtype = _dtype(tensor)
+        yield dtype, int(np.prod(tensor.shape)) * dtype.itemsize
+        return
+    node = tensor.inputs[0]
+    for each in node.inputs[:1] if node.op in _RESHAPING else node.inputs:
+        yield from stored_dtypes(each)
+
+
+def matrix_shape(tensor: gs.Tensor) -> tuple[int, int]:
+    """[rows, cols] of a weight; a vector is one column."""
+    shape = [size for size in weight_shape(tensor) if size != 1] if len(weight_shape(tensor)) != 2 else None
+    if shape is None:
+        rows, cols = weight_shape(tensor)
+        return rows, cols
+    if len(shape) > 1:
+        raise BuildError("a weight is no vector or matrix", where=str(weight_shape(tensor)))
+    return (shape[0] if shape else 1), 1
+
+
+class WeightReader:
+    """Reads weight expressions of one checkpoint directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[str, int] = {}
+
+    def __enter__(self) -> "WeightReader":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+    def read_rows(self, tensor: gs.Tensor, begin: int, end: int) -> Float32:
+        """Rows [begin, end) as float32 [end - begin, cols]."""
+        return self._read(tensor, begin, end, 0, matrix_shape(tensor)[1])
+
+    def _read(self, tensor: gs.Tensor, r0: int, r1: int, c0: int, c1: int) -> Float32:
+        node = producer(tensor)
+        if node is None:
+            return self._leaf(tensor, r0, r1, c0, c1)
+        if node.op == "Cast":
+            dtype = DType.from_onnx(node.attrs["to"])
+            if dtype not in (DType.F32, DType.F16, DType.BF16):
+                raise BuildError("a weight is cast to a type that ingot does not compute with", where=describe(node))
+            values = self._read(node.inputs[0], r0, r1, c0, c1)
+            return to_float32(from_float32(values, dtype), dtype)
+        if node.op == "Transpose" and len(weight_shape(tensor)) == 2:
+            return self._transposed(node, r0, r1, c0, c1)
+        if node.op == "Concat" and node.attrs["axis"] in (0, 1, -1, -2) and len(weight_shape(tensor)) <= 2:
+            return self._concat(node, r0, r1, c0, c1)
+        if node.op in _RESHAPING and matrix_shape(tensor) == matrix_shape(node.inputs[0]):
+            return self._read(node.inputs[0], r0, r1, c0, c1)
+        raise BuildError("a weight expression cannot be evaluated", where=describe(node))
+
+    def _transposed(self, node: gs.Node, r0: int, r1: int, c0: int, c1: int) -> Float32:
+        if list(node.attrs.get("perm", [1, 0])) == [0, 1]:
+            return self._read(node.inputs[0], r0, r1, c0, c1)
+        return self._read(node.inputs[0], c0, c1, r0, r1).T
+
+    def _concat(self, node: gs.Node, r0: int, r1: int, c0: int, c1: int) -> Float32:
+        rank = len(weight_shape(node.inputs[0]))
+        axis = node.attrs["axis"] % rank
+        begin, end = (r0, r1) if axis == 0 else (c0, c1)
+        pieces, start = [], 0
+        for each in node.inputs:
+            size = matrix_shape(each)[axis]
+            low, high = max(begin - start, 0), min(end - start, size)
+            if low < high:
+                block = (low, high, c0, c1) if axis == 0 else (r0, r1, low, high)
+                pieces.append(self._read(each, *block))
+            start += size
+        return np.concatenate(pieces, axis=axis) if pieces else np.empty((r1 - r0, c1 - c0), np.float32)
+
+    def _leaf(self, tensor: gs.Constant, r0: int, r1: int, c0: int, c1: int) -> Float32:
+        rows, cols = matrix_shape(tensor)
+        proto, dtype = _external(tensor), _dtype(tensor)
+        if proto is None:
+            return np.asarray(tensor.values, np.float32).reshape(rows, cols)[r0:r1, c0:c1]
+        place = {entry.key: entry.value for entry in proto.external_data}
+        base = int(place.get("offset", 0))
+        if c0 == 0 and c1 == cols:
+            data = self._bytes(
+                tensor, place["location"], base + r0 * cols * dtype.itemsize, (r1 - r0) * cols * dtype.itemsize
+            )
+        else:
+            offsets = (base + (row * cols + c0) * dtype.itemsize for row in range(r0, r1))
+            width = (c1 - c0) * dtype.itemsize
+            data = b"".join(self._bytes(tensor, place["location"], offset, width) for offset in offsets)
+        return to_float32(np.frombuffer(data, dtype.storage).reshape(r1 - r0, c1 - c0), dtype)
+
+    def _bytes(self, tensor: gs.Constant, location: str, offset: int, count: int) -> bytes:
+        descriptor = self._open(location)
+        data = os.pread(descriptor, count, offset)
+        while len(data) < count:
+            more = os.pread(descriptor, count - len(data), offset + len(data))
+            if not more:
+                raise CheckpointError(
+                    "a weight file of the checkpoint is truncated", where=f"{self._directory / location}:{tensor.name}",
+                    expected=f"{count} bytes at {offset}", got=f"{len(data)} bytes",
+                    hint="make the checkpoint again with `ingot convert`",
+                )  # fmt: skip
+            data += more
+        return data
+
+    def _open(self, location: str) -> int:
+        if location not in self._files:
+            if Path(location).is_absolute() or ".." in Path(location).parts:
+                raise CheckpointError("a weight lies outside the checkpoint", where=location)
+            try:
+                self._files[location] = os.open(self._directory / location, os.O_RDONLY)
+            except OSError as error:
+                raise CheckpointError(
+                    "a weight file of the checkpoint cannot be read", where=str(self._directory / location),
+                    got=error.strerror, hint="make the checkpoint again with `ingot convert`",
+                ) from error  # fmt: skip
+        return self._files[location]
+
+
+def _external(tensor: gs.Constant) -> onnx.TensorProto | None:
+    """The reference to external data behind an initialiser, None for inline values."""
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return None
+    proto: onnx.TensorProto = tensor._values.tensor  # public `.values` would read the file
+    return proto
+
+
+def _dtype(tensor: gs.Constant) -> DType:
+    proto = _external(tensor)
+    number = proto.data_type if proto is not None else _onnx_number(tensor.dtype)
+    dtype = DType.from_onnx(number)
+    if dtype not in (DType.F32, DType.F16, DType.BF16):
+        raise BuildError(
+            "a weight is stored in a type that ingot does not build from", where=tensor.name, expected="f32, f16, bf16",
+            got=onnx.TensorProto.DataType.Name(number),
+        )  # fmt: skip
+    return dtype
+
+
+def _onnx_number(dtype: object) -> int:
+    return dtype if isinstance(dtype, int) else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))  # type: ignore[call-overload]

@@ -1,0 +1,42 @@
+"""The addition before a norm joins it: the norm takes branch and residual stream, and gives their sum as well."""
+
+from ingot.builder.graph import DOMAIN, Graph, optional_input, producer
+from ingot.builder.passes.base import Fusion, Rule
+from ingot.builder.rewrite import Match, Op, W, X
+
+_RESIDUAL = {"RmsNorm": 2, "LayerNorm": 3}  # index of the input
+
+
+def _check(graph: Graph, match: Match) -> str | None:
+    if optional_input(match.root, _RESIDUAL[match.root.op]) is not None:
+        return "the norm has a residual already"
+    return "both summands are the same" if match["a"] is match["b"] else None
+
+
+def _rewrite(graph: Graph, match: Match) -> None:
+    """The norm's second output takes the place of the Add's, for everyone else who reads the stream."""
+    norm, add = match.root, match["add"]
+    stream, branch = _older_first(graph, match)
+    inputs = [branch, norm.inputs[1], *([optional_input(norm, 2)] if norm.op == "LayerNorm" else []), stream]
+    total = add.outputs[0]
+    made = graph.replace(match.output, norm.op, inputs, dict(norm.attrs))
+    if graph.users(total):
+        graph.move_output(total, made)
+
+
+def _older_first(graph: Graph, match: Match) -> tuple[object, object]:
+    """(stream, branch): the stream is what was computed earlier."""
+    order = {id(node): index for index, node in enumerate(graph.nodes)}
+    summands = [match["a"], match["b"]]
+    first, second = sorted(summands, key=lambda tensor: order.get(id(producer(tensor)), -1))
+    return first, second
+
+
+_ADD = Op("Add", X("a"), X("b"), name="add")
+
+PASS = Fusion(
+    name="fuse_residual_norm",
+    rules=[
+        Rule(pattern=Op(norm, _ADD, W("weight"), domain=DOMAIN), check=_check, rewrite=_rewrite) for norm in _RESIDUAL
+    ],
+)

@@ -1,0 +1,67 @@
+"""Gather of a table by the token ids → Embedding; the addition of learned positions joins it."""
+
+from ingot.builder.graph import DOMAIN, Graph, weight_shape
+from ingot.builder.passes.base import Fusion, Rule
+from ingot.builder.positions import position_count
+from ingot.builder.rewrite import Either, Match, Op, W, X
+
+_FLOAT = 1  # ONNX's number of float32
+
+
+def _check_table(graph: Graph, match: Match) -> str | None:
+    if match["ids"] is not graph.ids:
+        return "it is not indexed by the token ids"
+    if match.root.attrs.get("axis", 0) != 0 or len(weight_shape(match["table"])) != 2:
+        return "it does not gather rows of a table"
+    return None
+
+
+def _rewrite_table(graph: Graph, match: Match) -> None:
+    graph.replace(match.output, "Embedding", [match["ids"], match["table"]], {})
+
+
+def _check_cast(graph: Graph, match: Match) -> str | None:
+    return None if match.root.attrs["to"] == _FLOAT else "embeddings are cast to something other than float32"
+
+
+def _rewrite_cast(graph: Graph, match: Match) -> None:
+    graph.redirect(match.output, match.root.inputs[0])
+
+
+def _check_positions(graph: Graph, match: Match) -> str | None:
+    gather = match["gather"]
+    if position_count(graph, match["positions"]) is None:
+        return "the second table is not indexed by positions"
+    shapes = weight_shape(match["table"]), weight_shape(match["position_table"])
+    if gather.attrs.get("axis", 0) != 0 or len(shapes[1]) != 2 or shapes[0][1] != shapes[1][1]:
+        return f"tables of shapes {shapes[0]} and {shapes[1]} do not fit together"
+    return None if graph.users(match["embedding"].outputs[0]) == 1 else "the token embedding is used elsewhere"
+
+
+def _rewrite_positions(graph: Graph, match: Match) -> None:
+    count = position_count(graph, match["positions"])
+    assert count is not None, "check has seen it"
+    rows = weight_shape(match["position_table"])[0]
+    inputs = [*match["embedding"].inputs, match["position_table"]]
+    graph.replace(match.output, "Embedding", inputs, {"positions": min(count, rows)})
+
+
+_EMBEDDING = Op("Embedding", X("ids"), W("table"), name="embedding", domain=DOMAIN)
+_POSITIONS = Op("Gather", W("position_table"), X("positions"), name="gather")
+
+PASS = Fusion(
+    name="insert_embedding",
+    rules=[
+        Rule(pattern=Op("Gather", W("table"), X("ids")), check=_check_table, rewrite=_rewrite_table),
+        Rule(
+            pattern=Op("Cast", Op("Embedding", X("ids"), W("table"), domain=DOMAIN)),
+            check=_check_cast,
+            rewrite=_rewrite_cast,
+        ),
+        Rule(
+            pattern=Op("Add", _EMBEDDING, Either(_POSITIONS, Op("Cast", _POSITIONS))),
+            check=_check_positions,
+            rewrite=_rewrite_positions,
+        ),
+    ],
+)

@@ -1,0 +1,48 @@
+"""x * Sigmoid(x), Swish, Gelu and Relu → Activation."""
+
+from ingot.builder.graph import Graph
+from ingot.builder.passes.base import Fusion, Rule
+from ingot.builder.rewrite import Match, Op, X
+
+_GELU = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
+def _always(graph: Graph, match: Match) -> str | None:
+    return None
+
+
+def _check_swish(graph: Graph, match: Match) -> str | None:
+    alpha = match.root.attrs.get("alpha", 1.0)
+    return None if alpha == 1.0 else f"a Swish with alpha {alpha} is no silu"
+
+
+def _check_gelu(graph: Graph, match: Match) -> str | None:
+    approximate = match.root.attrs.get("approximate", "none")
+    return None if approximate in _GELU else f"a Gelu with approximate={approximate!r} is unknown"
+
+
+def _rewrite(activation: str, graph: Graph, match: Match) -> None:
+    graph.replace(match.output, "Activation", [match["x"]], {"activation": activation})
+
+
+def _silu(graph: Graph, match: Match) -> None:
+    _rewrite("silu", graph, match)
+
+
+def _gelu(graph: Graph, match: Match) -> None:
+    _rewrite(_GELU[match.root.attrs.get("approximate", "none")], graph, match)
+
+
+def _relu(graph: Graph, match: Match) -> None:
+    _rewrite("relu", graph, match)
+
+
+PASS = Fusion(
+    name="recognise_activations",
+    rules=[
+        Rule(pattern=Op("Mul", X("x"), Op("Sigmoid", X("x"))), check=_always, rewrite=_silu),
+        Rule(pattern=Op("Swish", X("x")), check=_check_swish, rewrite=_silu),
+        Rule(pattern=Op("Gelu", X("x")), check=_check_gelu, rewrite=_gelu),
+        Rule(pattern=Op("Relu", X("x")), check=_always, rewrite=_relu),
+    ],
+)

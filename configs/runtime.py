@@ -1,0 +1,84 @@
+"""How an engine is run: what `ModelRunner.from_dir` and the commands take beside the engine itself."""
+
+import dataclasses
+import enum
+
+from ingot.configs.sizes import parse_bytes
+from ingot.errors import UsageError
+
+ISA_LEVELS = ("avx2", "avx512", "amx")  # each includes the ones before it
+
+
+class Policy(enum.Enum):
+    """What the scheduler promises a request that it admits.
+
+    MAX_UTILIZATION      blocks for the tokens it has now; when blocks run out, the youngest request is preempted
+    GUARANTEED_NO_EVICT  blocks for its whole length; nothing is ever preempted, fewer requests run at once
+    """
+
+    MAX_UTILIZATION = "max_utilization"
+    GUARANTEED_NO_EVICT = "guaranteed_no_evict"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeConfig:
+    """None means: decided from the engine and the machine.
+
+    rank                 which rank file of the engine
+    threads              None takes every core of the process
+    isa                  cap on what this machine claims: avx2, avx512 or amx
+    kv_cache_memory      bytes; None is min(max_batch_size x max_seq_len tokens, 40 % of the available memory)
+    max_batch_size       requests running at once; at most the engine's
+    max_num_tokens       tokens per step; at most the engine's
+    enable_prefix_cache  lets requests share the blocks of equal prompt heads, once the prefix cache exists
+    policy               see `Policy`
+    """
+
+    rank: int = 0
+    threads: int | None = None
+    isa: str | None = None
+    kv_cache_memory: int | None = None
+    max_batch_size: int | None = None
+    max_num_tokens: int | None = None
+    enable_prefix_cache: bool = True
+    policy: Policy = Policy.MAX_UTILIZATION
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "max_batch_size", "max_num_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise UsageError(f"{name} must be a whole number, at least 1", got=repr(value))
+        if not isinstance(self.rank, int) or self.rank < 0:
+            raise UsageError("rank must be a whole number, at least 0", got=repr(self.rank))
+        if self.isa is not None and self.isa not in ISA_LEVELS:
+            raise UsageError("unknown isa", expected=", ".join(ISA_LEVELS), got=repr(self.isa))
+        if not isinstance(self.enable_prefix_cache, bool):
+            raise UsageError("enable_prefix_cache must be True or False", got=repr(self.enable_prefix_cache))
+
+
+def runtime_config(
+    *,
+    rank: int = 0,
+    threads: int | None = None,
+    isa: str | None = None,
+    kv_cache_memory: int | str | None = None,
+    max_batch_size: int | None = None,
+    max_num_tokens: int | None = None,
+    enable_prefix_cache: bool = True,
+    policy: Policy | str = Policy.MAX_UTILIZATION,
+) -> RuntimeConfig:
+    """A RuntimeConfig from values as users write them: "2GiB", "guaranteed_no_evict". Raises UsageError."""
+    try:
+        chosen = Policy(policy)
+    except ValueError as error:
+        raise UsageError("unknown policy", expected=", ".join(p.value for p in Policy), got=repr(policy)) from error
+    return RuntimeConfig(
+        rank=rank,
+        threads=threads,
+        isa=isa,
+        kv_cache_memory=None if kv_cache_memory is None else parse_bytes(kv_cache_memory, name="kv_cache_memory"),
+        max_batch_size=max_batch_size,
+        max_num_tokens=max_num_tokens,
+        enable_prefix_cache=enable_prefix_cache,
+        policy=chosen,
+    )

@@ -1,0 +1,71 @@
+"""Runs a plan step by step with the numpy references of its ops.
+
+Buffers live in one arena at the offsets that the builder planned, so that a plan whose buffers overlap while both
+are alive gives wrong numbers here too.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.errors import CapacityError
+from ingot.plan import Buffer, Plan, Rows, Step
+from ingot.plugins.op import Array, Call, KvCache
+from ingot.plugins.ops.sample import sample
+from ingot.plugins.ref.weights import read_weight
+from ingot.plugins.registry import find_op
+from ingot.plugins.target import SessionOptions
+from ingot.step_io import StepBatch, StepResult
+
+
+class RefSession:
+    """Never looks at kernel names: a plan for cpu/amx runs as well as its own.
+
+    kv  the paged cache; slots that nobody wrote hold NaN
+    """
+
+    def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> None:
+        self._logits = plan.logits
+        self._steps = tuple(step for step in plan.steps if step.op != "sample")  # drawing follows the plan
+        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self._weights = {weight.name: read_weight(weights, weight) for weight in plan.weights}
+        self._arena = np.full(-(-plan.arena_bytes // 4), np.nan, dtype=np.float32)
+        self.num_blocks = options.num_blocks
+        try:
+            self.kv = KvCache(plan.kv, options.num_blocks)
+        except MemoryError as error:
+            raise CapacityError(
+                "there is not enough memory for the KV cache", got=str(error), hint="pass a smaller kv_cache_memory"
+            ) from error
+
+    def run(self, batch: StepBatch) -> StepResult:
+        """One pass over the plan's steps, then one draw per sampled row."""
+        for step in self._steps:
+            inputs = [self._value(name, batch) for name in step.inputs]
+            call = Call(inputs=inputs, attrs=step.attrs, batch=batch, kv=self.kv)
+            self._store(step, [result.copy() for result in find_op(step.op).reference(call)], batch)
+        logits = self._view(self._buffers[self._logits], batch)
+        ids, log_probs = sample(logits, batch.sample)
+        return StepResult(ids=ids, log_probs=log_probs, logits=logits.copy() if batch.want_logits else None)
+
+    def close(self) -> None:
+        """Forget weights, arena and cache."""
+        self._weights.clear()
+        self._arena = np.empty(0, dtype=np.float32)
+        del self.kv
+
+    def _value(self, name: str, batch: StepBatch) -> Array | None:
+        if not name:
+            return None
+        weight = self._weights.get(name)
+        return self._view(self._buffers[name], batch) if weight is None else weight
+
+    def _store(self, step: Step, results: list[Array], batch: StepBatch) -> None:
+        for name, result in zip(step.outputs, results, strict=False):  # trailing optional outputs may be left out
+            if name:
+                self._view(self._buffers[name], batch)[...] = result
+
+    def _view(self, buffer: Buffer, batch: StepBatch) -> Array:
+        """The buffer's rows of this step: float32 [rows, cols] in the arena."""
+        rows = len(batch.ids) if buffer.rows is Rows.TOKENS else len(batch.logit_rows)
+        begin = buffer.offset // 4
+        return self._arena[begin : begin + rows * buffer.cols].reshape(rows, buffer.cols)

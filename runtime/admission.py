@@ -1,0 +1,193 @@
+"""What a caller asks → Requests, or the reason why not. Nothing runs before every request of a call has passed."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ingot.configs.sampling import SamplingParams, check_integer
+from ingot.errors import RequestError
+from ingot.plan import Limits
+from ingot.runtime.request import Request
+from ingot.runtime.sampler import request_seed
+from ingot.step_io import Int32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """What requests are checked against. end_ids: tokens that end a sequence; pad_id: fills up output rows."""
+
+    vocab_size: int
+    limits: Limits
+    end_ids: frozenset[int]
+    pad_id: int
+
+
+def read_prompts(batch_input_ids: object, vocab_size: int) -> list[Int32]:
+    """Lists, numpy or torch arrays, one of token ids per prompt → int32 arrays. Raises RequestError."""
+    if isinstance(batch_input_ids, (str, bytes)) or not isinstance(batch_input_ids, Iterable):
+        raise RequestError(
+            "batch_input_ids must be a list of prompts, each a list of token ids", got=repr(batch_input_ids)[:100]
+        )
+    return [read_ids(ids, vocab_size, f"prompt {index}") for index, ids in enumerate(batch_input_ids)]
+
+
+def read_ids(ids: object, vocab_size: int, where: str) -> Int32:
+    """One prompt or token sequence, int32 [n], n >= 1, all within the vocabulary. Raises RequestError."""
+    try:
+        array = np.asarray(ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RequestError("token ids cannot be read", where=where, got=str(error)) from error
+    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise RequestError(
+            "token ids must be a flat list of whole numbers", where=where,
+            got=f"{array.dtype} of shape {list(array.shape)}", hint="batch_input_ids holds one such list per prompt",
+        )  # fmt: skip
+    if array.size == 0:
+        raise RequestError("there are no tokens", where=where, hint="start from the model's BOS token")
+    outside = array[(array < 0) | (array >= vocab_size)]
+    if outside.size:
+        raise RequestError(
+            "a token id is outside the vocabulary", where=where, expected=f"0 to {vocab_size - 1}", got=str(outside[0])
+        )
+    return array.astype(np.int32)
+
+
+def read_end_ids(end_id: int | Sequence[int] | None, facts: ModelFacts) -> frozenset[int] | None:
+    """None: nothing said; -1: none at all; otherwise the given id or ids."""
+    if end_id is None:
+        return None
+    ids = list(end_id) if isinstance(end_id, Sequence) else [end_id]
+    if ids == [-1]:
+        return frozenset()
+    for token in ids:
+        check_integer("end_id", token, 0, facts.vocab_size - 1)
+    return frozenset(int(token) for token in ids)
+
+
+def read_pad_id(pad_id: int) -> int:
+    """Any int32; it need not be a token."""
+    check_integer("pad_id", pad_id, -(2**31), 2**31 - 1)
+    return int(pad_id)
+
+
+def read_stop_words(stop_words_list: object, num_prompts: int, vocab_size: int) -> list[list[tuple[int, ...]]]:
+    """Per prompt a list of token sequences → the same as tuples; None: no stop words."""
+    if stop_words_list is None:
+        return [[] for _ in range(num_prompts)]
+    if not isinstance(stop_words_list, (list, tuple)) or len(stop_words_list) != num_prompts:
+        raise RequestError(
+            "stop_words_list must hold, for each prompt, a list of token sequences",
+            expected=f"a list of {num_prompts} lists, e.g. [[[13], [2, 4]], ...]", got=repr(stop_words_list)[:100],
+        )  # fmt: skip
+    read: list[list[tuple[int, ...]]] = []
+    for index, words in enumerate(stop_words_list):
+        if words is not None and not isinstance(words, (list, tuple)):
+            raise RequestError(
+                "the stop words of a prompt must be a list of token sequences", where=f"prompt {index}",
+                got=repr(words)[:100],
+            )  # fmt: skip
+        named = [read_ids(word, vocab_size, f"stop word {n} of prompt {index}") for n, word in enumerate(words or ())]
+        read.append([tuple(word.tolist()) for word in named])
+    return read
+
+
+def params_per_prompt(
+    num_prompts: int,
+    config: SamplingParams | None,
+    *,
+    max_new_tokens: int | None,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    random_seed: int | Sequence[int] | None,
+    num_return_sequences: int | None,
+) -> list[SamplingParams]:
+    """One SamplingParams per prompt, from `config` or from the other arguments, never from both."""
+    own = (max_new_tokens, temperature, top_k, top_p, random_seed, num_return_sequences)
+    if config is not None:
+        if not isinstance(config, SamplingParams):
+            raise RequestError("sampling_config must be SamplingParams", got=type(config).__name__)
+        if any(value is not None for value in own):
+            raise RequestError("sampling_config and other sampling arguments exclude each other", hint="give one")
+        return [config] * num_prompts
+    for name, value in (("max_new_tokens", max_new_tokens), ("num_return_sequences", num_return_sequences)):
+        if value is not None:
+            check_integer(name, value, 1)
+    seeds = list(random_seed) if isinstance(random_seed, Sequence) else [random_seed] * num_prompts
+    if len(seeds) != num_prompts:
+        raise RequestError("random_seed must be one seed, or one per prompt", got=f"{len(seeds)} for {num_prompts}")
+    greedy = temperature is None and top_k is None and top_p is None
+    default_temperature = 0.0 if greedy else 1.0
+    return [
+        SamplingParams(
+            max_tokens=max_new_tokens,
+            temperature=default_temperature if temperature is None else temperature,
+            top_k=0 if top_k is None else top_k,
+            top_p=1.0 if top_p is None else top_p,
+            seed=seed,
+            n=num_return_sequences or 1,
+        )
+        for seed in seeds
+    ]
+
+
+def make_requests(
+    prompt: Int32,
+    params: SamplingParams,
+    facts: ModelFacts,
+    *,
+    where: str,
+    default_max_tokens: int | None = None,
+    end_ids: frozenset[int] | None = None,
+    stop_words: Sequence[tuple[int, ...]] = (),
+    want_context_logits: bool = False,
+    want_generation_logits: bool = False,
+) -> list[Request]:
+    """The params.n requests of one prompt, checked against the engine's limits. Raises RequestError.
+
+    default_max_tokens  where params.max_tokens is None; lowered to what fits; None: as many as fit
+    end_ids             None: the engine's, unless params.ignore_eos
+    """
+    max_new_tokens = _max_new_tokens(len(prompt), params.max_tokens, default_max_tokens, facts.limits, where)
+    ends = (frozenset() if params.ignore_eos else facts.end_ids) if end_ids is None else end_ids
+    return [
+        Request(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=float(params.temperature),
+            top_k=max(int(params.top_k), 0),
+            top_p=float(params.top_p),
+            seed=request_seed(params.seed, index),
+            end_ids=ends | frozenset(params.stop_token_ids),
+            stop_words=stop_words,
+            want_context_logits=want_context_logits,
+            want_generation_logits=want_generation_logits,
+        )
+        for index in range(params.n)
+    ]
+
+
+def _max_new_tokens(num_prompt: int, given: int | None, default: int | None, limits: Limits, where: str) -> int:
+    if num_prompt > limits.max_input_len:
+        raise RequestError(
+            "the prompt is longer than the engine allows", where=where,
+            expected=f"at most {limits.max_input_len} tokens (max_input_len)", got=f"{num_prompt} tokens",
+            hint="shorten it, or build the engine with a larger --max_input_len",
+        )  # fmt: skip
+    room = limits.max_seq_len - num_prompt
+    if room < 1:
+        raise RequestError(
+            "the prompt leaves no room for a new token", where=where,
+            expected=f"at most {limits.max_seq_len - 1} tokens (max_seq_len counts prompt and new tokens)",
+            got=f"{num_prompt} tokens", hint="shorten it, or build the engine with a larger --max_seq_len",
+        )  # fmt: skip
+    if given is None:
+        return room if default is None else min(default, room)
+    if given > room:
+        raise RequestError(
+            "prompt and new tokens together are more than the engine allows", where=where,
+            expected=f"at most {limits.max_seq_len} tokens (max_seq_len), here {room} new ones",
+            got=f"{num_prompt} + {given}", hint="ask for fewer new tokens, or build with a larger --max_seq_len",
+        )  # fmt: skip
+    return int(given)

@@ -1,0 +1,206 @@
+"""The loop: every request of a process goes through one Executor, whoever sent it.
+
+    add ──▶ waiting ──schedule──▶ running ──step──▶ one more token ──▶ ... ──▶ finished
+              ▲                      │
+              └─────── preempt ──────┘            abort: from anywhere, blocks come back at once
+
+There is no thread of its own: a caller that waits for news runs the next step, unless another caller is running one;
+then it waits for that step. Requests of all callers share every step. While a step computes, others can add and abort.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TypedDict, TypeVar
+
+import numpy as np
+
+from ingot.errors import CapacityError, IngotError, RequestError
+from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.request import FinishReason, Request
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.step_batch import ScheduledStep, assemble, count_kinds, keep_logits
+from ingot.step_io import Session, StepResult
+
+Result = TypeVar("Result")
+
+_STEP_LOG_LENGTH = 100_000  # the most recent steps
+
+
+class Stats(TypedDict):
+    """prefix_hit_tokens and blocks_cached are 0 until the prefix cache exists."""
+
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
+    requests_running: int
+    requests_waiting: int
+    preemptions: int
+    prefix_hit_tokens: int
+
+
+class Executor:
+    """Thread-safe. `session` belongs to the executor: `close` closes it."""
+
+    def __init__(self, session: Session, scheduler: Scheduler, blocks: BlockManager) -> None:
+        self._session, self._scheduler, self._blocks = session, scheduler, blocks
+        self._turn = threading.Condition()
+        self._stepping = False
+        self._closed = False
+        self._arrivals = 0
+        self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Queue requests. Raises, before any is queued, if one can never run."""
+        requests = list(requests)
+        for request in requests:
+            needed = self._blocks.blocks_for(request.max_cached_tokens)
+            if needed > self._blocks.num_blocks:
+                raise CapacityError(
+                    "the KV cache is too small for this request",
+                    expected=f"at most {self._blocks.num_blocks} blocks of {self._blocks.tokens_per_block} tokens",
+                    got=f"{request.max_cached_tokens} tokens, {needed} blocks",
+                    hint="pass a larger kv_cache_memory or a smaller max_new_tokens",
+                )
+        with self._turn:
+            if self._closed:
+                raise RequestError("the runner is closed", hint="make a new one")
+            for request in requests:
+                request.arrival = self._arrivals
+                self._arrivals += 1
+                self._scheduler.add(request)
+
+    def abort(self, requests: Iterable[Request]) -> None:
+        """End requests now; their blocks are free when this returns. Finished ones stay as they are."""
+        with self._turn:
+            for request in requests:
+                self._end(request, FinishReason.ABORT)
+            self._turn.notify_all()
+
+    def wait(self, ready: Callable[[], bool], result: Callable[[], Result]) -> Result:
+        """`result()` as soon as `ready()` holds, running steps meanwhile; no step changes anything in between.
+
+        `ready()` must become true while requests advance or end.
+        """
+        with self._turn:
+            while not ready():
+                if self._stepping:
+                    self._turn.wait()
+                else:
+                    self._step()
+            return result()
+
+    def step(self) -> bool:
+        """Run one step, or wait for the one that is running; False if there was nothing to do."""
+        with self._turn:
+            if self._stepping:
+                self._turn.wait()
+                return True
+            if not self._scheduler.has_work:
+                return False
+            self._step()
+            return True
+
+    def drain(self) -> None:
+        """Run until every request has ended."""
+        while self.step():
+            pass
+
+    def close(self) -> None:
+        """Abort every request, wait for the running step, release the session. Closing twice is fine."""
+        with self._turn:
+            if self._closed:
+                return
+            self._closed = True
+            for request in (*self._scheduler.running, *self._scheduler.waiting):
+                self._end(request, FinishReason.ABORT)
+            while self._stepping:
+                self._turn.wait()
+            self._turn.notify_all()
+            self._session.close()
+
+    def stats(self) -> Stats:
+        """Where things stand now."""
+        with self._turn:
+            return Stats(
+                blocks_total=self._blocks.num_blocks,
+                blocks_used=self._blocks.num_used,
+                blocks_cached=0,
+                requests_running=len(self._scheduler.running),
+                requests_waiting=len(self._scheduler.waiting),
+                preemptions=self._scheduler.preemptions,
+                prefix_hit_tokens=0,
+            )
+
+    def step_log(self) -> list[list[int]]:
+        """[prefill tokens, decode rows] of each step, the most recent 100,000."""
+        with self._turn:
+            return [list(counts) for counts in self._steps]
+
+    def _step(self) -> None:
+        """One step; the lock is held, except while the session computes."""
+        chunks = self._scheduler.schedule()
+        assert chunks, "the oldest request can always advance"
+        self._steps.append(count_kinds(chunks))
+        step = assemble(chunks)
+        self._stepping = True
+        self._turn.release()
+        try:
+            outcomes = self._run(step)
+        finally:
+            self._turn.acquire()
+            self._stepping = False
+            self._turn.notify_all()
+        for part, outcome in outcomes:
+            self._finish_step(part, outcome)
+
+    def _run(self, step: ScheduledStep) -> list[tuple[ScheduledStep, StepResult | IngotError]]:
+        """The step's result; if it fails, each request alone, so that the one at fault fails alone.
+
+        Computing a chunk again writes the same keys and values to the same slots.
+        """
+        try:
+            return [(step, self._session.run(step.batch))]
+        except Exception as error:
+            if len(step.chunks) == 1:
+                return [(step, _in_words(error))]
+        with self._turn:  # an abort must not empty a block table in the middle
+            parts = [assemble({request: count}) for request, count in step.chunks.items() if not request.finished]
+        return [outcome for part in parts for outcome in self._run(part)]
+
+    def _finish_step(self, step: ScheduledStep, outcome: StepResult | IngotError) -> None:
+        """Move every request that nobody aborted meanwhile forward; the lock is held."""
+        if isinstance(outcome, IngotError):
+            self._fail(step.chunks, outcome)
+            return
+        keep_logits(step, outcome)
+        for request, count in step.chunks.items():
+            if not request.finished:
+                request.num_computed += count
+        finite = np.isfinite(outcome.log_probs).tolist()
+        for request, token, log_prob, sane in zip(
+            step.sampled, outcome.ids.tolist(), outcome.log_probs.tolist(), finite, strict=True
+        ):
+            if request.finished:
+                continue
+            if not sane:
+                self._fail([request], RequestError("the model's logits for this request are not finite numbers"))
+                continue
+            request.append(token, log_prob)
+            if request.finished:
+                self._scheduler.remove(request)
+
+    def _fail(self, requests: Iterable[Request], error: IngotError) -> None:
+        for request in requests:
+            if not request.finished:
+                request.error = error
+                self._end(request, FinishReason.ABORT)
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        if not request.finished and request.arrival >= 0:
+            request.finish_reason = reason
+            self._scheduler.remove(request)
+
+
+def _in_words(error: Exception) -> IngotError:
+    return error if isinstance(error, IngotError) else RequestError("a step failed", got=repr(error))

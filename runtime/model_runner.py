@@ -1,0 +1,250 @@
+"""`ModelRunner`: token ids in, token ids out, with TensorRT-LLM's names. Needs numpy beside ingot's own modules."""
+
+import difflib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ingot.configs.runtime import Policy, runtime_config
+from ingot.configs.sampling import SamplingParams, refuse_not_yet
+from ingot.engine import Engine
+from ingot.errors import RequestError
+from ingot.runtime.admission import (
+    ModelFacts,
+    make_requests,
+    params_per_prompt,
+    read_end_ids,
+    read_pad_id,
+    read_prompts,
+    read_stop_words,
+)
+from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.executor import Executor, Stats
+from ingot.runtime.outputs import Outputs, Wanted
+from ingot.runtime.request import Request
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.session import LoadedEngine, load_engine
+from ingot.step_io import Int32
+
+_DEFAULT_NEW_TOKENS = 20
+
+# Arguments whose feature does not exist yet → the values that ask for nothing.
+_NOT_YET: Mapping[str, tuple[object, ...]] = {
+    "num_beams": (1, None),
+    "bad_words_list": (None, [], ()),
+    "min_length": (None, 0, 1),
+    "repetition_penalty": (None, 1),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+}
+
+
+class ModelRunner:
+    """An engine on this machine. Thread-safe: calls of several threads share every step.
+
+    with ModelRunner.from_dir("engine") as runner:
+        ids = runner.generate([[1, 5, 9], [1, 7]], max_new_tokens=100)
+    """
+
+    def __init__(self, loaded: LoadedEngine, *, policy: Policy = Policy.MAX_UTILIZATION) -> None:
+        manifest, plan = loaded.engine.manifest, loaded.engine.plan
+        self.engine: Engine = loaded.engine
+        self.facts = ModelFacts(
+            vocab_size=plan.vocab_size,
+            limits=loaded.limits,
+            end_ids=frozenset(manifest.eos_ids),
+            pad_id=0 if manifest.pad_id is None else manifest.pad_id,
+        )
+        blocks = BlockManager(loaded.session.num_blocks, plan.kv.tokens_per_block)
+        self.executor = Executor(loaded.session, Scheduler(loaded.limits, blocks, policy), blocks)
+
+    @classmethod
+    def from_dir(
+        cls,
+        engine_dir: str | Path,
+        rank: int = 0,
+        threads: int | None = None,
+        isa: str | None = None,
+        kv_cache_memory: int | str | None = None,
+        max_batch_size: int | None = None,
+        max_num_tokens: int | None = None,
+        enable_prefix_cache: bool = True,
+        policy: str | Policy = Policy.MAX_UTILIZATION,
+    ) -> "ModelRunner":
+        """Open an engine directory.
+
+        rank                 which rank file
+        threads              None: every core of this process
+        isa                  cap on what this machine claims: "avx2", "avx512" or "amx"
+        kv_cache_memory      bytes or e.g. "2GiB"; None: min(max_batch_size x max_seq_len tokens, 40 % of what is free)
+        max_batch_size       requests running at once, at most the engine's
+        max_num_tokens       tokens per step, at most the engine's; longer prompts come in chunks
+        enable_prefix_cache  allow sharing blocks of equal prompt heads. This version has no prefix cache yet: every
+                             prompt is computed in full, and stats() counts 0 prefix_hit_tokens, with True as with False
+        policy               "max_utilization" (preempts the youngest request when blocks run out) or
+                             "guaranteed_no_evict" (starts a request only when its whole length has room)
+
+        Raises EngineError, TargetError, UsageError or CapacityError, each in words.
+        """
+        config = runtime_config(
+            rank=rank, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
+            max_num_tokens=max_num_tokens, enable_prefix_cache=enable_prefix_cache, policy=policy,
+        )  # fmt: skip
+        return cls(load_engine(engine_dir, config), policy=config.policy)
+
+    def generate(
+        self,
+        batch_input_ids: object,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        end_id: int | Sequence[int] | None = None,
+        pad_id: int | None = None,
+        random_seed: int | Sequence[int] | None = None,
+        num_return_sequences: int | None = None,
+        stop_words_list: Sequence[Sequence[Sequence[int]] | None] | None = None,
+        sampling_config: SamplingParams | None = None,
+        streaming: bool = False,
+        return_dict: bool = False,
+        output_log_probs: bool = False,
+        output_cum_log_probs: bool = False,
+        output_generation_logits: bool = False,
+        output_context_logits: bool = False,
+        **others: object,
+    ) -> Any:
+        """Continue each prompt of `batch_input_ids` (lists, numpy or torch arrays of token ids).
+
+        Greedy unless temperature, top_k or top_p is given (then temperature=1, top_k=0, top_p=1 are the defaults).
+
+        max_new_tokens        None: 20, or fewer where the limits allow fewer
+        end_id                tokens that end a sequence; None: the engine's, -1: none
+        pad_id                fills up shorter rows; None: the engine's, else 0
+        random_seed           one for all prompts or one per prompt; sequence i of a prompt uses seed + i; None: random
+        stop_words_list       per prompt a list of token sequences; a sequence ends when it ends in one of them
+        sampling_config       SamplingParams instead of the arguments above
+        streaming             an iterator of the result so far, after each step that brought tokens; dropping it aborts
+        others                refused until they exist: num_beams > 1, bad_words_list, min_length, penalties, ...
+
+        Returns int32 [batch, num_return_sequences, longest]: prompt, generated tokens (an end token included), pad_id.
+        With return_dict a dictionary: output_ids, sequence_lengths, finish_reasons (None while running), and where
+        asked log_probs, cum_log_probs, generation_logits (zeros after the end), context_logits.
+        Raises RequestError before anything runs if any prompt or argument is wrong.
+        """
+        _refuse(others)
+        wanted = Wanted(
+            as_dict=return_dict, log_probs=output_log_probs, cum_log_probs=output_cum_log_probs,
+            generation_logits=output_generation_logits, context_logits=output_context_logits,
+        )  # fmt: skip
+        prompts = read_prompts(batch_input_ids, self.facts.vocab_size)
+        params = params_per_prompt(
+            len(prompts), sampling_config, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k,
+            top_p=top_p, random_seed=random_seed, num_return_sequences=num_return_sequences,
+        )  # fmt: skip
+        stop_words = read_stop_words(stop_words_list, len(prompts), self.facts.vocab_size)
+        groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), stop_words, wanted)
+        outputs = Outputs(
+            groups=groups,
+            num_return_sequences=params[0].n if params else num_return_sequences or 1,
+            wanted=wanted,
+            pad_id=self.facts.pad_id if pad_id is None else read_pad_id(pad_id),
+            vocab_size=self.facts.vocab_size,
+        )
+        return self._stream(outputs) if streaming else self._run(outputs)
+
+    def stats(self) -> Stats:
+        """Blocks total, used and cached; requests running and waiting; preemptions; prefix_hit_tokens."""
+        return self.executor.stats()
+
+    def step_log(self) -> list[list[int]]:
+        """[prefill tokens, decode rows] of each step so far (the most recent 100,000)."""
+        return self.executor.step_log()
+
+    def close(self) -> None:
+        """Abort what runs and release the engine. Closing twice is fine."""
+        self.executor.close()
+        self.engine.close()
+
+    def __enter__(self) -> "ModelRunner":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _requests(
+        self,
+        prompts: Sequence[Int32],
+        params: Sequence[SamplingParams],
+        end_ids: frozenset[int] | None,
+        stop_words: Sequence[Sequence[tuple[int, ...]]],
+        wanted: Wanted,
+    ) -> list[list[Request]]:
+        return [
+            make_requests(
+                prompt,
+                params[index],
+                self.facts,
+                where=f"prompt {index}",
+                default_max_tokens=_DEFAULT_NEW_TOKENS,
+                end_ids=end_ids,
+                stop_words=stop_words[index],
+                want_context_logits=wanted.context_logits,
+                want_generation_logits=wanted.generation_logits,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def _run(self, outputs: Outputs) -> Any:
+        requests = outputs.requests()
+        self.executor.add(requests)
+        try:
+            self.executor.wait(lambda: all(request.finished for request in requests), lambda: None)
+        finally:
+            self.executor.abort(requests)
+        _raise_first_error(requests)
+        return outputs.collect()
+
+    def _stream(self, outputs: Outputs) -> Iterator[Any]:
+        requests = outputs.requests()
+        self.executor.add(requests)
+        seen = 0
+
+        def progress() -> int:
+            return sum(request.num_generated + request.finished for request in requests)
+
+        def moved(since: int) -> bool:
+            return progress() != since
+
+        try:
+            while not all(request.finished for request in requests):
+                result, seen = self.executor.wait(partial(moved, seen), lambda: (outputs.collect(), progress()))
+                _raise_first_error(requests)
+                yield result
+        finally:
+            self.executor.abort(requests)
+
+
+def _raise_first_error(requests: Sequence[Request]) -> None:
+    for request in requests:
+        if request.error is not None:
+            raise request.error
+
+
+def _refuse(others: Mapping[str, object]) -> None:
+    """Arguments that TensorRT-LLM has and ingot has not yet may be given with the value that asks for nothing."""
+    for name, value in others.items():
+        if name not in _NOT_YET:
+            parameters = inspect.signature(ModelRunner.generate).parameters
+            known = [key for key in parameters if key not in ("self", "others")]
+            near = difflib.get_close_matches(name, known, n=1)
+            raise RequestError(
+                f"generate has no argument {name!r}", expected=", ".join(known),
+                hint=f"did you mean {near[0]!r}?" if near else "leave it out",
+            )  # fmt: skip
+        refuse_not_yet(name, value, _NOT_YET[name])

@@ -1,0 +1,127 @@
+"""One request: what was asked, how far it has come, what came out. The scheduler moves it, the executor fills it.
+
+                    num_prompt                 num_tokens            capacity
+    tokens ┌────────────┬─────────────────────────┬─────────────────────┐
+           │   prompt   │        generated        │   not yet known     │
+           └────────────┴─────────────────────────┴─────────────────────┘
+           ├── in the KV cache ──┤├─── pending ───┤
+           0                num_computed          num_tokens
+
+A step computes some pending tokens. When none is left, the logits of the last one give the next token. There is no
+prefill or decode state: a decoding request is one with a single pending token.
+"""
+
+import enum
+from collections.abc import Sequence
+
+import numpy as np
+
+from ingot.errors import IngotError
+from ingot.runtime.block_manager import BlockTable
+from ingot.step_io import Float32, Int32
+
+
+class FinishReason(enum.Enum):
+    """LENGTH: a limit was reached; STOP: an end token or a stop word; ABORT: somebody wanted no more of it."""
+
+    LENGTH = "length"
+    STOP = "stop"
+    ABORT = "abort"
+
+
+class Request:
+    """prompt int32 [num_prompt]; everything else by name.
+
+    temperature, top_k, top_p, seed  see step_io.SampleRows
+    end_ids                  tokens that end it (the token itself is kept)
+    stop_words               token sequences that end it (kept too)
+    arrival                  order of arrival, set by the executor; smaller is older
+    context_logits           pieces of float32 [n, vocab], in order, where wanted
+    generation_logits        one float32 [vocab] per generated token, where wanted
+    error                    why it failed; then finish_reason is ABORT
+    """
+
+    def __init__(
+        self,
+        prompt: Int32,
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        end_ids: frozenset[int] = frozenset(),
+        stop_words: Sequence[tuple[int, ...]] = (),
+        want_context_logits: bool = False,
+        want_generation_logits: bool = False,
+    ) -> None:
+        self.max_new_tokens = max_new_tokens
+        self.temperature, self.top_k, self.top_p, self.seed = temperature, top_k, top_p, seed
+        self.end_ids, self.stop_words = end_ids, tuple(stop_words)
+        self.want_context_logits, self.want_generation_logits = want_context_logits, want_generation_logits
+
+        self.num_prompt = self.num_tokens = len(prompt)
+        self.num_computed = 0
+        self.tokens = np.empty(len(prompt) + max_new_tokens, dtype=np.int32)
+        self.tokens[: len(prompt)] = prompt
+        self.blocks = BlockTable()
+        self.arrival = -1
+
+        self.log_probs: list[float] = []
+        self.context_logits: list[Float32] = []
+        self.generation_logits: list[Float32] = []
+        self.num_context_logits = 0
+        self.finish_reason: FinishReason | None = None
+        self.error: IngotError | None = None
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens that are not in the KV cache."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_generated(self) -> int:
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """Tokens in the KV cache at its longest: the last token is never fed back."""
+        return len(self.tokens) - 1
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def first_logit_position(self) -> int:
+        """From here to the last known token, logits are wanted: the last token's, or the prompt's not yet copied."""
+        if self.want_context_logits and self.num_context_logits < self.num_prompt:
+            return max(self.num_context_logits, self.num_computed)
+        return self.num_tokens - 1
+
+    def logit_rows(self, count: int) -> int:
+        """Rows of logits that a chunk of `count` pending tokens gives."""
+        return max(0, self.num_computed + count - self.first_logit_position())
+
+    def fitting(self, count: int, max_rows: int) -> int:
+        """The longest chunk of at most `count` tokens that gives at most `max_rows` rows of logits."""
+        return min(count, self.first_logit_position() - self.num_computed + max_rows)
+
+    def append(self, token: int, log_prob: float) -> None:
+        """Take the next token; sets finish_reason if it is the last."""
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1
+        self.log_probs.append(log_prob)
+        if token in self.end_ids or any(self._ends_with(word) for word in self.stop_words):
+            self.finish_reason = FinishReason.STOP
+        elif self.num_tokens == len(self.tokens):
+            self.finish_reason = FinishReason.LENGTH
+
+    def generated(self) -> Int32:
+        """The generated tokens: a view, int32 [num_generated]."""
+        return self.tokens[self.num_prompt : self.num_tokens]
+
+    def _ends_with(self, word: tuple[int, ...]) -> bool:
+        return (
+            len(word) <= self.num_generated
+            and tuple(self.tokens[self.num_tokens - len(word) : self.num_tokens]) == word
+        )

@@ -1,0 +1,66 @@
+"""Engine directory → target → Session, with every limit and the KV memory decided before anything is allocated."""
+
+import dataclasses
+from pathlib import Path
+
+from ingot.configs.runtime import RuntimeConfig
+from ingot.engine import Engine, open_engine
+from ingot.errors import TargetError, UsageError
+from ingot.plan import Limits
+from ingot.plugins.registry import find_target
+from ingot.plugins.target import SessionOptions, Target
+from ingot.runtime.memory import available_memory, kv_budget
+from ingot.step_io import Session
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedEngine:
+    """limits: the engine's, lowered to what the runtime config asks for."""
+
+    engine: Engine
+    session: Session
+    limits: Limits
+
+
+def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
+    """Open and check an engine and load it on this machine.
+
+    Raises EngineError (damaged), TargetError (this machine cannot run it), UsageError (limits beyond the engine's),
+    CapacityError (memory).
+    """
+    engine = open_engine(directory, rank=config.rank)
+    target = _target(engine)
+    if (reason := target.missing(config.isa)) is not None:
+        raise TargetError(
+            "this machine cannot run the engine", where=str(directory), expected=engine.manifest.target, got=reason,
+            hint="build an engine for this machine: ingot build --target cpu, or see ingot doctor",
+        )  # fmt: skip
+    limits = lowered(engine.plan.limits, config)
+    budget = kv_budget(engine.plan.kv, limits, config.kv_cache_memory, available_memory())
+    options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads)
+    session = target.open_session(engine.plan, engine.weights, options)
+    return LoadedEngine(engine=engine, session=session, limits=limits)
+
+
+def _target(engine: Engine) -> Target:
+    try:
+        return find_target(engine.manifest.target)
+    except UsageError as error:
+        raise TargetError(
+            "this ingot does not have the engine's target", where=str(engine.directory), expected=error.expected,
+            got=engine.manifest.target, hint="install an ingot that has it, or build for another target",
+        ) from error  # fmt: skip
+
+
+def lowered(limits: Limits, config: RuntimeConfig) -> Limits:
+    """`limits` with the config's max_batch_size and max_num_tokens, which may not exceed what was built."""
+    chosen = {}
+    for name in ("max_batch_size", "max_num_tokens"):
+        built, wanted = getattr(limits, name), getattr(config, name)
+        if wanted is not None and wanted > built:
+            raise UsageError(
+                f"{name} is beyond what the engine was built for", expected=f"at most {built}", got=str(wanted),
+                hint=f"build the engine with --{name} {wanted}",
+            )  # fmt: skip
+        chosen[name] = built if wanted is None else wanted
+    return dataclasses.replace(limits, **chosen)

@@ -1,0 +1,234 @@
+"""The Engine file: maps a plan and its packed weights, and checks every byte. `engine_writer.py` writes it.
+
+An engine directory holds `config.json` (the manifest), `rank0.engine`, and the tokenizer and generation files. All
+integers little-endian; every byte of every part, padding included, is covered by a crc32 per 4 MiB in the manifest.
+
+    rank0.engine
+    0        ┌───────────────────────────────────────────────┐
+             │ 8  magic "INGOTENG"                           │
+             │ 4  schema            4  header bytes (4096)   │  header, 4096 bytes,
+             │ 4  rank              4  ranks                 │  the rest of it zeros
+             │ 8  file bytes                                 │
+             │ 8  plan offset       8  plan bytes            │
+             │ 8  weights offset    8  weights bytes         │
+    4096     ├───────────────────────────────────────────────┤
+             │ plan (JSON, UTF-8)                            │
+             ├───────────────────────────────────────────────┤
+             │ zeros up to the next multiple of 2 MiB        │
+    n*2 MiB  ├───────────────────────────────────────────────┤
+             │ weights: every piece 64-byte aligned, thread  │
+             │ shards on multiples of 2 MiB, zeros between   │
+             └───────────────────────────────────────────────┘
+
+Opening maps the file and copies nothing: the weights are used where they lie.
+"""
+
+import dataclasses
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.errors import EngineError
+from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, FORMAT, MANIFEST_NAME, REBUILD, Manifest, Part, parse_manifest
+from ingot.plan import Plan
+
+MAGIC = b"INGOTENG"
+HEADER_BYTES = 4096
+SECTION_ALIGNMENT = 2 << 20  # weights section and thread shards: one huge page
+PIECE_ALIGNMENT = 64  # one cache line
+_HEADER = struct.Struct("<8sIIIIQQQQQ")
+
+Crc32 = Callable[[memoryview], int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """The fields at the start of a rank file, see the drawing above."""
+
+    schema: int
+    rank: int
+    ranks: int
+    file_bytes: int
+    plan_offset: int
+    plan_bytes: int
+    weights_offset: int
+    weights_bytes: int
+
+    def pack(self) -> bytes:
+        """The 4096 bytes of the header."""
+        fields = _HEADER.pack(
+            MAGIC, self.schema, HEADER_BYTES, self.rank, self.ranks, self.file_bytes,
+            self.plan_offset, self.plan_bytes, self.weights_offset, self.weights_bytes,
+        )  # fmt: skip
+        return fields.ljust(HEADER_BYTES, b"\0")
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Engine:
+    """An open engine. `weights` is the mapped weights section and stays valid while the array lives."""
+
+    directory: Path
+    manifest: Manifest
+    plan: Plan
+    weights: npt.NDArray[np.uint8]
+
+    def close(self) -> None:
+        """Forget the mapping; it ends when the last array that looks into it is gone."""
+        self.weights = np.empty(0, np.uint8)
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def rank_file(rank: int) -> str:
+    """Name of the engine file of one rank."""
+    return f"rank{rank}.engine"
+
+
+def aligned(offset: int, alignment: int) -> int:
+    """The next multiple of `alignment` at or after `offset`."""
+    return -(-offset // alignment) * alignment
+
+
+def open_engine(directory: Path | str, rank: int = 0, crc32: Crc32 | None = None) -> Engine:
+    """Map an engine and check every byte it will use, in parallel.
+
+    crc32  zlib.crc32 unless given; must release the GIL to be of use
+    Raises EngineError, in words, for whatever is missing, damaged, foreign or of another schema.
+    """
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    name = rank_file(rank)
+    if manifest.part(name) is None:
+        raise EngineError(
+            "the engine has no such rank", where=str(directory), expected=f"0 to {manifest.ranks - 1}", got=str(rank)
+        )
+    check_files(directory, manifest)
+    own = [part for part in manifest.parts if part.name == name or not part.name.endswith(".engine")]
+    views = {part.name: map_file(directory / part.name) for part in own}
+    header = _read_header(views[name], directory / name, manifest, rank)
+    _check_crc32(own, views, directory, crc32 or zlib.crc32)
+    text = bytes(views[name][header.plan_offset : header.plan_offset + header.plan_bytes])
+    plan = Plan.from_json(text.decode())
+    weights = np.frombuffer(views[name], np.uint8, header.weights_bytes, header.weights_offset)
+    if plan.weight_bytes != header.weights_bytes or plan.limits != manifest.limits:
+        raise EngineError("plan and manifest of the engine contradict each other", where=str(directory), hint=REBUILD)
+    return Engine(directory=directory, manifest=manifest, plan=plan, weights=weights)
+
+
+def read_manifest(directory: Path | str) -> Manifest:
+    """The manifest of an engine directory, checked against its own checksum."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise EngineError("there is no engine directory", where=str(directory), hint=REBUILD)
+    path = directory / MANIFEST_NAME
+    if not path.is_file():
+        raise EngineError("the engine has no manifest", where=str(path), expected=MANIFEST_NAME, hint=REBUILD)
+    return parse_manifest(path.read_bytes(), where=str(path))
+
+
+def is_engine(directory: Path) -> bool:
+    """Whether a directory is an output of `build`, however old or damaged: it may be replaced by a new one."""
+    try:
+        document = json.loads((directory / MANIFEST_NAME).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and document.get("format") == FORMAT
+
+
+def read_plan(directory: Path | str, rank: int = 0) -> Plan:
+    """The plan alone, for people to look at: checks the manifest, the sizes and the header, maps no weights."""
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    check_files(directory, manifest)
+    path = directory / rank_file(rank)
+    view = map_file(path)
+    header = _read_header(view, path, manifest, rank)
+    return Plan.from_json(
+        bytes(view[header.plan_offset : header.plan_offset + header.plan_bytes]).decode("utf-8", "replace")
+    )
+
+
+def check_files(directory: Path, manifest: Manifest) -> None:
+    """Every part is there with its size, and nothing else is (names with a leading dot do not count)."""
+    for part in manifest.parts:
+        path = directory / part.name
+        if not path.is_file():
+            raise EngineError("a part of the engine is missing", where=str(path), hint=REBUILD)
+        size = path.stat().st_size
+        if size != part.nbytes:
+            what = "is empty" if size == 0 else "is truncated" if size < part.nbytes else "is longer than it was built"
+            raise EngineError(
+                f"a part of the engine {what}", where=str(path), expected=f"{part.nbytes} bytes", got=f"{size} bytes",
+                hint="copy the engine again, or " + REBUILD,
+            )  # fmt: skip
+    known = {MANIFEST_NAME, *(part.name for part in manifest.parts)}
+    found = (path.relative_to(directory) for path in directory.rglob("*") if not path.is_dir())
+    foreign = sorted(path.as_posix() for path in found if path.as_posix() not in known and path.name[0] != ".")
+    if foreign:
+        raise EngineError(
+            "the engine directory holds files that are not part of it", where=str(directory),
+            expected="only what its manifest lists", got=", ".join(foreign), hint="move them elsewhere",
+        )  # fmt: skip
+
+
+def map_file(path: Path) -> memoryview:
+    """The bytes of a file, mapped read-only."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")  # nothing to map
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _read_header(view: memoryview, path: Path, manifest: Manifest, rank: int) -> Header:
+    if len(view) < HEADER_BYTES or view[:8] != MAGIC:
+        got = repr(bytes(view[:8]))
+        raise EngineError(
+            "this is not an ingot engine file", where=str(path), expected=repr(MAGIC), got=got, hint=REBUILD
+        )
+    _, schema, header_bytes, *fields = _HEADER.unpack_from(view)
+    names = [field.name for field in dataclasses.fields(Header)][1:]
+    header = Header(schema=schema, **dict(zip(names, fields, strict=True)))
+    if schema != ENGINE_SCHEMA:
+        raise EngineError(
+            "the engine file has another schema", where=str(path), expected=str(ENGINE_SCHEMA), got=str(schema),
+            hint=REBUILD,
+        )  # fmt: skip
+    fits = (
+        header_bytes == header.plan_offset == HEADER_BYTES
+        and (header.rank, header.ranks) == (rank, manifest.ranks)
+        and header.weights_offset == aligned(HEADER_BYTES + header.plan_bytes, SECTION_ALIGNMENT)
+        and header.file_bytes == header.weights_offset + header.weights_bytes == len(view)
+    )
+    if not fits:
+        raise EngineError("the header of the engine file is damaged", where=str(path), got=str(header), hint=REBUILD)
+    return header
+
+
+def _check_crc32(parts: Sequence[Part], views: dict[str, memoryview], directory: Path, crc32: Crc32) -> None:
+    chunks = [(part, index) for part in parts for index in range(len(part.crc32))]
+
+    def damaged(chunk: tuple[Part, int]) -> bool:
+        part, index = chunk
+        return crc32(views[part.name][index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]) != part.crc32[index]
+
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        for (part, index), bad in zip(chunks, pool.map(damaged, chunks), strict=True):
+            if bad:
+                begin, end = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, part.nbytes)
+                raise EngineError(
+                    "a part of the engine is damaged: its checksum does not match", where=str(directory / part.name),
+                    expected=f"crc32 {part.crc32[index]:08x} of bytes {begin} to {end}",
+                    hint="copy the engine again, or " + REBUILD,
+                )  # fmt: skip

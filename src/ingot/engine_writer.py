@@ -1,0 +1,134 @@
+"""Writes an Engine directory: streams plan, weights and files to disk and hashes on the way.
+
+Memory stays at one block. A full disk surfaces as OSError, which `OutputDir` puts into words.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ingot.engine import HEADER_BYTES, SECTION_ALIGNMENT, Header, aligned, rank_file
+from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, MANIFEST_NAME, Manifest, Part
+from ingot.plan import Plan
+
+Block = tuple[int, memoryview]  # offset in the weights section, bytes
+
+
+class _PartWriter:
+    """Writes one file from front to back, hashing as it goes."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._name, self._file = name, path.open("xb")
+        self._sha256, self._crc32, self._chunk_crc = hashlib.sha256(), list[int](), 0
+        self.position = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        self._file.write(view)
+        self._sha256.update(view)
+        while len(view):
+            room = CHUNK_BYTES - self.position % CHUNK_BYTES
+            self._chunk_crc = zlib.crc32(view[:room], self._chunk_crc)
+            self.position += min(room, len(view))
+            view = view[room:]
+            if self.position % CHUNK_BYTES == 0:
+                self._end_chunk()
+
+    def pad_to(self, position: int) -> None:
+        """Zeros up to `position`."""
+        assert position >= self.position, f"{self._name} would be written backwards at {position}"
+        while self.position < position:
+            self.write(bytes(min(position - self.position, CHUNK_BYTES)))
+
+    def finish(self) -> Part:
+        """Flush to the disk."""
+        if self.position % CHUNK_BYTES:
+            self._end_chunk()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return Part(name=self._name, nbytes=self.position, sha256=self._sha256.hexdigest(), crc32=tuple(self._crc32))
+
+    def abandon(self) -> None:
+        """Close without a word: an error is already on its way."""
+        with contextlib.suppress(OSError):  # closing flushes, and a full disk fails again
+            self._file.close()
+
+    def _end_chunk(self) -> None:
+        self._crc32.append(self._chunk_crc)
+        self._chunk_crc = 0
+
+
+def write_engine(
+    directory: Path,
+    manifest: Manifest,
+    plan: Plan,
+    weights: Iterable[Block],
+    files: Sequence[Path] = (),
+    source: Path | None = None,
+) -> Manifest:
+    """Fill the new, empty `directory` with an engine of one rank.
+
+    manifest  everything but `parts`, which is made here
+    weights   blocks of the weights section with ascending offsets; gaps become zeros
+    files     tokenizer and generation files to copy
+    source    the folder to which they keep their relative paths; None: only their names are kept
+    Memory stays at one block.
+    """
+    parts = [_write_rank(directory, plan, weights)]
+    for path in files:
+        name = path.name if source is None else path.relative_to(source).as_posix()
+        parts.append(_write_part(directory, name, _read_blocks(path)))
+    complete = dataclasses.replace(manifest, parts=tuple(sorted(parts, key=lambda part: part.name)))
+    _write_part(directory, MANIFEST_NAME, [complete.to_json().encode()])
+    return complete
+
+
+def _write_rank(directory: Path, plan: Plan, weights: Iterable[Block]) -> Part:
+    text = plan.to_json().encode()
+    start = aligned(HEADER_BYTES + len(text), SECTION_ALIGNMENT)
+    header = Header(
+        schema=ENGINE_SCHEMA, rank=0, ranks=1, file_bytes=start + plan.weight_bytes, plan_offset=HEADER_BYTES,
+        plan_bytes=len(text), weights_offset=start, weights_bytes=plan.weight_bytes,
+    )  # fmt: skip
+
+    def pieces(writer: _PartWriter) -> None:
+        writer.write(header.pack())
+        writer.write(text)
+        writer.pad_to(start)
+        for offset, data in weights:
+            writer.pad_to(start + offset)
+            writer.write(data)
+        writer.pad_to(start + plan.weight_bytes)
+
+    return _written(directory, rank_file(0), pieces)
+
+
+def _write_part(directory: Path, name: str, blocks: Iterable[bytes]) -> Part:
+    def pieces(writer: _PartWriter) -> None:
+        for block in blocks:
+            writer.write(block)
+
+    return _written(directory, name, pieces)
+
+
+def _written(directory: Path, name: str, fill: Callable[[_PartWriter], None]) -> Part:
+    path = directory / name
+    path.parent.mkdir(exist_ok=True)
+    writer = _PartWriter(path, name)
+    try:
+        fill(writer)
+        return writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def _read_blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(CHUNK_BYTES):
+            yield block

@@ -1,0 +1,155 @@
+"""The manifest of an Engine directory (`config.json`): what the engine is, and the checksums of everything beside it.
+
+Its text is canonical: a manifest whose bytes differ in any way from what `Manifest.to_json` writes is refused, so
+that even a changed space is found.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ingot.errors import EngineError
+from ingot.plan import Limits
+
+ENGINE_SCHEMA = 1
+CHUNK_BYTES = 4 << 20  # every started 4 MiB of a part has its own crc32
+MANIFEST_NAME = "config.json"
+FORMAT = "ingot.engine"
+
+REBUILD = "build the engine again with `ingot build --checkpoint_dir ... --output_dir ...`"
+
+Fact = str | int | float | bool | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One file of the engine directory, its name relative to that.
+
+    crc32  one value per started chunk of CHUNK_BYTES, zlib's polynomial
+    """
+
+    name: str
+    nbytes: int
+    sha256: str
+    crc32: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What an engine says about itself.
+
+    model         plain facts for people (model_type, layers, hidden_size ...); nothing depends on them
+    target        a name of the target list, e.g. "cpu/avx2"
+    precision     of the weights
+    limits        as in the plan
+    capabilities  what a session of this engine can do
+    ranks         number of rank files
+    eos_ids       tokens that end a sequence
+    """
+
+    ingot_version: str
+    model: Mapping[str, Fact]
+    target: str
+    precision: str
+    limits: Limits
+    capabilities: tuple[str, ...]
+    ranks: int
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    pad_id: int | None
+    parts: tuple[Part, ...]
+
+    def part(self, name: str) -> Part | None:
+        """The part called `name`, if the engine has it."""
+        return next((part for part in self.parts if part.name == name), None)
+
+    def to_json(self) -> str:
+        """Canonical text. `manifest_sha256` is the hash of this text with that field empty."""
+        document = {
+            "format": FORMAT,
+            "schema_version": ENGINE_SCHEMA,
+            "manifest_sha256": "",
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            "model": dict(self.model),
+            "limits": dataclasses.asdict(self.limits),
+            "parts": [
+                {**dataclasses.asdict(part), "crc32": "".join(f"{value:08x}" for value in part.crc32)}
+                for part in self.parts
+            ],
+        }
+        document["manifest_sha256"] = hashlib.sha256(_text(document).encode()).hexdigest()
+        return _text(document)
+
+
+def parse_manifest(data: bytes, *, where: str) -> Manifest:
+    """Bytes of a config.json → Manifest. Raises EngineError with its own words for each kind of damage."""
+    document = _document(data, where)
+    schema = document.get("schema_version")
+    if schema != ENGINE_SCHEMA:
+        newer = isinstance(schema, int) and schema > ENGINE_SCHEMA
+        raise EngineError(
+            "the engine was written by a newer ingot" if newer else "the engine's schema version cannot be read",
+            where=f"{where}:schema_version", expected=str(ENGINE_SCHEMA), got=repr(schema),
+            hint="update ingot, or " + REBUILD if newer else REBUILD,
+        )  # fmt: skip
+    try:
+        manifest = _manifest_from(document)
+        text = manifest.to_json()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError("the engine's manifest is damaged", where=where, got=repr(error), hint=REBUILD) from error
+    if text.encode() != data:
+        raise EngineError(
+            "the engine's manifest does not match its own checksum", where=where,
+            expected=f"manifest_sha256 {json.loads(text)['manifest_sha256']}, canonical spacing, no other fields",
+            got=f"manifest_sha256 {document.get('manifest_sha256')}", hint=REBUILD,
+        )  # fmt: skip
+    return manifest
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _document(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        document = json.loads(data.decode("utf-8"))
+    except ValueError as error:
+        got = "an empty file" if not data else str(error)
+        raise EngineError("the engine's manifest is not JSON", where=where, got=got, hint=REBUILD) from error
+    if isinstance(document, dict) and document.get("format") == FORMAT:
+        return document
+    raise EngineError(
+        "this is not the manifest of an engine", where=where, expected=f'"format": "{FORMAT}"',
+        got=_guess(document), hint=REBUILD,
+    )  # fmt: skip
+
+
+def _guess(document: object) -> str:
+    if not isinstance(document, dict):
+        return f"a JSON {type(document).__name__}"
+    if "architectures" in document or "model_type" in document:
+        return "the config.json of a Hugging Face model (convert, then build it)"
+    return f"a JSON object with format {document.get('format')!r}"
+
+
+def _manifest_from(document: Mapping[str, Any]) -> Manifest:
+    known = {field.name for field in dataclasses.fields(Manifest)}
+    fields = {key: value for key, value in document.items() if key in known}
+    return Manifest(**{
+        **fields,
+        "limits": Limits(**document["limits"]),
+        "capabilities": tuple(document["capabilities"]),
+        "eos_ids": tuple(document["eos_ids"]),
+        "parts": tuple(_part_from(item) for item in document["parts"]),
+    })  # fmt: skip
+
+
+def _part_from(item: Mapping[str, Any]) -> Part:
+    name, digits = item["name"], item["crc32"]
+    steps = name.split("/")
+    if name == MANIFEST_NAME or any(step in ("", ".", "..") for step in steps):
+        raise ValueError(f"{name!r} cannot be the name of a part")
+    crc32 = tuple(int(digits[i : i + 8], 16) for i in range(0, len(digits), 8))
+    return Part(**{**item, "crc32": crc32})

@@ -1,0 +1,67 @@
+"""The tiny model as an engine directory, and as a loaded engine with any session."""
+
+import random
+from pathlib import Path
+
+from tests.runtime.tiny_plan import TinyModel
+
+from ingot.configs.runtime import Policy
+from ingot.engine import Engine
+from ingot.engine_writer import write_engine
+from ingot.manifest import Manifest
+from ingot.plan import Limits
+from ingot.plugins.ref.session import RefSession
+from ingot.plugins.target import SessionOptions
+from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.executor import Executor
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.session import LoadedEngine
+from ingot.step_io import Session
+
+
+def make_manifest(limits: Limits, target: str = "ref", eos_ids: tuple[int, ...] = ()) -> Manifest:
+    return Manifest(
+        ingot_version="0.1.0", model={"model_type": "tiny"}, target=target, precision="f32", limits=limits,
+        capabilities=(), ranks=1, eos_ids=eos_ids, bos_id=1, pad_id=None, parts=(),
+    )  # fmt: skip
+
+
+def write_tiny(directory: Path, model: TinyModel, target: str = "ref", files: list[Path] | None = None) -> Path:
+    """A real engine directory."""
+    directory.mkdir()
+    manifest = make_manifest(model.plan.limits, target)
+    write_engine(directory, manifest, model.plan, [(0, memoryview(model.weights))], files or [])
+    return directory
+
+
+def ref_session(model: TinyModel, num_blocks: int) -> RefSession:
+    return RefSession(model.plan, model.weights, SessionOptions(num_blocks=num_blocks))
+
+
+def make_runner(
+    model: TinyModel,
+    session: Session,
+    limits: Limits | None = None,
+    policy: Policy = Policy.MAX_UTILIZATION,
+    eos_ids: tuple[int, ...] = (),
+) -> ModelRunner:
+    """A ModelRunner on any session."""
+    limits = limits or model.plan.limits
+    engine = Engine(
+        directory=Path("tiny"), manifest=make_manifest(limits, eos_ids=eos_ids), plan=model.plan, weights=model.weights
+    )
+    return ModelRunner(LoadedEngine(engine=engine, session=session, limits=limits), policy=policy)
+
+
+def make_executor(
+    session: Session,
+    limits: Limits,
+    tokens_per_block: int,
+    policy: Policy = Policy.MAX_UTILIZATION,
+    shuffle: random.Random | None = None,
+) -> tuple[Executor, Scheduler, BlockManager]:
+    """An Executor and its parts."""
+    blocks = BlockManager(session.num_blocks, tokens_per_block, shuffle=shuffle)
+    scheduler = Scheduler(limits, blocks, policy)
+    return Executor(session, scheduler, blocks), scheduler, blocks
