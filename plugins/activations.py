@@ -1,5 +1,6 @@
 """The activation functions of ops `matmul` and `activation`, in numpy."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -15,8 +16,6 @@ def _sigmoid(x: Array) -> Array:
 
 def _erf(x: Array) -> Array:
     # Abramowitz and Stegun 7.1.26 is too coarse (1.5e-7 absolute is near float32's limit, so evaluate in float64)
-    import math
-
     return np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64)).astype(np.float32)
 
 

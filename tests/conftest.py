@@ -1,5 +1,6 @@
-"""Fixtures that every room's tests share."""
+"""Fixtures that every room's tests share, and the account of skipped tests."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,3 +15,45 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the shared data folder")
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--allowed-skips", metavar="FILE", help="fail the run if a test is skipped for a reason that FILE does not list"
+    )
+
+
+def skip_reasons(terminal: pytest.TerminalReporter) -> Counter[str]:
+    """Reason → how many tests were skipped for it."""
+    reports = terminal.stats.get("skipped", [])
+    return Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+
+
+def unlisted(reasons: Counter[str], allowed: str) -> list[str]:
+    """The reasons that no line of `allowed` begins; lines with # are comments."""
+    lines = [line.strip() for line in allowed.splitlines() if line.strip() and not line.startswith("#")]
+    return sorted(reason for reason in reasons if not any(reason.startswith(line) for line in lines))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print every reason with its count; an unlisted one is an error of the session."""
+    reasons = skip_reasons(terminalreporter)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+    file = config.getoption("--allowed-skips")
+    if file and (extra := unlisted(reasons, Path(file).read_text())):
+        for reason in extra:
+            terminalreporter.write_line(f"ERROR: skips for a reason that {file} does not list: {reason}", red=True)
+        config.stash[_UNLISTED] = extra
+
+
+_UNLISTED = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> object:
+    """The terminal summary is written inside this hook; what it found decides the exit status."""
+    result = yield
+    if session.config.stash.get(_UNLISTED, []) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    return result

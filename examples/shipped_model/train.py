@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 VOCAB = 2560
 CONTEXT = 512
@@ -69,6 +69,56 @@ def mean_loss(model: LlamaForCausalLM, ids: torch.Tensor) -> float:
     return total / count
 
 
+def new_model() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, rope_theta=10000.0,
+        tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def new_optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
+    decay = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95))
+
+
+def train(model: LlamaForCausalLM, ids: torch.Tensor, seconds: float) -> int:
+    """Train for `seconds` of wall-clock time on random windows of `ids`; the number of steps."""
+    optimizer = new_optimizer(model)
+    begin, step = time.monotonic(), 0
+    while (progress := (time.monotonic() - begin) / seconds) < 1:
+        starts = torch.randint(0, len(ids) - CONTEXT, (BATCH,)).tolist()
+        batch = torch.stack([ids[s : s + CONTEXT] for s in starts])
+        batch[:, 0] = 1  # every window begins like a prompt: with <s>
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(progress)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        step += 1
+        if step % 50 == 0:
+            print(f"step {step}  {100 * progress:5.1f} %  loss {loss.item():.3f}", flush=True)
+    return step
+
+
+def save(model: LlamaForCausalLM, tokenizer: Tokenizer, output: Path) -> None:
+    """Write the Hugging Face directory."""
+    output.mkdir(parents=True, exist_ok=True)
+    model.generation_config = GenerationConfig(
+        bos_token_id=1, eos_token_id=2, do_sample=True, temperature=0.7, top_k=40
+    )
+    model.save_pretrained(output)
+    tokenizer.save(str(output / "tokenizer.json"))
+    facts = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "model_max_length": CONTEXT,
+             "tokenizer_class": "PreTrainedTokenizerFast"}  # fmt: skip
+    (output / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", action="append", required=True, type=Path)
@@ -82,54 +132,22 @@ def main() -> None:
     texts = [read_paragraphs(path) for path in args.text]
     tokenizer = train_tokenizer(texts)
     encoded = [torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
-    train = [ids[: int(len(ids) * 0.98)] for ids in encoded]
+    parts = [ids[: int(len(ids) * 0.98)] for ids in encoded]
     held_out = torch.cat([ids[int(len(ids) * 0.98) :] for ids in encoded])
-    joined = torch.cat(train)
+    joined = torch.cat(parts)
     print(
         f"{sum(map(len, texts)):,} characters, {len(joined):,} training and {len(held_out):,} held-out tokens",
         flush=True,
     )
 
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, rope_theta=10000.0,
-        tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    decay = [p for p in model.parameters() if p.ndim > 1]
-    plain = [p for p in model.parameters() if p.ndim == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}], betas=(0.9, 0.95)
-    )
+    model = new_model()
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-
-    begin, step = time.monotonic(), 0
-    budget = args.minutes * 60
-    while (progress := (time.monotonic() - begin) / budget) < 1:
-        starts = torch.randint(0, len(joined) - CONTEXT, (BATCH,)).tolist()
-        batch = torch.stack([joined[s : s + CONTEXT] for s in starts])
-        batch[:, 0] = 1  # every window begins like a prompt: with <s>
-        loss = model(input_ids=batch, labels=batch).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(progress)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        step += 1
-        if step % 50 == 0:
-            print(f"step {step}  {100 * progress:5.1f} %  loss {loss.item():.3f}", flush=True)
-
+    steps = train(model, joined, args.minutes * 60)
     model = model.to(torch.bfloat16)
-    args.output.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(args.output)
-    tokenizer.save(str(args.output / "tokenizer.json"))
-    facts = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "model_max_length": CONTEXT,
-             "tokenizer_class": "PreTrainedTokenizerFast"}  # fmt: skip
-    (args.output / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n")
+    save(model, tokenizer, args.output)
     held = mean_loss(model.float(), held_out)
-    seen = step * BATCH * CONTEXT
-    print(f"steps {step}, tokens seen {seen:,}, held-out loss {held:.3f} nats per token (bf16 weights)", flush=True)
+    seen = steps * BATCH * CONTEXT
+    print(f"steps {steps}, tokens seen {seen:,}, held-out loss {held:.3f} nats per token (bf16 weights)", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,20 +4,20 @@ import random
 
 import numpy as np
 import pytest
-from tests.runtime.fake_session import FakeSession, continued
-from tests.runtime.tiny_engine import make_executor
 
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
 from ingot.runtime.request import FinishReason, Request
+from tests.runtime.fake_session import FakeSession, continued
+from tests.runtime.tiny_engine import make_executor
 
 
 def limits(batch: int = 4, tokens: int = 16, rows: int = 8) -> Limits:
     return Limits(max_batch_size=batch, max_input_len=40, max_seq_len=48, max_num_tokens=tokens, max_logit_rows=rows)
 
 
-def request_of(prompt: list[int], count: int, **more: bool) -> Request:
-    return Request(np.array(prompt, np.int32), max_new_tokens=count, **more)
+def request_of(prompt: list[int], count: int, *, want_context_logits: bool = False) -> Request:
+    return Request(np.array(prompt, np.int32), max_new_tokens=count, want_context_logits=want_context_logits)
 
 
 def random_request(rng: random.Random, *, want_context_logits: bool = False) -> Request:

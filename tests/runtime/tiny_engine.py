@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from tests.runtime.tiny_plan import TinyModel
+import numpy as np
 
 from ingot.configs.runtime import Policy
 from ingot.engine import Engine
@@ -17,7 +17,8 @@ from ingot.runtime.executor import Executor
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.session import LoadedEngine
-from ingot.step_io import Session
+from ingot.step_io import Session, StepBatch, StepResult
+from tests.runtime.tiny_plan import TinyModel
 
 
 def make_manifest(limits: Limits, target: str = "ref", eos_ids: tuple[int, ...] = ()) -> Manifest:
@@ -27,16 +28,47 @@ def make_manifest(limits: Limits, target: str = "ref", eos_ids: tuple[int, ...] 
     )  # fmt: skip
 
 
-def write_tiny(directory: Path, model: TinyModel, target: str = "ref", files: list[Path] | None = None) -> Path:
+def write_tiny(directory: Path, model: TinyModel, target: str = "ref") -> Path:
     """A real engine directory."""
     directory.mkdir()
     manifest = make_manifest(model.plan.limits, target)
-    write_engine(directory, manifest, model.plan, [(0, memoryview(model.weights))], files or [])
+    write_engine(directory, manifest, model.plan, [(0, memoryview(model.weights.tobytes()))])
     return directory
 
 
 def ref_session(model: TinyModel, num_blocks: int) -> RefSession:
     return RefSession(model.plan, model.weights, SessionOptions(num_blocks=num_blocks))
+
+
+class PoisonedSession(RefSession):
+    """Fills every slot that nobody owns with NaN before each step; give it the runner's block manager."""
+
+    blocks: BlockManager | None = None
+
+    def run(self, batch: StepBatch) -> StepResult:
+        assert self.blocks is not None
+        free = list(self.blocks.free_blocks())
+        size = self.kv.layout.tokens_per_block
+        for pool in (self.kv.keys, self.kv.values):
+            pool[:, free] = np.nan
+            for past, table in zip(batch.past_lengths, batch.block_tables, strict=True):
+                pool[:, table[past // size : past // size + 1], :, past % size :] = np.nan
+                pool[:, [block for block in table[past // size + 1 :] if block >= 0]] = np.nan
+        return super().run(batch)
+
+
+def poisoned_runner(
+    model: TinyModel,
+    num_blocks: int,
+    limits: Limits | None = None,
+    policy: Policy = Policy.MAX_UTILIZATION,
+    seed: int = 0,
+) -> ModelRunner:
+    """Ref target, blocks handed out in random order, NaN in every slot that nobody owns."""
+    session = PoisonedSession(model.plan, model.weights, SessionOptions(num_blocks=num_blocks))
+    runner = make_runner(model, session, limits, policy, shuffle=random.Random(seed))
+    session.blocks = runner.blocks
+    return runner
 
 
 def make_runner(
@@ -45,13 +77,14 @@ def make_runner(
     limits: Limits | None = None,
     policy: Policy = Policy.MAX_UTILIZATION,
     eos_ids: tuple[int, ...] = (),
+    shuffle: random.Random | None = None,
 ) -> ModelRunner:
     """A ModelRunner on any session."""
     limits = limits or model.plan.limits
     engine = Engine(
         directory=Path("tiny"), manifest=make_manifest(limits, eos_ids=eos_ids), plan=model.plan, weights=model.weights
     )
-    return ModelRunner(LoadedEngine(engine=engine, session=session, limits=limits), policy=policy)
+    return ModelRunner(LoadedEngine(engine=engine, session=session, limits=limits), policy=policy, shuffle=shuffle)
 
 
 def make_executor(

@@ -76,7 +76,7 @@ class _Section:
         stored = from_float32(values, dtype)
         self.logical[name] = to_float32(stored, dtype)
         if layout == "row":
-            pieces = (self._piece(0, values.shape[0], stored.tobytes()),)
+            pieces: tuple[Piece, ...] = (self._piece(0, values.shape[0], stored.tobytes()),)
         else:
             n, k = values.shape
             gated = layout.endswith(".gated")

@@ -19,6 +19,7 @@ class Team {
   std::byte* shared = nullptr;  // the step's scratch, as large as the kernel's scratch function asked, 64-byte aligned
 
   void barrier() const;                          // all threads of the team
+  int64_t take() const;                          // 0, 1, 2, ...: each number to one thread; anew after every barrier
   std::byte* scratch(size_t bytes) const;        // this thread's own, 64-byte aligned, valid during the call
 
   // Contiguous share [begin, end) of n items for this thread.

@@ -1,0 +1,74 @@
+# make quickstart   its own environment, ingot installed, the whole path on the model that ships here
+# make test         test extras, then every test
+# make lint         ruff and mypy
+# make wheel        dist/ingot-*.whl, which needs no compiler where it is installed
+# make native       the native module in place, for PYTHONPATH=src
+# make sanitize     kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+PYTEST_ARGS ?=
+
+PIP := $(VENV)/bin/pip --disable-pip-version-check -q
+ROOMS := src convert builder plugins runtime configs
+SOURCES := pyproject.toml $(wildcard CMakeLists.txt) $(shell find $(ROOMS) -type f \( -name '*.py' -o -name '*.pyi' \
+	-o -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt' -o -name '*.cmake' -o -name '*.toml' -o -name '*.json' \
+	-o -name '*.safetensors' -o -name '*.md' \))
+
+.PHONY: quickstart test lint wheel native sanitize clean preflight
+.DELETE_ON_ERROR:
+
+quickstart: $(VENV)/.installed
+	$(VENV)/bin/ingot quickstart
+
+test: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+wheel: dist/.built
+	@ls dist/ingot-*.whl
+
+preflight:
+	$(eval problem := $(shell $(if $(filter command environment,$(firstword $(origin CXX))),CXX='$(CXX)') .ci/preflight $(PYTHON)))
+	$(if $(problem),$(error $(problem)))
+
+$(VENV)/bin/pip: | preflight
+	$(PYTHON) -m venv $(VENV)
+
+dist/.built: $(SOURCES) | preflight $(VENV)/bin/pip
+	@mkdir -p dist && rm -f dist/ingot-*.whl
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --no-deps -w dist .
+	@touch $@
+
+$(VENV)/.installed: dist/.built
+	$(PIP) install --force-reinstall --no-deps dist/ingot-*.whl
+	$(PIP) install dist/ingot-*.whl
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed constraints.txt
+	$(PIP) install -c constraints.txt "$$(ls dist/ingot-*.whl)[test]"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-test
+	$(PIP) install -c constraints.txt "$$(ls dist/ingot-*.whl)[dev]"
+	@touch $@
+
+native: $(VENV)/.installed-dev
+	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -S . -B build/native -DCMAKE_BUILD_TYPE=Release -DINGOT_IN_PLACE=ON -DPython_EXECUTABLE=$(abspath $(VENV)/bin/python)
+	PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build build/native -j$(JOBS)
+
+sanitize: $(VENV)/.installed-test
+	rm -rf build/sanitize/site
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/sanitize/site \
+		-C cmake.define.INGOT_SANITIZE=ON -C build-dir=build/sanitize/cmake .
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitize/site \
+		$(VENV)/bin/python -m pytest tests/plugins -m native -p no:cacheprovider
+
+clean:
+	rm -rf build dist $(VENV)

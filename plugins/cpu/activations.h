@@ -1,0 +1,55 @@
+// The activation functions of ops matmul and activation on vectors; definitions in plugins/activations.py.
+#pragma once
+
+#include "ingot/kernel.h"
+#include "simd_math.h"
+
+namespace ingot {
+namespace {
+
+// 1 / (1 + e^-x)
+template <typename S>
+[[gnu::always_inline]] inline typename S::V sigmoid(typename S::V x) {
+  const typename S::V one = S::set1(1.0f);
+  return S::div(one, S::add(one, exp<S>(S::sub(S::zero(), x))));
+}
+
+// x * P(X <= x) for a normal X. With z = |x| / sqrt(2) the tail is erfc(z) / 2 = t * exp(-z^2) * Q(t) / 2,
+// t = 1 / (1 + 0.35 z); Q is a minimax fit (3.2e-8 relative), so that small tails keep their digits.
+template <typename S>
+[[gnu::always_inline]] inline typename S::V gelu_erf(typename S::V x) {
+  using V = typename S::V;
+  constexpr float kQ[] = {0.042726938f, -0.18315534f, 0.24006289f, -0.10787168f, 0.1552016f,
+                          0.10874504f,  0.16427644f,  0.18506593f, 0.19748214f,  0.19746603f};
+  const V one = S::set1(1.0f);
+  const V z = S::mul(S::abs(x), S::set1(0.70710678f));
+  const V t = S::div(one, S::fma(S::set1(0.35f), z, one));
+  V q = S::set1(kQ[0]);
+  for (int i = 1; i < 10; ++i) q = S::fma(q, t, S::set1(kQ[i]));
+  const V gauss = exp<S>(S::sub(S::zero(), S::mul(z, z)));
+  const V tail = S::mul(S::mul(S::set1(0.5f), S::mul(t, q)), gauss);
+  return S::mul(x, S::select(S::less(x, S::zero()), tail, S::sub(one, tail)));
+}
+
+// 0.5 x (1 + tanh(u)) = x * sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+template <typename S>
+[[gnu::always_inline]] inline typename S::V gelu_tanh(typename S::V x) {
+  using V = typename S::V;
+  const V cube = S::mul(S::mul(S::set1(0.044715f), x), S::mul(x, x));
+  return S::mul(x, sigmoid<S>(S::mul(S::set1(1.5957691f), S::add(x, cube))));
+}
+
+template <typename S>
+[[gnu::always_inline]] inline typename S::V activate(Activation activation, typename S::V x) {
+  switch (activation) {
+    case Activation::kSilu: return S::mul(x, sigmoid<S>(x));
+    case Activation::kGelu: return gelu_erf<S>(x);
+    case Activation::kGeluTanh: return gelu_tanh<S>(x);
+    case Activation::kRelu: return S::max(S::zero(), x);  // in this order NaN stays
+    case Activation::kNone: break;
+  }
+  return x;
+}
+
+}  // namespace
+}  // namespace ingot

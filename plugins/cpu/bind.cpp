@@ -1,0 +1,454 @@
+#include "bind.h"
+
+#include <cmath>
+#include <stdexcept>
+
+#include "cpu_isa.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kPanel = 16;            // plugins/layouts.py
+constexpr int64_t kMaxCount = 1LL << 31;  // of rows, columns, positions: products of two fit int64
+constexpr int64_t kMaxRows = 1LL << 21;   // of a step: arrays of this length are allocated at open
+constexpr int64_t kAlignment = 64;
+
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+int64_t itemsize_of(const std::string& dtype) {
+  if (dtype == "f32" || dtype == "i32") return 4;
+  if (dtype == "bf16" || dtype == "f16") return 2;
+  if (dtype == "i8" || dtype == "bool") return 1;
+  return dtype == "i64" ? 8 : 0;
+}
+
+void require(bool holds, const std::string& otherwise) {
+  if (!holds) throw std::invalid_argument(otherwise);
+}
+
+void require_count(const std::string& what, int64_t value, int64_t end = kMaxCount) {
+  require(value >= 1 && value < end, what + " is out of range: " + std::to_string(value));
+}
+
+// a * b * c for values that require_count has passed; throws where it exceeds int64.
+int64_t product(int64_t a, int64_t b, int64_t c = 1) {
+  int64_t ab = 0, abc = 0;
+  require(!__builtin_mul_overflow(a, b, &ab) && !__builtin_mul_overflow(ab, c, &abc), "a size exceeds 2^63 bytes");
+  return abc;
+}
+
+// Resolves and checks one step at a time.
+class Binder {
+ public:
+  Binder(const PlanSpec& plan, const PlanMemory& memory, const Batch& batch)
+      : plan_(plan), memory_(memory), batch_(batch), kv_(plan.kv) {
+    for (const BufferSpec& buffer : plan.buffers) buffers_[buffer.name] = &buffer;
+    for (const WeightSpec& weight : plan.weights) weights_[weight.name] = &weight;
+  }
+
+  BoundStep bind(const StepSpec& step) {
+    step_ = &step;
+    const Kernel* kernel = find_kernel(step.kernel);
+    check(kernel != nullptr, "this build of ingot has no kernel " + step.kernel);
+    check(kernel->op() == step.op, "kernel " + step.kernel + " does not compute op " + step.op);
+    check(isa_includes(memory_.isa, kernel->isa()),
+          "kernel " + step.kernel + " needs " + std::string(kernel->isa()) + ", this machine offers " + memory_.isa);
+    kernel_ = kernel;
+    BoundStep bound{step.name, kernel, {}, {}, false, {}};
+    if (step.op == "matmul") bind_matmul(bound);
+    else if (step.op == "embedding") bind_embedding(bound);
+    else if (step.op == "rms_norm" || step.op == "layer_norm") bind_norm(bound);
+    else if (step.op == "activation" || step.op == "add") bind_elementwise(bound);
+    else if (step.op == "gather_rows") bind_gather_rows(bound);
+    else if (step.op == "rope_table") bind_rope_table(bound);
+    else if (step.op == "rope_kv_write") bind_rope_kv_write(bound);
+    else if (step.op == "paged_attention") bind_paged_attention(bound);
+    else check(false, "op " + step.op + " is not a step of CPU plans");
+    for (const std::string& output : step.outputs)
+      if (!output.empty()) bound.outputs.push_back(find_buffer(output));
+    return bound;
+  }
+
+ private:
+  void check(bool holds, const std::string& otherwise) const {
+    if (!holds) throw std::invalid_argument("step " + step_->name + ": " + otherwise);
+  }
+
+  void check_form(size_t inputs, size_t outputs, size_t attrs) const {
+    check(step_->inputs.size() == inputs, "takes " + std::to_string(inputs) + " inputs");
+    check(step_->outputs.size() == outputs, "gives " + std::to_string(outputs) + " outputs");
+    check(step_->attrs.size() == attrs, "takes " + std::to_string(attrs) + " attributes");
+  }
+
+  const BufferSpec* find_buffer(const std::string& name) const {
+    const auto found = buffers_.find(name);
+    check(found != buffers_.end(), "there is no buffer " + name);
+    return found->second;
+  }
+
+  // A required buffer of `cols` columns.
+  const BufferSpec* buffer(const std::string& name, int64_t cols) const {
+    const BufferSpec* found = find_buffer(name);
+    check(found->cols == cols, "buffer " + name + " must have " + std::to_string(cols) + " columns, has " + std::to_string(found->cols));
+    return found;
+  }
+
+  const BufferSpec* optional_buffer(const std::string& name, int64_t cols) const {
+    return name.empty() ? nullptr : buffer(name, cols);
+  }
+
+  float* at(const BufferSpec* buffer) const {
+    return buffer == nullptr ? nullptr : reinterpret_cast<float*>(memory_.arena + buffer->offset);
+  }
+
+  void same_rows(const BufferSpec* a, const BufferSpec* b) const {
+    check(a == nullptr || b == nullptr || a->rows == b->rows, "inputs and outputs must all count tokens or all count logit rows");
+  }
+
+  void counts_tokens(const BufferSpec* buffer) const {
+    check(buffer == nullptr || buffer->rows == "tokens", "its buffers must count tokens");
+  }
+
+  // Kernels read and write at once: an output may only be an input's own buffer, and only where `in_place` says so.
+  void apart(const BufferSpec* output, const BufferSpec* input, bool in_place) const {
+    if (output == nullptr || input == nullptr) return;
+    const int64_t output_end = output->offset + buffer_rows(plan_, *output) * output->cols * 4;
+    const int64_t input_end = input->offset + buffer_rows(plan_, *input) * input->cols * 4;
+    if (output_end <= input->offset || input_end <= output->offset) return;
+    check(in_place && output->offset == input->offset && output->cols == input->cols && output->rows == input->rows,
+          "buffers " + output->name + " and " + input->name + " overlap");
+  }
+
+  const WeightSpec* find_weight(const std::string& name) const {
+    const auto found = weights_.find(name);
+    check(found != weights_.end(), "there is no weight " + name);
+    return found->second;
+  }
+
+  // A weight of layout "row" with this type and shape; shape entries of -1 are free.
+  const WeightSpec* row_weight(const std::string& name, const std::string& dtype, std::vector<int64_t> shape) const {
+    const WeightSpec* weight = find_weight(name);
+    check(weight->layout == "row" && weight->dtype == dtype, "weight " + name + " must be " + dtype + " of layout row");
+    check(weight->shape.size() == shape.size() && weight->pieces.size() == 1, "weight " + name + " has a wrong shape");
+    for (size_t i = 0; i < shape.size(); ++i)
+      check(shape[i] < 0 || weight->shape[i] == shape[i],
+            "weight " + name + " must have " + std::to_string(shape[i]) + " in dimension " + std::to_string(i) + ", has " +
+                std::to_string(weight->shape[i]));
+    return weight;
+  }
+
+  const std::byte* at(const WeightSpec* weight) const {
+    return weight == nullptr ? nullptr : memory_.weights + weight->pieces[0].offset;
+  }
+
+  const float* vector(const std::string& name, int64_t n) const {
+    return name.empty() ? nullptr : reinterpret_cast<const float*>(at(row_weight(name, "f32", {n})));
+  }
+
+  const AttrSpec& attr(const char* key) const {
+    const auto found = step_->attrs.find(key);
+    check(found != step_->attrs.end(), std::string("attribute ") + key + " is missing");
+    return found->second;
+  }
+
+  int64_t attr_int(const char* key, int64_t lowest, int64_t highest) const {
+    const int64_t* value = std::get_if<int64_t>(&attr(key));
+    check(value != nullptr && *value >= lowest && *value <= highest,
+          std::string("attribute ") + key + " must be an integer from " + std::to_string(lowest) + " to " + std::to_string(highest));
+    return *value;
+  }
+
+  float attr_float(const char* key) const {
+    const AttrSpec& value = attr(key);
+    const int64_t* whole = std::get_if<int64_t>(&value);
+    const double* real = std::get_if<double>(&value);
+    check(whole != nullptr || (real != nullptr && std::isfinite(*real)), std::string("attribute ") + key + " must be a number");
+    return static_cast<float>(whole != nullptr ? static_cast<double>(*whole) : *real);
+  }
+
+  std::string attr_word(const char* key) const {
+    const std::string* value = std::get_if<std::string>(&attr(key));
+    check(value != nullptr, std::string("attribute ") + key + " must be a word");
+    return *value;
+  }
+
+  Activation attr_activation() const {
+    const std::string word = attr_word("activation");
+    if (word == "none") return Activation::kNone;
+    if (word == "silu") return Activation::kSilu;
+    if (word == "gelu") return Activation::kGelu;
+    if (word == "gelu_tanh") return Activation::kGeluTanh;
+    check(word == "relu", "there is no activation " + word);
+    return Activation::kRelu;
+  }
+
+  void bind_matmul(BoundStep& bound);
+  void bind_embedding(BoundStep& bound);
+  void bind_norm(BoundStep& bound);
+  void bind_elementwise(BoundStep& bound);
+  void bind_gather_rows(BoundStep& bound);
+  void bind_rope_table(BoundStep& bound);
+  void bind_rope_kv_write(BoundStep& bound);
+  void bind_paged_attention(BoundStep& bound);
+  std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, bool gated) const;
+  PagedKv layer_kv() const;
+
+  const PlanSpec& plan_;
+  const PlanMemory& memory_;
+  const Batch& batch_;
+  KvSizes kv_;
+  std::unordered_map<std::string, const BufferSpec*> buffers_;
+  std::unordered_map<std::string, const WeightSpec*> weights_;
+  const StepSpec* step_ = nullptr;
+  const Kernel* kernel_ = nullptr;
+};
+
+// The weight's pieces, which must hold panels 0 .. num_panels-1 in order and lie inside the weights section.
+std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels, bool gated) const {
+  const int64_t k = weight->shape[1], padded_k = weight->dtype == "bf16" ? round_up(k, 32) : k;
+  const int64_t panel_bytes = product(kPanel, padded_k, itemsize_of(weight->dtype));
+  std::vector<Piece> pieces;
+  int64_t next = 0;
+  for (const PieceSpec& piece : weight->pieces) {
+    check(piece.begin == next && piece.end > piece.begin && piece.end <= num_panels, "the pieces of weight " + weight->name + " are not in order");
+    const int64_t bytes = product(piece.end - piece.begin, panel_bytes);
+    check(piece.offset >= 0 && piece.offset % kAlignment == 0 && bytes <= memory_.weight_bytes - piece.offset,
+          "weight " + weight->name + " lies outside the weights section");
+    check(!gated || (piece.begin % 2 == 0 && piece.end % 2 == 0), "a piece of weight " + weight->name + " parts gate from up");
+    pieces.push_back({piece.begin, piece.end, memory_.weights + piece.offset});
+    next = piece.end;
+  }
+  check(next == num_panels, "the pieces of weight " + weight->name + " hold " + std::to_string(next) + " panels, expected " + std::to_string(num_panels));
+  return pieces;
+}
+
+void Binder::bind_matmul(BoundStep& bound) {
+  check_form(4, 1, 3);
+  const WeightSpec* weight = find_weight(step_->inputs[1]);
+  check(weight->dtype == kernel_->dtype(), "weight " + weight->name + " is " + weight->dtype + ", kernel " + kernel_->name + " takes " + std::string(kernel_->dtype()));
+  const bool gated = attr_int("gated", 0, 1) == 1;
+  const std::string layout = "panel16." + weight->dtype + (gated ? ".gated" : "");
+  check(weight->layout == layout && weight->shape.size() == 2, "weight " + weight->name + " must be [N, K] of layout " + layout);
+  const int64_t n = weight->shape[0], k = weight->shape[1];
+  const std::string rounded = attr_word("activations");
+  check(rounded == (kernel_->isa() == "amx" && kernel_->dtype() == "bf16" ? "bf16" : "f32"),
+        std::string("kernel ") + kernel_->name + " does not take " + rounded + " activations");
+  check(!gated || n % 2 == 0, "a gated product needs an even number of weight rows");
+  const int64_t out = gated ? n / 2 : n;
+  const int64_t num_panels = gated ? 2 * round_up(n / 2, kPanel) / kPanel : round_up(n, kPanel) / kPanel;
+  const BufferSpec* x = buffer(step_->inputs[0], k);
+  const BufferSpec* residual = optional_buffer(step_->inputs[3], out);
+  const BufferSpec* y = buffer(step_->outputs[0], out);
+  same_rows(x, y);
+  same_rows(x, residual);
+  apart(y, x, false);
+  apart(y, residual, true);
+  bound.pieces = panels(weight, num_panels, gated);
+  bound.counts_logits = x->rows == "logits";
+  bound.args = MatmulArgs{.x = at(x), .pieces = bound.pieces.data(), .num_pieces = static_cast<int64_t>(bound.pieces.size()),
+                          .num_panels = num_panels, .bias = vector(step_->inputs[2], n), .residual = at(residual), .y = at(y),
+                          .rows = 0, .n = n, .k = k, .activation = attr_activation(), .gated = gated};
+}
+
+void Binder::bind_embedding(BoundStep& bound) {
+  check_form(2, 1, 0);
+  const std::string dtype(kernel_->dtype());
+  const BufferSpec* y = find_buffer(step_->outputs[0]);
+  counts_tokens(y);
+  const WeightSpec* table = row_weight(step_->inputs[0], dtype, {-1, y->cols});
+  const WeightSpec* positions = step_->inputs[1].empty() ? nullptr : row_weight(step_->inputs[1], dtype, {-1, y->cols});
+  check(table->shape[0] >= plan_.limits.vocab_size, "the token table has fewer rows than the vocabulary");
+  check(positions == nullptr || positions->shape[0] >= plan_.limits.max_positions, "the position table has fewer rows than there are positions");
+  bound.args = EmbeddingArgs{.ids = batch_.ids.data(), .positions = batch_.positions.data(), .table = at(table),
+                             .position_table = at(positions), .y = at(y), .tokens = 0, .hidden = y->cols};
+}
+
+void Binder::bind_norm(BoundStep& bound) {
+  const bool has_bias = step_->op == "layer_norm";
+  check_form(has_bias ? 4 : 3, 2, 1);
+  const BufferSpec* x = find_buffer(step_->inputs[0]);
+  const BufferSpec* residual = optional_buffer(step_->inputs[has_bias ? 3 : 2], x->cols);
+  const BufferSpec* y = buffer(step_->outputs[0], x->cols);
+  const BufferSpec* sum = optional_buffer(step_->outputs[1], x->cols);
+  for (const BufferSpec* other : {residual, y, sum}) same_rows(x, other);
+  for (const BufferSpec* input : {x, residual}) {
+    apart(y, input, true);
+    apart(sum, input, true);
+  }
+  apart(y, sum, false);
+  const float* weight = vector(step_->inputs[1], x->cols);
+  check(weight != nullptr, "input weight is missing");
+  bound.counts_logits = x->rows == "logits";
+  bound.args = NormArgs{.x = at(x), .weight = weight, .bias = has_bias ? vector(step_->inputs[2], x->cols) : nullptr,
+                        .residual = at(residual), .y = at(y), .sum = at(sum), .rows = 0, .hidden = x->cols,
+                        .eps = attr_float("eps")};
+}
+
+void Binder::bind_elementwise(BoundStep& bound) {
+  const bool is_add = step_->op == "add";
+  check_form(2, 1, is_add ? 0 : 1);
+  const BufferSpec* a = find_buffer(step_->inputs[0]);
+  const BufferSpec* b = optional_buffer(step_->inputs[1], a->cols);
+  const BufferSpec* y = buffer(step_->outputs[0], a->cols);
+  check(!is_add || b != nullptr, "input b is missing");
+  same_rows(a, b);
+  same_rows(a, y);
+  apart(y, a, true);
+  apart(y, b, true);
+  bound.counts_logits = a->rows == "logits";
+  bound.args = ElementwiseArgs{.a = at(a), .b = at(b), .y = at(y), .rows = 0, .cols = a->cols,
+                               .activation = is_add ? Activation::kNone : attr_activation()};
+}
+
+void Binder::bind_gather_rows(BoundStep& bound) {
+  check_form(1, 1, 0);
+  const BufferSpec* x = find_buffer(step_->inputs[0]);
+  const BufferSpec* y = buffer(step_->outputs[0], x->cols);
+  counts_tokens(x);
+  check(y->rows == "logits", "its output must count logit rows");
+  apart(y, x, false);
+  bound.counts_logits = true;
+  bound.args = GatherRowsArgs{.x = at(x), .rows = batch_.logit_rows.data(), .y = at(y), .num_rows = 0, .cols = x->cols};
+}
+
+void Binder::bind_rope_table(BoundStep& bound) {
+  check_form(1, 1, 1);
+  const BufferSpec* y = find_buffer(step_->outputs[0]);
+  counts_tokens(y);
+  check(y->cols % 2 == 0, "its output must have an even number of columns");
+  const float* inv_freq = vector(step_->inputs[0], y->cols / 2);
+  check(inv_freq != nullptr, "input inv_freq is missing");
+  bound.args = RopeTableArgs{.inv_freq = inv_freq, .positions = batch_.positions.data(), .y = at(y), .tokens = 0,
+                             .half = y->cols / 2, .scale = attr_float("scale")};
+}
+
+// The pools of the step's layer; attributes must agree with the plan's KV layout.
+PagedKv Binder::layer_kv() const {
+  const KvSpec& kv = plan_.kv;
+  check(kernel_->dtype() == kv.dtype, "the KV cache is " + kv.dtype + ", kernel " + kernel_->name + " takes " + std::string(kernel_->dtype()));
+  const int64_t layer = attr_int("layer", 0, kv.num_layers - 1);
+  attr_int("kv_heads", kv.kv_heads, kv.kv_heads);
+  attr_int("head_dim", kv.head_dim, kv.head_dim);
+  std::byte* keys = memory_.kv + layer * kv_.layer;
+  return PagedKv{.keys = keys, .values = keys + kv.num_blocks * kv_.k_block, .kv_heads = kv.kv_heads,
+                 .head_dim = kv.head_dim, .padded_dim = kv_.padded_dim, .block_size = kv.tokens_per_block,
+                 .block_tables = nullptr, .table_width = 0, .query_starts = batch_.query_starts.data(),
+                 .past_lengths = batch_.past_lengths.data(), .positions = batch_.positions.data(),
+                 .sequence_of = batch_.sequence_of.data(), .sequences = 0, .tokens = 0};
+}
+
+void Binder::bind_rope_kv_write(BoundStep& bound) {
+  check_form(2, 1, 5);
+  const PagedKv kv = layer_kv();
+  const int64_t heads = attr_int("heads", 1, 4096);
+  const BufferSpec* qkv = buffer(step_->inputs[0], (heads + 2 * kv.kv_heads) * kv.head_dim);
+  const BufferSpec* q = buffer(step_->outputs[0], heads * kv.head_dim);
+  const BufferSpec* cos_sin = step_->inputs[1].empty() ? nullptr : find_buffer(step_->inputs[1]);
+  check(cos_sin == nullptr || (cos_sin->cols % 2 == 0 && cos_sin->cols <= kv.head_dim), "cos_sin must have an even number of columns up to head_dim");
+  for (const BufferSpec* each : {qkv, q, cos_sin}) counts_tokens(each);
+  apart(q, qkv, false);
+  apart(q, cos_sin, false);
+  bound.args = RopeKvWriteArgs{.qkv = at(qkv), .cos_sin = at(cos_sin), .q = at(q), .kv = kv, .heads = heads,
+                               .half = cos_sin == nullptr ? 0 : cos_sin->cols / 2,
+                               .interleaved = attr_int("interleaved", 0, 1) == 1};
+}
+
+void Binder::bind_paged_attention(BoundStep& bound) {
+  check_form(1, 1, 5);
+  const PagedKv kv = layer_kv();
+  const int64_t heads = attr_int("heads", 1, 4096);
+  check(heads % kv.kv_heads == 0, "heads must be a multiple of kv_heads");
+  const BufferSpec* q = buffer(step_->inputs[0], heads * kv.head_dim);
+  const BufferSpec* y = buffer(step_->outputs[0], heads * kv.head_dim);
+  counts_tokens(q);
+  counts_tokens(y);
+  apart(y, q, false);
+  bound.args = PagedAttentionArgs{.q = at(q), .y = at(y), .kv = kv, .heads = heads, .scale = attr_float("scale")};
+}
+
+void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
+  const std::string where = "weight " + weight.name + ": ";
+  require(itemsize_of(weight.dtype) > 0, where + "unknown type " + weight.dtype);
+  require(!weight.shape.empty() && weight.shape.size() <= 2 && !weight.pieces.empty(), where + "wrong shape");
+  for (const int64_t extent : weight.shape) require_count(where + "extent", extent);
+  if (weight.layout != "row") return;  // panels are checked by the step that multiplies with them
+  const int64_t bytes = product(weight.shape[0], weight.shape.size() == 2 ? weight.shape[1] : 1, itemsize_of(weight.dtype));
+  const PieceSpec& piece = weight.pieces[0];
+  require(weight.pieces.size() == 1 && piece.begin == 0 && piece.end == weight.shape[0], where + "layout row has one piece with all rows");
+  require(piece.offset >= 0 && piece.offset % kAlignment == 0 && bytes <= weight_bytes - piece.offset,
+          where + "lies outside the weights section");
+}
+
+}  // namespace
+
+KvSizes::KvSizes(const KvSpec& kv) {
+  itemsize = itemsize_of(kv.dtype);
+  require(kv.dtype == "f32" || kv.dtype == "bf16", "KV caches are f32 or bf16, got " + kv.dtype);
+  require(kv.num_layers >= 0 && kv.num_layers < 65536, "the number of KV layers is out of range");
+  require(kv.kv_heads >= 1 && kv.kv_heads <= 4096, "kv_heads is out of range");
+  require(kv.head_dim >= 4 && kv.head_dim <= 256 && kv.head_dim % 4 == 0, "head_dim must be a multiple of 4 from 4 to 256, got " + std::to_string(kv.head_dim));
+  require(kv.tokens_per_block >= 16 && kv.tokens_per_block <= 512 && kv.tokens_per_block % 16 == 0,
+          "tokens_per_block must be a multiple of 16 from 16 to 512, got " + std::to_string(kv.tokens_per_block));
+  require_count("num_blocks", kv.num_blocks);
+  padded_dim = round_up(kv.head_dim, 16);
+  k_block = kv.kv_heads * kv.head_dim * kv.tokens_per_block * itemsize;
+  v_block = kv.kv_heads * padded_dim * kv.tokens_per_block * itemsize;
+  layer = product(kv.num_blocks, k_block + v_block);
+  total = product(layer, kv.num_layers);
+}
+
+int64_t buffer_rows(const PlanSpec& plan, const BufferSpec& buffer) {
+  return buffer.rows == "tokens" ? plan.limits.max_num_tokens : plan.limits.max_logit_rows;
+}
+
+void check_plan(const PlanSpec& plan) {
+  require_count("vocab_size", plan.limits.vocab_size);
+  require_count("max_positions", plan.limits.max_positions);
+  require_count("max_batch_size", plan.limits.max_batch_size, kMaxRows);
+  require_count("max_num_tokens", plan.limits.max_num_tokens, kMaxRows);
+  require_count("max_logit_rows", plan.limits.max_logit_rows, kMaxRows);
+  require(plan.arena_bytes >= 0, "arena_bytes is negative");
+  const BufferSpec* logits = nullptr;
+  for (const BufferSpec& buffer : plan.buffers) {
+    const std::string where = "buffer " + buffer.name + ": ";
+    require(buffer.rows == "tokens" || buffer.rows == "logits", where + "counts neither tokens nor logits");
+    require_count(where + "cols", buffer.cols);
+    const int64_t bytes = product(buffer_rows(plan, buffer), buffer.cols, 4);
+    require(buffer.offset >= 0 && buffer.offset % kAlignment == 0 && bytes <= plan.arena_bytes - buffer.offset, where + "lies outside the arena");
+    if (buffer.name == plan.logits) logits = &buffer;
+  }
+  require(logits != nullptr && logits->rows == "logits" && logits->cols == plan.limits.vocab_size,
+          "the plan's logits must be a buffer of logit rows with vocab_size columns");
+}
+
+std::vector<BoundStep> bind_steps(const PlanSpec& plan, const PlanMemory& memory, const Batch& batch) {
+  for (const WeightSpec& weight : plan.weights) check_weight(weight, memory.weight_bytes);
+  Binder binder(plan, memory, batch);
+  std::vector<BoundStep> steps;
+  for (const StepSpec& step : plan.steps) steps.push_back(binder.bind(step));
+  return steps;
+}
+
+const void* BoundStep::arguments() const {
+  return std::visit([](const auto& each) -> const void* { return &each; }, args);
+}
+
+void BoundStep::set_counts(const Batch& batch) {
+  const int64_t rows = counts_logits ? batch.rows : batch.tokens;
+  const auto set_kv = [&batch](PagedKv& kv) {
+    kv.tokens = batch.tokens;
+    kv.sequences = batch.sequences;
+    kv.block_tables = batch.block_tables.data();
+    kv.table_width = batch.table_width;
+  };
+  if (auto* matmul = std::get_if<MatmulArgs>(&args)) matmul->rows = rows;
+  if (auto* embedding = std::get_if<EmbeddingArgs>(&args)) embedding->tokens = rows;
+  if (auto* norm = std::get_if<NormArgs>(&args)) norm->rows = rows;
+  if (auto* elementwise = std::get_if<ElementwiseArgs>(&args)) elementwise->rows = rows;
+  if (auto* gather = std::get_if<GatherRowsArgs>(&args)) gather->num_rows = rows;
+  if (auto* table = std::get_if<RopeTableArgs>(&args)) table->tokens = rows;
+  if (auto* write = std::get_if<RopeKvWriteArgs>(&args)) set_kv(write->kv);
+  if (auto* attention = std::get_if<PagedAttentionArgs>(&args)) set_kv(attention->kv);
+}
+
+}  // namespace ingot

@@ -1,0 +1,50 @@
+// From a plan's step to a kernel call: every name, shape, offset and attribute is checked here, once, at open.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "batch.h"
+#include "plan_spec.h"
+#include "registry.h"
+
+namespace ingot {
+
+using KernelArgs = std::variant<MatmulArgs, EmbeddingArgs, NormArgs, ElementwiseArgs, GatherRowsArgs, RopeTableArgs,
+                                RopeKvWriteArgs, PagedAttentionArgs>;
+
+struct BoundStep {
+  std::string name;
+  const Kernel* kernel;
+  KernelArgs args;
+  std::vector<const BufferSpec*> outputs;
+  bool counts_logits;  // rows are the step's logit rows, else its tokens
+  std::vector<Piece> pieces;
+
+  const void* arguments() const;
+  void set_counts(const Batch& batch);  // rows, tokens, block tables
+};
+
+// What a plan's offsets point into.
+struct PlanMemory {
+  const std::byte* weights;
+  int64_t weight_bytes;
+  std::byte* arena;
+  std::byte* kv;
+  std::string isa;  // kernels of higher levels are refused
+};
+
+// Sizes of one layer's pools, keys first; see KvLayout in src/ingot/plan.py.
+struct KvSizes {
+  explicit KvSizes(const KvSpec& kv);  // throws std::invalid_argument
+  int64_t itemsize, padded_dim, k_block, v_block, layer, total;
+};
+
+// Throws std::invalid_argument that names the step or buffer and what is wrong.
+void check_plan(const PlanSpec& plan);
+std::vector<BoundStep> bind_steps(const PlanSpec& plan, const PlanMemory& memory, const Batch& batch);
+int64_t buffer_rows(const PlanSpec& plan, const BufferSpec& buffer);
+
+}  // namespace ingot

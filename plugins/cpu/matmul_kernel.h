@@ -1,0 +1,198 @@
+// Matrix products on vectors: every output is one sum, started at 0 and fed by one fma per k in ascending order,
+// whatever the blocking. k beyond K (padding of bf16 panels) is never touched.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "matmul_parts.h"
+
+namespace ingot {
+namespace {
+
+// One line (64 bytes) of a panel, widened to float32: kPerLine rows of 16 columns.
+struct PanelF32 {
+  static constexpr int64_t kPerLine = 1;  // k per line
+  static int64_t bytes(int64_t k) { return k * kLineBytes; }
+
+  template <typename S, int kK>
+  [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, int column) {
+    return S::load(reinterpret_cast<const float*>(line) + column);
+  }
+};
+
+struct PanelBf16 {
+  static constexpr int64_t kPerLine = 2;
+  static int64_t bytes(int64_t k) { return ceil_div(k, 32) * 16 * kLineBytes; }
+
+  template <typename S, int kK>
+  [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, int column) {
+    typename S::V even, odd;
+    S::load_bf16_pairs(line + column * 4, even, odd);
+    return kK == 0 ? even : odd;
+  }
+};
+
+// Sums of `rows` rows x kPanels panels over k values of x: sums[panel][row][16], continued unless `first`.
+struct TileArgs {
+  const float* x;
+  int64_t x_stride;
+  const std::byte* const* panels;
+  int64_t k;
+  float* sums;
+  int64_t panel_stride;
+  bool first;
+  int64_t ahead;  // prefetch distance in bytes
+};
+
+// GCC would keep arrays of vectors in memory if the loops over them were not unrolled: hence the pragmas.
+template <typename S, typename Panel, int kRows, int kPanels>
+void tile(const TileArgs& args) {
+  using V = typename S::V;
+  constexpr int kVectors = kPanels * kPanel / S::kWidth;
+  V sum[kRows][kVectors];
+  const auto sums_at = [&](int r, int v) {
+    constexpr int kPerPanel = kPanel / S::kWidth;
+    return args.sums + v / kPerPanel * args.panel_stride + r * kPanel + v % kPerPanel * S::kWidth;
+  };
+  const std::byte* line[kPanels];
+#pragma GCC unroll 16
+  for (int p = 0; p < kPanels; ++p) line[p] = args.panels[p];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = args.first ? S::zero() : S::load(sums_at(r, v));
+
+  const auto add_k = [&]<int kK>(const float* x) __attribute__((always_inline)) {
+    V weight[kVectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      constexpr int kPerPanel = kPanel / S::kWidth;
+      weight[v] = Panel::template load<S, kK>(line[v / kPerPanel], v % kPerPanel * S::kWidth);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const V xr = S::set1(x[r * args.x_stride]);
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) S::accumulate(sum[r][v], xr, weight[v]);
+    }
+  };
+  const float* x = args.x;
+  const int64_t whole = args.k / Panel::kPerLine;
+  for (int64_t i = 0; i < whole; ++i, x += Panel::kPerLine) {
+    add_k.template operator()<0>(x);
+    if constexpr (Panel::kPerLine == 2) {
+      add_k.template operator()<1>(x + 1);
+    }
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) {
+      S::prefetch(line[p] + args.ahead);
+      line[p] += kLineBytes;
+    }
+  }
+  if (args.k % Panel::kPerLine != 0) add_k.template operator()<0>(x);
+
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) S::store(sums_at(r, v), sum[r][v]);
+}
+
+using TileFn = void (*)(const TileArgs&);
+
+template <typename S, typename Panel>
+struct Tiles {
+  static constexpr bool kWide = S::kWidth == kPanel;
+  static constexpr int kRows = kWide ? 14 : 6;    // sums of kRows x kPanels panels fill the registers
+  static constexpr int kPanels = kWide ? 2 : 1;
+
+  // Panels that a tile of few rows needs so that 8 chains of fma hide the latency of each.
+  static constexpr int stream_panels(int rows) {
+    const int panels = kWide ? 8 / rows : 4 / rows;
+    return panels >= 4 ? panels / 4 * 4 : std::max(panels, kPanels);
+  }
+
+  template <int kCount, size_t... kR>
+  static constexpr std::array<TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
+    return {tile<S, Panel, kR + 1, kCount == 0 ? stream_panels(kR + 1) : kCount>...};
+  }
+  using Indices = std::make_index_sequence<kRows>;
+  static constexpr auto kOne = table<1>(Indices()), kFull = table<kPanels>(Indices()), kStream = table<0>(Indices());
+};
+
+// Few rows: all of them in one tile over the whole K, so that each weight is read once, in order. Threads own
+// contiguous panels, the same ones in every call.
+template <typename S, typename Panel>
+void stream(const MatmulArgs& args, const Team& team) {
+  using T = Tiles<S, Panel>;
+  constexpr int64_t kMaxPanels = 8;
+  const int64_t width = args.gated ? 2 : 1, bytes = Panel::bytes(args.k);
+  const Team::Range units = team.share(args.num_panels / width);
+  const int64_t end = units.end * width;
+  const int64_t group = std::max<int64_t>(width, T::stream_panels(static_cast<int>(args.rows)));
+  alignas(64) float sums[kMaxPanels * T::kRows * kPanel];
+  for (int64_t panel = units.begin * width; panel < end; panel += group) {
+    const int64_t count = std::min(group, end - panel);
+    const std::byte* data[kMaxPanels];
+    for (int64_t p = 0; p < count; ++p) data[p] = panel_at(args, panel + p, bytes);
+    const int64_t stride = args.rows * kPanel;
+    TileArgs tile{args.x, args.k, data, args.k, sums, stride, true, 2048};
+    const int64_t at_once = T::stream_panels(static_cast<int>(args.rows));
+    for (int64_t p = 0; p < count; p += count - p >= at_once ? at_once : 1) {
+      tile.panels = data + p;
+      tile.sums = sums + p * stride;
+      (count - p >= at_once ? T::kStream : T::kOne)[static_cast<size_t>(args.rows - 1)](tile);
+    }
+    epilogue<S>(args, 0, args.rows, panel, count, sums, stride);
+  }
+}
+
+// Many rows: blocks of rows x panels, cut along K so that a panel's part stays in L1 and the rows' part (copied, so
+// that no two rows of it share cache sets) in L2. Sums rest in scratch between the parts.
+template <typename S, typename Panel>
+void blocked(const MatmulArgs& args, const Team& team) {
+  using T = Tiles<S, Panel>;
+  constexpr int64_t kMaxRows = 96 / T::kRows * T::kRows, kMaxPanels = 32, kPartBytes = 256 * kLineBytes;
+  constexpr int64_t kPart = kPartBytes / kLineBytes * Panel::kPerLine;  // k
+  const Blocks blocks = cut(args, team.count, T::kRows, kMaxRows, kMaxPanels);
+  const int64_t bytes = Panel::bytes(args.k);
+  float* const sums = reinterpret_cast<float*>(team.scratch((kMaxPanels * kPanel + kPart) * kMaxRows * sizeof(float)));
+  float* const x = sums + kMaxPanels * kPanel * kMaxRows;
+  const std::byte* data[kMaxPanels];
+  for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
+    const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
+    const int64_t rows = std::min(blocks.rows, args.rows - row);
+    const int64_t panels = std::min(blocks.panels, args.num_panels - panel), stride = rows * kPanel;
+    const int64_t tiles = ceil_div(rows, T::kRows);
+    for (int64_t p = 0; p < panels; ++p) data[p] = panel_at(args, panel + p, bytes);
+    for (int64_t k = 0; k < args.k; k += kPart) {
+      const int64_t part = std::min(kPart, args.k - k);
+      for (int64_t r = 0; r < rows; ++r)
+        std::memcpy(x + r * part, args.x + (row + r) * args.k + k, static_cast<size_t>(part) * sizeof(float));
+      for (int64_t p = 0, step; p < panels; p += step) {
+        step = panels - p >= T::kPanels ? T::kPanels : 1;
+        const std::byte* next = p + step < panels ? data[p + step] : data[0] + kPartBytes;  // read it ahead
+        for (int64_t i = 0; i < tiles; ++i) {
+          const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles;
+          (step == 1 ? T::kOne : T::kFull)[static_cast<size_t>(end - r - 1)](
+              {x + r * part, part, data + p, part, sums + p * stride + r * kPanel, stride, k == 0, next - data[p]});
+        }
+      }
+      for (int64_t p = 0; p < panels; ++p) data[p] += kPartBytes;
+    }
+    epilogue<S>(args, row, rows, panel, panels, sums, stride);
+  }
+}
+
+template <typename S, typename Panel>
+void matmul(const MatmulArgs& args, const Team& team) {
+  if (args.rows <= Tiles<S, Panel>::kRows) {
+    stream<S, Panel>(args, team);
+  } else {
+    blocked<S, Panel>(args, team);
+  }
+}
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,80 @@
+// What all matrix products share: where a panel lies, the epilogue, and the cut into pieces of work.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "activations.h"
+#include "ingot/kernel.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kPanel = 16;      // columns of a panel
+constexpr int64_t kLineBytes = 64;  // a panel is a stream of lines: 16 columns x one k (f32) or two k (bf16)
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline const std::byte* panel_at(const MatmulArgs& args, int64_t panel, int64_t panel_bytes) {
+  const Piece* piece = args.pieces;
+  while (panel >= piece->end) ++piece;
+  return piece->data + (panel - piece->begin) * panel_bytes;
+}
+
+// Writes y of `rows` rows from `row` on and of panels [panel, panel + panels) from their sums.
+// sums: [panels][panel_stride floats], in them [rows][16]. Order: + bias, activation, gate, + residual.
+template <typename S>
+void epilogue(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, int64_t panels, const float* sums,
+              int64_t panel_stride) {
+  using V = typename S::V;
+  const int64_t width = args.gated ? 2 : 1;  // panels that make 16 columns of y
+  const int64_t out = args.gated ? args.n / 2 : args.n;
+  for (int64_t p = 0; p < panels; p += width, sums += width * panel_stride) {
+    for (int64_t i = 0; i < kPanel; i += S::kWidth) {
+      const int64_t col = (panel + p) / width * kPanel + i;
+      const int64_t left = std::min<int64_t>(out - col, S::kWidth);
+      if (left <= 0) break;
+      const V bias = args.bias ? S::load_partial(args.bias + col, left) : S::zero();
+      const V up_bias = args.bias && args.gated ? S::load_partial(args.bias + out + col, left) : S::zero();
+      for (int64_t r = 0; r < rows; ++r) {
+        V v = S::load(sums + r * kPanel + i);
+        if (args.bias) v = S::add(v, bias);
+        v = activate<S>(args.activation, v);
+        if (args.gated) {
+          V up = S::load(sums + panel_stride + r * kPanel + i);
+          if (args.bias) up = S::add(up, up_bias);
+          v = S::mul(v, up);
+        }
+        const int64_t at = (row + r) * out + col;
+        if (args.residual) v = S::add(v, S::load_partial(args.residual + at, left));
+        S::store_partial(args.y + at, v, left);
+      }
+    }
+  }
+}
+
+// The product cut into blocks of rows x panels, which threads take one after another. Numbers do not depend on the cut.
+struct Blocks {
+  int64_t rows, panels;              // of a block
+  int64_t row_blocks, panel_blocks;  // of the product
+
+  int64_t count() const { return row_blocks * panel_blocks; }
+};
+
+// Blocks of at most max_rows (a multiple of row_step) x max_panels, and smaller ones until every thread has several.
+inline Blocks cut(const MatmulArgs& args, int threads, int64_t row_step, int64_t max_rows, int64_t max_panels) {
+  constexpr int64_t kMinPanels = 4;
+  const auto blocks = [&](int64_t rows, int64_t panels) {
+    const int64_t even_rows = ceil_div(ceil_div(args.rows, ceil_div(args.rows, rows)), row_step) * row_step;
+    return Blocks{even_rows, panels, ceil_div(args.rows, even_rows), ceil_div(args.num_panels, panels)};
+  };
+  Blocks best = blocks(max_rows, max_panels);
+  const int64_t wanted = threads == 1 ? 1 : 6 * threads;
+  while (best.count() < wanted && best.panels > kMinPanels) best = blocks(best.rows, best.panels / 2);
+  while (best.count() < wanted && best.rows > row_step) best = blocks(best.rows / 2, best.panels);
+  return best;
+}
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,200 @@
+// The Python module ingot._cpu: what this machine offers, the kernel table, checksums, and sessions.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <optional>
+
+#include "bandwidth.h"
+#include "cpu_isa.h"
+#include "crc32.h"
+#include "registry.h"
+#include "session.h"
+#include "threads.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using ingot::Session;
+
+template <typename T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using InRows = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+using OutRows = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+using PieceTuple = std::tuple<int64_t, int64_t, int64_t>;
+using BufferTuple = std::tuple<std::string, std::string, int64_t, int64_t>;
+using WeightTuple = std::tuple<std::string, std::string, std::vector<int64_t>, std::string, int64_t, std::vector<PieceTuple>>;
+using StepTuple = std::tuple<std::string, std::string, std::string, std::vector<std::string>, std::vector<std::string>,
+                             std::map<std::string, ingot::AttrSpec>>;
+using LimitsTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
+using KvTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, std::string, int64_t>;
+
+template <typename T>
+std::span<const T> span_of(const In<T>& array) {
+  return {array.data(), array.size()};
+}
+
+template <typename T>
+Out<T> vector_out(std::vector<T>&& values) {
+  auto* owned = new std::vector<T>(std::move(values));
+  const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return Out<T>(owned->data(), {owned->size()}, owner);
+}
+
+OutRows rows_out(std::vector<float>&& values, int64_t rows, int64_t cols) {
+  auto* owned = new std::vector<float>(std::move(values));
+  const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return OutRows(owned->data(), {static_cast<size_t>(rows), static_cast<size_t>(cols)}, owner);
+}
+
+template <typename Spec, typename Tuple>
+std::vector<Spec> specs(const std::vector<Tuple>& tuples) {
+  std::vector<Spec> all;
+  for (const Tuple& tuple : tuples)
+    all.push_back(std::apply([](const auto&... field) { return Spec{field...}; }, tuple));
+  return all;
+}
+
+std::vector<ingot::WeightSpec> weight_specs(const std::vector<WeightTuple>& tuples) {
+  std::vector<ingot::WeightSpec> all;
+  for (const auto& [name, dtype, shape, layout, nbytes, pieces] : tuples)
+    all.push_back({name, dtype, shape, layout, nbytes, specs<ingot::PieceSpec>(pieces)});
+  return all;
+}
+
+void make_session(Session* self, const Bytes& weights, const std::vector<BufferTuple>& buffers,
+                  const std::vector<WeightTuple>& weight_tuples, const std::vector<StepTuple>& steps,
+                  const LimitsTuple& limits, const KvTuple& kv, int64_t arena_bytes, const std::string& logits,
+                  int threads, const std::string& isa) {
+  const auto spec = [](const auto&... field) { return ingot::LimitsSpec{field...}; };
+  const auto kv_spec = [](const auto&... field) { return ingot::KvSpec{field...}; };
+  ingot::PlanSpec plan{std::apply(spec, limits), std::apply(kv_spec, kv), specs<ingot::BufferSpec>(buffers),
+                       weight_specs(weight_tuples), specs<ingot::StepSpec>(steps), arena_bytes, logits};
+  const nb::gil_scoped_release release;
+  new (self) Session(std::move(plan), reinterpret_cast<const std::byte*>(weights.data()),
+                     static_cast<int64_t>(weights.size()), threads, isa);
+}
+
+// On the calling thread, which has released the interpreter's lock.
+bool signal_pending() {
+  const nb::gil_scoped_acquire acquire;
+  return PyErr_CheckSignals() != 0;
+}
+
+using RunResult = std::tuple<Out<int32_t>, Out<float>, std::optional<OutRows>>;
+
+RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths,
+              InRows<int32_t> block_tables, In<int32_t> logit_rows, In<int32_t> row, In<float> temperature,
+              In<int32_t> top_k, In<float> top_p, In<uint64_t> seed, In<uint64_t> counter, bool want_logits) {
+  const ingot::BatchView view{
+      .ids = span_of(ids), .query_starts = span_of(query_starts), .past_lengths = span_of(past_lengths),
+      .block_tables = {block_tables.data(), block_tables.size()}, .logit_rows = span_of(logit_rows),
+      .table_width = static_cast<int64_t>(block_tables.shape(1)), .row = span_of(row),
+      .temperature = span_of(temperature), .top_k = span_of(top_k), .top_p = span_of(top_p), .seed = span_of(seed),
+      .counter = span_of(counter)};
+  ingot::SampleResult drawn;
+  std::vector<float> logits;
+  const auto rows = static_cast<int64_t>(logit_rows.size());
+  try {
+    const nb::gil_scoped_release release;
+    drawn = self.run(view, signal_pending, want_logits ? &logits : nullptr);
+  } catch (const ingot::StepInterrupted&) {
+    throw nb::python_error();
+  }
+  std::optional<OutRows> logits_out;
+  if (want_logits) logits_out = rows_out(std::move(logits), rows, self.logit_cols());
+  return {vector_out(std::move(drawn.ids)), vector_out(std::move(drawn.log_probs)), std::move(logits_out)};
+}
+
+using TappedTuple = std::tuple<std::string, std::string, OutRows>;
+
+std::vector<TappedTuple> take_tapped(Session& self) {
+  std::vector<TappedTuple> all;
+  for (ingot::Tapped& each : self.take_tapped())
+    all.emplace_back(each.step, each.buffer, rows_out(std::move(each.values), each.rows, each.cols));
+  return all;
+}
+
+OutRows read_buffer(Session& self, const std::string& name, int64_t rows) {
+  int64_t cols = 0;
+  std::vector<float> values = self.read_buffer(name, rows, cols);
+  return rows_out(std::move(values), rows, cols);
+}
+
+void write_buffer(Session& self, const std::string& name, InRows<float> values) {
+  self.write_buffer(name, values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1)));
+}
+
+nb::bytes read_kv(Session& self, int64_t layer, int64_t block, bool values) {
+  int64_t bytes = 0;
+  const std::byte* data = self.kv_block(layer, block, values, bytes);
+  return nb::bytes(reinterpret_cast<const char*>(data), static_cast<size_t>(bytes));
+}
+
+void write_kv(Session& self, int64_t layer, int64_t block, bool values, const nb::bytes& data) {
+  int64_t bytes = 0;
+  std::byte* target = self.kv_block(layer, block, values, bytes);
+  if (static_cast<int64_t>(data.size()) != bytes) throw std::invalid_argument("a KV block has another size");
+  std::memcpy(target, data.c_str(), data.size());
+}
+
+void bind_session(nb::module_& m) {
+  nb::class_<Session>(m, "Session", "A plan bound to its weights, arena and KV pools. Arguments: target.py.")
+      .def("__init__", &make_session, "weights"_a.noconvert(), "buffers"_a, "weight_specs"_a, "steps"_a, "limits"_a,
+           "kv"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a, nb::keep_alive<1, 2>())
+      .def("run", &run, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
+           "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "row"_a.noconvert(), "temperature"_a.noconvert(),
+           "top_k"_a.noconvert(), "top_p"_a.noconvert(), "seed"_a.noconvert(), "counter"_a.noconvert(), "want_logits"_a,
+           "One step: ids, log_probs and, if wanted, logits.")
+      .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>(), "Free arena and KV pools.")
+      .def_prop_ro("kv_bytes", &Session::kv_bytes, "Address space of the KV pools.")
+      .def_prop_ro("threads", &Session::threads, "Threads that share each step.")
+      .def("set_step_delay", &Session::set_step_delay, "seconds"_a, "Slow every plan step down, for tests.")
+      .def("tap", &Session::tap, "steps"_a, "Copy the outputs of these plan steps in every run.")
+      .def("take_tapped", &take_tapped, "Step, buffer and values copied since the last call.")
+      .def("read_buffer", &read_buffer, "name"_a, "rows"_a, "First rows of an arena buffer.")
+      .def("write_buffer", &write_buffer, "name"_a, "values"_a, "Set the first rows of an arena buffer.")
+      .def("fill_kv", &Session::fill_kv, "value"_a, "Set every slot of the KV pools.")
+      .def("read_kv", &read_kv, "layer"_a, "block"_a, "values"_a, "Stored bytes of a block's keys or values.")
+      .def("write_kv", &write_kv, "layer"_a, "block"_a, "values"_a, "data"_a, "Set a block's keys or values.");
+}
+
+}  // namespace
+
+NB_MODULE(_cpu, m) {
+  m.doc() = "Kernels and sessions of the CPU targets; used through ingot.plugins.cpu.target.";
+  m.def("detect_isa", &ingot::detect_isa, "Best of amx, avx512, avx2 that CPU and operating system offer, or none.");
+  m.def("core_count", [] { return ingot::ThreadPool::instance().cores(); }, "Cores that this process may use.");
+  m.def(
+      "kernel_names",
+      [] {
+        std::vector<std::string> names;
+        for (const ingot::Kernel& kernel : ingot::kernel_table()) names.emplace_back(kernel.name);
+        return names;
+      },
+      "Names of all compiled kernels, sorted, whatever this machine can run.");
+  m.def(
+      "crc32",
+      [](const Bytes& data, uint32_t crc) {
+        const nb::gil_scoped_release release;
+        return ingot::crc32(crc, data.data(), data.size());
+      },
+      "data"_a, "crc"_a = 0, "zlib's CRC-32 of a buffer, continued from crc.");
+  m.def("read_bandwidth", &ingot::read_bandwidth, "bytes"_a, "threads"_a, "passes"_a = 3,
+        nb::call_guard<nb::gil_scoped_release>(), "Bytes per second that threads read from memory, best of the passes.");
+  bind_session(m);
+}

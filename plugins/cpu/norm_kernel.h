@@ -1,0 +1,62 @@
+// rms_norm and layer_norm, one row per turn. Per row the order of additions depends on its length only: four vector
+// sums over the row, then a tree. Reads x, residual and weights once from memory, later passes hit the cache.
+#pragma once
+
+#include <cmath>
+
+#include "ingot/kernel.h"
+#include "simd_lanes.h"
+
+namespace ingot {
+namespace {
+
+// Sum of term(i, lanes) over the vectors of a row; lanes beyond the row must come as zero.
+template <typename S, typename Term>
+[[gnu::always_inline]] inline float row_sum(int64_t hidden, Term term) {
+  constexpr int kSums = 4;
+  typename S::V sums[kSums] = {S::zero(), S::zero(), S::zero(), S::zero()};
+  int64_t i = 0;
+  for (; i + kSums * S::kWidth <= hidden; i += kSums * S::kWidth)
+    for (int j = 0; j < kSums; ++j) sums[j] = S::add(sums[j], term(i + j * S::kWidth, int64_t{S::kWidth}));
+  for (int j = 0; i < hidden; i += S::kWidth, ++j) sums[j] = S::add(sums[j], term(i, hidden - i));
+  return S::reduce_add(S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3])));
+}
+
+template <typename S, bool kCentred>
+void norm(const NormArgs& args, const Team& team) {
+  using V = typename S::V;
+  const int64_t hidden = args.hidden;
+  const Team::Range mine = team.share(args.rows);
+  for (int64_t row = mine.begin; row < mine.end; ++row) {
+    const float* x = args.x + row * hidden;
+    const float* residual = args.residual ? args.residual + row * hidden : nullptr;
+    float* y = args.y + row * hidden;
+    float* sum = args.sum ? args.sum + row * hidden : nullptr;
+    float* kept = sum ? sum : residual ? y : nullptr;  // where x + residual waits for the second pass
+    const float* total = kept ? kept : x;
+    const float first = row_sum<S>(hidden, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+      V v = load_lanes<S>(x + i, n);
+      if (residual) v = S::add(v, load_lanes<S>(residual + i, n));
+      if (kept) store_lanes<S>(kept + i, v, n);
+      return kCentred ? v : S::mul(v, v);
+    });
+    const auto count = static_cast<float>(hidden);
+    const float mean = kCentred ? first / count : 0.0f;
+    float squares = first;
+    if constexpr (kCentred)
+      squares = row_sum<S>(hidden, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+        const V v = S::sub(load_lanes<S>(total + i, n), S::set1(mean));
+        return S::select(S::first_lanes(n < S::kWidth ? n : S::kWidth), S::mul(v, v), S::zero());
+      });
+    const V factor = S::set1(1.0f / std::sqrt(squares / count + args.eps));
+    for (int64_t i = 0; i < hidden; i += S::kWidth) {
+      const int64_t n = hidden - i;
+      const V v = S::mul(S::sub(load_lanes<S>(total + i, n), S::set1(mean)), factor);
+      const V scaled = S::mul(v, load_lanes<S>(args.weight + i, n));
+      store_lanes<S>(y + i, args.bias ? S::add(scaled, load_lanes<S>(args.bias + i, n)) : scaled, n);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,65 @@
+// A Plan as it comes from Python: the fields of src/ingot/plan.py. Nothing here is trusted; bind.cpp checks it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "ingot/kernel.h"
+
+namespace ingot {
+
+struct BufferSpec {
+  std::string name;
+  std::string rows;  // "tokens" or "logits"
+  int64_t cols;
+  int64_t offset;
+};
+
+struct PieceSpec {
+  int64_t begin, end, offset;
+};
+
+struct WeightSpec {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::string layout;
+  int64_t nbytes;
+  std::vector<PieceSpec> pieces;
+};
+
+using AttrSpec = std::variant<int64_t, double, std::string>;
+
+struct StepSpec {
+  std::string name;
+  std::string op;
+  std::string kernel;
+  std::vector<std::string> inputs;
+  std::vector<std::string> outputs;
+  std::map<std::string, AttrSpec> attrs;
+};
+
+struct KvSpec {
+  int64_t num_layers, kv_heads, head_dim, tokens_per_block;
+  std::string dtype;
+  int64_t num_blocks;
+};
+
+struct LimitsSpec {
+  int64_t vocab_size, max_positions, max_batch_size, max_num_tokens, max_logit_rows;
+};
+
+struct PlanSpec {
+  LimitsSpec limits;
+  KvSpec kv;
+  std::vector<BufferSpec> buffers;
+  std::vector<WeightSpec> weights;
+  std::vector<StepSpec> steps;
+  int64_t arena_bytes;
+  std::string logits;
+};
+
+}  // namespace ingot

@@ -1,0 +1,205 @@
+#include "session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "cpu_isa.h"
+#include "threads.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kCheckNs = 100'000'000;
+constexpr size_t kHugePage = 2u << 20;
+constexpr size_t kHugeKv = 256u << 20;  // smaller pools stay on small pages, so that unused blocks take no memory
+
+int64_t now_ns() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+PlanSpec checked(PlanSpec plan) {
+  check_plan(plan);
+  return plan;
+}
+
+size_t shared_bytes(std::vector<BoundStep>& steps, const LimitsSpec& limits, int64_t block_size) {
+  Batch largest(limits, block_size, 0);
+  largest.tokens = limits.max_num_tokens;
+  largest.sequences = limits.max_batch_size;
+  largest.rows = limits.max_logit_rows;
+  largest.table_width = (limits.max_positions + block_size - 1) / block_size;
+  size_t bytes = 64;
+  for (BoundStep& step : steps) {
+    step.set_counts(largest);
+    if (step.kernel->scratch != nullptr) bytes = std::max(bytes, step.kernel->scratch(step.arguments()));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa)
+    : plan_(checked(std::move(plan))),
+      kv_sizes_(plan_.kv),
+      threads_(threads),
+      arena_(static_cast<size_t>(plan_.arena_bytes), static_cast<size_t>(plan_.arena_bytes) >= kHugePage),
+      kv_(static_cast<size_t>(kv_sizes_.total), static_cast<size_t>(kv_sizes_.total) >= kHugeKv),
+      batch_(plan_.limits, plan_.kv.tokens_per_block, plan_.kv.num_blocks) {
+  if (threads < 1 || threads > ThreadPool::kMaxThreads)
+    throw std::invalid_argument("threads must be 1 to " + std::to_string(ThreadPool::kMaxThreads));
+  if (!isa_includes(detect_isa(), isa)) throw std::invalid_argument("this machine does not offer " + isa);
+  const PlanMemory memory{weights, weight_bytes, arena_.data(), kv_.data(), isa};
+  steps_ = bind_steps(plan_, memory, batch_);
+  shared_ = Region(shared_bytes(steps_, plan_.limits, plan_.kv.tokens_per_block), false);
+  sample_ = find_kernel("sample.f32." + std::string(isa == "amx" ? "avx512" : isa));
+  if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
+  const BufferSpec& logits = find_buffer(plan_.logits, 0);
+  sample_args_.logits = reinterpret_cast<const float*>(arena_.data() + logits.offset);
+  sample_args_.vocab = logits.cols;
+}
+
+SampleResult Session::run(const BatchView& view, const std::function<bool()>& interrupted,
+                          std::vector<float>* logits) {
+  const std::lock_guard lock(running_);
+  require_open();
+  batch_.assign(view);
+  for (BoundStep& step : steps_) step.set_counts(batch_);
+  drawn_.ids.assign(static_cast<size_t>(batch_.draws), 0);
+  drawn_.log_probs.assign(static_cast<size_t>(batch_.draws), 0);
+  sample_args_.draws = batch_.draws;
+  sample_args_.row = batch_.row.data();
+  sample_args_.temperature = batch_.temperature.data();
+  sample_args_.top_k = batch_.top_k.data();
+  sample_args_.top_p = batch_.top_p.data();
+  sample_args_.seed = batch_.seed.data();
+  sample_args_.counter = batch_.counter.data();
+  sample_args_.ids = drawn_.ids.data();
+  sample_args_.log_probs = drawn_.log_probs.data();
+  interrupted_ = &interrupted;
+  next_check_ns_ = now_ns() + kCheckNs;
+  stop_after_.store(SIZE_MAX);
+  ThreadPool::instance().run(
+      threads_, [](void* self, const Team& team) { static_cast<Session*>(self)->execute(team); }, this);
+  if (stop_after_.load() != SIZE_MAX) throw StepInterrupted{};
+  if (logits != nullptr) logits->assign(sample_args_.logits, sample_args_.logits + batch_.rows * sample_args_.vocab);
+  return std::move(drawn_);
+}
+
+// On every thread of the pool. Thread 0 decides to stop before a barrier, and says after which step, because a slow
+// thread may look only when thread 0 is one step ahead.
+void Session::execute(const Team& team) {
+  Team mine = team;
+  mine.shared = shared_.data();
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    steps_[i].kernel->run(steps_[i].arguments(), mine);
+    if (team.index == 0 && pause_or_interrupted()) stop_after_.store(i);
+    team.barrier();
+    if (stop_after_.load() <= i) return;
+    if (taps_.contains(steps_[i].name)) {
+      if (team.index == 0) after_step(i);
+      team.barrier();  // the next step may overwrite what is being copied
+    }
+  }
+  if (batch_.draws > 0) sample_->run(&sample_args_, mine);
+}
+
+bool Session::check_interrupted() {
+  next_check_ns_ = now_ns() + kCheckNs;
+  return (*interrupted_)();
+}
+
+// Sleeps for the step delay; true where the step is to be abandoned.
+bool Session::pause_or_interrupted() {
+  const int64_t end = now_ns() + static_cast<int64_t>(delay_seconds_ * 1e9);
+  for (int64_t now = now_ns();; now = now_ns()) {
+    if (now >= next_check_ns_ && check_interrupted()) return true;
+    if (now >= end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Session::after_step(size_t index) {
+  for (const BufferSpec* buffer : steps_[index].outputs) {
+    const int64_t rows = buffer->rows == "logits" ? batch_.rows : batch_.tokens;
+    const auto* begin = reinterpret_cast<const float*>(arena_.data() + buffer->offset);
+    tapped_.push_back({steps_[index].name, buffer->name, rows, buffer->cols, {begin, begin + rows * buffer->cols}});
+  }
+}
+
+void Session::require_open() const {
+  if (closed_) throw std::invalid_argument("the session is closed");
+}
+
+void Session::close() {
+  const std::lock_guard lock(running_);
+  closed_ = true;
+  steps_.clear();
+  for (Region* region : {&arena_, &kv_, &shared_}) *region = Region();
+}
+
+void Session::set_step_delay(double seconds) {
+  if (!(seconds >= 0 && seconds <= 3600)) throw std::invalid_argument("a step delay is 0 to 3600 seconds");
+  delay_seconds_ = seconds;
+}
+
+void Session::tap(const std::vector<std::string>& steps) {
+  for (const std::string& name : steps)
+    if (std::ranges::none_of(steps_, [&name](const BoundStep& step) { return step.name == name; }))
+      throw std::invalid_argument("there is no step " + name);
+  const std::lock_guard lock(running_);
+  taps_ = {steps.begin(), steps.end()};
+  tapped_.clear();
+}
+
+std::vector<Tapped> Session::take_tapped() { return std::exchange(tapped_, {}); }
+
+const BufferSpec& Session::find_buffer(const std::string& name, int64_t rows) const {
+  for (const BufferSpec& buffer : plan_.buffers) {
+    if (buffer.name != name) continue;
+    if (rows < 0 || rows > buffer_rows(plan_, buffer)) throw std::invalid_argument("buffer " + name + " has fewer rows");
+    return buffer;
+  }
+  throw std::invalid_argument("there is no buffer " + name);
+}
+
+std::vector<float> Session::read_buffer(const std::string& name, int64_t rows, int64_t& cols) const {
+  require_open();
+  const BufferSpec& buffer = find_buffer(name, rows);
+  cols = buffer.cols;
+  const auto* begin = reinterpret_cast<const float*>(arena_.data() + buffer.offset);
+  return {begin, begin + rows * cols};
+}
+
+void Session::write_buffer(const std::string& name, const float* values, int64_t rows, int64_t cols) {
+  require_open();
+  const BufferSpec& buffer = find_buffer(name, rows);
+  if (cols != buffer.cols) throw std::invalid_argument("buffer " + name + " has " + std::to_string(buffer.cols) + " columns");
+  std::memcpy(arena_.data() + buffer.offset, values, static_cast<size_t>(rows * cols) * sizeof(float));
+}
+
+void Session::fill_kv(float value) {
+  require_open();
+  if (kv_sizes_.itemsize == 4) {
+    std::fill_n(reinterpret_cast<float*>(kv_.data()), kv_.bytes() / 4, value);
+  } else {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    std::fill_n(reinterpret_cast<uint16_t*>(kv_.data()), kv_.bytes() / 2, static_cast<uint16_t>(bits >> 16));
+  }
+}
+
+std::byte* Session::kv_block(int64_t layer, int64_t block, bool values, int64_t& bytes) const {
+  require_open();
+  if (layer < 0 || layer >= plan_.kv.num_layers || block < 0 || block >= plan_.kv.num_blocks)
+    throw std::invalid_argument("there is no such KV block");
+  std::byte* keys = kv_.data() + layer * kv_sizes_.layer;
+  bytes = values ? kv_sizes_.v_block : kv_sizes_.k_block;
+  return values ? keys + plan_.kv.num_blocks * kv_sizes_.k_block + block * bytes : keys + block * bytes;
+}
+
+}  // namespace ingot

@@ -1,0 +1,87 @@
+// An engine in memory: bound steps, arena, KV pools; runs one step of the plan per call.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "batch.h"
+#include "bind.h"
+#include "memory.h"
+#include "plan_spec.h"
+
+namespace ingot {
+
+struct SampleResult {
+  std::vector<int32_t> ids;
+  std::vector<float> log_probs;
+};
+
+// Rows of a buffer, copied out after the step that wrote it.
+struct Tapped {
+  std::string step, buffer;
+  int64_t rows, cols;
+  std::vector<float> values;
+};
+
+struct StepInterrupted {};  // thrown by run when the interruption check said so
+
+class Session {
+ public:
+  // `weights` must stay valid and unchanged while the session lives. Throws std::invalid_argument for a plan that is
+  // wrong or that this machine cannot run, std::bad_alloc where memory is short.
+  Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa);
+
+  // Executes the plan once and draws tokens. `interrupted` is asked on the calling thread at least every 100 ms or once
+  // per plan step, whatever is longer. Throws std::invalid_argument for a wrong batch, before anything is computed.
+  // `logits` may be null, else it receives [logit rows, vocab_size].
+  SampleResult run(const BatchView& view, const std::function<bool()>& interrupted, std::vector<float>* logits);
+  int64_t logit_cols() const { return plan_.limits.vocab_size; }
+  void close();
+
+  // For tests and verification.
+  void set_step_delay(double seconds);  // slows every plan step down
+  void tap(const std::vector<std::string>& steps);
+  std::vector<Tapped> take_tapped();
+  std::vector<float> read_buffer(const std::string& name, int64_t rows, int64_t& cols) const;
+  void write_buffer(const std::string& name, const float* values, int64_t rows, int64_t cols);
+  void fill_kv(float value);
+  std::byte* kv_block(int64_t layer, int64_t block, bool values, int64_t& bytes) const;
+
+  const KvSpec& kv() const { return plan_.kv; }
+  int64_t kv_bytes() const { return kv_sizes_.total; }
+  int threads() const { return threads_; }
+
+ private:
+  void execute(const Team& team);
+  void after_step(size_t index);
+  bool pause_or_interrupted();
+  bool check_interrupted();
+  const BufferSpec& find_buffer(const std::string& name, int64_t rows) const;
+  void require_open() const;
+
+  PlanSpec plan_;
+  KvSizes kv_sizes_;
+  int threads_;
+  Region arena_, kv_, shared_;
+  Batch batch_;
+  std::vector<BoundStep> steps_;
+  const Kernel* sample_ = nullptr;
+  SampleArgs sample_args_{};
+  SampleResult drawn_;
+
+  std::mutex running_;
+  bool closed_ = false;
+  double delay_seconds_ = 0;
+  std::set<std::string> taps_;
+  std::vector<Tapped> tapped_;
+  const std::function<bool()>* interrupted_ = nullptr;
+  int64_t next_check_ns_ = 0;
+  std::atomic<size_t> stop_after_{SIZE_MAX};  // index of the step after which all threads leave
+};
+
+}  // namespace ingot

@@ -1,0 +1,93 @@
+// Sixteen float32 lanes in AVX-512 (F, BW, DQ, VL). The interface is described in simd_avx2.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#define INGOT_INLINE [[gnu::always_inline]] static inline
+
+namespace ingot {
+
+struct SimdAvx512 {
+  static constexpr int kWidth = 16;
+  using V = __m512;
+  using Mask = __mmask16;
+
+  INGOT_INLINE V zero() { return _mm512_setzero_ps(); }
+  INGOT_INLINE V set1(float x) { return _mm512_set1_ps(x); }
+  INGOT_INLINE V load(const float* p) { return _mm512_loadu_ps(p); }
+  INGOT_INLINE void store(float* p, V v) { _mm512_storeu_ps(p, v); }
+  INGOT_INLINE V load_partial(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+  INGOT_INLINE void store_partial(float* p, V v, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
+
+  INGOT_INLINE V add(V a, V b) { return _mm512_add_ps(a, b); }
+  INGOT_INLINE V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+  INGOT_INLINE V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+  INGOT_INLINE V div(V a, V b) { return _mm512_div_ps(a, b); }
+  INGOT_INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+  INGOT_INLINE void accumulate(V& sum, V a, V b) { asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+  INGOT_INLINE V max(V a, V b) { return _mm512_max_ps(a, b); }
+  INGOT_INLINE V min(V a, V b) { return _mm512_min_ps(a, b); }
+  INGOT_INLINE V sqrt(V a) { return _mm512_sqrt_ps(a); }
+  INGOT_INLINE V abs(V a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+
+  INGOT_INLINE Mask less(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  INGOT_INLINE Mask less_equal(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+  INGOT_INLINE Mask first_lanes(int64_t n) { return static_cast<Mask>((1u << n) - 1); }
+  INGOT_INLINE V select(Mask m, V yes, V no) { return _mm512_mask_blend_ps(m, no, yes); }
+
+  // Upper and lower eight lanes are added first, then as in eight lanes.
+  INGOT_INLINE float reduce_add(V v) {
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+  INGOT_INLINE float reduce_max(V v) {
+    const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+  }
+
+  INGOT_INLINE V add_exponent(V p, V t) {
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+  }
+
+  INGOT_INLINE V load_bf16(const uint16_t* p) { return from_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  INGOT_INLINE V load_bf16_partial(const uint16_t* p, int64_t n) {
+    return from_bf16(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+  }
+  INGOT_INLINE void store_bf16(uint16_t* p, V v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(v));
+  }
+  INGOT_INLINE void store_bf16_partial(uint16_t* p, V v, int64_t n) {
+    _mm256_mask_storeu_epi16(p, first_lanes(n), to_bf16(v));
+  }
+
+  INGOT_INLINE void load_bf16_pairs(const void* p, V& even, V& odd) {
+    const __m512i bits = _mm512_loadu_si512(p);
+    even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+    odd = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  }
+
+  INGOT_INLINE void prefetch(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
+
+ private:
+  INGOT_INLINE V from_bf16(__m256i bits) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  INGOT_INLINE __m256i to_bf16(V v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i high = _mm512_srli_epi32(bits, 16);
+    const __m512i even = _mm512_add_epi32(_mm512_and_si512(high, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7FFF));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, even), 16);
+    const __m512i quiet = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet));
+  }
+};
+
+}  // namespace ingot

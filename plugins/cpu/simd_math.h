@@ -1,0 +1,34 @@
+// exp for every vector type of simd_*.h. Per lane the result does not depend on the type.
+#pragma once
+
+#include <limits>
+
+namespace ingot {
+namespace {
+
+// e^x within 1 ulp; below 2^-126 the result is 0, NaN stays NaN.
+// x = n ln 2 + r, |r| <= ln 2 / 2; e^r by a minimax polynomial (3.1e-9 relative), then n is added to the exponent.
+template <typename S>
+[[gnu::always_inline]] inline typename S::V exp(typename S::V x) {
+  using V = typename S::V;
+  const V lowest = S::set1(-87.33654f), highest = S::set1(88.72283f);
+  const V magic = S::set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer held in the low bits
+  const V inside = S::max(S::min(x, highest), lowest);
+  const V shifted = S::fma(inside, S::set1(1.44269504f), magic);
+  const V n = S::sub(shifted, magic);
+  V r = S::fma(n, S::set1(-0x1.62e400p-1f), inside);    // ln 2, upper bits: n * upper is exact
+  r = S::fma(n, S::set1(-0x1.7f7d1cp-20f), r);          // ln 2, the rest
+  V q = S::set1(0x1.6a21acp-10f);
+  q = S::fma(q, r, S::set1(0x1.123b6ap-7f));
+  q = S::fma(q, r, S::set1(0x1.5558fap-5f));
+  q = S::fma(q, r, S::set1(0x1.555490p-3f));
+  q = S::fma(q, r, S::set1(0x1.fffffcp-2f));
+  const V p = S::add(S::fma(S::mul(r, r), q, r), S::set1(1.0f));
+  const V power = S::add_exponent(p, shifted);
+  const V finite = S::select(S::less(x, lowest), S::zero(), power);
+  const V beyond = S::add(x, S::set1(std::numeric_limits<float>::infinity()));  // infinity, or NaN where x is NaN
+  return S::select(S::less_equal(x, highest), finite, beyond);
+}
+
+}  // namespace
+}  // namespace ingot

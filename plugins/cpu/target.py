@@ -1,0 +1,188 @@
+"""The targets cpu/avx2, cpu/avx512 and cpu/amx: Plan → native Session. The only door to the module `ingot._cpu`."""
+
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.errors import CapacityError, EngineError, RequestError, TargetError, UsageError
+from ingot.plan import Plan
+from ingot.plugins.target import SessionOptions, Target
+from ingot.step_io import Float32, StepBatch, StepResult
+
+try:
+    from ingot import _cpu
+except ImportError as error:  # a checkout without the compiled module: `ref` still works
+    _why_not: str | None = str(error)
+else:
+    _why_not = None
+
+_LEVELS = ("amx", "avx512", "avx2")  # best first; each includes those after it
+
+
+def _require_native() -> None:
+    if _why_not is not None:
+        raise TargetError(
+            "ingot's compiled CPU module is not here", got=_why_not, hint="install ingot, or: make native"
+        )
+
+
+def detect_isa() -> str:
+    """The best of amx, avx512 and avx2 that this machine offers, or "none"."""
+    return "none" if _why_not is not None else _cpu.detect_isa()
+
+
+def core_count() -> int:
+    """Cores that this process may use (affinity, SMT and the control group's quota counted)."""
+    _require_native()
+    return _cpu.core_count()
+
+
+def crc32(data: npt.NDArray[np.uint8], crc: int = 0) -> int:
+    """zlib's CRC-32 at memory speed; other Python threads run meanwhile."""
+    _require_native()
+    return _cpu.crc32(data, crc)
+
+
+def read_bandwidth(nbytes: int, threads: int | None = None) -> float:
+    """Bytes per second that `threads` (default: all cores) read from a buffer of nbytes."""
+    _require_native()
+    return _cpu.read_bandwidth(nbytes, core_count() if threads is None else threads)
+
+
+class CpuSession:
+    """A native session behind the runtime's contract. native: the session itself, with its hooks for tests."""
+
+    def __init__(self, native: "_cpu.Session", num_blocks: int) -> None:
+        self.native = native
+        self.num_blocks = num_blocks
+
+    def run(self, batch: StepBatch) -> StepResult:
+        """One crossing. Raises RequestError for a batch that breaks the contract, before anything is computed."""
+        draws = batch.sample
+        try:
+            ids, log_probs, logits = self.native.run(
+                batch.ids, batch.query_starts, batch.past_lengths, batch.block_tables, batch.logit_rows, draws.row,
+                draws.temperature, draws.top_k, draws.top_p, draws.seed, draws.counter, batch.want_logits,
+            )  # fmt: skip
+        except (ValueError, TypeError) as error:
+            raise RequestError("the session cannot run this batch", got=str(error)) from error
+        return StepResult(ids=ids, log_probs=log_probs, logits=logits)
+
+    def run_tapped(self, batch: StepBatch, steps: list[str]) -> tuple[StepResult, dict[str, dict[str, Float32]]]:
+        """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
+        self.native.tap(steps)
+        try:
+            result = self.run(batch)
+        finally:
+            tapped = self.native.take_tapped()
+            self.native.tap([])
+        outputs: dict[str, dict[str, Float32]] = {}
+        for step, buffer, values in tapped:
+            outputs.setdefault(step, {})[buffer] = values
+        return result, outputs
+
+    def slow_down(self, seconds_per_step: float) -> None:
+        """Makes every plan step last longer, for tests of streaming."""
+        self.native.set_step_delay(seconds_per_step)
+
+    def close(self) -> None:
+        """Give arena and KV memory back."""
+        self.native.close()
+
+
+class CpuTarget:
+    """One instruction set level. The compiled module holds the kernels of all levels."""
+
+    def __init__(self, level: str) -> None:
+        self.name = f"cpu/{level}"
+        self._level = level
+
+    def kernels(self) -> tuple[str, ...]:
+        """Kernels of this level, then of the levels that it includes."""
+        if _why_not is not None:
+            return ()
+        names = _cpu.kernel_names()
+        included = _LEVELS[_LEVELS.index(self._level) :]
+        return tuple(name for level in included for name in names if name.endswith(f".{level}"))
+
+    def activations(self, weight_dtype: str) -> str:
+        """AMX tiles multiply bf16 with bf16; all other products take float32 inputs."""
+        return "bf16" if self._level == "amx" and weight_dtype == "bf16" else "f32"
+
+    def missing(self, isa: str | None = None) -> str | None:
+        """Why not, with the way out. Raises UsageError for an `isa` that is not a level."""
+        if isa is not None and isa not in _LEVELS:
+            raise UsageError(f"there is no ISA {isa!r}", where="--isa", expected=", ".join(_LEVELS))
+        if _why_not is not None:
+            return f"ingot's compiled CPU module is not here: {_why_not}"
+        offered = (*_LEVELS, "none")
+        here = detect_isa()
+        usable = here if isa is None else max(here, isa, key=offered.index)
+        if offered.index(usable) <= offered.index(self._level):
+            return None
+        cap = f", capped to {usable} by --isa" if usable != here else ""
+        rebuild = "use --target ref" if usable == "none" else f"rebuild with --target cpu/{usable}"
+        return (
+            f"{self.name} needs {self._level.upper()}; this machine offers {here}{cap}. Next: {rebuild}, or take a "
+            f"machine with {self._level.upper()}"
+        )
+
+    def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CpuSession:
+        """Bind `plan` to this machine. Raises EngineError for a plan that is wrong, TargetError, CapacityError."""
+        _require_native()
+        if (reason := self.missing()) is not None:
+            raise TargetError("this machine cannot run the engine", expected=self.name, got=reason)
+        return open_native(plan, weights, options, self._level)
+
+
+def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, isa: str) -> CpuSession:
+    """A session whose kernels may be of any level up to `isa` (tests also pass the emulated level "avx512emu")."""
+    threads = _cpu.core_count() if options.threads is None else options.threads
+    if not 1 <= threads <= 256:
+        raise UsageError("threads is out of range", expected="1 to 256", got=str(threads))
+    _check_memory(plan, options.num_blocks)
+    limits, kv = plan.limits, plan.kv
+    try:
+        native = _cpu.Session(
+            weights=weights,
+            buffers=[(each.name, each.rows.value, each.cols, each.offset) for each in plan.buffers],
+            weight_specs=[
+                (each.name, each.dtype.value, list(each.shape), each.layout, each.nbytes,
+                 [(piece.begin, piece.end, piece.offset) for piece in each.pieces])
+                for each in plan.weights
+            ],
+            steps=[
+                (each.name, each.op, each.kernel, list(each.inputs), list(each.outputs), dict(each.attrs))
+                for each in plan.steps
+            ],
+            limits=(plan.vocab_size, plan.max_positions, limits.max_batch_size, limits.max_num_tokens,
+                    limits.max_logit_rows),
+            kv=(kv.num_layers, kv.kv_heads, kv.head_dim, kv.tokens_per_block, kv.dtype.value, options.num_blocks),
+            arena_bytes=plan.arena_bytes,
+            logits=plan.logits,
+            threads=threads,
+            isa=isa,
+        )  # fmt: skip
+    except (ValueError, TypeError) as error:
+        raise EngineError("the engine's plan cannot run", got=str(error), hint="rebuild the engine") from error
+    except MemoryError as error:
+        raise CapacityError(
+            "there is not enough memory for the engine", expected=f"{plan.arena_bytes} bytes of activations and "
+            f"{kv.block_bytes * options.num_blocks} bytes of KV cache", hint="pass a smaller kv_cache_memory",
+        ) from error  # fmt: skip
+    return CpuSession(native, options.num_blocks)
+
+
+def _check_memory(plan: Plan, num_blocks: int) -> None:
+    """KV memory is committed lazily, so that the system itself would refuse only when it is too late."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    wanted = plan.kv.block_bytes * num_blocks
+    if wanted > physical:
+        raise CapacityError(
+            "the KV cache is larger than this machine's memory", expected=f"at most {physical} bytes",
+            got=f"{wanted} bytes ({num_blocks} blocks)", hint="pass a smaller kv_cache_memory",
+        )  # fmt: skip
+
+
+TARGETS: tuple[Target, ...] = tuple(CpuTarget(level) for level in _LEVELS)

@@ -1,0 +1,198 @@
+#include "threads.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <x86intrin.h>
+
+#include <algorithm>
+#include <climits>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <new>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace ingot {
+namespace {
+
+constexpr uint64_t kSpinCycles = 100'000;  // of the time stamp counter: 25 to 50 us
+
+long futex(std::atomic<uint32_t>* word, int operation, uint32_t value) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, nullptr, nullptr, 0);
+}
+
+int read_int(const std::string& path, int otherwise) {
+  std::ifstream file(path);
+  int value = otherwise;
+  return file >> value ? value : otherwise;
+}
+
+// Whole CPUs that the control group's quota pays for, or INT_MAX.
+int quota_cpus() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  double quota = 0, period = 0;
+  if (!(file >> quota >> period) || period <= 0) return INT_MAX;
+  return std::max(1, static_cast<int>(quota / period + 0.999));
+}
+
+// The first CPU of each core in the process's affinity mask.
+std::vector<int> usable_cpus() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  std::vector<int> cpus;
+  std::set<std::pair<int, int>> seen;
+  if (sched_getaffinity(getpid(), sizeof(mask), &mask) != 0) return {0};
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &mask)) continue;
+    const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
+    const int package = read_int(topology + "physical_package_id", 0), core = read_int(topology + "core_id", -1 - cpu);
+    if (seen.emplace(package, core).second) cpus.push_back(cpu);
+  }
+  cpus.resize(std::min<size_t>(cpus.size(), static_cast<size_t>(quota_cpus())));
+  return cpus.empty() ? std::vector<int>{0} : cpus;
+}
+
+void pin(int cpu) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  CPU_SET(cpu, &mask);
+  sched_setaffinity(0, sizeof(mask), &mask);  // where it is not allowed the thread stays unpinned
+}
+
+// Pins the caller for the length of a run: a worker pinned to the caller's CPU would wait for it.
+class PinnedCaller {
+ public:
+  explicit PinnedCaller(int cpu) {
+    pinned_ = sched_getaffinity(0, sizeof(before_), &before_) == 0;
+    if (pinned_) pin(cpu);
+  }
+  ~PinnedCaller() {
+    if (pinned_) sched_setaffinity(0, sizeof(before_), &before_);
+  }
+  PinnedCaller(const PinnedCaller&) = delete;
+
+ private:
+  cpu_set_t before_;
+  bool pinned_;
+};
+
+std::atomic<ThreadPool*> current{nullptr};
+std::mutex creation;
+
+// In a forked child: the parent's pool is left alone (its threads and locks are not here) and a new one is made.
+void forget_pool() {
+  current.store(nullptr);
+  new (&creation) std::mutex;
+}
+
+}  // namespace
+
+void Signal::wait(uint32_t old) {
+  for (const uint64_t start = __rdtsc(); __rdtsc() - start < kSpinCycles; _mm_pause())
+    if (value() != old) return;
+  sleepers_.fetch_add(1);
+  while (word_.load() == old) futex(&word_, FUTEX_WAIT_PRIVATE, old);
+  sleepers_.fetch_sub(1);
+}
+
+void Signal::advance() {
+  word_.fetch_add(1);
+  if (sleepers_.load() > 0) futex(&word_, FUTEX_WAKE_PRIVATE, INT_MAX);
+}
+
+struct ThreadPool::Worker {
+  int index = 0;
+  Signal called;
+};
+
+ThreadPool::ThreadPool() : cpus_(usable_cpus()) {}
+
+ThreadPool& ThreadPool::instance() {
+  if (ThreadPool* pool = current.load()) return *pool;
+  static const int at_fork = pthread_atfork(nullptr, nullptr, forget_pool);
+  (void)at_fork;
+  const std::lock_guard lock(creation);
+  if (current.load() == nullptr) current.store(new ThreadPool);  // never deleted: its threads end with the process
+  return *current.load();
+}
+
+void ThreadPool::grow(int count) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // workers inherit it: signals belong to the interpreter's threads
+  while (static_cast<int>(workers_.size()) < count - 1) {
+    workers_.push_back(std::make_unique<Worker>());
+    Worker& worker = *workers_.back();
+    worker.index = static_cast<int>(workers_.size());
+    std::thread([this, &worker] { work(worker); }).detach();
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void ThreadPool::work(Worker& worker) {
+  pin(cpus_[static_cast<size_t>(worker.index) % cpus_.size()]);
+  for (uint32_t seen = 0;; ++seen) {
+    worker.called.wait(seen);
+    const int count = count_;
+    Team team;
+    team.index = worker.index;
+    team.count = count;
+    team.pool = this;
+    job_(context_, team);
+    barrier(count);
+  }
+}
+
+void ThreadPool::run(int count, Job job, void* context) {
+  const std::lock_guard lock(turn_);
+  count = std::clamp(count, 1, kMaxThreads);
+  Team team;
+  team.count = count;
+  team.pool = this;
+  next_item_.store(0, std::memory_order_relaxed);
+  if (count == 1) return job(context, team);
+  grow(count);
+  job_ = job;
+  context_ = context;
+  count_ = count;
+  const PinnedCaller pinned(cpus_[0]);
+  for (int i = 0; i < count - 1; ++i) workers_[static_cast<size_t>(i)]->called.advance();
+  job(context, team);
+  barrier(count);
+}
+
+void ThreadPool::barrier(int count) {
+  if (count == 1) return next_item_.store(0, std::memory_order_relaxed);
+  const uint32_t phase = passed_.value();
+  if (arrived_.fetch_add(1) + 1 < count) return passed_.wait(phase);
+  arrived_.store(0, std::memory_order_relaxed);
+  next_item_.store(0, std::memory_order_relaxed);
+  passed_.advance();
+}
+
+std::byte* ThreadPool::scratch(int thread, size_t bytes) {
+  Scratch& mine = scratch_[thread];
+  if (mine.bytes >= bytes) return mine.data;
+  if (mine.data != nullptr) munmap(mine.data, mine.bytes);
+  mine.bytes = (bytes + 0xFFFF) & ~size_t{0xFFFF};
+  void* memory = mmap(nullptr, mine.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {  // address space is exhausted inside a kernel: nothing can be unwound here
+    std::fprintf(stderr, "ingot: no address space for %zu bytes of kernel scratch\n", mine.bytes);
+    std::abort();
+  }
+  return mine.data = static_cast<std::byte*>(memory);
+}
+
+void Team::barrier() const { static_cast<ThreadPool*>(pool)->barrier(count); }
+int64_t Team::take() const { return static_cast<ThreadPool*>(pool)->take(); }
+std::byte* Team::scratch(size_t bytes) const { return static_cast<ThreadPool*>(pool)->scratch(index, bytes); }
+
+}  // namespace ingot

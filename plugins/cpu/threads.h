@@ -1,0 +1,71 @@
+// The one thread pool of the process. Workers are pinned, spin for some 40 us between steps, then sleep.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ingot/kernel.h"
+
+namespace ingot {
+
+// Waits until `word` differs from `old`: spins first, then sleeps in the kernel.
+class Signal {
+ public:
+  uint32_t value() const { return word_.load(std::memory_order_acquire); }
+  void wait(uint32_t old);
+  void advance();  // to the next value, and wakes who sleeps
+
+ private:
+  alignas(64) std::atomic<uint32_t> word_{0};
+  std::atomic<int32_t> sleepers_{0};
+};
+
+class ThreadPool {
+ public:
+  static constexpr int kMaxThreads = 256;
+
+  using Job = void (*)(void* context, const Team& team);
+
+  // Made at first use, and anew in a forked child, which has none of its parent's threads.
+  static ThreadPool& instance();
+
+  // Calls job on `count` threads at once, the caller being thread 0, and returns when all have finished.
+  // Callers take turns. The job must not throw.
+  void run(int count, Job job, void* context);
+
+  void barrier(int count);
+  int64_t take() { return next_item_.fetch_add(1, std::memory_order_relaxed); }
+  std::byte* scratch(int thread, size_t bytes);
+
+  int cores() const { return static_cast<int>(cpus_.size()); }  // of this process: affinity, SMT and quota counted
+
+ private:
+  struct Worker;
+  struct Scratch {
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+  };
+
+  ThreadPool();
+  void grow(int count);
+  void work(Worker& worker);
+
+  std::vector<int> cpus_;  // one per core
+  std::vector<std::unique_ptr<Worker>> workers_;
+  Scratch scratch_[kMaxThreads];
+
+  std::mutex turn_;
+  Job job_ = nullptr;
+  void* context_ = nullptr;
+  int count_ = 1;
+
+  alignas(64) std::atomic<int32_t> arrived_{0};
+  alignas(64) std::atomic<int64_t> next_item_{0};
+  Signal passed_;  // advances when all have arrived
+};
+
+}  // namespace ingot

@@ -1,0 +1,128 @@
+"""`ingot bench latency`: TTFT, TPOT and ITL of fixed batches, medians over repetitions."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ingot.bench.timing import Round, random_prompts, time_requests
+from ingot.bench.traffic import decode_bytes, weight_bytes_per_step
+from ingot.engine import read_plan
+from ingot.errors import UsageError
+from ingot.plan import Plan
+from ingot.plugins.cpu.target import read_bandwidth
+from ingot.runtime.model_runner import ModelRunner
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LatencyOptions:
+    """warmup: untimed rounds before the timed ones; every round gives all requests of a batch at once."""
+
+    engine_dir: Path
+    batch_sizes: Sequence[int] = (1,)
+    input_len: int = 128
+    output_len: int = 64
+    warmup: int = 1
+    repetitions: int = 5
+    seed: int = 0
+    threads: int | None = None
+    isa: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BatchLatency:
+    """Medians over repetitions and requests, in milliseconds; itl_ms: the median gap of each token position.
+
+    tokens_per_second   generated tokens of the whole batch from the first request's start to the last one's end
+    bandwidth_gbs       bytes that a decode step must read (weights, keys, values), over TPOT
+    bandwidth_fraction  of what this machine reads, measured in the same run
+    """
+
+    batch_size: int
+    ttft_ms: float
+    tpot_ms: float | None
+    itl_ms: tuple[float, ...]
+    tokens_per_second: float
+    bandwidth_gbs: float | None
+    bandwidth_fraction: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LatencyReport:
+    """machine_gbs: read bandwidth of this machine with a buffer of `buffer_bytes`, the weights a step reads."""
+
+    engine: str
+    input_len: int
+    output_len: int
+    repetitions: int
+    machine_gbs: float
+    buffer_bytes: int
+    batches: tuple[BatchLatency, ...]
+
+
+def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], None]) -> LatencyReport:
+    """Measure every batch size in turn; the machine's bandwidth is read in between, in the same process."""
+    plan = read_plan(options.engine_dir)
+    check_lengths(plan, input_len=options.input_len, output_len=options.output_len)
+    runner = ModelRunner.from_dir(options.engine_dir, threads=options.threads, isa=options.isa)
+    buffer_bytes = weight_bytes_per_step(plan)
+    machine, batches = [read_bandwidth(buffer_bytes, options.threads) / 1e9], []
+    for batch_size in options.batch_sizes:
+        rounds: list[Round] = []
+        total = options.warmup + options.repetitions
+        for index in range(total):
+            progress(f"batch {batch_size}", index, total)
+            prompts = random_prompts(batch_size, options.input_len, plan.vocab_size, options.seed + index)
+            measured = time_requests(runner, prompts, options.output_len)
+            if index >= options.warmup:
+                rounds.append(measured)
+        progress(f"batch {batch_size}", total, total)
+        machine.append(read_bandwidth(buffer_bytes, options.threads) / 1e9)
+        batches.append((batch_size, rounds))
+    machine_gbs = statistics.median(machine)
+    return LatencyReport(
+        engine=str(options.engine_dir),
+        input_len=options.input_len,
+        output_len=options.output_len,
+        repetitions=options.repetitions,
+        machine_gbs=machine_gbs,
+        buffer_bytes=buffer_bytes,
+        batches=tuple(summarise(plan, options, size, rounds, machine_gbs) for size, rounds in batches),
+    )
+
+
+def summarise(
+    plan: Plan, options: LatencyOptions, batch_size: int, rounds: Sequence[Round], machine_gbs: float
+) -> BatchLatency:
+    """Medians of the timed rounds of one batch size."""
+    requests = [times for one in rounds for times in one.requests]
+    tpots = [times.tpot for times in requests if times.tpot is not None]
+    gaps = [statistics.median(column) for column in zip(*(times.gaps for times in requests), strict=True)]
+    tpot = statistics.median(tpots) if tpots else None
+    moved = decode_bytes(plan, batch_size=batch_size, context=options.input_len + options.output_len / 2)
+    gbs = moved / tpot / 1e9 if tpot else None
+    return BatchLatency(
+        batch_size=batch_size,
+        ttft_ms=1e3 * statistics.median(times.ttft for times in requests),
+        tpot_ms=1e3 * tpot if tpot else None,
+        itl_ms=tuple(1e3 * gap for gap in gaps),
+        tokens_per_second=statistics.median(one.tokens / one.seconds for one in rounds),
+        bandwidth_gbs=gbs,
+        bandwidth_fraction=gbs / machine_gbs if gbs else None,
+    )
+
+
+def check_lengths(plan: Plan, *, input_len: int, output_len: int) -> None:
+    """Refuse lengths that the engine cannot hold."""
+    limits = plan.limits
+    if input_len > limits.max_input_len:
+        raise UsageError(
+            "--input_len is more than the engine takes", expected=f"at most {limits.max_input_len}", got=str(input_len)
+        )
+    if input_len + output_len > limits.max_seq_len:
+        raise UsageError(
+            "--input_len and --output_len together are more than the engine holds",
+            expected=f"at most {limits.max_seq_len}",
+            got=f"{input_len} + {output_len}",
+            hint="lower them, or build with a larger --max_seq_len",
+        )

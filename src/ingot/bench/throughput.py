@@ -1,0 +1,98 @@
+"""`ingot bench throughput`: many requests at once; tokens and requests per second, and what one request saw."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+from ingot.bench.latency import check_lengths
+from ingot.bench.timing import Round, random_prompts, time_requests
+from ingot.bench.traffic import kv_bytes_per_token, weight_bytes_per_step
+from ingot.engine import read_plan
+from ingot.plugins.cpu.target import read_bandwidth
+from ingot.runtime.model_runner import ModelRunner
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ThroughputOptions:
+    """All requests are given at once; the engine's max_batch_size, or a lower one given here, bounds those running."""
+
+    engine_dir: Path
+    num_requests: int = 64
+    input_len: int = 128
+    output_len: int = 64
+    max_batch_size: int | None = None
+    warmup: int = 1
+    repetitions: int = 3
+    seed: int = 0
+    threads: int | None = None
+    isa: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ThroughputReport:
+    """Medians over repetitions. TTFT counts the time a request waited; fractions as in `LatencyReport`, counting the
+    weights once per step and the keys and values of every request."""
+
+    engine: str
+    num_requests: int
+    input_len: int
+    output_len: int
+    repetitions: int
+    seconds: float
+    requests_per_second: float
+    output_tokens_per_second: float
+    total_tokens_per_second: float
+    steps: int
+    ttft_ms_median: float
+    tpot_ms_median: float | None
+    machine_gbs: float
+    buffer_bytes: int
+    bandwidth_gbs: float
+    bandwidth_fraction: float
+
+
+def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, int], None]) -> ThroughputReport:
+    """Run the same load `repetitions` times after `warmup` untimed rounds."""
+    plan = read_plan(options.engine_dir)
+    check_lengths(plan, input_len=options.input_len, output_len=options.output_len)
+    runner = ModelRunner.from_dir(
+        options.engine_dir, threads=options.threads, isa=options.isa, max_batch_size=options.max_batch_size
+    )
+    buffer_bytes = weight_bytes_per_step(plan)
+    machine = [read_bandwidth(buffer_bytes, options.threads) / 1e9]
+    rounds: list[Round] = []
+    total = options.warmup + options.repetitions
+    for index in range(total):
+        progress("rounds", index, total)
+        prompts = random_prompts(options.num_requests, options.input_len, plan.vocab_size, options.seed + index)
+        measured = time_requests(runner, prompts, options.output_len)
+        if index >= options.warmup:
+            rounds.append(measured)
+            machine.append(read_bandwidth(buffer_bytes, options.threads) / 1e9)
+    progress("rounds", total, total)
+    machine_gbs = statistics.median(machine)
+    steps = round(statistics.median(one.steps for one in rounds))
+    seconds = statistics.median(one.seconds for one in rounds)
+    tpots = [times.tpot for one in rounds for times in one.requests if times.tpot is not None]
+    generated = options.num_requests * options.output_len
+    context = options.input_len + options.output_len / 2
+    gbs = (steps * buffer_bytes + generated * context * kv_bytes_per_token(plan)) / seconds / 1e9
+    return ThroughputReport(
+        engine=str(options.engine_dir),
+        num_requests=options.num_requests,
+        input_len=options.input_len,
+        output_len=options.output_len,
+        repetitions=options.repetitions,
+        seconds=seconds,
+        requests_per_second=options.num_requests / seconds,
+        output_tokens_per_second=generated / seconds,
+        total_tokens_per_second=(generated + options.num_requests * options.input_len) / seconds,
+        steps=steps,
+        ttft_ms_median=1e3 * statistics.median(times.ttft for one in rounds for times in one.requests),
+        tpot_ms_median=1e3 * statistics.median(tpots) if tpots else None,
+        machine_gbs=machine_gbs,
+        buffer_bytes=buffer_bytes,
+        bandwidth_gbs=gbs,
+        bandwidth_fraction=gbs / machine_gbs,
+    )

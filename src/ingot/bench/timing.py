@@ -1,0 +1,82 @@
+"""Times of the tokens of requests, taken where a user of ModelRunner sees them.
+
+start ──TTFT──▶ token 1 ──gap──▶ token 2 ──gap──▶ ... token n = end        TPOT = (end - TTFT) / (n - 1)
+"""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from ingot.runtime.model_runner import ModelRunner
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RequestTimes:
+    """Seconds from the start of the measurement to each token of one request, ascending."""
+
+    tokens: tuple[float, ...]
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token."""
+        return self.tokens[0]
+
+    @property
+    def end(self) -> float:
+        """Seconds to the last token."""
+        return self.tokens[-1]
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token after the first; None for a single token."""
+        return (self.end - self.ttft) / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
+
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        """Seconds between neighbouring tokens (ITL)."""
+        return tuple(after - before for before, after in itertools.pairwise(self.tokens))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """All requests of one measurement, and how many steps they took together."""
+
+    requests: tuple[RequestTimes, ...]
+    steps: int
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the last token of the last request."""
+        return max(times.end for times in self.requests)
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens of all requests."""
+        return sum(len(times.tokens) for times in self.requests)
+
+
+def random_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
+    """`count` prompts of `length` token ids each, all different."""
+    ids: list[list[int]] = np.random.default_rng(seed).integers(0, vocab_size, (count, length)).tolist()
+    return ids
+
+
+def time_requests(runner: ModelRunner, prompts: Sequence[Sequence[int]], output_len: int) -> Round:
+    """Generate exactly `output_len` tokens for every prompt, all given at once; greedy, and no token ends a request."""
+    steps = 0
+    seen = np.zeros(len(prompts), dtype=np.int64)
+    lengths = np.array([len(prompt) for prompt in prompts])
+    times: list[list[float]] = [[] for _ in prompts]
+    start = time.perf_counter()
+    for partial in runner.generate(
+        batch_input_ids=prompts, max_new_tokens=output_len, end_id=-1, streaming=True, return_dict=True
+    ):
+        now = time.perf_counter() - start
+        generated = np.asarray(partial["sequence_lengths"])[:, 0] - lengths
+        for index in np.flatnonzero(generated > seen):
+            times[index] += [now] * int(generated[index] - seen[index])
+        seen, steps = generated, steps + 1
+    return Round(requests=tuple(RequestTimes(tokens=tuple(tokens)) for tokens in times), steps=steps)

@@ -1,0 +1,125 @@
+"""`ingot bench latency | throughput`, as a table or JSON on stdout."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ingot.bench.latency import LatencyOptions, LatencyReport, bench_latency
+from ingot.bench.throughput import ThroughputOptions, ThroughputReport, bench_throughput
+from ingot.cli.console import LEVELS, Talk
+from ingot.cli.values import as_json, log_level, positive, target_isa
+from ingot.errors import IngotError
+
+_LATER = {
+    "serve": "there is no server yet; `ingot bench throughput` measures the same loop without HTTP",
+    "kernels": "kernels are not timed alone yet; `ingot inspect ENGINE` lists what each step must read and compute",
+}
+
+
+class _Kinds(click.Group):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _LATER:
+            raise IngotError(f"ingot bench {cmd_name} does not exist in this version", hint=_LATER[cmd_name])
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Kinds)
+def command() -> None:
+    """Latency and throughput of an Engine on this machine.
+
+    \b
+    Example: ingot bench latency --engine_dir ENGINE --input_len 128 --output_len 64
+    """
+
+
+def _shared(function: Any) -> Any:
+    options = (
+        click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to measure."),
+        click.option("--input_len", type=positive, default=128, show_default=True, help="Prompt tokens per request."),
+        click.option(
+            "--output_len", type=positive, default=64, show_default=True, help="Generated tokens per request."
+        ),
+        click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Untimed rounds."),
+        click.option(
+            "--repetitions", type=positive, default=3, show_default=True, help="Timed rounds; medians are shown."
+        ),
+        click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts."),
+        click.option("--threads", type=positive, help="Threads; every core unless given."),
+        target_isa,
+        as_json,
+        log_level,
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@command.command()
+@click.option("--batch_size", "batch_sizes", type=positive, multiple=True, default=(1,), show_default=True,
+              help="Requests at once; may be given several times.")  # fmt: skip
+@_shared
+def latency(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **options: Any) -> None:
+    """TTFT, TPOT and ITL of batches that start together.
+
+    \b
+    Example: ingot bench latency --engine_dir ENGINE --batch_size 1 --batch_size 8 --json
+    """
+    with Talk(LEVELS[log_level]) as talk:
+        report = bench_latency(LatencyOptions(batch_sizes=batch_sizes, **options), talk.progress)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(report), indent=1))
+    else:
+        _show_latency(report)
+
+
+@command.command()
+@click.option("--num_requests", type=positive, default=64, show_default=True, help="Requests given at once.")
+@click.option("--max_batch_size", type=positive, help="Requests running at once; the engine's limit unless given.")
+@_shared
+def throughput(as_json: bool, log_level: str, **options: Any) -> None:
+    """Requests and tokens per second when there is always work.
+
+    \b
+    Example: ingot bench throughput --engine_dir ENGINE --num_requests 64
+    """
+    with Talk(LEVELS[log_level]) as talk:
+        report = bench_throughput(ThroughputOptions(**options), talk.progress)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(report), indent=1))
+    else:
+        _show_throughput(report)
+
+
+def _show_latency(report: LatencyReport) -> None:
+    title = f"{report.engine}: {report.input_len} tokens in, {report.output_len} out, {report.repetitions} repetitions"
+    table = Table("batch", "TTFT ms", "TPOT ms", "tokens/s", "GB/s read", "of this machine", title=title)
+    for batch in report.batches:
+        table.add_row(
+            str(batch.batch_size),
+            f"{batch.ttft_ms:.2f}",
+            "" if batch.tpot_ms is None else f"{batch.tpot_ms:.3f}",
+            f"{batch.tokens_per_second:.1f}",
+            "" if batch.bandwidth_gbs is None else f"{batch.bandwidth_gbs:.2f}",
+            "" if batch.bandwidth_fraction is None else f"{batch.bandwidth_fraction:.0%}",
+        )
+    Console().print(table)
+    print(f"this machine reads {report.machine_gbs:.2f} GB/s from a buffer of {report.buffer_bytes:,} bytes")
+
+
+def _show_throughput(report: ThroughputReport) -> None:
+    title = f"{report.engine}: {report.num_requests} requests, {report.input_len} tokens in, {report.output_len} out"
+    table = Table("", "median", title=title)
+    table.add_row("seconds", f"{report.seconds:.3f}")
+    table.add_row("requests/s", f"{report.requests_per_second:.2f}")
+    table.add_row("output tokens/s", f"{report.output_tokens_per_second:.1f}")
+    table.add_row("all tokens/s", f"{report.total_tokens_per_second:.1f}")
+    table.add_row("steps", str(report.steps))
+    table.add_row("TTFT ms", f"{report.ttft_ms_median:.1f}")
+    table.add_row("TPOT ms", "" if report.tpot_ms_median is None else f"{report.tpot_ms_median:.3f}")
+    table.add_row("GB/s read", f"{report.bandwidth_gbs:.2f} ({report.bandwidth_fraction:.0%} of this machine)")
+    Console().print(table)

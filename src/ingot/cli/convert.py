@@ -1,0 +1,68 @@
+"""`ingot convert`: Hugging Face directory to Checkpoint."""
+
+from pathlib import Path
+
+import click
+
+from ingot.cli.console import LEVELS, Talk
+from ingot.cli.values import byte_size, log_level
+from ingot.configs.convert import WEIGHT_DTYPES, BuildDefaults, ConvertOptions
+from ingot.configs.sizes import format_bytes
+from ingot.convert.convert import convert
+
+
+@click.command()
+@click.option("--model_dir", type=click.Path(path_type=Path), help="Hugging Face directory.")
+@click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Checkpoint to write.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", *WEIGHT_DTYPES], case_sensitive=False),
+    default="auto",
+    show_default=True,
+    help="Type of the stored weights; auto keeps each as it is.",
+)
+@click.option("--max_mem", type=byte_size, metavar="SIZE", help="Memory that the conversion may use, e.g. 8GiB.")
+@click.option("--config", type=click.Path(path_type=Path), help="A config.json alone: needs --random_weights.")
+@click.option("--random_weights", type=int, metavar="SEED", help="Draw the weights: a model of that exact shape.")
+@click.option("--use_weight_only", is_flag=True, help="Recorded: the build's default precision is weight-only.")
+@click.option(
+    "--weight_only_precision", type=click.Choice(["int8", "int4"]), help="Recorded: int8 is w8, int4 is w4g128."
+)
+@click.option("--tp_size", type=click.IntRange(min=1), help="Recorded: the build's default.")
+@click.option("--pp_size", type=click.IntRange(min=1), help="Recorded: the build's default.")
+@log_level
+def command(
+    model_dir: Path | None,
+    output_dir: Path,
+    dtype: str,
+    max_mem: int | None,
+    config: Path | None,
+    random_weights: int | None,
+    use_weight_only: bool,
+    weight_only_precision: str | None,
+    tp_size: int | None,
+    pp_size: int | None,
+    log_level: str,
+) -> None:
+    """Hugging Face directory to Checkpoint: weights and a standard ONNX graph.
+
+    \b
+    Example: ingot convert --model_dir Llama-3.2-1B --output_dir checkpoint
+    """
+    options = ConvertOptions(
+        output_dir=output_dir,
+        model_dir=model_dir,
+        config=config,
+        random_weights=random_weights,
+        dtype=WEIGHT_DTYPES.get(dtype),
+        max_mem=max_mem,
+        build_defaults=BuildDefaults(tp_size=tp_size, pp_size=pp_size),
+    )
+    with Talk(LEVELS[log_level]) as talk:
+        report = convert(options, talk.progress)
+        for warning in report.warnings:
+            talk.warn(warning)
+        talk.note(
+            f"{report.output_dir}: {report.model.family}, {report.tensors} tensors, {format_bytes(report.nbytes)}, "
+            f"{report.seconds:.1f} s"
+        )

@@ -1,0 +1,57 @@
+"""`ingot doctor`: what this machine offers."""
+
+import dataclasses
+import json
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ingot.cli.values import as_json
+from ingot.configs.sizes import format_bytes
+from ingot.doctor import Machine, examine
+
+
+@click.command()
+@as_json
+def command(as_json: bool) -> None:
+    """What this machine offers, and which targets build and run here, and why not.
+
+    \b
+    Example: ingot doctor --json
+    """
+    machine = examine()
+    if as_json:
+        print(json.dumps(dataclasses.asdict(machine), indent=1))
+    else:
+        _show(machine)
+
+
+def _show(machine: Machine) -> None:
+    bandwidth = machine.bandwidth_why_not if machine.bandwidth_gbs is None else f"{machine.bandwidth_gbs:.1f} GB/s read"
+    rows = {
+        "CPU": f"{machine.cpu}, {machine.cores} cores for this process",
+        "ISA": f"{machine.isa} ({machine.isa_why})",
+        "memory": f"{format_bytes(machine.memory_bytes)}, {format_bytes(machine.available_bytes)} free; {bandwidth}",
+        "GPUs": ", ".join(machine.gpus) or "none (no NVIDIA driver is loaded)",
+        "libraries": ", ".join(
+            [
+                f"Python {machine.python}",
+                *(f"{name} {version}" for name, version in machine.libraries.items() if version),
+            ]
+        ),
+        "not installed": ", ".join(name for name, version in machine.libraries.items() if version is None) or "nothing",
+    }
+    facts = Table.grid(padding=(0, 2))
+    for name, text in rows.items():
+        facts.add_row(name, text)
+    table = Table("target", "builds here", "runs here", "why not")
+    for target in machine.targets:
+        table.add_row(target.name, _yes(target.builds), _yes(target.runs), target.why_not or "")
+    console = Console()
+    console.print(facts, highlight=False, markup=False)
+    console.print(table, highlight=False, markup=False)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

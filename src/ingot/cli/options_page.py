@@ -1,0 +1,86 @@
+"""Writes `docs/options.md` from the commands themselves: `python -m ingot.cli.options_page > docs/options.md`."""
+
+from collections.abc import Iterator
+
+import click
+
+from ingot.cli.app import COMMANDS, group
+from ingot.cli.spellings import SPELLINGS, Spelling
+
+_HEAD = """# Options
+
+Written by `python -m ingot.cli.options_page`; a test keeps it in step with the commands. `_` and `-` are the same in
+every option. What does not exist yet is refused with a reason, never accepted and ignored.
+"""
+
+_SPELLINGS_HEAD = """
+## Coming from TensorRT-LLM
+
+`trtllm-build` and `convert_checkpoint.py` options that `ingot build` and `ingot convert` know. *same*: does the same
+here. *always on*: what it asks for is how ingot works; other values are refused. *refused*: with the way to go instead.
+
+| option | here | what happens |
+|---|---|---|
+"""
+
+# Options that do something here, under the name that TensorRT-LLM gave them.
+_SAME = {
+    "--model_dir, --checkpoint_dir, --output_dir": "input and output directories",
+    "--dtype": "type of the stored weights (convert)",
+    "--use_weight_only, --weight_only_precision int8\\|int4": "the precisions w8 and w4g128; on convert recorded as "
+    "the build's default",
+    "--tp_size, --pp_size": "on convert recorded as the build's default; more than 1 is refused until ranks exist",
+    "--max_batch_size, --max_input_len, --max_seq_len, --max_num_tokens": "limits; defaults are lowered to what the "
+    "model allows, values you give are kept or refused",
+    "--max_output_len N": "max_seq_len = max_input_len + N",
+    "--gemm_plugin auto\\|disable\\|float32\\|float16\\|bfloat16": "the compute type of matrix products, so the "
+    "precision: float32 is f32, bfloat16 is bf16, float16 runs as bf16 on CPUs and says so; auto and disable leave the "
+    "choice to --precision",
+    "--log_level": "how much is said on stderr",
+}
+
+
+def page() -> str:
+    """The whole page, as Markdown."""
+    parts = [_HEAD]
+    context = click.Context(group, info_name="ingot")
+    for name in COMMANDS:
+        command = group.get_command(context, name)
+        assert command is not None
+        parts += _sections(f"ingot {name}", command)
+    rows = [f"| `{option}` | same | {what} |" for option, what in _SAME.items()]
+    parts.append(_SPELLINGS_HEAD + "\n".join(rows + [_row(spelling) for spelling in SPELLINGS]) + "\n")
+    return "\n".join(parts)
+
+
+def _sections(title: str, command: click.Command) -> Iterator[str]:
+    help_text = (command.help or "").replace("\b\n", "").strip()
+    lines = [f"## {title}", "", *(line.strip() for line in help_text.splitlines())]
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    if options:
+        lines += ["", "| option | default | meaning |", "|---|---|---|"]
+        lines += [_option(option) for option in options if option.name not in {spelling.name for spelling in SPELLINGS}]
+    yield "\n".join(lines) + "\n"
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            yield from _sections(f"{title} {name}", inner)
+
+
+def _option(option: click.Option) -> str:
+    kinds = option.type.choices if isinstance(option.type, click.Choice) else ()
+    value = "" if option.is_flag else f" {'|'.join(map(str, kinds)) or option.make_metavar(click.Context(group))}"
+    default = "" if option.default in (None, False) or not option.show_default else f"`{option.default}`"
+    if option.required:
+        default = "required"
+    spelled = f"{option.opts[0]}{value}".replace("|", "\\|")
+    return f"| `{spelled}` | {default} | {(option.help or '').replace('|', chr(92) + '|')} |"
+
+
+def _row(spelling: Spelling) -> str:
+    values = "\\|".join((*spelling.accepted, *spelling.refused)) if not spelling.flag else ""
+    refused = f"; refused: {', '.join(spelling.refused)}" if spelling.refused and spelling.accepted else ""
+    return f"| `--{spelling.name}{' ' + values if values else ''}` | {spelling.fate}{refused} | {spelling.way} |"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,40 @@
+"""Kinds of option values, and the options that several commands share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ingot.cli.console import LEVELS
+from ingot.configs.runtime import ISA_LEVELS
+from ingot.configs.sizes import parse_bytes
+
+positive = click.IntRange(min=1)
+
+
+def byte_size(text: str) -> int:
+    """`8GiB`, `500MB` or plain bytes, as an int."""
+    return parse_bytes(text, name="the option")
+
+
+def log_level(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the option `--log_level`."""
+    choice = click.Choice(list(LEVELS), case_sensitive=False)
+    return click.option(
+        "--log_level", type=choice, default="info", show_default=True, help="How much is said on stderr."
+    )(function)
+
+
+def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the option `--json`, as the parameter `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")(function)
+
+
+def target_isa(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the option `--isa`."""
+    choice = click.Choice(ISA_LEVELS, case_sensitive=False)
+    return click.option(
+        "--isa",
+        type=choice,
+        help="Use at most this level of what the machine has; an engine that needs more is refused.",
+    )(function)

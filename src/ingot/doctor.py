@@ -1,0 +1,132 @@
+"""What this machine offers, and which targets can be built and run here, and why not."""
+
+import dataclasses
+import importlib.metadata
+import itertools
+import os
+import platform
+from pathlib import Path
+
+from ingot.errors import IngotError
+from ingot.plugins.cpu.target import read_bandwidth
+from ingot.plugins.registry import targets
+
+BUFFER_BYTES = 256 << 20  # larger than any cache
+LIBRARIES = ("numpy", "onnx", "onnx-graphsurgeon", "safetensors", "tokenizers", "click", "rich")
+EXTRAS = ("torch", "transformers", "onnxruntime")  # used by tests and for .bin files only
+LATER = {
+    "cuda/sm80": "cuda targets arrive later",
+    "cuda/sm86": "cuda targets arrive later",
+    "cuda/sm89": "cuda targets arrive later",
+    "cuda/sm90": "cuda targets arrive later",
+    "cuda/sm100": "cuda targets arrive later",
+    "cuda/sm120": "cuda targets arrive later",
+    "tensorrt-rtx": "TensorRT targets arrive later",
+    "tensorrt": "TensorRT targets arrive later",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TargetState:
+    """why_not: what stops this machine from building or running it; None where nothing does."""
+
+    name: str
+    builds: bool
+    runs: bool
+    why_not: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """
+    bandwidth_gbs  what all cores together read, None if it could not be measured (then see bandwidth_why_not)
+    libraries      name → version, None where it is not installed
+    """
+
+    cpu: str
+    isa: str
+    isa_why: str
+    cores: int
+    memory_bytes: int
+    available_bytes: int
+    bandwidth_gbs: float | None
+    bandwidth_why_not: str | None
+    python: str
+    libraries: dict[str, str | None]
+    gpus: tuple[str, ...]
+    targets: tuple[TargetState, ...]
+
+
+def examine() -> Machine:
+    """Look at everything; takes about a second, most of it for the bandwidth."""
+    states = _targets()
+    best = next((state.name for state in states if state.name.startswith("cpu/") and state.runs), "none")
+    memory = _memory()
+    bandwidth, why_not = _bandwidth()
+    return Machine(
+        cpu=_cpu_name(),
+        isa=best.removeprefix("cpu/"),
+        isa_why=choice_of_isa(best),
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=memory["MemTotal"],
+        available_bytes=memory["MemAvailable"],
+        bandwidth_gbs=bandwidth,
+        bandwidth_why_not=why_not,
+        python=platform.python_version(),
+        libraries={name: _version(name) for name in (*LIBRARIES, *EXTRAS)},
+        gpus=_gpus(),
+        targets=states,
+    )
+
+
+def choice_of_isa(name: str) -> str:
+    """Why `name` is the target for this machine and not a better one of its family."""
+    family = [target for target in targets() if target.name.split("/")[0] == name.split("/")[0]]
+    better = list(itertools.takewhile(lambda target: target.name != name, family))
+    lacking = [target.name for target in better if target.missing() is not None]
+    if not better:
+        return "the best there is"
+    if len(lacking) < len(better):
+        return "chosen by name"
+    return f"this machine lacks what {' and '.join(lacking)} need"
+
+
+def _targets() -> tuple[TargetState, ...]:
+    known = [(target.name, bool(target.kernels()), target.missing()) for target in targets()]
+    here = [TargetState(name=name, builds=builds, runs=why is None, why_not=why) for name, builds, why in known]
+    return (*here, *(TargetState(name=name, builds=False, runs=False, why_not=why) for name, why in LATER.items()))
+
+
+def _bandwidth() -> tuple[float | None, str | None]:
+    try:
+        return read_bandwidth(BUFFER_BYTES) / 1e9, None
+    except IngotError as error:
+        return None, error.what
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> dict[str, int]:
+    """Bytes by the names of /proc/meminfo."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return {fields[0].rstrip(":"): int(fields[1]) * 1024 for fields in lines}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _gpus() -> tuple[str, ...]:
+    found = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        facts = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+        found.append(facts.get("Model", path.parent.name).strip())
+    return tuple(found)

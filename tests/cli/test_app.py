@@ -1,0 +1,110 @@
+"""The frame of the command line: names, typos, help, and how errors become words and exit codes."""
+
+import errno
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from ingot.cli import app
+from ingot.errors import BuildError, UsageError
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(app.group, info_name="ingot")
+    for name in app.COMMANDS:
+        command = app.group.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {inner}", child) for inner, child in command.commands.items())
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()))
+def test_every_command_has_an_example_and_words_for_every_option(name: str, command: click.Command) -> None:
+    assert "Example: ingot " in (command.help or "")
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    assert [option.name for option in options if not option.help] == []
+
+
+def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["--help"]) == 0
+    assert all(name in capsys.readouterr().out for name in app.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["biuld"], "did you mean build?"),
+        (["frobnicate"], "the commands are quickstart, convert"),
+        (["build", "--chekpoint_dir", "x"], "--checkpoint_dir"),
+        (["convert", "--output_dir", "x", "--dtype", "float23"], "float32"),
+        (["bench", "latncy"], "latency"),
+        (["convert"], "--output_dir"),
+    ],
+)
+def test_typos_are_answered_with_the_near_name(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(args) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+
+
+@pytest.mark.parametrize("option", ["--engine_dir", "--engine-dir"])
+def test_underscores_and_hyphens_are_the_same(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["run", option, "does-not-exist", "--prompt", "x"]) == 1
+    assert "does-not-exist" in capsys.readouterr().err
+
+
+def test_serve_and_later_benches_are_refused_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["serve", "--engine_dir", "e", "--port", "8000"], ["bench", "serve"], ["bench", "kernels"]):
+        assert app.run(args) == 1
+        assert "does not exist in this version" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (
+            BuildError("no kernel", where="step 3", hint="use f32"),
+            1,
+            "error: no kernel\n  where: step 3\n  next: use f32",
+        ),
+        (UsageError("two of them"), 2, "error: two of them"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "out/x"),
+            1,
+            "error: no space left on device\n  where: out/x",
+        ),
+        (MemoryError(), 1, "out of memory"),
+        (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_errors_become_words_and_a_code(
+    error: BaseException,
+    code: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(app.group, "main", fails)
+    assert app.run(["anything"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_traceback_is_there_for_those_who_ask(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object, **options: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(app.group, "main", fails)
+    assert app.run(["--traceback", "anything"]) == 1
+    assert "Traceback" in capsys.readouterr().err

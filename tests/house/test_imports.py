@@ -1,0 +1,127 @@
+"""Who may import whom: rooms never import each other, nothing imports upwards, fences around big libraries."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.project import ROOT, module_name, package_files
+
+# What a module may import of ingot, longest prefix first; the hall's modules by name. "*": everything.
+MAY = {
+    "ingot.errors": "",
+    "ingot.dtypes": "errors",
+    "ingot.configs": "errors dtypes configs",
+    "ingot.plan": "errors dtypes configs",
+    "ingot.step_io": "errors dtypes plan",
+    "ingot.manifest": "errors dtypes configs plan",
+    "ingot.output_dir": "errors",
+    "ingot.tensor_file": "errors dtypes configs",
+    "ingot.checkpoint": "errors dtypes configs output_dir tensor_file",
+    "ingot.engine": "errors dtypes configs plan manifest engine",
+    "ingot.engine_writer": "errors dtypes configs plan manifest engine output_dir",
+    "ingot.plugins": "errors dtypes configs plan step_io plugins _cpu",
+    "ingot.convert": "errors dtypes configs checkpoint tensor_file output_dir convert",
+    "ingot.builder": "errors dtypes configs checkpoint tensor_file plan manifest engine engine_writer output_dir plugins builder",
+    "ingot.runtime": "errors dtypes configs plan step_io manifest engine plugins runtime",
+}
+TOP = (
+    "ingot",
+    "ingot.__main__",
+    "ingot.cli",
+    "ingot.inspect",
+    "ingot.verify",
+    "ingot.doctor",
+    "ingot.quickstart",
+    "ingot.bench",
+)
+
+# Library → where it may be imported.
+FENCES = {
+    "onnx": ("ingot.convert.decoder", "ingot.builder", "ingot.plugins.tensorrt", "ingot.inspect", "ingot.verify"),
+    "onnx_graphsurgeon": ("ingot.builder",),
+    "onnxruntime": (),
+    "tensorrt": ("ingot.plugins",),
+    "cuda": ("ingot.plugins",),
+    "torch": ("ingot.convert.source",),
+    "transformers": (),
+    "click": ("ingot.cli",),
+    "rich": ("ingot.cli",),
+    "tokenizers": ("ingot.runtime.tokenizer",),
+    "ingot._cpu": ("ingot.plugins.cpu.target",),
+}
+OPTIONAL = {"torch", "tensorrt", "cuda"}  # extras: may be imported inside functions
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            names = [f"{base}.{alias.name}" for alias in node.names] if base == "ingot" else [base]
+            yield from ((node, name) for name in names)
+
+
+def _within(module: str, prefixes: tuple[str, ...] | list[str]) -> bool:
+    return any(module == prefix or module.startswith(prefix + ".") for prefix in prefixes)
+
+
+def _rule(module: str) -> str | None:
+    """What `module` may import, or None where no rule names it."""
+    found = [prefix for prefix in MAY if _within(module, [prefix])]
+    return MAY[max(found, key=len)] if found else None
+
+
+def problems(path: Path, text: str) -> list[str]:
+    """Every import in the text of `path` that breaks a rule."""
+    module, tree, found = module_name(path), ast.parse(text), []
+    top = _within(module, TOP[1:]) or module == "ingot"
+    inside = {id(child) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+              for child in ast.walk(node)}  # fmt: skip
+    for node, name in _imports(tree):
+        place = f"{path.relative_to(ROOT)}:{node.lineno}: import {name}"
+        if name.startswith("."):
+            found.append(f"{place}: relative")
+        if id(node) in inside and name.split(".")[0] not in OPTIONAL:
+            found.append(f"{place}: inside a function")
+        found += [f"{place}: only in {', '.join(where) or 'tests'}" for fence, where in FENCES.items()
+                  if _within(name, [fence]) and not _within(module, where)]  # fmt: skip
+        if not name.startswith("ingot.") or name == "ingot.__version__" or top:
+            continue
+        rule = _rule(module)
+        if rule is None:
+            found.append(f"{place}: {module} has no row in MAY")
+        elif not _within(name, [f"ingot.{allowed}" for allowed in rule.split()]):
+            found.append(f"{place}: {module} may import only {rule}")
+    return found
+
+
+def test_imports_follow_the_directions() -> None:
+    assert [problem for path in package_files() for problem in problems(path, path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "why"),
+    [
+        ("convert/convert.py", "from ingot.builder.build import build", "may import only"),
+        ("runtime/executor.py", "from ingot.convert import families", "may import only"),
+        ("src/ingot/plan.py", "import ingot.plugins.op", "may import only"),
+        ("builder/build.py", "from ingot import cli", "may import only"),
+        ("runtime/executor.py", "import onnx", "only in"),
+        ("builder/build.py", "from torch import nn", "only in"),
+        ("builder/build.py", "from .passes import base", "relative"),
+        ("src/ingot/new_thing.py", "from ingot.errors import IngotError", "no row"),
+        ("builder/build.py", "def f():\n    import json\n    return json", "inside a function"),
+    ],
+)
+def test_each_rule_finds_its_offender(place: str, text: str, why: str) -> None:
+    assert any(why in problem for problem in problems(ROOT / place, text))
+
+
+def test_allowed_imports_pass() -> None:
+    text = "import json\nimport numpy as np\nfrom ingot.plan import Plan\nfrom ingot.plugins.op import Op\n"
+    assert problems(ROOT / "builder/lower.py", text) == []
+    assert {name.split(".")[0] for _, name in _imports(ast.parse(text))} - {"ingot", "numpy"} <= sys.stdlib_module_names

@@ -1,0 +1,59 @@
+"""Size budgets: what grows past them is split by idea."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.house.project import ROOT, files
+
+PYTHON_FILE, CPP_FILE, FUNCTION, CLASS = 400, 600, 60, 300  # lines
+
+
+def _length(node: ast.AST) -> int:
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1
+
+
+def too_large(path: Path, text: str) -> list[str]:
+    """What in the text of one file is over its budget."""
+    lines, found = text.count("\n"), []
+    if lines > (PYTHON_FILE if path.suffix == ".py" else CPP_FILE):
+        found.append(f"{path}: {lines} lines")
+    if path.suffix != ".py":
+        return found
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _length(node) > FUNCTION:
+            found.append(f"{path}:{node.lineno}: function {node.name} has {_length(node)} lines")
+        if isinstance(node, ast.ClassDef) and _length(node) > CLASS:
+            found.append(f"{path}:{node.lineno}: class {node.name} has {_length(node)} lines")
+    return found
+
+
+def test_files_functions_and_classes_keep_their_budgets() -> None:
+    places = files(".py", ".cpp", ".h", ".cu", ".cuh")
+    assert [problem for path in places for problem in too_large(path.relative_to(ROOT), path.read_text())] == []
+
+
+def test_each_budget_is_noticed() -> None:
+    body = "    x = 1\n"
+    assert too_large(Path("a.py"), "x = 1\n" * 401) == ["a.py: 401 lines"]
+    assert too_large(Path("a.cpp"), "int x;\n" * 600) == []
+    assert too_large(Path("a.cpp"), "int x;\n" * 601) == ["a.cpp: 601 lines"]
+    assert too_large(Path("a.py"), "def f():\n" + body * 60) == ["a.py:1: function f has 61 lines"]
+    assert too_large(Path("a.py"), "class C:\n" + body * 300) == ["a.py:1: class C has 301 lines"]
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in files(".py")])
+def test_modules_begin_with_a_docstring(path: Path) -> None:
+    text = path.read_text()
+    assert not text.strip() or ast.get_docstring(ast.parse(text)), "say in a few lines what the module turns into what"
+
+
+def test_intrinsics_appear_only_in_isa_files() -> None:
+    isa = re.compile(r"(_|/)(avx2|avx512|amx|emulated)\b|simd_")
+    offenders = [path for path in files(".cpp", ".h", under="plugins")
+                 if "immintrin.h" in path.read_text() and not isa.search(path.stem)]  # fmt: skip
+    assert offenders == []
