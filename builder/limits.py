@@ -19,11 +19,15 @@ def fit_limits(config: BuildConfig, positions: int) -> tuple[Limits, list[str]]:
     notes: list[str] = []
     reason = f"the model has {positions} positions, and the last token needs none"
     longest = positions + 1 if positions < UNLIMITED else UNLIMITED
-    max_seq_len = _fit("max_seq_len", config.max_seq_len, DEFAULT_MAX_SEQ_LEN, longest, reason, notes)
+    given = config.max_seq_len
+    if config.max_output_len is not None:
+        most_input = config.max_input_len or min(DEFAULT_MAX_INPUT_LEN, max(longest - config.max_output_len, 1))
+        given = most_input + config.max_output_len
+    max_seq_len = _fit("max_seq_len", given, DEFAULT_MAX_SEQ_LEN, longest, reason, notes)
 
     longest_input = min(max_seq_len, positions)
     reason = f"max_seq_len is {max_seq_len} and the model has {positions} positions"
-    default = min(DEFAULT_MAX_INPUT_LEN, longest_input)
+    default = min(DEFAULT_MAX_INPUT_LEN, longest_input, max_seq_len - (config.max_output_len or 0))
     if config.max_input_len is None and default >= max_seq_len:
         default = max_seq_len - 1  # leave room for a generated token
     if config.max_input_len is None and default < DEFAULT_MAX_INPUT_LEN:

@@ -36,6 +36,7 @@ class BuildConfig:
     max_batch_size    requests running at once (64)
     max_input_len     prompt tokens of a request (2048)
     max_seq_len       prompt plus generated tokens of a request (4096)
+    max_output_len    instead of max_seq_len: max_seq_len is max_input_len + max_output_len
     max_num_tokens    tokens of one step (2048)
     tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
     kv_cache_dtype    auto: f32 in f32 engines, else bf16
@@ -50,6 +51,7 @@ class BuildConfig:
     max_batch_size: int | None = None
     max_input_len: int | None = None
     max_seq_len: int | None = None
+    max_output_len: int | None = None
     max_num_tokens: int | None = None
     tokens_per_block: int = 32
     kv_cache_dtype: str = "auto"
@@ -73,6 +75,8 @@ class BuildConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
                 raise UsageError(f"{name} must be a whole number, at least {minimum}", got=repr(value))
+        if self.max_output_len is not None and self.max_seq_len is not None:
+            raise UsageError("max_output_len and max_seq_len say the same", hint="give one of them")
         size = self.tokens_per_block
         if not isinstance(size, int) or size % 16 or not MIN_TOKENS_PER_BLOCK <= size <= MAX_TOKENS_PER_BLOCK:
             raise UsageError(

@@ -9,13 +9,12 @@ from ingot.builder.build import BuildReport, build
 from ingot.checkpoint import Checkpoint
 from ingot.cli.console import LEVELS, Talk
 from ingot.cli.spellings import judge_all, spelling_options
-from ingot.cli.values import byte_size, log_level, positive
+from ingot.cli.values import WEIGHT_ONLY, byte_size, log_level, positive, weight_only
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import BuildDefaults
 from ingot.configs.sizes import format_bytes
 from ingot.errors import UsageError
 
-_WEIGHT_ONLY = {"int8": "w8", "int4": "w4g128"}
 _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # --gemm_plugin
 
 
@@ -44,7 +43,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # --gemm_p
 @click.option(
     "--use_weight_only", is_flag=True, help="Weight-only precision: w8, or what --weight_only_precision says."
 )
-@click.option("--weight_only_precision", type=click.Choice(list(_WEIGHT_ONLY)), help="int8 is w8, int4 is w4g128.")
+@click.option("--weight_only_precision", type=click.Choice(list(WEIGHT_ONLY)), help="int8 is w8, int4 is w4g128.")
 @click.option("--gemm_plugin", type=click.Choice(["auto", "disable", *_COMPUTE]), default="auto", show_default=True,
               help="Compute type of products, so the precision; float16 runs as bf16 on CPUs.")  # fmt: skip
 @spelling_options
@@ -98,12 +97,13 @@ def _refuse_later(options: dict[str, Any], defaults: BuildDefaults) -> None:
         )
     if options["config"] is not None:
         raise UsageError("recipes do not exist yet", where=str(options["config"]), hint="use --precision")
-    if options["max_output_len"] and options["max_seq_len"]:
-        raise UsageError("--max_output_len and --max_seq_len say the same", hint="give one of them")
 
 
 def _precision(options: dict[str, Any], defaults: BuildDefaults, talk: Talk) -> str:
-    given = {"--precision": options["precision"], "--use_weight_only": _weight_only(options)}
+    given = {
+        "--precision": options["precision"],
+        "--use_weight_only": weight_only(options["use_weight_only"], options["weight_only_precision"]),
+    }
     gemm = _COMPUTE.get(options["gemm_plugin"])
     if not given["--use_weight_only"]:  # where weights are quantised, it is the type of the other side
         given["--gemm_plugin"] = gemm
@@ -116,14 +116,6 @@ def _precision(options: dict[str, Any], defaults: BuildDefaults, talk: Talk) -> 
     if options["gemm_plugin"] == "disable":
         talk.note("--gemm_plugin disable: ingot has no other matrix products; --precision sets their type")
     return next(iter(chosen.values()), None) or defaults.precision or "auto"
-
-
-def _weight_only(options: dict[str, Any]) -> str | None:
-    if options["use_weight_only"]:
-        return _WEIGHT_ONLY[options["weight_only_precision"] or "int8"]
-    if options["weight_only_precision"]:
-        raise UsageError("--weight_only_precision goes with --use_weight_only", hint="give both or neither")
-    return None
 
 
 def _tell(report: BuildReport, talk: Talk) -> None:
