@@ -17,7 +17,7 @@ INLINE = re.findall(r"`((?:make|ingot) [a-z][^`]*)`", README)
 
 
 def test_the_readme_has_commands() -> None:
-    assert len(COMMANDS) >= 8
+    assert len(COMMANDS) >= 7
 
 
 @pytest.mark.parametrize("line", COMMANDS)
