@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from ingot.cli.console import LEVELS, Talk
-from ingot.cli.prompts import Sampling, read_prompts
+from ingot.cli.prompts import Prompt, Sampling, read_prompts
 from ingot.cli.values import as_json, byte_size, log_level, positive, target_isa
-from ingot.configs.generation import read_generation_defaults
+from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.sampling import SamplingParams
-from ingot.errors import IngotError
+from ingot.errors import IngotError, RequestError
 from ingot.runtime.generate_text import TextEvent, TextRequest, stream_text
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.tokenizer import Tokenizer
@@ -64,20 +64,23 @@ def command(
         defaults = read_generation_defaults(engine_dir)
         for setting in defaults.not_followed:
             talk.warn(f"generation_config.json: {setting} is not followed in this version")
-        requests = []
-        for prompt, sampling in entries:
-            chosen = defaults.resolve(sampling.temperature, sampling.top_k, sampling.top_p)
-            params = SamplingParams(
-                max_tokens=sampling.max_output_len,
-                temperature=chosen[0],
-                top_k=chosen[1],
-                top_p=chosen[2],
-                seed=sampling.seed,
-            )
-            requests.append(TextRequest(prompt=prompt, params=params))
+        requests = [_request(index, *entry, defaults) for index, entry in enumerate(entries)]
         printer = _JsonPrinter(requests, stream) if as_json else _TextPrinter(len(requests), stream)
         with contextlib.closing(stream_text(runner, Tokenizer.from_dir(engine_dir), requests)) as events:
             return _print_all(events, printer)
+
+
+def _request(index: int, prompt: Prompt, asked: Sampling, defaults: GenerationDefaults) -> TextRequest:
+    """What was asked for, completed by generation_config.json."""
+    temperature, top_k, top_p = defaults.resolve(asked.temperature, asked.top_k, asked.top_p)
+    try:
+        params = SamplingParams(
+            max_tokens=asked.max_output_len, temperature=temperature, top_k=top_k, top_p=top_p, seed=asked.seed
+        )
+    except RequestError as error:
+        error.where = f"request {index}"
+        raise
+    return TextRequest(prompt=prompt, params=params)
 
 
 def _print_all(events: Iterator[TextEvent], printer: "_JsonPrinter | _TextPrinter") -> int:
@@ -98,19 +101,22 @@ class _TextPrinter:
     def __init__(self, count: int, stream: bool) -> None:
         self._waiting: list[list[str]] = [[] for _ in range(count)]
         self._done = [False] * count
+        self._silent = [False] * count
         self._stream = stream
         self._current = 0
 
     def take(self, event: TextEvent) -> None:
         self._waiting[event.index].append(event.text)
         self._done[event.index] |= event.finish_reason is not None
+        self._silent[event.index] |= event.error is not None  # no line for what has no completion
         while self._current < len(self._done):
             if self._stream or self._done[self._current]:
                 print("".join(self._waiting[self._current]), end="", flush=True)
                 self._waiting[self._current].clear()
             if not self._done[self._current]:
                 return
-            print(flush=True)
+            if not self._silent[self._current]:
+                print(flush=True)
             self._current += 1
 
     def end(self) -> None:

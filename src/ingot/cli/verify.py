@@ -28,4 +28,6 @@ def command(engine: Path, against: Path | None, as_json: bool, log_level: str) -
         parts = {part.name: part.sha256 for part in report.manifest.parts}
         print(json.dumps({"engine": str(report.directory), "bytes": report.nbytes, "sha256": parts}, indent=1))
     else:
-        print(f"{report.directory}: {len(report.manifest.parts)} parts, {format_bytes(report.nbytes)}, all hashes match")
+        print(
+            f"{report.directory}: {len(report.manifest.parts)} parts, {format_bytes(report.nbytes)}, all hashes match"
+        )
