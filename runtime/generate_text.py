@@ -1,7 +1,7 @@
 """Prompts as text → text, piece by piece, all prompts in flight at once. What `ingot run` is made of."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError
@@ -82,7 +82,9 @@ class _Stream:
         )  # fmt: skip
 
 
-def stream_text(runner: ModelRunner, tokenizer: Tokenizer, requests: Iterable[TextRequest]) -> Iterator[TextEvent]:
+def stream_text(
+    runner: ModelRunner, tokenizer: Tokenizer, requests: Iterable[TextRequest]
+) -> Generator[TextEvent, None, None]:
     """Events of all requests, as their steps end. A request that is refused or fails ends in an event with its error,
     and does not touch the others. Dropping the iterator aborts what still runs.
     """

@@ -98,8 +98,9 @@ PASS = Fusion(
     rules=[
         Rule(pattern=Op("RMSNormalization", _X, W("scale")), check=_check_standard, rewrite=_rewrite_standard),
         Rule(pattern=Op("LayerNormalization", _X, W("scale")), check=_check_standard, rewrite=_rewrite_standard),
-        Rule(pattern=Op("Mul", _SCALED, W("weight")), check=_check_spelled, rewrite=_rewrite_rms),
+        # before the next: a centred x / root is an RMS norm too
         Rule(pattern=Op("Mul", _STANDARD, W("weight")), check=_check_spelled, rewrite=_rewrite_layer),
+        Rule(pattern=Op("Mul", _SCALED, W("weight")), check=_check_spelled, rewrite=_rewrite_rms),
         Rule(pattern=Op("Add", _NORM, W("bias")), check=_check_bias, rewrite=_rewrite_bias),
     ],
 )

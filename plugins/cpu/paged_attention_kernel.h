@@ -82,14 +82,21 @@ class PagedAttention {
   void run_split(const Team& team);
   void load_queries(const AttentionItem& item);
   void attend(const AttentionItem& item, int64_t split, const RowState& state);
-  void attend_tile(const AttentionItem& item, int64_t first, int64_t tile, const RowState& state);
+  void attend_tile(const AttentionItem& item, int64_t first, int64_t tile, int64_t next_tile, const RowState& state);
+  int64_t block_at(const AttentionItem& item, int64_t tile) const {
+    return kv_.block_tables[item.sequence * kv_.table_width + tile / kv_.block_size] * kv_.kv_heads + item.head;
+  }
   void softmax(float* p, int64_t n, const RowState& state, int64_t row);
   void merge(const RowState& into, int64_t row, const RowState& from, int64_t from_row);
   void finish(const AttentionItem& item, int64_t row, const RowState& state, int64_t state_row);
+  template <int kN>  // vectors
+  static void prefetch_lines(const T* p) {
+    for (size_t i = 0; i < kN * S::kWidth; i += 64 / sizeof(T)) S::prefetch(p + i);
+  }
   template <int kR>
-  void score(const float* q, const T* keys, int64_t n, float* p) const;
+  void score(const float* q, const T* keys, int64_t n, int64_t ahead, float* p) const;
   template <int kR>
-  void weigh(const float* p, const T* values, int64_t begin, int64_t end, float* out) const;
+  void weigh(const float* p, const T* values, int64_t begin, int64_t end, int64_t ahead, float* out) const;
   void allocate(const Team& team);
 
   const PagedAttentionArgs& args_;
@@ -215,13 +222,16 @@ void PagedAttention<S, T>::attend(const AttentionItem& item, int64_t split, cons
   }
   const int64_t longest = visible(item.sequence, item.end - 1);
   const int64_t end = (split + 1) * split_ < longest ? (split + 1) * split_ : longest;
-  for (int64_t tile = split * split_; tile < end; tile += kv_.block_size)
-    for (int64_t first = 0; first < rows; first += kRows) attend_tile(item, first, tile, state);
+  for (int64_t tile = split * split_; tile < end; tile += kv_.block_size) {
+    const int64_t next = tile + kv_.block_size < end ? tile + kv_.block_size : tile;
+    for (int64_t first = 0; first < rows; first += kRows) attend_tile(item, first, tile, first == 0 ? next : tile, state);
+  }
 }
 
-// One tile for up to kRows rows of the item.
+// One tile for up to kRows rows of the item, which meanwhile fetches the next one from memory.
 template <typename S, typename T>
-void PagedAttention<S, T>::attend_tile(const AttentionItem& item, int64_t first, int64_t tile, const RowState& state) {
+void PagedAttention<S, T>::attend_tile(const AttentionItem& item, int64_t first, int64_t tile, int64_t next_tile,
+                                       const RowState& state) {
   const int64_t size = kv_.block_size, left = item.end - item.begin - first, rows = left < kRows ? left : kRows;
   const auto seen = [&](int64_t row) {  // tokens of the tile that a row sees
     const int64_t n = visible(item.sequence, item.begin + first + row) - tile;
@@ -229,22 +239,23 @@ void PagedAttention<S, T>::attend_tile(const AttentionItem& item, int64_t first,
   };
   const int64_t least = seen(0), most = seen(rows - 1);
   if (most == 0) return;
-  const int64_t block = kv_.block_tables[item.sequence * kv_.table_width + tile / size];
-  const T* keys = static_cast<const T*>(kv_.keys) + (block * kv_.kv_heads + item.head) * kv_.head_dim * size;
-  const T* values = static_cast<const T*>(kv_.values) + (block * kv_.kv_heads + item.head) * kv_.padded_dim * size;
+  const int64_t block = block_at(item, tile), ahead = block_at(item, next_tile) - block;
+  const T* keys = static_cast<const T*>(kv_.keys) + block * kv_.head_dim * size;
+  const T* values = static_cast<const T*>(kv_.values) + block * kv_.padded_dim * size;
+  const int64_t keys_ahead = ahead * kv_.head_dim * size, values_ahead = ahead * kv_.padded_dim * size;
   float* out = state.out + first * kv_.padded_dim;
-  with_count<kRows>(rows, [&]<int kR>() { score<kR>(q_ + first * kv_.head_dim, keys, most, p_); });
+  with_count<kRows>(rows, [&]<int kR>() { score<kR>(q_ + first * kv_.head_dim, keys, most, keys_ahead, p_); });
   for (int64_t row = 0; row < rows; ++row)
     if (seen(row) > 0) softmax(p_ + row * size, seen(row), state, first + row);
-  if (least > 0) with_count<kRows>(rows, [&]<int kR>() { weigh<kR>(p_, values, 0, least, out); });
+  if (least > 0) with_count<kRows>(rows, [&]<int kR>() { weigh<kR>(p_, values, 0, least, values_ahead, out); });
   for (int64_t row = 0; row < rows; ++row)
-    if (seen(row) > least) weigh<1>(p_ + row * size, values, least, seen(row), out + row * kv_.padded_dim);
+    if (seen(row) > least) weigh<1>(p_ + row * size, values, least, seen(row), 0, out + row * kv_.padded_dim);
 }
 
 // p[row][token] = q[row] . K[:, token] for the first n tokens, rounded up to whole vectors; dims ascend.
 template <typename S, typename T>
 template <int kR>
-void PagedAttention<S, T>::score(const float* q, const T* keys, int64_t n, float* p) const {
+void PagedAttention<S, T>::score(const float* q, const T* keys, int64_t n, int64_t ahead, float* p) const {
   const int64_t size = kv_.block_size, dim = kv_.head_dim;
   const auto columns = [&]<int kN>(int64_t token) {
     V sums[kR][kN];
@@ -257,6 +268,7 @@ void PagedAttention<S, T>::score(const float* q, const T* keys, int64_t n, float
       V k[kN];
 #pragma GCC unroll 8
       for (int j = 0; j < kN; ++j) k[j] = load_full<S>(column + j * S::kWidth);
+      prefetch_lines<kN>(column + ahead);
 #pragma GCC unroll 8
       for (int r = 0; r < kR; ++r) {
         const V each = S::set1(q[r * dim + d]);
@@ -302,7 +314,8 @@ void PagedAttention<S, T>::softmax(float* p, int64_t n, const RowState& state, i
 // out[row] += p[row][token] * V[token] for tokens begin .. end-1, ascending.
 template <typename S, typename T>
 template <int kR>
-void PagedAttention<S, T>::weigh(const float* p, const T* values, int64_t begin, int64_t end, float* out) const {
+void PagedAttention<S, T>::weigh(const float* p, const T* values, int64_t begin, int64_t end, int64_t ahead,
+                                 float* out) const {
   const int64_t size = kv_.block_size, dim = kv_.padded_dim;
   const auto columns = [&]<int kN>(int64_t at) {
     V sums[kR][kN];
@@ -315,6 +328,7 @@ void PagedAttention<S, T>::weigh(const float* p, const T* values, int64_t begin,
       V v[kN];
 #pragma GCC unroll 8
       for (int j = 0; j < kN; ++j) v[j] = load_full<S>(value + j * S::kWidth);
+      prefetch_lines<kN>(value + ahead);
 #pragma GCC unroll 8
       for (int r = 0; r < kR; ++r) {
         const V each = S::set1(p[r * size + t]);

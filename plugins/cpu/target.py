@@ -32,6 +32,11 @@ def detect_isa() -> str:
     return "none" if _why_not is not None else _cpu.detect_isa()
 
 
+def kernel_table() -> tuple[str, ...]:
+    """Every compiled kernel, those of other machines and the emulated ones of test builds included."""
+    return () if _why_not is not None else tuple(_cpu.kernel_names())
+
+
 def core_count() -> int:
     """Cores that this process may use (affinity, SMT and the control group's quota counted)."""
     _require_native()

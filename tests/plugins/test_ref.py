@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
 from ingot.dtypes import DType
 from ingot.errors import EngineError
@@ -12,6 +11,7 @@ from ingot.plugins.registry import find_target, op_names
 from ingot.plugins.target import SessionOptions
 from ingot.runtime.sampler import sample_rows
 from ingot.step_io import StepBatch
+from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
 
 @pytest.fixture(scope="module")

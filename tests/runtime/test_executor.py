@@ -5,14 +5,14 @@ import time
 
 import numpy as np
 import pytest
-from tests.runtime.fake_session import FakeSession, continued
-from tests.runtime.tiny_engine import make_executor
 
 from ingot.errors import CapacityError, RequestError
 from ingot.plan import Limits
 from ingot.runtime.executor import Executor
 from ingot.runtime.request import FinishReason, Request
 from ingot.step_io import StepBatch, StepResult
+from tests.runtime.fake_session import FakeSession, continued
+from tests.runtime.tiny_engine import make_executor
 
 LIMITS = Limits(max_batch_size=8, max_input_len=40, max_seq_len=48, max_num_tokens=32, max_logit_rows=8)
 POISON = 66

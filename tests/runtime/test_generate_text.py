@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from tests.runtime.tiny_engine import make_runner, ref_session
-from tests.runtime.tiny_plan import VOCAB, make_model
 from tokenizers import decoders, models, pre_tokenizers
 
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
@@ -16,6 +14,8 @@ from ingot.runtime.generate_text import TextEvent, TextRequest, complete_text, s
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import FinishReason
 from ingot.runtime.tokenizer import Tokenizer
+from tests.runtime.tiny_engine import make_runner, ref_session
+from tests.runtime.tiny_plan import VOCAB, make_model
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 

@@ -4,12 +4,12 @@ import random
 
 import numpy as np
 import pytest
-from tests.runtime.fake_session import FakeSession, continued
-from tests.runtime.tiny_engine import make_executor
 
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
 from ingot.runtime.request import FinishReason, Request
+from tests.runtime.fake_session import FakeSession, continued
+from tests.runtime.tiny_engine import make_executor
 
 
 def limits(batch: int = 4, tokens: int = 16, rows: int = 8) -> Limits:

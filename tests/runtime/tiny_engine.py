@@ -1,24 +1,26 @@
 """The tiny model as an engine directory, and as a loaded engine with any session."""
 
+import itertools
 import random
 from pathlib import Path
 
 import numpy as np
-from tests.runtime.tiny_plan import TinyModel
 
 from ingot.configs.runtime import Policy
 from ingot.engine import Engine
 from ingot.engine_writer import write_engine
 from ingot.manifest import Manifest
 from ingot.plan import Limits
+from ingot.plugins.cpu.target import CpuSession
 from ingot.plugins.ref.session import RefSession
-from ingot.plugins.target import SessionOptions
+from ingot.plugins.target import SessionOptions, Target
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.executor import Executor
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.session import LoadedEngine
 from ingot.step_io import Session, StepBatch, StepResult
+from tests.runtime.tiny_plan import LAYERS, TinyModel
 
 
 def make_manifest(limits: Limits, target: str = "ref", eos_ids: tuple[int, ...] = ()) -> Manifest:
@@ -28,11 +30,11 @@ def make_manifest(limits: Limits, target: str = "ref", eos_ids: tuple[int, ...] 
     )  # fmt: skip
 
 
-def write_tiny(directory: Path, model: TinyModel, target: str = "ref", files: list[Path] | None = None) -> Path:
+def write_tiny(directory: Path, model: TinyModel, target: str = "ref") -> Path:
     """A real engine directory."""
     directory.mkdir()
     manifest = make_manifest(model.plan.limits, target)
-    write_engine(directory, manifest, model.plan, [(0, memoryview(model.weights.tobytes()))], files or [])
+    write_engine(directory, manifest, model.plan, [(0, memoryview(model.weights.tobytes()))])
     return directory
 
 
@@ -40,32 +42,49 @@ def ref_session(model: TinyModel, num_blocks: int) -> RefSession:
     return RefSession(model.plan, model.weights, SessionOptions(num_blocks=num_blocks))
 
 
-class PoisonedSession(RefSession):
-    """Fills every slot that nobody owns with NaN before each step; give it the runner's block manager."""
+class PoisonedSession:
+    """A session in which every slot that nobody owns holds NaN. `blocks`: the block manager of its runner."""
 
-    blocks: BlockManager | None = None
+    def __init__(self, inner: Session) -> None:
+        assert isinstance(inner, (RefSession, CpuSession))
+        self._inner, self.num_blocks = inner, inner.num_blocks
+        self.blocks: BlockManager | None = None
+        self._poisoned: set[int] = set()
 
     def run(self, batch: StepBatch) -> StepResult:
         assert self.blocks is not None
-        free = list(self.blocks.free_blocks())
-        size = self.kv.layout.tokens_per_block
-        for pool in (self.kv.keys, self.kv.values):
-            pool[:, free] = np.nan
-            for past, table in zip(batch.past_lengths, batch.block_tables, strict=True):
-                pool[:, table[past // size : past // size + 1], :, past % size :] = np.nan
-                pool[:, [block for block in table[past // size + 1 :] if block >= 0]] = np.nan
-        return super().run(batch)
+        free = set(self.blocks.free_blocks())
+        for block in free - self._poisoned:
+            self._poison(block)
+        self._poisoned = free
+        return self._inner.run(batch)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _poison(self, block: int) -> None:
+        if isinstance(self._inner, RefSession):
+            self._inner.kv.keys[:, block] = self._inner.kv.values[:, block] = np.nan
+            return
+        for layer, values in itertools.product(range(LAYERS), (False, True)):
+            size = len(self._inner.native.read_kv(layer, block, values))
+            self._inner.native.write_kv(layer, block, values, np.full(size // 4, np.nan, np.float32).tobytes())
+
+
+def open_session(model: TinyModel, target: Target, num_blocks: int) -> Session:
+    return target.open_session(model.plan, model.weights, SessionOptions(num_blocks=num_blocks, threads=2))
 
 
 def poisoned_runner(
     model: TinyModel,
+    target: Target,
     num_blocks: int,
     limits: Limits | None = None,
     policy: Policy = Policy.MAX_UTILIZATION,
     seed: int = 0,
 ) -> ModelRunner:
-    """Ref target, blocks handed out in random order, NaN in every slot that nobody owns."""
-    session = PoisonedSession(model.plan, model.weights, SessionOptions(num_blocks=num_blocks))
+    """Blocks handed out in random order, NaN in every slot that nobody owns."""
+    session = PoisonedSession(open_session(model, target, num_blocks))
     runner = make_runner(model, session, limits, policy, shuffle=random.Random(seed))
     session.blocks = runner.blocks
     return runner

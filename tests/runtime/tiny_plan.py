@@ -8,10 +8,13 @@ import numpy.typing as npt
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, Buffer, KvLayout, Limits, Piece, Plan, Rows, Step, Weight
 from ingot.plugins.layouts import interleave_gated, num_panels, pack_panels, panel_bytes, panel_layout
+from ingot.plugins.target import Target
 
-HIDDEN, HEADS, KV_HEADS, DIM, INTER, VOCAB, POSITIONS = 24, 4, 2, 6, 20, 51, 64
-LAYERS = 2
+HIDDEN, HEADS, KV_HEADS, DIM, INTER, VOCAB, POSITIONS = 24, 4, 2, 8, 20, 51, 64
+LAYERS, TOKENS_PER_BLOCK = 2, 16
 LIMITS = Limits(max_batch_size=64, max_input_len=48, max_seq_len=65, max_num_tokens=96, max_logit_rows=64)
+
+_DTYPES = (DType.F32, DType.BF16)  # of each layer's products
 
 Array = npt.NDArray[np.float32]
 
@@ -104,9 +107,9 @@ class _Section:
         return np.frombuffer(b"".join(self._parts), dtype=np.uint8)
 
 
-def make_model(seed: int = 0, tokens_per_block: int = 4, isa: str = "amx", limits: Limits = LIMITS) -> TinyModel:
-    """Random weights; kernels are named for `isa`, which the ref target must not care about."""
-    rng = np.random.default_rng(seed)
+def make_model(target: Target | None = None, limits: Limits = LIMITS) -> TinyModel:
+    """Random weights. Without a target, kernels have names that nobody has, for ref must not care about them."""
+    rng = np.random.default_rng(0)
     section = _Section()
 
     def matrix(name: str, rows: int, cols: int, dtype: DType, layout: str) -> None:
@@ -115,7 +118,7 @@ def make_model(seed: int = 0, tokens_per_block: int = 4, isa: str = "amx", limit
     matrix("table", VOCAB, HIDDEN, DType.F32, "row")
     section.add("inv_freq", (100.0 ** -np.linspace(0, 1, DIM // 2)).astype(np.float32), DType.F32, "row")
     for layer in range(LAYERS):
-        dtype = (DType.F32, DType.BF16)[layer % 2]
+        dtype = _DTYPES[layer]
         panels = panel_layout(dtype)
         matrix(f"qkv{layer}", (HEADS + 2 * KV_HEADS) * DIM, HIDDEN, dtype, panels)
         matrix(f"out{layer}", HIDDEN, HEADS * DIM, dtype, panels)
@@ -130,9 +133,9 @@ def make_model(seed: int = 0, tokens_per_block: int = 4, isa: str = "amx", limit
     plan = Plan(
         vocab_size=VOCAB, max_positions=POSITIONS, limits=limits,
         kv=KvLayout(
-            num_layers=LAYERS, kv_heads=KV_HEADS, head_dim=DIM, tokens_per_block=tokens_per_block, dtype=DType.F32
+            num_layers=LAYERS, kv_heads=KV_HEADS, head_dim=DIM, tokens_per_block=TOKENS_PER_BLOCK, dtype=DType.F32
         ),
-        buffers=buffers, weights=tuple(section.weights), steps=tuple(_steps(isa)), arena_bytes=arena,
+        buffers=buffers, weights=tuple(section.weights), steps=tuple(_steps(target)), arena_bytes=arena,
         weight_bytes=section.size, logits="logits",
     )  # fmt: skip
     return TinyModel(plan=plan, weights=section.data(), logical=section.logical)
@@ -152,29 +155,44 @@ def _buffers(limits: Limits) -> tuple[tuple[Buffer, ...], int]:
     return tuple(buffers), offset
 
 
-def _steps(isa: str) -> list[Step]:
+def _steps(target: Target | None) -> list[Step]:
     steps: list[Step] = []
+    kernels = target.kernels() if target else ()
 
-    def add(op: str, inputs: tuple[str, ...], outputs: tuple[str, ...], **attrs: Attr) -> None:
+    def add(op: str, inputs: tuple[str, ...], outputs: tuple[str, ...], *, dtype: str = "f32", **attrs: Attr) -> None:
+        kind = f"{op}.{dtype}."
+        kernel = next((name for name in kernels if name.startswith(kind)), f"{kind}nobody")
         name = f"{len(steps)}.{op}"
-        steps.append(Step(name=name, op=op, kernel=f"{op}.f32.{isa}", inputs=inputs, outputs=outputs, attrs=attrs))
+        steps.append(Step(name=name, op=op, kernel=kernel, inputs=inputs, outputs=outputs, attrs=attrs))
 
-    def matmul(x: str, weight: str, y: str, residual: str = "", activation: str = "none", gated: int = 0) -> None:
-        add("matmul", (x, weight, "", residual), (y,), activation=activation, gated=gated, activations="f32")
+    def matmul(
+        x: str, weight: str, y: str, *, dtype: str, residual: str = "", activation: str = "none", gated: int = 0
+    ) -> None:
+        inputs = target.activations(dtype) if target else "f32"
+        add(
+            "matmul",
+            (x, weight, "", residual),
+            (y,),
+            dtype=dtype,
+            activation=activation,
+            gated=gated,
+            activations=inputs,
+        )
 
     heads: dict[str, Attr] = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM}
-    add("embedding", ("table", ""), ("x",))
-    add("rope_table", ("inv_freq",), ("cos_sin",), scale=1.0)
+    add("embedding", ("table", ""), ("x",), {})
+    add("rope_table", ("inv_freq",), ("cos_sin",), {"scale": 1.0})
     for layer in range(LAYERS):
-        add("rms_norm", ("x", f"norm{layer}", ""), ("normed", ""), eps=1e-5)
-        matmul("normed", f"qkv{layer}", "qkv")
-        add("rope_kv_write", ("qkv", "cos_sin"), ("q",), layer=layer, interleaved=0, **heads)
-        add("paged_attention", ("q",), ("attended",), layer=layer, scale=DIM**-0.5, **heads)
-        matmul("attended", f"out{layer}", "x", residual="x")
-        add("rms_norm", ("x", f"post{layer}", ""), ("normed", ""), eps=1e-5)
-        matmul("normed", f"gate_up{layer}", "inner", activation="silu", gated=1)
-        matmul("inner", f"down{layer}", "x", residual="x")
-    add("gather_rows", ("x",), ("kept",))
-    add("rms_norm", ("kept", "last", ""), ("kept", ""), eps=1e-5)
-    matmul("kept", "head", "logits")
+        dtype = _DTYPES[layer].value
+        add("rms_norm", ("x", f"norm{layer}", ""), ("normed", ""), {"eps": 1e-5})
+        matmul("normed", f"qkv{layer}", "qkv", dtype=dtype)
+        add("rope_kv_write", ("qkv", "cos_sin"), ("q",), {**heads, "layer": layer, "interleaved": 0})
+        add("paged_attention", ("q",), ("attended",), {**heads, "layer": layer, "scale": DIM**-0.5})
+        matmul("attended", f"out{layer}", "x", dtype=dtype, residual="x")
+        add("rms_norm", ("x", f"post{layer}", ""), ("normed", ""), {"eps": 1e-5})
+        matmul("normed", f"gate_up{layer}", "inner", dtype=dtype, activation="silu", gated=1)
+        matmul("inner", f"down{layer}", "x", dtype=dtype, residual="x")
+    add("gather_rows", ("x",), ("kept",), {})
+    add("rms_norm", ("kept", "last", ""), ("kept", ""), {"eps": 1e-5})
+    matmul("kept", "head", "logits", dtype="f32")
     return steps

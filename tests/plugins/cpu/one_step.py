@@ -1,0 +1,215 @@
+"""Plans of a single step, run by a native session and by the op's reference on the same numbers."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ingot.dtypes import DType, from_float32, to_float32
+from ingot.plan import Attr, Buffer, KvLayout, Limits, Piece, Plan, Rows, Step, Weight
+from ingot.plugins.cpu.target import CpuSession, detect_isa, open_native
+from ingot.plugins.layouts import interleave_gated, num_panels, pack_panels, panel_bytes, panel_layout
+from ingot.plugins.op import Array, Call, KvCache
+from ingot.plugins.registry import find_op
+from ingot.plugins.target import SessionOptions
+from ingot.step_io import SampleRows, StepBatch
+
+LEVELS = ("avx2", "avx512", "amx")
+VOCAB = 7
+NO_KV = KvLayout(num_layers=1, kv_heads=1, head_dim=4, tokens_per_block=16, dtype=DType.F32)
+
+
+def runnable_isa(kernel: str) -> str:
+    """The level of a session that can run `kernel`; skips the test where this machine lacks it."""
+    level = kernel.split(".")[2]
+    if level == "avx512emu":
+        return level
+    if detect_isa() not in LEVELS[LEVELS.index(level) :]:
+        pytest.skip(f"this machine lacks {level}")
+    return level
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Packed:
+    """A weight as input: float32 values of its logical shape; stored as `dtype`; panels for products."""
+
+    values: Array
+    dtype: DType = DType.F32
+    panels: bool = False
+    gated: bool = False
+
+    @property
+    def rounded(self) -> Array:
+        """The values that the stored bits stand for."""
+        return to_float32(from_float32(self.values, self.dtype), self.dtype)
+
+    def pack(self) -> bytes:
+        stored = from_float32(self.values, self.dtype)
+        if not self.panels:
+            return stored.tobytes()
+        return pack_panels(interleave_gated(stored) if self.gated else stored, self.dtype).tobytes()
+
+
+Input = Array | Packed | None
+
+
+def draws(rows: Sequence[int] = (), **changes: Sequence[float]) -> SampleRows:
+    """Greedy draws from the given rows; `changes` replace fields."""
+    count = len(rows)
+    types = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "seed": np.uint64, "counter": np.uint64}
+    fields = {
+        name: np.asarray(changes.get(name, [name == "top_p"] * count), dtype=dtype) for name, dtype in types.items()
+    }
+    return SampleRows(row=np.asarray(rows, dtype=np.int32), **fields)
+
+
+def batch_of(
+    lengths: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], logit_rows: Sequence[int] = (), *,
+    sample: SampleRows | None = None, want_logits: bool = False, ids: npt.NDArray[np.int32] | None = None,
+) -> StepBatch:  # fmt: skip
+    """lengths: (past, new) tokens per sequence; tables: blocks per sequence."""
+    new = [each[1] for each in lengths]
+    width = max(len(table) for table in tables)
+    return StepBatch(
+        ids=np.arange(sum(new), dtype=np.int32) % VOCAB if ids is None else ids,
+        query_starts=np.concatenate([[0], np.cumsum(new)]).astype(np.int32),
+        past_lengths=np.array([each[0] for each in lengths], dtype=np.int32),
+        block_tables=np.array([[*table, *[-1] * (width - len(table))] for table in tables], dtype=np.int32),
+        logit_rows=np.array(logit_rows, dtype=np.int32),
+        sample=sample or draws(),
+        want_logits=want_logits,
+    )
+
+
+def plain_batch(tokens: int, logit_rows: Sequence[int] = ()) -> StepBatch:
+    """One sequence of `tokens` new tokens."""
+    return batch_of([(0, tokens)], [range(-(-tokens // NO_KV.tokens_per_block))], logit_rows)
+
+
+def one_step_plan(
+    kernel: str,
+    inputs: Sequence[Input],
+    attrs: Mapping[str, Attr],
+    batch: StepBatch,
+    kv: KvLayout = NO_KV,
+    *,
+    pieces: int = 1,
+    gives_logits: bool = False,
+) -> tuple[Plan, npt.NDArray[np.uint8]]:
+    """The plan (buffers in0, in1, ..., out0, ...) and its weights section. Each weight is cut into `pieces`.
+
+    gives_logits: out0 holds the logits, else a buffer that nothing writes.
+    """
+    op = find_op(kernel.split(".")[0])
+    tokens, positions = len(batch.ids), int((batch.past_lengths + np.diff(batch.query_starts)).max())
+    limits = Limits(
+        max_batch_size=len(batch.past_lengths), max_input_len=positions, max_seq_len=positions + 1,
+        max_num_tokens=tokens, max_logit_rows=max(1, len(batch.logit_rows)),
+    )  # fmt: skip
+    section, weights, buffers, names = bytearray(), [], [], []
+    end = 0
+
+    def add_buffer(name: str, rows: Rows, cols: int) -> str:
+        nonlocal end
+        buffers.append(Buffer(name=name, rows=rows, cols=cols, offset=end))
+        end += -(-(tokens if rows is Rows.TOKENS else limits.max_logit_rows) * cols * 4 // 64) * 64
+        return name
+
+    for index, value in enumerate(inputs):
+        if isinstance(value, Packed):
+            section.extend(bytes(-len(section) % 64))
+            weights.append(_weight(f"in{index}", value, len(section), pieces))
+            section.extend(value.pack())
+        elif value is not None:
+            add_buffer(f"in{index}", Rows.TOKENS, value.shape[1])
+        names.append("" if value is None else f"in{index}")
+    cols = [None if value is None else _cols(value) for value in inputs]
+    if op.name == "embedding":
+        cols[0] = inputs[0].values.shape[1]  # type: ignore[union-attr]
+    outputs = [
+        add_buffer(f"out{index}", op.rows or Rows.TOKENS, count) for index, count in enumerate(op.out_cols(cols, attrs))
+    ]
+    logits = outputs[0] if gives_logits else add_buffer("logits", Rows.LOGITS, VOCAB)
+    step = Step(name="step", op=op.name, kernel=kernel, inputs=tuple(names), outputs=tuple(outputs), attrs=attrs)
+    plan = Plan(
+        vocab_size=buffers[-1].cols, max_positions=positions, limits=limits, kv=kv, buffers=tuple(buffers),
+        weights=tuple(weights), steps=(step,), arena_bytes=end, weight_bytes=len(section), logits=logits,
+    )  # fmt: skip
+    assert op.problem(step.inputs, attrs) is None, op.problem(step.inputs, attrs)
+    return plan, np.frombuffer(bytes(section) or bytes(64), dtype=np.uint8)
+
+
+def _cols(value: Array | Packed) -> int:
+    """Columns of an activation; rows of a product's weight, length of a vector."""
+    return int(value.values.shape[0] if isinstance(value, Packed) else value.shape[1])
+
+
+def _weight(name: str, value: Packed, offset: int, pieces: int) -> Weight:
+    shape, data = value.values.shape, len(value.pack())
+    if not value.panels:
+        whole = Piece(begin=0, end=shape[0], offset=offset)
+        return Weight(name=name, dtype=value.dtype, shape=shape, layout="row", nbytes=data, pieces=(whole,))
+    count, unit = num_panels(shape[0], gated=value.gated), panel_bytes(shape[1], value.dtype)
+    pair = 2 if value.gated else 1
+    cuts = sorted({count // pair * i // pieces * pair for i in range(pieces + 1)})
+    parts = tuple(Piece(begin=a, end=b, offset=offset + a * unit) for a, b in itertools.pairwise(cuts))
+    layout = panel_layout(value.dtype) + (".gated" if value.gated else "")
+    return Weight(name=name, dtype=value.dtype, shape=shape, layout=layout, nbytes=data, pieces=parts)
+
+
+def open_step(
+    kernel: str, inputs: Sequence[Input], attrs: Mapping[str, Attr], batch: StepBatch, *, cache: KvCache | None = None,
+    threads: int = 1, pieces: int = 1,
+) -> CpuSession:  # fmt: skip
+    """A session with the inputs in place and the cache's slots copied in."""
+    plan, section = one_step_plan(kernel, inputs, attrs, batch, cache.layout if cache else NO_KV, pieces=pieces)
+    num_blocks = cache.keys.shape[1] if cache else max(1, int(batch.block_tables.max()) + 1)
+    session = open_native(plan, section, SessionOptions(num_blocks=num_blocks, threads=threads), runnable_isa(kernel))
+    for index, value in enumerate(inputs):
+        if value is not None and not isinstance(value, Packed):
+            session.native.write_buffer(f"in{index}", np.ascontiguousarray(value, dtype=np.float32))
+    if cache:
+        load_cache(session, cache)
+    return session
+
+
+def native_outputs(session: CpuSession, batch: StepBatch) -> list[Array]:
+    """Run once; the outputs of the only step."""
+    _, outputs = session.run_tapped(batch, ["step"])
+    return [outputs["step"][name] for name in sorted(outputs["step"])]
+
+
+def reference_outputs(
+    kernel: str, inputs: Sequence[Input], attrs: Mapping[str, Attr], batch: StepBatch, cache: KvCache | None = None
+) -> tuple[Array, ...]:
+    """What the op's specification says; a write to the cache happens in `cache`."""
+    op = find_op(kernel.split(".")[0])
+    values = [value.rounded if isinstance(value, Packed) else value for value in inputs]
+    return op.reference(Call(inputs=values, attrs=attrs, batch=batch, kv=cache or KvCache(NO_KV, 64)))
+
+
+def load_cache(session: CpuSession, cache: KvCache) -> None:
+    """Copy every slot in the pool's layout; padding dims of values hold NaN, which no result may show."""
+    layout = cache.layout
+    padding = ((0, 0), (0, 0), (0, layout.padded_dim - layout.head_dim))
+    for layer in range(layout.num_layers):
+        for block in range(cache.keys.shape[1]):
+            keys = cache.keys[layer, block].transpose(0, 2, 1)
+            values = np.pad(cache.values[layer, block], padding, constant_values=np.nan)
+            session.native.write_kv(
+                layer, block, False, from_float32(np.ascontiguousarray(keys), layout.dtype).tobytes()
+            )
+            session.native.write_kv(layer, block, True, from_float32(values, layout.dtype).tobytes())
+
+
+def read_cache(session: CpuSession, layout: KvLayout, layer: int, block: int) -> tuple[Array, Array]:
+    """Keys and values of a block, each [kv_heads, tokens_per_block, ...]; values with their padding dims."""
+    keys, values = (
+        to_float32(np.frombuffer(session.native.read_kv(layer, block, which), dtype=layout.dtype.storage), layout.dtype)
+        for which in (False, True)
+    )
+    shape = (layout.kv_heads, layout.tokens_per_block, layout.padded_dim)
+    return keys.reshape(layout.kv_heads, layout.head_dim, -1).transpose(0, 2, 1), values.reshape(shape)

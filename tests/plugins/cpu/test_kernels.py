@@ -1,0 +1,167 @@
+"""Every kernel of the native table against its op's reference, on odd shapes."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType
+from ingot.plan import Attr, KvLayout
+from ingot.plugins.activations import ACTIVATIONS
+from ingot.plugins.cpu.target import kernel_table
+from ingot.plugins.op import Array, KvCache
+from ingot.step_io import StepBatch
+from tests.plugins.cpu.one_step import (
+    Input,
+    Packed,
+    batch_of,
+    native_outputs,
+    open_step,
+    plain_batch,
+    read_cache,
+    reference_outputs,
+)
+
+pytestmark = pytest.mark.native
+
+ROWS = (1, 15, 17, 63, 65)
+WIDTHS = (1, 4, 15, 17, 63, 65, 172)
+HEAD_DIMS = (4, 8, 12, 16, 48, 64, 80, 128, 256)
+
+# Largest difference from the reference, relative to the largest number of the result.
+TOLERANCE = {
+    "embedding": 0.0,
+    "gather_rows": 0.0,
+    "add": 0.0,
+    "activation": 4e-7,
+    "rms_norm": 1e-6,
+    "layer_norm": 2e-6,
+    "rope_table": 1e-7,
+    "rope_kv_write": 3e-7,
+    "paged_attention": 2e-6,
+    "matmul": 4e-6,
+}
+BF16_KV_TOLERANCE = 2.0**-8  # a rotated key may round to the other neighbour
+
+Case = tuple[list[Input], dict[str, Attr], StepBatch]
+
+
+def _normal(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _embedding(dtype: DType) -> Iterator[Case]:
+    for tokens, hidden in zip(ROWS, (1, 15, 17, 63, 172), strict=True):
+        table, positions = (Packed(values=_normal(i, 65, hidden), dtype=dtype) for i in (0, 1))
+        yield [table, None], {}, plain_batch(tokens)
+        yield [table, positions], {}, plain_batch(tokens)
+
+
+def _norm(inputs: int) -> Iterator[Case]:
+    for rows, hidden in zip((1, 3, 15, 17, 5, 2, 4), WIDTHS, strict=True):
+        x, residual = _normal(hidden, rows, hidden) + 2, _normal(hidden + 1, rows, hidden)
+        weight, bias = (Packed(values=_normal(hidden + i, hidden)) for i in (2, 3))
+        full: list[Input] = [x, weight, residual] if inputs == 3 else [x, weight, bias, residual]
+        yield full, {"eps": 1e-5}, plain_batch(rows)
+        yield [x, weight, *[None] * (inputs - 2)], {"eps": 1e-6}, plain_batch(rows)
+
+
+def _activation(dtype: DType) -> Iterator[Case]:
+    for name in ACTIVATIONS:
+        x = np.concatenate([np.linspace(-100, 100, 131), np.linspace(-9, 9, 524)]).astype(np.float32).reshape(131, 5)
+        yield [x, None], {"activation": name}, plain_batch(131)
+        yield [x, _normal(1, 131, 5)], {"activation": name}, plain_batch(131)
+
+
+def _add(dtype: DType) -> Iterator[Case]:
+    for rows in ROWS:
+        yield [_normal(1, rows, 17), _normal(2, rows, 17)], {}, plain_batch(rows)
+
+
+def _gather_rows(dtype: DType) -> Iterator[Case]:
+    for rows in ROWS:
+        yield [_normal(1, rows, 17)], {}, plain_batch(rows, range(0, rows, 3))
+
+
+def _rope_table(dtype: DType) -> Iterator[Case]:
+    for half in (1, 2, 6, 24, 128):
+        inv_freq = Packed(values=(1e4 ** -(np.arange(half) / half)).astype(np.float32))
+        yield [inv_freq], {"scale": 1.25}, batch_of([(0, 3), (4000, 2)], [range(1), range(1, 260)])
+
+
+def _matmul(dtype: DType) -> Iterator[Case]:
+    for index, (rows, k) in enumerate(zip((*ROWS, 2, 5), WIDTHS, strict=True)):
+        for n, gated in ((15, 0), (65, 0), (34, 1), (128, 1)):
+            weight = Packed(values=_normal(k, n, k) / np.float32(k**0.5), dtype=dtype, panels=True, gated=bool(gated))
+            out = n // 2 if gated else n
+            name = (*ACTIVATIONS, "none", "silu")[index]
+            attrs: dict[str, Attr] = {"activation": name, "gated": gated, "activations": "f32"}
+            extra: list[Input] = [None, None] if index % 2 else [Packed(values=_normal(2, n)), _normal(3, rows, out)]
+            yield [_normal(1, rows, k), weight, *extra], attrs, plain_batch(rows)
+
+
+CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
+    "embedding": _embedding,
+    "rms_norm": lambda dtype: _norm(3),
+    "layer_norm": lambda dtype: _norm(4),
+    "activation": _activation,
+    "add": _add,
+    "gather_rows": _gather_rows,
+    "rope_table": _rope_table,
+    "matmul": _matmul,
+}
+ELSEWHERE = {"rope_kv_write", "paged_attention", "sample"}  # below, test_paged_attention.py, test_sample.py
+
+
+def _close(got: Array, expected: Array, tolerance: float, what: str) -> None:
+    assert got.shape == expected.shape, what
+    assert not np.isnan(got).any(), what
+    scale = float(np.abs(expected).max(initial=0)) or 1.0
+    worst = float(np.abs(got.astype(np.float64) - expected).max(initial=0)) / scale
+    assert worst <= tolerance, f"{what}: {worst:.2e} beyond {tolerance:.0e}"
+
+
+@pytest.mark.parametrize("kernel", [name for name in kernel_table() if name.split(".")[0] in CASES])
+def test_matches_the_reference(kernel: str) -> None:
+    op, dtype, _ = kernel.split(".")
+    for index, (inputs, attrs, batch) in enumerate(CASES[op](DType(dtype))):
+        attrs = attrs | {"activations": "bf16"} if kernel == "matmul.bf16.amx" else attrs
+        expected = reference_outputs(kernel, inputs, attrs, batch)
+        for threads, pieces in ((1, 1), (2, 2)):
+            session = open_step(kernel, inputs, attrs, batch, threads=threads, pieces=pieces)
+            got = native_outputs(session, batch)
+            for each, wanted in zip(got, expected, strict=True):
+                _close(each, wanted, TOLERANCE[op], f"case {index} with {threads} threads")
+            session.close()
+
+
+def test_every_op_of_the_table_is_tested() -> None:
+    assert {name.split(".")[0] for name in kernel_table()} == set(CASES) | ELSEWHERE
+
+
+@pytest.mark.parametrize("kernel", [name for name in kernel_table() if name.startswith("rope_kv_write.")])
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_rope_kv_write(kernel: str, interleaved: int) -> None:
+    dtype = DType(kernel.split(".")[1])
+    for dim in HEAD_DIMS:
+        group, kv_heads = 1 + dim % 3, 2
+        layout = KvLayout(num_layers=2, kv_heads=kv_heads, head_dim=dim, tokens_per_block=16, dtype=dtype)
+        batch = batch_of([(0, 17), (31, 1), (15, 2)], [[9, 4], [2, 7], [0, 5]])
+        inputs: list[Input] = [_normal(dim, 20, (group + 2) * kv_heads * dim), _normal(1, 20, dim // 4 * 2)]
+        attrs: dict[str, Attr] = {
+            "layer": 1, "heads": group * kv_heads, "kv_heads": kv_heads, "head_dim": dim, "interleaved": interleaved,
+        }  # fmt: skip
+        for given in (inputs, [inputs[0], None]):
+            cache = KvCache(layout, 10)
+            session = open_step(kernel, given, attrs, batch, cache=cache, threads=2)
+            got = native_outputs(session, batch)
+            expected = reference_outputs(kernel, given, attrs, batch, cache)
+            _close(got[0], expected[0], TOLERANCE["rope_kv_write"], f"queries of head_dim {dim}")
+            tolerance = TOLERANCE["rope_kv_write"] if dtype is DType.F32 else BF16_KV_TOLERANCE
+            for block in range(10):
+                keys, values = read_cache(session, layout, 1, block)
+                np.testing.assert_allclose(keys, cache.keys[1, block], rtol=tolerance, atol=tolerance)
+                np.testing.assert_array_equal(values[..., :dim], cache.values[1, block])
+                written = ~np.isnan(cache.values[1, block][..., 0])
+                assert not values[written][:, dim:].any(), "padding of a written value must be zero"
+            session.close()

@@ -1,0 +1,137 @@
+"""Attention against its reference, and the same bits whatever shares the call."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType, from_float32, to_float32
+from ingot.plan import Attr, KvLayout
+from ingot.plugins.cpu.target import kernel_table
+from ingot.plugins.op import Array, KvCache
+from ingot.step_io import StepBatch
+from tests.plugins.cpu.one_step import batch_of, native_outputs, open_step, reference_outputs
+
+pytestmark = pytest.mark.native
+
+KERNELS = [name for name in kernel_table() if name.startswith("paged_attention.")]
+HEAD_DIMS = (4, 8, 12, 16, 48, 64, 80, 128, 256)
+TOLERANCE = 8e-6  # absolute; values in the cache are of the order of 1
+
+
+class Sequences:
+    """Random queries, keys and values of some sequences, whose blocks lie scattered in a pool of NaN."""
+
+    def __init__(
+        self,
+        kernel: str,
+        totals: Sequence[int],
+        *,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        block_size: int = 32,
+        seed: int = 0,
+    ) -> None:
+        self.kernel = kernel
+        self.totals = totals
+        self.random = np.random.default_rng(seed)
+        dtype = DType(kernel.split(".")[1])
+        self.layout = KvLayout(
+            num_layers=1, kv_heads=kv_heads, head_dim=dim, tokens_per_block=block_size, dtype=dtype
+        )  # fmt: skip
+        needed = [-(-total // block_size) for total in totals]
+        order = self.random.permutation(sum(needed) + 3)
+        self.tables = [
+            order[begin : begin + n].tolist() for begin, n in zip(np.cumsum([0, *needed]), needed, strict=False)
+        ]
+        self.num_blocks = len(order)
+        self.queries = [self._normal(total, heads * dim) * 2 for total in totals]
+        self.keys, self.values = ([self._normal(total, kv_heads, dim) for total in totals] for _ in range(2))
+        self.attrs: dict[str, Attr] = {
+            "layer": 0, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "scale": dim**-0.5,
+        }  # fmt: skip
+
+    def _normal(self, *shape: int) -> Array:
+        dtype = DType.BF16 if ".bf16." in self.kernel else DType.F32
+        values = self.random.standard_normal(shape).astype(np.float32)
+        return to_float32(from_float32(values, dtype), dtype)
+
+    def call(self, parts: Sequence[tuple[int, int, int]]) -> tuple[Array, StepBatch, KvCache]:
+        """(queries, batch, cache) of one step. parts: (sequence, past, new tokens); slots beyond them hold NaN."""
+        cache = KvCache(self.layout, self.num_blocks)
+        for s, past, new in parts:
+            for position in range(past + new):
+                block, slot = (
+                    self.tables[s][position // self.layout.tokens_per_block],
+                    position % self.layout.tokens_per_block,
+                )
+                cache.keys[0, block, :, slot] = self.keys[s][position]
+                cache.values[0, block, :, slot] = self.values[s][position]
+        batch = batch_of([(past, new) for _, past, new in parts], [self.tables[s] for s, _, _ in parts])
+        return np.concatenate([self.queries[s][past : past + new] for s, past, new in parts]), batch, cache
+
+    def run(self, parts: Sequence[tuple[int, int, int]], threads: int = 1) -> list[Array]:
+        """Outputs of each part."""
+        queries, batch, cache = self.call(parts)
+        session = open_step(self.kernel, [queries], self.attrs, batch, cache=cache, threads=threads)
+        out = native_outputs(session, batch)[0]
+        session.close()
+        return np.split(out, np.cumsum([new for _, _, new in parts])[:-1])
+
+    def check(self, parts: Sequence[tuple[int, int, int]], threads: int = 1, tolerance: float = TOLERANCE) -> None:
+        """Compare with the reference."""
+        queries, batch, cache = self.call(parts)
+        expected = reference_outputs(self.kernel, [queries], self.attrs, batch, cache)[0]
+        np.testing.assert_allclose(np.concatenate(self.run(parts, threads)), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dim", HEAD_DIMS)
+def test_matches_the_reference(kernel: str, dim: int) -> None:
+    group = 1 + HEAD_DIMS.index(dim) % 8
+    sequences = Sequences(kernel, [1, 65, 33, 17], heads=2 * group, kv_heads=2, dim=dim)
+    sequences.check([(0, 0, 1), (1, 0, 65), (2, 32, 1), (3, 1, 16)], threads=2)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("group", range(1, 9))
+def test_groups_of_heads(kernel: str, group: int) -> None:
+    sequences = Sequences(kernel, [63, 17, 40], heads=group, kv_heads=1, dim=12, block_size=(16, 48, 80)[group % 3])
+    sequences.check([(0, 15, 48), (1, 16, 1), (2, 0, 40)])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 20), (5, 1, 64), (2, 2, 8)])
+def test_same_bits_alone_in_a_batch_and_in_chunks(kernel: str, heads: int, kv_heads: int, dim: int) -> None:
+    sequences = Sequences(kernel, [150, 40, 70], heads=heads, kv_heads=kv_heads, dim=dim)
+    whole = sequences.run([(0, 0, 150)])[0]
+    for threads in (1, 2):
+        batch = sequences.run([(1, 39, 1), (0, 0, 150), (2, 7, 63)], threads)
+        np.testing.assert_array_equal(batch[1].view(np.uint32), whole.view(np.uint32))
+    for chunk in (1, 7, 16, 64):
+        begins = range(0, 150, chunk) if chunk > 1 else (0, 1, 31, 32, 33, 63, 64, 100, 149)
+        for begin in begins:
+            new = min(chunk, 150 - begin)
+            part = sequences.run([(2, 60, 10), (0, begin, new)], threads=2)[1]
+            np.testing.assert_array_equal(part.view(np.uint32), whole[begin : begin + new].view(np.uint32))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_same_bits_when_threads_share_the_splits_of_a_context(kernel: str) -> None:
+    sequences = Sequences(kernel, [1500, 1030, 300], heads=3, kv_heads=1, dim=16)
+    parts = [(0, 1499, 1), (1, 1020, 10), (2, 299, 1)]
+    alone, shared = sequences.run(parts, threads=1), sequences.run(parts, threads=3)
+    whole = sequences.run([(1, 980, 50)])[0]  # 150 rows: several items, no parallel splits on one thread
+    for one, other in zip(alone, shared, strict=True):
+        np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+    np.testing.assert_array_equal(shared[1].view(np.uint32), whole[40:].view(np.uint32))
+    sequences.check(parts, threads=3)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_scores_far_apart(kernel: str) -> None:
+    """Weights that underflow and maxima that move from tile to tile."""
+    sequences = Sequences(kernel, [600], heads=2, kv_heads=1, dim=64)
+    sequences.queries[0] *= 40
+    sequences.check([(0, 590, 10)], threads=2, tolerance=1e-4)  # scores of hundreds keep an error of 1e-5

@@ -1,0 +1,88 @@
+"""What the CPU targets promise, and the functions beside the sessions."""
+
+import ast
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot import _cpu
+from ingot.errors import UsageError
+from ingot.plugins.cpu import target as cpu
+from ingot.plugins.registry import find_op, find_target
+
+pytestmark = pytest.mark.native
+
+STUB = Path(cpu.__file__).resolve().parents[2] / "src" / "ingot" / "_cpu.pyi"
+
+
+def test_each_target_lists_its_kernels_best_first() -> None:
+    for level, included in (("avx2", {"avx2"}), ("avx512", {"avx512", "avx2"}), ("amx", {"amx", "avx512", "avx2"})):
+        names = find_target(f"cpu/{level}").kernels()
+        levels = [name.split(".")[2] for name in names]
+        assert set(levels) <= included
+        assert levels == sorted(levels, key=("amx", "avx512", "avx2").index)
+        assert {name.split(".")[0] for name in names} <= set(cpu_ops())
+        assert "rms_norm.f32.avx2" in names
+
+
+def cpu_ops() -> list[str]:
+    """Every op, the test's own view of what exists."""
+    names = {name.split(".")[0] for name in cpu.kernel_table()}
+    return [name for name in names if find_op(name)]
+
+
+def test_every_level_has_the_same_kernels() -> None:
+    by_level = {
+        level: {name.rsplit(".", 1)[0] for name in cpu.kernel_table() if name.endswith(f".{level}")}
+        for level in ("avx2", "avx512", "avx512emu")
+    }
+    assert by_level["avx2"] == by_level["avx512"] == by_level["avx512emu"]
+
+
+def test_activations_follow_the_tiles() -> None:
+    assert find_target("cpu/amx").activations("bf16") == "bf16"
+    assert {find_target("cpu/amx").activations("f32"), find_target("cpu/avx512").activations("bf16")} == {"f32"}
+
+
+@pytest.mark.parametrize("here", ["none", "avx2", "avx512", "amx"])
+def test_missing_says_what_and_what_next(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "detect_isa", lambda: here)
+    order = ("none", "avx2", "avx512", "amx")
+    for level in order[1:]:
+        for cap in (None, *order[1:]):
+            usable = min(here, cap or here, key=order.index)
+            reason = find_target(f"cpu/{level}").missing(cap)
+            assert (reason is None) == (order.index(usable) >= order.index(level))
+            if reason is not None:
+                assert f"needs {level.upper()}" in reason
+                assert f"offers {here}" in reason
+                assert ("--target ref" if usable == "none" else f"--target cpu/{usable}") in reason
+                assert ("--isa" in reason) == (usable != here)
+
+
+def test_an_unknown_isa_is_a_wrong_option() -> None:
+    with pytest.raises(UsageError, match="there is no ISA 'sse9'"):
+        find_target("cpu/avx2").missing("sse9")
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 63, 64, 65, 127, 128, 1000, 100_003])
+def test_crc32_is_zlibs(size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    assert cpu.crc32(data) == zlib.crc32(data.tobytes())
+    assert cpu.crc32(data, 0xDEADBEEF) == zlib.crc32(data.tobytes(), 0xDEADBEEF)
+
+
+def test_read_bandwidth_is_a_speed() -> None:
+    assert 1e8 < cpu.read_bandwidth(16 << 20) < 1e13
+
+
+def test_the_stub_names_what_the_module_has() -> None:
+    tree = ast.parse(STUB.read_text())
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    (session,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    public = {name for name in dir(_cpu) if not name.startswith("_")}
+    assert functions | {session.name} == public
+    methods = {node.name for node in session.body if isinstance(node, ast.FunctionDef)} - {"__init__"}
+    assert methods == {name for name in dir(_cpu.Session) if not name.startswith("_")}
