@@ -14,7 +14,6 @@ class BuildDefaults:
     """Options of `build` that were given to `convert`; None: not given. precision: w8 or w4g128 (weight only)."""
 
     precision: str | None = None
-    precision: str | None = None
     tp_size: int | None = None
     pp_size: int | None = None
 
