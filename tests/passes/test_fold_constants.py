@@ -20,7 +20,7 @@ def test_chains_of_constants_fold() -> None:
 
 def test_constant_nodes_and_identities_vanish() -> None:
     g = GraphMaker()
-    value = numpy_helper.from_array(np.float32(3))
+    value = numpy_helper.from_array(np.array(3, np.float32))
     x = g.node("Mul", g.node("Identity", g.input()), g.node("Constant", value=value))
     x = g.node("Add", x, g.node("Constant", value_float=2.0))
     graph = g.finish(x)

@@ -1,5 +1,7 @@
 """Every spelling of an activation becomes Activation with its name."""
 
+from typing import Any
+
 import pytest
 
 from ingot.builder.passes.recognise_activations import PASS
@@ -10,7 +12,7 @@ from tests.passes.graphs import GraphMaker, ops_of, run_pass
     ("op", "attrs", "name"),
     [("Gelu", {}, "gelu"), ("Gelu", {"approximate": "tanh"}, "gelu_tanh"), ("Relu", {}, "relu"), ("Swish", {}, "silu")],
 )
-def test_one_node(op: str, attrs: dict[str, str], name: str) -> None:
+def test_one_node(op: str, attrs: dict[str, Any], name: str) -> None:
     g = GraphMaker()
     graph = g.finish(g.node(op, g.input(), **attrs))
     assert run_pass(PASS, graph).fired == 1
