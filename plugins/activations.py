@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from ingot.plugins.op import Array
 
@@ -17,8 +16,8 @@ def _sigmoid(x: Array) -> Array:
 
 def _erf(x: Array) -> Array:
     # Abramowitz and Stegun 7.1.26 is too coarse (1.5e-7 absolute is near float32's limit, so evaluate in float64)
-    exact: npt.NDArray[np.float64] = np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64))
-    return exact.astype(np.float32)
+    erf: Array = np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64)).astype(np.float32)
+    return erf
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

@@ -15,7 +15,7 @@ def _sources(folder: str) -> list[Path]:
     ("source", "tests"),
     [
         pytest.param(source, tests, id=f"{folder}/{source.name}")
-        for folder, tests in (("plugins/ops", "tests/plugins"), ("builder/passes", "tests/passes"))
+        for folder, tests in (("plugins/ops", "tests/plugins/ops"), ("builder/passes", "tests/passes"))
         for source in _sources(folder)
     ],
 )

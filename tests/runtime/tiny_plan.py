@@ -159,7 +159,9 @@ def _steps(target: Target | None) -> list[Step]:
     steps: list[Step] = []
     kernels = target.kernels() if target else ()
 
-    def add(op: str, inputs: tuple[str, ...], outputs: tuple[str, ...], *, dtype: str = "f32", **attrs: Attr) -> None:
+    def add(
+        op: str, inputs: tuple[str, ...], outputs: tuple[str, ...], attrs: dict[str, Attr], dtype: str = "f32"
+    ) -> None:
         kind = f"{op}.{dtype}."
         kernel = next((name for name in kernels if name.startswith(kind)), f"{kind}nobody")
         name = f"{len(steps)}.{op}"
@@ -168,16 +170,9 @@ def _steps(target: Target | None) -> list[Step]:
     def matmul(
         x: str, weight: str, y: str, *, dtype: str, residual: str = "", activation: str = "none", gated: int = 0
     ) -> None:
-        inputs = target.activations(dtype) if target else "f32"
-        add(
-            "matmul",
-            (x, weight, "", residual),
-            (y,),
-            dtype=dtype,
-            activation=activation,
-            gated=gated,
-            activations=inputs,
-        )
+        attrs: dict[str, Attr] = {"activation": activation, "gated": gated}
+        attrs["activations"] = target.activations(dtype) if target else "f32"
+        add("matmul", (x, weight, "", residual), (y,), attrs, dtype)
 
     heads: dict[str, Attr] = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM}
     add("embedding", ("table", ""), ("x",), {})
