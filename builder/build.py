@@ -37,7 +37,7 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
-BASE_MEMORY = 160 << 20
+BASE_MEMORY = 80 << 20
 GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
 BLOCK_COPIES = 6  # a block as stored, as float32, rounded, packed
 
