@@ -24,7 +24,8 @@ MAY = {
     "ingot.engine_writer": "errors dtypes configs plan manifest engine output_dir",
     "ingot.plugins": "errors dtypes configs plan step_io plugins _cpu",
     "ingot.convert": "errors dtypes configs checkpoint tensor_file output_dir convert",
-    "ingot.builder": "errors dtypes configs checkpoint tensor_file plan manifest engine engine_writer output_dir plugins builder",
+    "ingot.builder": "errors dtypes configs checkpoint tensor_file output_dir plan manifest engine engine_writer "
+    "plugins builder",
     "ingot.runtime": "errors dtypes configs plan step_io manifest engine plugins runtime",
 }
 TOP = (
