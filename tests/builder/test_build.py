@@ -149,6 +149,22 @@ def test_a_tied_table_is_stored_once_per_layout(llama: Path, tmp_path: Path) -> 
     assert "rope_table.inv_freq" in weights
 
 
+def test_equal_weights_under_two_names_are_stored_once(llama: Path, tmp_path: Path) -> None:
+    """The last norm points at the bits of another norm."""
+    folder = Path(shutil.copytree(llama, tmp_path / "c"))
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    norms = [each for each in model.graph.initializer if list(each.dims) == [32] and "norm" in each.name]
+    places = [{entry.key: entry for entry in each.external_data} for each in norms]
+    places[-1]["offset"].value = places[0]["offset"].value
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    plans = [build_ref(source, tmp_path / "e", dry_run=True).plan for source in (llama, folder)]
+    assert [len(plan.weights) for plan in plans] == [len(plans[0].weights), len(plans[0].weights) - 1]
+    used = Counter(
+        name for step in plans[1].steps if step.op == "rms_norm" for name in step.inputs if ".weight" in name
+    )
+    assert sorted(used.values()) == [1, 1, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("stored", "precision", "kv", "expected"),
     [
