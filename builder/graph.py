@@ -4,14 +4,14 @@ A weight is an initialiser, or Cast, Transpose, Concat, Reshape, Unsqueeze over 
 activation. Nodes are compared by identity: onnx-graphsurgeon's own equality goes by names, and names mean nothing here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from ingot.errors import CheckpointError, PassError
@@ -20,7 +20,7 @@ DOMAIN = "ingot"
 WEIGHT_OPS = frozenset({"Cast", "Transpose", "Concat", "Reshape", "Unsqueeze"})
 SMALL = 4096  # inline constants up to this many elements are facts (shapes, axes, epsilons), not weights
 
-Attr = int | float | str
+Attr = int | float | str | list[int]
 
 
 class Graph:
@@ -37,11 +37,12 @@ class Graph:
         while any(name.startswith(self._prefix) for name in surgeon.tensors()):
             self._prefix += "."
         self._fresh = 0
+        self._ages: dict[int, tuple[int, gs.Tensor]] = {}  # id → age; the tensor keeps its id from being used again
 
     @classmethod
     def load(cls, path: Path) -> "Graph":
         """Read a model.onnx without its external weights."""
-        G_LOGGER.severity = G_LOGGER.ERROR  # it warns about bf16, which is kept as it is
+        G_LOGGER.severity = G_LOGGER.CRITICAL + 1  # it warns about bf16, which is kept; errors are raised as well
         try:
             model = onnx.load(path, load_external_data=False)
             return cls(gs.import_onnx(model))
@@ -84,10 +85,19 @@ class Graph:
                 node.inputs.clear()
                 node.outputs.clear()
         self.surgeon.nodes = order
+        self._ages = {id(each): (age, each) for age, node in enumerate(order) for each in node.outputs}
         return before - len(order)
 
+    def age(self, tensor: gs.Tensor) -> int:
+        """Place of a tensor in the execution order as of the last `sort`; -1 for inputs and weights."""
+        return self._ages.get(id(tensor), (-1, tensor))[0]
+
+    def plugins(self, op: str) -> list[gs.Node]:
+        """Our nodes of one op, those of the running pass last, in the order in which it made them."""
+        return [node for node in self.surgeon.nodes if node.op == op and ours(node, op) and node.outputs]
+
     def replace(
-        self, old: gs.Variable, op: str, inputs: Sequence[gs.Tensor | None], attrs: dict[str, Attr]
+        self, old: gs.Variable, op: str, inputs: Sequence[gs.Tensor | None], attrs: Mapping[str, Attr]
     ) -> gs.Node:
         """Let a new node of our domain produce `old` instead of its producer, which goes where nobody else uses it."""
         former = producer(old)
@@ -98,11 +108,11 @@ class Graph:
         return node
 
     def insert(
-        self, op: str, inputs: Sequence[gs.Tensor | None], attrs: dict[str, Attr | list[int]], *, domain: str = DOMAIN,
+        self, op: str, inputs: Sequence[gs.Tensor | None], attrs: Mapping[str, Attr], *, domain: str = DOMAIN,
         outputs: int = 1,
     ) -> list[gs.Variable]:  # fmt: skip
         """Add a node with new outputs, which are returned."""
-        made = [gs.Variable(self._fresh_name(), dtype=inputs[0].dtype) for _ in range(outputs)]
+        made = [gs.Variable(self._fresh_name()) for _ in range(outputs)]
         self._new_node(op, domain, inputs, attrs, made)
         return made
 
@@ -144,9 +154,13 @@ class Graph:
         )
 
     def _new_node(
-        self, op: str, domain: str, inputs: Sequence[gs.Tensor | None], attrs: dict[str, Attr | list[int]] | dict[str, Attr],
+        self,
+        op: str,
+        domain: str,
+        inputs: Sequence[gs.Tensor | None],
+        attrs: Mapping[str, Attr],
         outputs: list[gs.Variable],
-    ) -> gs.Node:  # fmt: skip
+    ) -> gs.Node:
         given = list(inputs)
         while given and given[-1] is None:
             given.pop()

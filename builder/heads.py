@@ -1,6 +1,6 @@
 """Reads what stands around an Attention: how q, k and v come out of their products, and how they are rotated.
 
-    q = [RotaryEmbedding(.)] Transpose([0, 2, 1, 3]) ← Reshape([0, 0, heads, head_dim]) ← product, or a part of one
+q = [RotaryEmbedding(.)] Transpose([0, 2, 1, 3]) ← Reshape([0, 0, heads, head_dim]) ← product, or a part of one
 """
 
 import dataclasses

@@ -10,7 +10,7 @@ UNLIMITED = int(np.iinfo(np.int32).max)
 
 
 def position_count(graph: Graph, tensor: gs.Tensor) -> int | None:
-    """How many positions `tensor` may hold (UNLIMITED without a Min), None if it is not the positions of `graph.ids`."""
+    """How many positions `tensor` may hold (UNLIMITED without a Min); None if it holds no positions."""
     limit = UNLIMITED
     while (node := producer(tensor)) is not None:
         if node.op in _RESHAPING:
@@ -35,10 +35,7 @@ def _is_sequence_length(graph: Graph, tensor: gs.Tensor) -> bool:
     """Whether `tensor` is the second dimension of the token ids."""
     index: int | None = None
     while (node := producer(tensor)) is not None:
-        if is_op(node, "Gather"):
-            position = scalar(node.inputs[1])
-            index = None if position is None else int(position)
-        elif is_op(node, "Slice"):
+        if is_op(node, "Gather") or is_op(node, "Slice"):
             position = scalar(node.inputs[1])
             index = None if position is None else int(position)
         elif is_op(node, "Shape"):

@@ -9,7 +9,6 @@ inputs than a node has: what the others mean is for `check` to say.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
-from typing import Union
 
 import onnx_graphsurgeon as gs
 
@@ -54,7 +53,7 @@ class Either:
         self.options = options
 
 
-Pattern = Union[X, W, Number, Op, Either]
+Pattern = X | W | Number | Op | Either
 Bindings = Mapping[str, "gs.Tensor | gs.Node"]
 
 

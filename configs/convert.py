@@ -11,8 +11,9 @@ WEIGHT_DTYPES = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.B
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BuildDefaults:
-    """Options of `build` that were given to `convert`; None: not given."""
+    """Options of `build` that were given to `convert`; None: not given. precision: w8 or w4g128 (weight only)."""
 
+    precision: str | None = None
     tp_size: int | None = None
     pp_size: int | None = None
 

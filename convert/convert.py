@@ -29,7 +29,7 @@ from ingot.output_dir import OutputDir
 from ingot.tensor_file import StoredTensor, TensorFileWriter
 
 # What the process needs beside weights: interpreter, numpy, onnx, the Graph, and the copies of one block.
-BASE_MEMORY = 192 << 20  # bytes
+BASE_MEMORY = 128 << 20  # bytes
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, bytes done, bytes in all)"""

@@ -74,10 +74,11 @@ def family_names() -> tuple[str, ...]:
 def find_family(model_type: str) -> Family:
     """The table in `families/<model_type>.py`. Raises UnsupportedModelError if there is none."""
     if model_type not in family_names():
+        guess = nearest(model_type, family_names())
         raise UnsupportedModelError(
             f"models of type {model_type!r} are not supported",
             expected=", ".join(family_names()),
-            hint=nearest(model_type, family_names()) or "a family is one file: add convert/families/<model_type>.py",
+            hint=f"{guess + ' ' if guess else ''}A new family is one file: convert/families/<model_type>.py",
         )
     family = importlib.import_module(f"ingot.convert.families.{model_type}").FAMILY
     assert isinstance(family, Family), f"families/{model_type}.py must define FAMILY"

@@ -16,7 +16,8 @@ def _sigmoid(x: Array) -> Array:
 
 def _erf(x: Array) -> Array:
     # Abramowitz and Stegun 7.1.26 is too coarse (1.5e-7 absolute is near float32's limit, so evaluate in float64)
-    return np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64)).astype(np.float32)
+    erf: Array = np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64)).astype(np.float32)
+    return erf
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

@@ -79,6 +79,7 @@ class Op:
     out_cols   (columns of each input or None, attrs) → columns of each output
     rows       what the outputs' first dimension counts
     reference  Call → outputs; an optional output that nobody wants is still computed
+    in_place   (output, input) pairs that may share their bytes
     """
 
     name: str
@@ -88,6 +89,7 @@ class Op:
     out_cols: Callable[[Sequence[int | None], Mapping[str, Attr]], tuple[int, ...]]
     reference: Callable[[Call], tuple[Array, ...]]
     rows: Rows | None = None  # None: as the first activation input
+    in_place: tuple[tuple[int, int], ...] = ()
 
     def problem(self, num_inputs: Sequence[str], attrs: Mapping[str, Attr]) -> str | None:
         """Why a step with these inputs ("" = absent) and attributes is not a use of this op, or None."""

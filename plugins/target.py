@@ -24,7 +24,7 @@ class Target(Protocol):
     name: str
 
     def kernels(self) -> tuple[str, ...]:
-        """Names of the kernels an engine for this target may use, best first per op and dtype; whatever this machine is."""
+        """Kernels that an engine for this target may use, best first per op and dtype, whatever this machine is."""
         ...
 
     def activations(self, weight_dtype: str) -> str:
@@ -36,5 +36,5 @@ class Target(Protocol):
         ...
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> Session:
-        """Load a plan; `weights` is the mmapped weights section and must stay valid. Raises CapacityError, TargetError."""
+        """Load a plan; `weights` (the mmapped section) must stay valid. Raises CapacityError, TargetError."""
         ...

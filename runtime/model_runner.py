@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -49,7 +50,10 @@ class ModelRunner:
         ids = runner.generate([[1, 5, 9], [1, 7]], max_new_tokens=100)
     """
 
-    def __init__(self, loaded: LoadedEngine, *, policy: Policy = Policy.MAX_UTILIZATION) -> None:
+    def __init__(
+        self, loaded: LoadedEngine, *, policy: Policy = Policy.MAX_UTILIZATION, shuffle: random.Random | None = None
+    ) -> None:
+        """shuffle: hand out KV blocks in random order; for tests."""
         manifest, plan = loaded.engine.manifest, loaded.engine.plan
         self.engine: Engine = loaded.engine
         self.facts = ModelFacts(
@@ -58,8 +62,8 @@ class ModelRunner:
             end_ids=frozenset(manifest.eos_ids),
             pad_id=0 if manifest.pad_id is None else manifest.pad_id,
         )
-        blocks = BlockManager(loaded.session.num_blocks, plan.kv.tokens_per_block)
-        self.executor = Executor(loaded.session, Scheduler(loaded.limits, blocks, policy), blocks)
+        self.blocks = BlockManager(loaded.session.num_blocks, plan.kv.tokens_per_block, shuffle=shuffle)
+        self.executor = Executor(loaded.session, Scheduler(loaded.limits, self.blocks, policy), self.blocks)
 
     @classmethod
     def from_dir(

@@ -90,10 +90,11 @@ class Scheduler:
         """Whether a waiting request may start.
 
         guaranteed_no_evict: its whole length fits beside the whole lengths of the running ones.
-        max_utilization: its known tokens fit, and one more block for each running request, lest the start of this
-        one preempt it at once.
+        max_utilization: its known tokens fit, and one more block for each running request that can still grow, lest
+        the start of this one preempt it at once.
         """
         if self._policy is Policy.GUARANTEED_NO_EVICT:
             whole = [self._blocks.blocks_for(other.max_cached_tokens) for other in (*self.running, request)]
             return sum(whole) <= self._blocks.num_blocks
-        return self._blocks.blocks_for(request.num_tokens) + len(self.running) <= self._blocks.num_free
+        growing = sum(self._blocks.missing(other.blocks, other.max_cached_tokens) > 0 for other in self.running)
+        return self._blocks.blocks_for(request.num_tokens) + growing <= self._blocks.num_free

@@ -31,21 +31,18 @@ def assemble(chunks: Mapping[Request, int]) -> ScheduledStep:
     starts = np.zeros(len(chunks) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     ends = starts[1:].tolist()
-    ids, tables, rows, row_ends = [], [], [], []
-    sampled, sampled_rows = [], []
-    num_rows = 0
+    ids, tables = [], []
+    rows: list[int] = []
+    row_ends, sampled, sampled_rows = [], [], []
     for (request, count), end in zip(chunks.items(), ends, strict=True):
         computed = request.num_computed
         ids.append(request.tokens[computed : computed + count])
         tables.append(request.blocks.ids)
-        wanted = request.logit_rows(count)
-        if wanted:
-            rows.append(np.arange(end - wanted, end, dtype=np.int32))
-            num_rows += wanted
-        row_ends.append(num_rows)
+        rows.extend(range(end - request.logit_rows(count), end))
+        row_ends.append(len(rows))
         if count == request.num_pending:
             sampled.append(request)
-            sampled_rows.append(num_rows - 1)
+            sampled_rows.append(len(rows) - 1)
     block_tables = np.full((len(chunks), max(len(table) for table in tables)), -1, dtype=np.int32)
     for row, table in zip(block_tables, tables, strict=True):
         row[: len(table)] = table
@@ -54,9 +51,9 @@ def assemble(chunks: Mapping[Request, int]) -> ScheduledStep:
         query_starts=starts,
         past_lengths=np.array([request.num_computed for request in chunks], dtype=np.int32),
         block_tables=block_tables,
-        logit_rows=np.concatenate(rows) if rows else np.empty(0, dtype=np.int32),
+        logit_rows=np.array(rows, dtype=np.int32),
         sample=sample_rows(sampled, sampled_rows),
-        want_logits=num_rows > 0 and any(r.want_context_logits or r.want_generation_logits for r in chunks),
+        want_logits=bool(rows) and any(r.want_context_logits or r.want_generation_logits for r in chunks),
     )
     return ScheduledStep(chunks=chunks, row_ends=tuple(row_ends), sampled=tuple(sampled), batch=batch)
 

@@ -5,7 +5,6 @@ expressions and are evaluated when they are packed.
 """
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 from onnx.reference import ReferenceEvaluator
 
@@ -13,6 +12,8 @@ from ingot.builder.graph import SMALL, Graph, small_value
 from ingot.builder.passes.base import Sweep
 
 _KINDS = "fib"  # float, int, bool
+# their results may be far larger than their inputs
+_GROWING = frozenset({"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"})
 
 
 def apply(graph: Graph) -> int:
@@ -38,7 +39,7 @@ def _evaluate(graph: Graph, node: gs.Node) -> gs.Constant | None:
     inputs = [small_value(tensor) for tensor in node.inputs if not tensor.is_empty()]
     if any(value is None or value.dtype.kind not in _KINDS for value in inputs):
         return None
-    if not inputs and node.op != "Constant":  # e.g. a random generator
+    if node.op in _GROWING or (not inputs and node.op != "Constant"):  # no inputs: e.g. a random generator
         return None
     result = _run(graph, node)
     if not isinstance(result, np.ndarray | np.generic) or result.size > SMALL or result.dtype.kind not in _KINDS:
@@ -55,11 +56,12 @@ def _run(graph: Graph, node: gs.Node) -> object:
     copy.inputs = [tensor for tensor in inputs if not tensor.is_empty()]
     copy.outputs = [gs.Variable("y")]
     copy.nodes = [gs.Node(op=node.op, attrs=dict(node.attrs), inputs=inputs, outputs=copy.outputs)]
-    for tensor in copy.inputs:
-        tensor.dtype = feeds[tensor.name].dtype
-    model: onnx.ModelProto = gs.export_onnx(copy, do_type_check=False)
+    for tensor, value in zip(copy.inputs, feeds.values(), strict=True):
+        tensor.dtype = value.dtype
+    model = gs.export_onnx(copy, do_type_check=False)
     with np.errstate(all="ignore"):
-        return ReferenceEvaluator(model).run(None, feeds)[0]
+        results = ReferenceEvaluator(model).run(None, feeds)
+    return next(iter(results))
 
 
 PASS = Sweep(name="fold_constants", apply=apply)

@@ -1,4 +1,4 @@
-"""An activation joins the epilogue of its product; what remains of gating (a product of two activations) → Activation."""
+"""An activation joins the epilogue of its product; what remains of gating becomes an Activation with a factor."""
 
 from ingot.builder.graph import DOMAIN, Graph
 from ingot.builder.passes.base import Fusion, Rule

@@ -1,9 +1,12 @@
-"""activation(gate product) * up product of the same input → one gated Matmul; also where both halves are one product."""
+"""activation(gate product) * up product of the same input → one gated Matmul.
+
+Also where gate and up are the two halves of one product.
+"""
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ingot.builder.graph import DOMAIN, Graph, optional_input, producer, small_ints, weight_shape
+from ingot.builder.graph import DOMAIN, Graph, optional_input, small_ints, weight_shape
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.rewrite import Match, Op, W, X
 
@@ -48,7 +51,7 @@ def _rewrite_two(graph: Graph, match: Match) -> None:
 
 def _check_halves(graph: Graph, match: Match) -> str | None:
     split, product, activation = match["split"], match["product"], match["activation"]
-    if producer(match["up"]) is not split or match["up"] is not split.outputs[1]:
+    if len(split.outputs) != 2 or match["up"] is not split.outputs[1]:
         return "the second factor is not the other half of the product"
     users = [graph.users(tensor) for tensor in (*split.outputs, activation.outputs[0])]
     if users != [1, 1, 1] or not plain(graph, product):

@@ -54,7 +54,9 @@ PASS = Fusion(
     rules=[
         Rule(pattern=Op("Gather", W("table"), X("ids")), check=_check_table, rewrite=_rewrite_table),
         Rule(
-            pattern=Op("Cast", Op("Embedding", X("ids"), W("table"), domain=DOMAIN)), check=_check_cast, rewrite=_rewrite_cast
+            pattern=Op("Cast", Op("Embedding", X("ids"), W("table"), domain=DOMAIN)),
+            check=_check_cast,
+            rewrite=_rewrite_cast,
         ),
         Rule(
             pattern=Op("Add", _EMBEDDING, Either(_POSITIONS, Op("Cast", _POSITIONS))),

@@ -1,12 +1,14 @@
 """MatMul with a weight, and the Add of a bias after it → Matmul, whose weight is [N, K]."""
 
+from collections.abc import Mapping
+
 import onnx_graphsurgeon as gs
 
-from ingot.builder.graph import DOMAIN, Graph, is_op, producer, weight_shape
+from ingot.builder.graph import DOMAIN, Attr, Graph, is_op, producer, weight_shape
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.rewrite import Match, Op, W, X
 
-PLAIN = {"activation": "none", "gated": 0}
+PLAIN: Mapping[str, Attr] = {"activation": "none", "gated": 0}
 
 
 def _check_product(graph: Graph, match: Match) -> str | None:
@@ -15,7 +17,7 @@ def _check_product(graph: Graph, match: Match) -> str | None:
 
 
 def _rewrite_product(graph: Graph, match: Match) -> None:
-    graph.replace(match.output, "Matmul", [match["x"], _transposed(graph, match["weight"])], dict(PLAIN))
+    graph.replace(match.output, "Matmul", [match["x"], _transposed(graph, match["weight"])], PLAIN)
 
 
 def _transposed(graph: Graph, weight: gs.Tensor) -> gs.Tensor:

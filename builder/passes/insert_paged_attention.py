@@ -1,8 +1,8 @@
 """Everything between the qkv product and the output product → one PagedAttention, and one RopeTable for all layers.
 
-    qkv ─ Split ┬ Reshape ─ Transpose ─ RotaryEmbedding ┐
-                ├ Reshape ─ Transpose ─ RotaryEmbedding ┼ Attention ─ Transpose ─ Reshape
-                └ Reshape ─ Transpose ──────────────────┘
+qkv ─ Split ┬ Reshape ─ Transpose ─ RotaryEmbedding ┐
+            ├ Reshape ─ Transpose ─ RotaryEmbedding ┼ Attention ─ Transpose ─ Reshape
+            └ Reshape ─ Transpose ──────────────────┘
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import key
-from ingot.builder.graph import Graph, is_op, optional_input, ours, producer, small_ints
+from ingot.builder.graph import Attr, Graph, is_op, optional_input, producer, small_ints
 from ingot.builder.heads import SPLIT_HEADS, Rotation, Side, read_side
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.rewrite import Match, Op, X
@@ -78,8 +78,8 @@ def _rewrite(graph: Graph, match: Match) -> None:
     parts = _read(graph, match)
     assert not isinstance(parts, str), "check has read them"
     dim = parts.q.head_dim
-    attrs = {
-        "layer": sum(ours(node, "PagedAttention") for node in graph.nodes),
+    attrs: dict[str, Attr] = {
+        "layer": len(graph.plugins("PagedAttention")),
         "heads": parts.q.heads,
         "kv_heads": parts.k.heads,
         "head_dim": dim,
@@ -92,11 +92,11 @@ def _rewrite(graph: Graph, match: Match) -> None:
 
 def _rope_table(graph: Graph, rotation: Rotation) -> gs.Tensor:
     """The table of these frequencies, made at its first use."""
-    wanted = {"scale": rotation.scale, "positions": rotation.positions}
-    for node in graph.nodes:
-        if ours(node, "RopeTable") and key(node.inputs[0]) == key(rotation.inv_freq) and node.attrs == wanted:
+    wanted: dict[str, Attr] = {"scale": rotation.scale, "positions": rotation.positions}
+    for node in graph.plugins("RopeTable"):
+        if key(node.inputs[0]) == key(rotation.inv_freq) and node.attrs == wanted:
             return node.outputs[0]
-    return graph.insert("RopeTable", [rotation.inv_freq], dict(wanted))[0]
+    return graph.insert("RopeTable", [rotation.inv_freq], wanted)[0]
 
 
 _ATTENTION = Op("Attention", X("q"), X("k"), X("v"), name="attention")

@@ -42,7 +42,7 @@ def _rewrite(graph: Graph, match: Match) -> None:
     assert not isinstance(sources, str), "check has read them"
     products = [tensor.inputs[0] for tensor in sources]
     sizes = np.array([weight_shape(product.inputs[1])[0] for product in products], np.int64)
-    merged = graph.insert("Matmul", [products[0].inputs[0], *joined(graph, products)], dict(PLAIN))
+    merged = graph.insert("Matmul", [products[0].inputs[0], *joined(graph, products)], PLAIN)
     parts = graph.insert("Split", [*merged, graph.constant(sizes)], {"axis": -1}, domain="", outputs=3)
     for old, new in zip(sources, parts, strict=True):
         graph.redirect(old, new)

@@ -4,17 +4,27 @@ import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import DOMAIN, Graph, is_weight, optional_input, scalar, small_ints, weight_shape
 from ingot.builder.passes.base import Fusion, Rule
-from ingot.builder.rewrite import Either, Match, Number, Op, W, X
+from ingot.builder.rewrite import Either, Match, Number, Op, Pattern, W, X
 
 _X = X("x")
-_SQUARE = Either(Op("Pow", _X, Number(value=2.0)), Op("Mul", _X, _X))
-_ROOT = Op("Sqrt", Op("Add", Op("ReduceMean", _SQUARE, name="mean"), Number("eps")))
-_SCALED = Either(Op("Div", _X, _ROOT), Op("Mul", _X, Op("Reciprocal", _ROOT)), Op("Mul", _X, Op("Div", Number(value=1.0), _ROOT)))  # fmt: skip
+
+
+def _square(x: Pattern) -> Pattern:
+    return Either(Op("Pow", x, Number(value=2.0)), Op("Mul", x, x))
+
+
+def _over(x: Pattern, root: Op) -> Pattern:
+    """x / root, in three spellings."""
+    inverse = Either(Op("Reciprocal", root), Op("Div", Number(value=1.0), root))
+    return Either(Op("Div", x, root), Op("Mul", x, inverse))
+
+
+_MEAN_SQUARE = Op("ReduceMean", _square(_X), name="mean")
+_SCALED = _over(_X, Op("Sqrt", Op("Add", _MEAN_SQUARE, Number("eps"))))
 
 _CENTRED = Op("Sub", _X, Op("ReduceMean", _X, name="mean"), name="centred")
-_VARIANCE = Op("ReduceMean", Either(Op("Pow", _CENTRED, Number(value=2.0)), Op("Mul", _CENTRED, _CENTRED)), name="variance")  # fmt: skip
-_DEVIATION = Op("Sqrt", Op("Add", _VARIANCE, Number("eps")))
-_STANDARD = Either(Op("Div", _CENTRED, _DEVIATION), Op("Mul", _CENTRED, Op("Reciprocal", _DEVIATION)))
+_VARIANCE = Op("ReduceMean", _square(_CENTRED), name="variance")
+_STANDARD = _over(_CENTRED, Op("Sqrt", Op("Add", _VARIANCE, Number("eps"))))
 
 
 def _check_standard(graph: Graph, match: Match) -> str | None:
@@ -50,7 +60,7 @@ def _check_spelled(graph: Graph, match: Match) -> str | None:
 
 
 def _over_last(mean: gs.Node) -> bool:
-    """Whether a ReduceMean keeps all dimensions and runs over the last (axes: attribute before opset 18, then input)."""
+    """Whether a ReduceMean keeps all dimensions and runs over the last; axes are an attribute or an input."""
     axes = mean.attrs.get("axes", small_ints(optional_input(mean, 1)))
     return axes in ([-1], [2]) and mean.attrs.get("keepdims", 1) == 1
 
@@ -88,8 +98,9 @@ PASS = Fusion(
     rules=[
         Rule(pattern=Op("RMSNormalization", _X, W("scale")), check=_check_standard, rewrite=_rewrite_standard),
         Rule(pattern=Op("LayerNormalization", _X, W("scale")), check=_check_standard, rewrite=_rewrite_standard),
-        Rule(pattern=Op("Mul", _SCALED, W("weight")), check=_check_spelled, rewrite=_rewrite_rms),
+        # before the next: a centred x / root is an RMS norm too
         Rule(pattern=Op("Mul", _STANDARD, W("weight")), check=_check_spelled, rewrite=_rewrite_layer),
+        Rule(pattern=Op("Mul", _SCALED, W("weight")), check=_check_spelled, rewrite=_rewrite_rms),
         Rule(pattern=Op("Add", _NORM, W("bias")), check=_check_bias, rewrite=_rewrite_bias),
     ],
 )

@@ -4,8 +4,8 @@ from collections.abc import Collection
 
 from ingot.configs.model import ModelConfig, Norm
 from ingot.configs.read import Section
-from ingot.convert.families.llama import read_activation, read_head_dim
 from ingot.convert.family import Family, takes
+from ingot.convert.hf_config import read_activation, read_head_dim
 from ingot.convert.weights import Drop
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 VOCAB = 2560
 CONTEXT = 512
@@ -109,6 +109,9 @@ def train(model: LlamaForCausalLM, ids: torch.Tensor, seconds: float) -> int:
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, output: Path) -> None:
     """Write the Hugging Face directory."""
     output.mkdir(parents=True, exist_ok=True)
+    model.generation_config = GenerationConfig(
+        bos_token_id=1, eos_token_id=2, do_sample=True, temperature=0.7, top_k=40
+    )
     model.save_pretrained(output)
     tokenizer.save(str(output / "tokenizer.json"))
     facts = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "model_max_length": CONTEXT,

@@ -17,4 +17,5 @@ OP = Op(
     attrs={"activation": str},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
+    in_place=((0, 0),),
 )

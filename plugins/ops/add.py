@@ -15,4 +15,5 @@ OP = Op(
     attrs={},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
+    in_place=((0, 0),),
 )

@@ -34,4 +34,5 @@ OP = Op(
     attrs={"activation": "none", "gated": 0, "activations": "f32"},
     out_cols=lambda cols, attrs: ((cols[1] or 0) // (2 if attrs["gated"] else 1),),
     reference=reference,
+    in_place=((0, 3),),
 )

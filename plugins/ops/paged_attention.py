@@ -6,7 +6,7 @@ from ingot.plugins.op import Array, Call, Op
 
 
 def reference(call: Call) -> tuple[Array, ...]:
-    """y[t, h] = softmax(scale * q[t, h] . K[: position + 1]) @ V[: position + 1], K and V of head h // (heads / kv_heads)"""
+    """y[t, h] = softmax(scale * q[t, h] . K[: position + 1]) @ V[: position + 1], of KV head h // (heads / kv_heads)"""
     q, attrs, batch = call.required(0), call.attrs, call.batch
     heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     out = np.empty_like(q)

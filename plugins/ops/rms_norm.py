@@ -20,4 +20,5 @@ OP = Op(
     attrs={"eps": float},
     out_cols=lambda cols, attrs: (cols[0] or 0, cols[0] or 0),
     reference=reference,
+    in_place=((1, 2),),
 )

@@ -24,7 +24,8 @@ class RefSession:
     """
 
     def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> None:
-        self._plan = plan
+        self._logits = plan.logits
+        self._steps = tuple(step for step in plan.steps if step.op != "sample")  # drawing follows the plan
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._weights = {weight.name: read_weight(weights, weight) for weight in plan.weights}
         self._arena = np.full(-(-plan.arena_bytes // 4), np.nan, dtype=np.float32)
@@ -38,11 +39,11 @@ class RefSession:
 
     def run(self, batch: StepBatch) -> StepResult:
         """One pass over the plan's steps, then one draw per sampled row."""
-        for step in self._plan.steps:
+        for step in self._steps:
             inputs = [self._value(name, batch) for name in step.inputs]
             call = Call(inputs=inputs, attrs=step.attrs, batch=batch, kv=self.kv)
             self._store(step, [result.copy() for result in find_op(step.op).reference(call)], batch)
-        logits = self._view(self._buffers[self._plan.logits], batch)
+        logits = self._view(self._buffers[self._logits], batch)
         ids, log_probs = sample(logits, batch.sample)
         return StepResult(ids=ids, log_probs=log_probs, logits=logits.copy() if batch.want_logits else None)
 
@@ -59,7 +60,7 @@ class RefSession:
         return self._view(self._buffers[name], batch) if weight is None else weight
 
     def _store(self, step: Step, results: list[Array], batch: StepBatch) -> None:
-        for name, result in zip(step.outputs, results, strict=True):
+        for name, result in zip(step.outputs, results, strict=False):  # trailing optional outputs may be left out
             if name:
                 self._view(self._buffers[name], batch)[...] = result
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import importlib.metadata
+import itertools
 import os
 import platform
 from pathlib import Path
 
-from ingot.bench.bandwidth import read_bandwidth
 from ingot.errors import IngotError
+from ingot.plugins.cpu.target import read_bandwidth
 from ingot.plugins.registry import targets
 
 BUFFER_BYTES = 256 << 20  # larger than any cache
@@ -59,15 +60,13 @@ class Machine:
 def examine() -> Machine:
     """Look at everything; takes about a second, most of it for the bandwidth."""
     states = _targets()
-    cpu_targets = [state for state in states if state.name.startswith("cpu/")]
-    best = next((state for state in cpu_targets if state.runs), None)
-    better = [state for state in cpu_targets[: cpu_targets.index(best)]] if best else cpu_targets
+    best = next((state.name for state in states if state.name.startswith("cpu/") and state.runs), "none")
     memory = _memory()
     bandwidth, why_not = _bandwidth()
     return Machine(
         cpu=_cpu_name(),
-        isa=best.name.removeprefix("cpu/") if best else "none",
-        isa_why="; ".join(f"no {state.name}: {state.why_not}" for state in better) or "the best that ingot knows",
+        isa=best.removeprefix("cpu/"),
+        isa_why=choice_of_isa(best),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory["MemTotal"],
         available_bytes=memory["MemAvailable"],
@@ -80,6 +79,18 @@ def examine() -> Machine:
     )
 
 
+def choice_of_isa(name: str) -> str:
+    """Why `name` is the target for this machine and not a better one of its family."""
+    family = [target for target in targets() if target.name.split("/")[0] == name.split("/")[0]]
+    better = list(itertools.takewhile(lambda target: target.name != name, family))
+    lacking = [target.name for target in better if target.missing() is not None]
+    if not better:
+        return "the best there is"
+    if len(lacking) < len(better):
+        return "chosen by name"
+    return f"this machine lacks what {' and '.join(lacking)} need"
+
+
 def _targets() -> tuple[TargetState, ...]:
     known = [(target.name, bool(target.kernels()), target.missing()) for target in targets()]
     here = [TargetState(name=name, builds=builds, runs=why is None, why_not=why) for name, builds, why in known]
@@ -88,7 +99,7 @@ def _targets() -> tuple[TargetState, ...]:
 
 def _bandwidth() -> tuple[float | None, str | None]:
     try:
-        return read_bandwidth(BUFFER_BYTES), None
+        return read_bandwidth(BUFFER_BYTES) / 1e9, None
     except IngotError as error:
         return None, error.what
 

@@ -24,6 +24,7 @@ Opening maps the file and copies nothing: the weights are used where they lie.
 """
 
 import dataclasses
+import json
 import mmap
 import os
 import struct
@@ -36,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.errors import EngineError
-from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, MANIFEST_NAME, REBUILD, Manifest, Part, parse_manifest
+from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, FORMAT, MANIFEST_NAME, REBUILD, Manifest, Part, parse_manifest
 from ingot.plan import Plan
 
 MAGIC = b"INGOTENG"
@@ -137,6 +138,15 @@ def read_manifest(directory: Path | str) -> Manifest:
     return parse_manifest(path.read_bytes(), where=str(path))
 
 
+def is_engine(directory: Path) -> bool:
+    """Whether a directory is an output of `build`, however old or damaged: it may be replaced by a new one."""
+    try:
+        document = json.loads((directory / MANIFEST_NAME).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and document.get("format") == FORMAT
+
+
 def read_plan(directory: Path | str, rank: int = 0) -> Plan:
     """The plan alone, for people to look at: checks the manifest, the sizes and the header, maps no weights."""
     directory = Path(directory)
@@ -164,7 +174,8 @@ def check_files(directory: Path, manifest: Manifest) -> None:
                 hint="copy the engine again, or " + REBUILD,
             )  # fmt: skip
     known = {MANIFEST_NAME, *(part.name for part in manifest.parts)}
-    foreign = sorted(path.name for path in directory.iterdir() if path.name not in known and path.name[0] != ".")
+    found = (path.relative_to(directory) for path in directory.rglob("*") if not path.is_dir())
+    foreign = sorted(path.as_posix() for path in found if path.as_posix() not in known and path.name[0] != ".")
     if foreign:
         raise EngineError(
             "the engine directory holds files that are not part of it", where=str(directory),

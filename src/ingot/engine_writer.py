@@ -21,8 +21,8 @@ Block = tuple[int, memoryview]  # offset in the weights section, bytes
 class _PartWriter:
     """Writes one file from front to back, hashing as it goes."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._file = path, path.open("xb")
+    def __init__(self, path: Path, name: str) -> None:
+        self._name, self._file = name, path.open("xb")
         self._sha256, self._crc32, self._chunk_crc = hashlib.sha256(), list[int](), 0
         self.position = 0
 
@@ -40,7 +40,7 @@ class _PartWriter:
 
     def pad_to(self, position: int) -> None:
         """Zeros up to `position`."""
-        assert position >= self.position, f"{self._path.name} would be written backwards at {position}"
+        assert position >= self.position, f"{self._name} would be written backwards at {position}"
         while self.position < position:
             self.write(bytes(min(position - self.position, CHUNK_BYTES)))
 
@@ -51,9 +51,7 @@ class _PartWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return Part(
-            name=self._path.name, nbytes=self.position, sha256=self._sha256.hexdigest(), crc32=tuple(self._crc32)
-        )
+        return Part(name=self._name, nbytes=self.position, sha256=self._sha256.hexdigest(), crc32=tuple(self._crc32))
 
     def abandon(self) -> None:
         """Close without a word: an error is already on its way."""
@@ -66,23 +64,31 @@ class _PartWriter:
 
 
 def write_engine(
-    directory: Path, manifest: Manifest, plan: Plan, weights: Iterable[Block], files: Sequence[Path] = ()
+    directory: Path,
+    manifest: Manifest,
+    plan: Plan,
+    weights: Iterable[Block],
+    files: Sequence[Path] = (),
+    source: Path | None = None,
 ) -> Manifest:
     """Fill the new, empty `directory` with an engine of one rank.
 
     manifest  everything but `parts`, which is made here
     weights   blocks of the weights section with ascending offsets; gaps become zeros
     files     tokenizer and generation files to copy
+    source    the folder to which they keep their relative paths; None: only their names are kept
     Memory stays at one block.
     """
-    parts = [_write_rank(directory / rank_file(0), plan, weights)]
-    parts += [_write_part(directory / path.name, _read_blocks(path)) for path in files]
+    parts = [_write_rank(directory, plan, weights)]
+    for path in files:
+        name = path.name if source is None else path.relative_to(source).as_posix()
+        parts.append(_write_part(directory, name, _read_blocks(path)))
     complete = dataclasses.replace(manifest, parts=tuple(sorted(parts, key=lambda part: part.name)))
-    _write_part(directory / MANIFEST_NAME, [complete.to_json().encode()])
+    _write_part(directory, MANIFEST_NAME, [complete.to_json().encode()])
     return complete
 
 
-def _write_rank(path: Path, plan: Plan, weights: Iterable[Block]) -> Part:
+def _write_rank(directory: Path, plan: Plan, weights: Iterable[Block]) -> Part:
     text = plan.to_json().encode()
     start = aligned(HEADER_BYTES + len(text), SECTION_ALIGNMENT)
     header = Header(
@@ -99,19 +105,21 @@ def _write_rank(path: Path, plan: Plan, weights: Iterable[Block]) -> Part:
             writer.write(data)
         writer.pad_to(start + plan.weight_bytes)
 
-    return _written(path, pieces)
+    return _written(directory, rank_file(0), pieces)
 
 
-def _write_part(path: Path, blocks: Iterable[bytes]) -> Part:
+def _write_part(directory: Path, name: str, blocks: Iterable[bytes]) -> Part:
     def pieces(writer: _PartWriter) -> None:
         for block in blocks:
             writer.write(block)
 
-    return _written(path, pieces)
+    return _written(directory, name, pieces)
 
 
-def _written(path: Path, fill: Callable[[_PartWriter], None]) -> Part:
-    writer = _PartWriter(path)
+def _written(directory: Path, name: str, fill: Callable[[_PartWriter], None]) -> Part:
+    path = directory / name
+    path.parent.mkdir(exist_ok=True)
+    writer = _PartWriter(path, name)
     try:
         fill(writer)
         return writer.finish()

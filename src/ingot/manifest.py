@@ -25,7 +25,10 @@ Fact = str | int | float | bool | None
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One file of the engine directory. crc32: one value per started chunk of CHUNK_BYTES, zlib's polynomial."""
+    """One file of the engine directory, its name relative to that.
+
+    crc32  one value per started chunk of CHUNK_BYTES, zlib's polynomial
+    """
 
     name: str
     nbytes: int
@@ -145,7 +148,8 @@ def _manifest_from(document: Mapping[str, Any]) -> Manifest:
 
 def _part_from(item: Mapping[str, Any]) -> Part:
     name, digits = item["name"], item["crc32"]
-    if "/" in name or name in ("", ".", "..", MANIFEST_NAME):
+    steps = name.split("/")
+    if name == MANIFEST_NAME or any(step in ("", ".", "..") for step in steps):
         raise ValueError(f"{name!r} cannot be the name of a part")
     crc32 = tuple(int(digits[i : i + 8], 16) for i in range(0, len(digits), 8))
     return Part(**{**item, "crc32": crc32})

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from ingot.errors import CapacityError, UsageError
+from ingot.errors import CapacityError, IngotError, UsageError
 
 # EFBIG: the process's own file-size limit; EDQUOT: the user's quota. For the reader they all mean "no room".
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -28,7 +28,8 @@ class OutputDir:
     is_previous  says whether an existing, non-empty directory is an earlier output of the same kind, which is then
                  replaced; every other non-empty directory is refused
 
-    Raises UsageError where the target cannot be used, CapacityError where the disk fills up inside the block.
+    Raises UsageError where the target cannot be used, CapacityError where the disk fills up inside the block,
+    IngotError for every other OSError inside it.
     """
 
     def __init__(self, target: Path, *, is_previous: Callable[[Path], bool]) -> None:
@@ -62,8 +63,12 @@ class OutputDir:
             ) from failure
         finally:
             shutil.rmtree(self.path, ignore_errors=True)
-        if isinstance(error, OSError) and (words := _in_words(error, self.target)):
-            raise words from error
+        if isinstance(error, OSError):
+            raise _in_words(error, self.target) or IngotError(
+                "a file cannot be read or written; nothing was left behind",
+                where=str(error.filename or self.target),
+                got=error.strerror or str(error),
+            ) from error
 
     def require_space(self, nbytes: int) -> None:
         """Raise CapacityError now if the disk has not `nbytes` free, rather than after an hour of work."""

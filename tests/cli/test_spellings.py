@@ -7,12 +7,31 @@ from ingot.cli.spellings import SPELLINGS, Spelling, judge
 from ingot.errors import UsageError
 from tests.house.project import ROOT
 
-CONTRACT = (
-    "use_weight_only weight_only_precision tp_size pp_size max_output_len gemm_plugin gpt_attention_plugin "
-    "paged_kv_cache remove_input_padding context_fmha use_paged_context_fmha kv_cache_type max_beam_width "
-    "input_timing_cache output_timing_cache workers log_level profiling_verbosity strip_plan weight_streaming "
-    "multiple_profiles gather_context_logits gather_generation_logits"
-).split()
+CONTRACT = [
+    "use_weight_only",
+    "weight_only_precision",
+    "tp_size",
+    "pp_size",
+    "max_output_len",
+    "gemm_plugin",
+    "gpt_attention_plugin",
+    "paged_kv_cache",
+    "remove_input_padding",
+    "context_fmha",
+    "use_paged_context_fmha",
+    "kv_cache_type",
+    "max_beam_width",
+    "input_timing_cache",
+    "output_timing_cache",
+    "workers",
+    "log_level",
+    "profiling_verbosity",
+    "strip_plan",
+    "weight_streaming",
+    "multiple_profiles",
+    "gather_context_logits",
+    "gather_generation_logits",
+]
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda spelling: spelling.name)

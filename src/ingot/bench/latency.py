@@ -5,12 +5,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ingot.bench.bandwidth import read_bandwidth
 from ingot.bench.timing import Round, random_prompts, time_requests
 from ingot.bench.traffic import decode_bytes, weight_bytes_per_step
 from ingot.engine import read_plan
 from ingot.errors import UsageError
 from ingot.plan import Plan
+from ingot.plugins.cpu.target import read_bandwidth
 from ingot.runtime.model_runner import ModelRunner
 
 
@@ -66,7 +66,7 @@ def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], N
     check_lengths(plan, input_len=options.input_len, output_len=options.output_len)
     runner = ModelRunner.from_dir(options.engine_dir, threads=options.threads, isa=options.isa)
     buffer_bytes = weight_bytes_per_step(plan)
-    machine, batches = [read_bandwidth(buffer_bytes, options.threads)], []
+    machine, batches = [read_bandwidth(buffer_bytes, options.threads) / 1e9], []
     for batch_size in options.batch_sizes:
         rounds: list[Round] = []
         total = options.warmup + options.repetitions
@@ -77,7 +77,7 @@ def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], N
             if index >= options.warmup:
                 rounds.append(measured)
         progress(f"batch {batch_size}", total, total)
-        machine.append(read_bandwidth(buffer_bytes, options.threads))
+        machine.append(read_bandwidth(buffer_bytes, options.threads) / 1e9)
         batches.append((batch_size, rounds))
     machine_gbs = statistics.median(machine)
     return LatencyReport(

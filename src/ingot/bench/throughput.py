@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from ingot.bench.bandwidth import read_bandwidth
 from ingot.bench.latency import check_lengths
 from ingot.bench.timing import Round, random_prompts, time_requests
 from ingot.bench.traffic import kv_bytes_per_token, weight_bytes_per_step
 from ingot.engine import read_plan
+from ingot.plugins.cpu.target import read_bandwidth
 from ingot.runtime.model_runner import ModelRunner
 
 
@@ -60,7 +60,7 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
         options.engine_dir, threads=options.threads, isa=options.isa, max_batch_size=options.max_batch_size
     )
     buffer_bytes = weight_bytes_per_step(plan)
-    machine = [read_bandwidth(buffer_bytes, options.threads)]
+    machine = [read_bandwidth(buffer_bytes, options.threads) / 1e9]
     rounds: list[Round] = []
     total = options.warmup + options.repetitions
     for index in range(total):
@@ -69,7 +69,7 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
         measured = time_requests(runner, prompts, options.output_len)
         if index >= options.warmup:
             rounds.append(measured)
-            machine.append(read_bandwidth(buffer_bytes, options.threads))
+            machine.append(read_bandwidth(buffer_bytes, options.threads) / 1e9)
     progress("rounds", total, total)
     machine_gbs = statistics.median(machine)
     steps = round(statistics.median(one.steps for one in rounds))

@@ -4,6 +4,7 @@ start ──TTFT──▶ token 1 ──gap──▶ token 2 ──gap──▶ 
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 
@@ -36,7 +37,7 @@ class RequestTimes:
     @property
     def gaps(self) -> tuple[float, ...]:
         """Seconds between neighbouring tokens (ITL)."""
-        return tuple(after - before for before, after in zip(self.tokens, self.tokens[1:], strict=False))
+        return tuple(after - before for before, after in itertools.pairwise(self.tokens))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ingot.cli.console import LEVELS, Talk
-from ingot.cli.values import byte_size, log_level
+from ingot.cli.values import WEIGHT_ONLY, byte_size, log_level, weight_only
 from ingot.configs.convert import WEIGHT_DTYPES, BuildDefaults, ConvertOptions
 from ingot.configs.sizes import format_bytes
 from ingot.convert.convert import convert
@@ -26,7 +26,7 @@ from ingot.convert.convert import convert
 @click.option("--random_weights", type=int, metavar="SEED", help="Draw the weights: a model of that exact shape.")
 @click.option("--use_weight_only", is_flag=True, help="Recorded: the build's default precision is weight-only.")
 @click.option(
-    "--weight_only_precision", type=click.Choice(["int8", "int4"]), help="Recorded: int8 is w8, int4 is w4g128."
+    "--weight_only_precision", type=click.Choice(list(WEIGHT_ONLY)), help="Recorded: int8 is w8, int4 is w4g128."
 )
 @click.option("--tp_size", type=click.IntRange(min=1), help="Recorded: the build's default.")
 @click.option("--pp_size", type=click.IntRange(min=1), help="Recorded: the build's default.")
@@ -56,7 +56,9 @@ def command(
         random_weights=random_weights,
         dtype=WEIGHT_DTYPES.get(dtype),
         max_mem=max_mem,
-        build_defaults=BuildDefaults(tp_size=tp_size, pp_size=pp_size),
+        build_defaults=BuildDefaults(
+            precision=weight_only(use_weight_only, weight_only_precision), tp_size=tp_size, pp_size=pp_size
+        ),
     )
     with Talk(LEVELS[log_level]) as talk:
         report = convert(options, talk.progress)

@@ -32,7 +32,7 @@ def _show(machine: Machine) -> None:
     rows = {
         "CPU": f"{machine.cpu}, {machine.cores} cores for this process",
         "ISA": f"{machine.isa} ({machine.isa_why})",
-        "memory": f"{format_bytes(machine.memory_bytes)}, {format_bytes(machine.available_bytes)} available; {bandwidth}",
+        "memory": f"{format_bytes(machine.memory_bytes)}, {format_bytes(machine.available_bytes)} free; {bandwidth}",
         "GPUs": ", ".join(machine.gpus) or "none (no NVIDIA driver is loaded)",
         "libraries": ", ".join(
             [

@@ -66,7 +66,7 @@ SPELLINGS = (
         name="workers",
         accepted=("1",),
         refused=("2 and more",),
-        way="an engine has one rank, and packing it already uses every core",
+        way="an engine has one rank in this version, and one process builds a rank",
     ),
     Spelling(
         name="profiling_verbosity",

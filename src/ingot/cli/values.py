@@ -8,13 +8,22 @@ import click
 from ingot.cli.console import LEVELS
 from ingot.configs.runtime import ISA_LEVELS
 from ingot.configs.sizes import parse_bytes
+from ingot.errors import UsageError
 
+WEIGHT_ONLY = {"int8": "w8", "int4": "w4g128"}  # --weight_only_precision
 positive = click.IntRange(min=1)
 
 
 def byte_size(text: str) -> int:
     """`8GiB`, `500MB` or plain bytes, as an int."""
     return parse_bytes(text, name="the option")
+
+
+def weight_only(wanted: bool, precision: str | None) -> str | None:
+    """The precision that `--use_weight_only` and `--weight_only_precision` ask for, if they do."""
+    if precision is not None and not wanted:
+        raise UsageError("--weight_only_precision goes with --use_weight_only", hint="give both or neither")
+    return WEIGHT_ONLY[precision or "int8"] if wanted else None
 
 
 def log_level(function: Callable[..., Any]) -> Callable[..., Any]:

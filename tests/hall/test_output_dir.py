@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.errors import CapacityError, UsageError
+from ingot.errors import CapacityError, IngotError, UsageError
 from ingot.output_dir import OutputDir
 
 
@@ -85,9 +85,10 @@ def test_a_full_disk_is_a_capacity_error(tmp_path: Path, number: int) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_os_errors_pass_through(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        fail(tmp_path / "out", FileNotFoundError())
+def test_other_os_errors_become_words(tmp_path: Path) -> None:
+    with pytest.raises(IngotError, match=r"cannot be read or written(.|\n)*mark(.|\n)*Permission denied"):
+        fail(tmp_path / "out", PermissionError(errno.EACCES, "Permission denied", "mark"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_space_is_checked_ahead(tmp_path: Path) -> None:

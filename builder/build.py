@@ -1,0 +1,217 @@
+"""Checkpoint → Engine, the main path.
+
+    read the graph → structure passes → decide precision and limits → target passes → lower → plan memory and weights
+    → check memory and disk → stream the packed weights → publish
+
+The graph is the only source: config.json of the checkpoint only adds facts for people to the manifest.
+"""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ingot import __version__
+from ingot.builder.expressions import WeightReader, check_sources, stored_dtypes
+from ingot.builder.facts import model_facts, read_token_ids
+from ingot.builder.graph import Graph, ours
+from ingot.builder.limits import fit_limits
+from ingot.builder.lower import Lowering, read_shape
+from ingot.builder.names import name_nodes
+from ingot.builder.pack import BLOCK_BYTES, Packer
+from ingot.builder.passes.base import PassReport
+from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
+from ingot.checkpoint import Checkpoint
+from ingot.configs.build import BuildConfig
+from ingot.configs.sizes import format_bytes
+from ingot.dtypes import DType
+from ingot.engine import SECTION_ALIGNMENT, is_engine
+from ingot.engine_writer import write_engine
+from ingot.errors import CapacityError, CheckpointError, IngotError, UsageError
+from ingot.manifest import Manifest
+from ingot.output_dir import OutputDir
+from ingot.plan import KvLayout, Plan
+from ingot.plugins.registry import find_target
+from ingot.plugins.target import Target
+
+# What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
+BASE_MEMORY = 80 << 20
+GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
+BLOCK_COPIES = 6  # a block as stored, as float32, rounded, packed
+
+CAPABILITIES = ("context_logits", "generation_logits", "greedy", "log_probs", "paged_kv", "sampling")
+
+Progress = Callable[[str, int, int], None]
+"""(what is being done, bytes done, bytes in all)"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BuildReport:
+    """What a build did, or would do (dry_run).
+
+    notes        one sentence each: lowered defaults, choices, weights that are not finite
+    passes       what every pass did
+    memory       bytes the build was expected to need at most
+    engine_bytes of the rank file
+    """
+
+    output_dir: Path
+    dry_run: bool
+    target: str
+    precision: str
+    plan: Plan
+    passes: tuple[PassReport, ...]
+    notes: tuple[str, ...]
+    memory: int
+    engine_bytes: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Job:
+    """All that is decided before the first byte is written."""
+
+    target: Target
+    precision: DType
+    plan: Plan
+    lowering: Lowering
+    reports: list[PassReport]
+    notes: list[str]
+
+
+def build(config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress: Progress | None = None) -> BuildReport:
+    """Write an Engine. Raises an IngotError in words; then, as after Ctrl-C, no output is left behind."""
+    begin = time.monotonic()
+    checkpoint = Checkpoint.open(Path(checkpoint_dir))
+    target = find_target(config.target)
+    memory = _check_memory(config, checkpoint)
+    with _graph_errors(checkpoint.graph_path):
+        job = _decide(config, checkpoint, target)
+        if not config.dry_run:
+            with OutputDir(Path(output_dir), is_previous=is_engine) as out:
+                out.require_space(job.plan.weight_bytes + 2 * SECTION_ALIGNMENT)
+                job.notes.extend(_write(job, checkpoint, out.path, progress))
+    return BuildReport(
+        output_dir=Path(output_dir), dry_run=config.dry_run, target=target.name, precision=job.precision.value,
+        plan=job.plan, passes=tuple(job.reports), notes=tuple(job.notes), memory=memory,
+        engine_bytes=_engine_bytes(job.plan), seconds=time.monotonic() - begin,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _graph_errors(path: Path) -> Iterator[None]:
+    """A graph may be malformed in more ways than passes can foresee: say so in words, whatever they stumble over."""
+    try:
+        yield
+    except (IngotError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            "the graph of the checkpoint cannot be followed", where=str(path), got=f"{type(error).__name__}: {error}",
+            hint="convert the model again; if that does not help, this is a bug of ingot",
+        ) from error  # fmt: skip
+
+
+def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target) -> _Job:
+    graph = Graph.load(checkpoint.graph_path)
+    if config.dump_passes is not None:
+        _make_folder(config.dump_passes)
+        graph.save(config.dump_passes / "00_checkpoint.onnx")
+    passes = structure_passes()
+    reports = run_passes(graph, passes, dump=config.dump_passes)
+    require_plugins(graph, reports)
+    name_nodes(graph)
+    notes: list[str] = []
+    precision = _precision(config, graph, target, notes)
+    kv_dtype = _kv_dtype(config, precision)
+    late = target_passes(target, weights=precision, kv=kv_dtype)
+    reports += run_passes(graph, late, dump=config.dump_passes, first=len(passes) + 1)
+    shape = read_shape(graph)
+    limits, lowered = fit_limits(config, shape.positions)
+    kv = KvLayout(
+        num_layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+        tokens_per_block=config.tokens_per_block, dtype=kv_dtype,
+    )  # fmt: skip
+    lowering = Lowering(graph)
+    for use in lowering.uses:
+        check_sources(use.tensor, checkpoint)
+    plan = lowering.plan(limits, kv, shape, config.shards or len(os.sched_getaffinity(0)))
+    return _Job(
+        target=target, precision=precision, plan=plan, lowering=lowering, reports=reports, notes=[*notes, *lowered]
+    )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            "the graphs cannot be dumped there", where=str(folder), got=error.strerror, hint="choose another folder"
+        ) from error
+
+
+def _precision(config: BuildConfig, graph: Graph, target: Target, notes: list[str]) -> DType:
+    """auto: what most of the weights are stored in, f16 as bf16; f32 where the target has no bf16 product."""
+    if config.precision != "auto":
+        return DType(config.precision)
+    stored: Counter[DType] = Counter()
+    for node in graph.nodes:
+        if ours(node, "Matmul", "Embedding"):
+            for dtype, nbytes in stored_dtypes(node.inputs[1]):
+                stored[dtype] += nbytes
+    most = stored.most_common(1)[0][0]
+    chosen = DType.F32 if most is DType.F32 else DType.BF16
+    if chosen is DType.BF16 and not any(name.startswith("matmul.bf16.") for name in target.kernels()):
+        chosen = DType.F32
+    why = "" if most is chosen else f"; {target.name} computes no {most.value}"
+    notes.append(f"precision {chosen.value}: most weights are stored in {most.value}{why}")
+    return chosen
+
+
+def _kv_dtype(config: BuildConfig, precision: DType) -> DType:
+    if config.kv_cache_dtype != "auto":
+        return DType(config.kv_cache_dtype)
+    return DType.F32 if precision is DType.F32 else DType.BF16
+
+
+def _check_memory(config: BuildConfig, checkpoint: Checkpoint) -> int:
+    """The forecast of peak memory. Raises CapacityError before any work where it is more than allowed."""
+    forecast = BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size + BLOCK_COPIES * BLOCK_BYTES
+    if config.max_mem is not None and forecast > config.max_mem:
+        raise CapacityError(
+            "the build needs more memory than --max_mem allows", expected=f"at least {format_bytes(forecast)}",
+            got=format_bytes(config.max_mem), hint="the weights are streamed: more than this is never needed",
+        )  # fmt: skip
+    return forecast
+
+
+def _write(job: _Job, checkpoint: Checkpoint, directory: Path, progress: Progress | None) -> list[str]:
+    """Fill the engine directory; returns notes."""
+    plan, done = job.plan, 0
+    total = sum(weight.nbytes for weight in plan.weights)
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress("packing weights", done, total)
+
+    tokens = read_token_ids(checkpoint.path)
+    manifest = Manifest(
+        ingot_version=__version__, model=model_facts(checkpoint, plan), target=job.target.name,
+        precision=job.precision.value, limits=plan.limits, capabilities=CAPABILITIES, ranks=1,
+        eos_ids=tokens.eos, bos_id=tokens.bos, pad_id=tokens.pad, parts=(),
+    )  # fmt: skip
+    with WeightReader(checkpoint.path) as reader:
+        packer = Packer(reader, job.lowering.uses, plan.weights)
+        files = [checkpoint.path / name for name in checkpoint.companions()]
+        write_engine(directory, manifest, plan, packer.blocks(advance), files, checkpoint.path)
+    return [f"weight {name} holds {count} values that are NaN or infinite" for name, count in packer.nonfinite.items()]
+
+
+def _engine_bytes(plan: Plan) -> int:
+    text = len(plan.to_json().encode())
+    return -(-(4096 + text) // SECTION_ALIGNMENT) * SECTION_ALIGNMENT + plan.weight_bytes

@@ -1,0 +1,203 @@
+"""Graph of plugins → Plan: steps in execution order, weights by name, buffers in one arena.
+
+PagedAttention becomes rope_kv_write and paged_attention. The last step writes the logits; drawing from them is the
+session's.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_graphsurgeon as gs
+
+from ingot.builder.expressions import key, matrix_shape
+from ingot.builder.graph import DOMAIN, Graph, is_weight, ours, weight_shape
+from ingot.builder.memory import Use, Value, plan_arena
+from ingot.builder.pack import WeightUse, place_weights, shard_count
+from ingot.builder.positions import UNLIMITED
+from ingot.builder.select import plan_ops
+from ingot.builder.shapes import size_problem
+from ingot.dtypes import DType
+from ingot.errors import PassError
+from ingot.plan import Attr, KvLayout, Limits, Plan, Rows, Step
+from ingot.plugins.registry import find_op
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """What the limits and the KV cache need to know of a graph of plugins. positions: UNLIMITED if it does not say."""
+
+    positions: int
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kv_dtype: DType
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Draft:
+    """A step before memory is planned: inputs are weight names, value indices or None."""
+
+    name: str
+    op: str
+    kernel: str
+    inputs: tuple[str | int | None, ...]
+    outputs: tuple[int | None, ...]
+    attrs: dict[str, Attr]
+
+
+def read_shape(graph: Graph) -> ModelShape:
+    """Raises PassError where the layers do not share one KV layout."""
+    nodes = [node for node in graph.nodes if node.domain == DOMAIN]
+    attentions = [node for node in nodes if ours(node, "PagedAttention")]
+    kinds = {(n.attrs["kv_heads"], n.attrs["head_dim"], n.attrs["dtype"]) for n in attentions}
+    if len(kinds) != 1:
+        raise PassError(
+            "the layers do not share one KV cache layout", expected="one (kv_heads, head_dim) for all layers",
+            got=", ".join(f"{heads} x {dim}" for heads, dim, _ in sorted(kinds)) or "no attention at all",
+        )  # fmt: skip
+    kv_heads, head_dim, dtype = kinds.pop()
+    table = next((node.inputs[1] for node in nodes if ours(node, "Embedding")), None)
+    head = next(node for node in reversed(nodes) if ours(node, "Matmul"))
+    if table is None:
+        raise PassError("the graph has no token embedding", expected="a Gather of a table by the token ids")
+    return ModelShape(
+        positions=min(int(node.attrs.get("positions", UNLIMITED)) for node in nodes),
+        vocab_size=weight_shape(head.inputs[1])[0], hidden_size=weight_shape(table)[1], layers=len(attentions),
+        heads=max(node.attrs["heads"] for node in attentions), kv_heads=kv_heads, head_dim=head_dim,
+        kv_dtype=DType(dtype),
+    )  # fmt: skip
+
+
+class Lowering:
+    """Collects drafts and weights node by node; `plan` puts them together."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._drafts: list[_Draft] = []
+        self._values: list[Value] = []
+        self._index: dict[int, int] = {}  # id of a tensor → its value
+        self._known: dict[tuple[object, ...], str] = {}  # equal weights are stored once
+        self._uses: dict[str, WeightUse] = {}
+        for node in graph.nodes:
+            if node.domain == DOMAIN:
+                self._lower(node)
+        self._logits = self._index[id(graph.logits)]
+
+    @property
+    def uses(self) -> list[WeightUse]:
+        """Every weight once, in the order of first use."""
+        return list(self._uses.values())
+
+    def plan(self, limits: Limits, kv: KvLayout, shape: ModelShape, shards: int) -> Plan:
+        """The Plan under these limits."""
+        rows = {Rows.TOKENS: limits.max_num_tokens, Rows.LOGITS: limits.max_logit_rows}
+        buffers, arena_bytes = plan_arena(self._values, [_use(draft) for draft in self._drafts], rows, [self._logits])
+        weights, weight_bytes = place_weights(self.uses, shard_count(self.uses, shards))
+        names = [buffer.name for buffer in buffers]
+        max_positions = limits.max_seq_len if shape.positions == UNLIMITED else shape.positions
+        return Plan(
+            vocab_size=shape.vocab_size, max_positions=max_positions, limits=limits, kv=kv,
+            buffers=tuple(dict.fromkeys(buffers)), weights=tuple(weights),
+            steps=tuple(_step(draft, names) for draft in self._drafts),
+            arena_bytes=arena_bytes, weight_bytes=weight_bytes, logits=names[self._logits],
+        )  # fmt: skip
+
+    def _lower(self, node: gs.Node) -> None:
+        kernels = node.attrs["kernel"].split(" ")
+        if ours(node, "PagedAttention"):
+            query = self._new_value(Rows.TOKENS, node.attrs["heads"] * node.attrs["head_dim"])
+            first, second = plan_ops(node.op)
+            self._draft(node, node.name.replace("/attention", f"/{first}"), first, kernels[0], node.inputs, [query])
+            self._draft(node, node.name, second, kernels[1], [query], node.outputs)
+        elif ours(node, "Embedding"):
+            self._draft(node, node.name, plan_ops(node.op)[0], kernels[0], node.inputs[1:], node.outputs)
+        else:
+            self._draft(node, node.name, plan_ops(node.op)[0], kernels[0], node.inputs, node.outputs)
+
+    def _draft(
+        self, node: gs.Node, name: str, op_name: str, kernel: str, inputs: Sequence[gs.Tensor | int],
+        outputs: Sequence[gs.Tensor | int],
+    ) -> None:  # fmt: skip
+        """One step of `node`; inputs and outputs are tensors of the graph, or values made here."""
+        op = find_op(op_name)
+        attrs: dict[str, Attr] = {
+            each: node.attrs.get(each, default)
+            for each, default in op.attrs.items()
+            if each in node.attrs or not isinstance(default, type)
+        }
+        refs = [
+            self._ref(node, op_name, f"{name}.{op.inputs[i].rstrip('?')}", i, each) for i, each in enumerate(inputs)
+        ]
+        refs += [None] * (len(op.inputs) - len(refs))
+        problem = op.problem(["" if ref is None else str(ref) for ref in refs], attrs)
+        problem = problem or size_problem(op_name, [self._shape(ref) for ref in refs], attrs)
+        activations = [self._values[ref] for ref in refs if isinstance(ref, int)]
+        if len({value.rows for value in activations}) > 1:
+            problem = "some of its inputs have a row per token, others a row per wanted logit"
+        if problem is not None:
+            raise PassError(f"step {name} is no use of op {op_name}", where=node.name, got=problem)
+        rows = op.rows or activations[0].rows
+        cols = op.out_cols([self._cols(ref) for ref in refs], attrs)
+        made: list[int | None] = [
+            each if isinstance(each, int) else self._new_value(rows, cols[i], each) for i, each in enumerate(outputs)
+        ]
+        made += [None] * (len(op.outputs) - len(made))
+        self._drafts.append(
+            _Draft(name=name, op=op_name, kernel=kernel, inputs=tuple(refs), outputs=tuple(made), attrs=attrs)
+        )
+
+    def _ref(self, node: gs.Node, op: str, name: str, index: int, each: gs.Tensor | int) -> str | int | None:
+        if isinstance(each, int):
+            return each
+        if each.is_empty():
+            return None
+        return self._weight(node, op, name, index, each) if is_weight(each) else self._index[id(each)]
+
+    def _weight(self, node: gs.Node, op: str, name: str, index: int, tensor: gs.Tensor) -> str:
+        panels = op == "matmul" and index == 1
+        gated = panels and bool(node.attrs["gated"])
+        dtype = DType(node.attrs["dtype"]) if panels or op == "embedding" else DType.F32
+        shape = weight_shape(tensor) if len(weight_shape(tensor)) == 2 and (panels or op == "embedding") else None
+        use = WeightUse(
+            name=name, tensor=tensor, dtype=dtype, shape=shape or (matrix_shape(tensor)[0],), panels=panels, gated=gated
+        )
+        known = self._known.setdefault((key(tensor), use.layout, dtype), name)
+        self._uses.setdefault(known, use)
+        return known
+
+    def _shape(self, ref: str | int | None) -> tuple[int, ...] | None:
+        """Shape of a weight, (columns,) of an activation."""
+        if ref is None:
+            return None
+        return (self._values[ref].cols,) if isinstance(ref, int) else self._uses[ref].shape
+
+    def _cols(self, ref: str | int | None) -> int | None:
+        """Columns of an activation; rows of a product's weight, columns of a table, length of a vector."""
+        shape = self._shape(ref)
+        if shape is None or isinstance(ref, int):
+            return None if shape is None else shape[0]
+        return shape[0] if ref is not None and self._uses[ref].panels else shape[-1]
+
+    def _new_value(self, rows: Rows, cols: int, tensor: gs.Tensor | None = None) -> int:
+        self._values.append(Value(rows=rows, cols=cols))
+        if tensor is not None:
+            self._index[id(tensor)] = len(self._values) - 1
+        return len(self._values) - 1
+
+
+def _use(draft: _Draft) -> Use:
+    return Use(
+        inputs=tuple(ref if isinstance(ref, int) else None for ref in draft.inputs),
+        outputs=draft.outputs,
+        in_place=find_op(draft.op).in_place,
+    )
+
+
+def _step(draft: _Draft, names: Sequence[str]) -> Step:
+    return Step(
+        name=draft.name, op=draft.op, kernel=draft.kernel, attrs=draft.attrs,
+        inputs=tuple(names[ref] if isinstance(ref, int) else ref or "" for ref in draft.inputs),
+        outputs=tuple("" if index is None else names[index] for index in draft.outputs),
+    )  # fmt: skip

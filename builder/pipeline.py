@@ -1,0 +1,83 @@
+"""The passes in their order: the table of contents of the builder.
+
+Standard ONNX in, plugins of the domain `ingot` out; whatever is left over is an error, never a guess.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ingot.builder.graph import DOMAIN, Graph, describe, is_weight
+from ingot.builder.passes import (
+    eliminate_dead,
+    fold_constants,
+    fuse_activation,
+    fuse_gate_up,
+    fuse_residual,
+    fuse_residual_norm,
+    insert_embedding,
+    insert_matmul,
+    insert_paged_attention,
+    merge_qkv,
+    recognise_activations,
+    recognise_norms,
+    select_logit_rows,
+)
+from ingot.builder.passes.base import Pass, PassReport
+from ingot.builder.passes.choose_kernels import ChooseKernels
+from ingot.builder.passes.set_precision import SetPrecision
+from ingot.dtypes import DType
+from ingot.errors import PassError
+from ingot.plugins.target import Target
+
+
+def structure_passes() -> tuple[Pass, ...]:
+    """What the model is, whatever it will run on."""
+    return (
+        eliminate_dead.PASS,
+        fold_constants.PASS,
+        recognise_norms.PASS,
+        insert_matmul.PASS,  # MatMul + bias
+        recognise_activations.PASS,
+        insert_embedding.PASS,
+        fuse_gate_up.PASS,  # before fuse_activation, which would take the gate's activation
+        fuse_activation.PASS,
+        merge_qkv.PASS,
+        insert_paged_attention.PASS,  # RoPE + KV write + attention
+        select_logit_rows.PASS,  # before the residuals, so that the last sum is made for all tokens
+        fuse_residual_norm.PASS,  # before the epilogues: an all-reduce may stand between product and residual
+        fuse_residual.PASS,
+    )
+
+
+def target_passes(target: Target, *, weights: DType, kv: DType) -> tuple[Pass, ...]:
+    """How the model is computed."""
+    return (SetPrecision(weights=weights, kv=kv, target=target), ChooseKernels(target=target))
+
+
+def run_passes(
+    graph: Graph, passes: Sequence[Pass], *, dump: Path | None = None, first: int = 1,
+    say: Callable[[PassReport], None] | None = None,
+) -> list[PassReport]:  # fmt: skip
+    """Run passes in order. dump: write the graph after each there, numbered from `first`."""
+    reports = []
+    for number, each in enumerate(passes, first):
+        reports.append(each.run(graph))
+        if say is not None:
+            say(reports[-1])
+        if dump is not None:
+            graph.save(dump / f"{number:02}_{each.name}.onnx")
+    return reports
+
+
+def require_plugins(graph: Graph, reports: Sequence[PassReport]) -> None:
+    """Raise PassError if a node that depends on the input is not one of our plugins."""
+    left = [node for node in graph.nodes if node.domain != DOMAIN and not is_weight(node.outputs[0])]
+    if not left:
+        return
+    refusals = [f"{report.name}: {reason}" for report in reports for reason in report.refused]
+    raise PassError(
+        f"{len(left)} nodes of the graph fit no pass", where=", ".join(describe(node) for node in left[:5]),
+        expected="a graph of the ops that docs/design.md lists",
+        got="; ".join(refusals) or f"ops {', '.join(sorted({node.op for node in left}))}",
+        hint="look at the graph with --dump_passes DIR, or add a pass to builder/passes",
+    )  # fmt: skip

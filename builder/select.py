@@ -1,0 +1,31 @@
+"""Which kernel computes an op: the first of the target's list named `<op>.<dtype>.*`."""
+
+import re
+
+from ingot.errors import NoKernelError
+from ingot.plugins.target import Target
+
+_SEVERAL = {"PagedAttention": ("rope_kv_write", "paged_attention")}  # plugins that become more than one step
+
+
+def plan_ops(plugin: str) -> tuple[str, ...]:
+    """The plan ops that a plugin of the graph becomes: RmsNorm → rms_norm."""
+    return _SEVERAL.get(plugin, (re.sub(r"(?<!^)(?=[A-Z])", "_", plugin).lower(),))
+
+
+def choose_kernel(target: Target, op: str, dtype: str) -> str:
+    """Name of the best kernel. Raises NoKernelError with what there is instead."""
+    names = target.kernels()
+    if not names:
+        raise NoKernelError(
+            f"target {target.name} has no kernels in this installation", got=target.missing() or "an empty list",
+            hint="`ingot doctor` says what can be built here",
+        )  # fmt: skip
+    if best := next((name for name in names if name.startswith(f"{op}.{dtype}.")), None):
+        return best
+    others = sorted({name.split(".")[1] for name in names if name.startswith(f"{op}.")})
+    raise NoKernelError(
+        f"target {target.name} has no kernel for op {op} in {dtype}",
+        expected=f"{op}.{dtype}.*", got=f"{op} in {', '.join(others)}" if others else f"no kernel for {op} at all",
+        hint="choose another --precision or --target",
+    )  # fmt: skip

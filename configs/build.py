@@ -1,0 +1,85 @@
+"""What a user asks of `ingot build`."""
+
+import dataclasses
+from pathlib import Path
+
+from ingot.errors import UsageError
+
+PRECISIONS = ("auto", "f32", "bf16")
+KV_DTYPES = ("auto", "bf16", "f32")
+DEFAULT_MAX_BATCH_SIZE = 64
+DEFAULT_MAX_INPUT_LEN = 2048
+DEFAULT_MAX_SEQ_LEN = 4096
+DEFAULT_MAX_NUM_TOKENS = 2048
+MIN_TOKENS_PER_BLOCK, MAX_TOKENS_PER_BLOCK = 16, 256
+
+# Precisions of the contract that this version cannot build, and why.
+_NOT_YET = {
+    "f16": "f16 is for GPU targets, which are not there yet; bf16 is the 16-bit precision of CPU targets",
+    "w8": "weight-only 8 bit is not there yet",
+    "w4g128": "weight-only 4 bit is not there yet",
+    "w4g64": "weight-only 4 bit is not there yet",
+    "w4g32": "weight-only 4 bit is not there yet",
+    "w8a8": "calibrated recipes are not there yet",
+    "w4a8": "calibrated recipes are not there yet",
+    "fp8": "calibrated recipes are not there yet",
+}
+_KV_NOT_YET = {"int8": "an 8-bit KV cache is not there yet", "fp8": "an 8-bit KV cache is not there yet"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BuildConfig:
+    """None is "not given": the default, lowered to what the model allows. Given values are kept or refused.
+
+    target            a name of the target list; "cpu" is the best of this machine
+    precision         of weights and tables; auto follows what the checkpoint stores
+    max_batch_size    requests running at once (64)
+    max_input_len     prompt tokens of a request (2048)
+    max_seq_len       prompt plus generated tokens of a request (4096)
+    max_output_len    instead of max_seq_len: max_seq_len is max_input_len + max_output_len
+    max_num_tokens    tokens of one step (2048)
+    tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
+    kv_cache_dtype    auto: f32 in f32 engines, else bf16
+    shards            parts of the packed weights, one per thread; None: the cores of this machine
+    max_mem           bytes the build may use
+    dry_run           decide everything, write nothing
+    dump_passes       directory for the graph after every pass
+    """
+
+    target: str = "cpu"
+    precision: str = "auto"
+    max_batch_size: int | None = None
+    max_input_len: int | None = None
+    max_seq_len: int | None = None
+    max_output_len: int | None = None
+    max_num_tokens: int | None = None
+    tokens_per_block: int = 32
+    kv_cache_dtype: str = "auto"
+    shards: int | None = None
+    max_mem: int | None = None
+    dry_run: bool = False
+    dump_passes: Path | None = None
+
+    def __post_init__(self) -> None:
+        _check_name("precision", self.precision, PRECISIONS, _NOT_YET)
+        _check_name("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES, _KV_NOT_YET)
+        counts = ("max_batch_size", "max_input_len", "max_output_len", "max_num_tokens", "shards", "max_mem")
+        for name, minimum in (("max_seq_len", 2), *((name, 1) for name in counts)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
+                raise UsageError(f"{name} must be a whole number, at least {minimum}", got=repr(value))
+        if self.max_output_len is not None and self.max_seq_len is not None:
+            raise UsageError("max_output_len and max_seq_len say the same", hint="give one of them")
+        size = self.tokens_per_block
+        if not isinstance(size, int) or size % 16 or not MIN_TOKENS_PER_BLOCK <= size <= MAX_TOKENS_PER_BLOCK:
+            raise UsageError(
+                "tokens_per_block does not fit the attention kernels", got=repr(size),
+                expected=f"a multiple of 16 from {MIN_TOKENS_PER_BLOCK} to {MAX_TOKENS_PER_BLOCK}",
+            )  # fmt: skip
+
+
+def _check_name(option: str, value: str, known: tuple[str, ...], not_yet: dict[str, str]) -> None:
+    if value in not_yet:
+        raise UsageError(f"{option} {value} cannot be built: {not_yet[value]}", expected=", ".join(known))
+    if value not in known:
+        raise UsageError(f"unknown {option}", expected=", ".join(known), got=repr(value))

@@ -1,0 +1,66 @@
+"""generation_config.json of a model: the sampling that its makers recommend. Only `run` and `serve` apply it."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import ConfigError
+
+_APPLIED = ("temperature", "top_k", "top_p")
+# settings that change which token is chosen, and cannot be followed yet → the value that changes nothing
+_NOT_FOLLOWED = {
+    "repetition_penalty": 1, "min_p": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "num_beams": 1,
+    "no_repeat_ngram_size": 0, "bad_words_ids": None, "min_new_tokens": 0, "min_length": 0,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationDefaults:
+    """do_sample False is greedy. None: the file does not say. not_followed: "name=value" of settings ingot lacks."""
+
+    do_sample: bool = False
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    not_followed: tuple[str, ...] = ()
+
+    def resolve(self, temperature: float | None, top_k: int | None, top_p: float | None) -> tuple[float, int, float]:
+        """(temperature, top_k, top_p) of a request: what the user gave, then the file, then plain sampling.
+
+        Greedy if the user gave none of them and the file does not sample.
+        """
+        if temperature is None and top_k is None and top_p is None and not self.do_sample:
+            return 0.0, 0, 1.0
+        return (
+            next(value for value in (temperature, self.temperature, 1.0) if value is not None),
+            next(value for value in (top_k, self.top_k, 0) if value is not None),
+            next(value for value in (top_p, self.top_p, 1.0) if value is not None),
+        )
+
+
+def read_generation_defaults(directory: Path) -> GenerationDefaults:
+    """From generation_config.json in an engine directory; an absent file recommends nothing."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return GenerationDefaults()
+    try:
+        values: Any = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError("the file is not valid JSON", where=str(path), got=str(error)) from error
+    if not isinstance(values, dict):
+        raise ConfigError("the file holds no JSON object", where=str(path), got=type(values).__name__)
+    for key in _APPLIED:
+        value = values.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise ConfigError("a value is not usable", where=f"{path}:{key}", expected="a number", got=repr(value))
+    not_followed = tuple(
+        f"{key}={values[key]!r}" for key, neutral in _NOT_FOLLOWED.items() if values.get(key) not in (None, neutral)
+    )
+    return GenerationDefaults(
+        do_sample=values.get("do_sample") is True,
+        temperature=values.get("temperature"),
+        top_k=values.get("top_k"),
+        top_p=values.get("top_p"),
+        not_followed=not_followed,
+    )

@@ -1,0 +1,144 @@
+"""Text → token ids and back, with the tokenizer files of an engine directory.
+
+`Detokenizer` turns tokens into text one by one. A piece of text is given out when it can no longer change:
+
+    tokens   ... │ "▁caf" │ 0xC3 │ 0xA9 │ "▁au"      prompt and generated tokens
+    text         │ " caf" │  -   │  é   │ " au"      half a character waits for the rest of it
+             start        end ── pending ──▶
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from ingot.errors import ConfigError, RequestError
+
+_HALF = "\ufffd"  # what the decoder puts where bytes are no character (yet)
+_PATIENCE = 16  # pending tokens after which bytes that are still no character will not become one
+
+
+class Tokenizer:
+    """tokenizer.json of a directory, and what tokenizer_config.json says about BOS."""
+
+    def __init__(self, hf: tokenizers.Tokenizer, *, bos_id: int | None, add_bos: bool | None) -> None:
+        self._hf, self._bos_id, self._add_bos = hf, bos_id, add_bos
+
+    @classmethod
+    def from_dir(cls, directory: Path | str) -> "Tokenizer":
+        """Raises ConfigError if the directory has no usable tokenizer."""
+        path = Path(directory) / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(
+                "the engine has no tokenizer", where=str(path), expected="tokenizer.json",
+                hint="use ModelRunner with token ids, or convert a model that has a tokenizer.json",
+            )  # fmt: skip
+        try:
+            hf = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more specific
+            raise ConfigError("the tokenizer cannot be read", where=str(path), got=str(error)) from error
+        hf.no_truncation()
+        hf.no_padding()
+        settings = _read_settings(path.with_name("tokenizer_config.json"))
+        bos = settings.get("bos_token")
+        content = bos.get("content") if isinstance(bos, dict) else bos
+        add_bos = settings.get("add_bos_token")
+        return cls(
+            hf,
+            bos_id=hf.token_to_id(content) if isinstance(content, str) else None,
+            add_bos=add_bos if isinstance(add_bos, bool) else None,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._hf.get_vocab_size())
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt, with what the tokenizer's post-processor adds.
+
+        tokenizer_config's add_bos_token, where present, has the last word on a BOS at the front.
+        """
+        if not isinstance(text, str):
+            raise RequestError("a prompt must be text", got=type(text).__name__)
+        try:
+            ids: list[int] = self._hf.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # e.g. a lone surrogate, which has no UTF-8 form
+            raise RequestError("the text cannot be tokenized", got=str(error)) from error
+        if add_special_tokens and self._bos_id is not None:
+            if self._add_bos and ids[:1] != [self._bos_id]:
+                return [self._bos_id, *ids]
+            if self._add_bos is False and ids[:1] == [self._bos_id]:
+                plain: list[int] = self._hf.encode(text, add_special_tokens=False).ids
+                return ids if ids == plain else ids[1:]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids, all at once."""
+        return str(self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def detokenizer(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> "Detokenizer":
+        """For the tokens that follow `prompt`."""
+        return Detokenizer(self, prompt, skip_special_tokens=skip_special_tokens)
+
+
+class Detokenizer:
+    """All pieces joined are the text that the generated tokens add to the prompt's.
+
+    The prompt gives the context: a sentencepiece decoder drops the space of the very first word only.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special_tokens
+        self._window = list(prompt)  # from `start` in the drawing above
+        self._end = len(self._window)
+        text = self._text(self._end)
+        self._whole = not text.endswith(_HALF)  # whether a character ends where the known text ends
+        self._known = text.rstrip(_HALF)
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Take the next tokens; returns the text that is certain now, often of earlier tokens, or ""."""
+        pieces = []
+        for token in ids:
+            self._window.append(int(token))
+            pieces.append(self._settle(force=len(self._window) - self._end >= _PATIENCE))
+        return "".join(pieces)
+
+    def finish(self) -> str:
+        """The rest, without a last character of which only a part was generated."""
+        text = self._text(len(self._window)).rstrip(_HALF)
+        piece = text[len(self._known) :]
+        self._advance()
+        return piece
+
+    def _settle(self, *, force: bool) -> str:
+        text = self._text(len(self._window))
+        if len(text) <= len(self._known) or (text.endswith(_HALF) and not force):
+            return ""
+        piece = text[len(self._known) :]
+        self._advance()
+        return piece
+
+    def _advance(self) -> None:
+        """What was pending is settled, and becomes the context of what follows; a context begins with a character."""
+        if self._whole:
+            del self._window[: self._end]
+        self._end = len(self._window)
+        self._known = self._text(self._end)
+        self._whole = not self._known.endswith(_HALF)
+
+    def _text(self, count: int) -> str:
+        return self._tokenizer.decode(self._window[:count], skip_special_tokens=self._skip)
+
+
+def _read_settings(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError("the tokenizer's settings are not JSON", where=str(path), got=str(error)) from error
+    if not isinstance(settings, dict):
+        raise ConfigError("the tokenizer's settings are not a JSON object", where=str(path))
+    return settings

@@ -1,0 +1,21 @@
+"""`ingot inspect`: what lies in a Checkpoint, a graph or an Engine."""
+
+from pathlib import Path
+
+import click
+
+from ingot.cli.values import as_json
+from ingot.inspect import inspect
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@as_json
+def command(path: Path, as_json: bool) -> None:
+    """Show a Checkpoint, an ONNX graph or an Engine without loading weights.
+
+    \b
+    Example: ingot inspect engine
+    """
+    found = inspect(path)
+    print(found.to_json() if as_json else found.text)

@@ -1,0 +1,154 @@
+"""`ingot run`: text in, text out. Completions go to stdout and nothing else does."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from ingot.cli.console import LEVELS, Talk
+from ingot.cli.prompts import Prompt, Sampling, read_prompts
+from ingot.cli.values import as_json, byte_size, log_level, positive, target_isa
+from ingot.configs.generation import GenerationDefaults, read_generation_defaults
+from ingot.configs.sampling import SamplingParams
+from ingot.errors import IngotError, RequestError
+from ingot.runtime.generate_text import TextEvent, TextRequest, stream_text
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.tokenizer import Tokenizer
+
+
+@click.command()
+@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to run.")
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="May be given several times.")
+@click.option(
+    "--input_file", metavar="FILE", help='JSON lines: "text" or {"prompt": ..., "max_output_len": ...}; - is stdin.'
+)
+@click.option("--max_output_len", type=positive, default=128, show_default=True, help="Tokens to generate at most.")
+@click.option("--temperature", type=float, help="0 is greedy. Unless given: what generation_config.json says.")
+@click.option("--top_k", type=int, help="Draw from the k most likely tokens; 0 is all.")
+@click.option("--top_p", type=float, help="Draw from the smallest head of tokens with this probability; 1 is all.")
+@click.option("--seed", type=int, help="Of the random draws; the same seed gives the same text.")
+@click.option("--stream", is_flag=True, help="Print text as it comes; with --json each object as its request ends.")
+@click.option("--threads", type=positive, help="Threads; every core unless given.")
+@click.option("--kv_cache_memory", type=byte_size, metavar="SIZE", help="Memory of the KV cache, e.g. 2GiB.")
+@target_isa
+@as_json
+@log_level
+def command(
+    engine_dir: Path,
+    prompts: tuple[str, ...],
+    input_file: str | None,
+    max_output_len: int,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int | None,
+    stream: bool,
+    threads: int | None,
+    kv_cache_memory: int | None,
+    isa: str | None,
+    as_json: bool,
+    log_level: str,
+) -> int:
+    """Text in, text out. Without --prompt and --input_file the prompt is read from stdin.
+
+    \b
+    Example: ingot run --engine_dir engine --prompt "Once upon a time" --stream
+    """
+    talk = Talk(LEVELS[log_level])
+    asked = Sampling(max_output_len=max_output_len, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    entries = read_prompts(prompts, input_file, asked)
+    with ModelRunner.from_dir(engine_dir, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory) as runner:
+        defaults = read_generation_defaults(engine_dir)
+        for setting in defaults.not_followed:
+            talk.warn(f"generation_config.json: {setting} is not followed in this version")
+        requests = [_request(index, *entry, defaults) for index, entry in enumerate(entries)]
+        printer = _JsonPrinter(requests, stream) if as_json else _TextPrinter(len(requests), stream)
+        with contextlib.closing(stream_text(runner, Tokenizer.from_dir(engine_dir), requests)) as events:
+            return _print_all(events, printer)
+
+
+def _request(index: int, prompt: Prompt, asked: Sampling, defaults: GenerationDefaults) -> TextRequest:
+    """What was asked for, completed by generation_config.json."""
+    temperature, top_k, top_p = defaults.resolve(asked.temperature, asked.top_k, asked.top_p)
+    try:
+        params = SamplingParams(
+            max_tokens=asked.max_output_len, temperature=temperature, top_k=top_k, top_p=top_p, seed=asked.seed
+        )
+    except RequestError as error:
+        error.where = f"request {index}"
+        raise
+    return TextRequest(prompt=prompt, params=params)
+
+
+def _print_all(events: Iterator[TextEvent], printer: "_JsonPrinter | _TextPrinter") -> int:
+    """1 if any request failed; the words go to stderr, the others are not touched."""
+    code = 0
+    for event in events:
+        if event.error is not None:
+            print(f"error: request {event.index}: {event.error}", file=sys.stderr)
+            code = 1
+        printer.take(event)
+    printer.end()
+    return code
+
+
+class _TextPrinter:
+    """Completions in the order of the prompts, one after the other; streaming, the first unfinished one as it grows."""
+
+    def __init__(self, count: int, stream: bool) -> None:
+        self._waiting: list[list[str]] = [[] for _ in range(count)]
+        self._done = [False] * count
+        self._silent = [False] * count
+        self._stream = stream
+        self._current = 0
+
+    def take(self, event: TextEvent) -> None:
+        self._waiting[event.index].append(event.text)
+        self._done[event.index] |= event.finish_reason is not None
+        self._silent[event.index] |= event.error is not None  # no line for what has no completion
+        while self._current < len(self._done):
+            if self._stream or self._done[self._current]:
+                print("".join(self._waiting[self._current]), end="", flush=True)
+                self._waiting[self._current].clear()
+            if not self._done[self._current]:
+                return
+            if not self._silent[self._current]:
+                print(flush=True)
+            self._current += 1
+
+    def end(self) -> None:
+        assert all(self._done), "every request ends in an event"
+
+
+class _JsonPrinter:
+    """One JSON object per request, in the order of the prompts; streaming, in the order in which they end."""
+
+    def __init__(self, requests: Sequence[TextRequest], stream: bool) -> None:
+        self._requests, self._stream = requests, stream
+        self._events: list[list[TextEvent]] = [[] for _ in requests]
+
+    def take(self, event: TextEvent) -> None:
+        self._events[event.index].append(event)
+        if self._stream and event.finish_reason is not None:
+            self._print(event.index)
+
+    def end(self) -> None:
+        for index in range(len(self._requests)) if not self._stream else ():
+            self._print(index)
+
+    def _print(self, index: int) -> None:
+        events = self._events[index]
+        last: IngotError | None = events[-1].error
+        reason = events[-1].finish_reason
+        document = {
+            "index": index,
+            "prompt": self._requests[index].prompt,
+            "text": "".join(event.text for event in events),
+            "token_ids": [token for event in events for token in event.token_ids],
+            "finish_reason": reason.value if reason else None,
+            "error": None if last is None else str(last),
+        }
+        print(json.dumps(document, ensure_ascii=False), flush=True)

@@ -1,0 +1,182 @@
+"""Says what a Checkpoint, an ONNX graph or an Engine holds, without loading weights.
+
+Of an engine every step is listed: kernel, precision, bytes it reads, operations, and what bounds it on a machine that
+computes BALANCE operations in the time it reads a byte.
+"""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ingot.builder.summary import GraphSummary, summarise
+from ingot.checkpoint import Checkpoint, is_checkpoint
+from ingot.configs.read import write_record
+from ingot.configs.sizes import format_bytes
+from ingot.engine import is_engine, read_manifest, read_plan
+from ingot.errors import UsageError
+from ingot.manifest import MANIFEST_NAME
+from ingot.plan import Plan, Step, Weight
+
+BALANCE = 8.0  # operations per byte, assumed: `ingot bench` measures what a machine really does
+CONTEXT = 1024  # tokens an attention looks back at, where the limits allow
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepFacts:
+    """One step with one token: bytes of weights, cache and activations it moves; a multiply-add is two operations."""
+
+    name: str
+    kernel: str
+    precision: str
+    nbytes: int
+    operations: int
+    bound: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    """The same facts for people and for programs."""
+
+    text: str
+    document: dict[str, Any]
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(self.document, indent=2)
+
+
+def inspect(path: Path | str) -> Inspection:
+    """What lies at `path`: an Engine or Checkpoint directory, or an .onnx file. Raises UsageError for anything else."""
+    path = Path(path)
+    if path.suffix == ".onnx" and path.is_file():
+        return _inspect_graph(summarise(path), path)
+    if path.is_dir() and is_engine(path):
+        return _inspect_engine(path)
+    if path.is_dir() and is_checkpoint(path):
+        return _inspect_checkpoint(path)
+    if path.is_dir() and (path / MANIFEST_NAME).is_file():
+        read_manifest(path)  # says what is wrong with it
+    raise UsageError(
+        "there is nothing here that ingot can inspect", where=str(path),
+        expected="an Engine directory, a Checkpoint directory or an .onnx file",
+        got="no such file" if not path.exists() else "something else",
+    )  # fmt: skip
+
+
+def step_facts(plan: Plan, context: int = CONTEXT) -> list[StepFacts]:
+    """Of every step, for one token that sees `context` tokens before it."""
+    weights = {weight.name: weight for weight in plan.weights}
+    cols = {buffer.name: buffer.cols for buffer in plan.buffers}
+    seen = min(context, plan.limits.max_seq_len)
+    return [_facts(plan, step, weights, cols, seen) for step in plan.steps]
+
+
+def _facts(plan: Plan, step: Step, weights: dict[str, Weight], cols: dict[str, int], seen: int) -> StepFacts:
+    read = [weights[name] for name in step.inputs if name in weights]
+    width = cols[step.outputs[0]] if step.outputs else 0
+    nbytes, operations = sum(weight.nbytes for weight in read), 2 * width
+    if step.op == "matmul":
+        n, k = weights[step.inputs[1]].shape
+        operations = 2 * n * k
+    elif step.op == "embedding":
+        nbytes = sum(weight.nbytes // weight.shape[0] for weight in read)  # one row of each table
+    elif step.op == "paged_attention":
+        nbytes = seen * (plan.kv.k_block_bytes + plan.kv.v_block_bytes) // plan.kv.tokens_per_block
+        operations = 4 * seen * width
+    nbytes += 4 * sum(cols[name] for name in (*step.inputs, *step.outputs) if name in cols)
+    bound = "compute" if operations > BALANCE * nbytes else "memory"
+    return StepFacts(
+        name=step.name, kernel=step.kernel, precision=step.kernel.split(".")[1], nbytes=nbytes, operations=operations,
+        bound=bound,
+    )  # fmt: skip
+
+
+def _inspect_engine(path: Path) -> Inspection:
+    manifest, plan = read_manifest(path), read_plan(path)
+    facts = step_facts(plan)
+    block = plan.kv.block_bytes // plan.kv.tokens_per_block
+    tokens = {"eos_ids": list(manifest.eos_ids), "bos_id": manifest.bos_id, "pad_id": manifest.pad_id}
+    limits = dataclasses.asdict(manifest.limits)
+    document: dict[str, Any] = {
+        "kind": "engine", "ingot_version": manifest.ingot_version, "target": manifest.target,
+        "precision": manifest.precision, "model": dict(manifest.model), "limits": limits,
+        "capabilities": list(manifest.capabilities), **tokens,
+        "kv": {**write_record(plan.kv), "bytes_per_token": block}, "arena_bytes": plan.arena_bytes,
+        "weight_bytes": plan.weight_bytes, "steps": [dataclasses.asdict(each) for each in facts],
+        "parts": {part.name: {"bytes": part.nbytes, "sha256": part.sha256} for part in manifest.parts},
+    }  # fmt: skip
+    head = [
+        f"Engine for {manifest.target} in {manifest.precision}, built by ingot {manifest.ingot_version}",
+        "model       " + ", ".join(f"{key} {value}" for key, value in manifest.model.items() if value is not None),
+        "limits      " + ", ".join(f"{key} {value}" for key, value in limits.items()),
+        f"weights     {format_bytes(plan.weight_bytes)} packed, activations {format_bytes(plan.arena_bytes)}",
+        f"KV cache    {plan.kv.dtype.value}, {format_bytes(block)} a token, {plan.kv.tokens_per_block} tokens a block",
+        "tokens      " + ", ".join(f"{key} {value}" for key, value in tokens.items()),
+        *(f"part        {part.name}: {format_bytes(part.nbytes)}" for part in manifest.parts),
+        "",
+    ]
+    return Inspection(text="\n".join([*head, *_step_table(facts)]), document=document)
+
+
+def _step_table(facts: list[StepFacts]) -> list[str]:
+    """One line per step; layers that do the same share their lines."""
+    groups: dict[tuple[bool, StepFacts], list[int]] = {}
+    for each in facts:
+        layer = re.match(r"layers\.(\d+)/", each.name)
+        name = each.name[layer.end() :] if layer else each.name
+        same = (layer is not None, dataclasses.replace(each, name=name))
+        groups.setdefault(same, []).append(int(layer[1]) if layer else -1)
+    rows = [("step", "kernel", "precision", "bytes", "operations", "bound")]
+    for (in_layer, step), layers in groups.items():
+        label = f"layers.{_ranges(layers)}/{step.name}" if in_layer else step.name
+        rows.append((label, step.kernel, step.precision, f"{step.nbytes:,}", f"{step.operations:,}", step.bound))
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [*lines, f"one token after at most {CONTEXT} others; bound by compute above {BALANCE:g} operations per byte"]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] → "0-2,5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _inspect_checkpoint(path: Path) -> Inspection:
+    checkpoint = Checkpoint.open(path)
+    graph = _inspect_graph(summarise(checkpoint.graph_path), checkpoint.graph_path)
+    config = checkpoint.config
+    model = {} if config.model is None else write_record(config.model)
+    files = sorted(file.as_posix() for file in checkpoint.companions())
+    document = {
+        "kind": "checkpoint", "ingot_version": config.ingot_version, "model": model, "sources": dict(config.sources),
+        "nonfinite": dict(config.nonfinite), "files": files, "graph": graph.document,
+    }  # fmt: skip
+    lines = [
+        f"Checkpoint, converted by ingot {config.ingot_version or '(unknown)'}",
+        "model       " + (", ".join(f"{key} {value}" for key, value in model.items()) or "not described"),
+        "files       " + (", ".join(files) or "no tokenizer or generation files"),
+        *(f"warning     {name} holds {count} NaN or infinite values" for name, count in config.nonfinite.items()),
+        "",
+        graph.text,
+    ]
+    return Inspection(text="\n".join(lines), document=document)
+
+
+def _inspect_graph(summary: GraphSummary, path: Path) -> Inspection:
+    document = {"kind": "graph", **dataclasses.asdict(summary)}
+    weights = ", ".join(f"{format_bytes(nbytes)} of {dtype}" for dtype, nbytes in summary.weights.items())
+    lines = [
+        f"ONNX graph {path.name}, opset {summary.opset}",
+        *(f"input       {each}" for each in summary.inputs),
+        *(f"output      {each}" for each in summary.outputs),
+        f"weights     {weights or 'none outside the file'}, in {', '.join(summary.files) or 'no file'}",
+        "ops         " + ", ".join(f"{count} {op}" for op, count in summary.ops.items()),
+    ]
+    return Inspection(text="\n".join(lines), document=document)

@@ -1,0 +1,105 @@
+"""Packed weights: layouts, shards, alignment, rounding, and the count of values that are not finite."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.builder import pack
+from ingot.builder.expressions import WeightReader
+from ingot.builder.pack import Packer, WeightUse, place_weights, shard_count
+from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
+from ingot.plan import Weight
+from ingot.plugins.ref.weights import read_weight
+from tests.passes.graphs import GraphMaker
+
+RANDOM = np.random.default_rng(9)
+
+
+def make_use(
+    values: np.ndarray, dtype: DType, *, panels: bool = False, gated: bool = False, name: str = "w"
+) -> WeightUse:
+    g = GraphMaker()
+    graph = g.finish(g.node("Add", g.input(), g.constant(values.astype(np.float32))))
+    return WeightUse(
+        name=name, tensor=graph.logits.inputs[0].inputs[1], dtype=dtype, shape=values.shape, panels=panels, gated=gated
+    )
+
+
+def packed_section(uses: list[WeightUse], shards: int) -> tuple[list[Weight], np.ndarray, Packer]:
+    weights, size = place_weights(uses, shards)
+    section = np.zeros(size, np.uint8)
+    done: list[int] = []
+    with WeightReader(Path("unused")) as reader:
+        packer = Packer(reader, uses, weights)
+        position = 0
+        for offset, data in packer.blocks(done.append):
+            assert offset >= position
+            section[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+            position = offset + len(data)
+    assert sum(done) == sum(weight.nbytes for weight in weights)
+    assert position == size
+    return weights, section, packer
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
+@pytest.mark.parametrize("shape", [(1, 1), (15, 33), (16, 32), (70, 17), (200, 5)])
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("block", [1, 1 << 20])
+def test_products_survive(
+    monkeypatch: pytest.MonkeyPatch, dtype: DType, shape: tuple[int, int], shards: int, block: int
+) -> None:
+    monkeypatch.setattr(pack, "BLOCK_BYTES", block)
+    values = RANDOM.normal(0, 1, shape).astype(np.float32)
+    gated = RANDOM.normal(0, 1, (2 * shape[0], shape[1])).astype(np.float32)
+    uses = [
+        make_use(values, dtype, panels=True, name="plain"),
+        make_use(gated, dtype, panels=True, gated=True, name="gated"),
+        make_use(values, dtype, name="table"),
+        make_use(values[0], DType.F32, name="vector"),
+    ]
+    weights, section, packer = packed_section(uses, shards)
+    for weight, expected in zip(weights, (values, gated, values, values[0]), strict=True):
+        rounded = bf16_to_float32(float32_to_bf16(expected)) if weight.dtype is DType.BF16 else expected
+        np.testing.assert_array_equal(read_weight(section, weight), rounded)
+    assert packer.nonfinite == {}
+
+
+def test_shards_begin_on_huge_pages_and_hold_all_products() -> None:
+    uses = [make_use(RANDOM.normal(0, 1, (80, 16)), DType.F32, panels=True, name=name) for name in "ab"]
+    uses.append(make_use(RANDOM.normal(0, 1, (96, 16)), DType.F32, panels=True, gated=True, name="c"))
+    uses.append(make_use(RANDOM.normal(0, 1, 7), DType.F32, name="norm"))
+    weights, size = place_weights(uses, 2)
+    by_name = {weight.name: weight for weight in weights}
+    assert by_name["a"].pieces[0].offset == 0
+    assert [piece.offset for piece in (by_name["a"].pieces[1],)] == [2 << 20]
+    assert by_name["b"].pieces[1].offset == (2 << 20) + by_name["a"].pieces[1].end * 1024 - 2 * 1024
+    for weight in weights:
+        assert weight.pieces[0].begin == 0
+        assert all(a.end == b.begin for a, b in zip(weight.pieces, weight.pieces[1:], strict=False))
+        assert all(piece.offset % 64 == 0 for piece in weight.pieces)
+    assert all(piece.begin % 2 == 0 for piece in by_name["c"].pieces)
+    assert by_name["c"].pieces[-1].end == 6
+    assert len(by_name["norm"].pieces) == 1
+    assert size >= by_name["norm"].pieces[0].offset + 28
+
+
+def test_more_shards_than_panels_leave_no_empty_piece() -> None:
+    weights, _ = place_weights([make_use(RANDOM.normal(0, 1, (20, 4)), DType.F32, panels=True)], 5)
+    assert [(piece.begin, piece.end) for piece in weights[0].pieces] == [(0, 1), (1, 2)]
+
+
+def test_small_models_have_one_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = [make_use(np.zeros((64, 64)), DType.F32, panels=True)]
+    assert shard_count(uses, 8) == 1
+    monkeypatch.setattr(pack, "SMALL_MODEL", 4 * 64 * 64)
+    assert shard_count(uses, 8) == 8
+
+
+def test_values_that_are_not_finite_are_counted() -> None:
+    values = RANDOM.normal(0, 1, (20, 4))
+    values[3, 1] = np.nan
+    values[17, :2] = np.inf
+    _, section, packer = packed_section([make_use(values, DType.BF16, panels=True)], 1)
+    assert packer.nonfinite == {"w": 3}
+    assert np.isnan(bf16_to_float32(section.view(np.uint16))).sum() == 1

@@ -1,0 +1,37 @@
+"""BuildConfig: what cannot be built is refused with its reason."""
+
+from typing import Any
+
+import pytest
+
+from ingot.configs.build import BuildConfig
+from ingot.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"precision": "w8"}, "precision w8 cannot be built: weight-only 8 bit is not there yet"),
+        ({"precision": "f16"}, "precision f16 cannot be built"),
+        ({"precision": "w4g128"}, "weight-only 4 bit"),
+        ({"precision": "int3"}, r"unknown precision(.|\n)*auto, f32, bf16"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype int8 cannot be built"),
+        ({"kv_cache_dtype": "f64"}, "unknown kv_cache_dtype"),
+        ({"max_batch_size": 0}, "max_batch_size must be a whole number, at least 1"),
+        ({"max_seq_len": 1}, "max_seq_len must be a whole number, at least 2"),
+        ({"max_num_tokens": True}, "max_num_tokens must be"),
+        ({"tokens_per_block": 8}, r"tokens_per_block(.|\n)*multiple of 16 from 16 to 256"),
+        ({"tokens_per_block": 24}, "tokens_per_block"),
+        ({"tokens_per_block": 512}, "tokens_per_block"),
+        ({"shards": 0}, "shards must be"),
+        ({"max_output_len": 0}, "max_output_len must be"),
+        ({"max_output_len": 5, "max_seq_len": 9}, "max_output_len and max_seq_len say the same"),
+    ],
+)
+def test_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        BuildConfig(**given)
+
+
+def test_accepted() -> None:
+    assert BuildConfig(tokens_per_block=256, precision="bf16", kv_cache_dtype="f32", max_batch_size=1).target == "cpu"

@@ -1,0 +1,158 @@
+"""How the families read config.json: both spellings of transformers, its defaults, and what is refused."""
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from ingot.configs.model import Activation, Llama3Scaling, ModelConfig, RopeConfig
+from ingot.configs.read import Section
+from ingot.convert.decoder import weight_shapes
+from ingot.convert.family import family_names, find_family, read_model
+from ingot.convert.rope import inverse_frequencies
+from ingot.convert.weights import sources
+from ingot.errors import ConfigError, IngotError, UnsupportedModelError
+from tests.handmade import TINY_GPT2, TINY_LLAMA
+
+LLAMA3 = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def read(config: dict[str, object], **changes: object) -> ModelConfig:
+    return read_model(Section({**config, **changes}, "config.json"), None)[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, RopeConfig(theta=10000.0, rotary_dim=12)),
+        ({"rope_theta": 500000, "rope_scaling": None}, RopeConfig(theta=500000.0, rotary_dim=12)),
+        ({"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}, RopeConfig(theta=7.0, rotary_dim=12)),
+        ({"rope_theta": 7.0, "rope_parameters": {"rope_type": "default"}}, RopeConfig(theta=7.0, rotary_dim=12)),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 4.0}},
+            RopeConfig(theta=10000.0, rotary_dim=12, linear_factor=4.0),
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+            RopeConfig(
+                theta=5e5, rotary_dim=12,
+                llama3=Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_positions=8192),
+            ),
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **LLAMA3}},
+            RopeConfig(
+                theta=5e5, rotary_dim=12,
+                llama3=Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_positions=8192),
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_spellings_of_rotary_positions(changes: dict[str, object], expected: RopeConfig) -> None:
+    assert read(TINY_LLAMA, **changes).rope == expected
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default", "rope_theta": 10000.0},
+        {"rope_type": "default", "rope_theta": 500000.0},
+        {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
+        {"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3},
+        {"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3, "factor": 32.0},
+    ],
+)
+@pytest.mark.parametrize("head_dim", [12, 64, 128])
+def test_frequencies_are_those_of_transformers(rope: dict[str, Any], head_dim: int) -> None:
+    config = AutoConfig.for_model(
+        "llama", head_dim=head_dim, rope_parameters=dict(rope), max_position_embeddings=131072
+    )
+    ours = read(TINY_LLAMA, head_dim=head_dim, rope_parameters=rope, max_position_embeddings=131072).rope
+    assert ours is not None
+    expected = LlamaRotaryEmbedding(config).inv_freq.numpy()
+    assert inverse_frequencies(ours) == pytest.approx(expected, rel=3e-7)
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    sizes: dict[str, Any] = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+                             "num_attention_heads": 2}  # fmt: skip
+    full = AutoConfig.for_model("llama", **sizes).to_dict()
+    assert read({"model_type": "llama", **sizes}) == read(full)
+    sizes = {"vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    full = AutoConfig.for_model("gpt2", **sizes).to_dict()
+    assert read({"model_type": "gpt2", **sizes}) == read(full)
+
+
+@pytest.mark.parametrize("name", family_names())
+def test_every_family_names_every_weight_once(name: str) -> None:
+    family = find_family(name)
+    model = read(dict(family.tiny))
+    for config in (dict(family.tiny), {**family.tiny, "attention_bias": True, "mlp_bias": True}):
+        model = read(config)
+        rows, _ = family.table(model.num_layers, [])
+        names = [row.name for row in rows]
+        assert len(names) == len(set(names))
+        assert set(weight_shapes(model)) <= set(names)
+        taken = [source for row in rows for source in sources(row.expr)]
+        assert len(taken) == len(set(taken))
+        assert not any("{" in text for text in (*names, *taken))
+
+
+def test_gpt2_without_qkv_bias_is_told_by_its_files() -> None:
+    section = Section(TINY_GPT2, "config.json")
+    assert read_model(section, ["transformer.h.0.attn.c_attn.bias"])[1].qkv_bias
+    assert not read_model(section, ["transformer.h.0.attn.c_attn.weight"])[1].qkv_bias
+
+
+def test_gpt2_score_scales() -> None:
+    assert read(TINY_GPT2).attention_scale == 8**-0.5
+    assert read(TINY_GPT2, scale_attn_weights=False).attention_scale == 1
+    assert read(TINY_GPT2, scale_attn_by_inverse_layer_idx=True).scale_by_inverse_layer
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("silu", Activation.SILU), ("gelu", Activation.GELU), ("gelu_new", Activation.GELU_TANH),
+     ("gelu_pytorch_tanh", Activation.GELU_TANH), ("relu", Activation.RELU)],
+)  # fmt: skip
+def test_activations(name: str, expected: Activation) -> None:
+    assert read(TINY_LLAMA, hidden_act=name).activation is expected
+    assert read(TINY_GPT2, activation_function=name).activation is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"model_type": "mamba"}, UnsupportedModelError, "not supported(.|\n)*gpt2, llama(.|\n)*families/<model"),
+        ({"model_type": "lama"}, UnsupportedModelError, "did you mean 'llama'"),
+        ({"model_type": "../llama"}, UnsupportedModelError, "not supported"),
+        ({"model_type": None}, ConfigError, "what model it is(.|\n)*config.json:model_type"),
+        ({"hidden_act": "relu2"}, UnsupportedModelError, "activation(.|\n)*config.json:hidden_act(.|\n)*relu2"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, UnsupportedModelError, "rope_scaling.rope_type(.|\n)*yarn"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, UnsupportedModelError, "dynamic"),
+        ({"rope_scaling": {"type": "linear"}}, ConfigError, "config.json:rope_scaling.factor"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}}, ConfigError, "wrong order"),
+        ({"rope_scaling": {}, "rope_parameters": {}}, ConfigError, "both given"),
+        ({"partial_rotary_factor": 0.5}, UnsupportedModelError, "partial rotary"),
+        ({"quantization_config": {"bits": 4}}, UnsupportedModelError, "config.json:quantization_config"),
+        ({"sliding_window": 4096}, UnsupportedModelError, "config.json:sliding_window"),
+        ({"hidden_size": 33, "head_dim": None}, ConfigError, "config.json:hidden_size(.|\n)*multiple of num_attention"),
+        ({"num_key_value_heads": 3}, ConfigError, "4 query heads, 3 key"),
+        ({"head_dim": 11}, ConfigError, "even head_dim"),
+        ({"num_hidden_layers": 0}, ConfigError, "at least 1"),
+        ({"vocab_size": None}, ConfigError, "missing(.|\n)*config.json:vocab_size"),
+        ({"rms_norm_eps": "1e-5"}, ConfigError, "config.json:rms_norm_eps"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(changes: dict[str, object], error: type[IngotError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        read(TINY_LLAMA, **changes)
+
+
+def test_keys_without_effect_are_told_apart() -> None:
+    values = {**TINY_LLAMA, "transformers_version": "5.0", "use_cache": True, "soft_cap": 3.0,
+              "rope_scaling": {"rope_type": "default", "attention_factor": 2.0}, "spare": None}  # fmt: skip
+    assert read_model(Section(values, "config.json"), None)[2] == ("rope_scaling.attention_factor", "soft_cap")

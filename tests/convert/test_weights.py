@@ -1,0 +1,94 @@
+"""The language of weight tables against numpy, and the claim that nothing is missing or left over."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.convert.weights import Concat, Drop, Expr, Row, Split, Stack, Take, Transpose, blocks, claim, infer, sources
+from ingot.dtypes import DType
+from ingot.errors import CheckpointError
+from ingot.tensor_file import StoredTensor, read_header
+from tests.handmade import write_safetensors
+
+A = np.arange(12, dtype=np.float32).reshape(4, 3)
+B = np.arange(100, 106, dtype=np.float32).reshape(2, 3)
+H = np.arange(6, dtype=np.float16).reshape(2, 3)
+
+
+@pytest.fixture
+def tensors(tmp_path: Path) -> dict[str, StoredTensor]:
+    write_safetensors(
+        tmp_path / "x.safetensors", {"a": (DType.F32, A), "b": (DType.F32, B), "h": (DType.F16, H)}, padding=1
+    )
+    return read_header(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [
+        (Take("a"), A),
+        (Transpose(Take("a")), A.T),
+        (Concat((Take("a"), Take("b"))), np.concatenate([A, B])),
+        (Concat((Transpose(Take("a")), Transpose(Take("b"))), axis=1), np.concatenate([A.T, B.T], axis=1)),
+        (Stack((Take("b"), Take("b"))), np.stack([B, B])),
+        (Split(Take("a"), parts=2, index=1), A[2:]),
+        (Split(Take("a"), parts=3, index=0, axis=1), A[:, :1]),
+        (Transpose(Split(Concat((Take("a"), Take("b"))), parts=3, index=2)), B.T),
+    ],
+)
+def test_expressions(tensors: dict[str, StoredTensor], expr: Expr, expected: np.ndarray) -> None:
+    assert infer(expr, tensors) == (DType.F32, expected.shape)
+    np.testing.assert_array_equal(np.concatenate(list(blocks(expr, tensors, 5))).reshape(expected.shape), expected)
+
+
+def test_a_take_comes_in_blocks(tensors: dict[str, StoredTensor]) -> None:
+    assert [len(block) for block in blocks(Take("a"), tensors, 5)] == [5, 5, 2]
+
+
+@pytest.mark.parametrize(
+    ("expr", "words"),
+    [
+        (Concat((Take("b"), Take("h"))), r"f32 \[2, 3\], f16 \[2, 3\]"),
+        (Concat((Take("a"), Take("b")), axis=1), r"f32 \[4, 3\], f32 \[2, 3\]"),
+        (Stack((Take("a"), Take("b"))), r"where: a, b"),
+        (Split(Take("a"), parts=3, index=0), "axis 0 divisible by 3"),
+    ],
+)
+def test_parts_that_do_not_fit(tensors: dict[str, StoredTensor], expr: Expr, words: str) -> None:
+    with pytest.raises(CheckpointError, match=f"do not fit together(.|\n)*{words}"):
+        infer(expr, tensors)
+
+
+def test_sources() -> None:
+    assert sources(Concat((Take("a"), Transpose(Split(Take("b"), parts=2, index=0))))) == ("a", "b")
+
+
+ROWS = [Row("one", Take("a")), Row("two", Take("b")), Row("unwanted", Take("h"))]
+
+
+def test_a_complete_claim(tensors: dict[str, StoredTensor]) -> None:
+    assert claim(ROWS, [Drop("h"), Drop("absent")], tensors, {"one": (4, 3), "two": (2, 3)}) == ROWS[:2]
+
+
+def test_missing_and_unclaimed_stop_with_both_lists(tensors: dict[str, StoredTensor]) -> None:
+    rows = [Row("one", Take("gone")), Row("two", Take("b"))]
+    with pytest.raises(CheckpointError, match=r"1 missing: gone(.|\n)*2 unclaimed: a, h"):
+        claim(rows, [], tensors, {"one": (4, 3), "two": (2, 3)})
+
+
+def test_long_lists_are_cut(tensors: dict[str, StoredTensor]) -> None:
+    rows = [Row(f"w{i}", Take(f"gone{i:02}")) for i in range(30)]
+    with pytest.raises(CheckpointError, match=r"30 missing: gone00, .*gone19 and 10 more"):
+        claim(rows, [], tensors, {row.name: (1,) for row in rows})
+
+
+def test_misshapen_weights_are_listed(tensors: dict[str, StoredTensor]) -> None:
+    with pytest.raises(CheckpointError, match=r"1 misshapen: a: expected \[3, 4\], got \[4, 3\]"):
+        claim(ROWS, [Drop("h")], tensors, {"one": (3, 4), "two": (2, 3)})
+
+
+def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "x", {"a": (DType.I64, np.arange(3))})
+    with pytest.raises(CheckpointError, match=r"unsupported type I64(.|\n)*where: a"):
+        claim(ROWS, [], read_header(tmp_path / "x"), {"one": (3,)})

@@ -1,0 +1,216 @@
+"""convert → build → run → inspect → verify → bench, as commands on small models."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ingot.checkpoint import Checkpoint
+from ingot.configs.convert import BuildDefaults
+from ingot.quickstart import SHIPPED
+from tests.e2e.command import finish, ingot, start
+from tests.handmade import TINY_GPT2, TINY_LLAMA, write_model
+
+
+@pytest.mark.parametrize("config", [TINY_LLAMA, TINY_GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("target", ["cpu", "ref"])
+def test_from_hugging_face_to_tokens(config: dict[str, object], target: str, tmp_path: Path) -> None:
+    model, checkpoint, engine = write_model(tmp_path / "m", config), tmp_path / "c", tmp_path / "e"
+    converted = ingot("convert", "--model_dir", model, "--output_dir", checkpoint).succeeds()
+    assert converted.out == ""
+    built = ingot("build", "--checkpoint_dir", checkpoint, "--output_dir", engine, "--target", target).succeeds()
+    assert built.out == ""
+    assert "max_seq_len lowered from 4096 to 65: the model has 64 positions" in built.err
+    assert "all hashes match" in ingot("verify", engine).succeeds().out
+    document = json.loads(ingot("inspect", engine, "--json").succeeds().out)
+    assert document["limits"]["max_seq_len"] == 65
+    assert document["steps"][-1]["name"]
+    assert "Attention" in ingot("inspect", checkpoint).succeeds().out
+    assert "Attention" in ingot("inspect", checkpoint / "model.onnx").succeeds().out
+
+
+def test_run_prints_completions_and_nothing_else(shipped_engine: Path) -> None:
+    options = ("--engine_dir", shipped_engine, "--max_output_len", 12, "--seed", 3)
+    both = ingot("run", *options, "--prompt", "The prince", "--prompt", "Natasha").succeeds()
+    assert both.err == ""
+    alone = [ingot("run", *options, "--prompt", prompt).succeeds().out for prompt in ("The prince", "Natasha")]
+    assert both.out == "".join(alone)
+    assert all(text.strip() for text in alone)
+    streamed = ingot("run", *options, "--prompt", "The prince", "--prompt", "Natasha", "--stream").succeeds()
+    assert streamed.out == both.out
+    assert ingot("run", *options, stdin="The prince\n").succeeds().out == alone[0]
+
+
+def test_the_commands_as_processes(tmp_path: Path) -> None:
+    work = {"--model_dir": SHIPPED, "--output_dir": tmp_path / "c"}
+    finish(start("convert", *(word for pair in work.items() for word in pair))).succeeds()
+    finish(start("build", "--checkpoint_dir", tmp_path / "c", "--output_dir", tmp_path / "e")).succeeds()
+    options = ("--engine_dir", tmp_path / "e", "--max_output_len", 8, "--seed", 5)
+    done = finish(start("run", *options), stdin="The prince\n").succeeds()
+    assert done.err == ""
+    assert done.out == ingot("run", *options, "--prompt", "The prince").out
+    finish(start("run", *options, "--isa", "none")).fails("none", code=2)
+
+
+def test_run_reads_json_lines_and_prints_one_object_per_request(shipped_engine: Path, tmp_path: Path) -> None:
+    lines = ['"The prince"', '{"prompt": [1, 1680, 620], "max_output_len": 3, "temperature": 0}']
+    file = tmp_path / "requests.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    options = ("--engine_dir", shipped_engine, "--max_output_len", 5, "--seed", 3, "--json")
+    first, second = ingot("run", *options, "--input_file", file).succeeds().objects()
+    assert (first["index"], first["prompt"], len(first["token_ids"])) == (0, "The prince", 5)
+    assert (second["prompt"], len(second["token_ids"]), second["finish_reason"]) == ([1, 1680, 620], 3, "length")
+    assert first["text"]
+    piped = ingot("run", *options, "--input_file", "-", "--stream", stdin=file.read_text()).succeeds().objects()
+    assert sorted(piped, key=lambda each: int(each["index"])) == [first, second]
+
+
+def test_a_bad_request_does_not_touch_the_others(shipped_engine: Path) -> None:
+    options = ("--engine_dir", shipped_engine, "--max_output_len", 4, "--json")
+    done = ingot("run", *options, "--input_file", "-", stdin='{"prompt": [99999]}\n"Natasha"\n')
+    assert done.code == 1
+    assert "error: request 0: " in done.err
+    failed, other = done.objects()
+    assert "99999" in failed["error"]
+    assert (other["error"], len(other["token_ids"])) == (None, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"prompt": "x", "temperature": -1}', "temperature must be"),
+        ('{"prompt": "x", "temprature": 1}', "did you mean 'temperature'?"),
+        ('{"text": "x"}', "has no prompt"),
+        ('{"prompt": {}}', "text or a list of token ids"),
+        ("{", "-:1"),
+        ("", "there is no prompt"),
+    ],
+)
+def test_a_wrong_line_is_refused_before_anything_runs(line: str, words: str, shipped_engine: Path) -> None:
+    done = ingot("run", "--engine_dir", shipped_engine, "--input_file", "-", stdin=line)
+    done.fails(words, code=1 if line else 2)
+
+
+def test_generation_config_applies_in_run_unless_told_otherwise(shipped_engine: Path) -> None:
+    options = ("--engine_dir", shipped_engine, "--prompt", "The prince", "--max_output_len", 20, "--json")
+    texts = {ingot("run", *options, "--seed", seed).succeeds().objects()[0]["text"] for seed in (1, 2, 3)}
+    assert len(texts) > 1, "generation_config.json of the shipped model samples"
+    greedy = {ingot("run", *options, "--temperature", 0, "--seed", seed).succeeds().out for seed in (1, 2)}
+    assert len(greedy) == 1
+
+
+def test_bench_reports_medians_and_fractions(tiny_engine: Path) -> None:
+    options = ("--engine_dir", tiny_engine, "--input_len", 10, "--output_len", 6, "--repetitions", 2, "--json")
+    report = json.loads(ingot("bench", "latency", *options, "--batch_size", 1, "--batch_size", 3).succeeds().out)
+    assert [batch["batch_size"] for batch in report["batches"]] == [1, 3]
+    for batch in report["batches"]:
+        assert len(batch["itl_ms"]) == 5
+        assert 0 < batch["bandwidth_fraction"] == pytest.approx(batch["bandwidth_gbs"] / report["machine_gbs"])
+        assert batch["tpot_ms"] > 0
+    load = json.loads(ingot("bench", "throughput", *options, "--num_requests", 5).succeeds().out)
+    assert load["output_tokens_per_second"] == pytest.approx(30 / load["seconds"])
+    assert load["steps"] >= 6
+    ingot("bench", "latency", *options, "--output_len", 60).fails("more than the engine holds", code=2)
+
+
+def test_doctor_knows_every_target() -> None:
+    machine = json.loads(ingot("doctor", "--json").succeeds().out)
+    states = {state["name"]: state for state in machine["targets"]}
+    assert states["ref"]["runs"]
+    assert states["cuda/sm90"]["why_not"]
+    assert machine["cores"] >= 1
+    assert machine["libraries"]["numpy"]
+    assert (machine["isa"] == "none") == (not any(states[f"cpu/{isa}"]["runs"] for isa in ("amx", "avx512", "avx2")))
+    for state in states.values():
+        assert state["runs"] or state["why_not"]
+
+
+def test_quickstart_goes_the_whole_way(tmp_path: Path) -> None:
+    done = ingot("quickstart", "--output_dir", tmp_path / "q", "--json").succeeds()
+    report = json.loads(done.out)
+    assert report["tokens"] == 100
+    assert report["bandwidth_fraction"] > 0
+    assert "The prince looked at" in done.err
+    ingot("verify", tmp_path / "q/engine").succeeds()
+
+
+def test_random_weights_of_a_given_shape(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
+    made = [
+        ingot(
+            "convert", "--config", tmp_path / "config.json", "--random_weights", seed, "--output_dir", tmp_path / name
+        )
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert all(each.succeeds() for each in made)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
+    assert files[0] == files[1] != files[2]
+
+
+def test_what_convert_was_told_is_the_build_default(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", TINY_LLAMA)
+    ingot(
+        "convert", "--model-dir", model, "--output-dir", tmp_path / "c", "--use-weight-only", "--weight-only-precision",
+        "int4", "--tp-size", 2,
+    ).succeeds()  # fmt: skip
+    assert Checkpoint.open(tmp_path / "c").config.build_defaults == BuildDefaults(precision="w4g128", tp_size=2)
+    build = ("build", "--checkpoint_dir", tmp_path / "c", "--output_dir", tmp_path / "e")
+    ingot(*build).fails("--tp_size 2, recorded by convert", code=2)
+    ingot(*build, "--tp_size", 1).fails("w4g128", "not there yet", code=2)
+    ingot(*build, "--tp_size", 1, "--precision", "f32").succeeds()
+
+
+@pytest.mark.parametrize(
+    ("options", "precision"),
+    [
+        (["--gemm_plugin", "float32"], "f32"),
+        (["--gemm_plugin", "bfloat16"], "bf16"),
+        (["--gemm_plugin", "float16"], "bf16"),
+        (["--gemm_plugin", "disable"], "f32"),
+        (["--precision", "bf16", "--lm_head_precision", "bf16"], "bf16"),
+    ],
+)
+def test_precision_by_any_of_its_names(
+    options: list[str], precision: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    done = ingot("build", "--checkpoint_dir", tiny_checkpoint, "--output_dir", tmp_path / "e", *options).succeeds()
+    assert json.loads((tmp_path / "e/config.json").read_text())["precision"] == precision
+    assert ("run" in done.err or "compute float16" in done.err) == ("float16" in options) or "disable" in options
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--precision", "f32", "--gemm_plugin", "bfloat16"], "different precisions"),
+        (["--precision", "w8"], "not there yet"),
+        (["--use_weight_only"], "w8"),
+        (["--weight_only_precision", "int8"], "goes with --use_weight_only"),
+        (["--lm_head_precision", "w8"], "precision of all others"),
+        (["--activations", "int8"], "cannot be chosen yet"),
+        (["--kv_cache_dtype", "fp8"], "not there yet"),
+        (["--tp_size", "2"], "one rank"),
+        (["--pp_size", "2"], "one rank"),
+        (["--config", "recipe.toml"], "recipes do not exist yet"),
+        (["--timing_cache", "f"], "nothing to cache"),
+        (["--max_beam_width", "4"], "beam search"),
+        (["--max_seq_len", "40", "--max_output_len", "4"], "say the same"),
+        (["--target", "cpu/avx9"], "there is no target"),
+        (["--max_mem", "lots"], "amount of memory"),
+        (["--max_batch_size", "0"], "max_batch_size"),
+    ],
+)
+def test_what_is_not_there_is_refused(options: list[str], words: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    done = ingot("build", "--checkpoint_dir", tiny_checkpoint, "--output_dir", tmp_path / "e", *options)
+    done.fails(words, code=2)
+    assert not (tmp_path / "e").exists()
+
+
+def test_output_length_sets_the_sequence_length(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    build = ("build", "--checkpoint_dir", tiny_checkpoint, "--output_dir", tmp_path / "e")
+    ingot(*build, "--max_input_len", 20, "--max_output_len", 10).succeeds()
+    limits = json.loads((tmp_path / "e/config.json").read_text())["limits"]
+    assert (limits["max_input_len"], limits["max_seq_len"]) == (20, 30)
+    ingot(*build, "--max_output_len", 10).succeeds()
+    limits = json.loads((tmp_path / "e/config.json").read_text())["limits"]
+    assert (limits["max_input_len"], limits["max_seq_len"]) == (55, 65)
+    ingot(*build, "--max_input_len", 60, "--max_output_len", 10).fails("more than is possible")

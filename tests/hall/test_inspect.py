@@ -1,0 +1,84 @@
+"""inspect says what lies in a directory, and loads no weights for it."""
+
+from pathlib import Path
+
+import pytest
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.errors import EngineError, UsageError
+from ingot.inspect import inspect
+from tests.handmade import TINY_LLAMA, write_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """m: model, c: Checkpoint, e: Engine, d: graphs after passes."""
+    folder = tmp_path_factory.mktemp("inspect")
+    config = {**TINY_LLAMA, "num_hidden_layers": 3}
+    convert(ConvertOptions(model_dir=write_model(folder / "m", config), output_dir=folder / "c"))
+    build(BuildConfig(target="ref", dump_passes=folder / "d"), folder / "c", folder / "e")
+    return folder
+
+
+def test_an_engine(folder: Path) -> None:
+    found = inspect(folder / "e")
+    steps = {step["name"]: step for step in found.document["steps"]}
+    assert found.document["kind"] == "engine"
+    assert found.document["eos_ids"] == [2]
+    assert steps["layers.1/gate_up"]["operations"] == 2 * 88 * 32
+    assert steps["layers.1/gate_up"]["kernel"] == "matmul.f32.ref"
+    assert steps["layers.1/gate_up"]["nbytes"] == 96 * 32 * 4 + 4 * (32 + 44)  # padded panels; input and output
+    assert steps["layers.1/attention"]["operations"] == 4 * 65 * 48  # max_seq_len is less than the usual context
+    assert "layers.0-2/gate_up" in found.text
+    assert "rope_table" in found.text
+
+
+def test_bytes_bound_one_token_and_never_a_step_without_bytes(folder: Path) -> None:
+    bounds = {step["name"]: step["bound"] for step in inspect(folder / "e").document["steps"]}
+    assert bounds["lm_head"] == bounds["layers.0/attention_norm"] == "memory"
+
+
+def test_json_holds_the_same(folder: Path) -> None:
+    assert '"kind": "engine"' in inspect(folder / "e").to_json()
+    assert '"bytes_per_token"' in inspect(folder / "e").to_json()
+
+
+def test_weights_are_not_read(folder: Path, tmp_path: Path) -> None:
+    """Of an engine whose weights are damaged, plan and manifest can still be looked at."""
+    rank = folder / "e" / "rank0.engine"
+    before = rank.read_bytes()
+    try:
+        rank.write_bytes(before[:-100] + bytes(100))
+        assert inspect(folder / "e").document["kind"] == "engine"
+    finally:
+        rank.write_bytes(before)
+
+
+def test_a_checkpoint(folder: Path) -> None:
+    found = inspect(folder / "c")
+    assert found.document["kind"] == "checkpoint"
+    assert found.document["model"]["num_layers"] == 3
+    assert found.document["graph"]["ops"]["Attention"] == 3
+    assert found.document["graph"]["files"] == ("model.safetensors",)
+    assert "generation_config.json" in found.text
+
+
+@pytest.mark.parametrize("name", ["c/model.onnx", "d/00_checkpoint.onnx", "d/15_choose_kernels.onnx"])
+def test_a_graph(folder: Path, name: str) -> None:
+    found = inspect(folder / name)
+    assert found.document["kind"] == "graph"
+    assert found.document["weights"] == inspect(folder / "c").document["graph"]["weights"]
+    assert ("ingot::PagedAttention" in found.text) == ("15" in name)
+
+
+def test_what_it_cannot_read(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file"):
+        inspect(tmp_path / "nothing")
+    with pytest.raises(EngineError, match=r"not the manifest of an engine(.|\n)*Hugging Face"):
+        inspect(folder / "m")
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(UsageError, match="something else"):
+        inspect(tmp_path / "notes.txt")

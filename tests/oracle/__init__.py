@@ -1,0 +1,1 @@
+"""Slow, independent computations that the product is compared with."""

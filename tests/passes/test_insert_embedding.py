@@ -1,0 +1,58 @@
+"""Rows of tables by ids and by positions become one Embedding."""
+
+import numpy as np
+import onnx
+import pytest
+
+from ingot.builder.passes.insert_embedding import PASS
+from tests.passes.graphs import VOCAB, GraphMaker, ops_of, run_pass
+
+
+def test_a_table() -> None:
+    g = GraphMaker()
+    graph = g.finish(g.node("Cast", g.input(), to=onnx.TensorProto.FLOAT))
+    assert run_pass(PASS, graph).fired == 2
+    assert ops_of(graph) == ["Embedding"]
+
+
+@pytest.mark.parametrize(("limit", "rows", "expected"), [(64, 9, 9), (8, 9, 8)])
+@pytest.mark.parametrize("cast", [True, False])
+def test_learned_positions_join(limit: int, rows: int, expected: int, cast: bool) -> None:
+    g = GraphMaker()
+    learned = g.node("Gather", g.weight(rows, 8), g.positions(limit), axis=0)
+    if cast:
+        learned = g.node("Cast", learned, to=onnx.TensorProto.FLOAT)
+    graph = g.finish(g.node("Add", learned, g.input()))
+    assert run_pass(PASS, graph).fired == 2
+    assert [node.op for node in graph.nodes if node.op != "Cast"] == ["Embedding"]
+    assert graph.nodes[-1].attrs == {"positions": expected}
+
+
+def test_a_table_by_something_else_is_refused() -> None:
+    g = GraphMaker()
+    graph = g.finish(g.node("Gather", g.weight(64, 8), g.positions(), axis=0))
+    assert run_pass(PASS, graph).refused == {"it is not indexed by the token ids": 1}
+
+
+def test_positions_that_do_not_start_at_zero_are_refused() -> None:
+    g = GraphMaker()
+    later = g.node("Add", g.positions(), g.constant(np.int64(2)))
+    learned = g.node("Gather", g.weight(64, 8), later, axis=0)
+    graph = g.finish(g.node("Add", g.input(), learned))
+    report = run_pass(PASS, graph)
+    assert report.fired == 1
+    assert report.refused["the second table is not indexed by positions"] == 1
+
+
+def test_a_shared_token_embedding_is_refused() -> None:
+    g = GraphMaker()
+    tokens = g.input()
+    learned = g.node("Gather", g.weight(64, 8), g.positions(), axis=0)
+    graph = g.finish(g.node("Mul", tokens, g.node("Add", tokens, learned)))
+    assert run_pass(PASS, graph).refused["the token embedding is used elsewhere"] == 1
+
+
+def test_another_axis_is_refused() -> None:
+    g = GraphMaker()
+    graph = g.finish(g.node("Transpose", g.node("Gather", g.weight(8, VOCAB), "ids", axis=1), perm=[1, 2, 0]))
+    assert run_pass(PASS, graph).refused == {"it does not gather rows of a table": 1}

@@ -1,0 +1,120 @@
+"""Everything around an attention becomes one plugin; the rotary tables are shared; what it cannot be is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.builder.passes.insert_paged_attention import PASS
+from tests.passes.graphs import GraphMaker, ops_of, run_pass
+
+HEADS, KV_HEADS, DIM = 4, 2, 4
+SIZES = [HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM]
+
+
+def parts(g: GraphMaker, x: str) -> list[str]:
+    """q, k, v as parts of one product of x."""
+    q = g.node("Split", g.linear(x, 8, sum(SIZES)), g.constant(SIZES), outputs=3, axis=-1)
+    return [q, f"{q}.1", f"{q}.2"]
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_rotated(interleaved: int, scale: float) -> None:
+    g = GraphMaker()
+    angles, rotary = g.angles(2, limit=32, scale=scale), {"interleaved": interleaved}
+    graph = g.finish(g.attention(parts(g, g.input()), HEADS, KV_HEADS, DIM, angles=angles, rotary=rotary, scale=0.3))
+    assert run_pass(PASS, graph).fired == 1
+    assert ops_of(graph) == ["Gather", "MatMul", "RopeTable", "PagedAttention"]
+    table, attention = graph.nodes[-2:]
+    assert table.attrs == {"scale": pytest.approx(scale), "positions": 32}
+    assert attention.attrs == {
+        "layer": 0, "heads": 4, "kv_heads": 2, "head_dim": 4, "scale": pytest.approx(0.3), "interleaved": interleaved,
+    }  # fmt: skip
+
+
+def test_partly_rotated() -> None:
+    g = GraphMaker()
+    rotary = {"rotary_embedding_dim": 2, "num_heads": HEADS}
+    graph = g.finish(g.attention(parts(g, g.input()), HEADS, KV_HEADS, DIM, angles=g.angles(1), rotary=rotary))
+    assert run_pass(PASS, graph).fired == 1
+
+
+def test_without_rotation_and_scale() -> None:
+    g = GraphMaker()
+    graph = g.finish(g.attention(parts(g, g.input()), HEADS, KV_HEADS, DIM))
+    assert run_pass(PASS, graph).fired == 1
+    assert ops_of(graph) == ["Gather", "MatMul", "PagedAttention"]
+    assert graph.nodes[-1].attrs["scale"] == 0.5
+    assert len(graph.nodes[-1].inputs) == 1
+
+
+def test_layers_share_a_table_and_are_counted() -> None:
+    g = GraphMaker()
+    x = g.input()
+    for angles in (g.angles(2), g.angles(2), g.angles(2, scale=2.0)):  # written twice: the same values are found
+        x = g.linear(g.attention(parts(g, x), HEADS, KV_HEADS, DIM, angles=angles), 16, 8)
+    graph = g.finish(x)
+    assert run_pass(PASS, graph).fired == 3
+    assert ops_of(graph).count("RopeTable") == 2
+    assert [node.attrs["layer"] for node in graph.nodes if node.op == "PagedAttention"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"is_causal": 0}, "the attention is not causal"),
+        ({"softcap": 2.0}, "the attention has softcap"),
+        ({"rotary": {"rotary_embedding_dim": 2, "num_heads": HEADS}}, "2 frequencies do not turn 2 dimensions"),
+    ],
+)
+def test_other_attentions_are_refused(options: dict[str, Any], reason: str) -> None:
+    g = GraphMaker()
+    graph = g.finish(g.attention(parts(g, g.input()), HEADS, KV_HEADS, DIM, angles=g.angles(2), **options))
+    assert PASS.run(graph).refused == {reason: 1}
+
+
+def test_a_mask_is_refused() -> None:
+    g = GraphMaker()
+    q, k, v = (g.heads(x, n, DIM) for x, n in zip(parts(g, g.input()), (4, 2, 2), strict=True))
+    mixed = g.node("Attention", q, k, v, g.constant(np.zeros((7, 7), np.float32)), is_causal=1)
+    merged = g.node("Reshape", g.node("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, 16]))
+    assert run_pass(PASS, g.finish(merged)).refused == {"the attention takes an attention mask": 1}
+
+
+def test_q_and_k_turned_differently_are_refused() -> None:
+    g = GraphMaker()
+    q, k, v = (g.heads(x, n, DIM) for x, n in zip(parts(g, g.input()), (4, 2, 2), strict=True))
+    q = g.node("RotaryEmbedding", q, *g.angles(2))
+    k = g.node("RotaryEmbedding", k, *g.angles(2, scale=2.0))
+    mixed = g.node("Attention", q, k, v, is_causal=1)
+    merged = g.node("Reshape", g.node("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, 16]))
+    assert run_pass(PASS, g.finish(merged)).refused == {"q and k are not rotated alike": 1}
+
+
+def test_cosines_and_sines_of_different_angles_are_refused() -> None:
+    g = GraphMaker()
+    mixed = (g.angles(2)[0], g.angles(2, scale=2.0)[1])
+    graph = g.finish(g.attention(parts(g, g.input()), HEADS, KV_HEADS, DIM, angles=mixed))
+    assert run_pass(PASS, graph).refused == {"cosines and sines are not of the same angles": 1}
+
+
+def test_parts_in_another_order_are_refused() -> None:
+    g = GraphMaker()
+    q = g.node("Split", g.linear(g.input(), 8, 24), g.constant([8, 8, 8]), outputs=3, axis=-1)
+    graph = g.finish(g.attention([q, f"{q}.2", f"{q}.1"], 2, 2, 4))
+    assert run_pass(PASS, graph).refused == {"the product does not hold q, k and v in this order": 1}
+
+
+def test_three_products_are_refused() -> None:
+    g = GraphMaker()
+    x = g.input()
+    graph = g.finish(g.attention([g.linear(x, 8, 8) for _ in range(3)], 2, 2, 4))
+    assert run_pass(PASS, graph).refused == {"q, k and v are not parts of one product": 1}
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    g = GraphMaker()
+    q = g.node("Split", g.linear(g.input(), 8, 28), g.constant([12, 8, 8]), outputs=3, axis=-1)
+    graph = g.finish(g.attention([q, f"{q}.1", f"{q}.2"], 3, 2, 4))
+    assert PASS.run(graph).refused == {"heads [3, 2, 2] of [4, 4, 4] do not fit together": 1}

@@ -1,0 +1,42 @@
+"""Every spelling of an activation becomes Activation with its name."""
+
+from typing import Any
+
+import pytest
+
+from ingot.builder.passes.recognise_activations import PASS
+from tests.passes.graphs import GraphMaker, ops_of, run_pass
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "name"),
+    [("Gelu", {}, "gelu"), ("Gelu", {"approximate": "tanh"}, "gelu_tanh"), ("Relu", {}, "relu"), ("Swish", {}, "silu")],
+)
+def test_one_node(op: str, attrs: dict[str, Any], name: str) -> None:
+    g = GraphMaker()
+    graph = g.finish(g.node(op, g.input(), **attrs))
+    assert run_pass(PASS, graph).fired == 1
+    assert graph.nodes[-1].attrs == {"activation": name}
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_silu_in_two_nodes(swapped: bool) -> None:
+    g = GraphMaker()
+    x = g.input()
+    gate = g.node("Sigmoid", x)
+    graph = g.finish(g.node("Mul", *([gate, x] if swapped else [x, gate])))
+    assert run_pass(PASS, graph).fired == 1
+    assert ops_of(graph) == ["Gather", "Activation"]
+
+
+def test_the_sigmoid_of_something_else_stays() -> None:
+    g = GraphMaker()
+    graph = g.finish(g.node("Mul", g.input(), g.node("Sigmoid", g.input())))
+    report = run_pass(PASS, graph)
+    assert (report.fired, report.refused) == (0, {})
+
+
+def test_another_swish_is_refused() -> None:
+    g = GraphMaker()
+    graph = g.finish(g.node("Swish", g.input(), alpha=2.0))
+    assert run_pass(PASS, graph).refused == {"a Swish with alpha 2.0 is no silu": 1}

@@ -1,0 +1,39 @@
+"""Types are set where a type is a choice, and nowhere else."""
+
+from ingot.builder.graph import Graph
+from ingot.builder.passes import insert_embedding, insert_matmul, recognise_norms
+from ingot.builder.passes.set_precision import SetPrecision
+from ingot.dtypes import DType
+from ingot.plugins.ref.target import RefTarget
+from tests.passes.graphs import GraphMaker
+
+
+class RoundingTarget(RefTarget):
+    """Rounds the inputs of bf16 products."""
+
+    def activations(self, weight_dtype: str) -> str:
+        return "bf16" if weight_dtype == "bf16" else "f32"
+
+
+def small_graph() -> Graph:
+    g = GraphMaker()
+    graph = g.finish(g.linear(g.node("RMSNormalization", g.input(), g.weight(8)), 8, 5))
+    for each in (insert_embedding, recognise_norms, insert_matmul):
+        each.PASS.run(graph)
+    return graph
+
+
+def test_products_and_tables() -> None:
+    graph = small_graph()
+    report = SetPrecision(weights=DType.BF16, kv=DType.F32, target=RoundingTarget()).run(graph)
+    table, norm, product = graph.nodes
+    assert report.fired == 2
+    assert table.attrs == {"dtype": "bf16"}
+    assert "dtype" not in norm.attrs
+    assert (product.attrs["dtype"], product.attrs["activations"]) == ("bf16", "bf16")
+
+
+def test_float32_is_not_rounded() -> None:
+    graph = small_graph()
+    SetPrecision(weights=DType.F32, kv=DType.F32, target=RoundingTarget()).run(graph)
+    assert graph.nodes[-1].attrs["activations"] == "f32"

@@ -1,0 +1,59 @@
+"""Calls an op's reference: arrays in, arrays out, with a batch and a cache where the op needs them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.dtypes import DType
+from ingot.plan import Attr, KvLayout
+from ingot.plugins.op import Array, Call, KvCache
+from ingot.plugins.registry import find_op
+from ingot.step_io import SampleRows, StepBatch
+
+LAYOUT = KvLayout(num_layers=2, kv_heads=2, head_dim=4, tokens_per_block=3, dtype=DType.F32)
+
+
+def random_array(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def make_batch(
+    ids: Sequence[int],
+    counts: Sequence[int],
+    past: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    logit_rows: Sequence[int] = (),
+) -> StepBatch:
+    """counts[s] of the ids belong to sequence s, after past[s] tokens in the cache."""
+    empty, wide = np.empty(0, np.int32), np.empty(0, np.uint64)
+    draws = SampleRows(
+        row=empty, temperature=empty.astype(np.float32), top_k=empty, top_p=empty.astype(np.float32), seed=wide,
+        counter=wide,
+    )  # fmt: skip
+    return StepBatch(
+        ids=np.array(ids, np.int32), query_starts=np.cumsum([0, *counts]).astype(np.int32),
+        past_lengths=np.array(past, np.int32), block_tables=np.array(tables, np.int32),
+        logit_rows=np.array(logit_rows, np.int32), sample=draws,
+    )  # fmt: skip
+
+
+ONE_TOKEN = make_batch([0], [1], [0], [[0]])
+
+
+def evaluate(
+    op: str,
+    inputs: Sequence[npt.NDArray[np.float32] | None],
+    attrs: dict[str, Attr],
+    batch: StepBatch = ONE_TOKEN,
+    kv: KvCache | None = None,
+) -> tuple[Array, ...]:
+    """The outputs of the reference, after the op has agreed to the number of inputs and the attributes."""
+    spec = find_op(op)
+    assert spec.problem(["" if value is None else "x" for value in inputs], attrs) is None
+    outputs = spec.reference(Call(inputs=inputs, attrs=attrs, batch=batch, kv=kv or KvCache(LAYOUT, 6)))
+    columns = spec.out_cols([None if value is None else value.shape[-1] for value in inputs], attrs)
+    if spec.name != "matmul":  # its weight counts by rows
+        assert tuple(output.shape[-1] for output in outputs) == columns
+    assert all(output.dtype == np.float32 for output in outputs)
+    return outputs

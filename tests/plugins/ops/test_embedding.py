@@ -1,0 +1,13 @@
+"""embedding: rows of the token table, plus rows of the position table at the tokens' positions."""
+
+import numpy as np
+
+from tests.plugins.ops.calls import evaluate, make_batch, random_array
+
+
+def test_rows_and_positions() -> None:
+    table, positions = random_array(7, 4), random_array(9, 4, seed=1)
+    batch = make_batch([6, 0, 6], [2, 1], [3, 0], [[0, 1], [2, -1]])  # at positions 3, 4 and 0
+    np.testing.assert_array_equal(evaluate("embedding", [table, None], {}, batch)[0], table[[6, 0, 6]])
+    expected = table[[6, 0, 6]] + positions[[3, 4, 0]]
+    np.testing.assert_array_equal(evaluate("embedding", [table, positions], {}, batch)[0], expected)

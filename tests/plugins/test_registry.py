@@ -1,0 +1,55 @@
+"""Targets and ops are found by name; families resolve to the best member that runs here."""
+
+import pytest
+
+import ingot.plugins.registry as registry
+from ingot.errors import PassError, TargetError, UsageError
+from ingot.plugins.ref.target import RefTarget
+from ingot.plugins.target import Target
+
+
+class Paper(RefTarget):
+    """A target with any name; `lack` says why it cannot run here."""
+
+    def __init__(self, name: str, lack: str | None) -> None:
+        self.name, self._lack = name, lack
+
+    def missing(self, isa: str | None = None) -> str | None:
+        return self._lack
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch) -> tuple[Target, ...]:
+    """paper/a cannot run here, paper/b and paper/c can."""
+    members = (Paper("paper/a", "too thin"), Paper("paper/b", None), Paper("paper/c", None))
+    monkeypatch.setattr(registry, "targets", lambda: members)
+    return members
+
+
+def test_ref_is_found() -> None:
+    assert registry.find_target("ref").name == "ref"
+    assert "ref" in [target.name for target in registry.targets()]
+
+
+def test_an_exact_name_is_found_whether_it_runs_here_or_not(family: tuple[Target, ...]) -> None:
+    assert registry.find_target("paper/a") is family[0]
+
+
+def test_a_family_is_its_best_member_that_runs_here(family: tuple[Target, ...]) -> None:
+    assert registry.find_target("paper") is family[1]
+
+
+def test_a_family_without_a_member_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "targets", lambda: (Paper("paper/a", "too thin"), Paper("paper/b", "too thick")))
+    with pytest.raises(TargetError, match="paper/a: too thin; paper/b: too thick"):
+        registry.find_target("paper")
+
+
+def test_an_unknown_target_lists_the_known_ones(family: tuple[Target, ...]) -> None:
+    with pytest.raises(UsageError, match=r"no target 'stone'(.|\n)*paper, paper/a, paper/b, paper/c"):
+        registry.find_target("stone")
+
+
+def test_an_unknown_op_lists_the_known_ones() -> None:
+    with pytest.raises(PassError, match=r"no op 'sing'(.|\n)*matmul"):
+        registry.find_op("sing")

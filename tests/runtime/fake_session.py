@@ -1,0 +1,73 @@
+"""A Session whose "model" is a hash of every token before: wrong blocks, positions or counts give wrong tokens."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.plan import Limits
+from ingot.step_io import StepBatch, StepResult
+
+VOCAB = 97
+_NOBODY = -1
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """What follows `tokens`."""
+    return sum((place + 3) * (token + 1) ** 2 for place, token in enumerate(tokens)) % VOCAB
+
+
+def continued(prompt: Sequence[int], count: int) -> list[int]:
+    """The `count` tokens after `prompt`."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class FakeSession:
+    """Keeps tokens where a real session keeps keys and values, and checks every step against the limits.
+
+    before_step  called with each batch; may sleep or raise
+    """
+
+    def __init__(self, num_blocks: int, tokens_per_block: int, limits: Limits) -> None:
+        self.num_blocks, self._limits = num_blocks, limits
+        self.slots: npt.NDArray[np.int64] = np.full((num_blocks, tokens_per_block), _NOBODY)
+        self.before_step: Callable[[StepBatch], None] = lambda batch: None
+        self.closed = False
+
+    def run(self, batch: StepBatch) -> StepResult:
+        assert not self.closed
+        self.before_step(batch)
+        sequences = len(batch.past_lengths)
+        assert 1 <= sequences <= self._limits.max_batch_size
+        assert 1 <= len(batch.ids) <= self._limits.max_num_tokens
+        assert len(batch.logit_rows) <= self._limits.max_logit_rows
+        assert batch.query_starts[0] == 0
+        assert batch.query_starts[-1] == len(batch.ids)
+        used = [int(block) for table in batch.block_tables for block in table if block >= 0]
+        assert len(used) == len(set(used)), "a block in two tables"
+        following = np.full(len(batch.ids), _NOBODY)
+        for s in range(sequences):
+            begin, end = batch.query_starts[s], batch.query_starts[s + 1]
+            past, table = int(batch.past_lengths[s]), batch.block_tables[s]
+            size = self.slots.shape[1]
+            for t in range(begin, end):
+                position = past + t - begin
+                assert table[position // size] >= 0
+                self.slots[table[position // size], position % size] = batch.ids[t]
+            blocks = table[: -(-(past + end - begin) // size)]
+            known = self.slots[blocks].reshape(-1)[: past + end - begin]
+            assert (known != _NOBODY).all(), "a slot nobody wrote"
+            for t in np.intersect1d(np.arange(begin, end), batch.logit_rows):
+                following[t] = next_token(known[: past + t - begin + 1].tolist())
+        chosen = following[batch.logit_rows]
+        logits = np.where(chosen[:, None] == np.arange(VOCAB), 9, 0).astype(np.float32)
+        ids = chosen[batch.sample.row].astype(np.int32)
+        # stands for whatever depends on the draw alone: seed and counter
+        log_probs = -(batch.sample.seed.astype(np.float32) + batch.sample.counter.astype(np.float32))
+        return StepResult(ids=ids, log_probs=log_probs, logits=logits if batch.want_logits else None)
+
+    def close(self) -> None:
+        self.closed = True

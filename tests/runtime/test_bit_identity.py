@@ -1,0 +1,83 @@
+"""The same request gives the same bits alone, in company, in chunks and after preemption, on every target here."""
+
+import dataclasses
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from ingot.configs.runtime import Policy
+from ingot.plugins.registry import find_target
+from ingot.plugins.target import Target
+from ingot.runtime import ModelRunner
+from tests.runtime.tiny_engine import poisoned_runner
+from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
+
+
+@pytest.fixture(scope="module", params=["ref", pytest.param("cpu", marks=pytest.mark.native)])
+def target(request: pytest.FixtureRequest) -> Target:
+    return find_target(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(target: Target) -> TinyModel:
+    return make_model(None if target.name == "ref" else target)
+
+
+def everything(runner: ModelRunner, prompts: list[list[int]], count: int = 12) -> list[tuple[bytes, bytes]]:
+    """Bits of all logits of each prompt, sampled so that every draw counts."""
+    out = runner.generate(
+        prompts, max_new_tokens=count, temperature=0.9, top_k=20, top_p=0.95, random_seed=11, return_dict=True,
+        output_generation_logits=True, output_context_logits=True,
+    )  # fmt: skip
+    return [(out["context_logits"][i].tobytes(), out["generation_logits"][i].tobytes()) for i in range(len(prompts))]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64])
+def test_chunks_and_company_change_no_bit(model: TinyModel, target: Target, chunk: int) -> None:
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(0, VOCAB, length).tolist() for length in (1, 40, 17, 5)]
+    alone = []
+    for prompt in prompts:
+        with poisoned_runner(model, target, 40) as runner:
+            alone += everything(runner, [prompt])
+    limits = dataclasses.replace(model.plan.limits, max_num_tokens=chunk)
+    with poisoned_runner(model, target, 100, limits, seed=chunk) as runner:
+        assert everything(runner, prompts) == alone
+
+
+def test_preemption_changes_no_bit(model: TinyModel, target: Target) -> None:
+    prompts = [[n] * 9 for n in range(6)]
+    with poisoned_runner(model, target, 200) as runner:
+        calm = everything(runner, prompts, 40)
+        assert runner.stats()["preemptions"] == 0
+    with poisoned_runner(model, target, 8) as runner:
+        assert everything(runner, prompts, 40) == calm
+        assert runner.stats()["preemptions"] > 0
+    with poisoned_runner(model, target, 8, policy=Policy.GUARANTEED_NO_EVICT) as runner:
+        assert everything(runner, prompts, 40) == calm
+        assert runner.stats()["preemptions"] == 0
+
+
+def test_staggered_arrivals_share_steps_and_change_no_bit(model: TinyModel, target: Target) -> None:
+    """64 requests, each from its own thread, arrive while others decode; blocks that nobody owns are poisoned."""
+    rng = np.random.default_rng(6)
+    prompts = [rng.integers(0, VOCAB, 1 + n % 13).tolist() for n in range(64)]
+    with poisoned_runner(model, target, 40) as runner:
+        alone = [everything(runner, [prompt])[0] for prompt in prompts]
+    runner = poisoned_runner(model, target, 300, dataclasses.replace(model.plan.limits, max_num_tokens=16))
+    results: dict[int, tuple[bytes, bytes]] = {}
+
+    def work(n: int) -> None:
+        time.sleep(0.004 * n)
+        results[n] = everything(runner, [prompts[n]])[0]
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [results[n] for n in range(64)] == alone
+    assert any(prefill and decode for prefill, decode in runner.step_log())
+    runner.close()

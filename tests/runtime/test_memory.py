@@ -1,0 +1,68 @@
+"""KV memory: what is granted by default, what is refused and with which words."""
+
+from pathlib import Path
+
+import pytest
+
+from ingot.configs.sizes import format_bytes, parse_bytes
+from ingot.dtypes import DType
+from ingot.errors import CapacityError, UsageError
+from ingot.plan import KvLayout, Limits
+from ingot.runtime.memory import available_memory, kv_budget
+
+LAYOUT = KvLayout(num_layers=2, kv_heads=2, head_dim=8, tokens_per_block=16, dtype=DType.F32)
+LIMITS = Limits(max_batch_size=4, max_input_len=64, max_seq_len=65, max_num_tokens=64, max_logit_rows=4)
+BLOCK = LAYOUT.block_bytes
+
+
+def test_default_is_the_whole_batch_or_forty_percent() -> None:
+    assert kv_budget(LAYOUT, LIMITS, None, 10**12).num_blocks == 4 * 4
+    scarce = kv_budget(LAYOUT, LIMITS, None, 20 * BLOCK)
+    assert (scarce.num_blocks, scarce.nbytes) == (8, 8 * BLOCK)
+
+
+def test_given_memory_is_used_in_full() -> None:
+    assert kv_budget(LAYOUT, LIMITS, 99 * BLOCK + 1, 10**12).num_blocks == 99
+
+
+@pytest.mark.parametrize(
+    ("wanted", "available", "words"),
+    [
+        (None, 9 * BLOCK, "40 % of the available memory"),
+        (4 * BLOCK - 1, 10**12, "too small for one sequence"),
+        (8 * BLOCK, 7 * BLOCK, "more than this machine has left"),
+    ],
+)
+def test_too_little_is_refused(wanted: int | None, available: int, words: str) -> None:
+    with pytest.raises(CapacityError, match=words):
+        kv_budget(LAYOUT, LIMITS, wanted, available)
+
+
+def test_available_memory_minds_the_container(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:  5000 kB\n")
+    assert available_memory(meminfo, tmp_path) == 5000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert available_memory(meminfo, tmp_path) == 5000 * 1024
+    (tmp_path / "memory.max").write_text("4000\n")
+    assert available_memory(meminfo, tmp_path) == 3000
+    assert available_memory() > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("2GiB", 2 << 30), ("1.5 kb", 1500), ("1000", 1000), (7, 7), ("3M", 3 << 20), ("512MiB", 512 << 20)],
+)
+def test_parse_bytes(text: int | str, count: int) -> None:
+    assert parse_bytes(text, name="memory") == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1XB", 0, -5, True, "1 2"])
+def test_parse_bytes_refuses(text: int | str) -> None:
+    with pytest.raises(UsageError, match="memory"):
+        parse_bytes(text, name="memory")
+
+
+def test_format_bytes() -> None:
+    assert [format_bytes(count) for count in (5, 2048, 3 << 29)] == ["5 bytes", "2 KiB", "1.5 GiB"]

@@ -1,0 +1,151 @@
+"""Text comes out piece by piece: never half a character, never a lost space, and all of it in the end."""
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from ingot.errors import ConfigError
+from ingot.runtime.tokenizer import Tokenizer
+
+TEXT = "Once upon a time, naïve café owls said 你好 🎉👩‍👩‍👧 to  two   spaces.\n\tEnd "
+
+
+def sentencepiece(tmp: Path) -> Tokenizer:
+    """Llama 2's kind: words begin with ▁, characters outside the vocabulary come as single bytes."""
+    words = ["▁", "▁the", "▁cat", "at", "c", "a", "t", "▁o", "é"]
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"<0x{byte:02X}>": 3 + byte for byte in range(256)}}
+    vocab |= {word: len(vocab) + place for place, word in enumerate(words)}
+    hf = tokenizers.Tokenizer(models.BPE(vocab, [("a", "t")], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    hf.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    hf.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    hf.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    hf.add_special_tokens(["<s>", "</s>"])
+    return save(hf, tmp)
+
+
+def byte_level(tmp: Path) -> Tokenizer:
+    """GPT-2's kind, with single bytes as its only tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    hf = tokenizers.Tokenizer(models.BPE({symbol: place for place, symbol in enumerate(alphabet)}, []))
+    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hf.decoder = decoders.ByteLevel()
+    return save(hf, tmp)
+
+
+def save(hf: tokenizers.Tokenizer, tmp: Path, config: str = "{}") -> Tokenizer:
+    hf.save(str(tmp / "tokenizer.json"))
+    (tmp / "tokenizer_config.json").write_text(config)
+    return Tokenizer.from_dir(tmp)
+
+
+@pytest.fixture(scope="module", params=[sentencepiece, byte_level])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    made: Tokenizer = request.param(tmp_path_factory.mktemp("tokenizer"))
+    return made
+
+
+def pieces_of(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> list[str]:
+    detokenizer = tokenizer.detokenizer(prompt)
+    return [*(detokenizer.push([token]) for token in tokens), detokenizer.finish()]
+
+
+def check(tokenizer: Tokenizer, ids: list[int], split: int) -> None:
+    """Tokens after `split` are streamed; the prompt's text and the pieces make up the whole."""
+    prompt, tokens = ids[:split], ids[split:]
+    pieces = pieces_of(tokenizer, prompt, tokens)
+    known = tokenizer.decode(prompt).rstrip("\ufffd")
+    assert known + "".join(pieces) == tokenizer.decode(ids)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), min_size=1, max_size=20),
+    split=st.integers(0, 30),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_text_comes_back(tokenizer: Tokenizer, text: str, split: int) -> None:
+    ids = tokenizer.encode(text)
+    check(tokenizer, ids, min(split, len(ids)))
+
+
+def test_leading_space_belongs_to_the_completion(tmp_path: Path) -> None:
+    tokenizer = sentencepiece(tmp_path)
+    prompt, tokens = tokenizer.encode("the"), tokenizer.encode(" cat", add_special_tokens=False)[1:]
+    assert tokenizer.decode(tokens) == "cat"
+    assert "".join(pieces_of(tokenizer, prompt, tokens)) == " cat"
+    assert "".join(pieces_of(tokenizer, [1], tokenizer.encode("the cat")[1:])) == "the cat"
+
+
+def test_half_a_character_waits_and_is_dropped_at_the_end(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a🎉")
+    prompt, tokens = ids[:-4], ids[-4:]
+    detokenizer = tokenizer.detokenizer(prompt)
+    assert [detokenizer.push([token]) for token in tokens] == ["", "", "", "🎉"]
+    detokenizer = tokenizer.detokenizer(prompt)
+    assert detokenizer.push(tokens[:3]) == ""
+    assert detokenizer.finish() == ""
+
+
+def test_bytes_that_are_no_character_do_not_block(tmp_path: Path) -> None:
+    tokenizer = byte_level(tmp_path)
+    bad = tokenizer.encode("é")[:1]
+    detokenizer = tokenizer.detokenizer([])
+    text = detokenizer.push(bad * 40) + detokenizer.push(tokenizer.encode("ok"))
+    assert text == "\ufffd" * 40 + "ok"
+
+
+def test_special_tokens_in_the_middle(tmp_path: Path) -> None:
+    tokenizer = sentencepiece(tmp_path)
+    ids = [*tokenizer.encode("the"), 2, 2, *tokenizer.encode(" the cat")]
+    assert "".join(pieces_of(tokenizer, ids[:2], ids[2:])) == tokenizer.decode(ids)[len(tokenizer.decode(ids[:2])) :]
+
+
+@pytest.mark.parametrize(
+    ("template", "config", "begins"),
+    [
+        (True, "{}", True),
+        (False, "{}", False),
+        (False, '{"bos_token": "<s>", "add_bos_token": true}', True),
+        (False, '{"bos_token": {"content": "<s>"}, "add_bos_token": true}', True),
+        (True, '{"bos_token": "<s>", "add_bos_token": true}', True),
+        (True, '{"bos_token": "<s>", "add_bos_token": false}', False),
+    ],
+)
+def test_bos(tmp_path: Path, template: bool, config: str, begins: bool) -> None:
+    hf = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
+    hf.add_special_tokens(["<s>"])
+    if template:
+        hf.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    ids = save(hf, tmp_path, config).encode("a")
+    assert ids == ([0, 1] if begins else [1])
+
+
+def test_truncation_of_the_file_is_ignored(tmp_path: Path) -> None:
+    byte_level(tmp_path)
+    hf = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    hf.enable_truncation(3)
+    hf.enable_padding(length=50)
+    assert len(save(hf, tmp_path).encode("abcdef")) == 6
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        Tokenizer.from_dir(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Tokenizer.from_dir(tmp_path)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ["gpt2", "llama2", "llama3.1", "phi3", "qwen3"])
+def test_real_tokenizers(shared: Path, name: str) -> None:
+    tokenizer = Tokenizer.from_dir(shared / "tokenizers" / name)
+    ids = tokenizer.encode(TEXT)
+    for split in range(0, len(ids), 5):
+        check(tokenizer, ids, split)

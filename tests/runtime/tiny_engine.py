@@ -1,0 +1,119 @@
+"""The tiny model as an engine directory, and as a loaded engine with any session."""
+
+import itertools
+import random
+from pathlib import Path
+
+import numpy as np
+
+from ingot.configs.runtime import Policy
+from ingot.engine import Engine
+from ingot.engine_writer import write_engine
+from ingot.manifest import Manifest
+from ingot.plan import Limits
+from ingot.plugins.cpu.target import CpuSession
+from ingot.plugins.ref.session import RefSession
+from ingot.plugins.target import SessionOptions, Target
+from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.executor import Executor
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.session import LoadedEngine
+from ingot.step_io import Session, StepBatch, StepResult
+from tests.runtime.tiny_plan import LAYERS, TinyModel
+
+
+def make_manifest(limits: Limits, target: str = "ref", eos_ids: tuple[int, ...] = ()) -> Manifest:
+    return Manifest(
+        ingot_version="0.1.0", model={"model_type": "tiny"}, target=target, precision="f32", limits=limits,
+        capabilities=(), ranks=1, eos_ids=eos_ids, bos_id=1, pad_id=None, parts=(),
+    )  # fmt: skip
+
+
+def write_tiny(directory: Path, model: TinyModel, target: str = "ref") -> Path:
+    """A real engine directory."""
+    directory.mkdir()
+    manifest = make_manifest(model.plan.limits, target)
+    write_engine(directory, manifest, model.plan, [(0, memoryview(model.weights.tobytes()))])
+    return directory
+
+
+def ref_session(model: TinyModel, num_blocks: int) -> RefSession:
+    return RefSession(model.plan, model.weights, SessionOptions(num_blocks=num_blocks))
+
+
+class PoisonedSession:
+    """A session in which every slot that nobody owns holds NaN. `blocks`: the block manager of its runner."""
+
+    def __init__(self, inner: Session) -> None:
+        assert isinstance(inner, (RefSession, CpuSession))
+        self._inner, self.num_blocks = inner, inner.num_blocks
+        self.blocks: BlockManager | None = None
+        self._poisoned: set[int] = set()
+
+    def run(self, batch: StepBatch) -> StepResult:
+        assert self.blocks is not None
+        free = set(self.blocks.free_blocks())
+        for block in free - self._poisoned:
+            self._poison(block)
+        self._poisoned = free
+        return self._inner.run(batch)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _poison(self, block: int) -> None:
+        if isinstance(self._inner, RefSession):
+            self._inner.kv.keys[:, block] = self._inner.kv.values[:, block] = np.nan
+            return
+        for layer, values in itertools.product(range(LAYERS), (False, True)):
+            size = len(self._inner.native.read_kv(layer, block, values))
+            self._inner.native.write_kv(layer, block, values, np.full(size // 4, np.nan, np.float32).tobytes())
+
+
+def open_session(model: TinyModel, target: Target, num_blocks: int) -> Session:
+    return target.open_session(model.plan, model.weights, SessionOptions(num_blocks=num_blocks, threads=2))
+
+
+def poisoned_runner(
+    model: TinyModel,
+    target: Target,
+    num_blocks: int,
+    limits: Limits | None = None,
+    policy: Policy = Policy.MAX_UTILIZATION,
+    seed: int = 0,
+) -> ModelRunner:
+    """Blocks handed out in random order, NaN in every slot that nobody owns."""
+    session = PoisonedSession(open_session(model, target, num_blocks))
+    runner = make_runner(model, session, limits, policy, shuffle=random.Random(seed))
+    session.blocks = runner.blocks
+    return runner
+
+
+def make_runner(
+    model: TinyModel,
+    session: Session,
+    limits: Limits | None = None,
+    policy: Policy = Policy.MAX_UTILIZATION,
+    eos_ids: tuple[int, ...] = (),
+    shuffle: random.Random | None = None,
+) -> ModelRunner:
+    """A ModelRunner on any session."""
+    limits = limits or model.plan.limits
+    engine = Engine(
+        directory=Path("tiny"), manifest=make_manifest(limits, eos_ids=eos_ids), plan=model.plan, weights=model.weights
+    )
+    return ModelRunner(LoadedEngine(engine=engine, session=session, limits=limits), policy=policy, shuffle=shuffle)
+
+
+def make_executor(
+    session: Session,
+    limits: Limits,
+    tokens_per_block: int,
+    policy: Policy = Policy.MAX_UTILIZATION,
+    shuffle: random.Random | None = None,
+) -> tuple[Executor, Scheduler, BlockManager]:
+    """An Executor and its parts."""
+    blocks = BlockManager(session.num_blocks, tokens_per_block, shuffle=shuffle)
+    scheduler = Scheduler(limits, blocks, policy)
+    return Executor(session, scheduler, blocks), scheduler, blocks
