@@ -42,7 +42,7 @@ class Graph:
     @classmethod
     def load(cls, path: Path) -> "Graph":
         """Read a model.onnx without its external weights."""
-        G_LOGGER.severity = G_LOGGER.ERROR  # it warns about bf16, which is kept as it is
+        G_LOGGER.severity = G_LOGGER.CRITICAL + 1  # it warns about bf16, which is kept; errors are raised as well
         try:
             model = onnx.load(path, load_external_data=False)
             return cls(gs.import_onnx(model))

@@ -19,7 +19,7 @@ from ingot.errors import UsageError
 from ingot.manifest import MANIFEST_NAME
 from ingot.plan import Plan, Step, Weight
 
-BALANCE = 8.0  # operations per byte; a core of an x86 server does about 50 GFLOP/s over 6 GB/s
+BALANCE = 8.0  # operations per byte, assumed: `ingot bench` measures what a machine really does
 CONTEXT = 1024  # tokens an attention looks back at, where the limits allow
 
 
