@@ -11,6 +11,7 @@ namespace ingot {
 
 struct SimdAvx512 {
   static constexpr int kWidth = 16;
+  static constexpr int kRegisters = 32;
   using V = __m512;
   using Mask = __mmask16;
 
