@@ -4,12 +4,14 @@ import ast
 import importlib
 import importlib.metadata
 import re
+import sys
 from collections.abc import Iterator
 
 import pytest
 from packaging.requirements import Requirement
 
-from tests.house.project import ROOT, pyproject
+from tests.house.project import ROOT, package_files, pyproject
+from tests.house.test_imports import OPTIONAL, imports
 
 FORBIDDEN = re.compile(r"^(torch|transformers|onnxruntime|tensorrt|cuda|nvidia|cupy|triton)")
 
@@ -42,8 +44,17 @@ def test_the_default_install_brings_neither_torch_nor_cuda() -> None:
     wanted = [Requirement(text) for text in dependencies]
     here = (each.name for each in wanted if each.marker is None or each.marker.evaluate())
     brought = _closure(here)
-    assert {"numpy", "onnx", "safetensors"} <= brought
+    assert {"numpy", "onnx", "tokenizers"} <= brought
     assert [name for name in sorted(brought) if FORBIDDEN.match(name.lower())] == []
+
+
+def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None:
+    dependencies = _project()["dependencies"]
+    assert isinstance(dependencies, list)
+    modules = {Requirement(text).name.replace("-", "_") for text in dependencies}
+    trees = [ast.parse(path.read_text()) for path in package_files()]
+    imported = {name.split(".")[0] for tree in trees for _, name in imports(tree)}
+    assert imported - sys.stdlib_module_names - {"ingot", *OPTIONAL} == (modules - {"protobuf"}) | {"google"}
 
 
 def test_ci_pins_torch() -> None:
