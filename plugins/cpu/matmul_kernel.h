@@ -110,7 +110,8 @@ using TileFn = void (*)(const TileArgs&);
 template <typename S, typename Panel>
 struct Tiles {
   static constexpr bool kWide = S::kWidth == kPanel;
-  static constexpr int kRows = kWide ? 14 : 6;    // sums of kRows x kPanels panels fill the registers
+  // Sums of kRows x kPanels panels fill the registers; few rows where the lanes are emulated, to compile sooner.
+  static constexpr int kRows = S::kRegisters >= 32 ? 14 : kWide ? 5 : 6;
   static constexpr int kPanels = kWide ? 2 : 1;
 
   // Panels that a tile of few rows needs so that 8 chains of fma hide the latency of each.

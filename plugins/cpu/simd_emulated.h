@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#pragma GCC diagnostic ignored "-Wpsabi"  // how vectors pass between functions: all of these are inlined
+
 #define INGOT_INLINE [[gnu::always_inline]] static inline
 
 namespace ingot {
