@@ -1,13 +1,11 @@
-"""What an install brings: numpy and small libraries, neither torch nor CUDA; stubs that match the native module."""
+"""What an install brings: numpy and small libraries, neither torch nor CUDA; a small model with its card."""
 
 import ast
-import importlib
 import importlib.metadata
 import re
 import sys
 from collections.abc import Iterator
 
-import pytest
 from packaging.requirements import Requirement
 
 from tests.house.project import ROOT, package_files, pyproject
@@ -71,15 +69,3 @@ def test_the_shipped_model_is_small_and_has_a_card() -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 8_000_000
     card = (folder / "README.md").read_text()
     assert all(word in card for word in ("data", "loss", "licence", "Apache-2.0", "bf16"))
-
-
-@pytest.mark.native
-def test_the_stub_names_what_the_native_module_has() -> None:
-    stub = ast.parse((ROOT / "src/ingot/_cpu.pyi").read_text())
-    module = importlib.import_module("ingot._cpu")
-    functions = {node.name for node in stub.body if isinstance(node, ast.FunctionDef)}
-    classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
-    assert functions | set(classes) == {name for name in dir(module) if not name.startswith("_")}
-    for name, node in classes.items():
-        members = {child.name for child in node.body if isinstance(child, ast.FunctionDef)} - {"__init__"}
-        assert members == {member for member in dir(getattr(module, name)) if not member.startswith("_")}
