@@ -16,6 +16,8 @@ SOURCES := pyproject.toml $(wildcard CMakeLists.txt) $(shell find $(ROOMS) -type
 	-o -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt' -o -name '*.cmake' -o -name '*.toml' -o -name '*.json' \
 	-o -name '*.safetensors' -o -name '*.md' \))
 
+unexport PYTHONPATH # what is tested is what was installed
+
 .PHONY: quickstart test lint wheel native sanitize clean preflight
 .DELETE_ON_ERROR:
 
