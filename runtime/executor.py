@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypedDict, TypeVar
 
-import numpy as np
-
 from ingot.errors import CapacityError, IngotError, RequestError
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.request import FinishReason, Request
+from ingot.runtime.run_step import Outcome, run_step
 from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.step_batch import ScheduledStep, assemble, count_kinds, keep_logits
+from ingot.runtime.step_batch import ScheduledStep, assemble, count_kinds, keep_results, unfit
 from ingot.step_io import Session, StepResult
 
 Result = TypeVar("Result")
@@ -154,13 +153,13 @@ class Executor:
         for part, outcome in outcomes:
             self._finish_step(part, outcome)
 
-    def _run(self, step: ScheduledStep) -> list[tuple[ScheduledStep, StepResult | IngotError]]:
+    def _run(self, step: ScheduledStep) -> list[Outcome]:
         """The step's result; if it fails, each request alone, so that the one at fault fails alone.
 
         Computing a chunk again writes the same keys and values to the same slots.
         """
         try:
-            return [(step, self._session.run(step.batch))]
+            return run_step(self._session, step)
         except Exception as error:
             if len(step.chunks) == 1:
                 return [(step, _in_words(error))]
@@ -173,22 +172,20 @@ class Executor:
         if isinstance(outcome, IngotError):
             self._fail(step.chunks, outcome)
             return
-        keep_logits(step, outcome)
+        for request, error in unfit(step, outcome):
+            self._fail([request], error)
+        keep_results(step, outcome)
         for request, count in step.chunks.items():
             if not request.finished:
                 request.num_computed += count
-        finite = np.isfinite(outcome.log_probs).tolist()
-        for request, token, log_prob, sane in zip(
-            step.sampled, outcome.ids.tolist(), outcome.log_probs.tolist(), finite, strict=True
+        count = len(step.sampled)
+        for request, token, log_prob in zip(
+            step.sampled, outcome.ids[:count].tolist(), outcome.log_probs[:count].tolist(), strict=True
         ):
-            if request.finished:
-                continue
-            if not sane:
-                self._fail([request], RequestError("the model's logits for this request are not finite numbers"))
-                continue
-            request.append(token, log_prob)
-            if request.finished:
-                self._scheduler.remove(request)
+            if not request.finished:
+                request.append(token, log_prob)
+                if request.finished:
+                    self._scheduler.remove(request)
 
     def _fail(self, requests: Iterable[Request], error: IngotError) -> None:
         for request in requests:

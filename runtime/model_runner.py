@@ -10,17 +10,18 @@ from types import TracebackType
 from typing import Any
 
 from ingot.configs.runtime import Policy, runtime_config
-from ingot.configs.sampling import SamplingParams, refuse_not_yet
+from ingot.configs.sampling import SamplingParams
 from ingot.engine import Engine
 from ingot.errors import RequestError
 from ingot.runtime.admission import (
+    Arguments,
     ModelFacts,
     make_requests,
     params_per_prompt,
     read_end_ids,
     read_pad_id,
     read_prompts,
-    read_stop_words,
+    read_words,
 )
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.executor import Executor, Stats
@@ -32,16 +33,8 @@ from ingot.step_io import Int32
 
 _DEFAULT_NEW_TOKENS = 20
 
-# Arguments whose feature does not exist yet → the values that ask for nothing.
-_NOT_YET: Mapping[str, tuple[object, ...]] = {
-    "num_beams": (1, None),
-    "bad_words_list": (None, [], ()),
-    "min_length": (None, 0, 1),
-    "repetition_penalty": (None, 1),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-}
-
+WordsList = Sequence[Sequence[Sequence[int]] | None]
+"""Per prompt a list of token sequences."""
 
 class ModelRunner:
     """An engine on this machine. Thread-safe: calls of several threads share every step.
@@ -111,7 +104,12 @@ class ModelRunner:
         pad_id: int | None = None,
         random_seed: int | Sequence[int] | None = None,
         num_return_sequences: int | None = None,
-        stop_words_list: Sequence[Sequence[Sequence[int]] | None] | None = None,
+        stop_words_list: WordsList | None = None,
+        bad_words_list: WordsList | None = None,
+        min_length: int | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
         sampling_config: SamplingParams | None = None,
         streaming: bool = False,
         return_dict: bool = False,
@@ -123,16 +121,7 @@ class ModelRunner:
     ) -> Any:
         """Continue each prompt of `batch_input_ids` (lists, numpy or torch arrays of token ids).
 
-        Greedy unless temperature, top_k or top_p is given (then temperature=1, top_k=0, top_p=1 are the defaults).
-
-        max_new_tokens        None: 20, or fewer where the limits allow fewer
-        end_id                tokens that end a sequence; None: the engine's, -1: none
-        pad_id                fills up shorter rows; None: the engine's, else 0
-        random_seed           one for all prompts or one per prompt; sequence i of a prompt uses seed + i; None: random
-        stop_words_list       per prompt a list of token sequences; a sequence ends when it ends in one of them
-        sampling_config       SamplingParams instead of the arguments above
-        streaming             an iterator of the result so far, after each step that brought tokens; dropping it aborts
-        others                refused until they exist: num_beams > 1, bad_words_list, min_length, penalties, ...
+        Greedy unless temperature, top_k or top_p is given. Every argument: docs/sampling.md.
 
         Returns int32 [batch, num_return_sequences, longest]: prompt, generated tokens (an end token included), pad_id.
         With return_dict a dictionary: output_ids, sequence_lengths, finish_reasons (None while running), and where
@@ -140,17 +129,23 @@ class ModelRunner:
         Raises RequestError before anything runs if any prompt or argument is wrong.
         """
         _refuse(others)
+        prompts = read_prompts(batch_input_ids, self.facts.vocab_size)
+        own = Arguments(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, random_seed=random_seed,
+            num_return_sequences=num_return_sequences, min_length=min_length, repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+        )  # fmt: skip
+        params = params_per_prompt(len(prompts), sampling_config, own)
         wanted = Wanted(
             as_dict=return_dict, log_probs=output_log_probs, cum_log_probs=output_cum_log_probs,
             generation_logits=output_generation_logits, context_logits=output_context_logits,
+            logprobs=any(p.logprobs is not None for p in params),
+            prompt_logprobs=any(p.prompt_logprobs is not None for p in params),
         )  # fmt: skip
-        prompts = read_prompts(batch_input_ids, self.facts.vocab_size)
-        params = params_per_prompt(
-            len(prompts), sampling_config, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k,
-            top_p=top_p, random_seed=random_seed, num_return_sequences=num_return_sequences,
-        )  # fmt: skip
-        stop_words = read_stop_words(stop_words_list, len(prompts), self.facts.vocab_size)
-        groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), stop_words, wanted)
+        stop_words = read_words("stop_words_list", stop_words_list, len(prompts), self.facts.vocab_size)
+        bad_words = read_words("bad_words_list", bad_words_list, len(prompts), self.facts.vocab_size)
+        words = list(zip(stop_words, bad_words, strict=True))
+        groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), words, wanted)
         outputs = Outputs(
             groups=groups,
             num_return_sequences=params[0].n if params else num_return_sequences or 1,
@@ -186,7 +181,7 @@ class ModelRunner:
         prompts: Sequence[Int32],
         params: Sequence[SamplingParams],
         end_ids: frozenset[int] | None,
-        stop_words: Sequence[Sequence[tuple[int, ...]]],
+        words: Sequence[tuple[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]]],
         wanted: Wanted,
     ) -> list[list[Request]]:
         return [
@@ -197,7 +192,8 @@ class ModelRunner:
                 where=f"prompt {index}",
                 default_max_tokens=_DEFAULT_NEW_TOKENS,
                 end_ids=end_ids,
-                stop_words=stop_words[index],
+                stop_words=words[index][0],
+                bad_words=words[index][1],
                 want_context_logits=wanted.context_logits,
                 want_generation_logits=wanted.generation_logits,
             )
@@ -241,14 +237,19 @@ def _raise_first_error(requests: Sequence[Request]) -> None:
 
 
 def _refuse(others: Mapping[str, object]) -> None:
-    """Arguments that TensorRT-LLM has and ingot has not yet may be given with the value that asks for nothing."""
+    """Everything that is left: beams, which do not exist yet, and what nobody knows."""
     for name, value in others.items():
-        if name not in _NOT_YET:
-            parameters = inspect.signature(ModelRunner.generate).parameters
-            known = [key for key in parameters if key not in ("self", "others")]
-            near = difflib.get_close_matches(name, known, n=1)
-            raise RequestError(
-                f"generate has no argument {name!r}", expected=", ".join(known),
-                hint=f"did you mean {near[0]!r}?" if near else "leave it out",
-            )  # fmt: skip
-        refuse_not_yet(name, value, _NOT_YET[name])
+        if name == "num_beams":
+            if value not in (None, 1):
+                raise RequestError(
+                    "num_beams: beam search does not exist yet", expected="1", got=repr(value)[:100],
+                    hint="num_return_sequences gives several samples of one prompt",
+                )  # fmt: skip
+            continue
+        parameters = inspect.signature(ModelRunner.generate).parameters
+        known = [key for key in parameters if key not in ("self", "others")]
+        near = difflib.get_close_matches(name, known, n=1)
+        raise RequestError(
+            f"generate has no argument {name!r}", expected=", ".join(known),
+            hint=f"did you mean {near[0]!r}?" if near else "leave it out",
+        )  # fmt: skip

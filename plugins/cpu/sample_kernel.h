@@ -1,11 +1,13 @@
 // One token per draw: the algorithm of plugins/ops/sample.py. Draws are shared among threads. A greedy draw reads its
-// row twice; a random one weighs every token in float64 and sorts only what top-k or top-p may keep.
+// row twice; a random one weighs every token in float64 and sorts only what min-p, top-k or top-p may keep. Rules work
+// on a copy of the row, and only draws that have some pay for it.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "ingot/kernel.h"
 #include "simd_lanes.h"
@@ -84,57 +86,105 @@ RowSummary summarise(const float* logits, int64_t vocab) {
 struct DrawSpace {
   double* scaled;
   double* weights;
+  float* logits;  // after the rules
   int32_t* order;
+  int32_t* counts;
 };
 
-// Puts the tokens that top_k and top_p keep into space.order, in id order, and returns how many they are.
-int64_t keep_tokens(const DrawSpace& space, int64_t vocab, int64_t best, int64_t top_k, double top_p) {
+DrawSpace draw_space(const Team& team, int64_t vocab) {
+  const auto n = static_cast<size_t>(vocab);
+  auto* memory = reinterpret_cast<double*>(team.scratch(n * (2 * sizeof(double) + sizeof(float) + 2 * sizeof(int32_t))));
+  auto* narrow = reinterpret_cast<int32_t*>(memory + 2 * n);
+  return {memory, memory + n, reinterpret_cast<float*>(narrow + 2 * n), narrow, narrow + n};
+}
+
+bool changes_logits(const SampleArgs& args, int64_t q) {
+  return args.min_p != nullptr && (args.bias_starts[q] < args.bias_starts[q + 1] ||
+                                   args.history_starts[q] < args.history_starts[q + 1]);
+}
+
+// The row with biases and penalties in space.logits.
+void apply_rules(const SampleArgs& args, int64_t q, const float* logits, const DrawSpace& space) {
+  float* line = space.logits;
+  std::copy_n(logits, args.vocab, line);
+  for (int32_t i = args.bias_starts[q]; i < args.bias_starts[q + 1]; ++i) line[args.bias_ids[i]] += args.bias[i];
+  const int32_t* begin = args.history + args.history_starts[q];
+  const int32_t* end = args.history + args.history_starts[q + 1];
+  if (begin == end) return;
+  std::fill_n(space.counts, args.vocab, 0);
+  for (const int32_t* token = begin; token < end; ++token) {
+    if (std::exchange(space.counts[*token], 1) != 0) continue;
+    float& x = line[*token];
+    x = x > 0 ? x / args.repetition_penalty[q] : x * args.repetition_penalty[q];
+  }
+  const int32_t* generated = begin + args.num_prompt[q];
+  for (const int32_t* token = begin; token < end; ++token) space.counts[*token] = 0;
+  for (const int32_t* token = generated; token < end; ++token) ++space.counts[*token];
+  for (const int32_t* token = generated; token < end; ++token) {
+    const int32_t count = std::exchange(space.counts[*token], 0);
+    if (count == 0) continue;
+    line[*token] -= args.frequency_penalty[q] * static_cast<float>(count);
+    line[*token] -= args.presence_penalty[q];
+  }
+}
+
+template <typename T>
+auto likelier(const T* values) {
+  return [values](int32_t a, int32_t b) { return values[a] > values[b] || (values[a] == values[b] && a < b); };
+}
+
+// Puts the tokens that min_p, top_k and top_p keep into space.order, in id order, and returns how many they are.
+int64_t keep_tokens(const DrawSpace& space, int64_t vocab, int64_t best, double min_p, int64_t top_k, double top_p) {
   const double* scaled = space.scaled;
   int32_t* order = space.order;
-  const auto likelier = [scaled](int32_t a, int32_t b) { return scaled[a] > scaled[b] || (scaled[a] == scaled[b] && a < b); };
-  const auto by_id = [](int32_t a, int32_t b) { return a < b; };
   const double top = scaled[best];
-  const bool limited = top_k > 0 && top_k < vocab;
+  const auto collect = [&](double least) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < vocab; ++i)
+      if (scaled[i] >= least) order[count++] = static_cast<int32_t>(i);
+    return count;
+  };
+  const bool limited = (top_k > 0 && top_k < vocab) || min_p > 0;
   int64_t count = 0;
   double total = 0;
   if (limited) {
-    for (int64_t i = 0; i < vocab; ++i) order[i] = static_cast<int32_t>(i);
-    std::partial_sort(order, order + top_k, order + vocab, likelier);
-    count = top_k;
+    count = collect(min_p > 0 ? top + std::log(min_p) : -std::numeric_limits<double>::infinity());
+    const int64_t kept = top_k > 0 && top_k < count ? top_k : count;
+    if (kept < count || top_p < 1) std::partial_sort(order, order + kept, order + count, likelier(scaled));
+    count = kept;
     for (int64_t i = 0; i < count; ++i) total += space.weights[order[i]];
   } else {
     for (int64_t i = 0; i < vocab; ++i) total += space.weights[i];
   }
   if (top_p < 1) {
-    // Without top-k only a head of the sorted order is made, the tokens within `reach` of the best, longer if need be.
+    // Without a limit only a head of the sorted order is made, the tokens within `reach` of the best, longer if need
+    // be; weights beyond 708 are 0.
     for (double reach = 4;; reach *= 2) {
       if (!limited) {
-        count = 0;
-        for (int64_t i = 0; i < vocab; ++i)
-          if (scaled[i] >= top - reach) order[count++] = static_cast<int32_t>(i);
-        std::sort(order, order + count, likelier);
+        count = collect(top - reach);
+        std::sort(order, order + count, likelier(scaled));
       }
       double running = 0;
       int64_t kept = 0;
       while (kept < count && running < top_p * total) running += space.weights[order[kept++]];
-      if (running >= top_p * total || count == vocab || limited) {
+      if (running >= top_p * total || limited || reach > 1024) {
         count = kept;
         break;
       }
     }
   }
-  std::sort(order, order + count, by_id);
+  std::sort(order, order + count);
   return count;
 }
 
 int32_t draw_token(const SampleArgs& args, int64_t q, const float* logits, int64_t best, const DrawSpace& space) {
-  const double temperature = args.temperature[q];
+  const double temperature = args.temperature[q], min_p = args.min_p == nullptr ? 0 : args.min_p[q];
   for (int64_t i = 0; i < args.vocab; ++i) space.scaled[i] = logits[i] / temperature;
   const double top = space.scaled[best];
   for (int64_t i = 0; i < args.vocab; ++i) space.weights[i] = exp_f64(space.scaled[i] - top);
   const double uniform = philox_uniform(args.seed[q], args.counter[q]);
-  const bool cut = (args.top_k[q] > 0 && args.top_k[q] < args.vocab) || args.top_p[q] < 1;
-  const int64_t count = cut ? keep_tokens(space, args.vocab, best, args.top_k[q], args.top_p[q]) : args.vocab;
+  const bool cut = min_p > 0 || (args.top_k[q] > 0 && args.top_k[q] < args.vocab) || args.top_p[q] < 1;
+  const int64_t count = cut ? keep_tokens(space, args.vocab, best, min_p, args.top_k[q], args.top_p[q]) : args.vocab;
   const auto id = [&](int64_t i) { return cut ? space.order[i] : static_cast<int32_t>(i); };
   double total = 0, running = 0;
   for (int64_t i = 0; i < count; ++i) total += space.weights[id(i)];
@@ -145,17 +195,53 @@ int32_t draw_token(const SampleArgs& args, int64_t q, const float* logits, int64
   return id(count - 1);
 }
 
+// The given token, or the drawn one; -1 if the rules leave none.
+template <typename S>
+int32_t choose_token(const SampleArgs& args, int64_t q, const float* logits, const RowSummary& row, const DrawSpace& space) {
+  if (args.given != nullptr && args.given[q] >= 0) return args.given[q];
+  if (!row.finite) return row.best;
+  int32_t best = row.best;
+  if (changes_logits(args, q)) {
+    apply_rules(args, q, logits, space);
+    logits = space.logits;
+    const RowSummary changed = summarise<S>(logits, args.vocab);
+    if (!changed.finite) return -1;
+    best = changed.best;
+  }
+  return args.temperature[q] == 0 ? best : draw_token(args, q, logits, best, space);
+}
+
+// Rank of the token, and the most likely tokens.
+void report(const SampleArgs& args, int64_t q, int32_t id, const float* logits, const RowSummary& row, const DrawSpace& space) {
+  int64_t ahead = 0;
+  if (id >= 0) {
+    const float x = logits[id];
+    for (int64_t i = 0; i < id; ++i) ahead += logits[i] >= x;
+    for (int64_t i = id; i < args.vocab; ++i) ahead += logits[i] > x;
+  }
+  args.ranks[q] = id >= 0 ? static_cast<int32_t>(ahead + 1) : 0;
+  const int32_t begin = args.top_starts[q], wanted = args.top_starts[q + 1] - begin;
+  if (wanted == 0) return;
+  for (int64_t i = 0; i < args.vocab; ++i) space.order[i] = static_cast<int32_t>(i);
+  if (row.finite) std::partial_sort(space.order, space.order + wanted, space.order + args.vocab, likelier(logits));
+  for (int32_t i = 0; i < wanted; ++i) {
+    args.top_ids[begin + i] = space.order[i];
+    args.top_log_probs[begin + i] =
+        static_cast<float>(static_cast<double>(logits[space.order[i]]) - logits[row.best] - row.log_sum);
+  }
+}
+
 template <typename S>
 void sample(const SampleArgs& args, const Team& team) {
-  const auto vocab = static_cast<size_t>(args.vocab);
-  auto* memory = reinterpret_cast<double*>(team.scratch(vocab * (2 * sizeof(double) + sizeof(int32_t))));
-  const DrawSpace space{memory, memory + vocab, reinterpret_cast<int32_t*>(memory + 2 * vocab)};
+  const DrawSpace space = draw_space(team, args.vocab);
   for (int64_t q = team.take(); q < args.draws; q = team.take()) {
     const float* logits = args.logits + args.row[q] * args.vocab;
     const RowSummary row = summarise<S>(logits, args.vocab);
-    const bool greedy = args.temperature[q] == 0 || !row.finite;
-    args.ids[q] = greedy ? row.best : draw_token(args, q, logits, row.best, space);
-    args.log_probs[q] = static_cast<float>(static_cast<double>(logits[args.ids[q]]) - logits[row.best] - row.log_sum);
+    const int32_t id = choose_token<S>(args, q, logits, row, space);
+    args.ids[q] = id;
+    args.log_probs[q] = id < 0 ? -std::numeric_limits<float>::infinity()
+                               : static_cast<float>(static_cast<double>(logits[id]) - logits[row.best] - row.log_sum);
+    if (args.ranks != nullptr) report(args, q, id, logits, row, space);
   }
 }
 

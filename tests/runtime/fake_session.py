@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.plan import Limits
-from ingot.step_io import StepBatch, StepResult
+from ingot.plugins.ops.sample import sample
+from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
 
 VOCAB = 97
 _NOBODY = -1
@@ -68,6 +69,9 @@ class FakeSession:
         # stands for whatever depends on the draw alone: seed and counter
         log_probs = -(batch.sample.seed.astype(np.float32) + batch.sample.counter.astype(np.float32))
         return StepResult(ids=ids, log_probs=log_probs, logits=logits if batch.want_logits else None)
+
+    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+        return sample(logits, rows)
 
     def close(self) -> None:
         self.closed = True

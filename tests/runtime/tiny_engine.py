@@ -19,7 +19,7 @@ from ingot.runtime.executor import Executor
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.session import LoadedEngine
-from ingot.step_io import Session, StepBatch, StepResult
+from ingot.step_io import Float32, SampleRows, Session, StepBatch, StepResult
 from tests.runtime.tiny_plan import LAYERS, TinyModel
 
 
@@ -58,6 +58,9 @@ class PoisonedSession:
             self._poison(block)
         self._poisoned = free
         return self._inner.run(batch)
+
+    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+        return self._inner.draw(logits, rows)
 
     def close(self) -> None:
         self._inner.close()
