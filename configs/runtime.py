@@ -30,6 +30,7 @@ class RuntimeConfig:
     kv_cache_memory      bytes; None is min(max_batch_size x max_seq_len tokens, 40 % of the available memory)
     max_batch_size       requests running at once; at most the engine's
     max_num_tokens       tokens per step; at most the engine's
+    max_seq_len          tokens of a request, prompt included; at most the engine's
     enable_prefix_cache  lets requests share the blocks of equal prompt heads, once the prefix cache exists
     policy               see `Policy`
     """
@@ -40,11 +41,12 @@ class RuntimeConfig:
     kv_cache_memory: int | None = None
     max_batch_size: int | None = None
     max_num_tokens: int | None = None
+    max_seq_len: int | None = None
     enable_prefix_cache: bool = True
     policy: Policy = Policy.MAX_UTILIZATION
 
     def __post_init__(self) -> None:
-        for name in ("threads", "max_batch_size", "max_num_tokens"):
+        for name in ("threads", "max_batch_size", "max_num_tokens", "max_seq_len"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"{name} must be a whole number, at least 1", got=repr(value))
@@ -64,6 +66,7 @@ def runtime_config(
     kv_cache_memory: int | str | None = None,
     max_batch_size: int | None = None,
     max_num_tokens: int | None = None,
+    max_seq_len: int | None = None,
     enable_prefix_cache: bool = True,
     policy: Policy | str = Policy.MAX_UTILIZATION,
 ) -> RuntimeConfig:
@@ -79,6 +82,7 @@ def runtime_config(
         kv_cache_memory=None if kv_cache_memory is None else parse_bytes(kv_cache_memory, name="kv_cache_memory"),
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,
+        max_seq_len=max_seq_len,
         enable_prefix_cache=enable_prefix_cache,
         policy=chosen,
     )

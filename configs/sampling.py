@@ -9,6 +9,7 @@ from ingot.errors import RequestError
 
 _MAX_SEED = 2**64 - 1
 
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """Every field is applied. In this order: logits_processors, logit_bias and bans, repetition_penalty,

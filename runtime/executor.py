@@ -68,6 +68,7 @@ class Executor:
                 request.arrival = self._arrivals
                 self._arrivals += 1
                 self._scheduler.add(request)
+            self._turn.notify_all()
 
     def abort(self, requests: Iterable[Request]) -> None:
         """End requests now; their blocks are free when this returns. Finished ones stay as they are."""
@@ -76,14 +77,14 @@ class Executor:
                 self._end(request, FinishReason.ABORT)
             self._turn.notify_all()
 
-    def wait(self, ready: Callable[[], bool], result: Callable[[], Result]) -> Result:
+    def wait(self, ready: Callable[[], bool], result: Callable[[], Result], *, steps: bool = True) -> Result:
         """`result()` as soon as `ready()` holds, running steps meanwhile; no step changes anything in between.
 
-        `ready()` must become true while requests advance or end.
+        `ready()` must become true while requests advance or end. steps: False leaves the steps to other threads.
         """
         with self._turn:
             while not ready():
-                if self._stepping:
+                if self._stepping or not steps:
                     self._turn.wait()
                 else:
                     self._step()
@@ -99,6 +100,20 @@ class Executor:
                 return False
             self._step()
             return True
+
+    def run_until(self, stop: Callable[[], bool]) -> None:
+        """Run steps while there are requests, sleep while there are none; for a thread of its own. See `wake`."""
+        with self._turn:
+            while not (self._closed or stop()):
+                if self._stepping or not self._scheduler.has_work:
+                    self._turn.wait()
+                else:
+                    self._step()
+
+    def wake(self) -> None:
+        """Have every waiting thread look again at what it waits for."""
+        with self._turn:
+            self._turn.notify_all()
 
     def drain(self) -> None:
         """Run until every request has ended."""

@@ -36,6 +36,7 @@ _DEFAULT_NEW_TOKENS = 20
 WordsList = Sequence[Sequence[Sequence[int]] | None]
 """Per prompt a list of token sequences."""
 
+
 class ModelRunner:
     """An engine on this machine. Thread-safe: calls of several threads share every step.
 
@@ -70,6 +71,7 @@ class ModelRunner:
         max_num_tokens: int | None = None,
         enable_prefix_cache: bool = True,
         policy: str | Policy = Policy.MAX_UTILIZATION,
+        max_seq_len: int | None = None,
     ) -> "ModelRunner":
         """Open an engine directory.
 
@@ -79,6 +81,7 @@ class ModelRunner:
         kv_cache_memory      bytes or e.g. "2GiB"; None: min(max_batch_size x max_seq_len tokens, 40 % of what is free)
         max_batch_size       requests running at once, at most the engine's
         max_num_tokens       tokens per step, at most the engine's; longer prompts come in chunks
+        max_seq_len          tokens of a request, prompt included; at most the engine's
         enable_prefix_cache  allow sharing blocks of equal prompt heads. This version has no prefix cache yet: every
                              prompt is computed in full, and stats() counts 0 prefix_hit_tokens, with True as with False
         policy               "max_utilization" (preempts the youngest request when blocks run out) or
@@ -88,7 +91,7 @@ class ModelRunner:
         """
         config = runtime_config(
             rank=rank, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
-            max_num_tokens=max_num_tokens, enable_prefix_cache=enable_prefix_cache, policy=policy,
+            max_num_tokens=max_num_tokens, enable_prefix_cache=enable_prefix_cache, policy=policy, max_seq_len=max_seq_len,
         )  # fmt: skip
         return cls(load_engine(engine_dir, config), policy=config.policy)
 

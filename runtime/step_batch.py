@@ -120,7 +120,9 @@ def keep_results(step: ScheduledStep, result: StepResult) -> None:
 
 
 def _token_probs(result: StepResult, probs: ProbRows, q: int) -> TokenProbs:
-    assert result.ranks is not None and result.top_ids is not None and result.top_log_probs is not None
+    assert result.ranks is not None, "a step with ProbRows has ranks"
+    assert result.top_ids is not None
+    assert result.top_log_probs is not None
     top = slice(*probs.top_starts[q : q + 2])
     return TokenProbs(
         token=int(result.ids[q]),

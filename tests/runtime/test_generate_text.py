@@ -10,9 +10,10 @@ from tokenizers import decoders, models, pre_tokenizers
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import ConfigError, RequestError
-from ingot.runtime.generate_text import TextEvent, TextRequest, complete_text, stream_text
+from ingot.runtime.generate_text import complete_text, stream_text
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import FinishReason
+from ingot.runtime.text_stream import TextEvent, TextRequest
 from ingot.runtime.tokenizer import Tokenizer
 from tests.runtime.tiny_engine import make_runner, ref_session
 from tests.runtime.tiny_plan import VOCAB, make_model

@@ -215,12 +215,19 @@ def test_end_ids_of_the_engine(model: TinyModel) -> None:
         ({"random_seed": [1, 2]}, "one per prompt"),
         ({"end_id": 51}, "end_id"),
         ({"pad_id": "x"}, "pad_id"),
-        ({"num_beams": 2}, "num_beams is not supported yet"),
-        ({"bad_words_list": [[[1]]]}, "bad_words_list is not supported yet"),
-        ({"min_length": 5}, "min_length is not supported yet"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty is not supported yet"),
+        ({"num_beams": 2}, "beam search does not exist yet"),
+        ({"bad_words_list": [[1]]}, "bad_words_list"),
+        ({"bad_words_list": []}, "bad_words_list must hold"),
+        ({"bad_words_list": [[[51]]]}, "bad_words_list: 0 of prompt 0"),
+        ({"min_length": -1}, "min_length"),
+        ({"min_length": 21}, "asked for at least"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": "1"}, "repetition_penalty"),
+        ({"presence_penalty": float("inf")}, "presence_penalty"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty"),
+        ({"length_penalty": 1.0}, "no argument 'length_penalty'"),
         ({"temprature": 0.5}, "did you mean 'temperature'"),
-        ({"stop_words_list": [[1]]}, "stop word"),
+        ({"stop_words_list": [[1]]}, "stop_words_list"),
         ({"stop_words_list": np.zeros((1, 2, 3))}, "stop_words_list"),
         ({"output_log_probs": True}, "return_dict=True"),
         ({"sampling_config": {"temperature": 1}}, "SamplingParams"),
@@ -238,14 +245,17 @@ def test_wrong_calls_are_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [{"min_p": 0.1}, {"stop": ["x"]}, {"logprobs": 0}, {"logit_bias": {1: 2.0}}, {"presence_penalty": 0.5},
-     {"min_tokens": 1}, {"bad_words": ["x"]}, {"prompt_logprobs": 1}, {"include_stop_str": True},
-     {"logits_processors": [print]}, {"frequency_penalty": 1}],
+    ("field", "words"),
+    [
+        ({"stop": ["x"]}, "stop_words_list"), ({"bad_words": ["x"]}, "bad_words_list"),
+        ({"include_stop_str": True}, "token ids"), ({"skip_special_tokens": False}, "token ids"),
+        ({"logit_bias": {51: 1.0}}, "logit_bias"), ({"logprobs": 52}, "at most 51"), ({"logprobs": 1}, "return_dict"),
+        ({"logits_processors": [lambda a, b, c, d: d]}, "wrong number"),
+    ],
 )  # fmt: skip
-def test_sampling_params_refuse_what_is_not_there_yet(arguments: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="not supported yet"):
-        SamplingParams(**arguments)
+def test_sampling_params_that_token_ids_cannot_follow(runner: ModelRunner, field: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        runner.generate([[1, 2]], sampling_config=SamplingParams(**field), return_dict=words != "return_dict")
 
 
 def test_lengths_are_lowered_only_by_default(runner: ModelRunner) -> None:

@@ -14,8 +14,9 @@ from ingot.cli.values import as_json, byte_size, log_level, positive, target_isa
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
-from ingot.runtime.generate_text import TextEvent, TextRequest, stream_text
+from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.text_stream import TextEvent, TextRequest
 from ingot.runtime.tokenizer import Tokenizer
 
 
