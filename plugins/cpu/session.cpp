@@ -106,7 +106,8 @@ void Session::execute(const Team& team) {
   Team mine = team;
   mine.shared = shared_.data();
   for (size_t i = 0; i < steps_.size(); ++i) {
-    steps_[i].kernel->run(steps_[i].arguments(), mine);
+    const bool has_rows = !steps_[i].counts_logits || batch_.rows > 0;  // no kernel need care for zero rows
+    if (has_rows) steps_[i].kernel->run(steps_[i].arguments(), mine);
     if (team.index == 0 && pause_or_interrupted()) stop_after_.store(i);
     team.barrier();
     if (stop_after_.load() <= i) return;

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,15 @@ def log_softmax(row: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return every
 
 
+def greedy(model: TinyModel, allowed: Callable[[list[int], int], bool]) -> list[int]:
+    """The most likely of the allowed tokens again and again; allowed(generated tokens, next token)."""
+    tokens = list(PROMPT)
+    for _ in range(COUNT):
+        order = np.argsort(-model.logits(tokens)[-1]).tolist()
+        tokens.append(next(token for token in order if allowed(tokens[len(PROMPT) :], token)))
+    return tokens[len(PROMPT) :]
+
+
 def penalised(model: TinyModel, repetition: float, presence: float, frequency: float) -> list[int]:
     """Greedy with penalties, straight from the formulae."""
     tokens = list(PROMPT)
@@ -83,31 +92,31 @@ def test_penalties(runner: ModelRunner, model: TinyModel, penalties: tuple[float
     assert tokens != generated(runner) or penalties[0] < 1
 
 
-def test_bad_words_and_bias(runner: ModelRunner) -> None:
+def test_bad_words(runner: ModelRunner, model: TinyModel) -> None:
     free = generated(runner)
-    banned = generated(runner, bad_words_list=[[[free[2]], [*free[:2]]]])
-    assert free[2] not in banned
-    assert banned[0] == free[0]
-    assert banned[1] != free[1]
-    assert all(pair != tuple(free[:2]) for pair in zip(banned, banned[1:], strict=False))
-    favourite = tokens_of(configured(runner, logit_bias={7: 100.0}))
-    assert favourite == [7] * COUNT
-    assert free[0] not in tokens_of(configured(runner, logit_bias={free[0]: -math.inf}))
+    assert free == greedy(model, lambda before, token: True)
+    for words in ([free[:1]], [free[:2]], [free[1:4], free[4:5]]):
+        expected = greedy(model, lambda before, token, w=words: all([*before, token][-len(x) :] != x for x in w))
+        assert generated(runner, bad_words_list=[words]) == expected
+        assert expected != free
 
 
-def test_end_tokens_wait_for_the_least_length(runner: ModelRunner) -> None:
+def test_logit_bias(runner: ModelRunner, model: TinyModel) -> None:
+    free = generated(runner)
+    assert tokens_of(configured(runner, logit_bias={7: 100.0})) == [7] * COUNT
+    expected = greedy(model, lambda before, token: token != free[0])
+    assert tokens_of(configured(runner, logit_bias={free[0]: -math.inf})) == expected
+
+
+def test_end_tokens_wait_for_the_least_length(runner: ModelRunner, model: TinyModel) -> None:
     free = generated(runner)
     end = free[2]
-    assert free.index(end) < 4
-    short = generated(runner, end_id=[end])
-    assert short[-1] == end
-    long = runner.generate([PROMPT], max_new_tokens=COUNT, end_id=[end], min_length=6, return_dict=True)
-    assert end not in tokens_of(long)[:6]
-    assert len(tokens_of(long)) >= 6
-    stopped = runner.generate([PROMPT], max_new_tokens=COUNT, end_id=-1, stop_words_list=[[[free[0]]]], min_length=4)
-    assert stopped.shape[2] - len(PROMPT) >= 4
-    words = configured(runner, end_id=end, min_tokens=COUNT, logit_bias={t: -math.inf for t in range(VOCAB) if t != end})
-    assert words["finish_reasons"] == [["abort"]]
+    assert generated(runner, end_id=[end]) == free[: free.index(end) + 1]
+    unending = greedy(model, lambda before, token: token != end or len(before) >= 6)
+    expected = unending[: unending.index(end) + 1] if end in unending else unending
+    assert generated(runner, end_id=[end], min_length=6) == expected
+    words = generated(runner, stop_words_list=[[free[:1], free[4:5]]], min_length=5)
+    assert words == free[: next(n for n in range(5, COUNT + 1) if free[n - 1] in (free[0], free[4]))]
 
 
 def test_rules_that_leave_no_token_fail_their_request_alone(runner: ModelRunner) -> None:
