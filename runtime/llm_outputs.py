@@ -20,9 +20,9 @@ class CompletionOutput:
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: list[int]
     cumulative_logprob: float
-    logprobs: tuple[LogprobTable, ...] | None
+    logprobs: list[LogprobTable] | None
     finish_reason: str | None
     stop_reason: str | int | None
 
@@ -36,9 +36,9 @@ class RequestOutput:
     """
 
     prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    prompt_logprobs: tuple[LogprobTable | None, ...] | None
-    outputs: tuple[CompletionOutput, ...]
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[LogprobTable | None] | None
+    outputs: list[CompletionOutput]
     finished: bool
 
 
@@ -48,12 +48,11 @@ class Gathering:
     def __init__(self, asked: TextRequest, streams: Sequence[TextStream]) -> None:
         request = streams[0].request
         self._prompt = asked.prompt if isinstance(asked.prompt, str) else None
-        self._prompt_ids = tuple(request.tokens[: request.num_prompt].tolist())
-        self._prompt_logprobs: tuple[LogprobTable | None, ...] | None = None
-        nothing = () if asked.params.logprobs is not None else None
+        self._prompt_ids: list[int] = request.tokens[: request.num_prompt].tolist()
+        self._prompt_logprobs: list[LogprobTable | None] | None = None
         self._parts = [
             CompletionOutput(
-                index=index, text="", token_ids=(), cumulative_logprob=0.0, logprobs=nothing, finish_reason=None,
+                index=index, text="", token_ids=[], cumulative_logprob=0.0, logprobs=None if asked.params.logprobs is None else [], finish_reason=None,
                 stop_reason=None,
             )
             for index in range(len(streams))
@@ -66,22 +65,22 @@ class Gathering:
         self._parts[event.sequence] = CompletionOutput(
             index=part.index,
             text=part.text + event.text,
-            token_ids=part.token_ids + event.token_ids,
+            token_ids=[*part.token_ids, *event.token_ids],
             cumulative_logprob=part.cumulative_logprob + sum(event.log_probs),
-            logprobs=None if part.logprobs is None else part.logprobs + (event.logprobs or ()),
+            logprobs=None if part.logprobs is None else [*part.logprobs, *(event.logprobs or ())],
             finish_reason=event.finish_reason and event.finish_reason.value,
             stop_reason=event.stop_reason,
         )
         if event.prompt_logprobs is not None:
-            self._prompt_logprobs = event.prompt_logprobs
+            self._prompt_logprobs = list(event.prompt_logprobs)
         self.finished = all(part.finish_reason for part in self._parts)
 
     def output(self) -> RequestOutput:
         """The result so far."""
         return RequestOutput(
             prompt=self._prompt,
-            prompt_token_ids=self._prompt_ids,
+            prompt_token_ids=list(self._prompt_ids),
             prompt_logprobs=self._prompt_logprobs,
-            outputs=tuple(self._parts),
+            outputs=list(self._parts),
             finished=self.finished,
         )

@@ -85,9 +85,7 @@ def penalised(model: TinyModel, repetition: float, presence: float, frequency: f
 @pytest.mark.parametrize("penalties", [(1.6, 0.0, 0.0), (1.0, 2.5, 0.0), (1.0, 0.0, 1.5), (0.8, -0.5, 0.7)])
 def test_penalties(runner: ModelRunner, model: TinyModel, penalties: tuple[float, float, float]) -> None:
     repetition, presence, frequency = penalties
-    tokens = generated(
-        runner, repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency
-    )
+    tokens = generated(runner, repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency)
     assert tokens == penalised(model, *penalties)
     assert tokens != generated(runner) or penalties[0] < 1
 
