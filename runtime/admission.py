@@ -94,7 +94,7 @@ def read_words(name: str, words_list: object, num_prompts: int, vocab_size: int)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Arguments:
-    """The arguments of `ModelRunner.generate` that say how tokens are chosen, with TensorRT-LLM's names; None: unsaid."""
+    """What `ModelRunner.generate` takes about choosing tokens, with TensorRT-LLM's names; None: unsaid."""
 
     max_new_tokens: int | None = None
     temperature: float | None = None
@@ -175,7 +175,7 @@ def make_requests(
 
     default_max_tokens  where params.max_tokens is None; lowered to what fits; None: as many as fit
     end_ids             None: the engine's, unless params.ignore_eos
-    stop_words, bad_words  token sequences; the texts of params.stop and params.bad_words are for whoever has a tokenizer
+    stop_words, bad_words  token sequences; those of params.stop and params.bad_words need a tokenizer
     """
     max_new_tokens = _max_new_tokens(len(prompt), params.max_tokens, default_max_tokens, facts.limits, where)
     ends = (frozenset() if params.ignore_eos else facts.end_ids) if end_ids is None else end_ids

@@ -9,6 +9,7 @@ then it waits for that step. Requests of all callers share every step. While a s
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypedDict, TypeVar
@@ -47,6 +48,7 @@ class Executor:
         self._stepping = False
         self._closed = False
         self._arrivals = 0
+        self._session_seconds = 0.0
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
 
     def add(self, requests: Iterable[Request]) -> None:
@@ -146,6 +148,11 @@ class Executor:
                 prefix_hit_tokens=0,
             )
 
+    def session_seconds(self) -> float:
+        """Time that steps spent in the session so far: the rest of a busy executor's time is the host's work."""
+        with self._turn:
+            return self._session_seconds
+
     def step_log(self) -> list[list[int]]:
         """[prefill tokens, decode rows] of each step, the most recent 100,000."""
         with self._turn:
@@ -159,10 +166,13 @@ class Executor:
         step = assemble(chunks)
         self._stepping = True
         self._turn.release()
+        begin = time.perf_counter()
         try:
             outcomes = self._run(step)
         finally:
+            taken = time.perf_counter() - begin
             self._turn.acquire()
+            self._session_seconds += taken
             self._stepping = False
             self._turn.notify_all()
         for part, outcome in outcomes:

@@ -4,7 +4,6 @@ import asyncio
 import queue
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 
 from ingot.configs.sampling import SamplingParams
@@ -30,11 +29,6 @@ class EngineLLM:
         self.runner, self.tokenizer = runner, tokenizer
         self._texts = TextLoop(runner, tokenizer)
         self._closing = weakref.finalize(self, _close, self._texts, runner)  # before the interpreter ends, too
-
-    @classmethod
-    def from_dir(cls, engine_dir: str | Path, **options: object) -> "EngineLLM":
-        """options: of ModelRunner.from_dir."""
-        return EngineLLM(ModelRunner.from_dir(engine_dir, **options), Tokenizer.from_dir(engine_dir))  # type: ignore[arg-type]
 
     def generate(
         self,

@@ -52,8 +52,8 @@ class Gathering:
         self._prompt_logprobs: list[LogprobTable | None] | None = None
         self._parts = [
             CompletionOutput(
-                index=index, text="", token_ids=[], cumulative_logprob=0.0, logprobs=None if asked.params.logprobs is None else [], finish_reason=None,
-                stop_reason=None,
+                index=index, text="", token_ids=[], cumulative_logprob=0.0, finish_reason=None, stop_reason=None,
+                logprobs=None if asked.params.logprobs is None else [],
             )
             for index in range(len(streams))
         ]  # fmt: skip

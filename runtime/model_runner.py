@@ -91,7 +91,8 @@ class ModelRunner:
         """
         config = runtime_config(
             rank=rank, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
-            max_num_tokens=max_num_tokens, enable_prefix_cache=enable_prefix_cache, policy=policy, max_seq_len=max_seq_len,
+            max_num_tokens=max_num_tokens, max_seq_len=max_seq_len, enable_prefix_cache=enable_prefix_cache,
+            policy=policy,
         )  # fmt: skip
         return cls(load_engine(engine_dir, config), policy=config.policy)
 
@@ -125,7 +126,6 @@ class ModelRunner:
         """Continue each prompt of `batch_input_ids` (lists, numpy or torch arrays of token ids).
 
         Greedy unless temperature, top_k or top_p is given. Every argument: docs/sampling.md.
-
         Returns int32 [batch, num_return_sequences, longest]: prompt, generated tokens (an end token included), pad_id.
         With return_dict a dictionary: output_ids, sequence_lengths, finish_reasons (None while running), and where
         asked log_probs, cum_log_probs, generation_logits (zeros after the end), context_logits.
@@ -145,17 +145,15 @@ class ModelRunner:
             logprobs=any(p.logprobs is not None for p in params),
             prompt_logprobs=any(p.prompt_logprobs is not None for p in params),
         )  # fmt: skip
-        stop_words = read_words("stop_words_list", stop_words_list, len(prompts), self.facts.vocab_size)
-        bad_words = read_words("bad_words_list", bad_words_list, len(prompts), self.facts.vocab_size)
-        words = list(zip(stop_words, bad_words, strict=True))
+        words = [
+            read_words(name, given, len(prompts), self.facts.vocab_size)
+            for name, given in (("stop_words_list", stop_words_list), ("bad_words_list", bad_words_list))
+        ]
         groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), words, wanted)
         outputs = Outputs(
-            groups=groups,
-            num_return_sequences=params[0].n if params else num_return_sequences or 1,
-            wanted=wanted,
-            pad_id=self.facts.pad_id if pad_id is None else read_pad_id(pad_id),
-            vocab_size=self.facts.vocab_size,
-        )
+            groups=groups, num_return_sequences=params[0].n if params else num_return_sequences or 1, wanted=wanted,
+            pad_id=self.facts.pad_id if pad_id is None else read_pad_id(pad_id), vocab_size=self.facts.vocab_size,
+        )  # fmt: skip
         return self._stream(outputs) if streaming else self._run(outputs)
 
     def stats(self) -> Stats:
@@ -184,7 +182,7 @@ class ModelRunner:
         prompts: Sequence[Int32],
         params: Sequence[SamplingParams],
         end_ids: frozenset[int] | None,
-        words: Sequence[tuple[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]]],
+        words: Sequence[Sequence[Sequence[tuple[int, ...]]]],
         wanted: Wanted,
     ) -> list[list[Request]]:
         return [
@@ -195,8 +193,8 @@ class ModelRunner:
                 where=f"prompt {index}",
                 default_max_tokens=_DEFAULT_NEW_TOKENS,
                 end_ids=end_ids,
-                stop_words=words[index][0],
-                bad_words=words[index][1],
+                stop_words=words[0][index],
+                bad_words=words[1][index],
                 want_context_logits=wanted.context_logits,
                 want_generation_logits=wanted.generation_logits,
             )

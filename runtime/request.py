@@ -47,7 +47,7 @@ class Request:
 
     temperature, top_k, top_p, seed  see step_io.SampleRows
     rules                    what else bears on its draws
-    logprobs                 how many of the most likely tokens are wanted at each generated place; None: no probabilities
+    logprobs                 how many of the likeliest tokens are wanted at each generated place; None: not even one
     prompt_logprobs          the same for the tokens of the prompt
     end_ids                  tokens that end it (the token itself is kept)
     stop_words               token sequences that end it (kept too)

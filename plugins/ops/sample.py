@@ -1,4 +1,4 @@
-"""Draws one token from each wanted row of logits: biases and penalties, then greedy, or temperature, min-p, top-k, top-p.
+"""Draws one token from each wanted row of logits: biases, penalties, then greedy, or temperature, min-p, top-k, top-p.
 
 Randomness is Philox4x32-10 (Salmon et al., 2011), keyed by the request's seed and counted by its generated tokens,
 so that a draw depends on nothing else in the batch.

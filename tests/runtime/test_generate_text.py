@@ -143,11 +143,20 @@ def test_generation_defaults(tmp_path: Path) -> None:
     assert read_generation_defaults(tmp_path) == GenerationDefaults()
     assert read_generation_defaults(tmp_path).resolve(None, None, None) == (0.0, 0, 1.0)
     assert read_generation_defaults(tmp_path).resolve(None, 5, None) == (1.0, 5, 1.0)
-    write(tmp_path, do_sample=True, temperature=0.6, top_p=0.9, repetition_penalty=1.05, eos_token_id=[1, 2])
+    write(
+        tmp_path,
+        do_sample=True,
+        temperature=0.6,
+        top_p=0.9,
+        repetition_penalty=1.05,
+        typical_p=0.9,
+        eos_token_id=[1, 2],
+    )
     defaults = read_generation_defaults(tmp_path)
     assert defaults.resolve(None, None, None) == (0.6, 0, 0.9)
     assert defaults.resolve(0, None, None) == (0, 0, 0.9)
-    assert defaults.not_followed == ("repetition_penalty=1.05",)
+    assert defaults.others == {"repetition_penalty": 1.05}
+    assert defaults.not_followed == ("typical_p=0.9",)
     write(tmp_path, do_sample=False, temperature=0.6)
     assert read_generation_defaults(tmp_path).resolve(None, None, None) == (0.0, 0, 1.0)
     with pytest.raises(ConfigError, match="temperature"):

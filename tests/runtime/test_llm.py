@@ -43,7 +43,7 @@ def slow(batch: StepBatch) -> None:
 
 def test_results(llm: EngineLLM) -> None:
     ids = llm.tokenizer.encode("10/3")
-    prompts = ["10/3", [5, 6, 7]]
+    prompts: list[str | list[int]] = ["10/3", [5, 6, 7]]
     results = llm.generate(prompts, SamplingParams(max_tokens=9, temperature=0, n=2))
     assert [result.prompt for result in results] == ["10/3", None]
     assert [result.prompt_token_ids for result in results] == [ids, [5, 6, 7]]
@@ -85,7 +85,7 @@ def test_stop_reasons_and_what_follows_them(llm: EngineLLM) -> None:
 
 def test_wrong_prompts_run_nothing(llm: EngineLLM) -> None:
     with pytest.raises(RequestError, match="prompt 1"):
-        llm.generate(["1", [VOCAB]], LONG)
+        llm.generate([[1], [VOCAB]], LONG)
     assert llm.runner.step_log() == []
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,11 +91,15 @@ def test_penalties(runner: ModelRunner, model: TinyModel, penalties: tuple[float
     assert tokens != generated(runner) or penalties[0] < 1
 
 
+def ends_in_none(words: list[list[int]], before: list[int], token: int) -> bool:
+    return all([*before, token][-len(word) :] != word for word in words)
+
+
 def test_bad_words(runner: ModelRunner, model: TinyModel) -> None:
     free = generated(runner)
     assert free == greedy(model, lambda before, token: True)
     for words in ([free[:1]], [free[:2]], [free[1:4], free[4:5]]):
-        expected = greedy(model, lambda before, token, w=words: all([*before, token][-len(x) :] != x for x in w))
+        expected = greedy(model, partial(ends_in_none, words))
         assert generated(runner, bad_words_list=[words]) == expected
         assert expected != free
 

@@ -121,5 +121,6 @@ def _show_throughput(report: ThroughputReport) -> None:
     table.add_row("steps", str(report.steps))
     table.add_row("TTFT ms", f"{report.ttft_ms_median:.1f}")
     table.add_row("TPOT ms", "" if report.tpot_ms_median is None else f"{report.tpot_ms_median:.3f}")
+    table.add_row("outside kernels", f"{report.host_fraction:.1%}")
     table.add_row("GB/s read", f"{report.bandwidth_gbs:.2f} ({report.bandwidth_fraction:.0%} of this machine)")
     Console().print(table)
