@@ -161,7 +161,8 @@ def make_requests(
             seed=request_seed(params.seed, index),
             end_ids=ends | frozenset(params.stop_token_ids),
             stop_words=stop_words,
-            want_context_logits=want_context_logits,
+            # of equal prompts one computes all positions, the others find its blocks
+            want_context_logits=want_context_logits and index == 0,
             want_generation_logits=want_generation_logits,
         )
         for index in range(params.n)

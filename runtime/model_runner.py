@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ingot.configs.runtime import Policy, runtime_config
+from ingot.configs.runtime import Policy, RuntimeConfig, runtime_config
 from ingot.configs.sampling import SamplingParams, refuse_not_yet
 from ingot.engine import Engine
 from ingot.errors import RequestError
@@ -26,8 +26,9 @@ from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.executor import Executor, Stats
 from ingot.runtime.outputs import Outputs, Wanted
 from ingot.runtime.request import Request
-from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler import Pace, Scheduler
 from ingot.runtime.session import LoadedEngine, load_engine
+from ingot.runtime.step_times import measure_step_times
 from ingot.step_io import Int32
 
 _DEFAULT_NEW_TOKENS = 20
@@ -51,9 +52,10 @@ class ModelRunner:
     """
 
     def __init__(
-        self, loaded: LoadedEngine, *, policy: Policy = Policy.MAX_UTILIZATION, shuffle: random.Random | None = None
+        self, loaded: LoadedEngine, config: RuntimeConfig | None = None, *, shuffle: random.Random | None = None
     ) -> None:
-        """shuffle: hand out KV blocks in random order; for tests."""
+        """config: what it says about scheduling. shuffle: hand out KV blocks in random order; for tests."""
+        config = config or RuntimeConfig()
         manifest, plan = loaded.engine.manifest, loaded.engine.plan
         self.engine: Engine = loaded.engine
         self.facts = ModelFacts(
@@ -62,8 +64,18 @@ class ModelRunner:
             end_ids=frozenset(manifest.eos_ids),
             pad_id=0 if manifest.pad_id is None else manifest.pad_id,
         )
-        self.blocks = BlockManager(loaded.session.num_blocks, plan.kv.tokens_per_block, shuffle=shuffle)
-        self.executor = Executor(loaded.session, Scheduler(loaded.limits, self.blocks, policy), self.blocks)
+        self.blocks = BlockManager(
+            loaded.session.num_blocks,
+            plan.kv.tokens_per_block,
+            prefix_cache=config.enable_prefix_cache,
+            shuffle=shuffle,
+        )
+        pace = None
+        if config.tpot_target is not None:
+            times = measure_step_times(loaded.session, self.blocks, loaded.limits, config.tpot_target)
+            pace = Pace(times=times, tpot_target=config.tpot_target)
+        scheduler = Scheduler(loaded.limits, self.blocks, config.policy, mixed=config.enable_chunked_prefill, pace=pace)
+        self.executor = Executor(loaded.session, scheduler, self.blocks)
 
     @classmethod
     def from_dir(
@@ -77,27 +89,33 @@ class ModelRunner:
         max_num_tokens: int | None = None,
         enable_prefix_cache: bool = True,
         policy: str | Policy = Policy.MAX_UTILIZATION,
+        enable_chunked_prefill: bool = True,
+        tpot_target: float | None = None,
     ) -> "ModelRunner":
         """Open an engine directory.
 
-        rank                 which rank file
-        threads              None: every core of this process
-        isa                  cap on what this machine claims: "avx2", "avx512" or "amx"
-        kv_cache_memory      bytes or e.g. "2GiB"; None: min(max_batch_size x max_seq_len tokens, 40 % of what is free)
-        max_batch_size       requests running at once, at most the engine's
-        max_num_tokens       tokens per step, at most the engine's; longer prompts come in chunks
-        enable_prefix_cache  allow sharing blocks of equal prompt heads. This version has no prefix cache yet: every
-                             prompt is computed in full, and stats() counts 0 prefix_hit_tokens, with True as with False
-        policy               "max_utilization" (preempts the youngest request when blocks run out) or
-                             "guaranteed_no_evict" (starts a request only when its whole length has room)
+        rank                    which rank file
+        threads                 None: every core of this process
+        isa                     cap on what this machine claims: "avx2", "avx512" or "amx"
+        kv_cache_memory         bytes or e.g. "2GiB"; None: min(max_batch_size x max_seq_len tokens, 40 % of what is
+                                free)
+        max_batch_size          requests running at once, at most the engine's
+        max_num_tokens          tokens per step, at most the engine's; longer prompts come in chunks
+        enable_prefix_cache     requests whose tokens begin alike share the blocks of that head and compute it once
+        policy                  "max_utilization" (preempts a request when blocks run out) or "guaranteed_no_evict"
+                                (starts a request only when its whole length has room)
+        enable_chunked_prefill  False: a step carries either whole prompts or decode rows, never both
+        tpot_target             milliseconds that a step with decode rows should take at most: bounds the prompt tokens
+                                beside them, by step times measured here and corrected while running
 
         Raises EngineError, TargetError, UsageError or CapacityError, each in words.
         """
         config = runtime_config(
             rank=rank, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens, enable_prefix_cache=enable_prefix_cache, policy=policy,
+            enable_chunked_prefill=enable_chunked_prefill, tpot_target=tpot_target,
         )  # fmt: skip
-        return cls(load_engine(engine_dir, config), policy=config.policy)
+        return cls(load_engine(engine_dir, config), config)
 
     def generate(
         self,
@@ -161,7 +179,7 @@ class ModelRunner:
         return self._stream(outputs) if streaming else self._run(outputs)
 
     def stats(self) -> Stats:
-        """Blocks total, used and cached; requests running and waiting; preemptions; prefix_hit_tokens."""
+        """Blocks total, used and cached; requests running and waiting; preemptions; prefix_hit_tokens; see `Stats`."""
         return self.executor.stats()
 
     def step_log(self) -> list[list[int]]:

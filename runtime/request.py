@@ -20,6 +20,8 @@ from ingot.errors import IngotError
 from ingot.runtime.block_manager import BlockTable
 from ingot.step_io import Float32, Int32
 
+PRIORITY_STEP = 256  # requests that may overtake, per level of priority
+
 
 class FinishReason(enum.Enum):
     """LENGTH: a limit was reached; STOP: an end token or a stop word; ABORT: somebody wanted no more of it."""
@@ -35,7 +37,12 @@ class Request:
     temperature, top_k, top_p, seed  see step_io.SampleRows
     end_ids                  tokens that end it (the token itself is kept)
     stop_words               token sequences that end it (kept too)
+    cache_salt               only requests with the same salt share blocks
+    priority                 lower goes first. A level is worth a head start of PRIORITY_STEP arrivals and no more, so
+                             that everybody's turn comes
     arrival                  order of arrival, set by the executor; smaller is older
+    num_cached               prompt tokens that the prefix cache gave when it started; None before
+    num_lost                 tokens that were in the KV cache when it was preempted last
     context_logits           pieces of float32 [n, vocab], in order, where wanted
     generation_logits        one float32 [vocab] per generated token, where wanted
     error                    why it failed; then finish_reason is ABORT
@@ -54,6 +61,8 @@ class Request:
         stop_words: Sequence[tuple[int, ...]] = (),
         want_context_logits: bool = False,
         want_generation_logits: bool = False,
+        cache_salt: bytes = b"",
+        priority: int = 0,
     ) -> None:
         self.max_new_tokens = max_new_tokens
         self.temperature, self.top_k, self.top_p, self.seed = temperature, top_k, top_p, seed
@@ -64,8 +73,10 @@ class Request:
         self.num_computed = 0
         self.tokens = np.empty(len(prompt) + max_new_tokens, dtype=np.int32)
         self.tokens[: len(prompt)] = prompt
-        self.blocks = BlockTable()
-        self.arrival = -1
+        self.blocks = BlockTable(cache_salt)
+        self.priority, self.arrival = priority, -1
+        self.num_cached: int | None = None
+        self.num_lost = 0
 
         self.log_probs: list[float] = []
         self.context_logits: list[Float32] = []
@@ -73,6 +84,11 @@ class Request:
         self.num_context_logits = 0
         self.finish_reason: FinishReason | None = None
         self.error: IngotError | None = None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Whose turn is first: the lower rank's. It never changes after arrival."""
+        return self.arrival + self.priority * PRIORITY_STEP, self.arrival
 
     @property
     def num_pending(self) -> int:

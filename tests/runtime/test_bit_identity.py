@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from ingot.configs.runtime import Policy
+from ingot.configs.runtime import Policy, RuntimeConfig
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 from ingot.runtime import ModelRunner
@@ -55,7 +55,7 @@ def test_preemption_changes_no_bit(model: TinyModel, target: Target) -> None:
     with poisoned_runner(model, target, 8) as runner:
         assert everything(runner, prompts, 40) == calm
         assert runner.stats()["preemptions"] > 0
-    with poisoned_runner(model, target, 8, policy=Policy.GUARANTEED_NO_EVICT) as runner:
+    with poisoned_runner(model, target, 8, config=RuntimeConfig(policy=Policy.GUARANTEED_NO_EVICT)) as runner:
         assert everything(runner, prompts, 40) == calm
         assert runner.stats()["preemptions"] == 0
 
