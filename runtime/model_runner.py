@@ -21,6 +21,7 @@ from ingot.runtime.admission import (
     read_pad_id,
     read_prompts,
     read_stop_words,
+    read_turn,
 )
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.executor import Executor, Stats
@@ -131,6 +132,8 @@ class ModelRunner:
         num_return_sequences: int | None = None,
         stop_words_list: Sequence[Sequence[Sequence[int]] | None] | None = None,
         sampling_config: SamplingParams | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
         streaming: bool = False,
         return_dict: bool = False,
         output_log_probs: bool = False,
@@ -149,6 +152,8 @@ class ModelRunner:
         random_seed           one for all prompts or one per prompt; sequence i of a prompt uses seed + i; None: random
         stop_words_list       per prompt a list of token sequences; a sequence ends when it ends in one of them
         sampling_config       SamplingParams instead of the arguments above
+        priority              lower goes first (-1000 .. 1000); a level is worth 256 later arrivals, so all get their turn
+        cache_salt            share cached blocks only with calls of the same salt
         streaming             an iterator of the result so far, after each step that brought tokens; dropping it aborts
         others                refused until they exist: num_beams > 1, bad_words_list, min_length, penalties, ...
 
@@ -168,7 +173,8 @@ class ModelRunner:
             top_p=top_p, random_seed=random_seed, num_return_sequences=num_return_sequences,
         )  # fmt: skip
         stop_words = read_stop_words(stop_words_list, len(prompts), self.facts.vocab_size)
-        groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), stop_words, wanted)
+        turn = read_turn(priority, cache_salt)
+        groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), stop_words, wanted, turn)
         outputs = Outputs(
             groups=groups,
             num_return_sequences=params[0].n if params else num_return_sequences or 1,
@@ -206,6 +212,7 @@ class ModelRunner:
         end_ids: frozenset[int] | None,
         stop_words: Sequence[Sequence[tuple[int, ...]]],
         wanted: Wanted,
+        turn: tuple[int, str],
     ) -> list[list[Request]]:
         return [
             make_requests(
@@ -218,6 +225,8 @@ class ModelRunner:
                 stop_words=stop_words[index],
                 want_context_logits=wanted.context_logits,
                 want_generation_logits=wanted.generation_logits,
+                priority=turn[0],
+                cache_salt=turn[1],
             )
             for index, prompt in enumerate(prompts)
         ]

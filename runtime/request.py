@@ -21,6 +21,7 @@ from ingot.runtime.block_manager import BlockTable
 from ingot.step_io import Float32, Int32
 
 PRIORITY_STEP = 256  # requests that may overtake, per level of priority
+MAX_PRIORITY = 1000  # either way
 
 
 class FinishReason(enum.Enum):

@@ -38,7 +38,7 @@ def expected(request: Request) -> list[int]:
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("policy", list(Policy))
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_arrivals_end_once_and_right(policy: Policy, seed: int, mixed: bool, prefix_cache: bool) -> None:
     rng = random.Random(seed)
     shape = limits(batch=rng.choice([1, 3, 8]), tokens=rng.choice([1, 5, 16]), rows=rng.choice([1, 4, 8]))
@@ -49,7 +49,7 @@ def test_random_arrivals_end_once_and_right(policy: Policy, seed: int, mixed: bo
     )
     requests: list[Request] = []
     aborted: set[int] = set()
-    for _ in range(400):
+    for _ in range(200):
         if rng.random() < 0.3 and len(requests) < 40:
             requests.append(random_request(rng, want_context_logits=rng.random() < 0.2))
             executor.add(requests[-1:])
@@ -162,7 +162,7 @@ def test_no_evict_admits_whole_lengths() -> None:
 
 def test_storm_of_adds_and_aborts_leaves_nothing() -> None:
     shape = limits(batch=8, tokens=32)
-    executor, _, manager = make_executor(FakeSession(40, 4, shape), shape, 4)
+    executor, _, manager = make_executor(FakeSession(14, 4, shape), shape, 4)
     before = executor.stats()
     rng = random.Random(3)
     alive: list[Request] = []
@@ -170,9 +170,9 @@ def test_storm_of_adds_and_aborts_leaves_nothing() -> None:
         request = random_request(rng)
         executor.add([request])
         alive.append(request)
-        if rng.random() < 0.2:
+        if rng.random() < 0.1:
             executor.step()
-        if len(alive) > 8 or rng.random() < 0.5:
+        if len(alive) > 8 or rng.random() < 0.4:
             executor.abort([alive.pop(rng.randrange(len(alive)))])
     executor.abort(alive)
     after = executor.stats()
@@ -193,11 +193,12 @@ def test_the_cheapest_later_request_is_preempted() -> None:
     """Blocks of 4. The first request needs a fifth block; of the two after it, the last has computed more."""
     shape = limits(batch=3, tokens=64)
     executor, scheduler, manager = make_executor(FakeSession(13, 4, shape), shape, 4)
-    first, cheap, dear = request_of([1] * 14, 20), request_of([2] * 6, 20), request_of([3] * 17, 20)
+    first, cheap, dear = request_of([1] * 14, 8), request_of([2] * 6, 20), request_of([3] * 17, 20)
     executor.add([first, cheap, dear])
     executor.step()
     assert [request.blocks.count for request in (first, cheap, dear)] == [4, 2, 5]
-    assert manager.reserve(BlockTable(), 8)  # the last two blocks: held by somebody else
+    others = BlockTable()
+    assert manager.reserve(others, 8)  # the last two blocks
     executor.step()
     executor.step()  # cheap reached 8 tokens, first 16
     assert scheduler.preemptions == 0
@@ -207,8 +208,9 @@ def test_the_cheapest_later_request_is_preempted() -> None:
     assert scheduler.waiting == [cheap]
     assert dear in scheduler.running
     executor.abort([dear])
+    manager.release(others)
     executor.drain()
-    assert executor.stats()["preempted_tokens"] == 0  # its one full block was still cached; the rest was pending
+    assert executor.stats()["preempted_tokens"] == 4  # of 8; its other full block was still cached
     assert cheap.generated().tolist() == expected(cheap)
 
 
