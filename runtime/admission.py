@@ -65,12 +65,12 @@ def read_end_ids(end_id: int | Sequence[int] | None, facts: ModelFacts) -> froze
     return frozenset(int(token) for token in ids)
 
 
-def read_turn(priority: object, cache_salt: object) -> tuple[int, str]:
+def read_turn(priority: int, cache_salt: str | None) -> tuple[int, str]:
     """When a call's requests start, and with whom they share blocks. Raises RequestError."""
     check_integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise RequestError("cache_salt must be text", got=repr(cache_salt)[:100])
-    return int(priority), cache_salt or ""  # type: ignore[call-overload]  # checked above
+    return int(priority), cache_salt or ""
 
 
 def read_pad_id(pad_id: int) -> int:

@@ -152,7 +152,7 @@ class ModelRunner:
         random_seed           one for all prompts or one per prompt; sequence i of a prompt uses seed + i; None: random
         stop_words_list       per prompt a list of token sequences; a sequence ends when it ends in one of them
         sampling_config       SamplingParams instead of the arguments above
-        priority              lower goes first (-1000 .. 1000); a level is worth 256 later arrivals, so all get their turn
+        priority              lower goes first (-1000 .. 1000); a level is worth 256 arrivals: all get their turn
         cache_salt            share cached blocks only with calls of the same salt
         streaming             an iterator of the result so far, after each step that brought tokens; dropping it aborts
         others                refused until they exist: num_beams > 1, bad_words_list, min_length, penalties, ...
@@ -173,15 +173,12 @@ class ModelRunner:
             top_p=top_p, random_seed=random_seed, num_return_sequences=num_return_sequences,
         )  # fmt: skip
         stop_words = read_stop_words(stop_words_list, len(prompts), self.facts.vocab_size)
-        turn = read_turn(priority, cache_salt)
-        groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), stop_words, wanted, turn)
+        ends, turn = read_end_ids(end_id, self.facts), read_turn(priority, cache_salt)
         outputs = Outputs(
-            groups=groups,
+            groups=self._requests(prompts, params, ends, stop_words, wanted, turn), wanted=wanted,
             num_return_sequences=params[0].n if params else num_return_sequences or 1,
-            wanted=wanted,
-            pad_id=self.facts.pad_id if pad_id is None else read_pad_id(pad_id),
-            vocab_size=self.facts.vocab_size,
-        )
+            pad_id=self.facts.pad_id if pad_id is None else read_pad_id(pad_id), vocab_size=self.facts.vocab_size,
+        )  # fmt: skip
         return self._stream(outputs) if streaming else self._run(outputs)
 
     def stats(self) -> Stats:

@@ -8,7 +8,9 @@ import pytest
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
 from ingot.runtime.block_manager import BlockTable
+from ingot.runtime.executor import Executor
 from ingot.runtime.request import PRIORITY_STEP, FinishReason, Request
+from ingot.runtime.scheduler import Scheduler
 from tests.runtime.fake_session import FakeSession, continued
 from tests.runtime.tiny_engine import make_executor
 
@@ -47,30 +49,13 @@ def test_random_arrivals_end_once_and_right(policy: Policy, seed: int, mixed: bo
     executor, scheduler, manager = make_executor(
         session, shape, 4, policy, random.Random(seed), prefix_cache=prefix_cache, mixed=mixed
     )
-    requests: list[Request] = []
-    aborted: set[int] = set()
-    for _ in range(200):
-        if rng.random() < 0.3 and len(requests) < 40:
-            requests.append(random_request(rng, want_context_logits=rng.random() < 0.2))
-            executor.add(requests[-1:])
-        if requests and rng.random() < 0.03:
-            victim = rng.choice(requests)
-            if not victim.finished:
-                aborted.add(id(victim))
-                executor.abort([victim])
-                assert victim.blocks.count == 0
-        executor.step()
-        assert len(scheduler.running) <= shape.max_batch_size
-        for queue in (scheduler.running, scheduler.waiting):
-            ranks = [request.rank for request in queue]
-            assert ranks == sorted(ranks)
+    requests = _arrive(executor, scheduler, rng, shape)
     steps = 0
     while executor.step():
         steps += 1
         assert steps < 5000, "somebody waits for ever"
     for request in requests:
-        if id(request) in aborted:
-            assert request.finish_reason is FinishReason.ABORT
+        if request.finish_reason is FinishReason.ABORT:
             continue
         assert request.finish_reason is FinishReason.LENGTH
         assert request.generated().tolist() == expected(request)
@@ -78,13 +63,35 @@ def test_random_arrivals_end_once_and_right(policy: Policy, seed: int, mixed: bo
         if request.want_context_logits:
             assert sum(len(piece) for piece in request.context_logits) == request.num_prompt
     assert manager.num_used == 0
-    assert executor.stats()["blocks_used"] == 0
     if policy is Policy.GUARANTEED_NO_EVICT:
         assert scheduler.preemptions == 0
     if not mixed:
         assert all(not prefill or not decode for prefill, decode in executor.step_log())
     if not prefix_cache:
         assert executor.stats()["prefix_hit_tokens"] == executor.stats()["blocks_cached"] == 0
+
+
+def _arrive(executor: Executor, scheduler: Scheduler, rng: random.Random, shape: Limits) -> list[Request]:
+    """Requests come and are aborted at any moment while steps run; those aborted, and no others, end early."""
+    requests: list[Request] = []
+    aborted: set[Request] = set()
+    for _ in range(200):
+        if rng.random() < 0.3 and len(requests) < 40:
+            requests.append(random_request(rng, want_context_logits=rng.random() < 0.2))
+            executor.add(requests[-1:])
+        if requests and rng.random() < 0.03:
+            victim = rng.choice(requests)
+            if not victim.finished:
+                aborted.add(victim)
+                executor.abort([victim])
+                assert victim.blocks.count == 0
+        executor.step()
+        assert len(scheduler.running) <= shape.max_batch_size
+        for queue in (scheduler.running, scheduler.waiting):
+            ranks = [request.rank for request in queue]
+            assert ranks == sorted(ranks)
+        assert all((request.finish_reason is FinishReason.ABORT) == (request in aborted) for request in requests)
+    return requests
 
 
 def test_preemption_happens_and_changes_nothing() -> None:
