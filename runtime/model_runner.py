@@ -143,7 +143,6 @@ class ModelRunner:
         **others: object,
     ) -> Any:
         """Continue each prompt of `batch_input_ids` (lists, numpy or torch arrays of token ids).
-
         Greedy unless temperature, top_k or top_p is given (then temperature=1, top_k=0, top_p=1 are the defaults).
 
         max_new_tokens        None: 20, or fewer where the limits allow fewer
@@ -174,11 +173,10 @@ class ModelRunner:
         )  # fmt: skip
         stop_words = read_stop_words(stop_words_list, len(prompts), self.facts.vocab_size)
         ends, turn = read_end_ids(end_id, self.facts), read_turn(priority, cache_salt)
-        outputs = Outputs(
-            groups=self._requests(prompts, params, ends, stop_words, wanted, turn), wanted=wanted,
-            num_return_sequences=params[0].n if params else num_return_sequences or 1,
-            pad_id=self.facts.pad_id if pad_id is None else read_pad_id(pad_id), vocab_size=self.facts.vocab_size,
-        )  # fmt: skip
+        groups = self._requests(prompts, params, ends, stop_words, wanted, turn)
+        pad = self.facts.pad_id if pad_id is None else read_pad_id(pad_id)
+        n, vocab = params[0].n if params else num_return_sequences or 1, self.facts.vocab_size
+        outputs = Outputs(groups=groups, num_return_sequences=n, wanted=wanted, pad_id=pad, vocab_size=vocab)
         return self._stream(outputs) if streaming else self._run(outputs)
 
     def stats(self) -> Stats:
