@@ -8,7 +8,7 @@ import numpy as np
 from ingot.configs.sampling import SamplingParams, check_integer
 from ingot.errors import RequestError
 from ingot.plan import Limits
-from ingot.runtime.request import Request
+from ingot.runtime.request import MAX_PRIORITY, Request
 from ingot.runtime.rules import NO_RULES, Rules, read_processors
 from ingot.runtime.sampler import request_seed
 from ingot.step_io import Int32
@@ -64,6 +64,14 @@ def read_end_ids(end_id: int | Sequence[int] | None, facts: ModelFacts) -> froze
     for token in ids:
         check_integer("end_id", token, 0, facts.vocab_size - 1)
     return frozenset(int(token) for token in ids)
+
+
+def read_turn(priority: int, cache_salt: str | None) -> tuple[int, str]:
+    """When a call's requests start, and with whom they share blocks. Raises RequestError."""
+    check_integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise RequestError("cache_salt must be text", got=repr(cache_salt)[:100])
+    return int(priority), cache_salt or ""
 
 
 def read_pad_id(pad_id: int) -> int:
@@ -170,6 +178,8 @@ def make_requests(
     bad_words: Sequence[tuple[int, ...]] = (),
     want_context_logits: bool = False,
     want_generation_logits: bool = False,
+    priority: int = 0,
+    cache_salt: str = "",
 ) -> list[Request]:
     """The params.n requests of one prompt, checked against the engine's limits. Raises RequestError.
 
@@ -199,6 +209,8 @@ def make_requests(
             stop_words=stop_words,
             want_context_logits=want_context_logits and index == 0,
             want_generation_logits=want_generation_logits,
+            priority=priority,
+            cache_salt=cache_salt.encode(),
         )
         for index in range(params.n)
     ]

@@ -28,7 +28,15 @@ _STEP_LOG_LENGTH = 100_000  # the most recent steps
 
 
 class Stats(TypedDict):
-    """prefix_hit_tokens and blocks_cached are 0 until the prefix cache exists."""
+    """blocks_used + blocks_cached + free ones = blocks_total. All below requests_waiting count from the beginning.
+
+    blocks_cached         held by nobody, kept for their contents
+    prefix_hit_tokens     prompt tokens that were not computed, for their blocks were there
+    preemptions           the sum of the two reasons:
+    preempted_for_others  a request before it needed a block
+    preempted_for_itself  it needed a block, and nobody came after it
+    preempted_tokens      their cost: tokens computed again because of preemptions
+    """
 
     blocks_total: int
     blocks_used: int
@@ -36,6 +44,9 @@ class Stats(TypedDict):
     requests_running: int
     requests_waiting: int
     preemptions: int
+    preempted_for_others: int
+    preempted_for_itself: int
+    preempted_tokens: int
     prefix_hit_tokens: int
 
 
@@ -141,11 +152,14 @@ class Executor:
             return Stats(
                 blocks_total=self._blocks.num_blocks,
                 blocks_used=self._blocks.num_used,
-                blocks_cached=0,
+                blocks_cached=self._blocks.num_cached,
                 requests_running=len(self._scheduler.running),
                 requests_waiting=len(self._scheduler.waiting),
                 preemptions=self._scheduler.preemptions,
-                prefix_hit_tokens=0,
+                preempted_for_others=self._scheduler.preempted_for_others,
+                preempted_for_itself=self._scheduler.preempted_for_itself,
+                preempted_tokens=self._scheduler.preempted_tokens,
+                prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
             )
 
     def session_seconds(self) -> float:
@@ -160,6 +174,7 @@ class Executor:
 
     def _step(self) -> None:
         """One step; the lock is held, except while the session computes."""
+        start = time.perf_counter()
         chunks = self._scheduler.schedule()
         assert chunks, "the oldest request can always advance"
         self._steps.append(count_kinds(chunks))
@@ -177,6 +192,8 @@ class Executor:
             self._turn.notify_all()
         for part, outcome in outcomes:
             self._finish_step(part, outcome)
+        if self._scheduler.pace is not None and len(outcomes) == 1:
+            self._scheduler.pace.times.observe(len(step.batch.ids), 1e3 * (time.perf_counter() - start))
 
     def _run(self, step: ScheduledStep) -> list[Outcome]:
         """The step's result; if it fails, each request alone, so that the one at fault fails alone.
@@ -203,6 +220,7 @@ class Executor:
         for request, count in step.chunks.items():
             if not request.finished:
                 request.num_computed += count
+                self._blocks.seal(request.blocks, request.tokens, request.num_computed)
         count = len(step.sampled)
         for request, token, log_prob in zip(
             step.sampled, outcome.ids[:count].tolist(), outcome.log_probs[:count].tolist(), strict=True
@@ -216,6 +234,7 @@ class Executor:
         for request in requests:
             if not request.finished:
                 request.error = error
+                self._blocks.forget(request.blocks)
                 self._end(request, FinishReason.ABORT)
 
     def _end(self, request: Request, reason: FinishReason) -> None:

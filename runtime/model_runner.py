@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ingot.configs.runtime import Policy, runtime_config
+from ingot.configs.runtime import Policy, RuntimeConfig, runtime_config
 from ingot.configs.sampling import SamplingParams
 from ingot.engine import Engine
 from ingot.errors import RequestError
@@ -21,14 +21,16 @@ from ingot.runtime.admission import (
     read_end_ids,
     read_pad_id,
     read_prompts,
+    read_turn,
     read_words,
 )
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.executor import Executor, Stats
 from ingot.runtime.outputs import Outputs, Wanted
 from ingot.runtime.request import Request
-from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler import Pace, Scheduler
 from ingot.runtime.session import LoadedEngine, load_engine
+from ingot.runtime.step_times import measure_step_times
 from ingot.step_io import Int32
 
 _DEFAULT_NEW_TOKENS = 20
@@ -45,9 +47,10 @@ class ModelRunner:
     """
 
     def __init__(
-        self, loaded: LoadedEngine, *, policy: Policy = Policy.MAX_UTILIZATION, shuffle: random.Random | None = None
+        self, loaded: LoadedEngine, config: RuntimeConfig | None = None, *, shuffle: random.Random | None = None
     ) -> None:
-        """shuffle: hand out KV blocks in random order; for tests."""
+        """config: what it says about scheduling. shuffle: hand out KV blocks in random order; for tests."""
+        config = config or RuntimeConfig()
         manifest, plan = loaded.engine.manifest, loaded.engine.plan
         self.engine: Engine = loaded.engine
         self.facts = ModelFacts(
@@ -56,8 +59,18 @@ class ModelRunner:
             end_ids=frozenset(manifest.eos_ids),
             pad_id=0 if manifest.pad_id is None else manifest.pad_id,
         )
-        self.blocks = BlockManager(loaded.session.num_blocks, plan.kv.tokens_per_block, shuffle=shuffle)
-        self.executor = Executor(loaded.session, Scheduler(loaded.limits, self.blocks, policy), self.blocks)
+        self.blocks = BlockManager(
+            loaded.session.num_blocks,
+            plan.kv.tokens_per_block,
+            prefix_cache=config.enable_prefix_cache,
+            shuffle=shuffle,
+        )
+        pace = None
+        if config.tpot_target is not None:
+            times = measure_step_times(loaded.session, self.blocks, loaded.limits, config.tpot_target)
+            pace = Pace(times=times, tpot_target=config.tpot_target)
+        scheduler = Scheduler(loaded.limits, self.blocks, config.policy, mixed=config.enable_chunked_prefill, pace=pace)
+        self.executor = Executor(loaded.session, scheduler, self.blocks)
 
     @classmethod
     def from_dir(
@@ -71,30 +84,35 @@ class ModelRunner:
         max_num_tokens: int | None = None,
         enable_prefix_cache: bool = True,
         policy: str | Policy = Policy.MAX_UTILIZATION,
+        enable_chunked_prefill: bool = True,
+        tpot_target: float | None = None,
         max_seq_len: int | None = None,
     ) -> "ModelRunner":
         """Open an engine directory.
 
-        rank                 which rank file
-        threads              None: every core of this process
-        isa                  cap on what this machine claims: "avx2", "avx512" or "amx"
-        kv_cache_memory      bytes or e.g. "2GiB"; None: min(max_batch_size x max_seq_len tokens, 40 % of what is free)
-        max_batch_size       requests running at once, at most the engine's
-        max_num_tokens       tokens per step, at most the engine's; longer prompts come in chunks
-        max_seq_len          tokens of a request, prompt included; at most the engine's
-        enable_prefix_cache  allow sharing blocks of equal prompt heads. This version has no prefix cache yet: every
-                             prompt is computed in full, and stats() counts 0 prefix_hit_tokens, with True as with False
-        policy               "max_utilization" (preempts the youngest request when blocks run out) or
-                             "guaranteed_no_evict" (starts a request only when its whole length has room)
+        rank                    which rank file
+        threads                 None: every core of this process
+        isa                     cap on what this machine claims: "avx2", "avx512" or "amx"
+        kv_cache_memory         bytes or e.g. "2GiB"; None: min(max_batch_size x max_seq_len tokens, 40 % of what is
+                                free)
+        max_batch_size          requests running at once, at most the engine's
+        max_num_tokens          tokens per step, at most the engine's; longer prompts come in chunks
+        max_seq_len             tokens of a request, prompt included; at most the engine's
+        enable_prefix_cache     requests whose tokens begin alike share the blocks of that head and compute it once
+        policy                  "max_utilization" (preempts a request when blocks run out) or "guaranteed_no_evict"
+                                (starts a request only when its whole length has room)
+        enable_chunked_prefill  False: a step carries either whole prompts or decode rows, never both
+        tpot_target             milliseconds that a step with decode rows should take at most: bounds the prompt tokens
+                                beside them, by step times measured here and corrected while running
 
         Raises EngineError, TargetError, UsageError or CapacityError, each in words.
         """
         config = runtime_config(
             rank=rank, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens, max_seq_len=max_seq_len, enable_prefix_cache=enable_prefix_cache,
-            policy=policy,
+            policy=policy, enable_chunked_prefill=enable_chunked_prefill, tpot_target=tpot_target,
         )  # fmt: skip
-        return cls(load_engine(engine_dir, config), policy=config.policy)
+        return cls(load_engine(engine_dir, config), config)
 
     def generate(
         self,
@@ -115,6 +133,8 @@ class ModelRunner:
         presence_penalty: float | None = None,
         frequency_penalty: float | None = None,
         sampling_config: SamplingParams | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
         streaming: bool = False,
         return_dict: bool = False,
         output_log_probs: bool = False,
@@ -145,19 +165,15 @@ class ModelRunner:
             logprobs=any(p.logprobs is not None for p in params),
             prompt_logprobs=any(p.prompt_logprobs is not None for p in params),
         )  # fmt: skip
-        words = [
-            read_words(name, given, len(prompts), self.facts.vocab_size)
-            for name, given in (("stop_words_list", stop_words_list), ("bad_words_list", bad_words_list))
-        ]
-        groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), words, wanted)
-        outputs = Outputs(
-            groups=groups, num_return_sequences=params[0].n if params else num_return_sequences or 1, wanted=wanted,
-            pad_id=self.facts.pad_id if pad_id is None else read_pad_id(pad_id), vocab_size=self.facts.vocab_size,
-        )  # fmt: skip
+        words, turn = (stop_words_list, bad_words_list), read_turn(priority, cache_salt)
+        groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), words, wanted, turn)
+        pad = self.facts.pad_id if pad_id is None else read_pad_id(pad_id)
+        n, vocab = params[0].n if params else num_return_sequences or 1, self.facts.vocab_size
+        outputs = Outputs(groups=groups, num_return_sequences=n, wanted=wanted, pad_id=pad, vocab_size=vocab)
         return self._stream(outputs) if streaming else self._run(outputs)
 
     def stats(self) -> Stats:
-        """Blocks total, used and cached; requests running and waiting; preemptions; prefix_hit_tokens."""
+        """Blocks total, used and cached; requests running and waiting; preemptions; prefix_hit_tokens; see `Stats`."""
         return self.executor.stats()
 
     def step_log(self) -> list[list[int]]:
@@ -182,9 +198,14 @@ class ModelRunner:
         prompts: Sequence[Int32],
         params: Sequence[SamplingParams],
         end_ids: frozenset[int] | None,
-        words: Sequence[Sequence[Sequence[tuple[int, ...]]]],
+        words: tuple[WordsList | None, WordsList | None],
         wanted: Wanted,
+        turn: tuple[int, str],
     ) -> list[list[Request]]:
+        stop_words, bad_words = (
+            read_words(name, given, len(prompts), self.facts.vocab_size)
+            for name, given in zip(("stop_words_list", "bad_words_list"), words, strict=True)
+        )
         return [
             make_requests(
                 prompt,
@@ -193,10 +214,12 @@ class ModelRunner:
                 where=f"prompt {index}",
                 default_max_tokens=_DEFAULT_NEW_TOKENS,
                 end_ids=end_ids,
-                stop_words=words[0][index],
-                bad_words=words[1][index],
+                stop_words=stop_words[index],
+                bad_words=bad_words[index],
                 want_context_logits=wanted.context_logits,
                 want_generation_logits=wanted.generation_logits,
+                priority=turn[0],
+                cache_salt=turn[1],
             )
             for index, prompt in enumerate(prompts)
         ]

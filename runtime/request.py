@@ -22,6 +22,9 @@ from ingot.runtime.block_manager import BlockTable
 from ingot.runtime.rules import NO_RULES, Rules
 from ingot.step_io import Float32, Int32
 
+PRIORITY_STEP = 256  # requests that may overtake, per level of priority
+MAX_PRIORITY = 1000  # either way
+
 
 class FinishReason(enum.Enum):
     """LENGTH: a limit was reached; STOP: an end token or a stop word; ABORT: somebody wanted no more of it."""
@@ -51,7 +54,12 @@ class Request:
     prompt_logprobs          the same for the tokens of the prompt
     end_ids                  tokens that end it (the token itself is kept)
     stop_words               token sequences that end it (kept too)
+    cache_salt               only requests with the same salt share blocks
+    priority                 lower goes first. A level is worth a head start of PRIORITY_STEP arrivals and no more, so
+                             that everybody's turn comes
     arrival                  order of arrival, set by the executor; smaller is older
+    num_cached               prompt tokens that the prefix cache gave when it started; None before
+    num_lost                 tokens that were in the KV cache when it was preempted last
     context_logits           pieces of float32 [n, vocab], in order, where wanted
     generation_logits        one float32 [vocab] per generated token, where wanted
     token_probs              one per generated token, where wanted
@@ -75,6 +83,8 @@ class Request:
         stop_words: Sequence[tuple[int, ...]] = (),
         want_context_logits: bool = False,
         want_generation_logits: bool = False,
+        cache_salt: bytes = b"",
+        priority: int = 0,
     ) -> None:
         self.max_new_tokens = max_new_tokens
         self.temperature, self.top_k, self.top_p, self.seed = temperature, top_k, top_p, seed
@@ -86,8 +96,10 @@ class Request:
         self.num_computed = 0
         self.tokens = np.empty(len(prompt) + max_new_tokens, dtype=np.int32)
         self.tokens[: len(prompt)] = prompt
-        self.blocks = BlockTable()
-        self.arrival = -1
+        self.blocks = BlockTable(cache_salt)
+        self.priority, self.arrival = priority, -1
+        self.num_cached: int | None = None
+        self.num_lost = 0
 
         self.log_probs: list[float] = []
         self.context_logits: list[Float32] = []
@@ -97,6 +109,11 @@ class Request:
         self.num_context_logits = 0  # prompt positions whose logits were of use already
         self.finish_reason: FinishReason | None = None
         self.error: IngotError | None = None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Whose turn is first: the lower rank's. It never changes after arrival."""
+        return self.arrival + self.priority * PRIORITY_STEP, self.arrival
 
     @property
     def num_pending(self) -> int:

@@ -106,8 +106,8 @@ void Session::execute(const Team& team) {
   Team mine = team;
   mine.shared = shared_.data();
   for (size_t i = 0; i < steps_.size(); ++i) {
-    const bool has_rows = !steps_[i].counts_logits || batch_.rows > 0;  // no kernel need care for zero rows
-    if (has_rows) steps_[i].kernel->run(steps_[i].arguments(), mine);
+    // a chunk in the middle of a prompt needs no logits; kernels count on at least one row
+    if (batch_.rows > 0 || !steps_[i].counts_logits) steps_[i].kernel->run(steps_[i].arguments(), mine);
     if (team.index == 0 && pause_or_interrupted()) stop_after_.store(i);
     team.barrier();
     if (stop_after_.load() <= i) return;

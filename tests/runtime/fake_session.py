@@ -1,5 +1,6 @@
 """A Session whose "model" is a hash of every token before: wrong blocks, positions or counts give wrong tokens."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -47,8 +48,7 @@ class FakeSession:
         assert len(batch.logit_rows) <= self._limits.max_logit_rows
         assert batch.query_starts[0] == 0
         assert batch.query_starts[-1] == len(batch.ids)
-        used = [int(block) for table in batch.block_tables for block in table if block >= 0]
-        assert len(used) == len(set(used)), "a block in two tables"
+        self._check_sharing(batch)
         following = np.full(len(batch.ids), _NOBODY)
         for s in range(sequences):
             begin, end = batch.query_starts[s], batch.query_starts[s + 1]
@@ -75,3 +75,13 @@ class FakeSession:
 
     def close(self) -> None:
         self.closed = True
+
+    def _check_sharing(self, batch: StepBatch) -> None:
+        """A block in two tables is full in both and stays as it is; the others hold nothing yet from `past` on."""
+        size = self.slots.shape[1]
+        holders = Counter(int(block) for table in batch.block_tables for block in table if block >= 0)
+        for past, table in zip(batch.past_lengths.tolist(), batch.block_tables.tolist(), strict=True):
+            for place, block in enumerate(table):
+                if block >= 0 and (place + 1) * size > past:
+                    assert holders[block] == 1, "a block that is not full in two tables"
+                    self.slots[block, max(past - place * size, 0) :] = _NOBODY
