@@ -92,6 +92,8 @@ class Request:
         self.end_ids, self.stop_words = end_ids, tuple(stop_words)
         self.want_context_logits, self.want_generation_logits = want_context_logits, want_generation_logits
 
+        self._uses_prompt_rows = want_context_logits or prompt_logprobs is not None
+
         self.num_prompt = self.num_tokens = len(prompt)
         self.num_computed = 0
         self.tokens = np.empty(len(prompt) + max_new_tokens, dtype=np.int32)
@@ -136,8 +138,7 @@ class Request:
     @property
     def wants_prompt_rows(self) -> bool:
         """Whether the logits of prompt positions are still of use."""
-        wanted = self.want_context_logits or self.prompt_logprobs is not None
-        return wanted and self.num_context_logits < self.num_prompt
+        return self._uses_prompt_rows and self.num_context_logits < self.num_prompt
 
     def first_logit_position(self) -> int:
         """From here to the last known token, logits are wanted: the last token's, or the prompt's not yet used."""
@@ -147,6 +148,8 @@ class Request:
 
     def logit_rows(self, count: int) -> int:
         """Rows of logits that a chunk of `count` pending tokens gives."""
+        if not self._uses_prompt_rows:
+            return int(self.num_computed + count == self.num_tokens)
         return max(0, self.num_computed + count - self.first_logit_position())
 
     def fitting(self, count: int, max_rows: int) -> int:
@@ -158,8 +161,8 @@ class Request:
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         self.log_probs.append(log_prob)
-        may_stop = self.num_generated >= self.rules.min_tokens
-        if may_stop and (token in self.end_ids or any(self._ends_with(word) for word in self.stop_words)):
+        ended = token in self.end_ids or (self.stop_words and any(self._ends_with(word) for word in self.stop_words))
+        if ended and self.num_generated >= self.rules.min_tokens:
             self.finish_reason = FinishReason.STOP
         elif self.num_tokens == len(self.tokens):
             self.finish_reason = FinishReason.LENGTH

@@ -42,8 +42,11 @@ def assemble(chunks: Mapping[Request, int]) -> ScheduledStep:
         computed = request.num_computed
         ids.append(request.tokens[computed : computed + count])
         tables.append(request.blocks.ids)
-        rows.extend(range(end - request.logit_rows(count), end))
-        known += _known(request, count, len(rows))
+        num_rows = request.logit_rows(count)
+        if num_rows:
+            rows.extend(range(end - num_rows, end))
+        if request.prompt_logprobs is not None:
+            known += _known(request, count, len(rows))
         row_ends.append(len(rows))
         if count == request.num_pending:
             sampled.append(request)
@@ -68,7 +71,7 @@ def assemble(chunks: Mapping[Request, int]) -> ScheduledStep:
 
 def _known(request: Request, count: int, end: int) -> list[tuple[Request, int, int]]:
     """The rows of a chunk, ending before row `end`, whose next token is a prompt token with a wanted probability."""
-    if request.prompt_logprobs is None or not request.wants_prompt_rows:
+    if not request.wants_prompt_rows:
         return []
     after = request.num_computed + count
     first_row, first = end - request.logit_rows(count), after - request.logit_rows(count)
@@ -86,6 +89,8 @@ def count_kinds(chunks: Mapping[Request, int]) -> tuple[int, int]:
 
 def unfit(step: ScheduledStep, result: StepResult) -> list[tuple[Request, IngotError]]:
     """Requests that cannot go on after this step, each with the reason."""
+    if np.isfinite(result.log_probs).all():
+        return []
     no_token = "bad_words, logit_bias and min_tokens of this request leave no token to choose"
     no_number = "the model's logits for this request are not finite numbers"
     found: list[tuple[Request, IngotError]] = []

@@ -38,10 +38,19 @@ double philox_uniform(uint64_t seed, uint64_t counter) {
   const double shifted = std::fma(inside, 1.4426950408889634, 0x1.8p52);  // the integer is in the low bits
   const double n = shifted - 0x1.8p52;
   const double r = std::fma(n, -0x1.abc9e3b39803fp-56, std::fma(n, -0x1.62e42fefa39efp-1, inside));
-  double p = 1.0 / 6227020800.0;  // Taylor to r^13, |r| <= ln 2 / 2
-  constexpr double kInverse[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-                                 1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5,         1.0, 1.0};
-  for (int i = 0; i < 13; ++i) p = std::fma(p, r, kInverse[i]);
+  double p = std::fma(r, 1.0 / 6227020800, 1.0 / 479001600);  // Taylor to r^13, |r| <= ln 2 / 2; written out, since
+  p = std::fma(p, r, 1.0 / 39916800);                         // GCC makes no vectors of a loop inside the loop
+  p = std::fma(p, r, 1.0 / 3628800);
+  p = std::fma(p, r, 1.0 / 362880);
+  p = std::fma(p, r, 1.0 / 40320);
+  p = std::fma(p, r, 1.0 / 5040);
+  p = std::fma(p, r, 1.0 / 720);
+  p = std::fma(p, r, 1.0 / 120);
+  p = std::fma(p, r, 1.0 / 24);
+  p = std::fma(p, r, 1.0 / 6);
+  p = std::fma(p, r, 0.5);
+  p = std::fma(p, r, 1.0);
+  p = std::fma(p, r, 1.0);
   const double power = std::bit_cast<double>(std::bit_cast<uint64_t>(p) + (std::bit_cast<uint64_t>(shifted) << 52));
   return x > -708.0 ? power : 0.0;
 }
@@ -55,7 +64,7 @@ struct RowSummary {
 template <typename S>
 RowSummary summarise(const float* logits, int64_t vocab) {
   using V = typename S::V;
-  constexpr int64_t kChunk = 1024;  // float32 sums stay short
+  constexpr int64_t kShort = 1024;  // float32 sums stay short
   V tops = S::set1(-std::numeric_limits<float>::infinity());
   const V lowest = tops;
   const auto lanes = [vocab](int64_t i) { return S::first_lanes(vocab - i < S::kWidth ? vocab - i : S::kWidth); };
@@ -63,9 +72,9 @@ RowSummary summarise(const float* logits, int64_t vocab) {
     tops = S::max(tops, S::select(lanes(i), load_lanes<S>(logits + i, vocab - i), lowest));
   const float top = S::reduce_max(tops);
   double sum = 0;
-  for (int64_t chunk = 0; chunk < vocab; chunk += kChunk) {
+  for (int64_t chunk = 0; chunk < vocab; chunk += kShort) {
     V sums = S::zero();
-    for (int64_t i = chunk; i < chunk + kChunk && i < vocab; i += S::kWidth) {
+    for (int64_t i = chunk; i < chunk + kShort && i < vocab; i += S::kWidth) {
       const V weight = exp<S>(S::sub(load_lanes<S>(logits + i, vocab - i), S::set1(top)));
       sums = S::add(sums, S::select(lanes(i), weight, S::zero()));
     }
@@ -82,10 +91,13 @@ RowSummary summarise(const float* logits, int64_t vocab) {
   return {static_cast<int32_t>(best), std::log(sum), finite};
 }
 
+constexpr int64_t kChunk = 512;  // tokens whose weights are summed together
+
 // Scratch of one draw, each [vocab].
 struct DrawSpace {
   double* scaled;
   double* weights;
+  double* sums;   // of kChunk weights each
   float* logits;  // after the rules
   int32_t* order;
   int32_t* counts;
@@ -93,9 +105,11 @@ struct DrawSpace {
 
 DrawSpace draw_space(const Team& team, int64_t vocab) {
   const auto n = static_cast<size_t>(vocab);
-  auto* memory = reinterpret_cast<double*>(team.scratch(n * (2 * sizeof(double) + sizeof(float) + 2 * sizeof(int32_t))));
-  auto* narrow = reinterpret_cast<int32_t*>(memory + 2 * n);
-  return {memory, memory + n, reinterpret_cast<float*>(narrow + 2 * n), narrow, narrow + n};
+  const size_t chunks = n / kChunk + 1;
+  auto* memory = reinterpret_cast<double*>(
+      team.scratch((2 * n + chunks) * sizeof(double) + n * (sizeof(float) + 2 * sizeof(int32_t))));
+  auto* narrow = reinterpret_cast<int32_t*>(memory + 2 * n + chunks);
+  return {memory, memory + n, memory + 2 * n, reinterpret_cast<float*>(narrow + 2 * n), narrow, narrow + n};
 }
 
 bool changes_logits(const SampleArgs& args, int64_t q) {
@@ -146,7 +160,7 @@ int64_t keep_tokens(const DrawSpace& space, int64_t vocab, int64_t best, double 
   };
   const bool limited = (top_k > 0 && top_k < vocab) || min_p > 0;
   int64_t count = 0;
-  double total = 0;
+  double total = 0;  // of the limited tokens, or of all
   if (limited) {
     count = collect(min_p > 0 ? top + std::log(min_p) : -std::numeric_limits<double>::infinity());
     const int64_t kept = top_k > 0 && top_k < count ? top_k : count;
@@ -154,7 +168,7 @@ int64_t keep_tokens(const DrawSpace& space, int64_t vocab, int64_t best, double 
     count = kept;
     for (int64_t i = 0; i < count; ++i) total += space.weights[order[i]];
   } else {
-    for (int64_t i = 0; i < vocab; ++i) total += space.weights[i];
+    for (int64_t i = 0; i <= (vocab - 1) / kChunk; ++i) total += space.sums[i];
   }
   if (top_p < 1) {
     // Without a limit only a head of the sorted order is made, the tokens within `reach` of the best, longer if need
@@ -177,22 +191,51 @@ int64_t keep_tokens(const DrawSpace& space, int64_t vocab, int64_t best, double 
   return count;
 }
 
+// space.scaled, space.weights = exp(scaled - its maximum), and the sums of the latter's chunks.
+void weigh(const float* logits, int64_t vocab, double temperature, double top, const DrawSpace& space) {
+  for (int64_t begin = 0; begin < vocab; begin += kChunk) {
+    const int64_t end = std::min(begin + kChunk, vocab);
+    for (int64_t i = begin; i < end; ++i) space.scaled[i] = logits[i] / temperature;
+    for (int64_t i = begin; i < end; ++i) space.weights[i] = exp_f64(space.scaled[i] - top);
+    double lanes[8] = {};
+    int64_t i = begin;
+    for (; i + 8 <= end; i += 8)
+      for (int64_t j = 0; j < 8; ++j) lanes[j] += space.weights[i + j];
+    for (; i < end; ++i) lanes[0] += space.weights[i];
+    space.sums[begin / kChunk] = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+  }
+}
+
+// The token in id order at which the sum of all weights passes the uniform share of it.
+int32_t walk_all(const DrawSpace& space, int64_t vocab, double uniform) {
+  const int64_t chunks = (vocab - 1) / kChunk + 1;
+  double total = 0, running = 0;
+  for (int64_t i = 0; i < chunks; ++i) total += space.sums[i];
+  int64_t chunk = 0;
+  while (chunk + 1 < chunks && running + space.sums[chunk] <= uniform * total) running += space.sums[chunk++];
+  int32_t likely = 0;  // rounding may leave the sum a little short: then the last token that can be drawn
+  for (int64_t i = chunk * kChunk; i < vocab; ++i) {
+    running += space.weights[i];
+    if (space.weights[i] > 0) likely = static_cast<int32_t>(i);
+    if (running > uniform * total) break;
+  }
+  return likely;
+}
+
 int32_t draw_token(const SampleArgs& args, int64_t q, const float* logits, int64_t best, const DrawSpace& space) {
   const double temperature = args.temperature[q], min_p = args.min_p == nullptr ? 0 : args.min_p[q];
-  for (int64_t i = 0; i < args.vocab; ++i) space.scaled[i] = logits[i] / temperature;
-  const double top = space.scaled[best];
-  for (int64_t i = 0; i < args.vocab; ++i) space.weights[i] = exp_f64(space.scaled[i] - top);
+  weigh(logits, args.vocab, temperature, logits[best] / temperature, space);
   const double uniform = philox_uniform(args.seed[q], args.counter[q]);
   const bool cut = min_p > 0 || (args.top_k[q] > 0 && args.top_k[q] < args.vocab) || args.top_p[q] < 1;
-  const int64_t count = cut ? keep_tokens(space, args.vocab, best, min_p, args.top_k[q], args.top_p[q]) : args.vocab;
-  const auto id = [&](int64_t i) { return cut ? space.order[i] : static_cast<int32_t>(i); };
+  if (!cut) return walk_all(space, args.vocab, uniform);
+  const int64_t count = keep_tokens(space, args.vocab, best, min_p, args.top_k[q], args.top_p[q]);
   double total = 0, running = 0;
-  for (int64_t i = 0; i < count; ++i) total += space.weights[id(i)];
+  for (int64_t i = 0; i < count; ++i) total += space.weights[space.order[i]];
   for (int64_t i = 0; i < count; ++i) {
-    running += space.weights[id(i)];
-    if (running > uniform * total) return id(i);
+    running += space.weights[space.order[i]];
+    if (running > uniform * total) return space.order[i];
   }
-  return id(count - 1);
+  return space.order[count - 1];
 }
 
 // The given token, or the drawn one; -1 if the rules leave none.
