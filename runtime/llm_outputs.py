@@ -42,6 +42,41 @@ class RequestOutput:
     finished: bool
 
 
+class _Part:
+    """One completion as it grows."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.token_ids: list[int] = []
+        self.log_probs: list[float] = []
+        self.logprobs: list[LogprobTable] = []
+        self.last: TextEvent | None = None
+
+    def take(self, event: TextEvent) -> None:
+        self.pieces.append(event.text)
+        self.token_ids += event.token_ids
+        self.log_probs += event.log_probs
+        self.logprobs += event.logprobs or ()
+        self.last = event
+
+    @property
+    def finished(self) -> bool:
+        return self.last is not None and self.last.finish_reason is not None
+
+    def output(self, index: int, *, with_logprobs: bool) -> CompletionOutput:
+        reason = None if self.last is None else self.last.finish_reason
+        self.pieces = ["".join(self.pieces)]
+        return CompletionOutput(
+            index=index,
+            text=self.pieces[0],
+            token_ids=list(self.token_ids),
+            cumulative_logprob=sum(self.log_probs),
+            logprobs=list(self.logprobs) if with_logprobs else None,
+            finish_reason=None if reason is None else reason.value,
+            stop_reason=None if self.last is None else self.last.stop_reason,
+        )
+
+
 class Gathering:
     """The events of one prompt, put together."""
 
@@ -50,30 +85,16 @@ class Gathering:
         self._prompt = asked.prompt if isinstance(asked.prompt, str) else None
         self._prompt_ids: list[int] = request.tokens[: request.num_prompt].tolist()
         self._prompt_logprobs: list[LogprobTable | None] | None = None
-        self._parts = [
-            CompletionOutput(
-                index=index, text="", token_ids=[], cumulative_logprob=0.0, finish_reason=None, stop_reason=None,
-                logprobs=None if asked.params.logprobs is None else [],
-            )
-            for index in range(len(streams))
-        ]  # fmt: skip
+        self._with_logprobs = asked.params.logprobs is not None
+        self._parts = [_Part() for _ in streams]
         self.finished = False
 
     def take(self, event: TextEvent) -> None:
         """Add one event."""
-        part = self._parts[event.sequence]
-        self._parts[event.sequence] = CompletionOutput(
-            index=part.index,
-            text=part.text + event.text,
-            token_ids=[*part.token_ids, *event.token_ids],
-            cumulative_logprob=part.cumulative_logprob + sum(event.log_probs),
-            logprobs=None if part.logprobs is None else [*part.logprobs, *(event.logprobs or ())],
-            finish_reason=event.finish_reason and event.finish_reason.value,
-            stop_reason=event.stop_reason,
-        )
+        self._parts[event.sequence].take(event)
         if event.prompt_logprobs is not None:
             self._prompt_logprobs = list(event.prompt_logprobs)
-        self.finished = all(part.finish_reason for part in self._parts)
+        self.finished = all(part.finished for part in self._parts)
 
     def output(self) -> RequestOutput:
         """The result so far."""
@@ -81,6 +102,6 @@ class Gathering:
             prompt=self._prompt,
             prompt_token_ids=list(self._prompt_ids),
             prompt_logprobs=self._prompt_logprobs,
-            outputs=list(self._parts),
+            outputs=[part.output(index, with_logprobs=self._with_logprobs) for index, part in enumerate(self._parts)],
             finished=self.finished,
         )

@@ -1,13 +1,16 @@
 """SamplingParams: vLLM's defaults, and words for values that mean nothing."""
 
 import dataclasses
+import inspect
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ingot import SamplingParams
 from ingot.errors import RequestError
+from ingot.runtime import ModelRunner
 
 
 def test_defaults() -> None:
@@ -20,6 +23,15 @@ def test_defaults() -> None:
         "presence_penalty", "frequency_penalty", "stop", "stop_token_ids", "bad_words", "ignore_eos", "logit_bias",
         "logprobs", "prompt_logprobs", "include_stop_str", "skip_special_tokens", "logits_processors",
     }  # fmt: skip
+
+
+def test_the_page_has_a_row_for_every_field_and_argument() -> None:
+    page = (Path(__file__).parents[2] / "docs/sampling.md").read_text()
+    for field in dataclasses.fields(SamplingParams):
+        default = () if field.default is dataclasses.MISSING else field.default
+        assert f"| `{field.name}` ({default}) |" in page
+    arguments = set(inspect.signature(ModelRunner.generate).parameters) - {"self", "others"}
+    assert [name for name in arguments if f"`{name}" not in page] == []
 
 
 @pytest.mark.parametrize(
