@@ -50,9 +50,9 @@ class _Step:
 class Scheduler:
     """Keeps every step within max_num_tokens, max_batch_size and max_logit_rows, and every request within its blocks.
 
-    The first request by rank always advances: only later ones are preempted for it, nobody starts before it while it
-    waits for room, and `BlockManager` must have room for any single request (the executor checks that when one
-    arrives). As ranks never change, everyone becomes the first some day. So every request ends.
+    The first request by rank is never preempted, nobody starts before it while it waits for room, and `BlockManager`
+    must have room for any single request (the executor checks that when one arrives). As ranks never change, everyone
+    becomes the first some day. So every request ends.
 
     mixed  False: a step carries either whole prompts or decode rows
     pace   None: every step may have max_num_tokens
@@ -88,13 +88,11 @@ class Scheduler:
     def schedule(self) -> dict[Request, int]:
         """The next step: number of pending tokens to compute per request, all at least 1. Reserves their blocks."""
         step = _Step(tokens=self._limits.max_num_tokens, rows=self._limits.max_logit_rows)
-        before = self.preemptions
         if self._mixed:
             self._decode(step)
             self._slow_down(step)
         self._continue(step)
-        if self.preemptions == before:  # else there is no room for anybody
-            self._admit(step)
+        self._admit(step)
         if not step.chunks:
             self._decode(step)
         return step.chunks
