@@ -147,45 +147,59 @@ auto likelier(const T* values) {
   return [values](int32_t a, int32_t b) { return values[a] > values[b] || (values[a] == values[b] && a < b); };
 }
 
+// The tokens for which keep(i) holds go to space.order, in id order; returns how many they are.
+template <typename Keep>
+int64_t collect(const DrawSpace& space, int64_t vocab, Keep keep) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < vocab; ++i) {
+    space.order[count] = static_cast<int32_t>(i);
+    count += keep(i);
+  }
+  return count;
+}
+
+// The head of all tokens whose weight reaches top_p. Only those about as likely as its last one are sorted: weights are
+// summed per 1/32 of scaled logit first.
+int64_t keep_head(const DrawSpace& space, int64_t vocab, double top, double top_p) {
+  constexpr int32_t kBuckets = 4096;
+  const double* scaled = space.scaled;
+  const auto bucket = [&](int64_t i) {
+    const double below = (top - scaled[i]) * 32;
+    return below < kBuckets - 1 ? static_cast<int32_t>(below) : kBuckets - 1;
+  };
+  double buckets[kBuckets] = {}, total = 0, running = 0;
+  for (int64_t i = 0; i < vocab; ++i) buckets[bucket(i)] += space.weights[i];
+  for (int64_t i = 0; i <= (vocab - 1) / kChunk; ++i) total += space.sums[i];
+  int32_t last_bucket = 0;
+  while (last_bucket < kBuckets - 1 && running + buckets[last_bucket] < top_p * total) running += buckets[last_bucket++];
+  const int64_t count = collect(space, vocab, [&](int64_t i) { return bucket(i) == last_bucket; });
+  if (count == 0) return collect(space, vocab, [](int64_t) { return true; });  // all sums fell short by rounding
+  std::sort(space.order, space.order + count, likelier(scaled));
+  int64_t kept = 0;
+  while (kept < count && (kept == 0 || running < top_p * total)) running += space.weights[space.order[kept++]];
+  const int32_t last = space.order[kept - 1];
+  const double least = scaled[last];
+  return collect(space, vocab, [&](int64_t i) { return scaled[i] > least || (scaled[i] == least && i <= last); });
+}
+
 // Puts the tokens that min_p, top_k and top_p keep into space.order, in id order, and returns how many they are.
 int64_t keep_tokens(const DrawSpace& space, int64_t vocab, int64_t best, double min_p, int64_t top_k, double top_p) {
   const double* scaled = space.scaled;
   int32_t* order = space.order;
   const double top = scaled[best];
-  const auto collect = [&](double least) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < vocab; ++i)
-      if (scaled[i] >= least) order[count++] = static_cast<int32_t>(i);
-    return count;
-  };
-  const bool limited = (top_k > 0 && top_k < vocab) || min_p > 0;
-  int64_t count = 0;
-  double total = 0;  // of the limited tokens, or of all
-  if (limited) {
-    count = collect(min_p > 0 ? top + std::log(min_p) : -std::numeric_limits<double>::infinity());
-    const int64_t kept = top_k > 0 && top_k < count ? top_k : count;
-    if (kept < count || top_p < 1) std::partial_sort(order, order + kept, order + count, likelier(scaled));
-    count = kept;
-    for (int64_t i = 0; i < count; ++i) total += space.weights[order[i]];
-  } else {
-    for (int64_t i = 0; i <= (vocab - 1) / kChunk; ++i) total += space.sums[i];
-  }
+  if (min_p == 0 && (top_k == 0 || top_k >= vocab)) return keep_head(space, vocab, top, top_p);
+  const double least = min_p > 0 ? top + std::log(min_p) : -std::numeric_limits<double>::infinity();
+  int64_t count = collect(space, vocab, [&](int64_t i) { return scaled[i] >= least; });
+  const int64_t limited = top_k > 0 && top_k < count ? top_k : count;
+  if (limited == count && top_p == 1) return count;
+  std::partial_sort(order, order + limited, order + count, likelier(scaled));
+  count = limited;
   if (top_p < 1) {
-    // Without a limit only a head of the sorted order is made, the tokens within `reach` of the best, longer if need
-    // be; weights beyond 708 are 0.
-    for (double reach = 4;; reach *= 2) {
-      if (!limited) {
-        count = collect(top - reach);
-        std::sort(order, order + count, likelier(scaled));
-      }
-      double running = 0;
-      int64_t kept = 0;
-      while (kept < count && running < top_p * total) running += space.weights[order[kept++]];
-      if (running >= top_p * total || limited || reach > 1024) {
-        count = kept;
-        break;
-      }
-    }
+    double total = 0, running = 0;
+    for (int64_t i = 0; i < count; ++i) total += space.weights[order[i]];
+    int64_t kept = 0;
+    while (kept < count && running < top_p * total) running += space.weights[order[kept++]];
+    count = kept;
   }
   std::sort(order, order + count);
   return count;

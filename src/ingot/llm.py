@@ -75,12 +75,13 @@ class LLM(EngineLLM):
                 max_num_tokens=max_num_batched_tokens,
             )  # fmt: skip
             directory = cached_engine(directory, config, None if cache_dir is None else Path(cache_dir), _say)
+        tokenizer = Tokenizer.from_dir(directory)
         runner = ModelRunner.from_dir(
             directory, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_num_seqs,
             max_num_tokens=max_num_batched_tokens, max_seq_len=max_model_len,
             enable_prefix_cache=enable_prefix_caching, policy=policy,
         )  # fmt: skip
-        super().__init__(runner, Tokenizer.from_dir(directory))
+        super().__init__(runner, tokenizer)
 
 
 def _say(line: str) -> None:
