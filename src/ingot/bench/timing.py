@@ -42,15 +42,21 @@ class RequestTimes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """All requests of one measurement, and how many steps they took together."""
+    """All requests of one measurement, how many steps they took together, and how long these were in the session."""
 
     requests: tuple[RequestTimes, ...]
     steps: int
+    session_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
         """From the start to the last token of the last request."""
         return max(times.end for times in self.requests)
+
+    @property
+    def host_fraction(self) -> float:
+        """Share of the time in which no kernel ran: scheduling, sampling arguments, handing out results."""
+        return 1 - self.session_seconds / self.seconds
 
     @property
     def tokens(self) -> int:
@@ -70,6 +76,7 @@ def time_requests(runner: ModelRunner, prompts: Sequence[Sequence[int]], output_
     seen = np.zeros(len(prompts), dtype=np.int64)
     lengths = np.array([len(prompt) for prompt in prompts])
     times: list[list[float]] = [[] for _ in prompts]
+    session_before = runner.executor.session_seconds()
     start = time.perf_counter()
     for partial in runner.generate(
         batch_input_ids=prompts, max_new_tokens=output_len, end_id=-1, streaming=True, return_dict=True
@@ -79,4 +86,8 @@ def time_requests(runner: ModelRunner, prompts: Sequence[Sequence[int]], output_
         for index in np.flatnonzero(generated > seen):
             times[index] += [now] * int(generated[index] - seen[index])
         seen, steps = generated, steps + 1
-    return Round(requests=tuple(RequestTimes(tokens=tuple(tokens)) for tokens in times), steps=steps)
+    return Round(
+        requests=tuple(RequestTimes(tokens=tuple(tokens)) for tokens in times),
+        steps=steps,
+        session_seconds=runner.executor.session_seconds() - session_before,
+    )
