@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 import ingot.convert.families as families_package
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section, nearest
-from ingot.convert.weights import Drop, Row, Take, rename
+from ingot.convert.weights import Drop, Row, Take, rename, with_heads
 from ingot.errors import ConfigError, UnsupportedModelError
 
 # Keys of a config.json that say nothing about the numbers of a causal language model at inference.
@@ -28,8 +28,11 @@ WITHOUT_EFFECT = (
 # Keys that change the numbers, or the files, in ways that no family here has.
 REFUSED = (
     "add_cross_attention", "auto_map", "is_encoder_decoder", "quantization_config", "rope_interleaved",
-    "sliding_window",
+    "use_bidirectional_attention",
 )  # fmt: skip
+
+# Keys that change the numbers of the families that read them, and would change those of others.
+REFUSED_UNLESS_READ = ("sliding_window", "layer_types")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,9 +52,11 @@ class Family:
     optional_prefix: str = ""
     tiny: Mapping[str, object]
 
-    def table(self, layers: int, names: Collection[str]) -> tuple[list[Row], list[Drop]]:
-        """Rows and drops with "{i}" written out, spelled like the tensor `names` of the source."""
-        rows, drops = list(self.rows), list(self.drops)
+    def table(self, model: ModelConfig, names: Collection[str]) -> tuple[list[Row], list[Drop]]:
+        """Rows and drops with "{i}" and heads written out, spelled like the tensor `names` of the source."""
+        layers = model.num_layers
+        rows = [Row(row.name, with_heads(row.expr, model.heads)) for row in self.rows]
+        drops = list(self.drops)
         if self.optional_prefix and not any(name.startswith(self.optional_prefix) for name in names):
             rows = [Row(row.name, rename(row.expr, self.optional_prefix, "")) for row in rows]
             drops = [Drop(drop.name.replace(self.optional_prefix, "")) for drop in drops]
@@ -96,11 +101,7 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
                           expected=", ".join(family_names()))  # fmt: skip
     family = find_family(section.text("model_type"))
     for key in REFUSED:
-        if section.raw(key):
-            raise UnsupportedModelError(
-                "the model has a feature that is not supported", where=section.place(key),
-                got=repr(section.raw(key))[:200],
-            )  # fmt: skip
+        _refuse(section, key)
     for key in WITHOUT_EFFECT:
         section.has(key)
     config = family.read(section, names)
@@ -109,4 +110,17 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
             "the query heads cannot be shared evenly among the key heads", where=section.where,
             got=f"{config.heads} query heads, {config.kv_heads} key and value heads",
         )  # fmt: skip
+    unread = section.unread()
+    for key in REFUSED_UNLESS_READ:
+        if key in unread:
+            _refuse(section, key)
     return family, config, section.unread()
+
+
+def _refuse(section: Section, key: str) -> None:
+    """Raise UnsupportedModelError where the key asks for something."""
+    if section.raw(key):
+        raise UnsupportedModelError(
+            "the model has a feature that is not supported", where=section.place(key),
+            got=repr(section.raw(key))[:200],
+        )  # fmt: skip

@@ -62,7 +62,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
     """Copy the weights of a Hugging Face directory, file by file in the order of their bits."""
     source = Source.open(folder)
     family, model, unknown = read_model(source.config, source.tensors)
-    rows, drops = family.table(model.num_layers, source.tensors)
+    rows, drops = family.table(model, source.tensors)
     if model.tied_embeddings:
         drops += _tied_copy(rows, source.tensors)
     chosen = claim(rows, drops, source.tensors, weight_shapes(model))

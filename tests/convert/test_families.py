@@ -92,7 +92,7 @@ def test_every_family_names_every_weight_once(name: str) -> None:
     model = read(dict(family.tiny))
     for config in (dict(family.tiny), {**family.tiny, "attention_bias": True, "mlp_bias": True}):
         model = read(config)
-        rows, _ = family.table(model.num_layers, [])
+        rows, _ = family.table(model, [])
         names = [row.name for row in rows]
         assert len(names) == len(set(names))
         assert set(weight_shapes(model)) <= set(names)
