@@ -177,9 +177,11 @@ def read_record(record: type[Record], section: Section) -> Record:
 
 
 def write_record(value: object) -> Any:
-    """Inverse of `read_record`: dataclasses as objects, enums as their values."""
+    """Inverse of `read_record`: dataclasses as objects, enums as their values, tuples as lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: write_record(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [write_record(each) for each in value]
     return value.value if isinstance(value, enum.Enum) else value
 
 

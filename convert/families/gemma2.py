@@ -50,7 +50,7 @@ FAMILY = dataclasses.replace(
     llama.FAMILY, name="gemma2", read=read, rows=_OTHERS + takes(_NORMS),
     tiny={
         **llama.FAMILY.tiny, "model_type": "gemma2", "head_dim": 20, "sliding_window": 16,
-        "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+        "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0,
         "tie_word_embeddings": True,
     },
 )  # fmt: skip

@@ -11,12 +11,11 @@ from ingot.convert.hf_rope import read_frequencies, rope_section
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
-    """config.json of a Gemma3ForCausalLM; defaults are those of transformers."""
+    """config.json of a Gemma3ForCausalLM; defaults are those of transformers, which has no caps of scores here."""
     model = gemma2.read_gemma(section, every=section.integer("sliding_window_pattern", 6, minimum=1), positions=131072)
     rope, local_rope = _read_ropes(section, model)
     return dataclasses.replace(
         model, qk_norm=QkNorm.HEAD, rope=rope, local_rope=local_rope if any(model.windows) else None,
-        score_cap=gemma2.read_cap(section, "attn_logit_softcapping", 0.0),
         logit_cap=gemma2.read_cap(section, "final_logit_softcapping", 0.0),
     )  # fmt: skip
 

@@ -10,7 +10,6 @@ from ingot.convert.family import takes
 from ingot.convert.hf_config import read_window
 from ingot.convert.hf_rope import original_positions, rope_section
 
-_SCALED = ("longrope", "su", "yarn")
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
