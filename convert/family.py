@@ -11,13 +11,15 @@ from collections.abc import Callable, Collection, Mapping
 import ingot.convert.families as families_package
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section, nearest
+from ingot.convert.refused import MISSING
 from ingot.convert.weights import Drop, Row, Take, rename, with_heads
 from ingot.errors import ConfigError, UnsupportedModelError
 
 # Keys of a config.json that say nothing about the numbers of a causal language model at inference.
 WITHOUT_EFFECT = (
     "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "attn_pdrop", "bos_token_id",
-    "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token_id",
+    "cache_implementation", "chunk_size_feed_forward", "classifier_dropout", "embedding_dropout", "hidden_dropout",
+    "residual_dropout", "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token_id",
     "gradient_checkpointing", "id2label", "initializer_range", "is_decoder", "label2id", "max_length", "model_type",
     "n_ctx", "n_special", "output_attentions", "output_hidden_states", "output_past", "pad_token_id",
     "predict_special_tokens", "pretraining_tp", "resid_pdrop", "return_dict", "sep_token_id", "summary_activation",
@@ -27,7 +29,7 @@ WITHOUT_EFFECT = (
 
 # Keys that change the numbers, or the files, in ways that no family here has.
 REFUSED = (
-    "add_cross_attention", "auto_map", "is_encoder_decoder", "quantization_config", "rope_interleaved",
+    "add_cross_attention", "is_encoder_decoder", "quantization_config", "rope_interleaved",
     "use_bidirectional_attention",
 )  # fmt: skip
 
@@ -79,9 +81,10 @@ def family_names() -> tuple[str, ...]:
 def find_family(model_type: str) -> Family:
     """The table in `families/<model_type>.py`. Raises UnsupportedModelError if there is none."""
     if model_type not in family_names():
-        guess = nearest(model_type, family_names())
+        guess = None if model_type in MISSING else nearest(model_type, family_names())
         raise UnsupportedModelError(
-            f"models of type {model_type!r} are not supported",
+            f"models of type {model_type!r} are not supported"
+            + (f": they need {' and '.join(MISSING[model_type])}" if model_type in MISSING else ""),
             expected=", ".join(family_names()),
             hint=f"{guess + ' ' if guess else ''}A new family is one file: convert/families/<model_type>.py",
         )

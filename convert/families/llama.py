@@ -1,5 +1,6 @@
 """Llama 2 and 3.x, and SmolLM: RMS norms, rotary positions, grouped keys, gated SiLU. Many families are its twins."""
 
+import dataclasses
 from collections.abc import Collection
 
 from ingot.configs.model import ModelConfig, Norm
@@ -13,11 +14,12 @@ from ingot.convert.weights import Drop
 def read_llama(
     section: Section, *, positions: int = 2048, kv_heads: int | None = None, head_dim: int | None = None,
     eps: float = 1e-6, activation_key: str = "hidden_act", activation: str = "silu", tied: bool = False,
-    partial_rotary: float | None = None,
+    partial_rotary: float | None = None, has_attention_bias: bool = True,
 ) -> ModelConfig:  # fmt: skip
     """What a Llama and its twins share. The arguments are the family's defaults in transformers.
 
-    kv_heads None: one per query head; head_dim None: hidden_size / num_attention_heads.
+    kv_heads None: one per query head; head_dim None: hidden_size / num_attention_heads. has_attention_bias: whether
+    the family knows the key.
     """
     hidden = section.integer("hidden_size", minimum=1)
     heads = section.integer("num_attention_heads", minimum=1)
@@ -26,7 +28,7 @@ def read_llama(
     else:
         head_dim = read_head_dim(section, hidden, heads, hidden_key="hidden_size", heads_key="num_attention_heads")
     max_positions = section.integer("max_position_embeddings", positions, minimum=1)
-    attention_bias = section.boolean("attention_bias", False)
+    attention_bias = has_attention_bias and section.boolean("attention_bias", False)
     return ModelConfig(
         family=section.text("model_type"),
         vocab_size=section.integer("vocab_size", minimum=1),
@@ -45,14 +47,13 @@ def read_llama(
         attention_scale=head_dim**-0.5,
         qkv_bias=attention_bias,
         attention_out_bias=attention_bias,
-        mlp_bias=section.boolean("mlp_bias", False),
         tied_embeddings=section.boolean("tie_word_embeddings", tied),
     )
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a LlamaForCausalLM; defaults are those of transformers."""
-    return read_llama(section)
+    return dataclasses.replace(read_llama(section), mlp_bias=section.boolean("mlp_bias", False))
 
 
 _LAYER = "model.layers.{i}"

@@ -11,7 +11,7 @@ from ingot.convert.hf_config import read_window
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a MistralForCausalLM; defaults are those of transformers."""
-    model = llama.read_llama(section, positions=131072, kv_heads=8)
+    model = llama.read_llama(section, positions=131072, kv_heads=8, has_attention_bias=False)
     window = read_window(section, 4096)
     return dataclasses.replace(model, windows=(window,) * model.num_layers if window else ())
 

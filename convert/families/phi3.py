@@ -11,13 +11,12 @@ from ingot.convert.hf_config import read_window
 from ingot.convert.hf_rope import original_positions, rope_section
 
 
-
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a Phi3ForCausalLM; defaults are those of transformers.
 
     A model with longrope is converted for the positions that its short factors hold for.
     """
-    model = llama.read_llama(section, positions=4096, eps=1e-5, partial_rotary=1.0)
+    model = llama.read_llama(section, positions=4096, eps=1e-5, partial_rotary=1.0, has_attention_bias=False)
     rope, positions = rope_section(section), model.max_positions
     if model.rope is not None and model.rope.factors:
         positions = min(
@@ -25,7 +24,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         )
     window = read_window(section)
     return dataclasses.replace(
-        model, qkv_bias=False, attention_out_bias=False, fused_qkv=True, fused_gate_up=True, max_positions=positions,
+        model, fused_qkv=True, fused_gate_up=True, max_positions=positions,
         windows=(window,) * model.num_layers if window else (),
     )  # fmt: skip
 

@@ -19,9 +19,9 @@ def read_windows(section: Section, layers: int) -> tuple[int, ...]:
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a Qwen2ForCausalLM; defaults are those of transformers."""
-    model = llama.read_llama(section, positions=32768, kv_heads=32)
+    model = llama.read_llama(section, positions=32768, kv_heads=32, has_attention_bias=False)
     windows = read_windows(section, model.num_layers)
-    return dataclasses.replace(model, qkv_bias=True, attention_out_bias=False, windows=windows)
+    return dataclasses.replace(model, qkv_bias=True, windows=windows)
 
 
 FAMILY = dataclasses.replace(

@@ -40,7 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
-CASES = [(name, {}) for name in family_names()] + list(VARIANTS.items())
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in family_names()] + list(VARIANTS.items())
 
 
 @pytest.mark.parametrize(("name", "changes"), CASES, ids=[f"{name}{'-variant' * bool(more)}" for name, more in CASES])
