@@ -24,6 +24,8 @@ class Tokenizer:
 
     def __init__(self, hf: tokenizers.Tokenizer, *, bos_id: int | None, add_bos: bool | None) -> None:
         self._hf, self._bos_id, self._add_bos = hf, bos_id, add_bos
+        # the library itself skips no special token that is marked as normalised, as those of Llama 2 are
+        self._special_ids = {index for index, token in hf.get_added_tokens_decoder().items() if token.special}
 
     @classmethod
     def from_dir(cls, directory: Path | str) -> "Tokenizer":
@@ -76,7 +78,9 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids, all at once."""
-        return str(self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        if skip_special_tokens:
+            ids = [token for token in ids if token not in self._special_ids]
+        return str(self._hf.decode(list(ids), skip_special_tokens=False))
 
     def detokenizer(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> "Detokenizer":
         """For the tokens that follow `prompt`."""
