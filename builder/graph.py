@@ -37,11 +37,12 @@ class Graph:
         while any(name.startswith(self._prefix) for name in surgeon.tensors()):
             self._prefix += "."
         self._fresh = 0
+        self._ages: dict[int, tuple[int, gs.Tensor]] = {}  # id → age; the tensor keeps its id from being used again
 
     @classmethod
     def load(cls, path: Path) -> "Graph":
         """Read a model.onnx without its external weights."""
-        G_LOGGER.severity = G_LOGGER.ERROR  # it warns about bf16, which is kept as it is
+        G_LOGGER.severity = G_LOGGER.CRITICAL + 1  # it warns about bf16, which is kept; errors are raised as well
         try:
             model = onnx.load(path, load_external_data=False)
             return cls(gs.import_onnx(model))
@@ -84,7 +85,16 @@ class Graph:
                 node.inputs.clear()
                 node.outputs.clear()
         self.surgeon.nodes = order
+        self._ages = {id(each): (age, each) for age, node in enumerate(order) for each in node.outputs}
         return before - len(order)
+
+    def age(self, tensor: gs.Tensor) -> int:
+        """Place of a tensor in the execution order as of the last `sort`; -1 for inputs and weights."""
+        return self._ages.get(id(tensor), (-1, tensor))[0]
+
+    def plugins(self, op: str) -> list[gs.Node]:
+        """Our nodes of one op, those of the running pass last, in the order in which it made them."""
+        return [node for node in self.surgeon.nodes if node.op == op and ours(node, op) and node.outputs]
 
     def replace(
         self, old: gs.Variable, op: str, inputs: Sequence[gs.Tensor | None], attrs: Mapping[str, Attr]

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import key
-from ingot.builder.graph import Attr, Graph, is_op, optional_input, ours, producer, small_ints
+from ingot.builder.graph import Attr, Graph, is_op, optional_input, producer, small_ints
 from ingot.builder.heads import SPLIT_HEADS, Rotation, Side, read_side, read_window
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.rewrite import Match, Op, X
@@ -87,7 +87,7 @@ def _rewrite(graph: Graph, match: Match) -> None:
     window = 0 if mask is None else read_window(graph, mask)
     assert not isinstance(window, str), "check has read it"
     attrs: dict[str, Attr] = {
-        "layer": sum(ours(node, "PagedAttention") for node in graph.nodes),
+        "layer": len(graph.plugins("PagedAttention")),
         "heads": parts.q.heads,
         "kv_heads": parts.k.heads,
         "head_dim": dim,
@@ -104,8 +104,8 @@ def _rewrite(graph: Graph, match: Match) -> None:
 def _rope_table(graph: Graph, rotation: Rotation) -> gs.Tensor:
     """The table of these frequencies, made at its first use."""
     wanted: dict[str, Attr] = {"scale": rotation.scale, "positions": rotation.positions}
-    for node in graph.nodes:
-        if ours(node, "RopeTable") and key(node.inputs[0]) == key(rotation.inv_freq) and node.attrs == wanted:
+    for node in graph.plugins("RopeTable"):
+        if key(node.inputs[0]) == key(rotation.inv_freq) and node.attrs == wanted:
             return node.outputs[0]
     return graph.insert("RopeTable", [rotation.inv_freq], wanted)[0]
 

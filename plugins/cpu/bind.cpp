@@ -231,7 +231,7 @@ void Binder::bind_matmul(BoundStep& bound) {
   check(weight->layout == layout && weight->shape.size() == 2, "weight " + weight->name + " must be [N, K] of layout " + layout);
   const int64_t n = weight->shape[0], k = weight->shape[1];
   const std::string rounded = attr_word("activations");
-  check(rounded == (kernel_->isa() == "amx" && kernel_->dtype() == "bf16" ? "bf16" : "f32"),
+  check(rounded == (kernel_->isa().starts_with("amx") && kernel_->dtype() == "bf16" ? "bf16" : "f32"),
         std::string("kernel ") + kernel_->name + " does not take " + rounded + " activations");
   check(!gated || n % 2 == 0, "a gated product needs an even number of weight rows");
   const int64_t out = gated ? n / 2 : n;

@@ -53,7 +53,8 @@ template <typename S, typename T>
 class PagedAttention {
  public:
   using V = typename S::V;
-  static constexpr int kRows = S::kWidth == 8 ? 6 : 8;  // rows in registers: kRows x 2 sums, 2 loads, 1 broadcast
+  // Rows in registers: kRows x 2 sums, 2 loads, 1 broadcast.
+  static constexpr int kRows = S::kRegisters >= 32 ? 8 : S::kRegisters >= 16 ? 6 : 2;
 
   explicit PagedAttention(const PagedAttentionArgs& args)
       : args_(args),
