@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import gc
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -112,7 +113,7 @@ def test_async_results_grow_to_the_same(llm: EngineLLM) -> None:
         assert grown[-1] == whole
         assert [output.finished for output in grown[:-1]] == [False] * (len(grown) - 1)
         texts = [output.outputs[0].text for output in grown]
-        assert all(after.startswith(before) for before, after in zip(texts, texts[1:], strict=False))
+        assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
 
 
 @pytest.mark.parametrize("way", ["break", "cancel", "aclose", "timeout"])
