@@ -65,7 +65,7 @@ native: $(VENV)/.installed-dev
 sanitize: $(VENV)/.installed-test
 	rm -rf build/sanitize/site
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/sanitize/site \
-		-C cmake.define.INGOT_SANITIZE=ON -C build-dir=build/sanitize/cmake .
+		--config-settings=cmake.define.INGOT_SANITIZE=ON --config-settings=build-dir=build/sanitize/cmake .
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitize/site \
 		$(VENV)/bin/python -m pytest tests/plugins -m native -p no:cacheprovider

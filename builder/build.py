@@ -6,15 +6,16 @@
 The graph is the only source: config.json of the checkpoint only adds facts for people to the manifest.
 """
 
+import contextlib
 import dataclasses
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ingot import __version__
-from ingot.builder.expressions import WeightReader, stored_dtypes
+from ingot.builder.expressions import WeightReader, check_sources, stored_dtypes
 from ingot.builder.facts import model_facts, read_token_ids
 from ingot.builder.graph import Graph, ours
 from ingot.builder.limits import fit_limits
@@ -29,7 +30,7 @@ from ingot.configs.sizes import format_bytes
 from ingot.dtypes import DType
 from ingot.engine import SECTION_ALIGNMENT, is_engine
 from ingot.engine_writer import write_engine
-from ingot.errors import CapacityError
+from ingot.errors import CapacityError, CheckpointError, IngotError, UsageError
 from ingot.manifest import Manifest
 from ingot.output_dir import OutputDir
 from ingot.plan import KvLayout, Plan
@@ -37,7 +38,7 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
-BASE_MEMORY = 160 << 20
+BASE_MEMORY = 80 << 20
 GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
 BLOCK_COPIES = 6  # a block as stored, as float32, rounded, packed
 
@@ -86,12 +87,13 @@ def build(config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress:
     begin = time.monotonic()
     checkpoint = Checkpoint.open(Path(checkpoint_dir))
     target = find_target(config.target)
-    job = _decide(config, checkpoint, target)
     memory = _check_memory(config, checkpoint)
-    if not config.dry_run:
-        with OutputDir(Path(output_dir), is_previous=is_engine) as out:
-            out.require_space(job.plan.weight_bytes + 2 * SECTION_ALIGNMENT)
-            job.notes.extend(_write(job, checkpoint, out.path, progress))
+    with _graph_errors(checkpoint.graph_path):
+        job = _decide(config, checkpoint, target)
+        if not config.dry_run:
+            with OutputDir(Path(output_dir), is_previous=is_engine) as out:
+                out.require_space(job.plan.weight_bytes + 2 * SECTION_ALIGNMENT)
+                job.notes.extend(_write(job, checkpoint, out.path, progress))
     return BuildReport(
         output_dir=Path(output_dir), dry_run=config.dry_run, target=target.name, precision=job.precision.value,
         plan=job.plan, passes=tuple(job.reports), notes=tuple(job.notes), memory=memory,
@@ -99,10 +101,24 @@ def build(config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress:
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def _graph_errors(path: Path) -> Iterator[None]:
+    """A graph may be malformed in more ways than passes can foresee: say so in words, whatever they stumble over."""
+    try:
+        yield
+    except (IngotError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            "the graph of the checkpoint cannot be followed", where=str(path), got=f"{type(error).__name__}: {error}",
+            hint="convert the model again; if that does not help, this is a bug of ingot",
+        ) from error  # fmt: skip
+
+
 def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target) -> _Job:
     graph = Graph.load(checkpoint.graph_path)
     if config.dump_passes is not None:
-        config.dump_passes.mkdir(parents=True, exist_ok=True)
+        _make_folder(config.dump_passes)
         graph.save(config.dump_passes / "00_checkpoint.onnx")
     passes = structure_passes()
     reports = run_passes(graph, passes, dump=config.dump_passes)
@@ -120,10 +136,21 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target) -> _Job
         tokens_per_block=config.tokens_per_block, dtype=kv_dtype,
     )  # fmt: skip
     lowering = Lowering(graph)
+    for use in lowering.uses:
+        check_sources(use.tensor, checkpoint)
     plan = lowering.plan(limits, kv, shape, config.shards or len(os.sched_getaffinity(0)))
     return _Job(
         target=target, precision=precision, plan=plan, lowering=lowering, reports=reports, notes=[*notes, *lowered]
     )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            "the graphs cannot be dumped there", where=str(folder), got=error.strerror, hint="choose another folder"
+        ) from error
 
 
 def _precision(config: BuildConfig, graph: Graph, target: Target, notes: list[str]) -> DType:

@@ -1,4 +1,4 @@
-"""Weight expressions: Cast, Transpose, Concat, Reshape and Unsqueeze over initialisers, read block by block as float32.
+"""Weight expressions: Cast, Transpose, Concat, Reshape, Unsqueeze, Add over initialisers, read in blocks as float32.
 
 `read_rows` evaluates rows [begin, end) of an expression without ever holding more of the weight in memory. Vectors
 count as matrices with one column.
@@ -14,7 +14,8 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
-from ingot.builder.graph import describe, producer, weight_shape
+from ingot.builder.graph import describe, producer, scalar, weight_shape
+from ingot.checkpoint import Checkpoint
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.errors import BuildError, CheckpointError
 
@@ -47,6 +48,17 @@ def stored_dtypes(tensor: gs.Tensor) -> Iterator[tuple[DType, int]]:
         yield from stored_dtypes(each)
 
 
+def check_sources(tensor: gs.Tensor, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError if an initialiser under a weight points outside the checkpoint or at bytes not there."""
+    if not isinstance(tensor, gs.Constant):
+        for each in tensor.inputs[0].inputs:
+            check_sources(each, checkpoint)
+    elif (proto := _external(tensor)) is not None:
+        location, offset = _place(proto)
+        shape = tuple(proto.dims)
+        checkpoint.external(tensor.name, location=location, offset=offset, dtype=_dtype(tensor), shape=shape)
+
+
 def matrix_shape(tensor: gs.Tensor) -> tuple[int, int]:
     """[rows, cols] of a weight; a vector is one column."""
     shape = [size for size in weight_shape(tensor) if size != 1] if len(weight_shape(tensor)) != 2 else None
@@ -59,7 +71,7 @@ def matrix_shape(tensor: gs.Tensor) -> tuple[int, int]:
 
 
 class WeightReader:
-    """Reads weight expressions of one checkpoint directory."""
+    """Reads weight expressions of one checkpoint directory, whose sources have been checked."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -91,6 +103,8 @@ class WeightReader:
             return self._transposed(node, r0, r1, c0, c1)
         if node.op == "Concat" and node.attrs["axis"] in (0, 1, -1, -2) and len(weight_shape(tensor)) <= 2:
             return self._concat(node, r0, r1, c0, c1)
+        if node.op == "Add":
+            return self._sum(node, matrix_shape(tensor), (r0, r1, c0, c1))
         if node.op in _RESHAPING and matrix_shape(tensor) == matrix_shape(node.inputs[0]):
             return self._read(node.inputs[0], r0, r1, c0, c1)
         raise BuildError("a weight expression cannot be evaluated", where=describe(node))
@@ -99,6 +113,19 @@ class WeightReader:
         if list(node.attrs.get("perm", [1, 0])) == [0, 1]:
             return self._read(node.inputs[0], r0, r1, c0, c1)
         return self._read(node.inputs[0], c0, c1, r0, r1).T
+
+    def _sum(self, node: gs.Node, shape: tuple[int, int], block: tuple[int, int, int, int]) -> Float32:
+        """A block of the sum of two weights of one shape, or of a weight and a number."""
+        numbers = [scalar(each) for each in node.inputs]
+        if any(
+            number is None and matrix_shape(each) != shape for number, each in zip(numbers, node.inputs, strict=True)
+        ):
+            raise BuildError("weights of different shapes are added", where=describe(node))
+        first, second = (
+            self._read(each, *block) if number is None else np.float32(number)
+            for number, each in zip(numbers, node.inputs, strict=True)
+        )
+        return np.asarray(first + second, np.float32)
 
     def _concat(self, node: gs.Node, r0: int, r1: int, c0: int, c1: int) -> Float32:
         rank = len(weight_shape(node.inputs[0]))
@@ -119,16 +146,13 @@ class WeightReader:
         proto, dtype = _external(tensor), _dtype(tensor)
         if proto is None:
             return np.asarray(tensor.values, np.float32).reshape(rows, cols)[r0:r1, c0:c1]
-        place = {entry.key: entry.value for entry in proto.external_data}
-        base = int(place.get("offset", 0))
+        location, base = _place(proto)
         if c0 == 0 and c1 == cols:
-            data = self._bytes(
-                tensor, place["location"], base + r0 * cols * dtype.itemsize, (r1 - r0) * cols * dtype.itemsize
-            )
+            data = self._bytes(tensor, location, base + r0 * cols * dtype.itemsize, (r1 - r0) * cols * dtype.itemsize)
         else:
             offsets = (base + (row * cols + c0) * dtype.itemsize for row in range(r0, r1))
             width = (c1 - c0) * dtype.itemsize
-            data = b"".join(self._bytes(tensor, place["location"], offset, width) for offset in offsets)
+            data = b"".join(self._bytes(tensor, location, offset, width) for offset in offsets)
         return to_float32(np.frombuffer(data, dtype.storage).reshape(r1 - r0, c1 - c0), dtype)
 
     def _bytes(self, tensor: gs.Constant, location: str, offset: int, count: int) -> bytes:
@@ -147,15 +171,7 @@ class WeightReader:
 
     def _open(self, location: str) -> int:
         if location not in self._files:
-            if Path(location).is_absolute() or ".." in Path(location).parts:
-                raise CheckpointError("a weight lies outside the checkpoint", where=location)
-            try:
-                self._files[location] = os.open(self._directory / location, os.O_RDONLY)
-            except OSError as error:
-                raise CheckpointError(
-                    "a weight file of the checkpoint cannot be read", where=str(self._directory / location),
-                    got=error.strerror, hint="make the checkpoint again with `ingot convert`",
-                ) from error  # fmt: skip
+            self._files[location] = os.open(self._directory / location, os.O_RDONLY)
         return self._files[location]
 
 
@@ -165,6 +181,12 @@ def _external(tensor: gs.Constant) -> onnx.TensorProto | None:
         return None
     proto: onnx.TensorProto = tensor._values.tensor  # public `.values` would read the file
     return proto
+
+
+def _place(proto: onnx.TensorProto) -> tuple[str, int]:
+    """(file, offset in bytes) of external data."""
+    entries = {entry.key: entry.value for entry in proto.external_data}
+    return entries["location"], int(entries.get("offset", 0))
 
 
 def _dtype(tensor: gs.Constant) -> DType:

@@ -1,6 +1,6 @@
 """The graph under rewriting: an onnx-graphsurgeon graph in canonical order, whose weights are never read.
 
-A weight is an initialiser, or Cast, Transpose, Concat, Reshape, Unsqueeze over weights. Everything else is an
+A weight is an initialiser, or Cast, Transpose, Concat, Reshape, Unsqueeze, Add over weights. Everything else is an
 activation. Nodes are compared by identity: onnx-graphsurgeon's own equality goes by names, and names mean nothing here.
 """
 
@@ -17,7 +17,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from ingot.errors import CheckpointError, PassError
 
 DOMAIN = "ingot"
-WEIGHT_OPS = frozenset({"Cast", "Transpose", "Concat", "Reshape", "Unsqueeze"})
+WEIGHT_OPS = frozenset({"Cast", "Transpose", "Concat", "Reshape", "Unsqueeze", "Add"})
 SMALL = 4096  # inline constants up to this many elements are facts (shapes, axes, epsilons), not weights
 
 Attr = int | float | str | list[int]
@@ -37,11 +37,12 @@ class Graph:
         while any(name.startswith(self._prefix) for name in surgeon.tensors()):
             self._prefix += "."
         self._fresh = 0
+        self._ages: dict[int, tuple[int, gs.Tensor]] = {}  # id → age; the tensor keeps its id from being used again
 
     @classmethod
     def load(cls, path: Path) -> "Graph":
         """Read a model.onnx without its external weights."""
-        G_LOGGER.severity = G_LOGGER.ERROR  # it warns about bf16, which is kept as it is
+        G_LOGGER.severity = G_LOGGER.CRITICAL + 1  # it warns about bf16, which is kept; errors are raised as well
         try:
             model = onnx.load(path, load_external_data=False)
             return cls(gs.import_onnx(model))
@@ -84,7 +85,16 @@ class Graph:
                 node.inputs.clear()
                 node.outputs.clear()
         self.surgeon.nodes = order
+        self._ages = {id(each): (age, each) for age, node in enumerate(order) for each in node.outputs}
         return before - len(order)
+
+    def age(self, tensor: gs.Tensor) -> int:
+        """Place of a tensor in the execution order as of the last `sort`; -1 for inputs and weights."""
+        return self._ages.get(id(tensor), (-1, tensor))[0]
+
+    def plugins(self, op: str) -> list[gs.Node]:
+        """Our nodes of one op, those of the running pass last, in the order in which it made them."""
+        return [node for node in self.surgeon.nodes if node.op == op and ours(node, op) and node.outputs]
 
     def replace(
         self, old: gs.Variable, op: str, inputs: Sequence[gs.Tensor | None], attrs: Mapping[str, Attr]
@@ -238,6 +248,8 @@ def weight_shape(tensor: gs.Tensor) -> tuple[int, ...]:
     shapes = [weight_shape(each) for each in node.inputs]
     if node.op == "Cast":
         return shapes[0]
+    if node.op == "Add":
+        return tuple(np.broadcast_shapes(*shapes))
     if node.op == "Transpose":
         order = node.attrs.get("perm", list(range(len(shapes[0])))[::-1])
         return tuple(shapes[0][axis] for axis in order)

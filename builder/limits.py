@@ -19,17 +19,15 @@ def fit_limits(config: BuildConfig, positions: int) -> tuple[Limits, list[str]]:
     notes: list[str] = []
     reason = f"the model has {positions} positions, and the last token needs none"
     longest = positions + 1 if positions < UNLIMITED else UNLIMITED
+    output = config.max_output_len or 1  # room that the default of max_input_len leaves for generated tokens
     given = config.max_seq_len
     if config.max_output_len is not None:
-        most_input = config.max_input_len or min(DEFAULT_MAX_INPUT_LEN, max(longest - config.max_output_len, 1))
-        given = most_input + config.max_output_len
+        given = (config.max_input_len or max(min(DEFAULT_MAX_INPUT_LEN, longest - output), 1)) + output
     max_seq_len = _fit("max_seq_len", given, DEFAULT_MAX_SEQ_LEN, longest, reason, notes)
 
     longest_input = min(max_seq_len, positions)
     reason = f"max_seq_len is {max_seq_len} and the model has {positions} positions"
-    default = min(DEFAULT_MAX_INPUT_LEN, longest_input, max_seq_len - (config.max_output_len or 0))
-    if config.max_input_len is None and default >= max_seq_len:
-        default = max_seq_len - 1  # leave room for a generated token
+    default = min(DEFAULT_MAX_INPUT_LEN, longest_input, max_seq_len - output)
     if config.max_input_len is None and default < DEFAULT_MAX_INPUT_LEN:
         notes.append(f"max_input_len lowered from {DEFAULT_MAX_INPUT_LEN} to {default}: max_seq_len is {max_seq_len}")
     max_input_len = _fit("max_input_len", config.max_input_len, default, longest_input, reason, notes)

@@ -15,6 +15,7 @@ from ingot.builder.memory import Use, Value, plan_arena
 from ingot.builder.pack import WeightUse, place_weights, shard_count
 from ingot.builder.positions import UNLIMITED
 from ingot.builder.select import plan_ops
+from ingot.builder.shapes import size_problem
 from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plan import Attr, KvLayout, Limits, Plan, Rows, Step
@@ -130,30 +131,22 @@ class Lowering:
             self._ref(node, op_name, f"{name}.{op.inputs[i].rstrip('?')}", i, each) for i, each in enumerate(inputs)
         ]
         refs += [None] * (len(op.inputs) - len(refs))
-        cols = op.out_cols([self._cols(ref) for ref in refs], attrs)
+        problem = op.problem(["" if ref is None else str(ref) for ref in refs], attrs)
+        problem = problem or size_problem(op_name, [self._shape(ref) for ref in refs], attrs)
         activations = [self._values[ref] for ref in refs if isinstance(ref, int)]
+        if len({value.rows for value in activations}) > 1:
+            problem = "some of its inputs have a row per token, others a row per wanted logit"
+        if problem is not None:
+            raise PassError(f"step {name} is no use of op {op_name}", where=node.name, got=problem)
         rows = op.rows or activations[0].rows
-        self._check(node, op_name, activations, rows)
+        cols = op.out_cols([self._cols(ref) for ref in refs], attrs)
         made: list[int | None] = [
             each if isinstance(each, int) else self._new_value(rows, cols[i], each) for i, each in enumerate(outputs)
         ]
         made += [None] * (len(op.outputs) - len(made))
-        problem = op.problem(["" if ref is None else str(ref) for ref in refs], attrs)
-        if problem is not None:
-            raise PassError(f"step {name} is no use of op {op_name}: {problem}", where=node.name)
         self._drafts.append(
             _Draft(name=name, op=op_name, kernel=kernel, inputs=tuple(refs), outputs=tuple(made), attrs=attrs)
         )
-
-    def _check(self, node: gs.Node, op: str, activations: list[Value], rows: Rows) -> None:
-        """Ops that combine activations element by element need the same shape; none mixes tokens and logit rows."""
-        mixed = any(value.rows is not rows for value in activations) and op != "gather_rows"
-        uneven = op in ("add", "activation") and len({value.cols for value in activations}) > 1
-        if mixed or uneven:
-            raise PassError(
-                f"the inputs of {op} do not have one shape", where=node.name,
-                got=", ".join(f"[{value.rows.value}, {value.cols}]" for value in activations),
-            )  # fmt: skip
 
     def _ref(self, node: gs.Node, op: str, name: str, index: int, each: gs.Tensor | int) -> str | int | None:
         if isinstance(each, int):
@@ -174,14 +167,18 @@ class Lowering:
         self._uses.setdefault(known, use)
         return known
 
-    def _cols(self, ref: str | int | None) -> int | None:
-        """Columns of an activation; rows of a product's weight, columns of a table, length of a vector."""
+    def _shape(self, ref: str | int | None) -> tuple[int, ...] | None:
+        """Shape of a weight, (columns,) of an activation."""
         if ref is None:
             return None
-        if isinstance(ref, int):
-            return self._values[ref].cols
-        use = self._uses[ref]
-        return use.shape[0] if use.panels or len(use.shape) == 1 else use.shape[1]
+        return (self._values[ref].cols,) if isinstance(ref, int) else self._uses[ref].shape
+
+    def _cols(self, ref: str | int | None) -> int | None:
+        """Columns of an activation; rows of a product's weight, columns of a table, length of a vector."""
+        shape = self._shape(ref)
+        if shape is None or isinstance(ref, int):
+            return None if shape is None else shape[0]
+        return shape[0] if ref is not None and self._uses[ref].panels else shape[-1]
 
     def _new_value(self, rows: Rows, cols: int, tensor: gs.Tensor | None = None) -> int:
         self._values.append(Value(rows=rows, cols=cols))

@@ -63,15 +63,8 @@ class BuildConfig:
     def __post_init__(self) -> None:
         _check_name("precision", self.precision, PRECISIONS, _NOT_YET)
         _check_name("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES, _KV_NOT_YET)
-        least = {
-            "max_seq_len": 2,
-            "max_batch_size": 1,
-            "max_input_len": 1,
-            "max_num_tokens": 1,
-            "shards": 1,
-            "max_mem": 1,
-        }
-        for name, minimum in least.items():
+        counts = ("max_batch_size", "max_input_len", "max_output_len", "max_num_tokens", "shards", "max_mem")
+        for name, minimum in (("max_seq_len", 2), *((name, 1) for name in counts)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
                 raise UsageError(f"{name} must be a whole number, at least {minimum}", got=repr(value))

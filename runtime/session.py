@@ -3,10 +3,14 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
+
 from ingot.configs.runtime import RuntimeConfig
 from ingot.engine import Engine, open_engine
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Limits
+from ingot.plugins.cpu.target import crc32 as native_crc32
+from ingot.plugins.cpu.target import detect_isa
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions, Target
 from ingot.runtime.memory import available_memory, kv_budget
@@ -28,7 +32,7 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     Raises EngineError (damaged), TargetError (this machine cannot run it), UsageError (limits beyond the engine's),
     CapacityError (memory).
     """
-    engine = open_engine(directory, rank=config.rank)
+    engine = open_engine(directory, rank=config.rank, crc32=_crc32 if detect_isa() != "none" else None)
     target = _target(engine)
     if (reason := target.missing(config.isa)) is not None:
         raise TargetError(
@@ -40,6 +44,11 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads)
     session = target.open_session(engine.plan, engine.weights, options)
     return LoadedEngine(engine=engine, session=session, limits=limits)
+
+
+def _crc32(data: memoryview) -> int:
+    """As zlib's, at memory speed: the checksums are what opening an engine costs."""
+    return native_crc32(np.frombuffer(data, np.uint8))
 
 
 def _target(engine: Engine) -> Target:

@@ -1,5 +1,6 @@
 """Fixtures that every room's tests share, and the account of skipped tests."""
 
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,11 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the shared data folder")
     return folder
+
+
+def pytest_configure() -> None:
+    """A background job starts with SIGINT ignored; tests of Ctrl-C, here and in processes they start, need it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

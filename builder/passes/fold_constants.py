@@ -12,6 +12,8 @@ from ingot.builder.graph import SMALL, Graph, small_value
 from ingot.builder.passes.base import Sweep
 
 _KINDS = "fib"  # float, int, bool
+# their results may be far larger than their inputs
+_GROWING = frozenset({"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"})
 
 
 def apply(graph: Graph) -> int:
@@ -37,7 +39,7 @@ def _evaluate(graph: Graph, node: gs.Node) -> gs.Constant | None:
     inputs = [small_value(tensor) for tensor in node.inputs if not tensor.is_empty()]
     if any(value is None or value.dtype.kind not in _KINDS for value in inputs):
         return None
-    if not inputs and node.op != "Constant":  # e.g. a random generator
+    if node.op in _GROWING or (not inputs and node.op != "Constant"):  # no inputs: e.g. a random generator
         return None
     result = _run(graph, node)
     if not isinstance(result, np.ndarray | np.generic) or result.size > SMALL or result.dtype.kind not in _KINDS:

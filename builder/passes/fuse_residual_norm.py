@@ -1,6 +1,6 @@
 """The addition before a norm joins it: the norm takes branch and residual stream, and gives their sum as well."""
 
-from ingot.builder.graph import DOMAIN, Graph, optional_input, producer
+from ingot.builder.graph import DOMAIN, Graph, optional_input
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.rewrite import Match, Op, W, X
 
@@ -16,20 +16,12 @@ def _check(graph: Graph, match: Match) -> str | None:
 def _rewrite(graph: Graph, match: Match) -> None:
     """The norm's second output takes the place of the Add's, for everyone else who reads the stream."""
     norm, add = match.root, match["add"]
-    stream, branch = _older_first(graph, match)
+    stream, branch = sorted([match["a"], match["b"]], key=graph.age)  # the stream was computed earlier
     inputs = [branch, norm.inputs[1], *([optional_input(norm, 2)] if norm.op == "LayerNorm" else []), stream]
     total = add.outputs[0]
     made = graph.replace(match.output, norm.op, inputs, dict(norm.attrs))
     if graph.users(total):
         graph.move_output(total, made)
-
-
-def _older_first(graph: Graph, match: Match) -> tuple[object, object]:
-    """(stream, branch): the stream is what was computed earlier."""
-    order = {id(node): index for index, node in enumerate(graph.nodes)}
-    summands = [match["a"], match["b"]]
-    first, second = sorted(summands, key=lambda tensor: order.get(id(producer(tensor)), -1))
-    return first, second
 
 
 _ADD = Op("Add", X("a"), X("b"), name="add")

@@ -13,6 +13,7 @@ namespace ingot {
 
 struct SimdAvx2 {
   static constexpr int kWidth = 8;
+  static constexpr int kRegisters = 16;
   using V = __m256;
   using Mask = __m256;  // all bits of a lane set or clear
 

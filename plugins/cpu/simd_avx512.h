@@ -11,6 +11,7 @@ namespace ingot {
 
 struct SimdAvx512 {
   static constexpr int kWidth = 16;
+  static constexpr int kRegisters = 32;
   using V = __m512;
   using Mask = __mmask16;
 
@@ -26,7 +27,9 @@ struct SimdAvx512 {
   INGOT_INLINE V mul(V a, V b) { return _mm512_mul_ps(a, b); }
   INGOT_INLINE V div(V a, V b) { return _mm512_div_ps(a, b); }
   INGOT_INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-  INGOT_INLINE void accumulate(V& sum, V a, V b) { asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+  INGOT_INLINE void accumulate(V& sum, V a, V b) {
+    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  }
   INGOT_INLINE V max(V a, V b) { return _mm512_max_ps(a, b); }
   INGOT_INLINE V min(V a, V b) { return _mm512_min_ps(a, b); }
   INGOT_INLINE V sqrt(V a) { return _mm512_sqrt_ps(a); }

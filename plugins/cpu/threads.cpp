@@ -18,7 +18,6 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <utility>
 
 namespace ingot {
 namespace {
@@ -29,10 +28,11 @@ long futex(std::atomic<uint32_t>* word, int operation, uint32_t value) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, nullptr, nullptr, 0);
 }
 
-int read_int(const std::string& path, int otherwise) {
-  std::ifstream file(path);
-  int value = otherwise;
-  return file >> value ? value : otherwise;
+// The CPUs that share a core with `cpu`, as the system names them: equal text means the same core.
+std::string siblings(int cpu) {
+  std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
+  std::string list;
+  return file >> list ? list : std::to_string(cpu);
 }
 
 // Whole CPUs that the control group's quota pays for, or INT_MAX.
@@ -48,14 +48,10 @@ std::vector<int> usable_cpus() {
   cpu_set_t mask;
   CPU_ZERO(&mask);
   std::vector<int> cpus;
-  std::set<std::pair<int, int>> seen;
+  std::set<std::string> seen;
   if (sched_getaffinity(getpid(), sizeof(mask), &mask) != 0) return {0};
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &mask)) continue;
-    const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
-    const int package = read_int(topology + "physical_package_id", 0), core = read_int(topology + "core_id", -1 - cpu);
-    if (seen.emplace(package, core).second) cpus.push_back(cpu);
-  }
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &mask) && seen.insert(siblings(cpu)).second) cpus.push_back(cpu);
   cpus.resize(std::min<size_t>(cpus.size(), static_cast<size_t>(quota_cpus())));
   return cpus.empty() ? std::vector<int>{0} : cpus;
 }

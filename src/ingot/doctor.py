@@ -12,7 +12,7 @@ from ingot.plugins.cpu.target import read_bandwidth
 from ingot.plugins.registry import targets
 
 BUFFER_BYTES = 256 << 20  # larger than any cache
-LIBRARIES = ("numpy", "onnx", "onnx-graphsurgeon", "safetensors", "tokenizers", "click", "rich")
+LIBRARIES = ("numpy", "onnx", "onnx-graphsurgeon", "tokenizers", "click", "rich")
 EXTRAS = ("torch", "transformers", "onnxruntime")  # used by tests and for .bin files only
 LATER = {
     "cuda/sm80": "cuda targets arrive later",

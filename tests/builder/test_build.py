@@ -1,7 +1,9 @@
 """The main path on whole models: every pass keeps the numbers, names mean nothing, and what fails leaves nothing."""
 
+import contextlib
 import json
 import random
+import resource
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -147,6 +149,22 @@ def test_a_tied_table_is_stored_once_per_layout(llama: Path, tmp_path: Path) -> 
     assert "rope_table.inv_freq" in weights
 
 
+def test_equal_weights_under_two_names_are_stored_once(llama: Path, tmp_path: Path) -> None:
+    """The last norm points at the bits of another norm."""
+    folder = Path(shutil.copytree(llama, tmp_path / "c"))
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    norms = [each for each in model.graph.initializer if list(each.dims) == [32] and "norm" in each.name]
+    places = [{entry.key: entry for entry in each.external_data} for each in norms]
+    places[-1]["offset"].value = places[0]["offset"].value
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    plans = [build_ref(source, tmp_path / "e", dry_run=True).plan for source in (llama, folder)]
+    assert [len(plan.weights) for plan in plans] == [len(plans[0].weights), len(plans[0].weights) - 1]
+    used = Counter(
+        name for step in plans[1].steps if step.op == "rms_norm" for name in step.inputs if ".weight" in name
+    )
+    assert sorted(used.values()) == [1, 1, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("stored", "precision", "kv", "expected"),
     [
@@ -269,8 +287,8 @@ def change_op(old: str, new: str) -> Callable[[Path], None]:
         (lambda folder: shutil.rmtree(folder), CheckpointError, "no such Checkpoint"),
         (remove("model.onnx"), CheckpointError, "has no model.onnx"),
         (truncate("model.onnx"), CheckpointError, "cannot be read"),
-        (remove("model.safetensors"), CheckpointError, "cannot be read"),
-        (truncate("model.safetensors"), CheckpointError, "truncated"),
+        (remove("model.safetensors"), CheckpointError, r"bytes that are not there(.|\n)*no such file"),
+        (truncate("model.safetensors"), CheckpointError, "bytes that are not there"),
         (write("config.json", '{"schema_version": 99}'), CheckpointError, "another schema"),
         (write("generation_config.json", '{"eos_token_id": "x"}'), IngotError, "eos_token_id"),
         (change_op("Sigmoid", "HardSigmoid"), PassError, r"fit no pass(.|\n)*HardSigmoid"),
@@ -286,6 +304,47 @@ def test_a_failed_build_leaves_nothing(
     with pytest.raises(kind, match=words):
         build_ref(folder, tmp_path / "out" / "e")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_malformed_graph_is_refused_in_words(llama: Path, tmp_path: Path, seed: int) -> None:
+    """Flipped bits may spoil a name that means nothing; whatever else they spoil raises our own errors."""
+    folder = Path(shutil.copytree(llama, tmp_path / "c"))
+    data, chosen = bytearray((folder / "model.onnx").read_bytes()), random.Random(seed)
+    for _ in range(3):
+        data[chosen.randrange(len(data))] ^= 1 << chosen.randrange(8)
+    (folder / "model.onnx").write_bytes(data)
+    with contextlib.suppress(IngotError):
+        build_ref(folder, tmp_path / "e")
+
+
+def test_weights_that_do_not_fit_are_refused(llama: Path, tmp_path: Path) -> None:
+    """The graph swaps the two tables' sizes: every initialiser is there, but no product is possible."""
+    folder = Path(shutil.copytree(llama, tmp_path / "c"))
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    table = next(each for each in model.graph.initializer if list(each.dims) == [61, 32])
+    table.dims[:] = [32, 61]
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(PassError, match=r"no use of op rms_norm(.|\n)*weight has shape \(32,\) instead of \(61,\)"):
+        build_ref(folder, tmp_path / "e")
+
+
+def test_a_full_disk_leaves_nothing(llama: Path, tmp_path: Path) -> None:
+    """The process may write no file beyond 1 MB: the engine's needs more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    try:
+        with pytest.raises(CapacityError, match="disk is full"):
+            build_ref(llama, tmp_path / "e")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dumps_that_cannot_be_written_are_refused(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="cannot be dumped"):
+        build_ref(llama, tmp_path / "e", dump_passes=tmp_path / "file" / "dumps")
 
 
 def test_a_pass_says_why_it_refused(llama: Path, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from ingot.builder.expressions import WeightReader, key, matrix_shape, stored_dtypes
+from ingot.builder.expressions import WeightReader, check_sources, key, matrix_shape, stored_dtypes
 from ingot.builder.graph import Graph
+from ingot.checkpoint import Checkpoint, CheckpointConfig
 from ingot.dtypes import DType, from_float32
 from ingot.errors import BuildError, CheckpointError
 from tests.passes.graphs import GraphMaker
@@ -70,6 +71,8 @@ EXPRESSIONS = {
         axis=-1,
     ),
     "inline": lambda g: g.weight(7, 5),
+    "plus a number": lambda g: g.node("Add", g.float32(DType.BF16, 7), g.constant(np.float32(1))),
+    "sum": lambda g: g.node("Add", g.float32(DType.BF16, 7, 5), g.external(DType.F32, 7, 5)),
     "vector": lambda g: g.float32(DType.BF16, 7),
     "vectors": lambda g: g.node("Concat", g.external(DType.F32, 3), g.float32(DType.BF16, 4), axis=0),
     "vector with ones around": lambda g: g.node("Unsqueeze", g.external(DType.F32, 7), g.constant([0, 2])),
@@ -123,14 +126,17 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
         reader.read_rows(weight_of(graph), 0, 7)
 
 
-@pytest.mark.parametrize(("location", "words"), [("../weights.bin", "outside"), ("gone.bin", "cannot be read")])
-def test_a_missing_or_foreign_file_is_refused(tmp_path: Path, location: str, words: str) -> None:
+@pytest.mark.parametrize("location", ["../weights.bin", "gone.bin", ".", ""])
+def test_sources_are_checked_before_anything_is_read(tmp_path: Path, location: str) -> None:
     g = ExternalMaker(tmp_path)
-    graph = g.finish(g.node("Add", g.input(), g.external(DType.F32, 7, 5)))
-    tensor = weight_of(graph)
-    tensor._values.tensor.external_data[0].value = location  # type: ignore[attr-defined]
-    with WeightReader(tmp_path) as reader, pytest.raises(CheckpointError, match=words):
-        reader.read_rows(tensor, 0, 7)
+    weight = g.node("Transpose", g.float32(DType.F32, 7, 5))
+    graph = g.finish(g.node("Add", g.input(), weight))
+    checkpoint = Checkpoint(path=tmp_path, config=CheckpointConfig())
+    check_sources(weight_of(graph), checkpoint)
+    g._initializers[0].external_data[0].value = location
+    graph = g.finish(g.node("Add", g.input(), weight))
+    with pytest.raises(CheckpointError):
+        check_sources(weight_of(graph), checkpoint)
 
 
 def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:

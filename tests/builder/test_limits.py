@@ -59,3 +59,15 @@ def test_a_model_that_sets_no_limit() -> None:
     limits, notes = fit_limits(BuildConfig(max_seq_len=1_000_000), UNLIMITED)
     assert limits.max_seq_len == 1_000_000
     assert notes == []
+
+
+def test_max_output_len_sets_max_seq_len() -> None:
+    limits, _ = fit_limits(BuildConfig(max_output_len=10, max_input_len=20), 512)
+    assert (limits.max_input_len, limits.max_seq_len) == (20, 30)
+    limits, notes = fit_limits(BuildConfig(max_output_len=10), 512)
+    assert (limits.max_input_len, limits.max_seq_len) == (503, 513)
+    assert len(notes) == 1
+    limits, _ = fit_limits(BuildConfig(max_output_len=3000), 131072)
+    assert (limits.max_input_len, limits.max_seq_len) == (2048, 5048)
+    with pytest.raises(BuildError, match="at most 513"):
+        fit_limits(BuildConfig(max_output_len=513), 512)

@@ -77,7 +77,7 @@ def programs(draw: st.DrawFn) -> Chain:
     return values, uses
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(programs())
 def test_every_step_finds_its_inputs_unharmed(program: Chain) -> None:
     """Run the program on the arena with a distinct number per value: each must be there when it is read."""

@@ -52,9 +52,12 @@ def ingot(*args: object, stdin: str = "") -> Result:
 
 
 def start(*args: object, before: Callable[[], None] | None = None) -> "subprocess.Popen[str]":
-    """Start the command as a process; `before` runs in the child, e.g. to lower a limit."""
+    """Start the command as a process; `before` runs in the child, e.g. to lower a limit.
+
+    Warnings are errors but for ResourceWarning: an interrupt may hit between the opening of a file and its `with`.
+    """
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "ingot", *map(str, args)],
+        [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-m", "ingot", *map(str, args)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,5 +1,6 @@
 """Engines that several end-to-end tests share: built once per session, by the commands themselves."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from ingot.quickstart import SHIPPED
 from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
+
+LARGE = {**TINY_LLAMA, "hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 2, "vocab_size": 3000}
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +26,16 @@ def shipped_engine(shipped_checkpoint: Path) -> Path:
     folder = shipped_checkpoint.with_name("engine")
     ingot("build", "--checkpoint_dir", shipped_checkpoint, "--output_dir", folder).succeeds()
     return folder
+
+
+@pytest.fixture(scope="session")
+def large_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random llama of 110 MB in bf16: it takes a moment to build, and its memory is seen."""
+    folder = tmp_path_factory.mktemp("large")
+    (folder / "config.json").write_text(json.dumps(LARGE))
+    random = ("--config", folder / "config.json", "--random_weights", 1)
+    ingot("convert", *random, "--output_dir", folder / "checkpoint").succeeds()
+    return folder / "checkpoint"
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """A trace becomes lengths and arrivals; the search finds the highest good rate of each mode."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -91,6 +92,8 @@ def test_the_search_brackets_the_goodput(engine: Path, tmp_path: Path) -> None:
         assert all(run.ttft_ms_p50 is not None for run in mode.rates if run.complete)
     assert all(run.mixed_steps == 0 for run in report.modes[1].rates)
     assert any(run.mixed_steps > 0 for run in report.modes[0].rates)
+        assert min(mode.saturated) > 0
+    assert report.drift == max(max(mode.saturated) / min(mode.saturated) for mode in report.modes)
     assert report.ratio == pytest.approx(report.modes[0].goodput / report.modes[1].goodput)
 
 
@@ -103,6 +106,24 @@ def test_limits_that_nothing_meets_give_no_goodput(
     assert [mode["goodput"] for mode in report["modes"]] == [0, 0]
     assert report["ratio"] is None
     assert not any(run["complete"] for mode in report["modes"] for run in mode["rates"])
+
+
+def test_a_machine_that_changes_its_speed_is_told(
+    engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = itertools.chain([9.0, 9.0, 9.0, 9.0], itertools.repeat(3.0))
+    monkeypatch.setattr("ingot.bench.serve._Load.saturated_rate", lambda load: next(rates))
+    args = ["--trace", str(write_trace(tmp_path / "t.csv")), "--num_requests", "2", "--tpot_ms", "0.0001"]
+    assert app.run(["bench", "serve", "--offline", "--engine_dir", str(engine), *args, "--start_rate", "500"]) == 0
+    assert "speed changed 3.00 times" in capsys.readouterr().out
+
+
+def test_the_modes_take_turns(engine: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    options = ServeOptions(engine_dir=engine, trace=write_trace(tmp_path / "t.csv"), num_requests=2, tpot_ms=1e-4,
+                           start_rate=500.0)  # fmt: skip
+    bench_serve(options, lambda stage, done, total: said.append(stage.split(",")[0]))
+    assert said[:4] == ["chunked_mixed", "neither", "chunked_mixed", "neither"]
 
 
 def test_lengths_beyond_the_engine_are_refused(engine: Path, tmp_path: Path) -> None:

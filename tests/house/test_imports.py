@@ -24,7 +24,8 @@ MAY = {
     "ingot.engine_writer": "errors dtypes configs plan manifest engine output_dir",
     "ingot.plugins": "errors dtypes configs plan step_io plugins _cpu",
     "ingot.convert": "errors dtypes configs checkpoint tensor_file output_dir convert",
-    "ingot.builder": "errors dtypes configs checkpoint tensor_file plan manifest engine engine_writer output_dir plugins builder",
+    "ingot.builder": "errors dtypes configs checkpoint tensor_file output_dir plan manifest engine engine_writer "
+    "plugins builder",
     "ingot.runtime": "errors dtypes configs plan step_io manifest engine plugins runtime",
 }
 TOP = (
@@ -57,7 +58,8 @@ FENCES = {
 OPTIONAL = {"torch", "tensorrt", "cuda"}  # extras: may be imported inside functions
 
 
-def _imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    """Every import statement with the module, or the member of `ingot`, that it names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)
@@ -83,7 +85,7 @@ def problems(path: Path, text: str) -> list[str]:
     top = _within(module, TOP[1:]) or module == "ingot"
     inside = {id(child) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
               for child in ast.walk(node)}  # fmt: skip
-    for node, name in _imports(tree):
+    for node, name in imports(tree):
         place = f"{path.relative_to(ROOT)}:{node.lineno}: import {name}"
         if name.startswith("."):
             found.append(f"{place}: relative")
@@ -126,4 +128,4 @@ def test_each_rule_finds_its_offender(place: str, text: str, why: str) -> None:
 def test_allowed_imports_pass() -> None:
     text = "import json\nimport numpy as np\nfrom ingot.plan import Plan\nfrom ingot.plugins.op import Op\n"
     assert problems(ROOT / "builder/lower.py", text) == []
-    assert {name.split(".")[0] for _, name in _imports(ast.parse(text))} - {"ingot", "numpy"} <= sys.stdlib_module_names
+    assert {name.split(".")[0] for _, name in imports(ast.parse(text))} - {"ingot", "numpy"} <= sys.stdlib_module_names

@@ -113,7 +113,8 @@ struct Case {
 
   float sum(int64_t row, int64_t column) const {
     const auto dot = amx ? amx_dot : fma_dot;
-    const float s = dot(&x[static_cast<size_t>(row * shape.k)], &weight[static_cast<size_t>(column * shape.k)], shape.k);
+    const float* w = &weight[static_cast<size_t>(column * shape.k)];
+    const float s = dot(&x[static_cast<size_t>(row * shape.k)], w, shape.k);
     return shape.bias ? s + bias[static_cast<size_t>(column)] : s;
   }
 
@@ -177,8 +178,8 @@ std::vector<Shape> shapes() {
   for (int64_t r : rows)
     for (int64_t i = 0; i < 8; ++i) {
       const auto activation = static_cast<Activation>((r + i) % 5);
-      all.push_back({r, ns[(r + i) % 5], ks[i], activation, i % 3 == 0, i % 2 == 0, i % 4 < 2, 1 + static_cast<int>(i % 3),
-                     1 + static_cast<int>((r + i) % 3)});
+      const int threads = 1 + static_cast<int>(i % 3), pieces = 1 + static_cast<int>((r + i) % 3);
+      all.push_back({r, ns[(r + i) % 5], ks[i], activation, i % 3 == 0, i % 2 == 0, i % 4 < 2, threads, pieces});
     }
   return all;
 }

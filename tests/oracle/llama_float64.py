@@ -23,11 +23,13 @@ class LlamaFloat64:
         self.inv_freq = self.config["rope_theta"] ** (-np.arange(half) / half)
 
     def _linear(self, x: Float64, name: str) -> Float64:
-        return x @ self.weights[f"{name}.weight"].T
+        y: Float64 = x @ self.weights[f"{name}.weight"].T
+        return y
 
     def _norm(self, x: Float64, name: str) -> Float64:
-        scale = np.sqrt((x**2).mean(axis=-1, keepdims=True) + self.config["rms_norm_eps"])
-        return x / scale * self.weights[f"{name}.weight"]
+        mean_square = np.mean(x**2, axis=-1, keepdims=True)
+        y: Float64 = x / np.sqrt(mean_square + self.config["rms_norm_eps"]) * self.weights[f"{name}.weight"]
+        return y
 
     def _rotate(self, x: Float64, positions: npt.NDArray[np.int64]) -> Float64:
         """x [batch, time, heads, dim]"""
@@ -46,9 +48,10 @@ class LlamaFloat64:
         for layer in range(config["num_hidden_layers"]):
             prefix = f"model.layers.{layer}"
             x = self._norm(hidden, f"{prefix}.input_layernorm")
-            q = self._rotate(self._linear(x, f"{prefix}.self_attn.q_proj").reshape(batch, time, heads, dim), positions)
-            k = self._rotate(self._linear(x, f"{prefix}.self_attn.k_proj").reshape(batch, time, kv_heads, dim), positions)
-            v = self._linear(x, f"{prefix}.self_attn.v_proj").reshape(batch, time, kv_heads, dim)
+            q, k, v = (
+                self._linear(x, f"{prefix}.self_attn.{name}_proj").reshape(batch, time, -1, dim) for name in "qkv"
+            )
+            q, k = self._rotate(q, positions), self._rotate(k, positions)
             k, v = np.repeat(k, heads // kv_heads, axis=2), np.repeat(v, heads // kv_heads, axis=2)
             scores = q.transpose(0, 2, 1, 3) @ k.transpose(0, 2, 3, 1) / np.sqrt(dim) + future
             scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -60,8 +63,7 @@ class LlamaFloat64:
             inner = gate / (1 + np.exp(-gate)) * self._linear(x, f"{prefix}.mlp.up_proj")
             hidden = hidden + self._linear(inner, f"{prefix}.mlp.down_proj")
         hidden = self._norm(hidden, "model.norm")
-        head = "lm_head.weight" if "lm_head.weight" in self.weights else "model.embed_tokens.weight"
-        return hidden @ self.weights[head].T
+        return self._linear(hidden, "lm_head" if "lm_head.weight" in self.weights else "model.embed_tokens")
 
     def disagreement(self, sequences: npt.NDArray[np.int64], prompt: int) -> npt.NDArray[np.int64]:
         """Where `sequences` [batch, time] are not the greedy continuations of their first `prompt` tokens.

@@ -342,6 +342,16 @@ def test_foreign_target_is_refused(model: TinyModel, tmp_path: Path) -> None:
         ModelRunner.from_dir(write_tiny(tmp_path / "foreign", model, target="abacus/1"))
 
 
+def test_a_flipped_byte_is_found(model: TinyModel, tmp_path: Path) -> None:
+    directory = write_tiny(tmp_path / "flipped", model)
+    part = directory / "rank0.engine"
+    data = bytearray(part.read_bytes())
+    data[-9] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(EngineError, match="checksum"):
+        ModelRunner.from_dir(directory)
+
+
 def test_needs_only_numpy(directory: Path) -> None:
     code = (
         "import sys; from ingot.runtime import ModelRunner\n"

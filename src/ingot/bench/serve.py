@@ -1,9 +1,11 @@
 """`ingot bench serve --offline`: goodput of a trace, with chunked and mixed steps against neither.
 
 The requests of a trace arrive at a given rate at an executor in this process. Goodput is the highest rate at which
-90 % of them meet both limits: TTFT, counted from arrival, and TPOT.
+90 % of them meet both limits: TTFT, counted from arrival, and TPOT. The modes take turns, run by run, and the rate at
+which all requests at once are worked off is measured before and after: a machine whose speed changes meanwhile shows.
 """
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -77,16 +79,22 @@ class RateReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModeReport:
-    """goodput: requests per second, 0 if no rate was good; rates in the order they were tried."""
+    """goodput: requests per second, 0 if no rate was good; rates in the order they were tried; saturated: requests per
+    second when all come at once, before and after the search."""
 
     mode: str
     goodput: float
+    saturated: tuple[float, float]
     rates: tuple[RateReport, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ServeReport:
-    """ratio: goodput with chunked and mixed steps over goodput with neither; None where that is 0."""
+    """ratio: goodput with chunked and mixed steps over goodput with neither; None where that is 0.
+
+    drift: the highest saturated rate of a mode over its lowest, the worse of the modes. Near 1 on a quiet machine; a
+    ratio that is not well beyond it says nothing.
+    """
 
     engine: str
     trace: str
@@ -100,20 +108,23 @@ class ServeReport:
     output_len_mean: float
     modes: tuple[ModeReport, ...]
     ratio: float | None
+    drift: float
 
 
 def bench_serve(options: ServeOptions, progress: Callable[[str, int, int], None]) -> ServeReport:
-    """Search the goodput of each mode in turn."""
+    """Search the goodput of both modes, one run of each in turn."""
     max_input, max_output = _clips(options, read_plan(options.engine_dir).limits)
     rows = scale_lengths(read_trace(options.trace, options.num_requests), options.length_scale, max_input, max_output)
-    modes = []
-    for mode, chunked in MODES.items():
-        with ModelRunner.from_dir(
-            options.engine_dir, threads=options.threads, isa=options.isa, max_batch_size=options.max_batch_size,
-            max_num_tokens=options.max_num_tokens, enable_chunked_prefill=chunked,
-            tpot_target=options.tpot_target if chunked else None,
-        ) as runner:  # fmt: skip
-            modes.append(_search(mode, _Load(runner, rows, options), progress))
+    with contextlib.ExitStack() as open_runners:
+        searches = []
+        for mode, chunked in MODES.items():
+            runner = open_runners.enter_context(_open(options, chunked=chunked))
+            searches.append(_Search(mode, _Load(runner, rows, options)))
+        while not all(search.done for search in searches):
+            for search in searches:
+                if not search.done:
+                    search.advance(progress)
+        modes = [search.report() for search in searches]
     on, off = (mode.goodput for mode in modes)
     return ServeReport(
         engine=str(options.engine_dir),
@@ -128,7 +139,16 @@ def bench_serve(options: ServeOptions, progress: Callable[[str, int, int], None]
         output_len_mean=float(np.mean([row.output_len for row in rows])),
         modes=tuple(modes),
         ratio=on / off if off else None,
+        drift=max(max(mode.saturated) / min(mode.saturated) for mode in modes),
     )
+
+
+def _open(options: ServeOptions, *, chunked: bool) -> ModelRunner:
+    return ModelRunner.from_dir(
+        options.engine_dir, threads=options.threads, isa=options.isa, max_batch_size=options.max_batch_size,
+        max_num_tokens=options.max_num_tokens, enable_chunked_prefill=chunked,
+        tpot_target=options.tpot_target if chunked else None,
+    )  # fmt: skip
 
 
 class _Load:
@@ -143,7 +163,7 @@ class _Load:
         return self._options
 
     def saturated_rate(self) -> float:
-        """Requests per second when all come at once; also warms up."""
+        """Requests per second when all come at once."""
         start = time.perf_counter()
         requests = self._requests()
         self._runner.executor.add(requests)
@@ -226,32 +246,48 @@ class _Load:
         )
 
 
-def _search(mode: str, load: _Load, progress: Callable[[str, int, int], None]) -> ModeReport:
-    """Double or halve the rate until one is good and its double is not, then halve the gap between the two."""
-    tried: list[RateReport] = []
-    expected = 4 + math.ceil(math.log2(1 / load.options.precision))
+class _Search:
+    """Doubles or halves the rate until one is good and its double is not, then halves the gap between the two."""
 
-    def good(rate: float) -> bool:
-        progress(f"{mode}, {rate:.3g} requests/s", len(tried), max(expected, len(tried) + 1))
-        tried.append(load.run(rate))
-        return tried[-1].good_share >= GOOD_SHARE
+    def __init__(self, mode: str, load: _Load) -> None:
+        self._mode, self._load = mode, load
+        load.saturated_rate()  # warms up
+        self._saturated = load.saturated_rate()
+        self._rate = load.options.start_rate or self._saturated / 2
+        self._lowest, self._highest = (
+            self._rate / 64,
+            16 * self._saturated,
+        )  # beyond: limits missed or met whatever comes
+        self._low, self._high = 0.0, math.inf
+        self._tried: list[RateReport] = []
+        self.done = False
 
-    saturated = load.saturated_rate()
-    rate = load.options.start_rate or saturated / 2
-    low, high = 0.0, math.inf
-    lowest = rate / 64
-    while not low or math.isinf(high):
-        if good(rate):
-            low, rate = rate, rate * 2
+    def advance(self, progress: Callable[[str, int, int], None]) -> None:
+        """Try one more rate."""
+        expected = 4 + math.ceil(math.log2(1 / self._load.options.precision))
+        count = len(self._tried)
+        progress(f"{self._mode}, {self._rate:.3g} requests/s", count, max(expected, count + 1))
+        self._tried.append(self._load.run(self._rate))
+        if self._tried[-1].good_share >= GOOD_SHARE:
+            self._low = self._rate
         else:
-            high, rate = rate, rate / 2
-        if (not low and rate < lowest) or low > 16 * saturated:  # limits out of reach, or met whatever comes
-            break
-    while low and not math.isinf(high) and high / low > 1 + load.options.precision:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if good(middle) else (low, middle)
-    progress(f"{mode}", 1, 1)
-    return ModeReport(mode=mode, goodput=low, rates=tuple(tried))
+            self._high = self._rate
+        if not self._low:
+            self._rate = self._high / 2
+            self.done = self._rate < self._lowest
+        elif math.isinf(self._high):
+            self._rate = self._low * 2
+            self.done = self._low > self._highest
+        else:
+            self._rate = math.sqrt(self._low * self._high)
+            self.done = self._high / self._low <= 1 + self._load.options.precision
+
+    def report(self) -> ModeReport:
+        """What was found, with a last look at how fast the machine is."""
+        after = self._load.saturated_rate()
+        return ModeReport(
+            mode=self._mode, goodput=self._low, saturated=(self._saturated, after), rates=tuple(self._tried)
+        )
 
 
 def _clips(options: ServeOptions, limits: Limits) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from ingot.cli.values import as_json, log_level, positive, target_isa
 from ingot.errors import IngotError
 
 _milliseconds = click.FloatRange(min=0, min_open=True)
+_STEADY = 1.15  # a larger drift of the machine's speed is told
 _LATER = {
     "kernels": "kernels are not timed alone yet; `ingot inspect ENGINE` lists what each step must read and compute",
 }
@@ -190,6 +191,12 @@ def _show_serve(report: ServeReport) -> None:
             )
     Console().print(table)
     for mode in report.modes:
-        print(f"goodput, {mode.mode.replace('_', ', ')}: {mode.goodput:.3f} requests/s")
+        before, after = mode.saturated
+        print(
+            f"goodput, {mode.mode.replace('_', ', ')}: {mode.goodput:.3f} requests/s "
+            f"(all at once: {before:.3f} before, {after:.3f} after)"
+        )
     if report.ratio is not None:
         print(f"ratio: {report.ratio:.2f}")
+    if report.drift > _STEADY:
+        print(f"the machine's speed changed {report.drift:.2f} times meanwhile: measure again when it is quiet")

@@ -39,6 +39,7 @@ def _matmul_plan() -> tuple[Plan, Any]:
 
 def _attention_plan() -> tuple[Plan, Any]:
     attrs: dict[str, Attr] = {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4, "scale": 0.5}
+    attrs |= {"window": 0, "softcap": 0.0}
     return one_step_plan("paged_attention.f32.avx2", [np.ones((4, 8), np.float32)], attrs, plain_batch(4))
 
 
@@ -139,6 +140,8 @@ HOSTILE = [
     (_attention_plan, _attrs(heads=4), "columns"),
     (_attention_plan, _attrs(heads=1 << 40), "heads"),
     (_attention_plan, _attrs(head_dim=8), "head_dim"),
+    (_attention_plan, _attrs(window=-1), "window"),
+    (_attention_plan, _attrs(softcap=-1.0), "softcap"),
     (_attention_plan, _kv(kv_heads=3), "kv_heads"),
     (_attention_plan, _kv(dtype=DType.BF16), "takes f32"),
     (_attention_plan, _kv(num_layers=0), "layer"),

@@ -1,0 +1,18 @@
+"""Generate from token ids with ModelRunner: greedy, then sampled; only numpy is needed beside ingot's own module.
+
+python examples/generate.py ENGINE
+"""
+
+import sys
+
+from ingot.runtime import ModelRunner
+
+with ModelRunner.from_dir(sys.argv[1]) as runner:
+    prompts = [[1, 1680, 620], [1, 455]]
+    greedy = runner.generate(prompts, max_new_tokens=12)
+    for prompt, row in zip(prompts, greedy, strict=True):
+        print("greedy ", prompt, "→", row[0, len(prompt) :].tolist())
+
+    sampled = runner.generate(prompts[:1], max_new_tokens=12, temperature=0.8, top_k=40, random_seed=3)
+    print("sampled", prompts[0], "→", sampled[0, 0, len(prompts[0]) :].tolist())
+    print("blocks in use afterwards:", runner.stats()["blocks_used"])

@@ -1,0 +1,91 @@
+"""The figures of the benchmarks are what their names say."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.bench.latency import LatencyOptions, summarise
+from ingot.bench.timing import RequestTimes, Round, random_prompts, time_requests
+from ingot.bench.traffic import decode_bytes, kv_bytes_per_token, weight_bytes_per_step
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.engine import read_plan
+from ingot.plan import Plan
+from tests.handmade import TINY_LLAMA, write_model
+
+
+def test_tpot_is_the_time_after_the_first_token_over_the_other_tokens() -> None:
+    times = RequestTimes(tokens=(0.5, 0.6, 0.9, 1.1))
+    assert times.ttft == 0.5
+    assert times.end == 1.1
+    assert times.tpot == pytest.approx((1.1 - 0.5) / 3)
+    assert times.gaps == pytest.approx((0.1, 0.3, 0.2))
+    assert RequestTimes(tokens=(0.5,)).tpot is None
+
+
+class Runner:
+    """Gives one, then two tokens per step to the first request, and one at a time to the second."""
+
+    def generate(self, *, batch_input_ids: Sequence[Sequence[int]], **options: object) -> Iterator[dict[str, Any]]:
+        assert options == {"max_new_tokens": 3, "end_id": -1, "streaming": True, "return_dict": True}
+        prompt = len(batch_input_ids[0])
+        for generated in ([1, 0], [3, 1], [3, 2], [3, 3]):
+            yield {"sequence_lengths": np.array(generated)[:, None] + prompt}
+
+
+def test_every_token_gets_the_time_of_its_step() -> None:
+    measured = time_requests(Runner(), [[1, 2], [3, 4]], 3)  # type: ignore[arg-type]
+    first, second = (request.tokens for request in measured.requests)
+    assert (measured.steps, measured.tokens) == (4, 6)
+    assert len(first) == len(second) == 3
+    assert first[0] < first[1] == first[2]
+    assert second[0] == first[1]
+    assert measured.seconds == second[-1]
+
+
+def test_random_prompts_are_different_and_repeatable() -> None:
+    prompts = random_prompts(3, 20, 50, seed=4)
+    assert prompts == random_prompts(3, 20, 50, seed=4)
+    assert len({tuple(prompt) for prompt in prompts}) == 3
+    assert all(0 <= token < 50 for prompt in prompts for token in prompt)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    work = tmp_path_factory.mktemp("plan")
+    model = write_model(work / "m", {**TINY_LLAMA, "hidden_size": 32, "head_dim": 16, "intermediate_size": 48})
+    convert(ConvertOptions(model_dir=model, output_dir=work / "c"))
+    build(BuildConfig(target="ref", precision="f32"), work / "c", work / "e")
+    return read_plan(work / "e")
+
+
+def test_a_decode_step_reads_all_weights_but_the_token_table(plan: Plan) -> None:
+    # 2 layers of q, k, v, o (4 heads, 2 KV heads of 16) and gate, up, down; lm_head padded to 64 rows; five norms;
+    # 8 rotary frequencies. Products are padded to 16 rows, which only the vocabulary needs.
+    per_layer = 32 * (64 + 32 + 32) + 64 * 32 + 3 * 32 * 48
+    expected = 4 * (2 * per_layer + 64 * 32 + 5 * 32 + 8)
+    assert weight_bytes_per_step(plan) == expected
+
+
+def test_each_request_reads_its_own_context(plan: Plan) -> None:
+    per_token = 2 * 2 * 2 * 16 * 4  # layers, keys and values, KV heads, dims, bytes
+    assert kv_bytes_per_token(plan) == per_token
+    assert decode_bytes(plan, batch_size=3, context=10) == weight_bytes_per_step(plan) + 30 * per_token
+
+
+def test_a_latency_report_holds_medians(plan: Plan) -> None:
+    options = LatencyOptions(engine_dir=Path("e"), input_len=8, output_len=2)
+    rounds = [Round(requests=(RequestTimes(tokens=(t, t + 0.25)),), steps=2) for t in (0.1, 0.2, 0.9)]
+    report = summarise(plan, options, 1, rounds, machine_gbs=2.0)
+    assert report.ttft_ms == pytest.approx(200)
+    assert report.tpot_ms == pytest.approx(250)
+    assert report.itl_ms == pytest.approx((250,))
+    assert report.tokens_per_second == pytest.approx(2 / 0.45)
+    moved = decode_bytes(plan, batch_size=1, context=9)
+    assert report.bandwidth_gbs == pytest.approx(moved / 0.25 / 1e9)
+    assert report.bandwidth_fraction == pytest.approx(moved / 0.25 / 2e9)

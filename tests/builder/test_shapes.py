@@ -1,0 +1,43 @@
+"""Sizes that do not fit together are named."""
+
+import pytest
+
+from ingot.builder.shapes import Shape, size_problem
+from ingot.plan import Attr
+
+HEADS: dict[str, Attr] = {"heads": 4, "kv_heads": 2, "head_dim": 8}
+PLAIN: dict[str, Attr] = {"gated": 0}
+GATED: dict[str, Attr] = {"gated": 1}
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attrs", "words"),
+    [
+        ("matmul", [(8,), (6, 8), (6,), (6,)], PLAIN, None),
+        ("matmul", [(8,), (6, 8), (6,), (3,)], GATED, None),
+        ("matmul", [(9,), (6, 8), None, None], PLAIN, "9 columns cannot be multiplied with a weight (6, 8)"),
+        ("matmul", [(8,), (6,), None, None], PLAIN, "cannot be multiplied"),
+        ("matmul", [(8,), (7, 8), None, None], GATED, "even number of rows"),
+        ("matmul", [(8,), (6, 8), (3,), None], GATED, "bias has shape (3,) instead of (6,)"),
+        ("matmul", [(8,), (6, 8), None, (6,)], GATED, "residual has shape (6,) instead of (3,)"),
+        ("rms_norm", [(8,), (8,), None], {}, None),
+        ("rms_norm", [(8,), (8,), (9,)], {}, "residual has shape (9,)"),
+        ("layer_norm", [(8,), (8,), (7,), None], {}, "has shape (7,) instead of (8,)"),
+        ("layer_norm", [(8,), (8,), (8,), (8,)], {}, None),
+        ("add", [(8,), (8,)], {}, None),
+        ("add", [(8,), (1,)], {}, "second input has shape (1,)"),
+        ("activation", [(8,), None], {}, None),
+        ("activation", [(8,), (4,)], {}, "second input"),
+        ("embedding", [(61, 8), (20, 8)], {}, None),
+        ("embedding", [(61, 8), (20, 4)], {}, "no matrices of one width"),
+        ("embedding", [(61,), None], {}, "no matrices of one width"),
+        ("rope_kv_write", [(64,), (8,)], HEADS, None),
+        ("rope_kv_write", [(63,), (8,)], HEADS, "qkv has shape (63,) instead of (64,)"),
+        ("rope_kv_write", [(64,), (10,)], HEADS, "10 rotary dimensions"),
+        ("gather_rows", [(5,)], {}, None),
+    ],
+)
+def test_sizes(op: str, shapes: list[Shape | None], attrs: dict[str, Attr], words: str | None) -> None:
+    problem = size_problem(op, shapes, attrs)
+    assert (problem is None) == (words is None)
+    assert words is None or words in str(problem)

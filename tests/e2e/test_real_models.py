@@ -1,0 +1,83 @@
+"""Trained models, end to end: they do what they were trained for, and their numbers are those of float64."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tokenizers import Tokenizer
+
+from ingot.runtime.model_runner import ModelRunner
+from tests.e2e.command import ingot
+from tests.oracle.llama_float64 import LlamaFloat64
+
+pytestmark = pytest.mark.shared
+
+
+def engine_of(model: Path, work: Path, *options: object) -> Path:
+    """Convert and build; the engine's directory."""
+    ingot("convert", "--model_dir", model, "--output_dir", work / "checkpoint").succeeds()
+    ingot("build", "--checkpoint_dir", work / "checkpoint", "--output_dir", work / "engine", *options).succeeds()
+    return work / "engine"
+
+
+@pytest.fixture(scope="module")
+def stories(shared: Path) -> list[list[int]]:
+    """The first 100 stories as the model saw them: BOS, text, at most 256 tokens."""
+    tokenizer = Tokenizer.from_file(str(shared / "models/stories260K/tokenizer.json"))
+    texts = json.loads((shared / "data/text/tinystories_1000.json").read_text())[:100]
+    encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    return [[1, *ids][:256] for ids in encoded]
+
+
+@pytest.fixture(scope="module", params=["f32", "bf16"])
+def stories_engine(request: pytest.FixtureRequest, shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp(request.param)
+    return engine_of(shared / "models/stories260K", work, "--precision", request.param)
+
+
+@pytest.mark.parametrize(("target", "count"), [("cpu", 729), ("ref", 81)])
+def test_gpt_nano_sorts_every_input(target: str, count: int, shared: Path, tmp_path: Path) -> None:
+    engine = engine_of(shared / "models/gpt-nano-sort", tmp_path, "--target", target)
+    inputs = [list(letters) for letters in itertools.product(range(3), repeat=6)]
+    order = np.random.default_rng(0).permutation(len(inputs))[:count]
+    with ModelRunner.from_dir(engine) as runner:
+        out = runner.generate([inputs[i] for i in order], max_new_tokens=6, end_id=-1)
+        assert max(decode for _, decode in runner.step_log()) == 64
+    right = sum(out[row, 0, 6:].tolist() == sorted(inputs[i]) for row, i in enumerate(order))
+    assert right == count
+
+
+def test_greedy_tokens_are_those_of_float64(stories_engine: Path, stories: list[list[int]], shared: Path) -> None:
+    length, count = 6, 48
+    prompts = [story[:length] for story in stories[:48]]
+    with ModelRunner.from_dir(stories_engine) as runner:
+        sequences = runner.generate(prompts, max_new_tokens=count, end_id=-1)[:, 0].astype(np.int64)
+    assert sequences.shape == (48, length + count)
+    logits = np.sort(LlamaFloat64(shared / "models/stories260K").logits(sequences[:, :-1])[:, length - 1 :], axis=-1)
+    assert (logits[..., -1] - logits[..., -2]).min() > 1e-4, "the prompts leave float32 no room"
+    wrong = LlamaFloat64(shared / "models/stories260K").disagreement(sequences, length)
+    if json.loads((stories_engine / "config.json").read_text())["precision"] == "f32":
+        assert len(wrong) == 0
+    else:  # rounded weights cross small margins, and a sequence that left the path stays away from it
+        assert len(wrong) < 0.05 * 48 * count
+
+
+def test_perplexity(stories_engine: Path, stories: list[list[int]]) -> None:
+    with ModelRunner.from_dir(stories_engine) as runner:
+        out = runner.generate(stories, max_new_tokens=1, end_id=-1, return_dict=True, output_context_logits=True)
+    losses = np.concatenate([nll(logits, ids) for logits, ids in zip(out["context_logits"], stories, strict=True)])
+    assert len(losses) == 25_367
+    tolerance = 0.005 if json.loads((stories_engine / "config.json").read_text())["precision"] == "f32" else 0.01
+    assert np.exp(losses.mean()) == pytest.approx(4.948, abs=tolerance)
+
+
+def nll(logits: npt.NDArray[np.float32], ids: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Negative log-probabilities of ids[1:], each under the logits of the token before."""
+    rows = logits[:-1].astype(np.float64)
+    rows = rows - rows.max(axis=1, keepdims=True)
+    losses: npt.NDArray[np.float64] = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(rows)), list(ids[1:])]
+    return losses

@@ -1,0 +1,105 @@
+"""The support table of the README, found by trying: `python -m tests.house.support` writes it.
+
+Every family × precision × target is converted, built, and, where this machine can, run beside the target `ref`.
+"""
+
+import enum
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.builder.build import build
+from ingot.configs.build import PRECISIONS, BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.convert.family import family_names, find_family
+from ingot.plugins.registry import targets
+from ingot.runtime.model_runner import ModelRunner
+from tests.handmade import write_model
+from tests.house.project import ROOT
+
+BEGIN = "<!-- support: written by `python -m tests.house.support`, kept in step by a test -->"
+END = "<!-- end of support -->"
+TOLERANCE = {"f32": 1e-4, "bf16": 3e-2}  # of the range of the logits, against `ref`
+
+
+class Support(enum.Enum):
+    """TESTED: runs and agrees with `ref`. BUILDS: the machine that tried lacks what running it needs."""
+
+    TESTED = "tested"
+    BUILDS = "builds"
+
+
+Row = tuple[str, str]  # family, precision
+
+
+def find_support(work: Path) -> dict[Row, dict[str, Support]]:
+    """What every target makes of every family and precision, here and now. Raises what building or running raises."""
+    found: dict[Row, dict[str, Support]] = {}
+    for family in family_names():
+        model = write_model(work / family, dict(find_family(family).tiny))
+        convert(ConvertOptions(model_dir=model, output_dir=work / f"{family}-checkpoint"))
+        for precision in PRECISIONS[1:]:
+            row = found[family, precision] = {}
+            expected = None
+            for target in sorted(targets(), key=lambda target: target.name != "ref"):
+                engine = work / f"{family}-{precision}-{target.name.replace('/', '-')}"
+                config = BuildConfig(target=target.name, precision=precision)
+                build(config, work / f"{family}-checkpoint", engine)
+                row[target.name] = Support.BUILDS
+                if target.missing() is None:
+                    logits = _logits(engine)
+                    expected = logits if expected is None else expected
+                    error = np.abs(logits - expected).max() / np.ptp(expected)
+                    assert error < TOLERANCE[precision], f"{family} {precision} {target.name}: off by {error:.1e}"
+                    row[target.name] = Support.TESTED
+    return found
+
+
+def _logits(engine: Path) -> npt.NDArray[np.float32]:
+    """Of every position of two prompts of different lengths."""
+    prompts = [[1, 5, 9, 3, 7], [1, 7]]
+    with ModelRunner.from_dir(engine) as runner:
+        out = runner.generate(prompts, max_new_tokens=1, return_dict=True, output_context_logits=True)
+    logits: npt.NDArray[np.float32] = np.concatenate(out["context_logits"])
+    return logits
+
+
+def table(found: dict[Row, dict[str, Support]]) -> str:
+    """As Markdown."""
+    names = [target.name for target in targets()]
+    lines = ["| model type | precision | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
+    for (family, precision), row in found.items():
+        cells = " | ".join(row[name].value for name in names)
+        lines.append(f"| `{family}` | `{precision}` | {cells} |")
+    return "\n".join(lines)
+
+
+def parse(text: str) -> dict[Row, dict[str, Support]]:
+    """The table that stands in the README."""
+    lines = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.strip().splitlines()]
+    head, _, *rows = lines
+    return {
+        (row[0], row[1]): {name: Support(cell) for name, cell in zip(head[2:], row[2:], strict=True)} for row in rows
+    }
+
+
+def written() -> str:
+    """The part of the README between the marks."""
+    return (ROOT / "README.md").read_text().split(BEGIN)[1].split(END)[0].split("\n\n")[1]
+
+
+def main() -> None:
+    """Put the table of this machine into the README."""
+    with tempfile.TemporaryDirectory() as work:
+        found = find_support(Path(work))
+    before, rest = (ROOT / "README.md").read_text().split(BEGIN)
+    words = "*tested*: runs and agrees with the numpy reference. *builds*: not run, the machine at hand lacks the ISA."
+    body = f"{BEGIN}\n## Support\n\n{table(found)}\n\n{words}\n{END}"
+    (ROOT / "README.md").write_text(before + body + rest.split(END)[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""The support table of the README says what is true: every cell is tried."""
+
+from pathlib import Path
+
+from tests.house.support import Support, find_support, parse, table, written
+
+
+def test_the_readme_lists_what_was_tried(tmp_path: Path) -> None:
+    """Trying raises where a cell does not hold; which cells are run depends on the machine."""
+    stands, found = parse(written()), find_support(tmp_path)
+    assert {row: set(cells) for row, cells in stands.items()} == {row: set(cells) for row, cells in found.items()}, (
+        "run: python -m tests.house.support"
+    )
+    assert all(cells["ref"] is Support.TESTED for cells in stands.values())
+
+
+def test_a_table_reads_back() -> None:
+    found = {("llama", "f32"): {"cpu/amx": Support.BUILDS, "cpu/avx512": Support.BUILDS, "cpu/avx2": Support.TESTED,
+                                "ref": Support.TESTED}}  # fmt: skip
+    assert parse(table(found)) == found

@@ -1,0 +1,155 @@
+"""Matrix products: right on odd shapes, and the same bits for a row whatever shares the call, threads or pieces."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType, round_to_bf16
+from ingot.plan import Attr
+from ingot.plugins.activations import ACTIVATIONS
+from ingot.plugins.cpu.target import CpuSession, kernel_table, open_native
+from ingot.plugins.op import Array
+from ingot.plugins.target import SessionOptions
+from tests.plugins.cpu.one_step import (
+    Input,
+    Packed,
+    native_outputs,
+    one_step_plan,
+    open_step,
+    plain_batch,
+    reference_outputs,
+    runnable_isa,
+)
+
+pytestmark = pytest.mark.native
+
+KERNELS = [name for name in kernel_table() if name.startswith("matmul.")]
+ROWS = (1, 2, 3, 4, 5, 6, 7, 15, 16, 17, 33, 63, 65)
+KS = (1, 4, 31, 32, 33, 64, 172, 300)
+NS = (1, 15, 16, 17, 48, 65, 130)
+TOLERANCE = 4e-6  # relative to the largest number of the result
+
+
+def _normal(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _attrs(kernel: str, activation: str = "none", gated: bool = False) -> dict[str, Attr]:
+    tiles = kernel.split(".")[2].startswith("amx")
+    return {"activation": activation, "gated": int(gated), "activations": "bf16" if tiles else "f32"}
+
+
+def _weight(kernel: str, n: int, k: int, gated: bool = False) -> Packed:
+    values = _normal(n * 1000 + k, n, k) / np.float32(k**0.5)
+    return Packed(values=values, dtype=DType(kernel.split(".")[1]), panels=True, gated=gated)
+
+
+def _cases(kernel: str) -> Iterator[tuple[list[Input], dict[str, Attr]]]:
+    """Every K with every N; activation, gate, bias and residual go round. 65 rows of x."""
+    for index, (k, out) in enumerate(itertools.product(KS, NS)):
+        gated = index % 3 == 0
+        n = 2 * out if gated else out
+        bias = Packed(values=_normal(index, n)) if index % 2 else None
+        residual = _normal(index + 1, max(ROWS), out) if index % 4 < 2 else None
+        attrs = _attrs(kernel, tuple(ACTIVATIONS)[index % len(ACTIVATIONS)], gated)
+        yield [_normal(index + 2, max(ROWS), k), _weight(kernel, n, k, gated), bias, residual], attrs
+
+
+def _run(session: CpuSession, rows: int) -> Array:
+    (y,) = native_outputs(session, plain_batch(rows))
+    return y
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_rows_keep_their_bits_in_every_company(kernel: str) -> None:
+    """65 rows match the reference; any first rows, any row alone, threads and pieces give the same bits."""
+    for index, (inputs, attrs) in enumerate(_cases(kernel)):
+        sessions = [
+            open_step(kernel, inputs, attrs, plain_batch(max(ROWS)), threads=threads, pieces=pieces)
+            for threads, pieces in ((1, 1), (2, 2), (1 + index % 5, 1 + index % 3))
+        ]
+        whole = _run(sessions[0], max(ROWS))
+        (expected,) = reference_outputs(kernel, inputs, attrs, plain_batch(max(ROWS)))
+        np.testing.assert_allclose(whole, expected, rtol=0, atol=TOLERANCE * float(np.abs(expected).max()))
+        for number, rows in enumerate(ROWS):
+            session = sessions[(index + number) % len(sessions)]
+            assert _run(session, rows).tobytes() == whole[:rows].tobytes(), f"case {index}, {rows} rows"
+        for session, row in zip(sessions, (16, 33, 64), strict=True):
+            for name, value in (("in0", inputs[0]), ("in3", inputs[3])):
+                if isinstance(value, np.ndarray):
+                    session.native.write_buffer(name, value[row : row + 1])
+            assert _run(session, 1).tobytes() == whole[row : row + 1].tobytes(), f"case {index}, row {row} alone"
+            session.close()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("rows", [1, 5, 16, 40])
+def test_nan_and_infinity_stay_in_their_row(kernel: str, rows: int) -> None:
+    """K = 33 leaves padding in the last tile of k, N = 17 padding columns: neither may meet them."""
+    weight, attrs = _weight(kernel, 17, 33), _attrs(kernel)
+    x = _normal(1, rows, 33)
+    clean = native_outputs(open_step(kernel, [x, weight, None, None], attrs, plain_batch(rows)), plain_batch(rows))[0]
+    for position, value in ((0, np.nan), (32, np.inf), (31, -np.inf)):
+        for bad in {0, rows // 2, rows - 1}:
+            dirty = x.copy()
+            dirty[bad, position] = value
+            session = open_step(kernel, [dirty, weight, None, None], attrs, plain_batch(rows), threads=2)
+            got = _run(session, rows)
+            assert not np.isfinite(got[bad]).any()
+            assert np.delete(got, bad, axis=0).tobytes() == np.delete(clean, bad, axis=0).tobytes()
+            session.close()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_the_residual_may_be_the_output(kernel: str, rows: int) -> None:
+    inputs: list[Input] = [_normal(1, rows, 300), _weight(kernel, 50, 300), None, _normal(2, rows, 50)]
+    attrs, batch = _attrs(kernel, "gelu"), plain_batch(rows)
+    apart = _run(open_step(kernel, inputs, attrs, batch), rows)
+    plan, section = one_step_plan(kernel, inputs, attrs, batch)
+    plan = dataclasses.replace(plan, steps=(dataclasses.replace(plan.steps[0], outputs=("in3",)),))
+    session = open_native(plan, section, SessionOptions(num_blocks=8, threads=2), runnable_isa(kernel))
+    for index in (0, 3):
+        value = inputs[index]
+        assert isinstance(value, np.ndarray)
+        session.native.write_buffer(f"in{index}", value)
+    assert _run(session, rows).tobytes() == apart.tobytes()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("rows", "n", "k"), [(150, 70, 1100), (3, 1500, 70), (530, 20, 40)])
+def test_products_of_many_blocks(kernel: str, rows: int, n: int, k: int) -> None:
+    """More rows, panels and k than one block holds."""
+    inputs: list[Input] = [_normal(1, rows, k), _weight(kernel, n, k), None, None]
+    attrs, batch = _attrs(kernel), plain_batch(rows)
+    (expected,) = reference_outputs(kernel, inputs, attrs, batch)
+    first = _run(open_step(kernel, inputs, attrs, batch, threads=1), rows)
+    np.testing.assert_allclose(first, expected, rtol=0, atol=TOLERANCE * float(np.abs(expected).max()))
+    for threads in (2, 3, 16):
+        assert (
+            _run(open_step(kernel, inputs, attrs, batch, threads=threads, pieces=2), rows).tobytes() == first.tobytes()
+        )
+
+
+@pytest.mark.parametrize("level", ["avx512", "avx512emu"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_vector_levels_agree_bit_for_bit(dtype: str, level: str) -> None:
+    inputs: list[Input] = [_normal(1, 20, 172), _weight(f"matmul.{dtype}.{level}", 130, 172, True), None, None]
+    attrs = _attrs(f"matmul.{dtype}.{level}", "silu", True)
+    narrow, wide = (
+        _run(open_step(f"matmul.{dtype}.{each}", inputs, attrs, plain_batch(20)), 20) for each in ("avx2", level)
+    )
+    assert narrow.tobytes() == wide.tobytes()
+
+
+def test_tiles_round_x_to_bf16() -> None:
+    kernel = "matmul.bf16.amxemu"
+    x, weight = _normal(1, 3, 64), _weight(kernel, 16, 64)
+    exact, rounded = (
+        _run(open_step(kernel, [each, weight, None, None], _attrs(kernel), plain_batch(3)), 3)
+        for each in (x, round_to_bf16(x))
+    )
+    assert exact.tobytes() == rounded.tobytes()
