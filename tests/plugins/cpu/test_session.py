@@ -204,7 +204,7 @@ BAD = [
     ({"block_tables": np.array([[0, 1]], np.int32)}, "one row per sequence"),
     ({"logit_rows": _i32(2, 1)}, "ascend"),
     ({"logit_rows": _i32(1, 3)}, "logit row 1 is 3"),
-    ({"sample": draws([0, 2])}, "sample row 1 is 2"),
+    ({"sample": draws([0, 2])}, "a sample row is 2"),
     ({"sample": draws([0, 1], temperature=[0, float("nan")])}, "temperature"),
     ({"sample": draws([0, 1], temperature=[0, -1])}, "temperature"),
     ({"sample": draws([0, 1], top_p=[0, 1])}, "top_p"),
