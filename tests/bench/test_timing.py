@@ -64,8 +64,9 @@ def test_every_token_gets_the_time_of_its_step() -> None:
 
 
 def test_random_prompts_are_different_and_repeatable() -> None:
-    prompts = random_prompts(3, 20, 50, seed=4)
-    assert prompts == random_prompts(3, 20, 50, seed=4)
+    prompts = random_prompts(3, 20, 50, 4)
+    assert prompts == random_prompts(3, 20, 50, 4)
+    assert prompts[0] not in random_prompts(3, 20, 50, 4, 1)
     assert len({tuple(prompt) for prompt in prompts}) == 3
     assert all(0 <= token < 50 for prompt in prompts for token in prompt)
 

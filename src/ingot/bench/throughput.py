@@ -69,7 +69,7 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
     total = options.warmup + options.repetitions
     for index in range(total):
         progress("rounds", index, total)
-        prompts = random_prompts(options.num_requests, options.input_len, plan.vocab_size, options.seed + index)
+        prompts = random_prompts(options.num_requests, options.input_len, plan.vocab_size, options.seed, index)
         measured = time_requests(runner, prompts, options.output_len)
         if index >= options.warmup:
             rounds.append(measured)

@@ -64,8 +64,11 @@ class Round:
         return sum(len(times.tokens) for times in self.requests)
 
 
-def random_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
-    """`count` prompts of `length` token ids each, all different."""
+def random_prompts(count: int, length: int, vocab_size: int, *seed: int) -> list[list[int]]:
+    """`count` prompts of `length` token ids each, all different.
+
+    Rounds pass different seeds: prompts that come again would be found in the prefix cache and skip their prefill.
+    """
     ids: list[list[int]] = np.random.default_rng(seed).integers(0, vocab_size, (count, length)).tolist()
     return ids
 
