@@ -1,4 +1,4 @@
-"""Weight expressions: Cast, Transpose, Concat, Reshape and Unsqueeze over initialisers, read block by block as float32.
+"""Weight expressions: Cast, Transpose, Concat, Reshape, Unsqueeze, Add over initialisers, read in blocks as float32.
 
 `read_rows` evaluates rows [begin, end) of an expression without ever holding more of the weight in memory. Vectors
 count as matrices with one column.
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
-from ingot.builder.graph import describe, producer, weight_shape
+from ingot.builder.graph import describe, producer, scalar, weight_shape
 from ingot.checkpoint import Checkpoint
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.errors import BuildError, CheckpointError
@@ -103,6 +103,8 @@ class WeightReader:
             return self._transposed(node, r0, r1, c0, c1)
         if node.op == "Concat" and node.attrs["axis"] in (0, 1, -1, -2) and len(weight_shape(tensor)) <= 2:
             return self._concat(node, r0, r1, c0, c1)
+        if node.op == "Add":
+            return self._sum(node, matrix_shape(tensor), (r0, r1, c0, c1))
         if node.op in _RESHAPING and matrix_shape(tensor) == matrix_shape(node.inputs[0]):
             return self._read(node.inputs[0], r0, r1, c0, c1)
         raise BuildError("a weight expression cannot be evaluated", where=describe(node))
@@ -111,6 +113,19 @@ class WeightReader:
         if list(node.attrs.get("perm", [1, 0])) == [0, 1]:
             return self._read(node.inputs[0], r0, r1, c0, c1)
         return self._read(node.inputs[0], c0, c1, r0, r1).T
+
+    def _sum(self, node: gs.Node, shape: tuple[int, int], block: tuple[int, int, int, int]) -> Float32:
+        """A block of the sum of two weights of one shape, or of a weight and a number."""
+        numbers = [scalar(each) for each in node.inputs]
+        if any(
+            number is None and matrix_shape(each) != shape for number, each in zip(numbers, node.inputs, strict=True)
+        ):
+            raise BuildError("weights of different shapes are added", where=describe(node))
+        first, second = (
+            self._read(each, *block) if number is None else np.float32(number)
+            for number, each in zip(numbers, node.inputs, strict=True)
+        )
+        return np.asarray(first + second, np.float32)
 
     def _concat(self, node: gs.Node, r0: int, r1: int, c0: int, c1: int) -> Float32:
         rank = len(weight_shape(node.inputs[0]))

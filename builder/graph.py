@@ -1,6 +1,6 @@
 """The graph under rewriting: an onnx-graphsurgeon graph in canonical order, whose weights are never read.
 
-A weight is an initialiser, or Cast, Transpose, Concat, Reshape, Unsqueeze over weights. Everything else is an
+A weight is an initialiser, or Cast, Transpose, Concat, Reshape, Unsqueeze, Add over weights. Everything else is an
 activation. Nodes are compared by identity: onnx-graphsurgeon's own equality goes by names, and names mean nothing here.
 """
 
@@ -17,7 +17,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from ingot.errors import CheckpointError, PassError
 
 DOMAIN = "ingot"
-WEIGHT_OPS = frozenset({"Cast", "Transpose", "Concat", "Reshape", "Unsqueeze"})
+WEIGHT_OPS = frozenset({"Cast", "Transpose", "Concat", "Reshape", "Unsqueeze", "Add"})
 SMALL = 4096  # inline constants up to this many elements are facts (shapes, axes, epsilons), not weights
 
 Attr = int | float | str | list[int]
@@ -248,6 +248,8 @@ def weight_shape(tensor: gs.Tensor) -> tuple[int, ...]:
     shapes = [weight_shape(each) for each in node.inputs]
     if node.op == "Cast":
         return shapes[0]
+    if node.op == "Add":
+        return tuple(np.broadcast_shapes(*shapes))
     if node.op == "Transpose":
         order = node.attrs.get("perm", list(range(len(shapes[0])))[::-1])
         return tuple(shapes[0][axis] for axis in order)

@@ -1,6 +1,7 @@
-"""Reads what stands around an Attention: how q, k and v come out of their products, and how they are rotated.
+"""Reads what stands around an Attention: how q, k and v come out of their products, are normed, rotated and masked.
 
-q = [RotaryEmbedding(.)] Transpose([0, 2, 1, 3]) ← Reshape([0, 0, heads, head_dim]) ← product, or a part of one
+q = [RotaryEmbedding(.)] ← Transpose([0, 2, 1, 3]) ← Reshape([0, 0, heads, head_dim]) ← product, or a part of one
+An RmsNorm may stand before each of the three: in front of the reshape it runs over all heads together.
 """
 
 import dataclasses
@@ -8,8 +9,18 @@ import dataclasses
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import key
-from ingot.builder.graph import Graph, is_op, is_weight, optional_input, producer, scalar, small_ints, weight_shape
-from ingot.builder.positions import position_count
+from ingot.builder.graph import (
+    Graph,
+    is_op,
+    is_weight,
+    optional_input,
+    ours,
+    producer,
+    scalar,
+    small_ints,
+    weight_shape,
+)
+from ingot.builder.positions import UNLIMITED, position_count
 
 SPLIT_HEADS = [0, 2, 1, 3]
 
@@ -32,12 +43,17 @@ class Rotation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of q, k, v: `source` [batch, sequence, heads * head_dim] becomes [batch, heads, sequence, head_dim]."""
+    """One of q, k, v: `source` [batch, sequence, heads * head_dim] becomes [batch, heads, sequence, head_dim].
+
+    norm   weight of the RMS norm before the rotation, of one head or of all together
+    """
 
     source: gs.Tensor
     heads: int
     head_dim: int
     rotation: Rotation | None
+    norm: gs.Tensor | None
+    norm_eps: float
 
 
 def read_side(graph: Graph, tensor: gs.Tensor) -> Side | str:
@@ -48,9 +64,10 @@ def read_side(graph: Graph, tensor: gs.Tensor) -> Side | str:
         if isinstance(read, str):
             return read
         rotation, node = read, producer(node.inputs[0])
+    norms, node = _skip_norm([], node)
     if node is None or not is_op(node, "Transpose") or node.attrs.get("perm") != SPLIT_HEADS:
         return "q, k or v does not come from a transpose of [batch, sequence, heads, head_dim]"
-    reshape = producer(node.inputs[0])
+    norms, reshape = _skip_norm(norms, producer(node.inputs[0]))
     if reshape is None or not is_op(reshape, "Reshape"):
         return "q, k or v does not come from a reshape into heads"
     shape = small_ints(reshape.inputs[1])
@@ -58,7 +75,40 @@ def read_side(graph: Graph, tensor: gs.Tensor) -> Side | str:
         return f"q, k or v is not reshaped to [0, 0, heads, head_dim] but to {shape}"
     if rotation is not None and rotation.rotary_dim > shape[3]:
         return f"{rotation.rotary_dim} rotary dimensions do not fit into a head of {shape[3]}"
-    return Side(source=reshape.inputs[0], heads=shape[2], head_dim=shape[3], rotation=rotation)
+    widths = [shape[3]] * len(norms)
+    source = reshape.inputs[0]
+    if ours(producer(source), "RmsNorm"):
+        norms, widths = [*norms, source.inputs[0]], [*widths, shape[2] * shape[3]]
+        source = source.inputs[0].inputs[0]
+    if len(norms) > 1 or any(weight_shape(norm.inputs[1]) != (n,) for norm, n in zip(norms, widths, strict=True)):
+        return "q, k or v is normed more than once, or not over a head or all heads"
+    norm = norms[0] if norms else None
+    return Side(
+        source=source, heads=shape[2], head_dim=shape[3], rotation=rotation,
+        norm=None if norm is None else norm.inputs[1], norm_eps=0.0 if norm is None else float(norm.attrs["eps"]),
+    )  # fmt: skip
+
+
+def _skip_norm(norms: list[gs.Node], node: gs.Node | None) -> tuple[list[gs.Node], gs.Node | None]:
+    """(norms and this one, the node before it) where `node` is a norm without residual."""
+    if node is None or not ours(node, "RmsNorm") or optional_input(node, 2) is not None:
+        return norms, node
+    return [*norms, node], producer(node.inputs[0])
+
+
+def read_window(graph: Graph, mask: gs.Tensor) -> int | str:
+    """The window of the mask `row - column < window`, rows and columns being positions; or why it is none."""
+    less = producer(mask)
+    window = scalar(less.inputs[1]) if less is not None and is_op(less, "Less") else None
+    distance = producer(less.inputs[0]) if less is not None and window is not None else None
+    if window is None or window < 1 or distance is None or not is_op(distance, "Sub"):
+        return "the attention takes a mask that is no sliding window"
+    for tensor, axes in zip(distance.inputs, ([1], [0]), strict=True):
+        node = producer(tensor)
+        unlimited = position_count(graph, tensor) == UNLIMITED  # clipped positions would see further
+        if node is None or not is_op(node, "Unsqueeze") or small_ints(node.inputs[1]) != axes or not unlimited:
+            return "the attention takes a mask that is no sliding window"
+    return int(window)
 
 
 def read_rotation(graph: Graph, node: gs.Node) -> Rotation | str:

@@ -2,27 +2,32 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import ConfigError
 
 _APPLIED = ("temperature", "top_k", "top_p")
+# applied too, unless the user says otherwise
+_OTHERS = ("repetition_penalty", "min_p")
 # settings that change which token is chosen, and cannot be followed yet → the value that changes nothing
 _NOT_FOLLOWED = {
-    "repetition_penalty": 1, "min_p": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "num_beams": 1,
+    "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "num_beams": 1,
     "no_repeat_ngram_size": 0, "bad_words_ids": None, "min_new_tokens": 0, "min_length": 0,
 }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationDefaults:
-    """do_sample False is greedy. None: the file does not say. not_followed: "name=value" of settings ingot lacks."""
+    """do_sample False is greedy. None: the file does not say. others: further fields of SamplingParams.
+    not_followed: "name=value" of settings ingot lacks."""
 
     do_sample: bool = False
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    others: Mapping[str, float] = dataclasses.field(default_factory=dict)
     not_followed: tuple[str, ...] = ()
 
     def resolve(self, temperature: float | None, top_k: int | None, top_p: float | None) -> tuple[float, int, float]:
@@ -50,7 +55,7 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
         raise ConfigError("the file is not valid JSON", where=str(path), got=str(error)) from error
     if not isinstance(values, dict):
         raise ConfigError("the file holds no JSON object", where=str(path), got=type(values).__name__)
-    for key in _APPLIED:
+    for key in (*_APPLIED, *_OTHERS):
         value = values.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise ConfigError("a value is not usable", where=f"{path}:{key}", expected="a number", got=repr(value))
@@ -62,5 +67,6 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
         temperature=values.get("temperature"),
         top_k=values.get("top_k"),
         top_p=values.get("top_p"),
+        others={key: values[key] for key in _OTHERS if values.get(key) is not None},
         not_followed=not_followed,
     )

@@ -9,6 +9,13 @@ class Norm(enum.Enum):
     LAYER = "layer"
 
 
+class QkNorm(enum.Enum):
+    """What the RMS norms of queries and keys run over, before the rotation."""
+
+    HEAD = "head"  # each head by itself, one weight for all
+    WIDTH = "width"  # all heads together
+
+
 class Activation(enum.Enum):
     """The function between the two halves of an MLP."""
 
@@ -34,21 +41,33 @@ class RopeConfig:
     """Rotary positions: pair i of the first `rotary_dim` dimensions turns by position * theta^(-2 i / rotary_dim).
 
     linear_factor  divides every frequency
+    factors        divide one frequency each; empty: none
+    scale          of cosines and sines
     """
 
     theta: float
     rotary_dim: int
     linear_factor: float = 1.0
     llama3: Llama3Scaling | None = None
+    factors: tuple[float, ...] = ()
+    scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A decoder-only transformer with pre-norms.
+    """A decoder-only transformer.
 
     rope                     None: positions are learned, one row per position
+    local_rope               of the layers with a window, where it differs from `rope`
     gated_mlp                down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
     fused_qkv                one weight holds the rows [q | k | v]
+    fused_gate_up            one weight holds the rows [gate | up]
+    windows                  tokens that each layer sees, its own included; 0: all; empty: all in every layer
+    score_cap, logit_cap     cap * tanh(. / cap) of the scores and the logits; 0: none
+    embedding_scale          factor of the token embeddings
+    pre_norms, post_norms    a norm before each branch, and one after it, before it joins the residual stream
+    parallel_branches        attention and MLP both read what the layer was given
+    norm_offset              is added to the factors of RMS norms
     linear_in_out            matrices are stored [in, out] (Conv1D) instead of [out, in]
     attention_scale          factor of the scores q . k
     scale_by_inverse_layer   layer i divides its scores by i + 1 too
@@ -71,7 +90,18 @@ class ModelConfig:
     rope: RopeConfig | None
     attention_scale: float
     scale_by_inverse_layer: bool = False
+    local_rope: RopeConfig | None = None
+    windows: tuple[int, ...] = ()
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    embedding_scale: float = 1.0
+    qk_norm: QkNorm | None = None
+    pre_norms: bool = True
+    post_norms: bool = False
+    parallel_branches: bool = False
+    norm_offset: float = 0.0
     fused_qkv: bool = False
+    fused_gate_up: bool = False
     qkv_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False

@@ -47,8 +47,9 @@ class Section:
 
     def __init__(self, values: Mapping[str, object], where: str) -> None:
         self._values = {key: value for key, value in values.items() if value is not None}
+        self._nulls = {key for key, value in values.items() if value is None}
         self._asked: set[str] = set()
-        self._inner: list[tuple[str, Section]] = []
+        self._inner: dict[str, Section] = {}
         self.where = where
 
     @classmethod
@@ -71,6 +72,10 @@ class Section:
         """Whether the key is there and not null."""
         self._asked.add(key)
         return key in self._values
+
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there and null: for the few keys where that is not the same as absent."""
+        return key in self._nulls
 
     def raw(self, key: str) -> object:
         """The value as it is, None if absent."""
@@ -105,18 +110,36 @@ class Section:
             raise self._wrong(key, "a string", value)
         return value
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of finite numbers; an absent one is empty."""
+        values = self._value(key, [])
+        finite = isinstance(values, list) and all(
+            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) for value in values
+        )
+        if not isinstance(values, list) or not finite:
+            raise self._wrong(key, "a list of finite numbers", values)
+        return tuple(values)
+
+    def words(self, key: str) -> tuple[str, ...]:
+        """A list of strings; an absent one is empty."""
+        values = self._value(key, [])
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise self._wrong(key, "a list of strings", values)
+        return tuple(values)
+
     def section(self, key: str) -> "Section":
-        """A nested object; an absent one is empty."""
+        """A nested object, the same one whenever it is asked for; an absent one is empty."""
+        if key in self._inner:
+            return self._inner[key]
         value = self._value(key, {})
         if not isinstance(value, dict):
             raise self._wrong(key, "an object", value)
-        inner = Section(value, self.place(key))
-        self._inner.append((key, inner))
-        return inner
+        self._inner[key] = Section(value, self.place(key))
+        return self._inner[key]
 
     def unread(self) -> tuple[str, ...]:
         """Keys that nobody asked for, sorted; those of nested objects as "outer.inner"."""
-        nested = [f"{key}.{name}" for key, inner in self._inner for name in inner.unread()]
+        nested = [f"{key}.{name}" for key, inner in self._inner.items() for name in inner.unread()]
         return tuple(sorted([*(set(self._values) - self._asked), *nested]))
 
     def refuse_unknown(self) -> None:
@@ -154,9 +177,11 @@ def read_record(record: type[Record], section: Section) -> Record:
 
 
 def write_record(value: object) -> Any:
-    """Inverse of `read_record`: dataclasses as objects, enums as their values."""
+    """Inverse of `read_record`: dataclasses as objects, enums as their values, tuples as lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: write_record(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [write_record(each) for each in value]
     return value.value if isinstance(value, enum.Enum) else value
 
 
@@ -167,10 +192,25 @@ def _read_field(hint: Any, section: Section, key: str) -> object:
         return read_record(hint, section.section(key))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return _read_enum(hint, section, key)
+    if typing.get_origin(hint) is tuple:
+        return _read_tuple(hint, section, key)
     readers: dict[Any, Callable[[str], object]] = {
         int: section.integer, float: section.number, bool: section.boolean, str: section.text,
     }  # fmt: skip
     return readers[hint](key)
+
+
+def _read_tuple(hint: Any, section: Section, key: str) -> tuple[float, ...]:
+    """tuple[int, ...] or tuple[float, ...]"""
+    values, kind = section.numbers(key), typing.get_args(hint)[0]
+    if kind is int and not all(isinstance(value, int) for value in values):
+        raise ConfigError(
+            "a value is not usable",
+            where=section.place(key),
+            expected="a list of whole numbers",
+            got=repr(values)[:200],
+        )
+    return tuple(kind(value) for value in values)
 
 
 def _read_enum(kind: type[enum.Enum], section: Section, key: str) -> enum.Enum:

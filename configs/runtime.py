@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import math
 
 from ingot.configs.sizes import parse_bytes
 from ingot.errors import UsageError
@@ -12,7 +13,7 @@ ISA_LEVELS = ("avx2", "avx512", "amx")  # each includes the ones before it
 class Policy(enum.Enum):
     """What the scheduler promises a request that it admits.
 
-    MAX_UTILIZATION      blocks for the tokens it has now; when blocks run out, the youngest request is preempted
+    MAX_UTILIZATION      blocks for the tokens it has now; when blocks run out, a request is preempted
     GUARANTEED_NO_EVICT  blocks for its whole length; nothing is ever preempted, fewer requests run at once
     """
 
@@ -30,7 +31,10 @@ class RuntimeConfig:
     kv_cache_memory      bytes; None is min(max_batch_size x max_seq_len tokens, 40 % of the available memory)
     max_batch_size       requests running at once; at most the engine's
     max_num_tokens       tokens per step; at most the engine's
-    enable_prefix_cache  lets requests share the blocks of equal prompt heads, once the prefix cache exists
+    max_seq_len          tokens of a request, prompt included; at most the engine's
+    enable_prefix_cache  lets requests share the blocks of equal heads
+    enable_chunked_prefill  False: a step carries either whole prompts or decode rows
+    tpot_target          milliseconds that steps with decode rows should take at most
     policy               see `Policy`
     """
 
@@ -40,11 +44,14 @@ class RuntimeConfig:
     kv_cache_memory: int | None = None
     max_batch_size: int | None = None
     max_num_tokens: int | None = None
+    max_seq_len: int | None = None
     enable_prefix_cache: bool = True
+    enable_chunked_prefill: bool = True
+    tpot_target: float | None = None
     policy: Policy = Policy.MAX_UTILIZATION
 
     def __post_init__(self) -> None:
-        for name in ("threads", "max_batch_size", "max_num_tokens"):
+        for name in ("threads", "max_batch_size", "max_num_tokens", "max_seq_len"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"{name} must be a whole number, at least 1", got=repr(value))
@@ -52,8 +59,15 @@ class RuntimeConfig:
             raise UsageError("rank must be a whole number, at least 0", got=repr(self.rank))
         if self.isa is not None and self.isa not in ISA_LEVELS:
             raise UsageError("unknown isa", expected=", ".join(ISA_LEVELS), got=repr(self.isa))
-        if not isinstance(self.enable_prefix_cache, bool):
-            raise UsageError("enable_prefix_cache must be True or False", got=repr(self.enable_prefix_cache))
+        for name in ("enable_prefix_cache", "enable_chunked_prefill"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} must be True or False", got=repr(getattr(self, name)))
+        if self.tpot_target is not None and not _is_positive(self.tpot_target):
+            raise UsageError("tpot_target must be a number of milliseconds, more than 0", got=repr(self.tpot_target))
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def runtime_config(
@@ -64,7 +78,10 @@ def runtime_config(
     kv_cache_memory: int | str | None = None,
     max_batch_size: int | None = None,
     max_num_tokens: int | None = None,
+    max_seq_len: int | None = None,
     enable_prefix_cache: bool = True,
+    enable_chunked_prefill: bool = True,
+    tpot_target: float | None = None,
     policy: Policy | str = Policy.MAX_UTILIZATION,
 ) -> RuntimeConfig:
     """A RuntimeConfig from values as users write them: "2GiB", "guaranteed_no_evict". Raises UsageError."""
@@ -79,6 +96,9 @@ def runtime_config(
         kv_cache_memory=None if kv_cache_memory is None else parse_bytes(kv_cache_memory, name="kv_cache_memory"),
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,
+        max_seq_len=max_seq_len,
         enable_prefix_cache=enable_prefix_cache,
+        enable_chunked_prefill=enable_chunked_prefill,
+        tpot_target=tpot_target,
         policy=chosen,
     )

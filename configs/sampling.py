@@ -9,36 +9,34 @@ from ingot.errors import RequestError
 
 _MAX_SEED = 2**64 - 1
 
-# Fields whose feature does not exist yet → the values that ask for nothing. Any other value is refused.
-_NOT_YET: Mapping[str, tuple[object, ...]] = {
-    "min_tokens": (0,),
-    "min_p": (0,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "stop": (None, "", [], ()),
-    "bad_words": (None, [], ()),
-    "logit_bias": (None, {}),
-    "logprobs": (None,),
-    "prompt_logprobs": (None,),
-    "include_stop_str": (False,),
-    "logits_processors": (None, [], ()),
-}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """Every field is applied; where its feature does not exist yet, any value but the default is refused.
+    """Every field is applied. In this order: logits_processors, logit_bias and bans, repetition_penalty,
+    frequency_penalty, presence_penalty, temperature, min_p, top_k, top_p. Probabilities are those before all of them.
 
     max_tokens           tokens to generate at most; None: as many as the engine's limits allow
+    min_tokens           tokens before which no end token, stop token or stop text ends the request
     temperature          0 is greedy; otherwise logits are divided by it
     top_k                keep the k most likely tokens; 0 or -1 keep all
     top_p                then keep the smallest head of them whose probability reaches top_p, in (0, 1]
+    min_p                drop tokens less likely than min_p times the most likely one
     seed                 of the request's own random stream; None draws one
     n                    independent completions of the prompt; the i-th uses seed + i
+    repetition_penalty   of tokens in prompt or output: positive logits are divided by it, others multiplied
+    presence_penalty     subtracted from the logits of tokens in the output
+    frequency_penalty    subtracted once per occurrence in the output
+    stop                 texts that end the request, wherever token boundaries are; left out of the text
     stop_token_ids       end the request, beside the engine's end tokens
+    bad_words            texts that are not generated (as the tokens that the tokenizer makes of them)
     ignore_eos           the engine's end tokens do not end the request
+    logit_bias           token id → what is added to its logit
+    logprobs             this many of the most likely tokens at each place, beside the actual one; -1: all; None: none
+    prompt_logprobs      the same for the prompt
+    include_stop_str     keep the stop text, or the text of the stop token, in the text
     skip_special_tokens  leave special tokens out of the text
+    logits_processors    f(logits), f(generated ids, logits) or f(prompt ids, generated ids, logits) → logits,
+                         float32 [vocab] in numpy
     """
 
     max_tokens: int | None = 16
@@ -64,8 +62,6 @@ class SamplingParams:
     logits_processors: Sequence[Callable[..., object]] | None = None
 
     def __post_init__(self) -> None:
-        for name, neutral in _NOT_YET.items():
-            refuse_not_yet(name, getattr(self, name), neutral)
         if self.max_tokens is not None:
             check_integer("max_tokens", self.max_tokens, 1)
         check_integer("n", self.n, 1)
@@ -78,15 +74,51 @@ class SamplingParams:
             check_integer("seed", self.seed, 0, _MAX_SEED)
         for token in self.stop_token_ids:
             check_integer("stop_token_ids", token, 0)
+        check_integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                "min_tokens is more than max_tokens", expected=f"at most {self.max_tokens}", got=str(self.min_tokens)
+            )
+        check_number("min_p", self.min_p, 0, 1, "at least 0, at most 1")
+        check_penalties(self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), -1)
+        self._check_texts()
+        self._check_logits()
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def _check_texts(self) -> None:
+        for name, value in (("stop", self.stop_texts), ("bad_words", self.bad_words or ())):
+            if isinstance(value, str) or not all(isinstance(text, str) and text for text in value):
+                raise RequestError(f"{name} must be a list of texts, none empty", got=repr(value)[:100])
+        for name in ("ignore_eos", "include_stop_str", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be True or False", got=repr(getattr(self, name))[:100])
+
+    def _check_logits(self) -> None:
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise RequestError("logit_bias must map token ids to numbers", got=repr(self.logit_bias)[:100])
+        for token, bias in (self.logit_bias or {}).items():
+            check_integer("a token id of logit_bias", token, 0)
+            if bias != -math.inf:
+                check_number("a bias of logit_bias", bias, -math.inf, math.inf, "a number, or -inf to ban the token")
+        for processor in self.logits_processors or ():
+            if not callable(processor):
+                raise RequestError("logits_processors must be functions", got=repr(processor)[:100])
 
 
-def refuse_not_yet(name: str, value: object, neutral: tuple[object, ...]) -> None:
-    """Raise RequestError if `value` is none of `neutral`: it asks for something that ingot cannot do yet."""
-    plain = value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))
-    if not plain or value not in neutral:
-        raise RequestError(
-            f"{name} is not supported yet", expected=repr(neutral[0]), got=repr(value)[:100], hint=f"leave {name} out"
-        )
+def check_penalties(repetition: object, presence: object, frequency: object) -> None:
+    """Raise RequestError for penalties that mean nothing."""
+    check_number("repetition_penalty", repetition, 0, math.inf, "a number above 0; 1 is none")
+    if repetition == 0:
+        raise RequestError("repetition_penalty must be a number above 0; 1 is none", got="0")
+    for name, value in (("presence_penalty", presence), ("frequency_penalty", frequency)):
+        check_number(name, value, -math.inf, math.inf, "a finite number; 0 is none")
 
 
 def check_integer(name: str, value: object, minimum: int, maximum: int | None = None) -> None:

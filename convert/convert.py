@@ -171,7 +171,10 @@ def _check_memory(job: Job, max_mem: int | None) -> None:
 
 
 def _write_companions(job: Job, folder: Path) -> None:
-    """Tokenizer and generation files: copied, so that links to elsewhere become files."""
+    """Tokenizer and generation files: copied, so that links to elsewhere become files; a tokenizer.json made where
+    only older files describe the tokenizer."""
+    if job.tokenizer is not None:
+        (folder / "tokenizer.json").write_text(json.dumps(job.tokenizer, ensure_ascii=False), encoding="utf-8")
     if job.companions is not None:
         for name in companions(job.companions):
             (folder / name).parent.mkdir(exist_ok=True)

@@ -2,7 +2,7 @@
 
                        ┌──────────────── x layers ────────────────┐
 input_ids ─ embedding ─┤ norm ─ attention ─ + ─ norm ─ MLP ─ +    ├─ norm ─ lm_head ─ logits
-            positions ─┘        cos, sin                          ┘
+            positions ─┘   cos, sin, window                       ┘
 
 Node names are paths (`layers.3/attn/q/matmul`) for people; nothing reads them. The initialisers of weights are
 external data: they point at the bits inside the safetensors files, bf16 stays bf16 and is Cast in the Graph.
@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot import __version__
-from ingot.configs.model import Activation, ModelConfig, Norm
+from ingot.configs.model import Activation, ModelConfig, Norm, QkNorm, RopeConfig
 from ingot.convert.rope import inverse_frequencies
 from ingot.dtypes import DType
 from ingot.tensor_file import StoredTensor
@@ -33,7 +33,9 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes: dict[str, Shape] = {}
 
-    def norm(path: str) -> None:
+    def norm(path: str, *, present: bool = True) -> None:
+        if not present:
+            return
         shapes[f"{path}/weight"] = (hidden,)
         if config.norm is Norm.LAYER:
             shapes[f"{path}/bias"] = (hidden,)
@@ -49,18 +51,31 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     projections = {"qkv": query + 2 * kv} if config.fused_qkv else {"q": query, "k": kv, "v": kv}
     for layer in range(config.num_layers):
         path = f"layers.{layer}"
-        norm(f"{path}/attn_norm")
+        norm(f"{path}/attn_norm", present=config.pre_norms)
         for name, size in projections.items():
             linear(f"{path}/attn/{name}", hidden, size, bias=config.qkv_bias)
+        for name, size in {"q": query, "k": kv}.items() if config.qk_norm else ():
+            shapes[f"{path}/attn/{name}_norm/weight"] = (config.head_dim if config.qk_norm is QkNorm.HEAD else size,)
         linear(f"{path}/attn/out", query, hidden, bias=config.attention_out_bias)
-        norm(f"{path}/mlp_norm")
-        for name in ("gate", "up") if config.gated_mlp else ("up",):
-            linear(f"{path}/mlp/{name}", hidden, inner, bias=config.mlp_bias)
+        norm(f"{path}/attn_post_norm", present=config.post_norms)
+        norm(f"{path}/mlp_norm", present=config.pre_norms)
+        for name, size in _mlp_inputs(config).items():
+            linear(f"{path}/mlp/{name}", hidden, size, bias=config.mlp_bias)
         linear(f"{path}/mlp/down", inner, hidden, bias=config.mlp_bias)
+        norm(f"{path}/mlp_post_norm", present=config.post_norms)
     norm("norm")
     if not config.tied_embeddings:
         shapes["lm_head/weight"] = (config.vocab_size, hidden)  # a Linear in every family, never a Conv1D
     return shapes
+
+
+def _mlp_inputs(config: ModelConfig) -> dict[str, int]:
+    """The matrices that an MLP begins with, and how wide their results are."""
+    if not config.gated_mlp:
+        return {"up": config.intermediate_size}
+    if config.fused_gate_up:
+        return {"gate_up": 2 * config.intermediate_size}
+    return {"gate": config.intermediate_size, "up": config.intermediate_size}
 
 
 def build_graph(config: ModelConfig, weights: Mapping[str, StoredTensor]) -> onnx.ModelProto:
@@ -92,21 +107,36 @@ class _Decoder:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
         self._casts: dict[str, str] = {}
+        self._angles: dict[RopeConfig, tuple[str, str]] = {}
+        self._masks: dict[int, str] = {}
 
     def logits(self) -> None:
         """The whole model."""
         config = self.config
         positions = self.positions()
         x = self.embedding(positions)
-        angles = self.rotary_angles(positions)
         for layer in range(config.num_layers):
-            path = f"layers.{layer}"
-            x = self.node("Add", [x, self.attention(x, layer, angles)], f"{path}/attn/residual")
-            x = self.node("Add", [x, self.mlp(x, path)], f"{path}/mlp/residual")
+            x = self.layer(x, layer, positions)
         x = self.norm(x, "norm")
         table = "embed/weight" if config.tied_embeddings else "lm_head/weight"
         head = self.node("Transpose", [self.float32(table)], "lm_head/transpose", perm=[1, 0])
-        self.nodes.append(helper.make_node("MatMul", [x, head], ["logits"], "lm_head/matmul"))
+        last = "lm_head/matmul"
+        x = self.node("MatMul", [x, head], last)
+        if config.logit_cap:
+            last = "lm_head/cap"
+            cap = self.constant("const/logit_cap", np.float32(config.logit_cap))
+            bent = self.node("Tanh", [self.node("Div", [x, cap], "lm_head/cap_div")], "lm_head/cap_tanh")
+            self.node("Mul", [bent, cap], last)
+        assert self.nodes[-1].name == last, "the logits come last"
+        self.nodes[-1].output[0] = "logits"
+
+    def layer(self, x: str, layer: int, positions: str) -> str:
+        """[batch, sequence, hidden]"""
+        path, given = f"layers.{layer}", x
+        branch = self.attention(self.pre_norm(x, f"{path}/attn_norm"), layer, positions)
+        x = self.node("Add", [x, self.post_norm(branch, f"{path}/attn_post_norm")], f"{path}/attn/residual")
+        branch = self.mlp(self.pre_norm(given if self.config.parallel_branches else x, f"{path}/mlp_norm"), path)
+        return self.node("Add", [x, self.post_norm(branch, f"{path}/mlp_post_norm")], f"{path}/mlp/residual")
 
     def positions(self) -> str:
         """int64 [batch, sequence]: 0, 1, 2, ..., never beyond the model's last position."""
@@ -122,31 +152,56 @@ class _Decoder:
     def embedding(self, positions: str) -> str:
         """[batch, sequence, hidden]"""
         tokens = self.rows("embed/weight", "input_ids", "embed")
+        if self.config.embedding_scale != 1:
+            scale = self.constant("const/embedding_scale", np.float32(self.config.embedding_scale))
+            tokens = self.node("Mul", [tokens, scale], "embed/scale")
         if self.config.rope is not None:
             return tokens
         return self.node("Add", [tokens, self.rows("positions/weight", positions, "positions")], "embed/add_positions")
 
-    def rotary_angles(self, positions: str) -> tuple[str, str] | None:
-        """cos and sin, each [batch, sequence, rotary_dim / 2]; None for learned positions."""
-        if self.config.rope is None:
-            return None
-        frequencies = self.constant("rope/inv_freq", inverse_frequencies(self.config.rope))
-        turns = self.node("Cast", [positions], "rope/cast", to=TensorProto.FLOAT)
-        column = self.node("Unsqueeze", [turns, self.integers("axis_last", [-1])], "rope/unsqueeze")
-        angle = self.node("Mul", [column, frequencies], "rope/angle")
-        return self.node("Cos", [angle], "rope/cos"), self.node("Sin", [angle], "rope/sin")
+    def rotary_angles(self, rope: RopeConfig, positions: str) -> tuple[str, str]:
+        """cos and sin, each [batch, sequence, rotary_dim / 2]; made once for all layers that turn alike."""
+        if rope not in self._angles:
+            path = "rope" if rope == self.config.rope else "rope_local"
+            frequencies = self.constant(f"{path}/inv_freq", inverse_frequencies(rope))
+            turns = self.node("Cast", [positions], f"{path}/cast", to=TensorProto.FLOAT)
+            column = self.node("Unsqueeze", [turns, self.integers("axis_last", [-1])], f"{path}/unsqueeze")
+            angle = self.node("Mul", [column, frequencies], f"{path}/angle")
+            cos, sin = self.node("Cos", [angle], f"{path}/cos"), self.node("Sin", [angle], f"{path}/sin")
+            if rope.scale != 1:
+                scale = self.constant(f"{path}/scale", np.float32(rope.scale))
+                cos = self.node("Mul", [cos, scale], f"{path}/cos_scaled")
+                sin = self.node("Mul", [sin, scale], f"{path}/sin_scaled")
+            self._angles[rope] = cos, sin
+        return self._angles[rope]
 
-    def attention(self, x: str, layer: int, angles: tuple[str, str] | None) -> str:
-        """norm → q, k, v → rotate → softmax(q . k * scale) v → out; [batch, sequence, hidden]"""
+    def window_mask(self, window: int) -> str:
+        """bool [sequence, sequence]: whether a token (row) is less than `window` after another (column)."""
+        if window not in self._masks:
+            path = f"window_{window}"
+            row = self.node("Unsqueeze", ["positions/range", self.integers("axis_1", [1])], f"{path}/row")
+            column = self.node("Unsqueeze", ["positions/range", self.integers("axis_0", [0])], f"{path}/column")
+            distance = self.node("Sub", [row, column], f"{path}/distance")
+            self._masks[window] = self.node("Less", [distance, self.integers(path, window)], f"{path}/mask")
+        return self._masks[window]
+
+    def attention(self, x: str, layer: int, positions: str) -> str:
+        """q, k, v → norm → rotate → softmax(q . k * scale) v → out; [batch, sequence, hidden]"""
         config, path = self.config, f"layers.{layer}/attn"
-        query, key, value = self.projections(self.norm(x, f"layers.{layer}/attn_norm"), path)
+        window = config.windows[layer] if config.windows else 0
+        query, key, value = self.projections(x, path)
         query = self.heads(query, config.heads, f"{path}/q")
         key = self.heads(key, config.kv_heads, f"{path}/k")
-        value = self.heads(value, config.kv_heads, f"{path}/v")
-        if angles:
-            query, key = self.rotated(query, angles, f"{path}/q"), self.rotated(key, angles, f"{path}/k")
+        value = self.heads(value, config.kv_heads, f"{path}/v", normed=False)
+        rope = config.local_rope if window and config.local_rope else config.rope
+        if rope:
+            query, key = (
+                self.rotated(each, rope, positions, f"{path}/{name}") for each, name in ((query, "q"), (key, "k"))
+            )
         scale = config.attention_scale / (layer + 1 if config.scale_by_inverse_layer else 1)
-        mixed = self.node("Attention", [query, key, value], f"{path}/attention", is_causal=1, scale=scale)
+        inputs = [query, key, value, *([self.window_mask(window)] if window else [])]
+        cap = {"softcap": config.score_cap} if config.score_cap else {}
+        mixed = self.node("Attention", inputs, f"{path}/attention", is_causal=1, scale=scale, **cap)
         rows = self.node("Transpose", [mixed], f"{path}/merge/transpose", perm=[0, 2, 1, 3])
         width = config.heads * config.head_dim
         merged = self.node("Reshape", [rows, self.integers(f"rows_{width}", [0, 0, width])], f"{path}/merge/reshape")
@@ -164,27 +219,35 @@ class _Decoder:
         self.nodes.append(helper.make_node("Split", [fused, sizes], parts, f"{path}/split", axis=-1))
         return parts[0], parts[1], parts[2]
 
-    def heads(self, x: str, heads: int, path: str) -> str:
-        """[batch, sequence, heads * head_dim] → [batch, heads, sequence, head_dim]"""
+    def heads(self, x: str, heads: int, path: str, *, normed: bool = True) -> str:
+        """[batch, sequence, heads * head_dim] → [batch, heads, sequence, head_dim], normed where the model does so"""
+        kind = self.config.qk_norm if normed else None
+        if kind is QkNorm.WIDTH:
+            x = self.norm(x, f"{path}_norm")
         shape = self.integers(f"heads_{heads}", [0, 0, heads, self.config.head_dim])
         split = self.node("Reshape", [x, shape], f"{path}/reshape")
+        if kind is QkNorm.HEAD:
+            split = self.norm(split, f"{path}_norm")
         return self.node("Transpose", [split], f"{path}/heads", perm=[0, 2, 1, 3])
 
-    def rotated(self, x: str, angles: tuple[str, str], path: str) -> str:
+    def rotated(self, x: str, rope: RopeConfig, positions: str, path: str) -> str:
         """[batch, heads, sequence, head_dim], its first rotary_dim dimensions turned in pairs (i, i + half)"""
-        assert self.config.rope is not None, "only rotary models have angles"
-        partial = self.config.rope.rotary_dim if self.config.rope.rotary_dim < self.config.head_dim else 0
-        return self.node("RotaryEmbedding", [x, *angles], f"{path}/rotary", rotary_embedding_dim=partial)
+        inputs = [x, *self.rotary_angles(rope, positions)]
+        partial = rope.rotary_dim if rope.rotary_dim < self.config.head_dim else 0
+        return self.node("RotaryEmbedding", inputs, f"{path}/rotary", rotary_embedding_dim=partial)
 
     def mlp(self, x: str, path: str) -> str:
         """[batch, sequence, hidden]"""
-        x = self.norm(x, f"{path}/mlp_norm")
         path = f"{path}/mlp"
-        up = self.linear(x, f"{path}/up")
         if not self.config.gated_mlp:
-            return self.linear(self.activated(up, path), f"{path}/down")
-        gate = self.activated(self.linear(x, f"{path}/gate"), path)
-        return self.linear(self.node("Mul", [gate, up], f"{path}/gated"), f"{path}/down")
+            return self.linear(self.activated(self.linear(x, f"{path}/up"), path), f"{path}/down")
+        if self.config.fused_gate_up:
+            gate, up = f"{path}/gate/split", f"{path}/up/split"
+            inputs = [self.linear(x, f"{path}/gate_up"), self.integers("gate_up", [self.config.intermediate_size] * 2)]
+            self.nodes.append(helper.make_node("Split", inputs, [gate, up], f"{path}/split", axis=-1))
+        else:
+            gate, up = self.linear(x, f"{path}/gate"), self.linear(x, f"{path}/up")
+        return self.linear(self.node("Mul", [self.activated(gate, path), up], f"{path}/gated"), f"{path}/down")
 
     def activated(self, x: str, path: str) -> str:
         match self.config.activation:
@@ -197,8 +260,18 @@ class _Decoder:
             case Activation.RELU:
                 return self.node("Relu", [x], f"{path}/relu")
 
+    def pre_norm(self, x: str, path: str) -> str:
+        return self.norm(x, path) if self.config.pre_norms else x
+
+    def post_norm(self, x: str, path: str) -> str:
+        return self.norm(x, path) if self.config.post_norms else x
+
     def norm(self, x: str, path: str) -> str:
+        """The last dimension normed, times the weight"""
         weight, epsilon = self.float32(f"{path}/weight"), self.config.norm_eps
+        if self.config.norm_offset:
+            offset = self.constant("const/norm_offset", np.float32(self.config.norm_offset))
+            weight = self.node("Add", [weight, offset], f"{path}/factor")
         if self.config.norm is Norm.RMS:
             return self.node("RMSNormalization", [x, weight], f"{path}/rms_norm", axis=-1, epsilon=epsilon)
         inputs = [x, weight, self.float32(f"{path}/bias")]
@@ -247,9 +320,9 @@ class _Decoder:
         """An int64 constant, scalar or list."""
         return self.constant(f"const/{name}", np.array(value, dtype=np.int64))
 
-    def constant(self, name: str, value: np.ndarray) -> str:
+    def constant(self, name: str, value: np.ndarray | np.float32) -> str:
         """A small constant, stored inside the Graph."""
-        self.initializers.setdefault(name, numpy_helper.from_array(value, name))
+        self.initializers.setdefault(name, numpy_helper.from_array(np.asarray(value), name))
         return name
 
     def node(self, op: str, inputs: Sequence[str], path: str, **attributes: Attribute) -> str:

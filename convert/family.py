@@ -11,13 +11,15 @@ from collections.abc import Callable, Collection, Mapping
 import ingot.convert.families as families_package
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section, nearest
-from ingot.convert.weights import Drop, Row, Take, rename
+from ingot.convert.refused import MISSING
+from ingot.convert.weights import Drop, Row, Take, rename, with_heads
 from ingot.errors import ConfigError, UnsupportedModelError
 
 # Keys of a config.json that say nothing about the numbers of a causal language model at inference.
 WITHOUT_EFFECT = (
     "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "attn_pdrop", "bos_token_id",
-    "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token_id",
+    "cache_implementation", "chunk_size_feed_forward", "classifier_dropout", "embedding_dropout", "hidden_dropout",
+    "residual_dropout", "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token_id",
     "gradient_checkpointing", "id2label", "initializer_range", "is_decoder", "label2id", "max_length", "model_type",
     "n_ctx", "n_special", "output_attentions", "output_hidden_states", "output_past", "pad_token_id",
     "predict_special_tokens", "pretraining_tp", "resid_pdrop", "return_dict", "sep_token_id", "summary_activation",
@@ -27,9 +29,12 @@ WITHOUT_EFFECT = (
 
 # Keys that change the numbers, or the files, in ways that no family here has.
 REFUSED = (
-    "add_cross_attention", "auto_map", "is_encoder_decoder", "quantization_config", "rope_interleaved",
-    "sliding_window",
+    "add_cross_attention", "is_encoder_decoder", "quantization_config", "rope_interleaved",
+    "use_bidirectional_attention",
 )  # fmt: skip
+
+# Keys that change the numbers of the families that read them, and would change those of others.
+REFUSED_UNLESS_READ = ("sliding_window", "layer_types")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,9 +54,11 @@ class Family:
     optional_prefix: str = ""
     tiny: Mapping[str, object]
 
-    def table(self, layers: int, names: Collection[str]) -> tuple[list[Row], list[Drop]]:
-        """Rows and drops with "{i}" written out, spelled like the tensor `names` of the source."""
-        rows, drops = list(self.rows), list(self.drops)
+    def table(self, model: ModelConfig, names: Collection[str]) -> tuple[list[Row], list[Drop]]:
+        """Rows and drops with "{i}" and heads written out, spelled like the tensor `names` of the source."""
+        layers = model.num_layers
+        rows = [Row(row.name, with_heads(row.expr, model.heads)) for row in self.rows]
+        drops = list(self.drops)
         if self.optional_prefix and not any(name.startswith(self.optional_prefix) for name in names):
             rows = [Row(row.name, rename(row.expr, self.optional_prefix, "")) for row in rows]
             drops = [Drop(drop.name.replace(self.optional_prefix, "")) for drop in drops]
@@ -74,9 +81,10 @@ def family_names() -> tuple[str, ...]:
 def find_family(model_type: str) -> Family:
     """The table in `families/<model_type>.py`. Raises UnsupportedModelError if there is none."""
     if model_type not in family_names():
-        guess = nearest(model_type, family_names())
+        guess = None if model_type in MISSING else nearest(model_type, family_names())
         raise UnsupportedModelError(
-            f"models of type {model_type!r} are not supported",
+            f"models of type {model_type!r} are not supported"
+            + (f": they need {' and '.join(MISSING[model_type])}" if model_type in MISSING else ""),
             expected=", ".join(family_names()),
             hint=f"{guess + ' ' if guess else ''}A new family is one file: convert/families/<model_type>.py",
         )
@@ -96,11 +104,7 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
                           expected=", ".join(family_names()))  # fmt: skip
     family = find_family(section.text("model_type"))
     for key in REFUSED:
-        if section.raw(key):
-            raise UnsupportedModelError(
-                "the model has a feature that is not supported", where=section.place(key),
-                got=repr(section.raw(key))[:200],
-            )  # fmt: skip
+        _refuse(section, key)
     for key in WITHOUT_EFFECT:
         section.has(key)
     config = family.read(section, names)
@@ -109,4 +113,17 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
             "the query heads cannot be shared evenly among the key heads", where=section.where,
             got=f"{config.heads} query heads, {config.kv_heads} key and value heads",
         )  # fmt: skip
+    unread = section.unread()
+    for key in REFUSED_UNLESS_READ:
+        if key in unread:
+            _refuse(section, key)
     return family, config, section.unread()
+
+
+def _refuse(section: Section, key: str) -> None:
+    """Raise UnsupportedModelError where the key asks for something."""
+    if section.raw(key):
+        raise UnsupportedModelError(
+            "the model has a feature that is not supported", where=section.place(key),
+            got=repr(section.raw(key))[:200],
+        )  # fmt: skip

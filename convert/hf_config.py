@@ -1,6 +1,8 @@
-"""What several families spell alike in config.json: activation, head size, rotary positions."""
+"""What several families spell alike in config.json: activation, head size, key heads, windows."""
 
-from ingot.configs.model import Activation, Llama3Scaling, RopeConfig
+from collections.abc import Sequence
+
+from ingot.configs.model import Activation
 from ingot.configs.read import Section
 from ingot.errors import ConfigError, UnsupportedModelError
 
@@ -33,47 +35,33 @@ def read_head_dim(section: Section, hidden: int, heads: int, *, hidden_key: str,
     return hidden // heads
 
 
-def read_rope(section: Section, head_dim: int, max_positions: int) -> RopeConfig:
-    """transformers 4 spells rope_theta and rope_scaling, transformers 5 one object rope_parameters."""
-    if section.has("rope_parameters") and section.has("rope_scaling"):
+def read_kv_heads(section: Section, heads: int, default: int | None = None) -> int:
+    """num_key_value_heads; a null means one per query head, as does an absent key without a default."""
+    if default is None or section.is_null("num_key_value_heads"):
+        default = heads
+    return section.integer("num_key_value_heads", default, minimum=1)
+
+
+def read_window(section: Section, default: int = 0) -> int:
+    """sliding_window; 0 where it is null or switched off, or absent and the family has no default."""
+    if section.is_null("sliding_window"):
+        return 0
+    window = section.integer("sliding_window", default, minimum=0)
+    return window if section.boolean("use_sliding_window", True) else 0
+
+
+def windows_by_type(section: Section, layers: int, window: int, usual: Sequence[bool]) -> tuple[int, ...]:
+    """layer_types says which layers have the window; where it is absent, `usual` does. Empty: none has one."""
+    kinds = section.words("layer_types") or tuple("sliding_attention" if each else "full_attention" for each in usual)
+    if len(kinds) != layers:
         raise ConfigError(
-            "rope_parameters and rope_scaling are both given", where=section.place("rope_scaling"),
-            hint="keep rope_parameters",
+            "there is not one type for each layer", where=section.place("layer_types"), expected=str(layers),
+            got=str(len(kinds)),
         )  # fmt: skip
-    rope = section.section("rope_parameters" if section.has("rope_parameters") else "rope_scaling")
-    outer_theta = section.number("rope_theta", 10000.0, above=0)
-    theta = rope.number("rope_theta", outer_theta, above=0)
-    if head_dim % 2:
-        raise ConfigError("rotary positions need an even head_dim", where=section.where, got=str(head_dim))
-    partial = rope.number("partial_rotary_factor", section.number("partial_rotary_factor", 1.0))
-    if partial != 1:
+    for kind in set(kinds) - {"sliding_attention", "full_attention"}:
         raise UnsupportedModelError(
-            "partial rotary positions are not supported in this family",
-            where=rope.place("partial_rotary_factor"), expected="1", got=str(partial),
+            "the layer type is not supported", where=section.place("layer_types"),
+            expected="full_attention, sliding_attention", got=kind,
         )  # fmt: skip
-    legacy = rope.text("type", "default")
-    match kind := rope.text("rope_type", legacy):
-        case "default":
-            return RopeConfig(theta=theta, rotary_dim=head_dim)
-        case "linear":
-            return RopeConfig(theta=theta, rotary_dim=head_dim, linear_factor=rope.number("factor", above=0))
-        case "llama3":
-            inner = rope.integer("original_max_position_embeddings", max_positions, minimum=1)
-            scaling = Llama3Scaling(
-                factor=rope.number("factor", above=0),
-                low_freq_factor=rope.number("low_freq_factor", above=0),
-                high_freq_factor=rope.number("high_freq_factor", above=0),
-                original_positions=section.integer("original_max_position_embeddings", inner, minimum=1),
-            )
-            if scaling.high_freq_factor <= scaling.low_freq_factor:
-                raise ConfigError(
-                    "the frequency factors are in the wrong order", where=rope.place("high_freq_factor"),
-                    expected=f"more than low_freq_factor ({scaling.low_freq_factor:g})",
-                    got=f"{scaling.high_freq_factor:g}",
-                )  # fmt: skip
-            return RopeConfig(theta=theta, rotary_dim=head_dim, llama3=scaling)
-        case _:
-            raise UnsupportedModelError(
-                "the scaling of rotary positions is not supported", where=rope.place("rope_type"),
-                expected="default, linear, llama3", got=kind,
-            )  # fmt: skip
+    windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    return windows if any(windows) else ()

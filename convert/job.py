@@ -14,6 +14,7 @@ from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import read_model
 from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source
+from ingot.convert.tokenizer_files import make_tokenizer
 from ingot.convert.weights import Bits, Drop, Row, Take, blocks, claim, infer, sources
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
@@ -41,6 +42,7 @@ class Weight:
 class Job:
     """files       name of a safetensors file → its weights in order
     read_files  what the Checkpoint is made from, for the record of hashes
+    tokenizer   a tokenizer.json made from older files, if that is needed
     companions  directory whose tokenizer and generation files are copied, if any
     generation  token ids for a generation_config.json where the source has none
     """
@@ -51,6 +53,7 @@ class Job:
     companions: Path | None
     generation: Mapping[str, object]
     warnings: tuple[str, ...]
+    tokenizer: Mapping[str, object] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +65,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
     """Copy the weights of a Hugging Face directory, file by file in the order of their bits."""
     source = Source.open(folder)
     family, model, unknown = read_model(source.config, source.tensors)
-    rows, drops = family.table(model.num_layers, source.tensors)
+    rows, drops = family.table(model, source.tensors)
     if model.tied_embeddings:
         drops += _tied_copy(rows, source.tensors)
     chosen = claim(rows, drops, source.tensors, weight_shapes(model))
@@ -76,6 +79,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
         files=files,
         read_files=source.files,
         companions=source.path,
+        tokenizer=make_tokenizer(source.path),
         generation=_generation(source.config),
         warnings=_unknown_keys(unknown),
     )

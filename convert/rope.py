@@ -13,6 +13,8 @@ def inverse_frequencies(rope: RopeConfig) -> Frequencies:
     exponent = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
     frequencies = np.float32(1) / np.power(np.float32(rope.theta), exponent)
     frequencies = frequencies / np.float32(rope.linear_factor)
+    if rope.factors:
+        frequencies = np.float32(1) / (np.array(rope.factors, np.float32) * (np.float32(rope.theta) ** exponent))
     return _blend(frequencies, rope.llama3) if rope.llama3 else frequencies
 
 

@@ -5,6 +5,7 @@
     Concat((e, f), axis=0)           one behind the other
     Stack((e, f))                    along a new first axis
     Split(e, parts=3, index=1)       one of equal parts along `axis`
+    Regroup(e, parts=3)              rows that lie head by head, [heads, parts, n] → part by part, [parts, heads, n]
 
 A Take streams block by block; the others are made in memory, one weight at a time.
 """
@@ -56,7 +57,16 @@ class Split:
     axis: int = 0
 
 
-Expr = Take | Transpose | Concat | Stack | Split
+@dataclasses.dataclass(frozen=True)
+class Regroup:
+    """heads: 0 in a family's table stands for the model's number of heads."""
+
+    of: "Expr"
+    parts: int
+    heads: int = 0
+
+
+Expr = Take | Transpose | Concat | Stack | Split | Regroup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +89,7 @@ def sources(expr: Expr) -> tuple[str, ...]:
     match expr:
         case Take(name):
             return (name,)
-        case Transpose(of) | Split(of):
+        case Transpose(of) | Split(of) | Regroup(of):
             return sources(of)
         case Concat(of) | Stack(of):
             return tuple(name for part in of for name in sources(part))
@@ -90,10 +100,23 @@ def rename(expr: Expr, old: str, new: str) -> Expr:
     match expr:
         case Take(name):
             return Take(name.replace(old, new))
-        case Transpose(of) | Split(of):
+        case Transpose(of) | Split(of) | Regroup(of):
             return dataclasses.replace(expr, of=rename(of, old, new))
         case Concat(of) | Stack(of):
             return dataclasses.replace(expr, of=tuple(rename(part, old, new) for part in of))
+
+
+def with_heads(expr: Expr, heads: int) -> Expr:
+    """The expression with the number of heads filled in."""
+    match expr:
+        case Take():
+            return expr
+        case Regroup(of):
+            return dataclasses.replace(expr, of=with_heads(of, heads), heads=heads)
+        case Transpose(of) | Split(of):
+            return dataclasses.replace(expr, of=with_heads(of, heads))
+        case Concat(of) | Stack(of):
+            return dataclasses.replace(expr, of=tuple(with_heads(part, heads) for part in of))
 
 
 def infer(expr: Expr, tensors: Mapping[str, StoredTensor]) -> tuple[DType, Shape]:
@@ -109,6 +132,11 @@ def infer(expr: Expr, tensors: Mapping[str, StoredTensor]) -> tuple[DType, Shape
             if shape[axis] % parts:
                 raise _unfit(expr, f"axis {axis} divisible by {parts}", str(list(shape)))
             return dtype, (*shape[:axis], shape[axis] // parts, *shape[axis + 1 :])
+        case Regroup(of, parts, heads):
+            dtype, shape = infer(of, tensors)
+            if shape[0] % (parts * heads):
+                raise _unfit(expr, f"rows divisible by {parts} x {heads}", str(list(shape)))
+            return dtype, shape
         case Concat(of, axis):
             dtype, shapes = _alike(expr, of, tensors, free_axis=axis)
             return dtype, (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])
@@ -155,6 +183,9 @@ def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
             return _evaluate(of, tensors).T
         case Split(of, parts, index, axis):
             return np.split(_evaluate(of, tensors), parts, axis=axis)[index]
+        case Regroup(of, parts, heads):
+            rows = _evaluate(of, tensors)
+            return rows.reshape(heads, parts, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
         case Concat(of, axis):
             return np.concatenate([_evaluate(part, tensors) for part in of], axis=axis)
         case Stack(of):

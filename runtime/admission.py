@@ -8,7 +8,8 @@ import numpy as np
 from ingot.configs.sampling import SamplingParams, check_integer
 from ingot.errors import RequestError
 from ingot.plan import Limits
-from ingot.runtime.request import Request
+from ingot.runtime.request import MAX_PRIORITY, Request
+from ingot.runtime.rules import NO_RULES, Rules, read_processors
 from ingot.runtime.sampler import request_seed
 from ingot.step_io import Int32
 
@@ -65,71 +66,104 @@ def read_end_ids(end_id: int | Sequence[int] | None, facts: ModelFacts) -> froze
     return frozenset(int(token) for token in ids)
 
 
+def read_turn(priority: int, cache_salt: str | None) -> tuple[int, str]:
+    """When a call's requests start, and with whom they share blocks. Raises RequestError."""
+    check_integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise RequestError("cache_salt must be text", got=repr(cache_salt)[:100])
+    return int(priority), cache_salt or ""
+
+
 def read_pad_id(pad_id: int) -> int:
     """Any int32; it need not be a token."""
     check_integer("pad_id", pad_id, -(2**31), 2**31 - 1)
     return int(pad_id)
 
 
-def read_stop_words(stop_words_list: object, num_prompts: int, vocab_size: int) -> list[list[tuple[int, ...]]]:
-    """Per prompt a list of token sequences → the same as tuples; None: no stop words."""
-    if stop_words_list is None:
+def read_words(name: str, words_list: object, num_prompts: int, vocab_size: int) -> list[list[tuple[int, ...]]]:
+    """Per prompt a list of token sequences → the same as tuples; None: none."""
+    if words_list is None:
         return [[] for _ in range(num_prompts)]
-    if not isinstance(stop_words_list, (list, tuple)) or len(stop_words_list) != num_prompts:
+    if not isinstance(words_list, (list, tuple)) or len(words_list) != num_prompts:
         raise RequestError(
-            "stop_words_list must hold, for each prompt, a list of token sequences",
-            expected=f"a list of {num_prompts} lists, e.g. [[[13], [2, 4]], ...]", got=repr(stop_words_list)[:100],
+            f"{name} must hold, for each prompt, a list of token sequences",
+            expected=f"a list of {num_prompts} lists, e.g. [[[13], [2, 4]], ...]", got=repr(words_list)[:100],
         )  # fmt: skip
     read: list[list[tuple[int, ...]]] = []
-    for index, words in enumerate(stop_words_list):
+    for index, words in enumerate(words_list):
         if words is not None and not isinstance(words, (list, tuple)):
             raise RequestError(
-                "the stop words of a prompt must be a list of token sequences", where=f"prompt {index}",
-                got=repr(words)[:100],
-            )  # fmt: skip
-        named = [read_ids(word, vocab_size, f"stop word {n} of prompt {index}") for n, word in enumerate(words or ())]
+                f"{name} of a prompt must be a list of token sequences", where=f"prompt {index}", got=repr(words)[:100]
+            )
+        named = [read_ids(word, vocab_size, f"{name}: {n} of prompt {index}") for n, word in enumerate(words or ())]
         read.append([tuple(word.tolist()) for word in named])
     return read
 
 
-def params_per_prompt(
-    num_prompts: int,
-    config: SamplingParams | None,
-    *,
-    max_new_tokens: int | None,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    random_seed: int | Sequence[int] | None,
-    num_return_sequences: int | None,
-) -> list[SamplingParams]:
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Arguments:
+    """What `ModelRunner.generate` takes about choosing tokens, with TensorRT-LLM's names; None: unsaid."""
+
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    random_seed: int | Sequence[int] | None = None
+    num_return_sequences: int | None = None
+    min_length: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+def params_per_prompt(num_prompts: int, config: SamplingParams | None, own: Arguments) -> list[SamplingParams]:
     """One SamplingParams per prompt, from `config` or from the other arguments, never from both."""
-    own = (max_new_tokens, temperature, top_k, top_p, random_seed, num_return_sequences)
     if config is not None:
         if not isinstance(config, SamplingParams):
             raise RequestError("sampling_config must be SamplingParams", got=type(config).__name__)
-        if any(value is not None for value in own):
+        if own != Arguments():
             raise RequestError("sampling_config and other sampling arguments exclude each other", hint="give one")
+        _refuse_texts(config)
         return [config] * num_prompts
-    for name, value in (("max_new_tokens", max_new_tokens), ("num_return_sequences", num_return_sequences)):
-        if value is not None:
-            check_integer(name, value, 1)
-    seeds = list(random_seed) if isinstance(random_seed, Sequence) else [random_seed] * num_prompts
+    for name, minimum in (("max_new_tokens", 1), ("num_return_sequences", 1), ("min_length", 0)):
+        if getattr(own, name) is not None:
+            check_integer(name, getattr(own, name), minimum)
+    seed = own.random_seed
+    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * num_prompts
     if len(seeds) != num_prompts:
         raise RequestError("random_seed must be one seed, or one per prompt", got=f"{len(seeds)} for {num_prompts}")
-    greedy = temperature is None and top_k is None and top_p is None
+    greedy = own.temperature is None and own.top_k is None and own.top_p is None
     default_temperature = 0.0 if greedy else 1.0
     return [
         SamplingParams(
-            max_tokens=max_new_tokens,
-            temperature=default_temperature if temperature is None else temperature,
-            top_k=0 if top_k is None else top_k,
-            top_p=1.0 if top_p is None else top_p,
+            max_tokens=own.max_new_tokens,
+            min_tokens=own.min_length or 0,
+            temperature=default_temperature if own.temperature is None else own.temperature,
+            top_k=0 if own.top_k is None else own.top_k,
+            top_p=1.0 if own.top_p is None else own.top_p,
+            repetition_penalty=1.0 if own.repetition_penalty is None else own.repetition_penalty,
+            presence_penalty=own.presence_penalty or 0.0,
+            frequency_penalty=own.frequency_penalty or 0.0,
             seed=seed,
-            n=num_return_sequences or 1,
+            n=own.num_return_sequences or 1,
         )
         for seed in seeds
     ]
+
+
+def _refuse_texts(params: SamplingParams) -> None:
+    """ModelRunner knows no texts."""
+    ways = {"stop": "stop_words_list", "bad_words": "bad_words_list"}
+    for name, way in ways.items():
+        if getattr(params, name):
+            raise RequestError(
+                f"ModelRunner has no tokenizer for {name}", hint=f"pass token ids as {way}, or use ingot.LLM"
+            )
+    if params.include_stop_str or not params.skip_special_tokens:
+        raise RequestError(
+            "include_stop_str and skip_special_tokens are about text, and ModelRunner returns token ids",
+            hint="leave them out, or use ingot.LLM",
+        )
 
 
 def make_requests(
@@ -141,16 +175,24 @@ def make_requests(
     default_max_tokens: int | None = None,
     end_ids: frozenset[int] | None = None,
     stop_words: Sequence[tuple[int, ...]] = (),
+    bad_words: Sequence[tuple[int, ...]] = (),
     want_context_logits: bool = False,
     want_generation_logits: bool = False,
+    priority: int = 0,
+    cache_salt: str = "",
 ) -> list[Request]:
     """The params.n requests of one prompt, checked against the engine's limits. Raises RequestError.
 
     default_max_tokens  where params.max_tokens is None; lowered to what fits; None: as many as fit
     end_ids             None: the engine's, unless params.ignore_eos
+    stop_words, bad_words  token sequences; those of params.stop and params.bad_words need a tokenizer
     """
     max_new_tokens = _max_new_tokens(len(prompt), params.max_tokens, default_max_tokens, facts.limits, where)
     ends = (frozenset() if params.ignore_eos else facts.end_ids) if end_ids is None else end_ids
+    rules = _rules(params, bad_words, max_new_tokens, facts.vocab_size, where)
+    logprobs, prompt_logprobs = (
+        _num_probs(name, getattr(params, name), facts.vocab_size, where) for name in ("logprobs", "prompt_logprobs")
+    )
     return [
         Request(
             prompt,
@@ -159,13 +201,50 @@ def make_requests(
             top_k=max(int(params.top_k), 0),
             top_p=float(params.top_p),
             seed=request_seed(params.seed, index),
+            rules=rules,
+            logprobs=logprobs,
+            # of equal prompts one computes all positions, the others find its blocks
+            prompt_logprobs=prompt_logprobs if index == 0 else None,
             end_ids=ends | frozenset(params.stop_token_ids),
             stop_words=stop_words,
-            want_context_logits=want_context_logits,
+            want_context_logits=want_context_logits and index == 0,
             want_generation_logits=want_generation_logits,
+            priority=priority,
+            cache_salt=cache_salt.encode(),
         )
         for index in range(params.n)
     ]
+
+
+def _rules(
+    params: SamplingParams, bad_words: Sequence[tuple[int, ...]], max_new_tokens: int, vocab_size: int, where: str
+) -> Rules:
+    if params.min_tokens > max_new_tokens:
+        raise RequestError(
+            "more tokens are asked for at least than at most", where=where, expected=f"at most {max_new_tokens}",
+            got=str(params.min_tokens),
+        )  # fmt: skip
+    for token in params.logit_bias or ():
+        check_integer("a token id of logit_bias", token, 0, vocab_size - 1)
+    rules = Rules(
+        min_p=float(params.min_p),
+        repetition_penalty=float(params.repetition_penalty),
+        frequency_penalty=float(params.frequency_penalty),
+        presence_penalty=float(params.presence_penalty),
+        logit_bias=tuple((int(token), float(bias)) for token, bias in (params.logit_bias or {}).items()),
+        bad_words=tuple(bad_words),
+        min_tokens=int(params.min_tokens),
+        processors=read_processors(params.logits_processors),
+    )
+    return NO_RULES if rules == NO_RULES else rules
+
+
+def _num_probs(name: str, wanted: int | None, vocab_size: int, where: str) -> int | None:
+    if wanted is not None and wanted > vocab_size:
+        raise RequestError(
+            f"{name} is more than there are tokens", where=where, expected=f"at most {vocab_size}", got=str(wanted)
+        )
+    return vocab_size if wanted == -1 else wanted
 
 
 def _max_new_tokens(num_prompt: int, given: int | None, default: int | None, limits: Limits, where: str) -> int:

@@ -9,17 +9,17 @@ then it waits for that step. Requests of all callers share every step. While a s
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypedDict, TypeVar
 
-import numpy as np
-
 from ingot.errors import CapacityError, IngotError, RequestError
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.request import FinishReason, Request
+from ingot.runtime.run_step import Outcome, run_step
 from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.step_batch import ScheduledStep, assemble, count_kinds, keep_logits
+from ingot.runtime.step_batch import ScheduledStep, assemble, count_kinds, keep_results, unfit
 from ingot.step_io import Session, StepResult
 
 Result = TypeVar("Result")
@@ -28,7 +28,15 @@ _STEP_LOG_LENGTH = 100_000  # the most recent steps
 
 
 class Stats(TypedDict):
-    """prefix_hit_tokens and blocks_cached are 0 until the prefix cache exists."""
+    """blocks_used + blocks_cached + free ones = blocks_total. All below requests_waiting count from the beginning.
+
+    blocks_cached         held by nobody, kept for their contents
+    prefix_hit_tokens     prompt tokens that were not computed, for their blocks were there
+    preemptions           the sum of the two reasons:
+    preempted_for_others  a request before it needed a block
+    preempted_for_itself  it needed a block, and nobody came after it
+    preempted_tokens      their cost: tokens computed again because of preemptions
+    """
 
     blocks_total: int
     blocks_used: int
@@ -36,6 +44,9 @@ class Stats(TypedDict):
     requests_running: int
     requests_waiting: int
     preemptions: int
+    preempted_for_others: int
+    preempted_for_itself: int
+    preempted_tokens: int
     prefix_hit_tokens: int
 
 
@@ -48,6 +59,7 @@ class Executor:
         self._stepping = False
         self._closed = False
         self._arrivals = 0
+        self._session_seconds = 0.0
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
 
     def add(self, requests: Iterable[Request]) -> None:
@@ -69,6 +81,7 @@ class Executor:
                 request.arrival = self._arrivals
                 self._arrivals += 1
                 self._scheduler.add(request)
+            self._turn.notify_all()
 
     def abort(self, requests: Iterable[Request]) -> None:
         """End requests now; their blocks are free when this returns. Finished ones stay as they are."""
@@ -77,14 +90,14 @@ class Executor:
                 self._end(request, FinishReason.ABORT)
             self._turn.notify_all()
 
-    def wait(self, ready: Callable[[], bool], result: Callable[[], Result]) -> Result:
+    def wait(self, ready: Callable[[], bool], result: Callable[[], Result], *, steps: bool = True) -> Result:
         """`result()` as soon as `ready()` holds, running steps meanwhile; no step changes anything in between.
 
-        `ready()` must become true while requests advance or end.
+        `ready()` must become true while requests advance or end. steps: False leaves the steps to other threads.
         """
         with self._turn:
             while not ready():
-                if self._stepping:
+                if self._stepping or not steps:
                     self._turn.wait()
                 else:
                     self._step()
@@ -100,6 +113,20 @@ class Executor:
                 return False
             self._step()
             return True
+
+    def run_until(self, stop: Callable[[], bool]) -> None:
+        """Run steps while there are requests, sleep while there are none; for a thread of its own. See `wake`."""
+        with self._turn:
+            while not (self._closed or stop()):
+                if self._stepping or not self._scheduler.has_work:
+                    self._turn.wait()
+                else:
+                    self._step()
+
+    def wake(self) -> None:
+        """Have every waiting thread look again at what it waits for."""
+        with self._turn:
+            self._turn.notify_all()
 
     def drain(self) -> None:
         """Run until every request has ended."""
@@ -125,12 +152,20 @@ class Executor:
             return Stats(
                 blocks_total=self._blocks.num_blocks,
                 blocks_used=self._blocks.num_used,
-                blocks_cached=0,
+                blocks_cached=self._blocks.num_cached,
                 requests_running=len(self._scheduler.running),
                 requests_waiting=len(self._scheduler.waiting),
                 preemptions=self._scheduler.preemptions,
-                prefix_hit_tokens=0,
+                preempted_for_others=self._scheduler.preempted_for_others,
+                preempted_for_itself=self._scheduler.preempted_for_itself,
+                preempted_tokens=self._scheduler.preempted_tokens,
+                prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
             )
+
+    def session_seconds(self) -> float:
+        """Time that steps spent in the session so far: the rest of a busy executor's time is the host's work."""
+        with self._turn:
+            return self._session_seconds
 
     def step_log(self) -> list[list[int]]:
         """[prefill tokens, decode rows] of each step, the most recent 100,000."""
@@ -139,28 +174,34 @@ class Executor:
 
     def _step(self) -> None:
         """One step; the lock is held, except while the session computes."""
+        start = time.perf_counter()
         chunks = self._scheduler.schedule()
         assert chunks, "the oldest request can always advance"
         self._steps.append(count_kinds(chunks))
         step = assemble(chunks)
         self._stepping = True
         self._turn.release()
+        begin = time.perf_counter()
         try:
             outcomes = self._run(step)
         finally:
+            taken = time.perf_counter() - begin
             self._turn.acquire()
+            self._session_seconds += taken
             self._stepping = False
             self._turn.notify_all()
         for part, outcome in outcomes:
             self._finish_step(part, outcome)
+        if self._scheduler.pace is not None and len(outcomes) == 1:
+            self._scheduler.pace.times.observe(len(step.batch.ids), 1e3 * (time.perf_counter() - start))
 
-    def _run(self, step: ScheduledStep) -> list[tuple[ScheduledStep, StepResult | IngotError]]:
+    def _run(self, step: ScheduledStep) -> list[Outcome]:
         """The step's result; if it fails, each request alone, so that the one at fault fails alone.
 
         Computing a chunk again writes the same keys and values to the same slots.
         """
         try:
-            return [(step, self._session.run(step.batch))]
+            return run_step(self._session, step)
         except Exception as error:
             if len(step.chunks) == 1:
                 return [(step, _in_words(error))]
@@ -173,27 +214,27 @@ class Executor:
         if isinstance(outcome, IngotError):
             self._fail(step.chunks, outcome)
             return
-        keep_logits(step, outcome)
+        for request, error in unfit(step, outcome):
+            self._fail([request], error)
+        keep_results(step, outcome)
         for request, count in step.chunks.items():
             if not request.finished:
                 request.num_computed += count
-        finite = np.isfinite(outcome.log_probs).tolist()
-        for request, token, log_prob, sane in zip(
-            step.sampled, outcome.ids.tolist(), outcome.log_probs.tolist(), finite, strict=True
+                self._blocks.seal(request.blocks, request.tokens, request.num_computed)
+        count = len(step.sampled)
+        for request, token, log_prob in zip(
+            step.sampled, outcome.ids[:count].tolist(), outcome.log_probs[:count].tolist(), strict=True
         ):
-            if request.finished:
-                continue
-            if not sane:
-                self._fail([request], RequestError("the model's logits for this request are not finite numbers"))
-                continue
-            request.append(token, log_prob)
-            if request.finished:
-                self._scheduler.remove(request)
+            if not request.finished:
+                request.append(token, log_prob)
+                if request.finished:
+                    self._scheduler.remove(request)
 
     def _fail(self, requests: Iterable[Request], error: IngotError) -> None:
         for request in requests:
             if not request.finished:
                 request.error = error
+                self._blocks.forget(request.blocks)
                 self._end(request, FinishReason.ABORT)
 
     def _end(self, request: Request, reason: FinishReason) -> None:

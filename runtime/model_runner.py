@@ -9,38 +9,34 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ingot.configs.runtime import Policy, runtime_config
-from ingot.configs.sampling import SamplingParams, refuse_not_yet
+from ingot.configs.runtime import Policy, RuntimeConfig, runtime_config
+from ingot.configs.sampling import SamplingParams
 from ingot.engine import Engine
 from ingot.errors import RequestError
 from ingot.runtime.admission import (
+    Arguments,
     ModelFacts,
     make_requests,
     params_per_prompt,
     read_end_ids,
     read_pad_id,
     read_prompts,
-    read_stop_words,
+    read_turn,
+    read_words,
 )
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.executor import Executor, Stats
 from ingot.runtime.outputs import Outputs, Wanted
 from ingot.runtime.request import Request
-from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler import Pace, Scheduler
 from ingot.runtime.session import LoadedEngine, load_engine
+from ingot.runtime.step_times import measure_step_times
 from ingot.step_io import Int32
 
 _DEFAULT_NEW_TOKENS = 20
 
-# Arguments whose feature does not exist yet → the values that ask for nothing.
-_NOT_YET: Mapping[str, tuple[object, ...]] = {
-    "num_beams": (1, None),
-    "bad_words_list": (None, [], ()),
-    "min_length": (None, 0, 1),
-    "repetition_penalty": (None, 1),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-}
+WordsList = Sequence[Sequence[Sequence[int]] | None]
+"""Per prompt a list of token sequences."""
 
 
 class ModelRunner:
@@ -51,9 +47,10 @@ class ModelRunner:
     """
 
     def __init__(
-        self, loaded: LoadedEngine, *, policy: Policy = Policy.MAX_UTILIZATION, shuffle: random.Random | None = None
+        self, loaded: LoadedEngine, config: RuntimeConfig | None = None, *, shuffle: random.Random | None = None
     ) -> None:
-        """shuffle: hand out KV blocks in random order; for tests."""
+        """config: what it says about scheduling. shuffle: hand out KV blocks in random order; for tests."""
+        config = config or RuntimeConfig()
         manifest, plan = loaded.engine.manifest, loaded.engine.plan
         self.engine: Engine = loaded.engine
         self.facts = ModelFacts(
@@ -62,8 +59,18 @@ class ModelRunner:
             end_ids=frozenset(manifest.eos_ids),
             pad_id=0 if manifest.pad_id is None else manifest.pad_id,
         )
-        self.blocks = BlockManager(loaded.session.num_blocks, plan.kv.tokens_per_block, shuffle=shuffle)
-        self.executor = Executor(loaded.session, Scheduler(loaded.limits, self.blocks, policy), self.blocks)
+        self.blocks = BlockManager(
+            loaded.session.num_blocks,
+            plan.kv.tokens_per_block,
+            prefix_cache=config.enable_prefix_cache,
+            shuffle=shuffle,
+        )
+        pace = None
+        if config.tpot_target is not None:
+            times = measure_step_times(loaded.session, self.blocks, loaded.limits, config.tpot_target)
+            pace = Pace(times=times, tpot_target=config.tpot_target)
+        scheduler = Scheduler(loaded.limits, self.blocks, config.policy, mixed=config.enable_chunked_prefill, pace=pace)
+        self.executor = Executor(loaded.session, scheduler, self.blocks)
 
     @classmethod
     def from_dir(
@@ -77,27 +84,35 @@ class ModelRunner:
         max_num_tokens: int | None = None,
         enable_prefix_cache: bool = True,
         policy: str | Policy = Policy.MAX_UTILIZATION,
+        enable_chunked_prefill: bool = True,
+        tpot_target: float | None = None,
+        max_seq_len: int | None = None,
     ) -> "ModelRunner":
         """Open an engine directory.
 
-        rank                 which rank file
-        threads              None: every core of this process
-        isa                  cap on what this machine claims: "avx2", "avx512" or "amx"
-        kv_cache_memory      bytes or e.g. "2GiB"; None: min(max_batch_size x max_seq_len tokens, 40 % of what is free)
-        max_batch_size       requests running at once, at most the engine's
-        max_num_tokens       tokens per step, at most the engine's; longer prompts come in chunks
-        enable_prefix_cache  allow sharing blocks of equal prompt heads. This version has no prefix cache yet: every
-                             prompt is computed in full, and stats() counts 0 prefix_hit_tokens, with True as with False
-        policy               "max_utilization" (preempts the youngest request when blocks run out) or
-                             "guaranteed_no_evict" (starts a request only when its whole length has room)
+        rank                    which rank file
+        threads                 None: every core of this process
+        isa                     cap on what this machine claims: "avx2", "avx512" or "amx"
+        kv_cache_memory         bytes or e.g. "2GiB"; None: min(max_batch_size x max_seq_len tokens, 40 % of what is
+                                free)
+        max_batch_size          requests running at once, at most the engine's
+        max_num_tokens          tokens per step, at most the engine's; longer prompts come in chunks
+        max_seq_len             tokens of a request, prompt included; at most the engine's
+        enable_prefix_cache     requests whose tokens begin alike share the blocks of that head and compute it once
+        policy                  "max_utilization" (preempts a request when blocks run out) or "guaranteed_no_evict"
+                                (starts a request only when its whole length has room)
+        enable_chunked_prefill  False: a step carries either whole prompts or decode rows, never both
+        tpot_target             milliseconds that a step with decode rows should take at most: bounds the prompt tokens
+                                beside them, by step times measured here and corrected while running
 
         Raises EngineError, TargetError, UsageError or CapacityError, each in words.
         """
         config = runtime_config(
             rank=rank, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
-            max_num_tokens=max_num_tokens, enable_prefix_cache=enable_prefix_cache, policy=policy,
+            max_num_tokens=max_num_tokens, max_seq_len=max_seq_len, enable_prefix_cache=enable_prefix_cache,
+            policy=policy, enable_chunked_prefill=enable_chunked_prefill, tpot_target=tpot_target,
         )  # fmt: skip
-        return cls(load_engine(engine_dir, config), policy=config.policy)
+        return cls(load_engine(engine_dir, config), config)
 
     def generate(
         self,
@@ -111,8 +126,15 @@ class ModelRunner:
         pad_id: int | None = None,
         random_seed: int | Sequence[int] | None = None,
         num_return_sequences: int | None = None,
-        stop_words_list: Sequence[Sequence[Sequence[int]] | None] | None = None,
+        stop_words_list: WordsList | None = None,
+        bad_words_list: WordsList | None = None,
+        min_length: int | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
         sampling_config: SamplingParams | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
         streaming: bool = False,
         return_dict: bool = False,
         output_log_probs: bool = False,
@@ -123,45 +145,35 @@ class ModelRunner:
     ) -> Any:
         """Continue each prompt of `batch_input_ids` (lists, numpy or torch arrays of token ids).
 
-        Greedy unless temperature, top_k or top_p is given (then temperature=1, top_k=0, top_p=1 are the defaults).
-
-        max_new_tokens        None: 20, or fewer where the limits allow fewer
-        end_id                tokens that end a sequence; None: the engine's, -1: none
-        pad_id                fills up shorter rows; None: the engine's, else 0
-        random_seed           one for all prompts or one per prompt; sequence i of a prompt uses seed + i; None: random
-        stop_words_list       per prompt a list of token sequences; a sequence ends when it ends in one of them
-        sampling_config       SamplingParams instead of the arguments above
-        streaming             an iterator of the result so far, after each step that brought tokens; dropping it aborts
-        others                refused until they exist: num_beams > 1, bad_words_list, min_length, penalties, ...
-
+        Greedy unless temperature, top_k or top_p is given. Every argument: docs/sampling.md.
         Returns int32 [batch, num_return_sequences, longest]: prompt, generated tokens (an end token included), pad_id.
         With return_dict a dictionary: output_ids, sequence_lengths, finish_reasons (None while running), and where
         asked log_probs, cum_log_probs, generation_logits (zeros after the end), context_logits.
         Raises RequestError before anything runs if any prompt or argument is wrong.
         """
         _refuse(others)
+        prompts = read_prompts(batch_input_ids, self.facts.vocab_size)
+        own = Arguments(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, random_seed=random_seed,
+            num_return_sequences=num_return_sequences, min_length=min_length, repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+        )  # fmt: skip
+        params = params_per_prompt(len(prompts), sampling_config, own)
         wanted = Wanted(
             as_dict=return_dict, log_probs=output_log_probs, cum_log_probs=output_cum_log_probs,
             generation_logits=output_generation_logits, context_logits=output_context_logits,
+            logprobs=any(p.logprobs is not None for p in params),
+            prompt_logprobs=any(p.prompt_logprobs is not None for p in params),
         )  # fmt: skip
-        prompts = read_prompts(batch_input_ids, self.facts.vocab_size)
-        params = params_per_prompt(
-            len(prompts), sampling_config, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k,
-            top_p=top_p, random_seed=random_seed, num_return_sequences=num_return_sequences,
-        )  # fmt: skip
-        stop_words = read_stop_words(stop_words_list, len(prompts), self.facts.vocab_size)
-        groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), stop_words, wanted)
-        outputs = Outputs(
-            groups=groups,
-            num_return_sequences=params[0].n if params else num_return_sequences or 1,
-            wanted=wanted,
-            pad_id=self.facts.pad_id if pad_id is None else read_pad_id(pad_id),
-            vocab_size=self.facts.vocab_size,
-        )
+        words, turn = (stop_words_list, bad_words_list), read_turn(priority, cache_salt)
+        groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), words, wanted, turn)
+        pad = self.facts.pad_id if pad_id is None else read_pad_id(pad_id)
+        n, vocab = params[0].n if params else num_return_sequences or 1, self.facts.vocab_size
+        outputs = Outputs(groups=groups, num_return_sequences=n, wanted=wanted, pad_id=pad, vocab_size=vocab)
         return self._stream(outputs) if streaming else self._run(outputs)
 
     def stats(self) -> Stats:
-        """Blocks total, used and cached; requests running and waiting; preemptions; prefix_hit_tokens."""
+        """Blocks total, used and cached; requests running and waiting; preemptions; prefix_hit_tokens; see `Stats`."""
         return self.executor.stats()
 
     def step_log(self) -> list[list[int]]:
@@ -186,9 +198,14 @@ class ModelRunner:
         prompts: Sequence[Int32],
         params: Sequence[SamplingParams],
         end_ids: frozenset[int] | None,
-        stop_words: Sequence[Sequence[tuple[int, ...]]],
+        words: tuple[WordsList | None, WordsList | None],
         wanted: Wanted,
+        turn: tuple[int, str],
     ) -> list[list[Request]]:
+        stop_words, bad_words = (
+            read_words(name, given, len(prompts), self.facts.vocab_size)
+            for name, given in zip(("stop_words_list", "bad_words_list"), words, strict=True)
+        )
         return [
             make_requests(
                 prompt,
@@ -198,8 +215,11 @@ class ModelRunner:
                 default_max_tokens=_DEFAULT_NEW_TOKENS,
                 end_ids=end_ids,
                 stop_words=stop_words[index],
+                bad_words=bad_words[index],
                 want_context_logits=wanted.context_logits,
                 want_generation_logits=wanted.generation_logits,
+                priority=turn[0],
+                cache_salt=turn[1],
             )
             for index, prompt in enumerate(prompts)
         ]
@@ -241,14 +261,19 @@ def _raise_first_error(requests: Sequence[Request]) -> None:
 
 
 def _refuse(others: Mapping[str, object]) -> None:
-    """Arguments that TensorRT-LLM has and ingot has not yet may be given with the value that asks for nothing."""
+    """Everything that is left: beams, which do not exist yet, and what nobody knows."""
     for name, value in others.items():
-        if name not in _NOT_YET:
-            parameters = inspect.signature(ModelRunner.generate).parameters
-            known = [key for key in parameters if key not in ("self", "others")]
-            near = difflib.get_close_matches(name, known, n=1)
-            raise RequestError(
-                f"generate has no argument {name!r}", expected=", ".join(known),
-                hint=f"did you mean {near[0]!r}?" if near else "leave it out",
-            )  # fmt: skip
-        refuse_not_yet(name, value, _NOT_YET[name])
+        if name == "num_beams":
+            if value not in (None, 1):
+                raise RequestError(
+                    "num_beams: beam search does not exist yet", expected="1", got=repr(value)[:100],
+                    hint="num_return_sequences gives several samples of one prompt",
+                )  # fmt: skip
+            continue
+        parameters = inspect.signature(ModelRunner.generate).parameters
+        known = [key for key in parameters if key not in ("self", "others")]
+        near = difflib.get_close_matches(name, known, n=1)
+        raise RequestError(
+            f"generate has no argument {name!r}", expected=", ".join(known),
+            hint=f"did you mean {near[0]!r}?" if near else "leave it out",
+        )  # fmt: skip

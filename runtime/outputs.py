@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.errors import RequestError
+from ingot.runtime.logprobs import as_tables
 from ingot.runtime.request import Request
 from ingot.step_io import Int32
 
@@ -21,9 +22,11 @@ class Wanted:
     cum_log_probs: bool = False
     generation_logits: bool = False
     context_logits: bool = False
+    logprobs: bool = False
+    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
-        asked = self.log_probs or self.cum_log_probs or self.generation_logits or self.context_logits
+        asked = any(getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "as_dict")
         if asked and not self.as_dict:
             raise RequestError(
                 "log probabilities and logits are part of the dictionary", expected="return_dict=True",
@@ -69,6 +72,10 @@ class Outputs:
         if self.wanted.context_logits:
             nothing = np.empty((0, self.vocab_size), dtype=np.float32)
             result["context_logits"] = [np.concatenate([nothing, *group[0].context_logits]) for group in self.groups]
+        if self.wanted.logprobs:
+            result["logprobs"] = [[as_tables(request.token_probs) for request in group] for group in self.groups]
+        if self.wanted.prompt_logprobs:
+            result["prompt_logprobs"] = [[None, *as_tables(group[0].prompt_probs)] for group in self.groups]
         return result
 
     def _output_ids(self) -> Int32:

@@ -11,6 +11,7 @@ A step computes some pending tokens. When none is left, the logits of the last o
 prefill or decode state: a decoding request is one with a single pending token.
 """
 
+import dataclasses
 import enum
 from collections.abc import Sequence
 
@@ -18,7 +19,11 @@ import numpy as np
 
 from ingot.errors import IngotError
 from ingot.runtime.block_manager import BlockTable
+from ingot.runtime.rules import NO_RULES, Rules
 from ingot.step_io import Float32, Int32
+
+PRIORITY_STEP = 256  # requests that may overtake, per level of priority
+MAX_PRIORITY = 1000  # either way
 
 
 class FinishReason(enum.Enum):
@@ -29,15 +34,36 @@ class FinishReason(enum.Enum):
     ABORT = "abort"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TokenProbs:
+    """log_prob and rank (1 is the most likely) of one token, and the most likely ones at its place, best first."""
+
+    token: int
+    log_prob: float
+    rank: int
+    top_ids: Int32
+    top_log_probs: Float32
+
+
 class Request:
     """prompt int32 [num_prompt]; everything else by name.
 
     temperature, top_k, top_p, seed  see step_io.SampleRows
+    rules                    what else bears on its draws
+    logprobs                 how many of the likeliest tokens are wanted at each generated place; None: not even one
+    prompt_logprobs          the same for the tokens of the prompt
     end_ids                  tokens that end it (the token itself is kept)
     stop_words               token sequences that end it (kept too)
+    cache_salt               only requests with the same salt share blocks
+    priority                 lower goes first. A level is worth a head start of PRIORITY_STEP arrivals and no more, so
+                             that everybody's turn comes
     arrival                  order of arrival, set by the executor; smaller is older
+    num_cached               prompt tokens that the prefix cache gave when it started; None before
+    num_lost                 tokens that were in the KV cache when it was preempted last
     context_logits           pieces of float32 [n, vocab], in order, where wanted
     generation_logits        one float32 [vocab] per generated token, where wanted
+    token_probs              one per generated token, where wanted
+    prompt_probs             one per prompt token but the first, where wanted
     error                    why it failed; then finish_reason is ABORT
     """
 
@@ -50,29 +76,46 @@ class Request:
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int = 0,
+        rules: Rules = NO_RULES,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         end_ids: frozenset[int] = frozenset(),
         stop_words: Sequence[tuple[int, ...]] = (),
         want_context_logits: bool = False,
         want_generation_logits: bool = False,
+        cache_salt: bytes = b"",
+        priority: int = 0,
     ) -> None:
         self.max_new_tokens = max_new_tokens
         self.temperature, self.top_k, self.top_p, self.seed = temperature, top_k, top_p, seed
+        self.rules, self.logprobs, self.prompt_logprobs = rules, logprobs, prompt_logprobs
         self.end_ids, self.stop_words = end_ids, tuple(stop_words)
         self.want_context_logits, self.want_generation_logits = want_context_logits, want_generation_logits
+
+        self._uses_prompt_rows = want_context_logits or prompt_logprobs is not None
 
         self.num_prompt = self.num_tokens = len(prompt)
         self.num_computed = 0
         self.tokens = np.empty(len(prompt) + max_new_tokens, dtype=np.int32)
         self.tokens[: len(prompt)] = prompt
-        self.blocks = BlockTable()
-        self.arrival = -1
+        self.blocks = BlockTable(cache_salt)
+        self.priority, self.arrival = priority, -1
+        self.num_cached: int | None = None
+        self.num_lost = 0
 
         self.log_probs: list[float] = []
         self.context_logits: list[Float32] = []
         self.generation_logits: list[Float32] = []
-        self.num_context_logits = 0
+        self.token_probs: list[TokenProbs] = []
+        self.prompt_probs: list[TokenProbs] = []
+        self.num_context_logits = 0  # prompt positions whose logits were of use already
         self.finish_reason: FinishReason | None = None
         self.error: IngotError | None = None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Whose turn is first: the lower rank's. It never changes after arrival."""
+        return self.arrival + self.priority * PRIORITY_STEP, self.arrival
 
     @property
     def num_pending(self) -> int:
@@ -92,14 +135,21 @@ class Request:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def wants_prompt_rows(self) -> bool:
+        """Whether the logits of prompt positions are still of use."""
+        return self._uses_prompt_rows and self.num_context_logits < self.num_prompt
+
     def first_logit_position(self) -> int:
-        """From here to the last known token, logits are wanted: the last token's, or the prompt's not yet copied."""
-        if self.want_context_logits and self.num_context_logits < self.num_prompt:
+        """From here to the last known token, logits are wanted: the last token's, or the prompt's not yet used."""
+        if self.wants_prompt_rows:
             return max(self.num_context_logits, self.num_computed)
         return self.num_tokens - 1
 
     def logit_rows(self, count: int) -> int:
         """Rows of logits that a chunk of `count` pending tokens gives."""
+        if not self._uses_prompt_rows:
+            return int(self.num_computed + count == self.num_tokens)
         return max(0, self.num_computed + count - self.first_logit_position())
 
     def fitting(self, count: int, max_rows: int) -> int:
@@ -111,10 +161,21 @@ class Request:
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         self.log_probs.append(log_prob)
-        if token in self.end_ids or any(self._ends_with(word) for word in self.stop_words):
+        ended = token in self.end_ids or (self.stop_words and any(self._ends_with(word) for word in self.stop_words))
+        if ended and self.num_generated >= self.rules.min_tokens:
             self.finish_reason = FinishReason.STOP
         elif self.num_tokens == len(self.tokens):
             self.finish_reason = FinishReason.LENGTH
+
+    def biases(self) -> tuple[Int32, Float32]:
+        """Tokens, and what is added to their logits in the next draw; -inf bans one."""
+        rules = self.rules
+        banned = [word[-1] for word in rules.bad_words if self._ends_with(word[:-1])]
+        if self.num_generated < rules.min_tokens:
+            banned += self.end_ids
+        ids = [*(token for token, _ in rules.logit_bias), *banned]
+        values = [*(value for _, value in rules.logit_bias), *([-np.inf] * len(banned))]
+        return np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32)
 
     def generated(self) -> Int32:
         """The generated tokens: a view, int32 [num_generated]."""

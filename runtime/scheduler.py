@@ -1,100 +1,211 @@
 """Decides how many tokens of which request the next step computes. It has no prefill or decode mode.
 
-    one step        max_num_tokens = 16
-    ┌───┬───┬───┬───────────────┬─────────┐
-    │ A │ B │ C │ D D D D D D D │ E E E E │   A, B, C: one pending token each (they decode)
-    └───┴───┴───┴───────────────┴─────────┘   D: the rest of its prompt; E: a chunk of its prompt, more to come
+    one step        max_num_tokens = 32, tiles of 8 tokens
+    ┌───┬───┬───┬───────────────┬──────────────────┐
+    │ A │ B │ C │ D D D D D     │ E E E ... 16 E's │   A, B, C: one pending token each (they decode)
+    └───┴───┴───┴───────────────┴──────────────────┘   D: the rest of its prompt; E: a chunk that ends on a tile
 
-First the requests with a single pending token, then other running ones, then waiting ones, each oldest first.
-`running` and `waiting` are in order of arrival, and every running request is older than every waiting one.
+First the requests with a single pending token, then other running ones, then waiting ones. Within each the order is
+`Request.rank`: arrival, moved by priority.
 """
 
-from collections import deque
+import bisect
+import dataclasses
+import operator
 
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.request import Request
+from ingot.runtime.step_times import StepTimes
+
+_TILE = 16  # rows of a tile of the matrix kernels
+
+_rank = operator.attrgetter("rank")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """Keeps steps that carry decode rows within `tpot_target` milliseconds, by what `times` predicts."""
+
+    times: StepTimes
+    tpot_target: float
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class _Step:
+    """A step in the making: what it computes, and the tokens and rows of logits that are left."""
+
+    tokens: int
+    rows: int
+    chunks: dict[Request, int] = dataclasses.field(default_factory=dict)
+    decode_rows: int = 0
+
+    def take(self, request: Request, count: int) -> None:
+        self.chunks[request] = count
+        self.tokens -= count
+        self.rows -= request.logit_rows(count)
 
 
 class Scheduler:
     """Keeps every step within max_num_tokens, max_batch_size and max_logit_rows, and every request within its blocks.
 
-    The oldest request always advances: only younger ones are preempted for it, and `BlockManager` must have room for
-    any single request (the executor checks that when one arrives). So every request ends.
+    The first request by rank is never preempted, nobody starts before it while it waits for room, and `BlockManager`
+    must have room for any single request (the executor checks that when one arrives). As ranks never change, everyone
+    becomes the first some day. So every request ends.
+
+    mixed  False: a step carries either whole prompts or decode rows
+    pace   None: every step may have max_num_tokens
     """
 
-    def __init__(self, limits: Limits, blocks: BlockManager, policy: Policy) -> None:
-        self._limits, self._blocks, self._policy = limits, blocks, policy
-        self.running: list[Request] = []
-        self.waiting: deque[Request] = deque()
-        self.preemptions = 0
+    def __init__(
+        self, limits: Limits, blocks: BlockManager, policy: Policy, *, mixed: bool = True, pace: Pace | None = None
+    ) -> None:
+        self._limits, self._blocks, self._policy, self._mixed, self.pace = limits, blocks, policy, mixed, pace
+        self._tile = min(_TILE, blocks.tokens_per_block)
+        self.running: list[Request] = []  # by rank
+        self.waiting: list[Request] = []  # by rank
+        self.preempted_for_others = self.preempted_for_itself = 0
+        self.preempted_tokens = self.prefix_hit_tokens = 0
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
+    @property
+    def preemptions(self) -> int:
+        return self.preempted_for_others + self.preempted_for_itself
+
     def add(self, request: Request) -> None:
-        """Queue a request that is younger than all others."""
-        self.waiting.append(request)
+        """Queue a request."""
+        bisect.insort(self.waiting, request, key=_rank)
 
     def remove(self, request: Request) -> None:
-        """Forget a request that has ended, wherever it is; its blocks are free at once."""
-        (self.running if request in self.running else self.waiting).remove(request)
+        """Forget a request that has ended, wherever it is; its blocks are free or cached at once."""
+        _take_out(self.running if request.blocks.count else self.waiting, request)
         self._blocks.release(request.blocks)
 
     def schedule(self) -> dict[Request, int]:
         """The next step: number of pending tokens to compute per request, all at least 1. Reserves their blocks."""
-        chunks: dict[Request, int] = {}
-        tokens, rows = self._limits.max_num_tokens, self._limits.max_logit_rows
-        for request in sorted(self.running, key=lambda request: request.num_pending > 1):
-            if not request.blocks.count:
-                continue  # preempted for one before it
-            count = request.fitting(min(request.num_pending, tokens), rows)
-            if count > 0 and self._reserve(request):
-                chunks[request] = count
-                tokens, rows = tokens - count, rows - request.logit_rows(count)
-        while self.waiting and len(self.running) < self._limits.max_batch_size:
-            request = self.waiting[0]
-            count = request.fitting(min(request.num_pending, tokens), rows)
-            if count <= 0 or not self._has_room(request):
+        step = _Step(tokens=self._limits.max_num_tokens, rows=self._limits.max_logit_rows)
+        if self._mixed:
+            self._decode(step)
+            self._slow_down(step)
+        self._continue(step)
+        self._admit(step)
+        if not step.chunks:
+            self._decode(step)
+        return step.chunks
+
+    def _decode(self, step: _Step) -> None:
+        for request in [request for request in self.running if request.num_pending == 1]:
+            # its blocks may have been taken for one before it
+            if step.tokens > 0 and step.rows > 0 and request.blocks.count and self._reserve(request):
+                step.take(request, 1)
+                step.decode_rows += 1
+
+    def _slow_down(self, step: _Step) -> None:
+        """Leave as many tokens beside the decode rows as the TPOT target allows, and always those of one tile."""
+        if self.pace is not None and step.decode_rows:
+            allowed = self.pace.times.budget(self.pace.tpot_target) - step.decode_rows
+            step.tokens = min(step.tokens, max(allowed, self._tile))
+
+    def _continue(self, step: _Step) -> None:
+        for request in self.running:
+            if request.num_pending > 1 and (count := self._chunk(request, step)):
+                step.take(request, count)
+
+    def _admit(self, step: _Step) -> None:
+        place = 0
+        while place < len(self.waiting) and len(self.running) < self._limits.max_batch_size:
+            request = self.waiting[place]
+            hits = self._blocks.lookup(request.blocks, request.tokens, request.first_logit_position())
+            if hits is None:  # soon it finds more; those behind it need not wait for that
+                place += 1
+                continue
+            request.num_computed = len(hits) * self._blocks.tokens_per_block
+            count = self._chunk(request, step)
+            if not count or not self._has_room(request, hits):
+                request.num_computed = 0
                 break
-            self.running.append(self.waiting.popleft())
-            reserved = self._blocks.reserve(request.blocks, request.num_tokens)
-            assert reserved, "_has_room counted the blocks"
-            chunks[request] = count
-            tokens, rows = tokens - count, rows - request.logit_rows(count)
-        return chunks
+            started = self._blocks.start(request.blocks, hits, request.tokens[: request.num_tokens])
+            assert started, "_has_room counted the blocks"
+            self._count_hits(request)
+            del self.waiting[place]
+            bisect.insort(self.running, request, key=_rank)
+            step.take(request, count)
+
+    def _chunk(self, request: Request, step: _Step) -> int:
+        """How many pending tokens of a prompt come next. A chunk ends with the known tokens or on a tile; the first
+        chunk of a step that has no room for that ends anywhere, lest a request wait for ever.
+        """
+        if step.tokens <= 0 or step.rows <= 0:
+            return 0
+        first = len(step.chunks) == step.decode_rows
+        count = request.fitting(min(request.num_pending, step.tokens), step.rows)
+        if count == request.num_pending:
+            return count
+        if not first and not self._mixed:
+            return 0
+        end = (request.num_computed + count) // self._tile * self._tile
+        if end > request.num_computed:
+            return end - request.num_computed
+        return max(count, 0) if first else 0
 
     def _reserve(self, request: Request) -> bool:
-        """Blocks for all known tokens of a running request; may preempt the youngest, in the end the request itself."""
+        """Blocks for all known tokens of a running request; may preempt later ones, in the end the request itself."""
         while not self._blocks.reserve(request.blocks, request.num_tokens):
-            self._preempt()
-            if not request.blocks.count:
+            later = self.running[bisect.bisect_right(self.running, request.rank, key=_rank) :]
+            if not later:
+                self.preempted_for_itself += 1
+                self._preempt(request)
                 return False
+            self.preempted_for_others += 1
+            self._preempt(min(later, key=self._cost))
         return True
 
-    def _preempt(self) -> None:
-        """Send the youngest running request back to the head of the queue; its tokens will be computed again.
+    def _cost(self, request: Request) -> tuple[bool, int, int]:
+        """What preempting a request costs: tokens to compute again if the blocks that only it holds are lost. One that
+        gives no block is the worst choice; among equals, the last goes.
 
-        Whoever needs a block has a single pending token, and those come oldest first: the youngest running request
-        is never part of the step yet.
+        Whoever needs a block has a single pending token, and those come in the order of rank: a later request is
+        never part of the step yet.
         """
-        victim = self.running.pop()
+        alone = self._blocks.num_alone(request.blocks)
+        shared = (request.blocks.count - alone) * self._blocks.tokens_per_block
+        return alone == 0, max(request.num_computed - shared, 0), -request.rank[0]
+
+    def _preempt(self, victim: Request) -> None:
+        """Send a running request back to wait; what is not in the cache then is computed again."""
+        _take_out(self.running, victim)
         self._blocks.release(victim.blocks)
-        victim.num_computed = 0
-        self.waiting.appendleft(victim)
-        self.preemptions += 1
+        victim.num_lost, victim.num_computed = victim.num_computed, 0
+        self.add(victim)
 
-    def _has_room(self, request: Request) -> bool:
-        """Whether a waiting request may start.
+    def _count_hits(self, request: Request) -> None:
+        """A start counts what the cache gave; another start after preemption, what it did not give back."""
+        if request.num_cached is None:
+            request.num_cached = request.num_computed
+            self.prefix_hit_tokens += request.num_computed
+        else:
+            self.preempted_tokens += max(request.num_lost - request.num_computed, 0)
 
-        guaranteed_no_evict: its whole length fits beside the whole lengths of the running ones.
+    def _has_room(self, request: Request, hits: list[int]) -> bool:
+        """Whether a waiting request may start, given the blocks it finds in the cache.
+
+        guaranteed_no_evict: whatever it and the running ones still need, up to their whole lengths, is available.
         max_utilization: its known tokens fit, and one more block for each running request that can still grow, lest
         the start of this one preempt it at once.
         """
+        missing = [self._blocks.missing(other.blocks, other.max_cached_tokens) for other in self.running]
         if self._policy is Policy.GUARANTEED_NO_EVICT:
-            whole = [self._blocks.blocks_for(other.max_cached_tokens) for other in (*self.running, request)]
-            return sum(whole) <= self._blocks.num_blocks
-        growing = sum(self._blocks.missing(other.blocks, other.max_cached_tokens) > 0 for other in self.running)
-        return self._blocks.blocks_for(request.num_tokens) + growing <= self._blocks.num_free
+            wanted = self._blocks.taken(hits, request.max_cached_tokens) + sum(missing)
+        else:
+            wanted = self._blocks.taken(hits, request.num_tokens) + sum(count > 0 for count in missing)
+        return wanted <= self._blocks.num_available
+
+
+def _take_out(queue: list[Request], request: Request) -> None:
+    place = bisect.bisect_left(queue, request.rank, key=_rank)
+    assert queue[place] is request, "a queue is ordered by rank"
+    del queue[place]

@@ -62,9 +62,9 @@ def _target(engine: Engine) -> Target:
 
 
 def lowered(limits: Limits, config: RuntimeConfig) -> Limits:
-    """`limits` with the config's max_batch_size and max_num_tokens, which may not exceed what was built."""
+    """`limits` with the config's max_batch_size, max_num_tokens and max_seq_len: at most what was built."""
     chosen = {}
-    for name in ("max_batch_size", "max_num_tokens"):
+    for name in ("max_batch_size", "max_num_tokens", "max_seq_len"):
         built, wanted = getattr(limits, name), getattr(config, name)
         if wanted is not None and wanted > built:
             raise UsageError(
@@ -72,4 +72,5 @@ def lowered(limits: Limits, config: RuntimeConfig) -> Limits:
                 hint=f"build the engine with --{name} {wanted}",
             )  # fmt: skip
         chosen[name] = built if wanted is None else wanted
+    chosen["max_input_len"] = min(limits.max_input_len, chosen["max_seq_len"])
     return dataclasses.replace(limits, **chosen)

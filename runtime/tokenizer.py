@@ -24,6 +24,10 @@ class Tokenizer:
 
     def __init__(self, hf: tokenizers.Tokenizer, *, bos_id: int | None, add_bos: bool | None) -> None:
         self._hf, self._bos_id, self._add_bos = hf, bos_id, add_bos
+        self._anchor: int = next(iter(reversed(hf.encode("a", add_special_tokens=False).ids)), 0)
+        self._token_texts: dict[int, str] = {}
+        # the library itself skips no special token that is marked as normalised, as those of Llama 2 are
+        self._special_ids = {index for index, token in hf.get_added_tokens_decoder().items() if token.special}
 
     @classmethod
     def from_dir(cls, directory: Path | str) -> "Tokenizer":
@@ -76,7 +80,23 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids, all at once."""
-        return str(self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        if skip_special_tokens:
+            ids = [token for token in ids if token not in self._special_ids]
+        return str(self._hf.decode(list(ids), skip_special_tokens=False))
+
+    def token_text(self, token: int) -> str:
+        """What one token adds to a text that it does not begin; half a character is shown as such."""
+        text = self._token_texts.get(token)
+        if text is None:
+            before = self.decode([self._anchor], skip_special_tokens=False)
+            text = self.decode([self._anchor, token], skip_special_tokens=False).removeprefix(before)
+            self._token_texts[token] = text
+        return text
+
+    def forms(self, word: str) -> list[tuple[int, ...]]:
+        """Token sequences of a word at the beginning of a text and after a space."""
+        found = (self._hf.encode(text, add_special_tokens=False).ids for text in (word, f" {word.lstrip()}"))
+        return list(dict.fromkeys(tuple(ids) for ids in found if ids))
 
     def detokenizer(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> "Detokenizer":
         """For the tokens that follow `prompt`."""

@@ -57,7 +57,7 @@ def random_tensors(
 ) -> dict[str, tuple[DType, Bits]]:
     """The tensors a model of this configuration consists of, under their Hugging Face names."""
     family, model, _ = read_model(Section(config, "config.json"), None)
-    rows, _ = family.table(model.num_layers, [family.optional_prefix])
+    rows, _ = family.table(model, [family.optional_prefix])
     generator = np.random.default_rng(seed)
     names = {row.name: sources(row.expr)[0] for row in rows}
     return {

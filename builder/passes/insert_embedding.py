@@ -1,9 +1,9 @@
-"""Gather of a table by the token ids → Embedding; the addition of learned positions joins it."""
+"""Gather of a table by the token ids → Embedding; its scaling and the addition of learned positions join it."""
 
-from ingot.builder.graph import DOMAIN, Graph, weight_shape
+from ingot.builder.graph import DOMAIN, Graph, scalar, weight_shape
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.positions import position_count
-from ingot.builder.rewrite import Either, Match, Op, W, X
+from ingot.builder.rewrite import Either, Match, Number, Op, W, X
 
 _FLOAT = 1  # ONNX's number of float32
 
@@ -28,6 +28,19 @@ def _rewrite_cast(graph: Graph, match: Match) -> None:
     graph.redirect(match.output, match.root.inputs[0])
 
 
+def _check_scale(graph: Graph, match: Match) -> str | None:
+    embedding = match["embedding"]
+    if "scale" in embedding.attrs or len(embedding.inputs) > 2:
+        return "the embedding is scaled already, or holds positions too"
+    return None if graph.users(embedding.outputs[0]) == 1 else "the embedding is also used unscaled"
+
+
+def _rewrite_scale(graph: Graph, match: Match) -> None:
+    scale = scalar(match["scale"])
+    assert scale is not None, "the pattern asks for a number"
+    graph.replace(match.output, "Embedding", match["embedding"].inputs, {"scale": scale})
+
+
 def _check_positions(graph: Graph, match: Match) -> str | None:
     gather = match["gather"]
     if position_count(graph, match["positions"]) is None:
@@ -43,7 +56,8 @@ def _rewrite_positions(graph: Graph, match: Match) -> None:
     assert count is not None, "check has seen it"
     rows = weight_shape(match["position_table"])[0]
     inputs = [*match["embedding"].inputs, match["position_table"]]
-    graph.replace(match.output, "Embedding", inputs, {"positions": min(count, rows)})
+    attrs = {**match["embedding"].attrs, "positions": min(count, rows)}
+    graph.replace(match.output, "Embedding", inputs, attrs)
 
 
 _EMBEDDING = Op("Embedding", X("ids"), W("table"), name="embedding", domain=DOMAIN)
@@ -58,6 +72,7 @@ PASS = Fusion(
             check=_check_cast,
             rewrite=_rewrite_cast,
         ),
+        Rule(pattern=Op("Mul", _EMBEDDING, Number("scale")), check=_check_scale, rewrite=_rewrite_scale),
         Rule(
             pattern=Op("Add", _EMBEDDING, Either(_POSITIONS, Op("Cast", _POSITIONS))),
             check=_check_positions,

@@ -1,8 +1,9 @@
 """Everything between the qkv product and the output product → one PagedAttention, and one RopeTable for all layers.
 
-qkv ─ Split ┬ Reshape ─ Transpose ─ RotaryEmbedding ┐
-            ├ Reshape ─ Transpose ─ RotaryEmbedding ┼ Attention ─ Transpose ─ Reshape
-            └ Reshape ─ Transpose ──────────────────┘
+qkv ─ Split ┬ Reshape ─ [RmsNorm] ─ Transpose ─ RotaryEmbedding ┐
+            ├ Reshape ─ [RmsNorm] ─ Transpose ─ RotaryEmbedding ┼ Attention ─ Transpose ─ Reshape
+            └ Reshape ─ Transpose ──────────────────────────────┤
+                                          mask of a window, if any
 """
 
 import dataclasses
@@ -12,12 +13,12 @@ import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import key
 from ingot.builder.graph import Attr, Graph, is_op, optional_input, producer, small_ints
-from ingot.builder.heads import SPLIT_HEADS, Rotation, Side, read_side
+from ingot.builder.heads import SPLIT_HEADS, Rotation, Side, read_side, read_window
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.rewrite import Match, Op, X
 
-_MASKS = {3: "an attention mask", 4: "a past key", 5: "a past value", 6: "lengths without padding"}
-_UNKNOWN = {"softcap": 0.0, "qk_matmul_output_mode": 0, "q_num_heads": None, "kv_num_heads": None}
+_MASKS = {4: "a past key", 5: "a past value", 6: "lengths without padding"}
+_UNKNOWN = {"qk_matmul_output_mode": 0, "q_num_heads": None, "kv_num_heads": None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ def _read(graph: Graph, match: Match) -> _Parts | str:
         return f"heads {[side.heads for side in sides]} of {[side.head_dim for side in sides]} do not fit together"
     if v.rotation is not None or (q.rotation is None) != (k.rotation is None):
         return "q and k are not rotated alike, or v is rotated"
+    if v.norm is not None or (q.norm is not None and k.norm is not None and q.norm_eps != k.norm_eps):
+        return "q and k are not normed alike, or v is normed"
     if q.rotation is not None and k.rotation is not None and not q.rotation.same_as(k.rotation):
         return "q and k are not rotated alike"
     split = producer(q.source)
@@ -60,6 +63,9 @@ def _check(graph: Graph, match: Match) -> str | None:
         return "the attention is not causal"
     if mask := next((what for index, what in _MASKS.items() if optional_input(attention, index) is not None), None):
         return f"the attention takes {mask}"
+    mask_tensor = optional_input(attention, 3)
+    if mask_tensor is not None and isinstance(window := read_window(graph, mask_tensor), str):
+        return window
     if strange := [key for key, usual in _UNKNOWN.items() if attention.attrs.get(key, usual) != usual]:
         return f"the attention has {', '.join(strange)}"
     if graph.users(attention.outputs[0]) > 1 or len([t for t in attention.outputs if graph.users(t)]) > 1:
@@ -77,7 +83,9 @@ def _check(graph: Graph, match: Match) -> str | None:
 def _rewrite(graph: Graph, match: Match) -> None:
     parts = _read(graph, match)
     assert not isinstance(parts, str), "check has read them"
-    dim = parts.q.head_dim
+    dim, mask = parts.q.head_dim, optional_input(match["attention"], 3)
+    window = 0 if mask is None else read_window(graph, mask)
+    assert not isinstance(window, str), "check has read it"
     attrs: dict[str, Attr] = {
         "layer": len(graph.plugins("PagedAttention")),
         "heads": parts.q.heads,
@@ -85,9 +93,12 @@ def _rewrite(graph: Graph, match: Match) -> None:
         "head_dim": dim,
         "scale": float(match["attention"].attrs.get("scale") or 1 / np.sqrt(dim)),
         "interleaved": int(parts.rotation is not None and parts.rotation.interleaved),
+        "window": window,
+        "softcap": float(match["attention"].attrs.get("softcap", 0.0)),
+        "norm_eps": max(parts.q.norm_eps, parts.k.norm_eps),
     }
     table = None if parts.rotation is None else _rope_table(graph, parts.rotation)
-    graph.replace(match.output, "PagedAttention", [parts.qkv, table], attrs)
+    graph.replace(match.output, "PagedAttention", [parts.qkv, table, parts.q.norm, parts.k.norm], attrs)
 
 
 def _rope_table(graph: Graph, rotation: Rotation) -> gs.Tensor:

@@ -1,8 +1,8 @@
-"""x * Sigmoid(x), Swish, Gelu and Relu → Activation."""
+"""x * Sigmoid(x), Swish, Gelu and Relu → Activation; cap * Tanh(x / cap) → Softcap."""
 
-from ingot.builder.graph import Graph
+from ingot.builder.graph import Graph, scalar
 from ingot.builder.passes.base import Fusion, Rule
-from ingot.builder.rewrite import Match, Op, X
+from ingot.builder.rewrite import Match, Number, Op, X
 
 _GELU = {"none": "gelu", "tanh": "gelu_tanh"}
 
@@ -37,6 +37,15 @@ def _relu(graph: Graph, match: Match) -> None:
     _rewrite("relu", graph, match)
 
 
+def _check_cap(graph: Graph, match: Match) -> str | None:
+    caps = [scalar(match[name]) for name in ("cap", "factor")]
+    return None if caps[0] == caps[1] and (caps[0] or 0) > 0 else f"{caps[1]} * Tanh(x / {caps[0]}) is no cap"
+
+
+def _rewrite_cap(graph: Graph, match: Match) -> None:
+    graph.replace(match.output, "Softcap", [match["x"]], {"cap": scalar(match["cap"]) or 0.0})
+
+
 PASS = Fusion(
     name="recognise_activations",
     rules=[
@@ -44,5 +53,10 @@ PASS = Fusion(
         Rule(pattern=Op("Swish", X("x")), check=_check_swish, rewrite=_silu),
         Rule(pattern=Op("Gelu", X("x")), check=_check_gelu, rewrite=_gelu),
         Rule(pattern=Op("Relu", X("x")), check=_always, rewrite=_relu),
+        Rule(
+            pattern=Op("Mul", Op("Tanh", Op("Div", X("x"), Number("cap"))), Number("factor")),
+            check=_check_cap,
+            rewrite=_rewrite_cap,
+        ),
     ],
 )

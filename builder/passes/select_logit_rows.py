@@ -4,7 +4,13 @@ from ingot.builder.graph import Graph, ours, producer
 from ingot.builder.passes.base import Sweep
 from ingot.errors import PassError
 
-_ROW_BY_ROW = ("Matmul", "RmsNorm", "LayerNorm", "Activation")  # each result row depends on the same row of input 0
+_ROW_BY_ROW = (
+    "Matmul",
+    "RmsNorm",
+    "LayerNorm",
+    "Activation",
+    "Softcap",
+)  # each result row depends on the same row of input 0
 
 
 def apply(graph: Graph) -> int:

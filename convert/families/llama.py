@@ -1,46 +1,59 @@
-"""Llama 2 and 3.x: RMS norms, rotary positions, grouped keys, gated SiLU."""
+"""Llama 2 and 3.x, and SmolLM: RMS norms, rotary positions, grouped keys, gated SiLU. Many families are its twins."""
 
+import dataclasses
 from collections.abc import Collection
 
 from ingot.configs.model import ModelConfig, Norm
 from ingot.configs.read import Section
 from ingot.convert.family import Family, takes
-from ingot.convert.hf_config import read_activation, read_head_dim, read_rope
+from ingot.convert.hf_config import read_activation, read_head_dim, read_kv_heads
+from ingot.convert.hf_rope import read_rope
 from ingot.convert.weights import Drop
 
 
-def read(section: Section, names: Collection[str] | None) -> ModelConfig:
-    """config.json of a LlamaForCausalLM; defaults are those of transformers."""
+def read_llama(
+    section: Section, *, positions: int = 2048, kv_heads: int | None = None, head_dim: int | None = None,
+    eps: float = 1e-6, activation_key: str = "hidden_act", activation: str = "silu", tied: bool = False,
+    partial_rotary: float | None = None, has_attention_bias: bool = True,
+) -> ModelConfig:  # fmt: skip
+    """What a Llama and its twins share. The arguments are the family's defaults in transformers.
+
+    kv_heads None: one per query head; head_dim None: hidden_size / num_attention_heads. has_attention_bias: whether
+    the family knows the key.
+    """
     hidden = section.integer("hidden_size", minimum=1)
     heads = section.integer("num_attention_heads", minimum=1)
-    head_dim = (
-        section.integer("head_dim", minimum=1)
-        if section.has("head_dim")
-        else read_head_dim(section, hidden, heads, hidden_key="hidden_size", heads_key="num_attention_heads")
-    )
-    max_positions = section.integer("max_position_embeddings", 2048, minimum=1)
-    attention_bias = section.boolean("attention_bias", False)
+    if section.has("head_dim") or head_dim is not None:
+        head_dim = section.integer("head_dim", head_dim, minimum=1)
+    else:
+        head_dim = read_head_dim(section, hidden, heads, hidden_key="hidden_size", heads_key="num_attention_heads")
+    max_positions = section.integer("max_position_embeddings", positions, minimum=1)
+    attention_bias = has_attention_bias and section.boolean("attention_bias", False)
     return ModelConfig(
-        family="llama",
+        family=section.text("model_type"),
         vocab_size=section.integer("vocab_size", minimum=1),
         hidden_size=hidden,
         intermediate_size=section.integer("intermediate_size", minimum=1),
         num_layers=section.integer("num_hidden_layers", minimum=1),
         heads=heads,
-        kv_heads=section.integer("num_key_value_heads", heads, minimum=1),
+        kv_heads=read_kv_heads(section, heads, kv_heads),
         head_dim=head_dim,
         max_positions=max_positions,
         norm=Norm.RMS,
-        norm_eps=section.number("rms_norm_eps", 1e-6, above=0),
-        activation=read_activation(section, "hidden_act", "silu"),
+        norm_eps=section.number("rms_norm_eps", eps, above=0),
+        activation=read_activation(section, activation_key, activation),
         gated_mlp=True,
-        rope=read_rope(section, head_dim, max_positions),
+        rope=read_rope(section, head_dim, max_positions, partial=partial_rotary),
         attention_scale=head_dim**-0.5,
         qkv_bias=attention_bias,
         attention_out_bias=attention_bias,
-        mlp_bias=section.boolean("mlp_bias", False),
-        tied_embeddings=section.boolean("tie_word_embeddings", False),
+        tied_embeddings=section.boolean("tie_word_embeddings", tied),
     )
+
+
+def read(section: Section, names: Collection[str] | None) -> ModelConfig:
+    """config.json of a LlamaForCausalLM; defaults are those of transformers."""
+    return dataclasses.replace(read_llama(section), mlp_bias=section.boolean("mlp_bias", False))
 
 
 _LAYER = "model.layers.{i}"

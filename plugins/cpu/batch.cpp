@@ -1,7 +1,6 @@
 #include "batch.h"
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -37,23 +36,15 @@ void Batch::assign(const BatchView& view) {
   check_sequences(view);
   check_tokens(view);
   check_blocks(view);
-  check_draws(view);
   tokens = static_cast<int64_t>(view.ids.size());
   sequences = static_cast<int64_t>(view.past_lengths.size());
   rows = static_cast<int64_t>(view.logit_rows.size());
-  draws = static_cast<int64_t>(view.row.size());
   table_width = view.table_width;
   std::ranges::copy(view.ids, ids.begin());
   std::ranges::copy(view.query_starts, query_starts.begin());
   std::ranges::copy(view.past_lengths, past_lengths.begin());
   std::ranges::copy(view.logit_rows, logit_rows.begin());
   block_tables.assign(view.block_tables.begin(), view.block_tables.end());
-  row.assign(view.row.begin(), view.row.end());
-  temperature.assign(view.temperature.begin(), view.temperature.end());
-  top_k.assign(view.top_k.begin(), view.top_k.end());
-  top_p.assign(view.top_p.begin(), view.top_p.end());
-  seed.assign(view.seed.begin(), view.seed.end());
-  counter.assign(view.counter.begin(), view.counter.end());
   for (int64_t s = 0; s < sequences; ++s) {
     for (int32_t t = query_starts[s]; t < query_starts[s + 1]; ++t) {
       positions[t] = past_lengths[s] + t - query_starts[s];
@@ -118,21 +109,6 @@ void Batch::check_blocks(const BatchView& view) {
         if (writing) writer_[static_cast<size_t>(block)] = static_cast<int32_t>(s);
       }
     }
-  }
-}
-
-void Batch::check_draws(const BatchView& view) const {
-  const size_t count = view.row.size();
-  require(view.temperature.size() == count && view.top_k.size() == count && view.top_p.size() == count &&
-              view.seed.size() == count && view.counter.size() == count,
-          "the arrays of sample must have equal lengths");
-  for (size_t q = 0; q < count; ++q) {
-    const auto index = static_cast<int64_t>(q);
-    require(view.row[q] >= 0 && view.row[q] < static_cast<int64_t>(view.logit_rows.size()),
-            in_range("sample row", index, view.row[q], static_cast<int64_t>(view.logit_rows.size())));
-    require(std::isfinite(view.temperature[q]) && view.temperature[q] >= 0, "temperature must be a number >= 0");
-    require(view.top_k[q] >= 0, "top_k must be >= 0");
-    require(view.top_p[q] > 0 && view.top_p[q] <= 1, "top_p must be > 0 and <= 1");
   }
 }
 

@@ -13,11 +13,6 @@ namespace ingot {
 struct BatchView {
   std::span<const int32_t> ids, query_starts, past_lengths, block_tables, logit_rows;
   int64_t table_width = 0;
-  std::span<const int32_t> row;
-  std::span<const float> temperature;
-  std::span<const int32_t> top_k;
-  std::span<const float> top_p;
-  std::span<const uint64_t> seed, counter;
 };
 
 // Owns the copy that kernels read, so that nobody can change a checked batch. The addresses of ids, positions,
@@ -29,18 +24,14 @@ class Batch {
   // Throws std::invalid_argument in words and leaves nothing that a kernel would read beyond its memory.
   void assign(const BatchView& view);
 
-  int64_t tokens = 0, sequences = 0, rows = 0, draws = 0, table_width = 0;
+  int64_t tokens = 0, sequences = 0, rows = 0, table_width = 0;
   std::vector<int32_t> ids, positions, sequence_of, query_starts, past_lengths, logit_rows;
   std::vector<int32_t> block_tables;
-  std::vector<int32_t> row, top_k;
-  std::vector<float> temperature, top_p;
-  std::vector<uint64_t> seed, counter;
 
  private:
   void check_tokens(const BatchView& view) const;
   void check_sequences(const BatchView& view) const;
   void check_blocks(const BatchView& view);
-  void check_draws(const BatchView& view) const;
 
   LimitsSpec limits_;
   int64_t block_size_;

@@ -58,7 +58,7 @@ class Binder {
     if (step.op == "matmul") bind_matmul(bound);
     else if (step.op == "embedding") bind_embedding(bound);
     else if (step.op == "rms_norm" || step.op == "layer_norm") bind_norm(bound);
-    else if (step.op == "activation" || step.op == "add") bind_elementwise(bound);
+    else if (step.op == "activation" || step.op == "add" || step.op == "softcap") bind_elementwise(bound);
     else if (step.op == "gather_rows") bind_gather_rows(bound);
     else if (step.op == "rope_table") bind_rope_table(bound);
     else if (step.op == "rope_kv_write") bind_rope_kv_write(bound);
@@ -251,7 +251,7 @@ void Binder::bind_matmul(BoundStep& bound) {
 }
 
 void Binder::bind_embedding(BoundStep& bound) {
-  check_form(2, 1, 0);
+  check_form(2, 1, 1);
   const std::string dtype(kernel_->dtype());
   const BufferSpec* y = find_buffer(step_->outputs[0]);
   counts_tokens(y);
@@ -260,7 +260,8 @@ void Binder::bind_embedding(BoundStep& bound) {
   check(table->shape[0] >= plan_.limits.vocab_size, "the token table has fewer rows than the vocabulary");
   check(positions == nullptr || positions->shape[0] >= plan_.limits.max_positions, "the position table has fewer rows than there are positions");
   bound.args = EmbeddingArgs{.ids = batch_.ids.data(), .positions = batch_.positions.data(), .table = at(table),
-                             .position_table = at(positions), .y = at(y), .tokens = 0, .hidden = y->cols};
+                             .position_table = at(positions), .y = at(y), .tokens = 0, .hidden = y->cols,
+                             .scale = attr_float("scale")};
 }
 
 void Binder::bind_norm(BoundStep& bound) {
@@ -285,10 +286,12 @@ void Binder::bind_norm(BoundStep& bound) {
 }
 
 void Binder::bind_elementwise(BoundStep& bound) {
-  const bool is_add = step_->op == "add";
-  check_form(2, 1, is_add ? 0 : 1);
+  const bool is_add = step_->op == "add", is_cap = step_->op == "softcap";
+  check_form(is_cap ? 1 : 2, 1, is_add ? 0 : 1);
   const BufferSpec* a = find_buffer(step_->inputs[0]);
-  const BufferSpec* b = optional_buffer(step_->inputs[1], a->cols);
+  const BufferSpec* b = is_cap ? nullptr : optional_buffer(step_->inputs[1], a->cols);
+  const float cap = is_cap ? attr_float("cap") : 0.0f;
+  check(!is_cap || cap > 0, "attribute cap must be above 0");
   const BufferSpec* y = buffer(step_->outputs[0], a->cols);
   check(!is_add || b != nullptr, "input b is missing");
   same_rows(a, b);
@@ -297,7 +300,7 @@ void Binder::bind_elementwise(BoundStep& bound) {
   apart(y, b, true);
   bound.counts_logits = a->rows == "logits";
   bound.args = ElementwiseArgs{.a = at(a), .b = at(b), .y = at(y), .rows = 0, .cols = a->cols,
-                               .activation = is_add ? Activation::kNone : attr_activation()};
+                               .activation = is_add || is_cap ? Activation::kNone : attr_activation(), .cap = cap};
 }
 
 void Binder::bind_gather_rows(BoundStep& bound) {
@@ -338,7 +341,7 @@ PagedKv Binder::layer_kv() const {
 }
 
 void Binder::bind_rope_kv_write(BoundStep& bound) {
-  check_form(2, 1, 5);
+  check_form(4, 1, 6);
   const PagedKv kv = layer_kv();
   const int64_t heads = attr_int("heads", 1, 4096);
   const BufferSpec* qkv = buffer(step_->inputs[0], (heads + 2 * kv.kv_heads) * kv.head_dim);
@@ -348,13 +351,22 @@ void Binder::bind_rope_kv_write(BoundStep& bound) {
   for (const BufferSpec* each : {qkv, q, cos_sin}) counts_tokens(each);
   apart(q, qkv, false);
   apart(q, cos_sin, false);
-  bound.args = RopeKvWriteArgs{.qkv = at(qkv), .cos_sin = at(cos_sin), .q = at(q), .kv = kv, .heads = heads,
-                               .half = cos_sin == nullptr ? 0 : cos_sin->cols / 2,
+  // the norm's weight is as long as a head or as all heads
+  const auto run = [&](const std::string& name, int64_t count) {
+    const int64_t n = name.empty() ? kv.head_dim : find_weight(name)->shape[0];
+    check(n == kv.head_dim || n == count * kv.head_dim, "weight " + name + " must be as long as one head or all heads");
+    return n;
+  };
+  const int64_t q_run = run(step_->inputs[2], heads), k_run = run(step_->inputs[3], kv.kv_heads);
+  bound.args = RopeKvWriteArgs{.qkv = at(qkv), .cos_sin = at(cos_sin), .q = at(q),
+                               .q_norm = vector(step_->inputs[2], q_run), .k_norm = vector(step_->inputs[3], k_run),
+                               .kv = kv, .heads = heads, .half = cos_sin == nullptr ? 0 : cos_sin->cols / 2,
+                               .q_run = q_run, .k_run = k_run, .norm_eps = attr_float("norm_eps"),
                                .interleaved = attr_int("interleaved", 0, 1) == 1};
 }
 
 void Binder::bind_paged_attention(BoundStep& bound) {
-  check_form(1, 1, 5);
+  check_form(1, 1, 7);
   const PagedKv kv = layer_kv();
   const int64_t heads = attr_int("heads", 1, 4096);
   check(heads % kv.kv_heads == 0, "heads must be a multiple of kv_heads");
@@ -363,7 +375,11 @@ void Binder::bind_paged_attention(BoundStep& bound) {
   counts_tokens(q);
   counts_tokens(y);
   apart(y, q, false);
-  bound.args = PagedAttentionArgs{.q = at(q), .y = at(y), .kv = kv, .heads = heads, .scale = attr_float("scale")};
+  const int64_t window = attr_int("window", 0, kMaxCount);
+  const float softcap = attr_float("softcap");
+  check(softcap >= 0, "attribute softcap must not be negative");
+  bound.args = PagedAttentionArgs{.q = at(q), .y = at(y), .kv = kv, .heads = heads,
+                                  .window = window == 0 ? kMaxCount : window, .scale = attr_float("scale"), .softcap = softcap};
 }
 
 void check_weight(const WeightSpec& weight, int64_t weight_bytes) {

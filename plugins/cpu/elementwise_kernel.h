@@ -1,4 +1,4 @@
-// Ops activation and add over all elements, 4 bytes in (8 with a second operand) and 4 out per element.
+// Ops activation, add and softcap over all elements, 4 bytes in (8 with a second operand) and 4 out per element.
 #pragma once
 
 #include "activations.h"
@@ -23,6 +23,13 @@ void activation(const ElementwiseArgs& args, const Team& team) {
     typename S::V y = activate<S>(args.activation, load_lanes<S>(args.a + i, n));
     if (args.b) y = S::mul(y, load_lanes<S>(args.b + i, n));
     store_lanes<S>(args.y + i, y, n);
+  });
+}
+
+template <typename S>
+void softcap(const ElementwiseArgs& args, const Team& team) {
+  for_share<S>(args, team, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+    store_lanes<S>(args.y + i, bend<S>(load_lanes<S>(args.a + i, n), args.cap), n);
   });
 }
 

@@ -1,4 +1,4 @@
-// y[t] = table[ids[t]] (+ position_table[positions[t]]), widened to float32. Reads 2 or 4 bytes per element once.
+// y[t] = table[ids[t]] * scale (+ position_table[positions[t]]), widened to float32. Reads 2 or 4 bytes per element once.
 #pragma once
 
 #include "ingot/kernel.h"
@@ -18,7 +18,7 @@ void embedding(const EmbeddingArgs& args, const Team& team) {
     float* y = args.y + t * args.hidden;
     for (int64_t i = 0; i < args.hidden; i += S::kWidth) {
       const int64_t left = args.hidden - i;
-      typename S::V v = load_lanes<S>(row + i, left);
+      typename S::V v = S::mul(load_lanes<S>(row + i, left), S::set1(args.scale));
       if (position) v = S::add(v, load_lanes<S>(position + i, left));
       store_lanes<S>(y + i, v, left);
     }

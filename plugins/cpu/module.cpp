@@ -95,29 +95,72 @@ bool signal_pending() {
   return PyErr_CheckSignals() != 0;
 }
 
-using RunResult = std::tuple<Out<int32_t>, Out<float>, std::optional<OutRows>>;
+// DrawRules, ProbRows and SampleRows of src/ingot/step_io.py, in the order of their fields.
+using RulesTuple = std::tuple<In<float>, In<float>, In<float>, In<float>, In<int32_t>, In<int32_t>, In<int32_t>,
+                              In<int32_t>, In<int32_t>, In<float>>;
+using ProbsTuple = std::tuple<In<int32_t>, In<int32_t>>;
+using DrawTuple = std::tuple<In<int32_t>, In<float>, In<int32_t>, In<float>, In<uint64_t>, In<uint64_t>,
+                             std::optional<RulesTuple>, std::optional<ProbsTuple>>;
+
+template <typename View, typename Tuple>
+std::optional<View> spans(const std::optional<Tuple>& arrays) {
+  if (!arrays) return std::nullopt;
+  return std::apply([](const auto&... array) { return View{span_of(array)...}; }, *arrays);
+}
+
+ingot::DrawView draw_view(const DrawTuple& arrays) {
+  const auto& [row, temperature, top_k, top_p, seed, counter, rules, probs] = arrays;
+  return {.row = span_of(row), .temperature = span_of(temperature), .top_k = span_of(top_k), .top_p = span_of(top_p),
+          .seed = span_of(seed), .counter = span_of(counter), .rules = spans<ingot::RulesView>(rules),
+          .probs = spans<ingot::ProbsView>(probs)};
+}
+
+// ids, log_probs, logits, ranks, top_ids, top_log_probs
+using RunResult = std::tuple<Out<int32_t>, Out<float>, std::optional<OutRows>, std::optional<Out<int32_t>>,
+                             std::optional<Out<int32_t>>, std::optional<Out<float>>>;
+
+RunResult run_result(ingot::DrawResult&& drawn, std::optional<OutRows>&& logits, bool probs) {
+  RunResult result{vector_out(std::move(drawn.ids)), vector_out(std::move(drawn.log_probs)), std::move(logits), {}, {}, {}};
+  if (probs) {
+    std::get<3>(result) = vector_out(std::move(drawn.ranks));
+    std::get<4>(result) = vector_out(std::move(drawn.top_ids));
+    std::get<5>(result) = vector_out(std::move(drawn.top_log_probs));
+  }
+  return result;
+}
 
 RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths,
-              InRows<int32_t> block_tables, In<int32_t> logit_rows, In<int32_t> row, In<float> temperature,
-              In<int32_t> top_k, In<float> top_p, In<uint64_t> seed, In<uint64_t> counter, bool want_logits) {
+              InRows<int32_t> block_tables, In<int32_t> logit_rows, const DrawTuple& sample, bool want_logits) {
   const ingot::BatchView view{
       .ids = span_of(ids), .query_starts = span_of(query_starts), .past_lengths = span_of(past_lengths),
       .block_tables = {block_tables.data(), block_tables.size()}, .logit_rows = span_of(logit_rows),
-      .table_width = static_cast<int64_t>(block_tables.shape(1)), .row = span_of(row),
-      .temperature = span_of(temperature), .top_k = span_of(top_k), .top_p = span_of(top_p), .seed = span_of(seed),
-      .counter = span_of(counter)};
-  ingot::SampleResult drawn;
+      .table_width = static_cast<int64_t>(block_tables.shape(1))};
+  const ingot::DrawView draws = draw_view(sample);
+  ingot::DrawResult drawn;
   std::vector<float> logits;
   const auto rows = static_cast<int64_t>(logit_rows.size());
   try {
     const nb::gil_scoped_release release;
-    drawn = self.run(view, signal_pending, want_logits ? &logits : nullptr);
+    drawn = self.run(view, draws, signal_pending, want_logits ? &logits : nullptr);
   } catch (const ingot::StepInterrupted&) {
     throw nb::python_error();
   }
   std::optional<OutRows> logits_out;
   if (want_logits) logits_out = rows_out(std::move(logits), rows, self.logit_cols());
-  return {vector_out(std::move(drawn.ids)), vector_out(std::move(drawn.log_probs)), std::move(logits_out)};
+  return run_result(std::move(drawn), std::move(logits_out), draws.probs.has_value());
+}
+
+RunResult draw(Session& self, InRows<float> logits, const DrawTuple& sample) {
+  if (static_cast<int64_t>(logits.shape(1)) != self.logit_cols())
+    throw std::invalid_argument("logits have " + std::to_string(logits.shape(1)) + " columns, expected " +
+                                std::to_string(self.logit_cols()));
+  const ingot::DrawView draws = draw_view(sample);
+  ingot::DrawResult drawn;
+  {
+    const nb::gil_scoped_release release;
+    drawn = self.draw(logits.data(), static_cast<int64_t>(logits.shape(0)), draws);
+  }
+  return run_result(std::move(drawn), std::nullopt, draws.probs.has_value());
 }
 
 using TappedTuple = std::tuple<std::string, std::string, OutRows>;
@@ -157,9 +200,9 @@ void bind_session(nb::module_& m) {
       .def("__init__", &make_session, "weights"_a.noconvert(), "buffers"_a, "weight_specs"_a, "steps"_a, "limits"_a,
            "kv"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a, nb::keep_alive<1, 2>())
       .def("run", &run, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
-           "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "row"_a.noconvert(), "temperature"_a.noconvert(),
-           "top_k"_a.noconvert(), "top_p"_a.noconvert(), "seed"_a.noconvert(), "counter"_a.noconvert(), "want_logits"_a,
-           "One step: ids, log_probs and, if wanted, logits.")
+           "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "sample"_a.noconvert(), "want_logits"_a,
+           "One step: ids, log_probs, logits if wanted, and where the draws want them ranks, top_ids, top_log_probs.")
+      .def("draw", &draw, "logits"_a.noconvert(), "sample"_a.noconvert(), "The same draws from given logits.")
       .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>(), "Free arena and KV pools.")
       .def_prop_ro("kv_bytes", &Session::kv_bytes, "Address space of the KV pools.")
       .def_prop_ro("threads", &Session::threads, "Threads that share each step.")

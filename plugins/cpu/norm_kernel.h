@@ -1,26 +1,13 @@
-// rms_norm and layer_norm, one row per turn. Per row the order of additions depends on its length only: four vector
-// sums over the row, then a tree. Reads x, residual and weights once from memory, later passes hit the cache.
+// rms_norm and layer_norm, one row per turn. Reads x, residual and weights once from memory, later passes hit the cache.
 #pragma once
 
 #include <cmath>
 
 #include "ingot/kernel.h"
-#include "simd_lanes.h"
+#include "row_sum.h"
 
 namespace ingot {
 namespace {
-
-// Sum of term(i, lanes) over the vectors of a row; lanes beyond the row must come as zero.
-template <typename S, typename Term>
-[[gnu::always_inline]] inline float row_sum(int64_t hidden, Term term) {
-  constexpr int kSums = 4;
-  typename S::V sums[kSums] = {S::zero(), S::zero(), S::zero(), S::zero()};
-  int64_t i = 0;
-  for (; i + kSums * S::kWidth <= hidden; i += kSums * S::kWidth)
-    for (int j = 0; j < kSums; ++j) sums[j] = S::add(sums[j], term(i + j * S::kWidth, int64_t{S::kWidth}));
-  for (int j = 0; i < hidden; i += S::kWidth, ++j) sums[j] = S::add(sums[j], term(i, hidden - i));
-  return S::reduce_add(S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3])));
-}
 
 template <typename S, bool kCentred>
 void norm(const NormArgs& args, const Team& team) {

@@ -7,7 +7,8 @@
 //   tile       |b0|b1|..|                       scores [rows][block] = q . K, then output += p . V
 //
 // Every row runs through the same operations in the same order whatever rows share its registers, its item, its step
-// or its thread: lanes beyond a row's position are selected away, never multiplied, so slots there may hold anything.
+// or its thread: lanes beyond a row's position, or before its window, are selected away, never multiplied, so slots
+// there may hold anything. Tiles before the windows of all rows of an item are skipped.
 // Prefill reuses a tile of K and V for kItemRows rows (bound by FMA), decode reads each K and V once per KV head
 // (bound by memory: 2 * head_dim * itemsize bytes per token and KV head).
 #pragma once
@@ -71,6 +72,10 @@ class PagedAttention {
   int64_t rows_of(int64_t s) const { return (kv_.query_starts[s + 1] - kv_.query_starts[s]) * group_; }
   int64_t items_of(int64_t s) const { return (rows_of(s) + kItemRows - 1) / kItemRows; }
   int64_t visible(int64_t s, int64_t row) const { return kv_.past_lengths[s] + row / group_ + 1; }
+  int64_t hidden(int64_t s, int64_t row) const {  // tokens before the window
+    const int64_t n = visible(s, row) - args_.window;
+    return n < 0 ? 0 : n;
+  }
   int64_t splits(int64_t visible_tokens) const { return (visible_tokens + split_ - 1) / split_; }
   int64_t splits_of(int64_t s) const { return splits(visible(s, rows_of(s) - 1)); }
   const float* query(const AttentionItem& item, int64_t row) const { return args_.q + token_head(item, row) * kv_.head_dim; }
@@ -87,7 +92,7 @@ class PagedAttention {
   int64_t block_at(const AttentionItem& item, int64_t tile) const {
     return kv_.block_tables[item.sequence * kv_.table_width + tile / kv_.block_size] * kv_.kv_heads + item.head;
   }
-  void softmax(float* p, int64_t n, const RowState& state, int64_t row);
+  void softmax(float* p, int64_t begin, int64_t end, const RowState& state, int64_t row);
   void merge(const RowState& into, int64_t row, const RowState& from, int64_t from_row);
   void finish(const AttentionItem& item, int64_t row, const RowState& state, int64_t state_row);
   template <int kN>  // vectors
@@ -155,9 +160,10 @@ void PagedAttention<S, T>::run_whole(const Team& team) {
     const int64_t local = turn - before, begin = (items_of(s) - 1 - local / kv_.kv_heads) * kItemRows;
     const AttentionItem item{s, local % kv_.kv_heads, begin, begin + kItemRows < rows_of(s) ? begin + kItemRows : rows_of(s)};
     const int64_t last_split = splits(visible(s, item.end - 1)) - 1;
+    const int64_t first_split = hidden(s, item.begin) / split_;
     load_queries(item);
-    attend(item, 0, first_);
-    for (int64_t split = 1; split <= last_split; ++split) {
+    attend(item, first_split, first_);
+    for (int64_t split = first_split + 1; split <= last_split; ++split) {
       attend(item, split, later_);
       for (int64_t row = item.begin; row < item.end; ++row)
         if (split < splits(visible(s, row))) merge(first_, row - item.begin, later_, row - item.begin);
@@ -223,7 +229,8 @@ void PagedAttention<S, T>::attend(const AttentionItem& item, int64_t split, cons
   }
   const int64_t longest = visible(item.sequence, item.end - 1);
   const int64_t end = (split + 1) * split_ < longest ? (split + 1) * split_ : longest;
-  for (int64_t tile = split * split_; tile < end; tile += kv_.block_size) {
+  const int64_t unseen = hidden(item.sequence, item.begin) / kv_.block_size * kv_.block_size;
+  for (int64_t tile = split * split_ < unseen ? unseen : split * split_; tile < end; tile += kv_.block_size) {
     const int64_t next = tile + kv_.block_size < end ? tile + kv_.block_size : tile;
     for (int64_t first = 0; first < rows; first += kRows) attend_tile(item, first, tile, first == 0 ? next : tile, state);
   }
@@ -234,12 +241,12 @@ template <typename S, typename T>
 void PagedAttention<S, T>::attend_tile(const AttentionItem& item, int64_t first, int64_t tile, int64_t next_tile,
                                        const RowState& state) {
   const int64_t size = kv_.block_size, left = item.end - item.begin - first, rows = left < kRows ? left : kRows;
-  const auto seen = [&](int64_t row) {  // tokens of the tile that a row sees
-    const int64_t n = visible(item.sequence, item.begin + first + row) - tile;
-    return n < 0 ? 0 : n < size ? n : size;
-  };
-  const int64_t least = seen(0), most = seen(rows - 1);
-  if (most == 0) return;
+  const auto inside = [&](int64_t n) { return n < 0 ? 0 : n < size ? n : size; };
+  // tokens of the tile that a row sees: [begin(row), end(row)), both ascend with the row
+  const auto begin = [&](int64_t row) { return inside(hidden(item.sequence, item.begin + first + row) - tile); };
+  const auto end = [&](int64_t row) { return inside(visible(item.sequence, item.begin + first + row) - tile); };
+  const int64_t most = end(rows - 1), shared_begin = begin(rows - 1), shared_end = end(0);
+  if (most == 0 || begin(0) == size) return;
   const int64_t block = block_at(item, tile), ahead = block_at(item, next_tile) - block;
   const T* keys = static_cast<const T*>(kv_.keys) + block * kv_.head_dim * size;
   const T* values = static_cast<const T*>(kv_.values) + block * kv_.padded_dim * size;
@@ -247,10 +254,17 @@ void PagedAttention<S, T>::attend_tile(const AttentionItem& item, int64_t first,
   float* out = state.out + first * kv_.padded_dim;
   with_count<kRows>(rows, [&]<int kR>() { score<kR>(q_ + first * kv_.head_dim, keys, most, keys_ahead, p_); });
   for (int64_t row = 0; row < rows; ++row)
-    if (seen(row) > 0) softmax(p_ + row * size, seen(row), state, first + row);
-  if (least > 0) with_count<kRows>(rows, [&]<int kR>() { weigh<kR>(p_, values, 0, least, values_ahead, out); });
-  for (int64_t row = 0; row < rows; ++row)
-    if (seen(row) > least) weigh<1>(p_ + row * size, values, least, seen(row), 0, out + row * kv_.padded_dim);
+    if (begin(row) < end(row)) softmax(p_ + row * size, begin(row), end(row), state, first + row);
+  const auto weigh_alone = [&](int64_t row, int64_t from, int64_t to) {
+    if (from < to) weigh<1>(p_ + row * size, values, from, to, 0, out + row * kv_.padded_dim);
+  };
+  if (shared_begin >= shared_end) {
+    for (int64_t row = 0; row < rows; ++row) weigh_alone(row, begin(row), end(row));
+    return;
+  }
+  for (int64_t row = 0; row < rows; ++row) weigh_alone(row, begin(row), shared_begin);
+  with_count<kRows>(rows, [&]<int kR>() { weigh<kR>(p_, values, shared_begin, shared_end, values_ahead, out); });
+  for (int64_t row = 0; row < rows; ++row) weigh_alone(row, shared_end, end(row));
 }
 
 // p[row][token] = q[row] . K[:, token] for the first n tokens, rounded up to whole vectors; dims ascend.
@@ -288,17 +302,28 @@ void PagedAttention<S, T>::score(const float* q, const T* keys, int64_t n, int64
   for (; token < n; token += S::kWidth) columns.template operator()<1>(token);
 }
 
-// p of the first n tokens becomes exp(p - top); top, sum and the output so far follow a new maximum.
+// p of the tokens begin .. end-1 becomes exp(p - top); top, sum and the output so far follow a new maximum.
 template <typename S, typename T>
-void PagedAttention<S, T>::softmax(float* p, int64_t n, const RowState& state, int64_t row) {
-  const auto lanes = [n](int64_t i) { return S::first_lanes(n - i < S::kWidth ? n - i : S::kWidth); };
+void PagedAttention<S, T>::softmax(float* p, int64_t begin, int64_t end, const RowState& state, int64_t row) {
+  const auto first_lanes = [](int64_t n) { return S::first_lanes(n < 0 ? 0 : n < S::kWidth ? n : S::kWidth); };
+  const auto kept = [&](int64_t i, V v, V otherwise) {  // v where the lane is a token that the row sees
+    return S::select(first_lanes(begin - i), otherwise, S::select(first_lanes(end - i), v, otherwise));
+  };
+  const int64_t start = begin / S::kWidth * S::kWidth;
   V tops = S::set1(kLowest);
-  for (int64_t i = 0; i < n; i += S::kWidth) tops = S::max(tops, S::select(lanes(i), S::load(p + i), S::set1(kLowest)));
+  for (int64_t i = start; i < end; i += S::kWidth) {
+    V scores = S::load(p + i);
+    if (args_.softcap > 0) {
+      scores = bend<S>(scores, args_.softcap);
+      S::store(p + i, scores);
+    }
+    tops = S::max(tops, kept(i, scores, S::set1(kLowest)));
+  }
   const float tile_top = S::reduce_max(tops), old = state.top[row];
   const float top = tile_top > old ? tile_top : old;
   V sums = S::zero();
-  for (int64_t i = 0; i < n; i += S::kWidth) {
-    const V weights = S::select(lanes(i), exp<S>(S::sub(S::load(p + i), S::set1(top))), S::zero());
+  for (int64_t i = start; i < end; i += S::kWidth) {
+    const V weights = kept(i, exp<S>(S::sub(S::load(p + i), S::set1(top))), S::zero());
     S::store(p + i, weights);
     sums = S::add(sums, weights);
   }
@@ -351,6 +376,7 @@ void PagedAttention<S, T>::weigh(const float* p, const T* values, int64_t begin,
 // Joins a later split to an earlier one.
 template <typename S, typename T>
 void PagedAttention<S, T>::merge(const RowState& into, int64_t row, const RowState& from, int64_t from_row) {
+  if (from.sum[from_row] == 0.0f) return;  // the row's window begins later
   const float old = into.top[row], other = from.top[from_row], top = other > old ? other : old;
   const V keep = exp<S>(S::set1(old - top)), add = exp<S>(S::set1(other - top));
   const V sum = S::fma(S::set1(from.sum[from_row]), add, S::mul(S::set1(into.sum[row]), keep));

@@ -1,9 +1,11 @@
-// Turns queries and keys by their positions' angles and stores keys and values in the KV cache: keys transposed
+// Norms queries and keys where the model does, turns queries and keys by their positions' angles and stores keys and values in the KV cache: keys transposed
 // [head_dim][tokens], values [tokens][padded_dim] with zeros beyond head_dim. Layout: KvLayout in src/ingot/plan.py.
 #pragma once
 
+#include <cmath>
+
 #include "ingot/kernel.h"
-#include "simd_lanes.h"
+#include "row_sum.h"
 
 namespace ingot {
 namespace {
@@ -34,15 +36,42 @@ void rotate(const float* x, const float* cos_sin, int64_t half, int64_t dim, boo
   for (int64_t i = 2 * half; i < dim; ++i) y[i] = x[i];
 }
 
+// y = x / rms(x) * weight over each run of x.
+template <typename S>
+void norm_runs(const float* x, const float* weight, int64_t width, int64_t run, float eps, float* y) {
+  for (; width > 0; width -= run, x += run, y += run) {
+    const float squares = row_sum<S>(run, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+      const typename S::V v = load_lanes<S>(x + i, n);
+      return S::mul(v, v);
+    });
+    const typename S::V factor = S::set1(1.0f / std::sqrt(squares / static_cast<float>(run) + eps));
+    for (int64_t i = 0; i < run; i += S::kWidth) {
+      const int64_t n = run - i;
+      store_lanes<S>(y + i, S::mul(S::mul(load_lanes<S>(x + i, n), factor), load_lanes<S>(weight + i, n)), n);
+    }
+  }
+}
+
 template <typename S, typename T>
 void rope_kv_write(const RopeKvWriteArgs& args, const Team& team) {
   const PagedKv& kv = args.kv;
   const int64_t dim = kv.head_dim, width = (args.heads + 2 * kv.kv_heads) * dim;
+  const int64_t q_width = args.heads * dim, k_width = kv.kv_heads * dim;
+  const bool normed = args.q_norm || args.k_norm;
+  float* scratch = normed ? reinterpret_cast<float*>(team.scratch(static_cast<size_t>(q_width + k_width) * sizeof(float))) : nullptr;
   const Team::Range mine = team.share(kv.tokens);
   for (int64_t t = mine.begin; t < mine.end; ++t) {
     const float* q = args.qkv + t * width;
     const float* k = q + args.heads * dim;
     const float* v = k + kv.kv_heads * dim;
+    if (args.q_norm) {
+      norm_runs<S>(q, args.q_norm, q_width, args.q_run, args.norm_eps, scratch);
+      q = scratch;
+    }
+    if (args.k_norm) {
+      norm_runs<S>(k, args.k_norm, k_width, args.k_run, args.norm_eps, scratch + q_width);
+      k = scratch + q_width;
+    }
     const float* cos_sin = args.cos_sin + (args.cos_sin ? t * 2 * args.half : 0);
     for (int64_t h = 0; h < args.heads; ++h)
       rotate<S>(q + h * dim, cos_sin, args.half, dim, args.interleaved, args.q + (t * args.heads + h) * dim);

@@ -1,11 +1,13 @@
 // One token per draw: the algorithm of plugins/ops/sample.py. Draws are shared among threads. A greedy draw reads its
-// row twice; a random one weighs every token in float64 and sorts only what top-k or top-p may keep.
+// row twice; a random one weighs every token in float64 and sorts only what min-p, top-k or top-p may keep. Rules work
+// on a copy of the row, and only draws that have some pay for it.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "ingot/kernel.h"
 #include "simd_lanes.h"
@@ -36,10 +38,19 @@ double philox_uniform(uint64_t seed, uint64_t counter) {
   const double shifted = std::fma(inside, 1.4426950408889634, 0x1.8p52);  // the integer is in the low bits
   const double n = shifted - 0x1.8p52;
   const double r = std::fma(n, -0x1.abc9e3b39803fp-56, std::fma(n, -0x1.62e42fefa39efp-1, inside));
-  double p = 1.0 / 6227020800.0;  // Taylor to r^13, |r| <= ln 2 / 2
-  constexpr double kInverse[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-                                 1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5,         1.0, 1.0};
-  for (int i = 0; i < 13; ++i) p = std::fma(p, r, kInverse[i]);
+  double p = std::fma(r, 1.0 / 6227020800, 1.0 / 479001600);  // Taylor to r^13, |r| <= ln 2 / 2; written out, since
+  p = std::fma(p, r, 1.0 / 39916800);                         // GCC makes no vectors of a loop inside the loop
+  p = std::fma(p, r, 1.0 / 3628800);
+  p = std::fma(p, r, 1.0 / 362880);
+  p = std::fma(p, r, 1.0 / 40320);
+  p = std::fma(p, r, 1.0 / 5040);
+  p = std::fma(p, r, 1.0 / 720);
+  p = std::fma(p, r, 1.0 / 120);
+  p = std::fma(p, r, 1.0 / 24);
+  p = std::fma(p, r, 1.0 / 6);
+  p = std::fma(p, r, 0.5);
+  p = std::fma(p, r, 1.0);
+  p = std::fma(p, r, 1.0);
   const double power = std::bit_cast<double>(std::bit_cast<uint64_t>(p) + (std::bit_cast<uint64_t>(shifted) << 52));
   return x > -708.0 ? power : 0.0;
 }
@@ -53,7 +64,7 @@ struct RowSummary {
 template <typename S>
 RowSummary summarise(const float* logits, int64_t vocab) {
   using V = typename S::V;
-  constexpr int64_t kChunk = 1024;  // float32 sums stay short
+  constexpr int64_t kShort = 1024;  // float32 sums stay short
   V tops = S::set1(-std::numeric_limits<float>::infinity());
   const V lowest = tops;
   const auto lanes = [vocab](int64_t i) { return S::first_lanes(vocab - i < S::kWidth ? vocab - i : S::kWidth); };
@@ -61,9 +72,9 @@ RowSummary summarise(const float* logits, int64_t vocab) {
     tops = S::max(tops, S::select(lanes(i), load_lanes<S>(logits + i, vocab - i), lowest));
   const float top = S::reduce_max(tops);
   double sum = 0;
-  for (int64_t chunk = 0; chunk < vocab; chunk += kChunk) {
+  for (int64_t chunk = 0; chunk < vocab; chunk += kShort) {
     V sums = S::zero();
-    for (int64_t i = chunk; i < chunk + kChunk && i < vocab; i += S::kWidth) {
+    for (int64_t i = chunk; i < chunk + kShort && i < vocab; i += S::kWidth) {
       const V weight = exp<S>(S::sub(load_lanes<S>(logits + i, vocab - i), S::set1(top)));
       sums = S::add(sums, S::select(lanes(i), weight, S::zero()));
     }
@@ -80,82 +91,214 @@ RowSummary summarise(const float* logits, int64_t vocab) {
   return {static_cast<int32_t>(best), std::log(sum), finite};
 }
 
+constexpr int64_t kChunk = 512;  // tokens whose weights are summed together
+
 // Scratch of one draw, each [vocab].
 struct DrawSpace {
   double* scaled;
   double* weights;
+  double* sums;   // of kChunk weights each
+  float* logits;  // after the rules
   int32_t* order;
+  int32_t* counts;
 };
 
-// Puts the tokens that top_k and top_p keep into space.order, in id order, and returns how many they are.
-int64_t keep_tokens(const DrawSpace& space, int64_t vocab, int64_t best, int64_t top_k, double top_p) {
-  const double* scaled = space.scaled;
-  int32_t* order = space.order;
-  const auto likelier = [scaled](int32_t a, int32_t b) { return scaled[a] > scaled[b] || (scaled[a] == scaled[b] && a < b); };
-  const auto by_id = [](int32_t a, int32_t b) { return a < b; };
-  const double top = scaled[best];
-  const bool limited = top_k > 0 && top_k < vocab;
+DrawSpace draw_space(const Team& team, int64_t vocab) {
+  const auto n = static_cast<size_t>(vocab);
+  const size_t chunks = n / kChunk + 1;
+  auto* memory = reinterpret_cast<double*>(
+      team.scratch((2 * n + chunks) * sizeof(double) + n * (sizeof(float) + 2 * sizeof(int32_t))));
+  auto* narrow = reinterpret_cast<int32_t*>(memory + 2 * n + chunks);
+  return {memory, memory + n, memory + 2 * n, reinterpret_cast<float*>(narrow + 2 * n), narrow, narrow + n};
+}
+
+bool changes_logits(const SampleArgs& args, int64_t q) {
+  return args.min_p != nullptr && (args.bias_starts[q] < args.bias_starts[q + 1] ||
+                                   args.history_starts[q] < args.history_starts[q + 1]);
+}
+
+// The row with biases and penalties in space.logits.
+void apply_rules(const SampleArgs& args, int64_t q, const float* logits, const DrawSpace& space) {
+  float* line = space.logits;
+  std::copy_n(logits, args.vocab, line);
+  for (int32_t i = args.bias_starts[q]; i < args.bias_starts[q + 1]; ++i) line[args.bias_ids[i]] += args.bias[i];
+  const int32_t* begin = args.history + args.history_starts[q];
+  const int32_t* end = args.history + args.history_starts[q + 1];
+  if (begin == end) return;
+  std::fill_n(space.counts, args.vocab, 0);
+  for (const int32_t* token = begin; token < end; ++token) {
+    if (std::exchange(space.counts[*token], 1) != 0) continue;
+    float& x = line[*token];
+    x = x > 0 ? x / args.repetition_penalty[q] : x * args.repetition_penalty[q];
+  }
+  const int32_t* generated = begin + args.num_prompt[q];
+  for (const int32_t* token = begin; token < end; ++token) space.counts[*token] = 0;
+  for (const int32_t* token = generated; token < end; ++token) ++space.counts[*token];
+  for (const int32_t* token = generated; token < end; ++token) {
+    const int32_t count = std::exchange(space.counts[*token], 0);
+    if (count == 0) continue;
+    line[*token] -= args.frequency_penalty[q] * static_cast<float>(count);
+    line[*token] -= args.presence_penalty[q];
+  }
+}
+
+template <typename T>
+auto likelier(const T* values) {
+  return [values](int32_t a, int32_t b) { return values[a] > values[b] || (values[a] == values[b] && a < b); };
+}
+
+// The tokens for which keep(i) holds go to space.order, in id order; returns how many they are.
+template <typename Keep>
+int64_t collect(const DrawSpace& space, int64_t vocab, Keep keep) {
   int64_t count = 0;
-  double total = 0;
-  if (limited) {
-    for (int64_t i = 0; i < vocab; ++i) order[i] = static_cast<int32_t>(i);
-    std::partial_sort(order, order + top_k, order + vocab, likelier);
-    count = top_k;
-    for (int64_t i = 0; i < count; ++i) total += space.weights[order[i]];
-  } else {
-    for (int64_t i = 0; i < vocab; ++i) total += space.weights[i];
+  for (int64_t i = 0; i < vocab; ++i) {
+    space.order[count] = static_cast<int32_t>(i);
+    count += keep(i);
   }
-  if (top_p < 1) {
-    // Without top-k only a head of the sorted order is made, the tokens within `reach` of the best, longer if need be.
-    for (double reach = 4;; reach *= 2) {
-      if (!limited) {
-        count = 0;
-        for (int64_t i = 0; i < vocab; ++i)
-          if (scaled[i] >= top - reach) order[count++] = static_cast<int32_t>(i);
-        std::sort(order, order + count, likelier);
-      }
-      double running = 0;
-      int64_t kept = 0;
-      while (kept < count && running < top_p * total) running += space.weights[order[kept++]];
-      if (running >= top_p * total || count == vocab || limited) {
-        count = kept;
-        break;
-      }
-    }
-  }
-  std::sort(order, order + count, by_id);
   return count;
 }
 
-int32_t draw_token(const SampleArgs& args, int64_t q, const float* logits, int64_t best, const DrawSpace& space) {
-  const double temperature = args.temperature[q];
-  for (int64_t i = 0; i < args.vocab; ++i) space.scaled[i] = logits[i] / temperature;
-  const double top = space.scaled[best];
-  for (int64_t i = 0; i < args.vocab; ++i) space.weights[i] = exp_f64(space.scaled[i] - top);
-  const double uniform = philox_uniform(args.seed[q], args.counter[q]);
-  const bool cut = (args.top_k[q] > 0 && args.top_k[q] < args.vocab) || args.top_p[q] < 1;
-  const int64_t count = cut ? keep_tokens(space, args.vocab, best, args.top_k[q], args.top_p[q]) : args.vocab;
-  const auto id = [&](int64_t i) { return cut ? space.order[i] : static_cast<int32_t>(i); };
-  double total = 0, running = 0;
-  for (int64_t i = 0; i < count; ++i) total += space.weights[id(i)];
-  for (int64_t i = 0; i < count; ++i) {
-    running += space.weights[id(i)];
-    if (running > uniform * total) return id(i);
+// The head of all tokens whose weight reaches top_p. Only those about as likely as its last one are sorted: weights are
+// summed per 1/32 of scaled logit first.
+int64_t keep_head(const DrawSpace& space, int64_t vocab, double top, double top_p) {
+  constexpr int32_t kBuckets = 4096;
+  const double* scaled = space.scaled;
+  const auto bucket = [&](int64_t i) {
+    const double below = (top - scaled[i]) * 32;
+    return below < kBuckets - 1 ? static_cast<int32_t>(below) : kBuckets - 1;
+  };
+  double buckets[kBuckets] = {}, total = 0, running = 0;
+  for (int64_t i = 0; i < vocab; ++i) buckets[bucket(i)] += space.weights[i];
+  for (int64_t i = 0; i <= (vocab - 1) / kChunk; ++i) total += space.sums[i];
+  int32_t last_bucket = 0;
+  while (last_bucket < kBuckets - 1 && running + buckets[last_bucket] < top_p * total) running += buckets[last_bucket++];
+  const int64_t count = collect(space, vocab, [&](int64_t i) { return bucket(i) == last_bucket; });
+  if (count == 0) return collect(space, vocab, [](int64_t) { return true; });  // all sums fell short by rounding
+  std::sort(space.order, space.order + count, likelier(scaled));
+  int64_t kept = 0;
+  while (kept < count && (kept == 0 || running < top_p * total)) running += space.weights[space.order[kept++]];
+  const int32_t last = space.order[kept - 1];
+  const double least = scaled[last];
+  return collect(space, vocab, [&](int64_t i) { return scaled[i] > least || (scaled[i] == least && i <= last); });
+}
+
+// Puts the tokens that min_p, top_k and top_p keep into space.order, in id order, and returns how many they are.
+int64_t keep_tokens(const DrawSpace& space, int64_t vocab, int64_t best, double min_p, int64_t top_k, double top_p) {
+  const double* scaled = space.scaled;
+  int32_t* order = space.order;
+  const double top = scaled[best];
+  if (min_p == 0 && (top_k == 0 || top_k >= vocab)) return keep_head(space, vocab, top, top_p);
+  const double least = min_p > 0 ? top + std::log(min_p) : -std::numeric_limits<double>::infinity();
+  int64_t count = collect(space, vocab, [&](int64_t i) { return scaled[i] >= least; });
+  const int64_t limited = top_k > 0 && top_k < count ? top_k : count;
+  if (limited == count && top_p == 1) return count;
+  std::partial_sort(order, order + limited, order + count, likelier(scaled));
+  count = limited;
+  if (top_p < 1) {
+    double total = 0, running = 0;
+    for (int64_t i = 0; i < count; ++i) total += space.weights[order[i]];
+    int64_t kept = 0;
+    while (kept < count && running < top_p * total) running += space.weights[order[kept++]];
+    count = kept;
   }
-  return id(count - 1);
+  std::sort(order, order + count);
+  return count;
+}
+
+// space.scaled, space.weights = exp(scaled - its maximum), and the sums of the latter's chunks.
+void weigh(const float* logits, int64_t vocab, double temperature, double top, const DrawSpace& space) {
+  for (int64_t begin = 0; begin < vocab; begin += kChunk) {
+    const int64_t end = std::min(begin + kChunk, vocab);
+    for (int64_t i = begin; i < end; ++i) space.scaled[i] = logits[i] / temperature;
+    for (int64_t i = begin; i < end; ++i) space.weights[i] = exp_f64(space.scaled[i] - top);
+    double lanes[8] = {};
+    int64_t i = begin;
+    for (; i + 8 <= end; i += 8)
+      for (int64_t j = 0; j < 8; ++j) lanes[j] += space.weights[i + j];
+    for (; i < end; ++i) lanes[0] += space.weights[i];
+    space.sums[begin / kChunk] = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+  }
+}
+
+// The token in id order at which the sum of all weights passes the uniform share of it.
+int32_t walk_all(const DrawSpace& space, int64_t vocab, double uniform) {
+  const int64_t chunks = (vocab - 1) / kChunk + 1;
+  double total = 0, running = 0;
+  for (int64_t i = 0; i < chunks; ++i) total += space.sums[i];
+  int64_t chunk = 0;
+  while (chunk + 1 < chunks && running + space.sums[chunk] <= uniform * total) running += space.sums[chunk++];
+  int32_t likely = 0;  // rounding may leave the sum a little short: then the last token that can be drawn
+  for (int64_t i = chunk * kChunk; i < vocab; ++i) {
+    running += space.weights[i];
+    if (space.weights[i] > 0) likely = static_cast<int32_t>(i);
+    if (running > uniform * total) break;
+  }
+  return likely;
+}
+
+int32_t draw_token(const SampleArgs& args, int64_t q, const float* logits, int64_t best, const DrawSpace& space) {
+  const double temperature = args.temperature[q], min_p = args.min_p == nullptr ? 0 : args.min_p[q];
+  weigh(logits, args.vocab, temperature, logits[best] / temperature, space);
+  const double uniform = philox_uniform(args.seed[q], args.counter[q]);
+  const bool cut = min_p > 0 || (args.top_k[q] > 0 && args.top_k[q] < args.vocab) || args.top_p[q] < 1;
+  if (!cut) return walk_all(space, args.vocab, uniform);
+  const int64_t count = keep_tokens(space, args.vocab, best, min_p, args.top_k[q], args.top_p[q]);
+  double total = 0, running = 0;
+  for (int64_t i = 0; i < count; ++i) total += space.weights[space.order[i]];
+  for (int64_t i = 0; i < count; ++i) {
+    running += space.weights[space.order[i]];
+    if (running > uniform * total) return space.order[i];
+  }
+  return space.order[count - 1];
+}
+
+// The given token, or the drawn one; -1 if the rules leave none.
+template <typename S>
+int32_t choose_token(const SampleArgs& args, int64_t q, const float* logits, const RowSummary& row, const DrawSpace& space) {
+  if (args.given != nullptr && args.given[q] >= 0) return args.given[q];
+  if (!row.finite) return row.best;
+  int32_t best = row.best;
+  if (changes_logits(args, q)) {
+    apply_rules(args, q, logits, space);
+    logits = space.logits;
+    const RowSummary changed = summarise<S>(logits, args.vocab);
+    if (!changed.finite) return -1;
+    best = changed.best;
+  }
+  return args.temperature[q] == 0 ? best : draw_token(args, q, logits, best, space);
+}
+
+// Rank of the token, and the most likely tokens.
+void report(const SampleArgs& args, int64_t q, int32_t id, const float* logits, const RowSummary& row, const DrawSpace& space) {
+  int64_t ahead = 0;
+  if (id >= 0) {
+    const float x = logits[id];
+    for (int64_t i = 0; i < id; ++i) ahead += logits[i] >= x;
+    for (int64_t i = id; i < args.vocab; ++i) ahead += logits[i] > x;
+  }
+  args.ranks[q] = id >= 0 ? static_cast<int32_t>(ahead + 1) : 0;
+  const int32_t begin = args.top_starts[q], wanted = args.top_starts[q + 1] - begin;
+  if (wanted == 0) return;
+  for (int64_t i = 0; i < args.vocab; ++i) space.order[i] = static_cast<int32_t>(i);
+  if (row.finite) std::partial_sort(space.order, space.order + wanted, space.order + args.vocab, likelier(logits));
+  for (int32_t i = 0; i < wanted; ++i) {
+    args.top_ids[begin + i] = space.order[i];
+    args.top_log_probs[begin + i] =
+        static_cast<float>(static_cast<double>(logits[space.order[i]]) - logits[row.best] - row.log_sum);
+  }
 }
 
 template <typename S>
 void sample(const SampleArgs& args, const Team& team) {
-  const auto vocab = static_cast<size_t>(args.vocab);
-  auto* memory = reinterpret_cast<double*>(team.scratch(vocab * (2 * sizeof(double) + sizeof(int32_t))));
-  const DrawSpace space{memory, memory + vocab, reinterpret_cast<int32_t*>(memory + 2 * vocab)};
+  const DrawSpace space = draw_space(team, args.vocab);
   for (int64_t q = team.take(); q < args.draws; q = team.take()) {
     const float* logits = args.logits + args.row[q] * args.vocab;
     const RowSummary row = summarise<S>(logits, args.vocab);
-    const bool greedy = args.temperature[q] == 0 || !row.finite;
-    args.ids[q] = greedy ? row.best : draw_token(args, q, logits, row.best, space);
-    args.log_probs[q] = static_cast<float>(static_cast<double>(logits[args.ids[q]]) - logits[row.best] - row.log_sum);
+    const int32_t id = choose_token<S>(args, q, logits, row, space);
+    args.ids[q] = id;
+    args.log_probs[q] = id < 0 ? -std::numeric_limits<float>::infinity()
+                               : static_cast<float>(static_cast<double>(logits[id]) - logits[row.best] - row.log_sum);
+    if (args.ranks != nullptr) report(args, q, id, logits, row, space);
   }
 }
 

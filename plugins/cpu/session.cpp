@@ -59,35 +59,45 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   sample_ = find_kernel("sample.f32." + std::string(isa == "amx" ? "avx512" : isa));
   if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
   const BufferSpec& logits = find_buffer(plan_.logits, 0);
-  sample_args_.logits = reinterpret_cast<const float*>(arena_.data() + logits.offset);
+  logits_ = reinterpret_cast<const float*>(arena_.data() + logits.offset);
   sample_args_.vocab = logits.cols;
 }
 
-SampleResult Session::run(const BatchView& view, const std::function<bool()>& interrupted,
-                          std::vector<float>* logits) {
+DrawResult Session::run(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
+                        std::vector<float>* logits) {
   const std::lock_guard lock(running_);
   require_open();
   batch_.assign(view);
+  draws_.assign(draws, batch_.rows, sample_args_.vocab);
   for (BoundStep& step : steps_) step.set_counts(batch_);
-  drawn_.ids.assign(static_cast<size_t>(batch_.draws), 0);
-  drawn_.log_probs.assign(static_cast<size_t>(batch_.draws), 0);
-  sample_args_.draws = batch_.draws;
-  sample_args_.row = batch_.row.data();
-  sample_args_.temperature = batch_.temperature.data();
-  sample_args_.top_k = batch_.top_k.data();
-  sample_args_.top_p = batch_.top_p.data();
-  sample_args_.seed = batch_.seed.data();
-  sample_args_.counter = batch_.counter.data();
-  sample_args_.ids = drawn_.ids.data();
-  sample_args_.log_probs = drawn_.log_probs.data();
+  DrawResult drawn;
+  sample_args_.logits = logits_;
+  draws_.bind(sample_args_, drawn);
   interrupted_ = &interrupted;
   next_check_ns_ = now_ns() + kCheckNs;
   stop_after_.store(SIZE_MAX);
   ThreadPool::instance().run(
       threads_, [](void* self, const Team& team) { static_cast<Session*>(self)->execute(team); }, this);
   if (stop_after_.load() != SIZE_MAX) throw StepInterrupted{};
-  if (logits != nullptr) logits->assign(sample_args_.logits, sample_args_.logits + batch_.rows * sample_args_.vocab);
-  return std::move(drawn_);
+  if (logits != nullptr) logits->assign(logits_, logits_ + batch_.rows * sample_args_.vocab);
+  return drawn;
+}
+
+DrawResult Session::draw(const float* logits, int64_t rows, const DrawView& draws) {
+  const std::lock_guard lock(running_);
+  require_open();
+  draws_.assign(draws, rows, sample_args_.vocab);
+  DrawResult drawn;
+  sample_args_.logits = logits;
+  draws_.bind(sample_args_, drawn);
+  ThreadPool::instance().run(
+      threads_,
+      [](void* self, const Team& team) {
+        const auto* session = static_cast<const Session*>(self);
+        session->sample_->run(&session->sample_args_, team);
+      },
+      this);
+  return drawn;
 }
 
 // On every thread of the pool. Thread 0 decides to stop before a barrier, and says after which step, because a slow
@@ -96,7 +106,8 @@ void Session::execute(const Team& team) {
   Team mine = team;
   mine.shared = shared_.data();
   for (size_t i = 0; i < steps_.size(); ++i) {
-    steps_[i].kernel->run(steps_[i].arguments(), mine);
+    // a chunk in the middle of a prompt needs no logits; kernels count on at least one row
+    if (batch_.rows > 0 || !steps_[i].counts_logits) steps_[i].kernel->run(steps_[i].arguments(), mine);
     if (team.index == 0 && pause_or_interrupted()) stop_after_.store(i);
     team.barrier();
     if (stop_after_.load() <= i) return;
@@ -105,7 +116,7 @@ void Session::execute(const Team& team) {
       team.barrier();  // the next step may overwrite what is being copied
     }
   }
-  if (batch_.draws > 0) sample_->run(&sample_args_, mine);
+  if (draws_.count() > 0) sample_->run(&sample_args_, mine);
 }
 
 bool Session::check_interrupted() {

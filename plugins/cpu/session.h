@@ -11,15 +11,11 @@
 
 #include "batch.h"
 #include "bind.h"
+#include "draws.h"
 #include "memory.h"
 #include "plan_spec.h"
 
 namespace ingot {
-
-struct SampleResult {
-  std::vector<int32_t> ids;
-  std::vector<float> log_probs;
-};
 
 // Rows of a buffer, copied out after the step that wrote it.
 struct Tapped {
@@ -39,7 +35,10 @@ class Session {
   // Executes the plan once and draws tokens. `interrupted` is asked on the calling thread at least every 100 ms or once
   // per plan step, whatever is longer. Throws std::invalid_argument for a wrong batch, before anything is computed.
   // `logits` may be null, else it receives [logit rows, vocab_size].
-  SampleResult run(const BatchView& view, const std::function<bool()>& interrupted, std::vector<float>* logits);
+  DrawResult run(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
+                 std::vector<float>* logits);
+  // Draws from given logits, [rows, logit_cols()].
+  DrawResult draw(const float* logits, int64_t rows, const DrawView& draws);
   int64_t logit_cols() const { return plan_.limits.vocab_size; }
   void close();
 
@@ -71,8 +70,9 @@ class Session {
   Batch batch_;
   std::vector<BoundStep> steps_;
   const Kernel* sample_ = nullptr;
+  const float* logits_ = nullptr;
+  Draws draws_;
   SampleArgs sample_args_{};
-  SampleResult drawn_;
 
   std::mutex running_;
   bool closed_ = false;

@@ -1,4 +1,4 @@
-// exp for every vector type of simd_*.h. Per lane the result does not depend on the type.
+// exp and tanh for every vector type of simd_*.h. Per lane the results do not depend on the type.
 #pragma once
 
 #include <limits>
@@ -28,6 +28,24 @@ template <typename S>
   const V finite = S::select(S::less(x, lowest), S::zero(), power);
   const V beyond = S::add(x, S::set1(std::numeric_limits<float>::infinity()));  // infinity, or NaN where x is NaN
   return S::select(S::less_equal(x, highest), finite, beyond);
+}
+
+// cap * tanh(x / cap), where tanh(u) = (1 - e^-2|u|) / (1 + e^-2|u|) with the sign of u; for |u| < 0.25 by its series,
+// because the difference would lose digits.
+template <typename S>
+[[gnu::always_inline]] inline typename S::V bend(typename S::V x, float cap) {
+  using V = typename S::V;
+  const V u = S::div(x, S::set1(cap)), size = S::abs(u), one = S::set1(1.0f);
+  const V fall = exp<S>(S::mul(S::set1(-2.0f), size));
+  const V far = S::div(S::sub(one, fall), S::add(one, fall));
+  const V square = S::mul(u, u);
+  V q = S::set1(0.021869488f);  // 62 / 2835
+  q = S::fma(q, square, S::set1(-0.053968254f));
+  q = S::fma(q, square, S::set1(0.13333333f));
+  q = S::fma(q, square, S::set1(-0.33333333f));
+  const V near = S::fma(S::mul(u, square), q, u);
+  const V sided = S::select(S::less(u, S::zero()), S::sub(S::zero(), far), far);
+  return S::mul(S::select(S::less(size, S::set1(0.25f)), near, sided), S::set1(cap));
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from ingot.errors import CapacityError, EngineError, RequestError, TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.target import SessionOptions, Target
-from ingot.step_io import Float32, StepBatch, StepResult
+from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
 
 try:
     from ingot import _cpu
@@ -55,6 +55,26 @@ def read_bandwidth(nbytes: int, threads: int | None = None) -> float:
     return _cpu.read_bandwidth(nbytes, core_count() if threads is None else threads)
 
 
+def _draw_tuple(rows: SampleRows) -> "_cpu.Draws":
+    """The arrays in the order of their classes' fields."""
+    rules, probs = rows.rules, rows.probs
+    return (
+        rows.row, rows.temperature, rows.top_k, rows.top_p, rows.seed, rows.counter,
+        None if rules is None else (
+            rules.min_p, rules.repetition_penalty, rules.frequency_penalty, rules.presence_penalty,
+            rules.history_starts, rules.history, rules.num_prompt, rules.bias_starts, rules.bias_ids, rules.bias,
+        ),
+        None if probs is None else (probs.given, probs.top_starts),
+    )  # fmt: skip
+
+
+def _step_result(results: "_cpu.Drawn") -> StepResult:
+    ids, log_probs, logits, ranks, top_ids, top_log_probs = results
+    return StepResult(
+        ids=ids, log_probs=log_probs, logits=logits, ranks=ranks, top_ids=top_ids, top_log_probs=top_log_probs
+    )
+
+
 class CpuSession:
     """A native session behind the runtime's contract. native: the session itself, with its hooks for tests."""
 
@@ -64,15 +84,21 @@ class CpuSession:
 
     def run(self, batch: StepBatch) -> StepResult:
         """One crossing. Raises RequestError for a batch that breaks the contract, before anything is computed."""
-        draws = batch.sample
         try:
-            ids, log_probs, logits = self.native.run(
-                batch.ids, batch.query_starts, batch.past_lengths, batch.block_tables, batch.logit_rows, draws.row,
-                draws.temperature, draws.top_k, draws.top_p, draws.seed, draws.counter, batch.want_logits,
+            results = self.native.run(
+                batch.ids, batch.query_starts, batch.past_lengths, batch.block_tables, batch.logit_rows,
+                _draw_tuple(batch.sample), batch.want_logits,
             )  # fmt: skip
         except (ValueError, TypeError) as error:
             raise RequestError("the session cannot run this batch", got=str(error)) from error
-        return StepResult(ids=ids, log_probs=log_probs, logits=logits)
+        return _step_result(results)
+
+    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+        """Draw from given logits. Raises RequestError for draws that break the contract."""
+        try:
+            return _step_result(self.native.draw(logits, _draw_tuple(rows)))
+        except (ValueError, TypeError) as error:
+            raise RequestError("the session cannot draw from these logits", got=str(error)) from error
 
     def run_tapped(self, batch: StepBatch, steps: list[str]) -> tuple[StepResult, dict[str, dict[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""

@@ -1,12 +1,14 @@
 """Rows of a token table, plus rows of a position table where the model learns positions."""
 
+import numpy as np
+
 from ingot.plan import Rows
 from ingot.plugins.op import Array, Call, Op
 
 
 def reference(call: Call) -> tuple[Array, ...]:
-    """out[t] = table[ids[t]] (+ position_table[position of t])"""
-    out = call.required(0)[call.batch.ids]
+    """out[t] = table[ids[t]] * scale (+ position_table[position of t])"""
+    out = call.required(0)[call.batch.ids] * np.float32(call.attrs["scale"])
     if (position_table := call.inputs[1]) is not None:
         out = out + position_table[call.positions()]
     return (out,)
@@ -16,7 +18,7 @@ OP = Op(
     name="embedding",
     inputs=("table", "position_table?"),  # [vocab, hidden], [positions, hidden]
     outputs=("out",),  # [tokens, hidden]
-    attrs={},
+    attrs={"scale": 1.0},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
     rows=Rows.TOKENS,

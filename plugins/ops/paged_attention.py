@@ -6,9 +6,14 @@ from ingot.plugins.op import Array, Call, Op
 
 
 def reference(call: Call) -> tuple[Array, ...]:
-    """y[t, h] = softmax(scale * q[t, h] . K[: position + 1]) @ V[: position + 1], of KV head h // (heads / kv_heads)"""
+    """y[t, h] = softmax(bent(scale * q[t, h] . K[first : position + 1])) @ V[first : position + 1]
+
+    of KV head h // (heads / kv_heads); first = position + 1 - window, or 0 without a window; bent(s) =
+    softcap * tanh(s / softcap), or s without a cap.
+    """
     q, attrs, batch = call.required(0), call.attrs, call.batch
     heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
+    window, cap = int(attrs["window"]), float(attrs["softcap"])
     out = np.empty_like(q)
     for s, past in enumerate(batch.past_lengths):
         begin, end = batch.query_starts[s], batch.query_starts[s + 1]
@@ -19,10 +24,13 @@ def reference(call: Call) -> tuple[Array, ...]:
         keys, values = np.repeat(keys, group, axis=1).astype(np.float64), np.repeat(values, group, axis=1)
         for t in range(begin, end):
             visible = int(past + t - begin + 1)
-            scores = np.einsum("hd,nhd->hn", q[t].reshape(heads, dim), keys[:visible]) * float(attrs["scale"])
+            first = max(0, visible - window) if window else 0
+            scores = np.einsum("hd,nhd->hn", q[t].reshape(heads, dim), keys[first:visible]) * float(attrs["scale"])
+            if cap:
+                scores = cap * np.tanh(scores / cap)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
-            out[t] = np.einsum("hn,nhd->hd", weights, values[:visible]).reshape(-1)
+            out[t] = np.einsum("hn,nhd->hd", weights, values[first:visible]).reshape(-1)
     return (out,)
 
 
@@ -30,7 +38,15 @@ OP = Op(
     name="paged_attention",
     inputs=("q",),  # [tokens, heads * head_dim]
     outputs=("y",),  # [tokens, heads * head_dim]
-    attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "scale": float},
+    attrs={
+        "layer": int,
+        "heads": int,
+        "kv_heads": int,
+        "head_dim": int,
+        "scale": float,
+        "window": 0,
+        "softcap": 0.0,
+    },
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
 )

@@ -1,4 +1,4 @@
-"""Rotates queries and keys, then writes keys and values into the paged KV cache."""
+"""Norms queries and keys where the model does, rotates them, then writes keys and values into the paged KV cache."""
 
 import numpy as np
 
@@ -20,13 +20,24 @@ def _rotate(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
     return out
 
 
+def _normed(x: Array, weight: Array | None, eps: float) -> Array:
+    """x [tokens, width]: RMS norm over each run of as many dims as the weight has."""
+    if weight is None:
+        return x
+    runs = x.reshape(len(x), -1, len(weight)).astype(np.float64)
+    normal = runs / np.sqrt((runs**2).mean(axis=-1, keepdims=True) + eps) * weight
+    result: Array = normal.astype(np.float32).reshape(x.shape)
+    return result
+
+
 def reference(call: Call) -> tuple[Array, ...]:
-    """q, k, v = split(qkv); q, k = rotate(q, k); cache[slot of each token] = k, v; returns q"""
+    """q, k, v = split(qkv); q, k = rotate(norm(q), norm(k)); cache[slot of each token] = k, v; returns q"""
     qkv, cos_sin, attrs = call.required(0), call.inputs[1], call.attrs
     heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     tokens = len(qkv)
-    q = qkv[:, : heads * dim].reshape(tokens, heads, dim)
-    k = qkv[:, heads * dim : (heads + kv_heads) * dim].reshape(tokens, kv_heads, dim)
+    eps = float(attrs["norm_eps"])
+    q = _normed(qkv[:, : heads * dim], call.inputs[2], eps).reshape(tokens, heads, dim)
+    k = _normed(qkv[:, heads * dim : (heads + kv_heads) * dim], call.inputs[3], eps).reshape(tokens, kv_heads, dim)
     v = qkv[:, (heads + kv_heads) * dim :].reshape(tokens, kv_heads, dim)
     if cos_sin is not None:
         cos, sin = np.split(cos_sin, 2, axis=-1)
@@ -42,9 +53,10 @@ def reference(call: Call) -> tuple[Array, ...]:
 
 OP = Op(
     name="rope_kv_write",
-    inputs=("qkv", "cos_sin?"),  # [tokens, (heads + 2 kv_heads) * head_dim], [tokens, rotary_dim]
+    # [tokens, (heads + 2 kv_heads) * head_dim], [tokens, rotary_dim], [head_dim] or [width of all (key) heads]
+    inputs=("qkv", "cos_sin?", "q_norm?", "k_norm?"),
     outputs=("q",),  # [tokens, heads * head_dim]
-    attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "interleaved": 0},
+    attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "interleaved": 0, "norm_eps": 0.0},
     out_cols=lambda cols, attrs: (int(attrs["heads"]) * int(attrs["head_dim"]),),
     reference=reference,
 )

@@ -4,6 +4,8 @@ Buffers live in one arena at the offsets that the builder planned, so that a pla
 are alive gives wrong numbers here too.
 """
 
+import dataclasses
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,7 +16,7 @@ from ingot.plugins.ops.sample import sample
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import StepBatch, StepResult
+from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
 
 
 class RefSession:
@@ -44,8 +46,12 @@ class RefSession:
             call = Call(inputs=inputs, attrs=step.attrs, batch=batch, kv=self.kv)
             self._store(step, [result.copy() for result in find_op(step.op).reference(call)], batch)
         logits = self._view(self._buffers[self._logits], batch)
-        ids, log_probs = sample(logits, batch.sample)
-        return StepResult(ids=ids, log_probs=log_probs, logits=logits.copy() if batch.want_logits else None)
+        drawn = sample(logits, batch.sample)
+        return dataclasses.replace(drawn, logits=logits.copy()) if batch.want_logits else drawn
+
+    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+        """Draw from given logits."""
+        return sample(logits, rows)
 
     def close(self) -> None:
         """Forget weights, arena and cache."""

@@ -1,6 +1,7 @@
 """Kernels and sessions of the CPU targets (C++, plugins/cpu/module.cpp); used through ingot.plugins.cpu.target."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,14 @@ def core_count() -> int: ...
 def kernel_names() -> list[str]: ...
 def crc32(data: NDArray[np.uint8], crc: int = 0) -> int: ...
 def read_bandwidth(bytes: int, threads: int, passes: int = 3) -> float: ...
+
+Ints: TypeAlias = NDArray[np.int32]
+Floats: TypeAlias = NDArray[np.float32]
+Rules: TypeAlias = tuple[Floats, Floats, Floats, Floats, Ints, Ints, Ints, Ints, Ints, Floats]
+Draws: TypeAlias = tuple[
+    Ints, Floats, Ints, Floats, NDArray[np.uint64], NDArray[np.uint64], Rules | None, tuple[Ints, Ints] | None
+]
+Drawn: TypeAlias = tuple[Ints, Floats, Floats | None, Ints | None, Ints | None, Floats | None]
 
 class Session:
     """Tuples hold the fields of ingot.plan's classes in their order; see `open_native` in target.py."""
@@ -34,14 +43,10 @@ class Session:
         past_lengths: NDArray[np.int32],
         block_tables: NDArray[np.int32],
         logit_rows: NDArray[np.int32],
-        row: NDArray[np.int32],
-        temperature: NDArray[np.float32],
-        top_k: NDArray[np.int32],
-        top_p: NDArray[np.float32],
-        seed: NDArray[np.uint64],
-        counter: NDArray[np.uint64],
+        sample: Draws,
         want_logits: bool,
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32] | None]: ...
+    ) -> Drawn: ...
+    def draw(self, logits: NDArray[np.float32], sample: Draws) -> Drawn: ...
     def close(self) -> None: ...
     @property
     def kv_bytes(self) -> int: ...

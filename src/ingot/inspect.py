@@ -83,6 +83,7 @@ def _facts(plan: Plan, step: Step, weights: dict[str, Weight], cols: dict[str, i
     elif step.op == "embedding":
         nbytes = sum(weight.nbytes // weight.shape[0] for weight in read)  # one row of each table
     elif step.op == "paged_attention":
+        seen = min(seen, int(step.attrs["window"]) or seen)
         nbytes = seen * (plan.kv.k_block_bytes + plan.kv.v_block_bytes) // plan.kv.tokens_per_block
         operations = 4 * seen * width
     nbytes += 4 * sum(cols[name] for name in (*step.inputs, *step.outputs) if name in cols)

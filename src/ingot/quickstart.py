@@ -18,8 +18,9 @@ from ingot.configs.sampling import SamplingParams
 from ingot.convert.convert import convert
 from ingot.doctor import choice_of_isa
 from ingot.plugins.cpu.target import read_bandwidth
-from ingot.runtime.generate_text import TextRequest, stream_text
+from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.text_stream import TextRequest
 from ingot.runtime.tokenizer import Tokenizer
 
 SHIPPED = Path(ingot.__file__).parent / "shipped"

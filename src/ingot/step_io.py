@@ -19,6 +19,46 @@ Float32 = npt.NDArray[np.float32]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DrawRules:
+    """What changes the logits of Q draws beforehand, in this order: biases, repetition, frequency, presence; then
+    temperature, and min_p ahead of top_k and top_p.
+
+    min_p               float32 [Q]: drop tokens less likely than min_p times the most likely one; 0 keeps all
+    repetition_penalty  float32 [Q]: positive logits of tokens in the history are divided by it, others multiplied
+    frequency_penalty   float32 [Q]: subtracted once per occurrence among the generated tokens
+    presence_penalty    float32 [Q]: subtracted from every token that was generated
+    history             int32 [H]: prompts and generated tokens, draw q's from history_starts[q] on
+    history_starts      int32 [Q + 1]; a draw without penalties may have an empty history
+    num_prompt          int32 [Q]: how many tokens of draw q's history are prompt
+    bias_ids, bias      int32 [B], float32 [B]: added to the logits of these tokens; -inf bans one
+    bias_starts         int32 [Q + 1]
+    """
+
+    min_p: Float32
+    repetition_penalty: Float32
+    frequency_penalty: Float32
+    presence_penalty: Float32
+    history_starts: Int32
+    history: Int32
+    num_prompt: Int32
+    bias_starts: Int32
+    bias_ids: Int32
+    bias: Float32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ProbRows:
+    """Which probabilities of Q draws are wanted beside those of the drawn tokens.
+
+    given       int32 [Q]: a token that is known already, whose probability is wanted, or -1 to draw one
+    top_starts  int32 [Q + 1]: draw q wants its top_starts[q + 1] - top_starts[q] most likely tokens
+    """
+
+    given: Int32
+    top_starts: Int32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRows:
     """How to draw one token for each of Q logit rows. All arrays have length Q.
 
@@ -28,6 +68,8 @@ class SampleRows:
     top_p        then keep the smallest head of the sorted tokens whose probability reaches top_p; 1 keeps all
     seed         stream of the request
     counter      index of the draw within the stream: the number of tokens the request has generated so far
+    rules        None where no draw has any
+    probs        None where nobody wants more than the drawn tokens' own
     """
 
     row: Int32
@@ -36,6 +78,8 @@ class SampleRows:
     top_p: Float32
     seed: npt.NDArray[np.uint64]
     counter: npt.NDArray[np.uint64]
+    rules: DrawRules | None = None
+    probs: ProbRows | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,12 +106,24 @@ class StepBatch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """ids int32 [Q]; log_probs float32 [Q]: natural-log probability of each drawn token under softmax(raw logits);
-    logits float32 [R, vocab] or None."""
+    """Probabilities are natural logarithms under softmax(raw logits), before any rule.
+
+    ids            int32 [Q]; -1 where the rules left no token
+    log_probs      float32 [Q], of each drawn or given token; NaN where the logits are not numbers
+    logits         float32 [R, vocab] or None
+    ranks          int32 [Q], of each drawn or given token: 1 is the most likely; ties: the lower id first
+    top_ids        int32 [top_starts[Q]]: the most likely tokens of each draw, best first
+    top_log_probs  float32 [top_starts[Q]]
+
+    The last three are None unless the step had `ProbRows`.
+    """
 
     ids: Int32
     log_probs: Float32
-    logits: Float32 | None
+    logits: Float32 | None = None
+    ranks: Int32 | None = None
+    top_ids: Int32 | None = None
+    top_log_probs: Float32 | None = None
 
 
 class Session(Protocol):
@@ -77,6 +133,10 @@ class Session(Protocol):
 
     def run(self, batch: StepBatch) -> StepResult:
         """Execute the plan once. Block 0 .. num_blocks-1 may appear in block tables."""
+        ...
+
+    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+        """Draw from given logits, float32 [R, vocab], as at the end of a step."""
         ...
 
     def close(self) -> None:

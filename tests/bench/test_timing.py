@@ -28,8 +28,22 @@ def test_tpot_is_the_time_after_the_first_token_over_the_other_tokens() -> None:
     assert RequestTimes(tokens=(0.5,)).tpot is None
 
 
+class Clock:
+    """An executor whose session has computed for one more second at each reading."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def session_seconds(self) -> float:
+        self.readings += 1
+        return float(self.readings)
+
+
 class Runner:
     """Gives one, then two tokens per step to the first request, and one at a time to the second."""
+
+    def __init__(self) -> None:
+        self.executor = Clock()
 
     def generate(self, *, batch_input_ids: Sequence[Sequence[int]], **options: object) -> Iterator[dict[str, Any]]:
         assert options == {"max_new_tokens": 3, "end_id": -1, "streaming": True, "return_dict": True}
@@ -46,11 +60,13 @@ def test_every_token_gets_the_time_of_its_step() -> None:
     assert first[0] < first[1] == first[2]
     assert second[0] == first[1]
     assert measured.seconds == second[-1]
+    assert measured.session_seconds == 1.0
 
 
 def test_random_prompts_are_different_and_repeatable() -> None:
-    prompts = random_prompts(3, 20, 50, seed=4)
-    assert prompts == random_prompts(3, 20, 50, seed=4)
+    prompts = random_prompts(3, 20, 50, 4)
+    assert prompts == random_prompts(3, 20, 50, 4)
+    assert prompts[0] not in random_prompts(3, 20, 50, 4, 1)
     assert len({tuple(prompt) for prompt in prompts}) == 3
     assert all(0 <= token < 50 for prompt in prompts for token in prompt)
 

@@ -71,6 +71,8 @@ EXPRESSIONS = {
         axis=-1,
     ),
     "inline": lambda g: g.weight(7, 5),
+    "plus a number": lambda g: g.node("Add", g.float32(DType.BF16, 7), g.constant(np.float32(1))),
+    "sum": lambda g: g.node("Add", g.float32(DType.BF16, 7, 5), g.external(DType.F32, 7, 5)),
     "vector": lambda g: g.float32(DType.BF16, 7),
     "vectors": lambda g: g.node("Concat", g.external(DType.F32, 3), g.float32(DType.BF16, 4), axis=0),
     "vector with ones around": lambda g: g.node("Unsqueeze", g.external(DType.F32, 7), g.constant([0, 2])),

@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -58,7 +59,7 @@ def test_underscores_and_hyphens_are_the_same(option: str, capsys: pytest.Captur
 
 
 def test_serve_and_later_benches_are_refused_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    for args in (["serve", "--engine_dir", "e", "--port", "8000"], ["bench", "serve"], ["bench", "kernels"]):
+    for args in (["serve", "--engine_dir", "e", "--port", "8000"], ["bench", "kernels"]):
         assert app.run(args) == 1
         assert "does not exist in this version" in capsys.readouterr().err
 
@@ -109,3 +110,13 @@ def test_traceback_is_there_for_those_who_ask(
     monkeypatch.setattr(app.group, "main", fails)
     assert app.run(["--traceback", "anything"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_bench_serve_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    args = ["bench", "serve", "--engine_dir", str(tmp_path / "none"), "--trace", str(trace)]
+    assert app.run(args) == 1
+    assert "add --offline" in capsys.readouterr().err
+    assert app.run([*args, "--offline"]) == 1
+    assert str(tmp_path / "none") in capsys.readouterr().err

@@ -92,7 +92,7 @@ def test_every_family_names_every_weight_once(name: str) -> None:
     model = read(dict(family.tiny))
     for config in (dict(family.tiny), {**family.tiny, "attention_bias": True, "mlp_bias": True}):
         model = read(config)
-        rows, _ = family.table(model.num_layers, [])
+        rows, _ = family.table(model, [])
         names = [row.name for row in rows]
         assert len(names) == len(set(names))
         assert set(weight_shapes(model)) <= set(names)
@@ -126,7 +126,7 @@ def test_activations(name: str, expected: Activation) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"model_type": "mamba"}, UnsupportedModelError, "not supported(.|\n)*gpt2, llama(.|\n)*families/<model"),
+        ({"model_type": "mamba"}, UnsupportedModelError, "not supported(.|\n)*gpt2, gpt_neox, (.|\n)*families/<model"),
         ({"model_type": "lama"}, UnsupportedModelError, "did you mean 'llama'"),
         ({"model_type": "../llama"}, UnsupportedModelError, "not supported"),
         ({"model_type": None}, ConfigError, "what model it is(.|\n)*config.json:model_type"),

@@ -5,7 +5,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.convert.weights import Concat, Drop, Expr, Row, Split, Stack, Take, Transpose, blocks, claim, infer, sources
+from ingot.convert.weights import (
+    Concat,
+    Drop,
+    Expr,
+    Regroup,
+    Row,
+    Split,
+    Stack,
+    Take,
+    Transpose,
+    blocks,
+    claim,
+    infer,
+    sources,
+    with_heads,
+)
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
 from ingot.tensor_file import StoredTensor, read_header
@@ -34,6 +49,8 @@ def tensors(tmp_path: Path) -> dict[str, StoredTensor]:
         (Stack((Take("b"), Take("b"))), np.stack([B, B])),
         (Split(Take("a"), parts=2, index=1), A[2:]),
         (Split(Take("a"), parts=3, index=0, axis=1), A[:, :1]),
+        (with_heads(Regroup(Take("a"), parts=2), 2), A[[0, 2, 1, 3]]),
+        (with_heads(Transpose(Regroup(Take("a"), parts=2)), 1), A.T),
         (Transpose(Split(Concat((Take("a"), Take("b"))), parts=3, index=2)), B.T),
     ],
 )
@@ -53,6 +70,7 @@ def test_a_take_comes_in_blocks(tensors: dict[str, StoredTensor]) -> None:
         (Concat((Take("a"), Take("b")), axis=1), r"f32 \[4, 3\], f32 \[2, 3\]"),
         (Stack((Take("a"), Take("b"))), r"where: a, b"),
         (Split(Take("a"), parts=3, index=0), "axis 0 divisible by 3"),
+        (Regroup(Take("a"), parts=3, heads=2), "rows divisible by 3 x 2"),
     ],
 )
 def test_parts_that_do_not_fit(tensors: dict[str, StoredTensor], expr: Expr, words: str) -> None:

@@ -41,6 +41,20 @@ def test_run_prints_completions_and_nothing_else(shipped_engine: Path) -> None:
     assert ingot("run", *options, stdin="The prince\n").succeeds().out == alone[0]
 
 
+def test_run_follows_sampling_options(shipped_engine: Path) -> None:
+    options = ("--engine_dir", shipped_engine, "--prompt", "The prince", "--temperature", 0, "--max_output_len", 12)
+    free = ingot("run", *options).succeeds().out
+    stop = free[5:9]
+    assert ingot("run", *options, "--stop", "never seen", "--stop", stop).succeeds().out == free[:5] + "\n"
+    assert "prince" in free
+    assert "prince" not in ingot("run", *options, "--bad_words", "prince").succeeds().out
+    assert ingot("run", *options, "--repetition_penalty", 1.5, "--frequency_penalty", 1).succeeds().out != free
+    line = json.dumps({"prompt": "The prince", "stop": [stop], "min_tokens": 12, "ignore_eos": True})
+    ignored = ingot("run", *options[:2], *options[4:], "--input_file", "-", stdin=line).succeeds().out
+    assert ignored == ingot("run", *options, "--ignore_eos").succeeds().out
+    ingot("run", *options, "--min_p", 2).fails("min_p must be")
+
+
 def test_the_commands_as_processes(tmp_path: Path) -> None:
     work = {"--model_dir": SHIPPED, "--output_dir": tmp_path / "c"}
     finish(start("convert", *(word for pair in work.items() for word in pair))).succeeds()

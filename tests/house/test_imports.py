@@ -36,6 +36,8 @@ TOP = (
     "ingot.verify",
     "ingot.doctor",
     "ingot.quickstart",
+    "ingot.llm",
+    "ingot.engine_cache",
     "ingot.bench",
 )
 

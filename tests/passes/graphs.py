@@ -71,6 +71,15 @@ class GraphMaker:
         bounded = self.node("Min", counted, self.constant(np.int64(limit - 1)))
         return self.node("Expand", self.node("Unsqueeze", bounded, self.constant([0])), shape)
 
+    def window(self, size: int, *, limit: int | None = None, axes: tuple[int, int] = (1, 0)) -> str:
+        """bool [sequence, sequence]: row - column < size. limit: clips the positions."""
+        length = self.node("Gather", self.node("Shape", "ids"), self.constant(np.int64(1)), axis=0)
+        turns = self.node("Range", self.constant(np.int64(0)), length, self.constant(np.int64(1)))
+        if limit is not None:
+            turns = self.node("Min", turns, self.constant(np.int64(limit - 1)))
+        row, column = (self.node("Unsqueeze", turns, self.constant([axis])) for axis in axes)
+        return self.node("Less", self.node("Sub", row, column), self.constant(np.int64(size)))
+
     def angles(self, half: int, limit: int = 64, scale: float = 1.0) -> tuple[str, str]:
         """cos and sin, each [batch, sequence, half]"""
         turns = self.node("Cast", self.positions(limit), to=TensorProto.FLOAT)
@@ -87,12 +96,22 @@ class GraphMaker:
         return self.node("Transpose", split, perm=[0, 2, 1, 3])
 
     def attention(self, sources: Sequence[str], heads: int, kv_heads: int, dim: int, **options: Any) -> str:
-        """options: angles (cos, sin) and attributes of RotaryEmbedding under `rotary`; the rest goes to Attention."""
+        """options: angles (cos, sin), attributes of RotaryEmbedding under `rotary`, norms ("head" or "width") of q and
+        k, mask; the rest goes to Attention."""
+        norms, mask = options.pop("norms", None), options.pop("mask", None)
+        if norms == "width":
+            normed = [
+                self.node("RMSNormalization", x, self.weight(n * dim), axis=-1, epsilon=0.25)
+                for x, n in zip(sources, (heads, kv_heads), strict=False)
+            ]
+            sources = [*normed, sources[2]]
         q, k, v = (self.heads(x, n, dim) for x, n in zip(sources, (heads, kv_heads, kv_heads), strict=True))
+        if norms == "head":
+            q, k = (self.node("RMSNormalization", x, self.weight(dim), axis=-1, epsilon=0.25) for x in (q, k))
         angles, rotary = options.pop("angles", None), options.pop("rotary", {})
         if angles is not None:
             q, k = (self.node("RotaryEmbedding", each, *angles, **rotary) for each in (q, k))
-        mixed = self.node("Attention", q, k, v, **{"is_causal": 1, **options})
+        mixed = self.node("Attention", q, k, v, *([mask] if mask else []), **{"is_causal": 1, **options})
         rows = self.node("Transpose", mixed, perm=[0, 2, 1, 3])
         return self.node("Reshape", rows, self.constant([0, 0, heads * dim]))
 
@@ -159,10 +178,12 @@ def _compute(
     for op_name in plan_ops(plugin):
         op = find_op(op_name)
         padded = [*flat, *[None] * (len(op.inputs) - len(flat))][: len(op.inputs)]
-        known = {name: value for name, value in {**defaults, **attrs}.items() if name in op.attrs}
+        usual = {name: value for name, value in op.attrs.items() if not isinstance(value, type)}
+        known = {name: value for name, value in {**usual, **defaults, **attrs}.items() if name in op.attrs}
         results = op.reference(Call(inputs=padded, attrs=known, batch=batch, kv=kv))
         flat = [results[0]]
-    return [result.reshape(*ids.shape, -1) for result in results]
+    shape = inputs[0].shape[:-1] if inputs[0] is not None and plugin == "RmsNorm" else ids.shape
+    return [result.reshape(*shape, -1) for result in results]
 
 
 def _batch(ids: npt.NDArray[np.int64]) -> StepBatch:

@@ -56,3 +56,20 @@ def test_another_axis_is_refused() -> None:
     g = GraphMaker()
     graph = g.finish(g.node("Transpose", g.node("Gather", g.weight(8, VOCAB), "ids", axis=1), perm=[1, 2, 0]))
     assert run_pass(PASS, graph).refused == {"it does not gather rows of a table": 1}
+
+
+@pytest.mark.parametrize("cast", [True, False])
+def test_a_scale_joins(cast: bool) -> None:
+    g = GraphMaker()
+    x = g.node("Cast", g.input(), to=onnx.TensorProto.FLOAT) if cast else g.input()
+    graph = g.finish(g.node("Mul", x, g.constant(np.float32(2.5))))
+    run_pass(PASS, graph)
+    assert ops_of(graph) == ["Embedding"]
+    assert graph.nodes[-1].attrs == {"scale": 2.5}
+
+
+def test_an_embedding_that_is_also_used_unscaled_is_refused() -> None:
+    g = GraphMaker()
+    x = g.input()
+    graph = g.finish(g.node("Add", x, g.node("Mul", x, g.constant(np.float32(2.5)))))
+    assert run_pass(PASS, graph).refused == {"the embedding is also used unscaled": 1}

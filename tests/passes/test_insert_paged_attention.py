@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingot.builder.graph import weight_shape
+from ingot.builder.passes import recognise_norms
 from ingot.builder.passes.insert_paged_attention import PASS
 from tests.passes.graphs import GraphMaker, ops_of, run_pass
 
@@ -30,6 +32,7 @@ def test_rotated(interleaved: int, scale: float) -> None:
     assert table.attrs == {"scale": pytest.approx(scale), "positions": 32}
     assert attention.attrs == {
         "layer": 0, "heads": 4, "kv_heads": 2, "head_dim": 4, "scale": pytest.approx(0.3), "interleaved": interleaved,
+        "window": 0, "softcap": 0.0, "norm_eps": 0.0,
     }  # fmt: skip
 
 
@@ -64,7 +67,7 @@ def test_layers_share_a_table_and_are_counted() -> None:
     ("options", "reason"),
     [
         ({"is_causal": 0}, "the attention is not causal"),
-        ({"softcap": 2.0}, "the attention has softcap"),
+        ({"qk_matmul_output_mode": 1}, "the attention has qk_matmul_output_mode"),
         ({"rotary": {"rotary_embedding_dim": 2, "num_heads": HEADS}}, "2 frequencies do not turn 2 dimensions"),
     ],
 )
@@ -79,7 +82,36 @@ def test_a_mask_is_refused() -> None:
     q, k, v = (g.heads(x, n, DIM) for x, n in zip(parts(g, g.input()), (4, 2, 2), strict=True))
     mixed = g.node("Attention", q, k, v, g.constant(np.zeros((7, 7), np.float32)), is_causal=1)
     merged = g.node("Reshape", g.node("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, 16]))
-    assert run_pass(PASS, g.finish(merged)).refused == {"the attention takes an attention mask": 1}
+    assert run_pass(PASS, g.finish(merged)).refused == {"the attention takes a mask that is no sliding window": 1}
+
+
+@pytest.mark.parametrize("options", [{"limit": 3}, {"axes": (0, 1)}])
+def test_windows_of_other_positions_are_refused(options: dict[str, Any]) -> None:
+    g = GraphMaker()
+    mask = g.window(3, **options)
+    graph = g.finish(g.attention(parts(g, g.input()), HEADS, KV_HEADS, DIM, mask=mask))
+    assert PASS.run(graph).refused == {"the attention takes a mask that is no sliding window": 1}
+
+
+def test_a_window_and_a_cap() -> None:
+    g = GraphMaker()
+    mask = g.window(3)
+    graph = g.finish(g.attention(parts(g, g.input()), HEADS, KV_HEADS, DIM, mask=mask, softcap=0.5))
+    assert run_pass(PASS, graph).fired == 1
+    assert ops_of(graph) == ["Gather", "MatMul", "PagedAttention"]
+    assert (graph.nodes[-1].attrs["window"], graph.nodes[-1].attrs["softcap"]) == (3, 0.5)
+
+
+@pytest.mark.parametrize("norms", ["head", "width"])
+def test_q_and_k_norms(norms: str) -> None:
+    g = GraphMaker()
+    graph = g.finish(g.attention(parts(g, g.input()), HEADS, KV_HEADS, DIM, angles=g.angles(2), norms=norms))
+    recognise_norms.PASS.run(graph)
+    assert run_pass(PASS, graph).fired == 1
+    assert ops_of(graph) == ["Gather", "MatMul", "RopeTable", "PagedAttention"]
+    lengths = [weight_shape(tensor)[0] for tensor in graph.nodes[-1].inputs[2:]]
+    assert lengths == ([DIM, DIM] if norms == "head" else [HEADS * DIM, KV_HEADS * DIM])
+    assert graph.nodes[-1].attrs["norm_eps"] == 0.25
 
 
 def test_q_and_k_turned_differently_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ingot.builder.passes.recognise_activations import PASS
@@ -40,3 +41,13 @@ def test_another_swish_is_refused() -> None:
     g = GraphMaker()
     graph = g.finish(g.node("Swish", g.input(), alpha=2.0))
     assert run_pass(PASS, graph).refused == {"a Swish with alpha 2.0 is no silu": 1}
+
+
+@pytest.mark.parametrize(("cap", "factor", "fits"), [(3.0, 3.0, True), (3.0, 2.0, False)])
+def test_a_cap(cap: float, factor: float, fits: bool) -> None:
+    g = GraphMaker()
+    bent = g.node("Tanh", g.node("Div", g.input(), g.constant(np.float32(cap))))
+    graph = g.finish(g.node("Mul", bent, g.constant(np.float32(factor))))
+    report = run_pass(PASS, graph)
+    assert report.refused == ({} if fits else {"2.0 * Tanh(x / 3.0) is no cap": 1})
+    assert (ops_of(graph) == ["Gather", "Softcap"]) is fits

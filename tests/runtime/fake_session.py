@@ -1,12 +1,14 @@
 """A Session whose "model" is a hash of every token before: wrong blocks, positions or counts give wrong tokens."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.plan import Limits
-from ingot.step_io import StepBatch, StepResult
+from ingot.plugins.ops.sample import sample
+from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
 
 VOCAB = 97
 _NOBODY = -1
@@ -46,8 +48,7 @@ class FakeSession:
         assert len(batch.logit_rows) <= self._limits.max_logit_rows
         assert batch.query_starts[0] == 0
         assert batch.query_starts[-1] == len(batch.ids)
-        used = [int(block) for table in batch.block_tables for block in table if block >= 0]
-        assert len(used) == len(set(used)), "a block in two tables"
+        self._check_sharing(batch)
         following = np.full(len(batch.ids), _NOBODY)
         for s in range(sequences):
             begin, end = batch.query_starts[s], batch.query_starts[s + 1]
@@ -69,5 +70,18 @@ class FakeSession:
         log_probs = -(batch.sample.seed.astype(np.float32) + batch.sample.counter.astype(np.float32))
         return StepResult(ids=ids, log_probs=log_probs, logits=logits if batch.want_logits else None)
 
+    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+        return sample(logits, rows)
+
     def close(self) -> None:
         self.closed = True
+
+    def _check_sharing(self, batch: StepBatch) -> None:
+        """A block in two tables is full in both and stays as it is; the others hold nothing yet from `past` on."""
+        size = self.slots.shape[1]
+        holders = Counter(int(block) for table in batch.block_tables for block in table if block >= 0)
+        for past, table in zip(batch.past_lengths.tolist(), batch.block_tables.tolist(), strict=True):
+            for place, block in enumerate(table):
+                if block >= 0 and (place + 1) * size > past:
+                    assert holders[block] == 1, "a block that is not full in two tables"
+                    self.slots[block, max(past - place * size, 0) :] = _NOBODY

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from ingot.configs.runtime import Policy
+from ingot.configs.runtime import Policy, RuntimeConfig
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 from ingot.runtime import ModelRunner
@@ -55,7 +55,7 @@ def test_preemption_changes_no_bit(model: TinyModel, target: Target) -> None:
     with poisoned_runner(model, target, 8) as runner:
         assert everything(runner, prompts, 40) == calm
         assert runner.stats()["preemptions"] > 0
-    with poisoned_runner(model, target, 8, policy=Policy.GUARANTEED_NO_EVICT) as runner:
+    with poisoned_runner(model, target, 8, config=RuntimeConfig(policy=Policy.GUARANTEED_NO_EVICT)) as runner:
         assert everything(runner, prompts, 40) == calm
         assert runner.stats()["preemptions"] == 0
 
@@ -81,3 +81,56 @@ def test_staggered_arrivals_share_steps_and_change_no_bit(model: TinyModel, targ
     assert [results[n] for n in range(64)] == alone
     assert any(prefill and decode for prefill, decode in runner.step_log())
     runner.close()
+
+
+def generations(runner: ModelRunner, prompts: list[list[int]], count: int = 14) -> list[bytes]:
+    """Bits of the logits of each prompt's generated tokens. Asks for nothing that a prefix hit would not give."""
+    out = runner.generate(
+        prompts, max_new_tokens=count, temperature=0.9, random_seed=3, return_dict=True, output_generation_logits=True,
+        num_return_sequences=2,
+    )  # fmt: skip
+    return [logits.tobytes() for logits in out["generation_logits"]]
+
+
+@pytest.mark.parametrize("chunk", [5, 16, 96])
+def test_a_prefix_hit_changes_no_bit(model: TinyModel, target: Target, chunk: int) -> None:
+    rng = np.random.default_rng(8)
+    head = rng.integers(0, VOCAB, 35).tolist()
+    prompts = [head + rng.integers(0, VOCAB, n).tolist() for n in (1, 3, 13)]
+    calm = []
+    for prompt in prompts:
+        with poisoned_runner(model, target, 40, config=RuntimeConfig(enable_prefix_cache=False)) as runner:
+            calm += generations(runner, [prompt])
+            assert runner.stats()["prefix_hit_tokens"] == 0
+    limits = dataclasses.replace(model.plan.limits, max_num_tokens=chunk)
+    with poisoned_runner(model, target, 60, limits, seed=chunk) as runner:
+        assert generations(runner, prompts) == calm  # together: siblings and equal heads
+        assert runner.stats()["prefix_hit_tokens"] == 5 * 32
+        assert generations(runner, prompts[::-1]) == calm[::-1]  # from what the ones before left, generated tokens too
+        assert runner.stats()["prefix_hit_tokens"] >= 11 * 32
+
+
+def test_preemption_with_hits_changes_no_bit(model: TinyModel, target: Target) -> None:
+    """The pool is so small that blocks are evicted while requests that lost them wait."""
+    rng = np.random.default_rng(9)
+    head = rng.integers(0, VOCAB, 17).tolist()
+    prompts = [head + rng.integers(0, VOCAB, n).tolist() for n in (2, 9, 5, 1)]
+    with poisoned_runner(model, target, 200) as runner:
+        calm = generations(runner, prompts, 36)
+        assert runner.stats()["preemptions"] == 0
+    with poisoned_runner(model, target, 8) as runner:
+        assert generations(runner, prompts, 36) == calm
+        stats = runner.stats()
+        assert stats["preemptions"] > 0
+        assert stats["preempted_tokens"] > 0
+        assert stats["prefix_hit_tokens"] > 0
+        assert stats["blocks_used"] == 0
+
+
+def test_steps_without_a_single_logit_row_run(model: TinyModel, target: Target) -> None:
+    """The first chunks of a prompt that is alone give no logits at all."""
+    limits = dataclasses.replace(model.plan.limits, max_num_tokens=16)
+    prompt = [n % VOCAB for n in range(45)]
+    with poisoned_runner(model, target, 40, limits) as runner:
+        assert runner.generate([prompt], max_new_tokens=2)[0, 0].tolist() == model.greedy(prompt, 2)
+        assert runner.step_log()[:3] == [[16, 0], [16, 0], [13, 0]]

@@ -1,19 +1,20 @@
 """Prompts as text: pieces add up to the whole, faults stay with their request."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import ConfigError, RequestError
-from ingot.runtime.generate_text import TextEvent, TextRequest, complete_text, stream_text
+from ingot.runtime.generate_text import complete_text, stream_text
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import FinishReason
+from ingot.runtime.text_stream import TextEvent, TextRequest
 from ingot.runtime.tokenizer import Tokenizer
+from tests.runtime.byte_tokenizer import byte_tokenizer
 from tests.runtime.tiny_engine import make_runner, ref_session
 from tests.runtime.tiny_plan import VOCAB, make_model
 
@@ -23,15 +24,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """51 tokens: the bytes of a few characters, some of them halves of é and 你."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    table = {symbol: place for place, symbol in enumerate(alphabet[: VOCAB - 5])}
-    table |= {symbol: len(table) + place for place, symbol in enumerate("Ã©ä½ł")}
-    hf = tokenizers.Tokenizer(models.BPE(table, []))
-    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    hf.decoder = decoders.ByteLevel()
-    folder = tmp_path_factory.mktemp("tokenizer")
-    hf.save(str(folder / "tokenizer.json"))
-    return Tokenizer.from_dir(folder)
+    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"), VOCAB)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +92,48 @@ def test_max_tokens_none_goes_to_the_limit(runner: ModelRunner, tokenizer: Token
     assert events[-1].finish_reason is FinishReason.LENGTH
 
 
+def test_stop_texts_end_a_request_wherever_tokens_do(runner: ModelRunner, tokenizer: Tokenizer) -> None:
+    free = complete_text(runner, tokenizer, [TextRequest(prompt="10", params=GREEDY)])[0]
+    stop = free.text[2:4]  # two tokens of one character each
+    end = free.text.index(stop)
+    for include in (False, True):
+        params = dataclasses.replace(GREEDY, stop=["never", stop], include_stop_str=include)
+        events = list(stream_text(runner, tokenizer, [TextRequest(prompt="10", params=params)]))
+        assert "".join(event.text for event in events) == free.text[: end + 2 if include else end]
+        assert events[-1].finish_reason is FinishReason.STOP
+        assert events[-1].stop_reason == stop
+        tokens = tuple(token for event in events for token in event.token_ids)
+        assert tokens == free.token_ids[: len(tokens)]
+        assert len(tokens) < len(free.token_ids)
+    assert runner.stats()["blocks_used"] == 0
+    late = dataclasses.replace(GREEDY, stop=free.text[0], min_tokens=8)
+    whole = complete_text(runner, tokenizer, [TextRequest(prompt="10", params=late)])[0]
+    assert len(whole.token_ids) == 8
+
+
+def test_bad_words_are_texts(runner: ModelRunner, tokenizer: Tokenizer) -> None:
+    free = complete_text(runner, tokenizer, [TextRequest(prompt="10", params=GREEDY)])[0]
+    word = free.text[1:3]
+    params = dataclasses.replace(GREEDY, bad_words=[word])
+    other = complete_text(runner, tokenizer, [TextRequest(prompt="10", params=params)])[0]
+    assert word not in other.text
+    assert other.token_ids[:2] == free.token_ids[:2]
+
+
+def test_logprobs_of_texts(runner: ModelRunner, tokenizer: Tokenizer) -> None:
+    params = dataclasses.replace(GREEDY, logprobs=2, prompt_logprobs=0)
+    events = list(stream_text(runner, tokenizer, [TextRequest(prompt="10/", params=params)]))
+    first = events[0].prompt_logprobs
+    assert first is not None
+    assert first[0] is None
+    assert [[entry.decoded for entry in table.values()] for table in first[1:] if table] == [["0"], ["/"]]
+    tables = [table for event in events for table in event.logprobs or ()]
+    tokens = [token for event in events for token in event.token_ids]
+    assert [next(iter(table)) for table in tables] == tokens
+    assert [table[token].rank for table, token in zip(tables, tokens, strict=True)] == [1] * 8
+    assert all(entry.decoded == tokenizer.token_text(token) for table in tables for token, entry in table.items())
+
+
 def write(folder: Path, **values: object) -> Path:
     (folder / "generation_config.json").write_text(json.dumps(values))
     return folder
@@ -108,11 +143,20 @@ def test_generation_defaults(tmp_path: Path) -> None:
     assert read_generation_defaults(tmp_path) == GenerationDefaults()
     assert read_generation_defaults(tmp_path).resolve(None, None, None) == (0.0, 0, 1.0)
     assert read_generation_defaults(tmp_path).resolve(None, 5, None) == (1.0, 5, 1.0)
-    write(tmp_path, do_sample=True, temperature=0.6, top_p=0.9, repetition_penalty=1.05, eos_token_id=[1, 2])
+    write(
+        tmp_path,
+        do_sample=True,
+        temperature=0.6,
+        top_p=0.9,
+        repetition_penalty=1.05,
+        typical_p=0.9,
+        eos_token_id=[1, 2],
+    )
     defaults = read_generation_defaults(tmp_path)
     assert defaults.resolve(None, None, None) == (0.6, 0, 0.9)
     assert defaults.resolve(0, None, None) == (0, 0, 0.9)
-    assert defaults.not_followed == ("repetition_penalty=1.05",)
+    assert defaults.others == {"repetition_penalty": 1.05}
+    assert defaults.not_followed == ("typical_p=0.9",)
     write(tmp_path, do_sample=False, temperature=0.6)
     assert read_generation_defaults(tmp_path).resolve(None, None, None) == (0.0, 0, 1.0)
     with pytest.raises(ConfigError, match="temperature"):

@@ -215,14 +215,24 @@ def test_end_ids_of_the_engine(model: TinyModel) -> None:
         ({"random_seed": [1, 2]}, "one per prompt"),
         ({"end_id": 51}, "end_id"),
         ({"pad_id": "x"}, "pad_id"),
-        ({"num_beams": 2}, "num_beams is not supported yet"),
-        ({"bad_words_list": [[[1]]]}, "bad_words_list is not supported yet"),
-        ({"min_length": 5}, "min_length is not supported yet"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty is not supported yet"),
+        ({"num_beams": 2}, "beam search does not exist yet"),
+        ({"bad_words_list": [[1]]}, "bad_words_list"),
+        ({"bad_words_list": []}, "bad_words_list must hold"),
+        ({"bad_words_list": [[[51]]]}, "bad_words_list: 0 of prompt 0"),
+        ({"min_length": -1}, "min_length"),
+        ({"min_length": 21}, "asked for at least"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": "1"}, "repetition_penalty"),
+        ({"presence_penalty": float("inf")}, "presence_penalty"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty"),
+        ({"length_penalty": 1.0}, "no argument 'length_penalty'"),
         ({"temprature": 0.5}, "did you mean 'temperature'"),
-        ({"stop_words_list": [[1]]}, "stop word"),
+        ({"stop_words_list": [[1]]}, "stop_words_list"),
         ({"stop_words_list": np.zeros((1, 2, 3))}, "stop_words_list"),
         ({"output_log_probs": True}, "return_dict=True"),
+        ({"priority": 1.5}, "priority"),
+        ({"priority": 1001}, "priority"),
+        ({"cache_salt": b"x"}, "cache_salt must be text"),
         ({"sampling_config": {"temperature": 1}}, "SamplingParams"),
         ({"sampling_config": SamplingParams(), "top_k": 3}, "exclude each other"),
     ],
@@ -238,14 +248,17 @@ def test_wrong_calls_are_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [{"min_p": 0.1}, {"stop": ["x"]}, {"logprobs": 0}, {"logit_bias": {1: 2.0}}, {"presence_penalty": 0.5},
-     {"min_tokens": 1}, {"bad_words": ["x"]}, {"prompt_logprobs": 1}, {"include_stop_str": True},
-     {"logits_processors": [print]}, {"frequency_penalty": 1}],
+    ("field", "words"),
+    [
+        ({"stop": ["x"]}, "stop_words_list"), ({"bad_words": ["x"]}, "bad_words_list"),
+        ({"include_stop_str": True}, "token ids"), ({"skip_special_tokens": False}, "token ids"),
+        ({"logit_bias": {51: 1.0}}, "logit_bias"), ({"logprobs": 52}, "at most 51"), ({"logprobs": 1}, "return_dict"),
+        ({"logits_processors": [lambda a, b, c, d: d]}, "wrong number"),
+    ],
 )  # fmt: skip
-def test_sampling_params_refuse_what_is_not_there_yet(arguments: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="not supported yet"):
-        SamplingParams(**arguments)
+def test_sampling_params_that_token_ids_cannot_follow(runner: ModelRunner, field: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        runner.generate([[1, 2]], sampling_config=SamplingParams(**field), return_dict=words != "return_dict")
 
 
 def test_lengths_are_lowered_only_by_default(runner: ModelRunner) -> None:
@@ -272,6 +285,35 @@ def test_from_dir(directory: Path, model: TinyModel) -> None:
         assert runner.stats()["blocks_total"] == 64 * 4  # 64 sequences of 64 cached tokens
 
 
+def test_from_dir_turns_the_prefix_cache_on_and_off(directory: Path) -> None:
+    prompt = list(range(40))
+    for enabled, salt, hits in ((True, None, 32), (True, "mine", 0), (False, None, 0)):
+        with ModelRunner.from_dir(directory, enable_prefix_cache=enabled) as runner:
+            first = runner.generate([prompt], max_new_tokens=4)
+            again = runner.generate([prompt], max_new_tokens=4, cache_salt=salt)
+            np.testing.assert_array_equal(first, again)
+            assert runner.stats()["prefix_hit_tokens"] == hits
+            assert (runner.stats()["blocks_cached"] > 0) == enabled
+
+
+def test_from_dir_with_a_tpot_target(directory: Path, model: TinyModel) -> None:
+    with ModelRunner.from_dir(directory, tpot_target=10_000, enable_chunked_prefill=True) as runner:
+        assert runner.step_log() == []
+        assert runner.stats()["blocks_used"] == runner.stats()["blocks_cached"] == 0
+        assert runner.generate([[1, 2]], max_new_tokens=3)[0, 0].tolist() == model.greedy([1, 2], 3)
+
+
+def test_return_sequences_share_their_prompt(model: TinyModel) -> None:
+    with make_runner(model, ref_session(model, 200)) as runner:
+        out = runner.generate(
+            [list(range(40))], max_new_tokens=5, num_return_sequences=4, return_dict=True, output_context_logits=True
+        )
+        assert len(np.unique(out["output_ids"][0], axis=0)) == 1
+        assert out["context_logits"][0].shape == (40, VOCAB)
+        assert runner.stats()["prefix_hit_tokens"] == 3 * 32
+        assert sum(prefill for prefill, _ in runner.step_log()) == 40 + 3 * 8
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
@@ -282,6 +324,10 @@ def test_from_dir(directory: Path, model: TinyModel) -> None:
         ({"kv_cache_memory": "900TiB"}, CapacityError, "more than this machine"),
         ({"kv_cache_memory": "lots"}, UsageError, "amount of memory"),
         ({"policy": "eager"}, UsageError, "max_utilization, guaranteed_no_evict"),
+        ({"tpot_target": -5}, UsageError, "more than 0"),
+        ({"tpot_target": 1e-6}, UsageError, "single token"),
+        ({"enable_prefix_cache": 1}, UsageError, "True or False"),
+        ({"enable_chunked_prefill": "yes"}, UsageError, "True or False"),
         ({"isa": "mmx"}, UsageError, "avx2, avx512, amx"),
         ({"rank": 3}, EngineError, "rank"),
     ],

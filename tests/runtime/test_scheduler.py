@@ -7,7 +7,10 @@ import pytest
 
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
-from ingot.runtime.request import FinishReason, Request
+from ingot.runtime.block_manager import BlockTable
+from ingot.runtime.executor import Executor
+from ingot.runtime.request import PRIORITY_STEP, FinishReason, Request
+from ingot.runtime.scheduler import Scheduler
 from tests.runtime.fake_session import FakeSession, continued
 from tests.runtime.tiny_engine import make_executor
 
@@ -16,50 +19,43 @@ def limits(batch: int = 4, tokens: int = 16, rows: int = 8) -> Limits:
     return Limits(max_batch_size=batch, max_input_len=40, max_seq_len=48, max_num_tokens=tokens, max_logit_rows=rows)
 
 
-def request_of(prompt: list[int], count: int, *, want_context_logits: bool = False) -> Request:
-    return Request(np.array(prompt, np.int32), max_new_tokens=count, want_context_logits=want_context_logits)
+def request_of(prompt: list[int], count: int, *, want_context_logits: bool = False, priority: int = 0) -> Request:
+    return Request(
+        np.array(prompt, np.int32), max_new_tokens=count, want_context_logits=want_context_logits, priority=priority
+    )
 
 
 def random_request(rng: random.Random, *, want_context_logits: bool = False) -> Request:
-    prompt = [rng.randrange(97) for _ in range(rng.randint(1, 24))]
-    return request_of(prompt, rng.randint(1, 24), want_context_logits=want_context_logits)
+    """Prompts begin with one of few heads, so that many share blocks."""
+    head = [rng.randrange(3)] * rng.randint(0, 12)
+    prompt = head + [rng.randrange(97) for _ in range(rng.randint(1, 24 - len(head)))]
+    priority = rng.choice([-1, 0, 0, 0, 1])
+    return request_of(prompt, rng.randint(1, 24), want_context_logits=want_context_logits, priority=priority)
 
 
 def expected(request: Request) -> list[int]:
     return continued(request.tokens[: request.num_prompt].tolist(), request.max_new_tokens)
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("policy", list(Policy))
-@pytest.mark.parametrize("seed", range(12))
-def test_random_arrivals_end_once_and_right(policy: Policy, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_random_arrivals_end_once_and_right(policy: Policy, seed: int, mixed: bool, prefix_cache: bool) -> None:
     rng = random.Random(seed)
     shape = limits(batch=rng.choice([1, 3, 8]), tokens=rng.choice([1, 5, 16]), rows=rng.choice([1, 4, 8]))
     blocks = rng.choice([12, 16, 40])  # 12 blocks of 4 hold exactly one sequence of 48
     session = FakeSession(blocks, 4, shape)
-    executor, scheduler, manager = make_executor(session, shape, 4, policy, random.Random(seed))
-    requests: list[Request] = []
-    aborted: set[int] = set()
-    for _ in range(400):
-        if rng.random() < 0.3 and len(requests) < 40:
-            requests.append(random_request(rng, want_context_logits=rng.random() < 0.2))
-            executor.add(requests[-1:])
-        if requests and rng.random() < 0.03:
-            victim = rng.choice(requests)
-            if not victim.finished:
-                aborted.add(id(victim))
-                executor.abort([victim])
-                assert victim.blocks.count == 0
-        executor.step()
-        assert len(scheduler.running) <= shape.max_batch_size
-        ages = [request.arrival for request in (*scheduler.running, *scheduler.waiting)]
-        assert ages == sorted(ages)
+    executor, scheduler, manager = make_executor(
+        session, shape, 4, policy, random.Random(seed), prefix_cache=prefix_cache, mixed=mixed
+    )
+    requests = _arrive(executor, scheduler, rng, shape)
     steps = 0
     while executor.step():
         steps += 1
         assert steps < 5000, "somebody waits for ever"
     for request in requests:
-        if id(request) in aborted:
-            assert request.finish_reason is FinishReason.ABORT
+        if request.finish_reason is FinishReason.ABORT:
             continue
         assert request.finish_reason is FinishReason.LENGTH
         assert request.generated().tolist() == expected(request)
@@ -67,9 +63,35 @@ def test_random_arrivals_end_once_and_right(policy: Policy, seed: int) -> None:
         if request.want_context_logits:
             assert sum(len(piece) for piece in request.context_logits) == request.num_prompt
     assert manager.num_used == 0
-    assert executor.stats()["blocks_used"] == 0
     if policy is Policy.GUARANTEED_NO_EVICT:
         assert scheduler.preemptions == 0
+    if not mixed:
+        assert all(not prefill or not decode for prefill, decode in executor.step_log())
+    if not prefix_cache:
+        assert executor.stats()["prefix_hit_tokens"] == executor.stats()["blocks_cached"] == 0
+
+
+def _arrive(executor: Executor, scheduler: Scheduler, rng: random.Random, shape: Limits) -> list[Request]:
+    """Requests come and are aborted at any moment while steps run; those aborted, and no others, end early."""
+    requests: list[Request] = []
+    aborted: set[Request] = set()
+    for _ in range(200):
+        if rng.random() < 0.3 and len(requests) < 40:
+            requests.append(random_request(rng, want_context_logits=rng.random() < 0.2))
+            executor.add(requests[-1:])
+        if requests and rng.random() < 0.03:
+            victim = rng.choice(requests)
+            if not victim.finished:
+                aborted.add(victim)
+                executor.abort([victim])
+                assert victim.blocks.count == 0
+        executor.step()
+        assert len(scheduler.running) <= shape.max_batch_size
+        for queue in (scheduler.running, scheduler.waiting):
+            ranks = [request.rank for request in queue]
+            assert ranks == sorted(ranks)
+        assert all((request.finish_reason is FinishReason.ABORT) == (request in aborted) for request in requests)
+    return requests
 
 
 def test_preemption_happens_and_changes_nothing() -> None:
@@ -93,9 +115,45 @@ def test_one_step_carries_prefill_and_decode() -> None:
     executor.drain()
     log = executor.step_log()
     assert log[0] == [3, 0]
-    assert log[1] == [15, 1]  # the decode row first, then as much of the prompt as fits
-    assert log[2] == [15, 1]
-    assert log[3] == [0, 2]
+    assert log[1] == [12, 1]  # the decode row first, then as much of the prompt as fits, in tiles of 4
+    assert log[2] == [12, 1]
+    assert log[3] == [6, 1]
+    assert log[4] == [0, 2]
+
+
+def test_chunks_end_on_tiles_or_with_the_prompt() -> None:
+    shape = limits(batch=6, tokens=23)
+    executor, scheduler, _ = make_executor(FakeSession(90, 8, shape), shape, 8)
+    rng = random.Random(2)
+    executor.add([request_of([rng.randrange(97) for _ in range(rng.randint(20, 40))], 8) for _ in range(8)])
+    chunked = 0
+    while executor.step():
+        for request in scheduler.running:
+            chunked += 0 < request.num_computed < request.num_prompt
+            assert request.num_computed % 8 == 0 or request.num_computed >= request.num_prompt
+    assert chunked > 4
+
+
+def test_without_mixing_prompts_stay_whole_and_go_first() -> None:
+    shape = limits(batch=4, tokens=32)
+    executor, _, _ = make_executor(FakeSession(90, 4, shape), shape, 4, mixed=False)
+    executor.add([request_of([n] * 20, 3) for n in range(2)])
+    executor.add([request_of([5] * 35, 3)])  # more than a step: cut, but never mixed
+    executor.drain()
+    assert executor.step_log() == [[20, 0], [20, 0], [32, 0], [3, 0], [0, 3], [0, 3]]
+
+
+def test_a_budget_below_a_tile_still_advances() -> None:
+    shape = limits(batch=4, tokens=5)
+    executor, _, _ = make_executor(FakeSession(90, 16, shape), shape, 16)
+    executor.add([request_of([n], 30) for n in range(3)])
+    executor.step()
+    late = request_of(list(range(20)), 2)
+    executor.add([late])
+    for _ in range(12):
+        executor.step()
+    assert late.num_generated == 2
+    assert executor.step_log()[1] == [2, 3]
 
 
 def test_chunks_never_exceed_the_logit_rows() -> None:
@@ -120,18 +178,79 @@ def test_no_evict_admits_whole_lengths() -> None:
 
 def test_storm_of_adds_and_aborts_leaves_nothing() -> None:
     shape = limits(batch=8, tokens=32)
-    executor, _, _ = make_executor(FakeSession(40, 4, shape), shape, 4)
+    executor, _, manager = make_executor(FakeSession(14, 4, shape), shape, 4)
     before = executor.stats()
     rng = random.Random(3)
     alive: list[Request] = []
-    for _ in range(2000):
+    for _ in range(10_000):
         request = random_request(rng)
         executor.add([request])
         alive.append(request)
-        if rng.random() < 0.2:
+        if rng.random() < 0.1:
             executor.step()
-        if len(alive) > 8 or rng.random() < 0.5:
+        if len(alive) > 8 or rng.random() < 0.4:
             executor.abort([alive.pop(rng.randrange(len(alive)))])
     executor.abort(alive)
     after = executor.stats()
-    assert {**after, "preemptions": 0} == {**before, "preemptions": 0}
+    assert after["preemptions"] > 0
+    assert after["prefix_hit_tokens"] > 0
+    for name in ("blocks_total", "blocks_used", "requests_running", "requests_waiting"):
+        assert after[name] == before[name]
+    assert not executor.step()
+    assert manager.num_free + after["blocks_cached"] == after["blocks_total"]
+    assert not manager.lookup(BlockTable(), np.arange(1000, 1041, dtype=np.int32), 40)
+    whole = request_of(list(range(50, 74)), 24)
+    executor.add([whole])
+    executor.drain()
+    assert whole.generated().tolist() == expected(whole)
+
+
+def test_the_cheapest_later_request_is_preempted() -> None:
+    """Blocks of 4. The first request needs a fifth block; of the two after it, the last has computed more."""
+    shape = limits(batch=3, tokens=64)
+    executor, scheduler, manager = make_executor(FakeSession(13, 4, shape), shape, 4)
+    first, cheap, dear = request_of([1] * 14, 8), request_of([2] * 6, 20), request_of([3] * 17, 20)
+    executor.add([first, cheap, dear])
+    executor.step()
+    assert [request.blocks.count for request in (first, cheap, dear)] == [4, 2, 5]
+    others = BlockTable()
+    assert manager.reserve(others, 8)  # the last two blocks
+    executor.step()
+    executor.step()  # cheap reached 8 tokens, first 16
+    assert scheduler.preemptions == 0
+    executor.step()
+    stats = executor.stats()
+    assert (stats["preempted_for_others"], stats["preempted_for_itself"]) == (1, 0)
+    assert scheduler.waiting == [cheap]
+    assert dear in scheduler.running
+    executor.abort([dear])
+    manager.release(others)
+    executor.drain()
+    assert executor.stats()["preempted_tokens"] == 4  # of 8; its other full block was still cached
+    assert cheap.generated().tolist() == expected(cheap)
+
+
+def test_lower_priority_numbers_go_first_but_nobody_is_overtaken_for_ever() -> None:
+    shape = limits(batch=1, tokens=16)
+    executor, _, _ = make_executor(FakeSession(40, 4, shape), shape, 4)
+    running = request_of([9], 6)
+    executor.add([running])
+    executor.step()
+    late, normal, urgent = (request_of([n], 1, priority=p) for n, p in ((1, 1), (2, 0), (3, -1)))
+    executor.add([late, normal, urgent])
+    order: list[Request] = []
+
+    def run() -> None:
+        executor.step()
+        order.extend(r for r in (running, urgent, normal, late) if r.finished and r not in order)
+
+    while not normal.finished:
+        run()
+    assert order == [running, urgent, normal]
+    for n in range(PRIORITY_STEP + 9):  # one step for each: the later request would wait for ever without its turn
+        executor.add([request_of([n % 97], 1)])
+        run()
+        if late.finished:
+            break
+    assert late.finished
+    assert n > PRIORITY_STEP - 9

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.configs.runtime import Policy
+from ingot.configs.runtime import Policy, RuntimeConfig
 from ingot.engine import Engine
 from ingot.engine_writer import write_engine
 from ingot.manifest import Manifest
@@ -17,9 +17,9 @@ from ingot.plugins.target import SessionOptions, Target
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.executor import Executor
 from ingot.runtime.model_runner import ModelRunner
-from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler import Pace, Scheduler
 from ingot.runtime.session import LoadedEngine
-from ingot.step_io import Session, StepBatch, StepResult
+from ingot.step_io import Float32, SampleRows, Session, StepBatch, StepResult
 from tests.runtime.tiny_plan import LAYERS, TinyModel
 
 
@@ -43,21 +43,27 @@ def ref_session(model: TinyModel, num_blocks: int) -> RefSession:
 
 
 class PoisonedSession:
-    """A session in which every slot that nobody owns holds NaN. `blocks`: the block manager of its runner."""
+    """A session in which every slot without an owner, and every slot of a block that its owner has not begun to write,
+    holds NaN. `blocks`: the block manager of its runner; cached blocks keep their contents."""
 
-    def __init__(self, inner: Session) -> None:
+    def __init__(self, inner: Session, tokens_per_block: int) -> None:
         assert isinstance(inner, (RefSession, CpuSession))
-        self._inner, self.num_blocks = inner, inner.num_blocks
+        self._inner, self.num_blocks, self._size = inner, inner.num_blocks, tokens_per_block
         self.blocks: BlockManager | None = None
         self._poisoned: set[int] = set()
 
     def run(self, batch: StepBatch) -> StepResult:
         assert self.blocks is not None
-        free = set(self.blocks.free_blocks())
-        for block in free - self._poisoned:
+        unwritten = set(self.blocks.free_blocks())
+        for past, table in zip(batch.past_lengths.tolist(), batch.block_tables.tolist(), strict=True):
+            unwritten |= {block for block in table[-(-past // self._size) :] if block >= 0}
+        for block in unwritten - self._poisoned:
             self._poison(block)
-        self._poisoned = free
+        self._poisoned = set(self.blocks.free_blocks())
         return self._inner.run(batch)
+
+    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+        return self._inner.draw(logits, rows)
 
     def close(self) -> None:
         self._inner.close()
@@ -80,12 +86,12 @@ def poisoned_runner(
     target: Target,
     num_blocks: int,
     limits: Limits | None = None,
-    policy: Policy = Policy.MAX_UTILIZATION,
+    config: RuntimeConfig | None = None,
     seed: int = 0,
 ) -> ModelRunner:
-    """Blocks handed out in random order, NaN in every slot that nobody owns."""
-    session = PoisonedSession(open_session(model, target, num_blocks))
-    runner = make_runner(model, session, limits, policy, shuffle=random.Random(seed))
+    """Blocks handed out in random order, NaN in every slot that nobody owns or has written yet."""
+    session = PoisonedSession(open_session(model, target, num_blocks), model.plan.kv.tokens_per_block)
+    runner = make_runner(model, session, limits, config, shuffle=random.Random(seed))
     session.blocks = runner.blocks
     return runner
 
@@ -94,7 +100,7 @@ def make_runner(
     model: TinyModel,
     session: Session,
     limits: Limits | None = None,
-    policy: Policy = Policy.MAX_UTILIZATION,
+    config: RuntimeConfig | None = None,
     eos_ids: tuple[int, ...] = (),
     shuffle: random.Random | None = None,
 ) -> ModelRunner:
@@ -103,7 +109,7 @@ def make_runner(
     engine = Engine(
         directory=Path("tiny"), manifest=make_manifest(limits, eos_ids=eos_ids), plan=model.plan, weights=model.weights
     )
-    return ModelRunner(LoadedEngine(engine=engine, session=session, limits=limits), policy=policy, shuffle=shuffle)
+    return ModelRunner(LoadedEngine(engine=engine, session=session, limits=limits), config, shuffle=shuffle)
 
 
 def make_executor(
@@ -112,8 +118,11 @@ def make_executor(
     tokens_per_block: int,
     policy: Policy = Policy.MAX_UTILIZATION,
     shuffle: random.Random | None = None,
+    prefix_cache: bool = True,
+    mixed: bool = True,
+    pace: Pace | None = None,
 ) -> tuple[Executor, Scheduler, BlockManager]:
     """An Executor and its parts."""
-    blocks = BlockManager(session.num_blocks, tokens_per_block, shuffle=shuffle)
-    scheduler = Scheduler(limits, blocks, policy)
+    blocks = BlockManager(session.num_blocks, tokens_per_block, prefix_cache=prefix_cache, shuffle=shuffle)
+    scheduler = Scheduler(limits, blocks, policy, mixed=mixed, pace=pace)
     return Executor(session, scheduler, blocks), scheduler, blocks

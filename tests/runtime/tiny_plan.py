@@ -175,14 +175,16 @@ def _steps(target: Target | None) -> list[Step]:
         add("matmul", (x, weight, "", residual), (y,), attrs, dtype)
 
     heads: dict[str, Attr] = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM}
-    add("embedding", ("table", ""), ("x",), {})
+    add("embedding", ("table", ""), ("x",), {"scale": 1.0})
     add("rope_table", ("inv_freq",), ("cos_sin",), {"scale": 1.0})
     for layer in range(LAYERS):
         dtype = _DTYPES[layer].value
         add("rms_norm", ("x", f"norm{layer}", ""), ("normed", ""), {"eps": 1e-5})
         matmul("normed", f"qkv{layer}", "qkv", dtype=dtype)
-        add("rope_kv_write", ("qkv", "cos_sin"), ("q",), {**heads, "layer": layer, "interleaved": 0})
-        add("paged_attention", ("q",), ("attended",), {**heads, "layer": layer, "scale": DIM**-0.5})
+        write: dict[str, Attr] = {"layer": layer, "interleaved": 0, "norm_eps": 0.0}
+        add("rope_kv_write", ("qkv", "cos_sin", "", ""), ("q",), {**heads, **write})
+        attend: dict[str, Attr] = {"layer": layer, "scale": DIM**-0.5, "window": 0, "softcap": 0.0}
+        add("paged_attention", ("q",), ("attended",), {**heads, **attend})
         matmul("attended", f"out{layer}", "x", dtype=dtype, residual="x")
         add("rms_norm", ("x", f"post{layer}", ""), ("normed", ""), {"eps": 1e-5})
         matmul("normed", f"gate_up{layer}", "inner", dtype=dtype, activation="silu", gated=1)

@@ -56,6 +56,7 @@ struct EmbeddingArgs {
   const void* position_table;   // [positions, hidden] or null, same type
   float* y;                     // [tokens, hidden]
   int64_t tokens, hidden;
+  float scale;                  // of the table's rows
 };
 
 // sum = x + residual; y = norm(sum) * weight (+ bias). sum may be null, or alias residual or x.
@@ -70,13 +71,14 @@ struct NormArgs {
   float eps;
 };
 
-// y = activation(a) * b (op activation; b may be null) or a + b (op add)
+// y = activation(a) * b (op activation; b may be null), a + b (op add) or cap * tanh(a / cap) (op softcap)
 struct ElementwiseArgs {
   const float* a;
   const float* b;
   float* y;
   int64_t rows, cols;
   Activation activation;
+  float cap;
 };
 
 struct GatherRowsArgs {
@@ -113,8 +115,11 @@ struct RopeKvWriteArgs {
   const float* qkv;      // [tokens, (heads + 2 kv_heads) * head_dim]
   const float* cos_sin;  // [tokens, 2 * half] or null
   float* q;              // [tokens, heads * head_dim]
+  const float* q_norm;   // [q_run] or null: an RMS norm over each run of so many dims before the rotation
+  const float* k_norm;   // [k_run] or null
   PagedKv kv;
-  int64_t heads, half;
+  int64_t heads, half, q_run, k_run;
+  float norm_eps;
   bool interleaved;
 };
 
@@ -122,8 +127,8 @@ struct PagedAttentionArgs {
   const float* q;  // [tokens, heads * head_dim]
   float* y;        // [tokens, heads * head_dim]
   PagedKv kv;
-  int64_t heads;
-  float scale;
+  int64_t heads, window;  // window: tokens that a token sees, itself included
+  float scale, softcap;   // softcap: 0 without
 };
 
 struct SampleArgs {
@@ -135,6 +140,23 @@ struct SampleArgs {
   const float* top_p;
   const uint64_t* seed;
   const uint64_t* counter;
+  // DrawRules of src/ingot/step_io.py; all null where no draw has any.
+  const float* min_p;
+  const float* repetition_penalty;
+  const float* frequency_penalty;
+  const float* presence_penalty;
+  const int32_t* history_starts;  // [draws + 1]
+  const int32_t* history;
+  const int32_t* num_prompt;
+  const int32_t* bias_starts;  // [draws + 1]
+  const int32_t* bias_ids;
+  const float* bias;
+  // ProbRows; all null, the results too, where nobody wants them.
+  const int32_t* given;
+  const int32_t* top_starts;  // [draws + 1]
+  int32_t* ranks;
+  int32_t* top_ids;  // [top_starts[draws]]
+  float* top_log_probs;
   int32_t* ids;
   float* log_probs;
 };

@@ -32,7 +32,10 @@ class ThroughputOptions:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ThroughputReport:
     """Medians over repetitions. TTFT counts the time a request waited; fractions as in `LatencyReport`, counting the
-    weights once per step and the keys and values of every request."""
+    weights once per step and the keys and values of every request.
+
+    host_fraction  of the time in which no kernel ran
+    """
 
     engine: str
     num_requests: int
@@ -46,6 +49,7 @@ class ThroughputReport:
     steps: int
     ttft_ms_median: float
     tpot_ms_median: float | None
+    host_fraction: float
     machine_gbs: float
     buffer_bytes: int
     bandwidth_gbs: float
@@ -65,7 +69,7 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
     total = options.warmup + options.repetitions
     for index in range(total):
         progress("rounds", index, total)
-        prompts = random_prompts(options.num_requests, options.input_len, plan.vocab_size, options.seed + index)
+        prompts = random_prompts(options.num_requests, options.input_len, plan.vocab_size, options.seed, index)
         measured = time_requests(runner, prompts, options.output_len)
         if index >= options.warmup:
             rounds.append(measured)
@@ -91,6 +95,7 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
         steps=steps,
         ttft_ms_median=1e3 * statistics.median(times.ttft for one in rounds for times in one.requests),
         tpot_ms_median=1e3 * statistics.median(tpots) if tpots else None,
+        host_fraction=statistics.median(one.host_fraction for one in rounds),
         machine_gbs=machine_gbs,
         buffer_bytes=buffer_bytes,
         bandwidth_gbs=gbs,

@@ -42,10 +42,11 @@ class RequestTimes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """All requests of one measurement, and how many steps they took together."""
+    """All requests of one measurement, how many steps they took together, and how long these were in the session."""
 
     requests: tuple[RequestTimes, ...]
     steps: int
+    session_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -53,13 +54,21 @@ class Round:
         return max(times.end for times in self.requests)
 
     @property
+    def host_fraction(self) -> float:
+        """Share of the time in which no kernel ran: scheduling, sampling arguments, handing out results."""
+        return 1 - self.session_seconds / self.seconds
+
+    @property
     def tokens(self) -> int:
         """Generated tokens of all requests."""
         return sum(len(times.tokens) for times in self.requests)
 
 
-def random_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
-    """`count` prompts of `length` token ids each, all different."""
+def random_prompts(count: int, length: int, vocab_size: int, *seed: int) -> list[list[int]]:
+    """`count` prompts of `length` token ids each, all different.
+
+    Rounds pass different seeds: prompts that come again would be found in the prefix cache and skip their prefill.
+    """
     ids: list[list[int]] = np.random.default_rng(seed).integers(0, vocab_size, (count, length)).tolist()
     return ids
 
@@ -70,6 +79,7 @@ def time_requests(runner: ModelRunner, prompts: Sequence[Sequence[int]], output_
     seen = np.zeros(len(prompts), dtype=np.int64)
     lengths = np.array([len(prompt) for prompt in prompts])
     times: list[list[float]] = [[] for _ in prompts]
+    session_before = runner.executor.session_seconds()
     start = time.perf_counter()
     for partial in runner.generate(
         batch_input_ids=prompts, max_new_tokens=output_len, end_id=-1, streaming=True, return_dict=True
@@ -79,4 +89,8 @@ def time_requests(runner: ModelRunner, prompts: Sequence[Sequence[int]], output_
         for index in np.flatnonzero(generated > seen):
             times[index] += [now] * int(generated[index] - seen[index])
         seen, steps = generated, steps + 1
-    return Round(requests=tuple(RequestTimes(tokens=tuple(tokens)) for tokens in times), steps=steps)
+    return Round(
+        requests=tuple(RequestTimes(tokens=tuple(tokens)) for tokens in times),
+        steps=steps,
+        session_seconds=runner.executor.session_seconds() - session_before,
+    )

@@ -20,6 +20,14 @@ class Sampling:
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: Sequence[str] = ()
+    bad_words: Sequence[str] = ()
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
     seed: int | None = None
 
 

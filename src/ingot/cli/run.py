@@ -1,10 +1,12 @@
 """`ingot run`: text in, text out. Completions go to stdout and nothing else does."""
 
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,8 +16,9 @@ from ingot.cli.values import as_json, byte_size, log_level, positive, target_isa
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
-from ingot.runtime.generate_text import TextEvent, TextRequest, stream_text
+from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.text_stream import TextEvent, TextRequest
 from ingot.runtime.tokenizer import Tokenizer
 
 
@@ -29,6 +32,14 @@ from ingot.runtime.tokenizer import Tokenizer
 @click.option("--temperature", type=float, help="0 is greedy. Unless given: what generation_config.json says.")
 @click.option("--top_k", type=int, help="Draw from the k most likely tokens; 0 is all.")
 @click.option("--top_p", type=float, help="Draw from the smallest head of tokens with this probability; 1 is all.")
+@click.option("--min_p", type=float, help="Drop tokens less likely than this times the most likely one.")
+@click.option("--repetition_penalty", type=float, help="Of tokens in prompt or output; 1 is none.")
+@click.option("--presence_penalty", type=float, help="Subtracted from the logits of tokens in the output.")
+@click.option("--frequency_penalty", type=float, help="Subtracted once per occurrence in the output.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="Ends the text, which is cut there; may be given often.")
+@click.option("--bad_words", multiple=True, metavar="TEXT", help="Is not generated; may be given several times.")
+@click.option("--min_tokens", type=int, help="Tokens before which nothing but a limit ends the text.")
+@click.option("--ignore_eos", is_flag=True, default=None, help="End tokens of the model do not end the text.")
 @click.option("--seed", type=int, help="Of the random draws; the same seed gives the same text.")
 @click.option("--stream", is_flag=True, help="Print text as it comes; with --json each object as its request ends.")
 @click.option("--threads", type=positive, help="Threads; every core unless given.")
@@ -40,17 +51,13 @@ def command(
     engine_dir: Path,
     prompts: tuple[str, ...],
     input_file: str | None,
-    max_output_len: int,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
     stream: bool,
     threads: int | None,
     kv_cache_memory: int | None,
     isa: str | None,
     as_json: bool,
     log_level: str,
+    **sampling: Any,
 ) -> int:
     """Text in, text out. Without --prompt and --input_file the prompt is read from stdin.
 
@@ -58,8 +65,7 @@ def command(
     Example: ingot run --engine_dir engine --prompt "Once upon a time" --stream
     """
     talk = Talk(LEVELS[log_level])
-    asked = Sampling(max_output_len=max_output_len, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    entries = read_prompts(prompts, input_file, asked)
+    entries = read_prompts(prompts, input_file, Sampling(**sampling))
     with ModelRunner.from_dir(engine_dir, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory) as runner:
         defaults = read_generation_defaults(engine_dir)
         for setting in defaults.not_followed:
@@ -72,11 +78,14 @@ def command(
 
 def _request(index: int, prompt: Prompt, asked: Sampling, defaults: GenerationDefaults) -> TextRequest:
     """What was asked for, completed by generation_config.json."""
+    values: dict[str, Any] = {
+        name: value for name, value in dataclasses.asdict(asked).items() if value not in (None, ())
+    }
+    values["max_tokens"] = values.pop("max_output_len", None)
     temperature, top_k, top_p = defaults.resolve(asked.temperature, asked.top_k, asked.top_p)
+    values.update(temperature=temperature, top_k=top_k, top_p=top_p)
     try:
-        params = SamplingParams(
-            max_tokens=asked.max_output_len, temperature=temperature, top_k=top_k, top_p=top_p, seed=asked.seed
-        )
+        params = SamplingParams(**{**defaults.others, **values})
     except RequestError as error:
         error.where = f"request {index}"
         raise

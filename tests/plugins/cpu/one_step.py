@@ -59,11 +59,21 @@ Input = Array | Packed | None
 def draws(rows: Sequence[int] = (), **changes: Sequence[float]) -> SampleRows:
     """Greedy draws from the given rows; `changes` replace fields."""
     count = len(rows)
-    types = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "seed": np.uint64, "counter": np.uint64}
-    fields = {
-        name: np.asarray(changes.get(name, [name == "top_p"] * count), dtype=dtype) for name, dtype in types.items()
-    }
-    return SampleRows(row=np.asarray(rows, dtype=np.int32), **fields)
+
+    def floats(name: str, usual: float) -> npt.NDArray[np.float32]:
+        return np.asarray(changes.get(name, [usual] * count), dtype=np.float32)
+
+    def wide(name: str) -> npt.NDArray[np.uint64]:
+        return np.asarray(changes.get(name, [0] * count), dtype=np.uint64)
+
+    return SampleRows(
+        row=np.asarray(rows, dtype=np.int32),
+        temperature=floats("temperature", 0),
+        top_k=np.asarray(changes.get("top_k", [0] * count), dtype=np.int32),
+        top_p=floats("top_p", 1),
+        seed=wide("seed"),
+        counter=wide("counter"),
+    )
 
 
 def batch_of(

@@ -31,6 +31,8 @@ class Sequences:
         kv_heads: int,
         dim: int,
         block_size: int = 32,
+        window: int = 0,
+        softcap: float = 0.0,
         seed: int = 0,
     ) -> None:
         self.kernel = kernel
@@ -50,6 +52,7 @@ class Sequences:
         self.keys, self.values = ([self._normal(total, kv_heads, dim) for total in totals] for _ in range(2))
         self.attrs: dict[str, Attr] = {
             "layer": 0, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "scale": dim**-0.5,
+            "window": window, "softcap": softcap,
         }  # fmt: skip
 
     def _normal(self, *shape: int) -> Array:
@@ -135,3 +138,23 @@ def test_scores_far_apart(kernel: str) -> None:
     sequences = Sequences(kernel, [600], heads=2, kv_heads=1, dim=64)
     sequences.queries[0] *= 40
     sequences.check([(0, 590, 10)], threads=2, tolerance=1e-4)  # scores of hundreds keep an error of 1e-5
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("window", [1, 5, 16, 31, 33, 70, 1000])
+def test_windows(kernel: str, window: int) -> None:
+    sequences = Sequences(kernel, [130, 65, 33, 17], heads=6, kv_heads=2, dim=12, window=window, softcap=3.0)
+    sequences.check([(0, 0, 130), (1, 60, 5), (2, 32, 1), (3, 1, 16)], threads=2)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("window", [7, 40, 530])
+def test_windows_give_the_same_bits_alone_in_a_batch_and_in_chunks(kernel: str, window: int) -> None:
+    """Contexts of several splits, the first of which lie before the window."""
+    sequences = Sequences(kernel, [1400, 70], heads=3, kv_heads=1, dim=16, window=window)
+    whole = sequences.run([(0, 0, 1400)], threads=2)[0]
+    sequences.check([(0, 1200, 200)])
+    for begin, new in ((0, 50), (40, 3), (505, 20), (1020, 60), (1399, 1)):
+        for threads in (1, 3):
+            part = sequences.run([(1, 60, 10), (0, begin, new)], threads)[1]
+            np.testing.assert_array_equal(part.view(np.uint32), whole[begin : begin + new].view(np.uint32))

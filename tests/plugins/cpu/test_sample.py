@@ -6,12 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ingot.errors import RequestError
 from ingot.plugins.cpu.target import CpuSession, kernel_table, open_native
 from ingot.plugins.op import Array
 from ingot.plugins.ops.sample import sample, uniform
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import SampleRows, StepResult
-from tests.plugins.cpu.one_step import draws, one_step_plan, plain_batch, runnable_isa
+from ingot.step_io import ProbRows, SampleRows, StepResult
+from tests.plugins.cpu.one_step import VOCAB, draws, one_step_plan, plain_batch, runnable_isa
+from tests.plugins.ops.draws import Rule, make_rules
 
 pytestmark = pytest.mark.native
 
@@ -33,14 +35,29 @@ def _run(level: str, logits: Array, rows: SampleRows, threads: int = 2) -> StepR
     return result
 
 
+def _draw(level: str, logits: Array, rows: SampleRows, given: Array | None = None) -> StepResult:
+    """The same from a session's `draw`; `given`: other logits than those its shapes are made for."""
+    kernel = f"gather_rows.f32.{level}"
+    plan, section = one_step_plan(kernel, [logits], {}, plain_batch(len(logits), [0]), gives_logits=True)
+    session = open_native(plan, section, SessionOptions(num_blocks=1, threads=2), runnable_isa(kernel))
+    try:
+        return session.draw(logits if given is None else given, rows)
+    finally:
+        session.close()
+
+
+def _probs(given: list[int], top_starts: list[int]) -> ProbRows:
+    return ProbRows(given=np.array(given, np.int32), top_starts=np.array(top_starts, np.int32))
+
+
 def _logits(rows: int, vocab: int, seed: int = 0) -> Array:
     return (np.random.default_rng(seed).standard_normal((rows, vocab)) * 3).astype(np.float32)
 
 
 def _check(result: StepResult, logits: Array, rows: SampleRows) -> None:
-    ids, log_probs = sample(logits, rows)
-    np.testing.assert_array_equal(result.ids, ids)
-    np.testing.assert_allclose(result.log_probs, log_probs, rtol=1e-6, atol=2e-6)
+    expected = sample(logits, rows)
+    np.testing.assert_array_equal(result.ids, expected.ids)
+    np.testing.assert_allclose(result.log_probs, expected.log_probs, rtol=1e-6, atol=2e-6)
     assert result.logits is not None
     np.testing.assert_array_equal(result.logits, logits)
 
@@ -86,6 +103,70 @@ def test_rows_with_nan_give_a_token_and_no_probability(level: str) -> None:
     result = _run(level, logits, rows)
     assert result.ids.tolist() == [57, 57, 0, 0]
     assert np.isnan(result.log_probs).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("vocab", [2, 17, 301])
+def test_random_rules_draw_as_the_reference(level: str, vocab: int) -> None:
+    """Every parameter mixed at random; `draw` on given logits gives the same as the end of a step."""
+    random = np.random.default_rng(vocab)
+    logits, count = _logits(5, vocab), 150
+    rules: list[Rule] = []
+    for _ in range(count):
+        bias = {int(t): float(random.choice([-np.inf, -2.0, 0.5, 3.0])) for t in random.integers(0, vocab, 4)}
+        history = random.integers(0, vocab, 12).tolist()
+        split = int(random.integers(0, 13))
+        penalties = (float(random.choice([0.5, 1.0, 1.3])), float(random.normal()), float(random.normal()))
+        plain = random.random() < 0.3
+        rules.append(
+            ({} if plain else bias, history[:split], history[split:], penalties, float(random.choice([0, 0.05, 0.4])))
+        )
+    wanted = random.choice([0, 1, 5, vocab], count).clip(max=vocab)
+    rows = dataclasses.replace(
+        draws(
+            random.integers(0, 5, count).tolist(),
+            temperature=random.choice([0.0, 0.4, 1.0, 2.5], count).tolist(),
+            top_k=random.choice([0, 1, 3, 40], count).tolist(),
+            top_p=random.choice([1.0, 0.95, 0.5], count).tolist(),
+            seed=random.integers(0, 2**63, count).tolist(),
+            counter=random.integers(0, 2**40, count).tolist(),
+        ),
+        rules=make_rules(rules),
+        probs=ProbRows(
+            given=np.where(random.random(count) < 0.2, random.integers(0, vocab, count), -1).astype(np.int32),
+            top_starts=np.cumsum([0, *wanted]).astype(np.int32),
+        ),
+    )
+    expected = sample(logits, rows)
+    assert (expected.ids < 0).sum() < count / 2
+    for result in (_run(level, logits, rows), _draw(level, logits, rows)):
+        for name in ("ids", "ranks", "top_ids"):
+            np.testing.assert_array_equal(getattr(result, name), getattr(expected, name))
+        for name in ("log_probs", "top_log_probs"):
+            np.testing.assert_allclose(getattr(result, name), getattr(expected, name), rtol=1e-6, atol=2e-6)
+
+
+def test_draws_that_break_the_contract_are_refused() -> None:
+    logits = _logits(1, VOCAB)
+    nothing: Rule = ({}, [], [], (1.0, 0.0, 0.0), 0.0)
+    wrong: list[tuple[SampleRows, str]] = [
+        (draws([1]), "a sample row is 1"),
+        (dataclasses.replace(draws([0]), rules=make_rules([nothing, nothing])), "equal lengths"),
+        (dataclasses.replace(draws([0]), rules=make_rules([({VOCAB: 1.0}, *nothing[1:])])), "a biased token is"),
+        (dataclasses.replace(draws([0]), rules=make_rules([({}, [-1], *nothing[2:])])), "a token of the history is"),
+        (dataclasses.replace(draws([0]), rules=make_rules([({0: np.inf}, *nothing[1:])])), "a bias must be"),
+        (dataclasses.replace(draws([0]), rules=make_rules([(*nothing[:3], (0.0, 0.0, 0.0), 0.0)])), "repetition"),
+        (dataclasses.replace(draws([0]), rules=make_rules([(*nothing[:4], 1.5)])), "min_p"),
+        (dataclasses.replace(draws([0]), probs=_probs([VOCAB], [0, 1])), "a given token is"),
+        (dataclasses.replace(draws([0]), probs=_probs([0], [0, VOCAB + 1])), "fewer tokens"),
+        (dataclasses.replace(draws([0]), probs=_probs([0], [1, 0])), "top_starts"),
+        (dataclasses.replace(draws([0]), probs=_probs([0], [])), "top_starts"),
+    ]
+    for rows, why in wrong:
+        with pytest.raises(RequestError, match=why):
+            _draw("avx2", logits, rows)
+    with pytest.raises(RequestError, match="columns"):
+        _draw("avx2", logits, draws([0]), given=_logits(1, VOCAB + 1))
 
 
 def test_philox_matches_known_answers() -> None:

@@ -39,6 +39,7 @@ def _matmul_plan() -> tuple[Plan, Any]:
 
 def _attention_plan() -> tuple[Plan, Any]:
     attrs: dict[str, Attr] = {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4, "scale": 0.5}
+    attrs |= {"window": 0, "softcap": 0.0}
     return one_step_plan("paged_attention.f32.avx2", [np.ones((4, 8), np.float32)], attrs, plain_batch(4))
 
 
@@ -139,6 +140,8 @@ HOSTILE = [
     (_attention_plan, _attrs(heads=4), "columns"),
     (_attention_plan, _attrs(heads=1 << 40), "heads"),
     (_attention_plan, _attrs(head_dim=8), "head_dim"),
+    (_attention_plan, _attrs(window=-1), "window"),
+    (_attention_plan, _attrs(softcap=-1.0), "softcap"),
     (_attention_plan, _kv(kv_heads=3), "kv_heads"),
     (_attention_plan, _kv(dtype=DType.BF16), "takes f32"),
     (_attention_plan, _kv(num_layers=0), "layer"),
@@ -201,7 +204,7 @@ BAD = [
     ({"block_tables": np.array([[0, 1]], np.int32)}, "one row per sequence"),
     ({"logit_rows": _i32(2, 1)}, "ascend"),
     ({"logit_rows": _i32(1, 3)}, "logit row 1 is 3"),
-    ({"sample": draws([0, 2])}, "sample row 1 is 2"),
+    ({"sample": draws([0, 2])}, "a sample row is 2"),
     ({"sample": draws([0, 1], temperature=[0, float("nan")])}, "temperature"),
     ({"sample": draws([0, 1], temperature=[0, -1])}, "temperature"),
     ({"sample": draws([0, 1], top_p=[0, 1])}, "top_p"),

@@ -8,6 +8,6 @@ from tests.plugins.ops.calls import evaluate, make_batch, random_array
 def test_rows_and_positions() -> None:
     table, positions = random_array(7, 4), random_array(9, 4, seed=1)
     batch = make_batch([6, 0, 6], [2, 1], [3, 0], [[0, 1], [2, -1]])  # at positions 3, 4 and 0
-    np.testing.assert_array_equal(evaluate("embedding", [table, None], {}, batch)[0], table[[6, 0, 6]])
-    expected = table[[6, 0, 6]] + positions[[3, 4, 0]]
-    np.testing.assert_array_equal(evaluate("embedding", [table, positions], {}, batch)[0], expected)
+    np.testing.assert_array_equal(evaluate("embedding", [table, None], {"scale": 1.0}, batch)[0], table[[6, 0, 6]])
+    expected = table[[6, 0, 6]] * np.float32(1.5) + positions[[3, 4, 0]]
+    np.testing.assert_array_equal(evaluate("embedding", [table, positions], {"scale": 1.5}, batch)[0], expected)

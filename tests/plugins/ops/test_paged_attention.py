@@ -11,8 +11,9 @@ from tests.plugins.ops.calls import LAYOUT, evaluate, make_batch, random_array
 DIM = LAYOUT.head_dim
 
 
+@pytest.mark.parametrize("window", [0, 1, 3, 100])
 @pytest.mark.parametrize("heads", [2, 4, 8])
-def test_against_torch(heads: int) -> None:
+def test_against_torch(heads: int, window: int) -> None:
     cache = KvCache(LAYOUT, 6)
     batch = make_batch([0] * 4, [3, 1], [3, 7], [[5, 2, -1], [1, 4, 0]])
     history = [random_array(2, 6, 2, DIM, seed=1), random_array(2, 8, 2, DIM, seed=2)]
@@ -21,10 +22,12 @@ def test_against_torch(heads: int) -> None:
             cache.write(1, int(table[position // 3]), position % 3, keys[position], values[position])
     q = random_array(4, heads * DIM, seed=3)
     attrs: dict[str, Attr] = {"layer": 1, "heads": heads, "kv_heads": 2, "head_dim": DIM, "scale": 0.7}
+    attrs |= {"window": window, "softcap": 0.0}
     (y,) = evaluate("paged_attention", [q], attrs, batch, cache)
     for begin, end, (keys, values) in ((0, 3, history[0]), (3, 4, history[1])):
         length = keys.shape[0]
         mask = torch.ones(end - begin, length, dtype=torch.bool).tril(length - (end - begin))
+        mask = mask.triu(length - (end - begin) - window + 1) if window else mask
         expected = torch.nn.functional.scaled_dot_product_attention(
             torch.from_numpy(q[begin:end].reshape(-1, heads, DIM)).transpose(0, 1),
             torch.from_numpy(keys).transpose(0, 1),
@@ -34,3 +37,18 @@ def test_against_torch(heads: int) -> None:
             enable_gqa=True,
         )
         np.testing.assert_allclose(y[begin:end], expected.transpose(0, 1).reshape(end - begin, -1).numpy(), atol=1e-5)
+
+
+def test_scores_are_capped() -> None:
+    cache, batch = KvCache(LAYOUT, 6), make_batch([0], [1], [2], [[5]])
+    keys, values = random_array(2, 3, 2, DIM, seed=1)
+    for slot in range(3):
+        cache.write(0, 5, slot, keys[slot], values[slot])
+    q = random_array(1, 2 * DIM, seed=3) * 9
+    attrs: dict[str, Attr] = {
+        "layer": 0, "heads": 2, "kv_heads": 2, "head_dim": DIM, "scale": 0.7, "window": 0, "softcap": 1.5,
+    }  # fmt: skip
+    (y,) = evaluate("paged_attention", [q], attrs, batch, cache)
+    scores = 1.5 * np.tanh(np.einsum("hd,nhd->hn", q.reshape(2, DIM), keys) * 0.7 / 1.5)
+    weights = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(y.reshape(2, DIM), np.einsum("hn,nhd->hd", weights, values), atol=1e-6)

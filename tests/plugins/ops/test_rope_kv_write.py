@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from ingot.plan import Attr
 from ingot.plugins.op import Array, KvCache
@@ -31,8 +32,9 @@ def test_rotation_and_slots(interleaved: int, half: int) -> None:
     batch = make_batch([0, 0, 0], [2, 1], [2, 0], [[4, 1], [3, -1]])
     attrs: dict[str, Attr] = {
         "layer": 1, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "interleaved": interleaved,
+        "norm_eps": 0.0,
     }  # fmt: skip
-    (q,) = evaluate("rope_kv_write", [qkv, cos_sin], attrs, batch, cache)
+    (q,) = evaluate("rope_kv_write", [qkv, cos_sin, None, None], attrs, batch, cache)
     parts = np.split(qkv.reshape(3, -1, DIM), [HEADS, HEADS + KV_HEADS], axis=1)
     np.testing.assert_allclose(q.reshape(3, HEADS, DIM), turned(parts[0], angle, bool(interleaved)), atol=1e-6)
     keys = turned(parts[1], angle, bool(interleaved))
@@ -41,3 +43,26 @@ def test_rotation_and_slots(interleaved: int, half: int) -> None:
         np.testing.assert_array_equal(cache.values[1, block, :, slot], parts[2][token])
     assert np.isfinite(cache.keys).sum() == 3 * KV_HEADS * DIM
     assert np.isnan(cache.values[0]).all()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_norms_come_before_the_rotation(together: bool) -> None:
+    """Over each head, or over all heads of q and all of k; values stay as they are."""
+    qkv, angle = random_array(3, (HEADS + 2 * KV_HEADS) * DIM), random_array(3, 2, seed=1)
+    weights = [1 + random_array(n * DIM if together else DIM, seed=n) for n in (HEADS, KV_HEADS)]
+    cache = KvCache(LAYOUT, 6)
+    attrs: dict[str, Attr] = {
+        "layer": 1, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "interleaved": 0, "norm_eps": 0.1,
+    }  # fmt: skip
+    inputs = [qkv, np.hstack([np.cos(angle), np.sin(angle)]), *weights]
+    (q,) = evaluate("rope_kv_write", inputs, attrs, make_batch([0] * 3, [3], [0], [[4]]), cache)
+    parts = np.split(qkv, [HEADS * DIM, (HEADS + KV_HEADS) * DIM], axis=1)
+    for found, part, weight, count in (
+        (q, parts[0], weights[0], HEADS),
+        (cache.keys[1, 4].transpose(1, 0, 2).reshape(3, -1), parts[1], weights[1], KV_HEADS),
+    ):
+        run = torch.from_numpy(part.reshape(3, -1, len(weight)))
+        normed = torch.nn.functional.rms_norm(run, [len(weight)], torch.from_numpy(weight), 0.1).numpy()
+        expected = turned(normed.reshape(3, count, DIM), angle, False).reshape(3, -1)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_array_equal(cache.values[1, 4].transpose(1, 0, 2).reshape(3, -1), parts[2])

@@ -6,15 +6,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ingot.plugins.ops.sample import draw, sample, uniform
-from ingot.step_io import SampleRows
+from ingot.plugins.ops.sample import draw, edited, sample, uniform
+from ingot.step_io import ProbRows, SampleRows
+from tests.plugins.ops.draws import make_rules
 
 Array = npt.NDArray[np.float32]
 
 
-def kept(logits: Array, temperature: float, top_k: int, top_p: float) -> dict[int, float]:
+def kept(logits: Array, temperature: float, top_k: int, top_p: float, min_p: float = 0.0) -> dict[int, float]:
     """Probability of every token that may be drawn, by the definition and with Python's own floats."""
     order = sorted(range(len(logits)), key=lambda i: (-float(logits[i]), i))
+    best = float(logits[order[0]])
+    order = [i for i in order if math.exp((float(logits[i]) - best) / temperature) >= min_p]
     if top_k > 0:
         order = order[:top_k]
     weights = [math.exp((float(logits[i]) - float(logits[order[0]])) / temperature) for i in order]
@@ -33,16 +36,19 @@ def chi_square(counts: dict[int, int], expected: dict[int, float], draws: int) -
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, 0, 1.0), (0.5, 0, 1.0), (2.0, 5, 1.0), (1.0, 0, 0.7), (1.3, 8, 0.8), (1.0, 1, 1.0), (1.0, 0, 1e-9)],
-)
-def test_draws_follow_the_distribution(temperature: float, top_k: int, top_p: float) -> None:
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1.0, 0, 1.0, 0), (0.5, 0, 1.0, 0), (2.0, 5, 1.0, 0), (1.0, 0, 0.7, 0), (1.3, 8, 0.8, 0), (1.0, 1, 1.0, 0),
+        (1.0, 0, 1e-9, 0), (1.5, 0, 1.0, 0.1), (2.0, 6, 0.9, 0.2), (1.0, 0, 1.0, 1.0),
+    ],
+)  # fmt: skip
+def test_draws_follow_the_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     logits = np.random.default_rng(1).standard_normal(24).astype(np.float32) * 2
-    expected = kept(logits, temperature, top_k, top_p)
+    expected = kept(logits, temperature, top_k, top_p, min_p)
     draws = 4000
     counts: dict[int, int] = {}
     for counter in range(draws):
-        token = draw(logits, temperature, top_k, top_p, 7, counter)
+        token = draw(logits, temperature, top_k, top_p, 7, counter, min_p)
         counts[token] = counts.get(token, 0) + 1
     assert set(counts) <= set(expected)
     freedom = len(expected) - 1
@@ -80,10 +86,74 @@ def test_a_draw_depends_on_its_row_alone() -> None:
             seed=np.array([1, 2**64 - 1, 3], np.uint64)[order], counter=np.array([0, 2**40, 5], np.uint64)[order],
         )  # fmt: skip
 
-    ids, log_probs = sample(logits, rows([0, 1, 2]))
-    other_ids, other_log_probs = sample(logits, rows([2, 0, 1]))
-    assert ids.tolist() == other_ids[[1, 2, 0]].tolist()
-    assert log_probs.tolist() == other_log_probs[[1, 2, 0]].tolist()
+    drawn, other = sample(logits, rows([0, 1, 2])), sample(logits, rows([2, 0, 1]))
+    ids, log_probs = drawn.ids, drawn.log_probs
+    assert ids.tolist() == other.ids[[1, 2, 0]].tolist()
+    assert log_probs.tolist() == other.log_probs[[1, 2, 0]].tolist()
     wide = logits.astype(np.float64)
     expected = wide[range(3), ids] - np.log(np.exp(wide).sum(axis=1))
     np.testing.assert_allclose(log_probs, expected, rtol=1e-6)
+
+
+def plain_rules(
+    logits: Array, bias: dict[int, float], prompt: list[int], output: list[int], penalties: tuple[float, float, float]
+) -> list[float]:
+    """Biases and penalties token by token, as they are defined, every operation rounded to float32."""
+    repetition, frequency, presence = (np.float32(value) for value in penalties)
+    changed = []
+    for token, x in enumerate(logits):
+        if token in bias:
+            x = np.float32(x + np.float32(bias[token]))
+        if token in prompt or token in output:
+            x = x / repetition if x > 0 else x * repetition
+        x = x - frequency * np.float32(output.count(token))
+        changed.append(float(x - presence * np.float32(token in output)))
+    return changed
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rules_change_logits_exactly(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    logits = (random.standard_normal(30) * 3).astype(np.float32)
+    prompt, output = random.integers(0, 30, (2, 20)).tolist()
+    prompt, output = prompt[: seed * 2], output[: 20 - seed]
+    bias = {int(token): float(random.choice([-np.inf, -1.5, 0.3, 4.0])) for token in random.integers(0, 30, 5)}
+    penalties = (1.7, -0.4, 0.9) if seed % 2 else (0.6, 1.1, -0.2)
+    rules = make_rules([(bias, prompt, output, penalties, 0.0)])
+    assert edited(logits, rules, 0).tolist() == plain_rules(logits, bias, prompt, output, penalties)
+
+
+def test_probabilities_are_those_of_the_raw_logits() -> None:
+    logits = (np.random.default_rng(8).standard_normal((2, 40)) * 2).astype(np.float32)
+    logits[1, 5] = logits[1, 9] = logits[1].max() + 1  # a tie: the lower id is ahead
+    ban = {int(logits[0].argmax()): -np.inf}
+    rows = SampleRows(
+        row=np.array([0, 1, 1], np.int32), temperature=np.zeros(3, np.float32), top_k=np.zeros(3, np.int32),
+        top_p=np.ones(3, np.float32), seed=np.zeros(3, np.uint64), counter=np.zeros(3, np.uint64),
+        rules=make_rules([(ban, [], [], (1.0, 0.0, 0.0), 0.0), *[({}, [], [], (1.0, 0.0, 0.0), 0.0)] * 2]),
+        probs=ProbRows(given=np.array([-1, 9, 3], np.int32), top_starts=np.array([0, 3, 3, 43], np.int32)),
+    )  # fmt: skip
+    result = sample(logits, rows)
+    order = np.argsort(-logits, axis=1, kind="stable")
+    wide = logits.astype(np.float64)
+    expected = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    assert result.ids.tolist() == [order[0, 1], 9, 3]
+    assert result.ranks is not None
+    assert result.ranks.tolist() == [2, 2, 1 + order[1].tolist().index(3)]
+    assert result.top_ids is not None
+    assert result.top_ids.tolist() == [*order[0, :3], *order[1]]
+    assert result.top_log_probs is not None
+    np.testing.assert_allclose(result.top_log_probs[:3], expected[0, order[0, :3]], rtol=1e-6)
+    np.testing.assert_allclose(result.top_log_probs[3:], expected[1, order[1]], rtol=1e-6)
+    np.testing.assert_allclose(result.log_probs, expected[[0, 1, 1], result.ids], rtol=1e-6)
+
+
+def test_rules_that_leave_nothing() -> None:
+    rows = SampleRows(
+        row=np.zeros(1, np.int32), temperature=np.ones(1, np.float32), top_k=np.zeros(1, np.int32),
+        top_p=np.ones(1, np.float32), seed=np.zeros(1, np.uint64), counter=np.zeros(1, np.uint64),
+        rules=make_rules([({token: -np.inf for token in range(4)}, [], [], (1.0, 0.0, 0.0), 0.0)]),
+    )  # fmt: skip
+    result = sample(np.ones((1, 4), np.float32), rows)
+    assert result.ids.tolist() == [-1]
+    assert result.log_probs.tolist() == [-np.inf]

@@ -1,0 +1,194 @@
+"""tokenizer.model (sentencepiece) → tokenizer.json, for models whose files have no tokenizer.json.
+
+A tokenizer.model is a protobuf message: pieces with scores, the trainer's settings and the normaliser's. Its byte
+pair encoding joins the two neighbours whose join has the highest score; tokenizer.json lists such joins by rank.
+"""
+
+import dataclasses
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from ingot.configs.read import Section
+from ingot.errors import CheckpointError
+
+Value = TypeVar("Value", int, bytes)
+Fields = Mapping[int, list[int | bytes]]
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_BPE = 2
+_SPACE = "\u2581"
+HINT = "save the tokenizer as tokenizer.json with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Piece:
+    text: str
+    score: float
+    kind: int
+
+
+def tokenizer_json(path: Path, settings: Section) -> dict[str, object]:
+    """The tokenizer.json that gives the same ids. settings: tokenizer_config.json.
+
+    Raises CheckpointError where the file is no sentencepiece model, or one of another kind than byte pairs.
+    """
+    try:
+        message = _message(path.read_bytes())
+        pieces = [_piece(bytes(data)) for data in message.get(1, ()) if isinstance(data, bytes)]
+        if not pieces:
+            raise ValueError("it holds no pieces")
+        trainer, normalizer = (_message(_first(message, field, b"")) for field in (2, 3))
+    except (ValueError, struct.error, IndexError) as error:
+        raise CheckpointError(
+            "the tokenizer is no sentencepiece model", where=str(path), got=str(error), hint=HINT
+        ) from error
+    _check(path, trainer, normalizer)
+    vocab = {piece.text: index for index, piece in enumerate(pieces)}
+    unknown = next((piece.text for piece in pieces if piece.kind == _UNKNOWN), None)
+    bos = _first(trainer, 41, 1)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(pieces, settings),
+        "normalizer": _normalizer(prefix=bool(_first(normalizer, 3, 1))),
+        "pre_tokenizer": None,
+        "post_processor": _bos_first(pieces[bos].text, bos) if 0 <= bos < len(pieces) else None,
+        "decoder": _decoder(prefix=bool(_first(normalizer, 3, 1))),
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": unknown, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": bool(_first(trainer, 35, 0)),
+            "ignore_merges": False, "vocab": vocab, "merges": _merges(pieces, vocab),
+        },
+    }  # fmt: skip
+
+
+def _check(path: Path, trainer: Fields, normalizer: Fields) -> None:
+    """Raise CheckpointError for what tokenizer.json would have to spell in another way."""
+    problems = {
+        "a unigram, word or character model": _first(trainer, 3, 1) != _BPE,
+        "a table of normalised characters": bool(_first(normalizer, 2, b"")),
+        "extra spaces that are removed": bool(_first(normalizer, 4, 1)),
+        "spaces that stay spaces": not _first(normalizer, 5, 1),
+    }
+    if found := [words for words, holds in problems.items() if holds]:
+        raise CheckpointError(
+            "this kind of sentencepiece model is not converted", where=str(path), expected="byte pairs of plain text",
+            got=", ".join(found), hint=HINT,
+        )  # fmt: skip
+
+
+def _merges(pieces: list[_Piece], vocab: Mapping[str, int]) -> list[list[str]]:
+    """Every pair of pieces whose join is a piece: joins by falling score, pairs by the ids of their parts."""
+    ranked = []
+    for piece in pieces:
+        if piece.kind not in (_NORMAL, _USER_DEFINED):
+            continue
+        for cut in range(1, len(piece.text)):
+            left, right = vocab.get(piece.text[:cut]), vocab.get(piece.text[cut:])
+            if left is not None and right is not None:
+                ranked.append((-piece.score, vocab[piece.text], left, right, cut))
+    return [[pieces[left].text, pieces[right].text] for _, _, left, right, _ in sorted(ranked)]
+
+
+def _added(pieces: list[_Piece], settings: Section) -> list[dict[str, object]]:
+    """Tokens that are found before anything is joined; those of tokenizer_config.json come on top."""
+    tokens = {
+        index: {
+            "content": piece.text,
+            "normalized": piece.kind != _USER_DEFINED,
+            "special": piece.kind != _USER_DEFINED,
+        }
+        for index, piece in enumerate(pieces)
+        if piece.kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    }
+    extra = settings.section("added_tokens_decoder")
+    for name in extra.unread():
+        token = extra.section(name)
+        tokens[int(name)] = {
+            "content": token.text("content"), "normalized": token.boolean("normalized", False),
+            "special": token.boolean("special", False), "lstrip": token.boolean("lstrip", False),
+            "rstrip": token.boolean("rstrip", False), "single_word": token.boolean("single_word", False),
+        }  # fmt: skip
+    usual = {"single_word": False, "lstrip": False, "rstrip": False}
+    return [{"id": index, **usual, **token} for index, token in sorted(tokens.items())]
+
+
+def _normalizer(*, prefix: bool) -> dict[str, object]:
+    parts: list[dict[str, object]] = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
+    parts.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+    return {"type": "Sequence", "normalizers": parts}
+
+
+def _decoder(*, prefix: bool) -> dict[str, object]:
+    parts: list[dict[str, object]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+    ]  # fmt: skip
+    if prefix:
+        parts.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {"type": "Sequence", "decoders": parts}
+
+
+def _bos_first(text: str, index: int) -> dict[str, object]:
+    """Puts the first token of every text where the model expects it."""
+    first, second = (
+        [{"SpecialToken": {"id": text, "type_id": kind}}, {"Sequence": {"id": name, "type_id": kind}}]
+        for kind, name in enumerate("AB")
+    )
+    return {
+        "type": "TemplateProcessing", "single": first, "pair": [*first, *second],
+        "special_tokens": {text: {"id": text, "ids": [index], "tokens": [text]}},
+    }  # fmt: skip
+
+
+def _piece(data: bytes) -> _Piece:
+    fields = _message(data)
+    score = struct.unpack("<f", _first(fields, 2, bytes(4)))[0]
+    return _Piece(text=_first(fields, 1, b"").decode("utf-8"), score=score, kind=_first(fields, 3, _NORMAL))
+
+
+def _first(fields: Fields, number: int, default: Value) -> Value:
+    """The last value of a field, as protobuf has it; its default where absent. Raises ValueError for another type."""
+    value = fields.get(number, [default])[-1]
+    if type(value) is not type(default):
+        raise ValueError(f"field {number} has a wrong type")
+    return value
+
+
+def _message(data: bytes) -> dict[int, list[int | bytes]]:
+    """Field number → values in order: varints as int, everything else as bytes. Raises ValueError."""
+    fields: dict[int, list[int | bytes]] = {}
+    for number, value in _fields(data):
+        fields.setdefault(number, []).append(value)
+    return fields
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        if tag & 7 == 0:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        size = {1: 8, 5: 4}.get(tag & 7)
+        if tag & 7 == 2:
+            size, at = _varint(data, at)
+        if size is None or at + size > len(data):
+            raise ValueError(f"no protobuf message at byte {at}")
+        yield tag >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """(value, where the next field begins)"""
+    value = shift = 0
+    while at < len(data) and shift < 64:
+        value |= (data[at] & 127) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 128:
+            return value - (1 << 64) if value >= 1 << 63 else value, at
+    raise ValueError(f"no number at byte {at}")

@@ -1,0 +1,30 @@
+"""The tokenizer of a model directory: tokenizer.json is carried along, tokenizer.model converted, others refused."""
+
+from pathlib import Path
+
+from ingot.configs.read import Section
+from ingot.convert.sentencepiece import HINT, tokenizer_json
+from ingot.errors import CheckpointError
+
+_OTHERS = ("*.tiktoken", "tiktoken.model", "tekken.json", "vocab.json", "spiece.model")
+
+
+def make_tokenizer(folder: Path) -> dict[str, object] | None:
+    """The tokenizer.json that a directory lacks, or None if it has one, or no tokenizer at all.
+
+    Raises CheckpointError where a tokenizer is there that ingot cannot carry over: running with token ids alone would
+    be a surprise.
+    """
+    if (folder / "tokenizer.json").is_file():
+        return None
+    settings = folder / "tokenizer_config.json"
+    if (folder / "tokenizer.model").is_file():
+        section = Section.from_file(settings) if settings.is_file() else Section({}, str(settings))
+        return tokenizer_json(folder / "tokenizer.model", section)
+    others = [file for pattern in _OTHERS for file in sorted(folder.glob(pattern))]
+    if others:
+        raise CheckpointError(
+            "the tokenizer of the model is not converted", where=str(others[0]),
+            expected="tokenizer.json, or a sentencepiece tokenizer.model", hint=HINT,
+        )  # fmt: skip
+    return None

@@ -1,0 +1,107 @@
+"""Events of a request → the result that `LLM` returns, with vLLM's names."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ingot.runtime.logprobs import LogprobTable
+from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionOutput:
+    """One of the n completions of a prompt.
+
+    token_ids           an end token included
+    cumulative_logprob  sum of the log-probabilities of the tokens
+    logprobs            one table per token, where asked
+    finish_reason       "length", "stop" or "abort"; None while it runs
+    stop_reason         the stop text or token that ended it; None for the model's own end tokens
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float
+    logprobs: list[LogprobTable] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RequestOutput:
+    """What one prompt gave so far.
+
+    prompt           the text, or None where token ids were given
+    prompt_logprobs  one table per prompt token, None for the first, where asked
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[LogprobTable | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+
+
+class _Part:
+    """One completion as it grows."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.token_ids: list[int] = []
+        self.log_probs: list[float] = []
+        self.logprobs: list[LogprobTable] = []
+        self.last: TextEvent | None = None
+
+    def take(self, event: TextEvent) -> None:
+        self.pieces.append(event.text)
+        self.token_ids += event.token_ids
+        self.log_probs += event.log_probs
+        self.logprobs += event.logprobs or ()
+        self.last = event
+
+    @property
+    def finished(self) -> bool:
+        return self.last is not None and self.last.finish_reason is not None
+
+    def output(self, index: int, *, with_logprobs: bool) -> CompletionOutput:
+        reason = None if self.last is None else self.last.finish_reason
+        self.pieces = ["".join(self.pieces)]
+        return CompletionOutput(
+            index=index,
+            text=self.pieces[0],
+            token_ids=list(self.token_ids),
+            cumulative_logprob=sum(self.log_probs),
+            logprobs=list(self.logprobs) if with_logprobs else None,
+            finish_reason=None if reason is None else reason.value,
+            stop_reason=None if self.last is None else self.last.stop_reason,
+        )
+
+
+class Gathering:
+    """The events of one prompt, put together."""
+
+    def __init__(self, asked: TextRequest, streams: Sequence[TextStream]) -> None:
+        request = streams[0].request
+        self._prompt = asked.prompt if isinstance(asked.prompt, str) else None
+        self._prompt_ids: list[int] = request.tokens[: request.num_prompt].tolist()
+        self._prompt_logprobs: list[LogprobTable | None] | None = None
+        self._with_logprobs = asked.params.logprobs is not None
+        self._parts = [_Part() for _ in streams]
+        self.finished = False
+
+    def take(self, event: TextEvent) -> None:
+        """Add one event."""
+        self._parts[event.sequence].take(event)
+        if event.prompt_logprobs is not None:
+            self._prompt_logprobs = list(event.prompt_logprobs)
+        self.finished = all(part.finished for part in self._parts)
+
+    def output(self) -> RequestOutput:
+        """The result so far."""
+        return RequestOutput(
+            prompt=self._prompt,
+            prompt_token_ids=list(self._prompt_ids),
+            prompt_logprobs=self._prompt_logprobs,
+            outputs=[part.output(index, with_logprobs=self._with_logprobs) for index, part in enumerate(self._parts)],
+            finished=self.finished,
+        )

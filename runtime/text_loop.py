@@ -1,0 +1,95 @@
+"""Text from an engine with two threads of its own: while one computes a step, the other turns the last one into text.
+
+    submit ──▶ executor ──steps──▶ tokens ──detokenise──▶ sink(event)      cancel: from anywhere, at once
+                  step thread            text thread
+
+Both sleep while there is nothing to do, and begin with the first request.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from ingot.errors import IngotError, RequestError
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.text_stream import TextEvent, TextStream
+from ingot.runtime.tokenizer import Tokenizer
+
+Sink = Callable[[TextEvent], None]
+"""Called on the text thread with each event; must be quick."""
+
+
+class TextLoop:
+    """Thread-safe. Does not own the runner."""
+
+    def __init__(self, runner: ModelRunner, tokenizer: Tokenizer) -> None:
+        self.runner, self.tokenizer = runner, tokenizer
+        self._sinks: dict[TextStream, Sink] = {}
+        self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
+        self._closed = False
+
+    def submit(self, streams: Sequence[TextStream], sink: Sink) -> None:
+        """Queue the requests of streams. Raises, before any is queued, if one can never run."""
+        self._start()
+        self._sinks.update((stream, sink) for stream in streams)
+        try:
+            self.runner.executor.add([stream.request for stream in streams])
+        except IngotError:
+            self._forget(streams)
+            raise
+
+    def cancel(self, streams: Sequence[TextStream]) -> None:
+        """Abort what still runs; blocks are free when this returns, and at most one more event is under way."""
+        self._forget(streams)
+        self.runner.executor.abort([stream.request for stream in streams])
+
+    def close(self) -> None:
+        """Abort everything and end both threads, after the step that runs. Closing twice is fine."""
+        self._closed = True
+        self.runner.executor.abort([stream.request for stream in tuple(self._sinks)])
+        self.runner.executor.wake()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._closed:
+                raise RequestError("the LLM is closed", hint="make a new one")
+            if not self._threads:
+                for work in (self._step, self._write):
+                    self._threads.append(threading.Thread(target=work, name=f"ingot {work.__name__}", daemon=True))
+                for thread in self._threads:
+                    thread.start()
+
+    def _forget(self, streams: Sequence[TextStream]) -> None:
+        for stream in streams:
+            self._sinks.pop(stream, None)
+
+    def _step(self) -> None:
+        try:
+            self.runner.executor.run_until(lambda: self._closed)
+        except BaseException as error:  # whoever waits for events must not wait for ever
+            self._closed = True
+            for stream in tuple(self._sinks):
+                stream.request.error = RequestError("the step thread failed", got=repr(error))
+            self.runner.executor.abort([stream.request for stream in tuple(self._sinks)])
+            raise
+
+    def _write(self) -> None:
+        while True:
+            news = self.runner.executor.wait(
+                lambda: (self._closed and not self._sinks) or any(stream.has_news() for stream in tuple(self._sinks)),
+                lambda: [(stream, stream.take()) for stream in tuple(self._sinks) if stream.has_news()],
+                steps=False,
+            )
+            if not news:
+                return
+            for stream, taken in news:
+                event = stream.event(taken)
+                sink = self._sinks.get(stream)
+                if stream.done:
+                    self.runner.executor.abort([stream.request])
+                    self._forget([stream])
+                if sink is not None:
+                    sink(event)

@@ -1,0 +1,143 @@
+"""One sequence on its way to text: tokens in, events out, ended early where a stop text appears."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ingot.configs.sampling import SamplingParams
+from ingot.errors import IngotError
+from ingot.runtime.admission import make_requests, read_ids
+from ingot.runtime.logprobs import LogprobTable, as_tables
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.request import FinishReason, Request, TokenProbs
+from ingot.runtime.stop_text import StopText
+from ingot.runtime.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TextRequest:
+    """prompt: text, or token ids."""
+
+    prompt: str | Sequence[int]
+    params: SamplingParams
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TextEvent:
+    """News of one sequence.
+
+    index            of the request in the input
+    sequence         0 .. params.n - 1
+    text             the next piece; "" while a character, or what may be a stop text, is incomplete
+    token_ids        tokens since the event before, an end token included
+    log_probs        of these tokens
+    logprobs         one table per token, where asked
+    prompt_logprobs  one table per prompt token, None for the first, where asked: in the first event of sequence 0
+    finish_reason    set in the last event of a sequence
+    stop_reason      the stop text or token that ended it; None for the model's own end tokens
+    error            why it failed; then it is the last event too
+    """
+
+    index: int
+    sequence: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    logprobs: tuple[LogprobTable, ...] | None = None
+    prompt_logprobs: tuple[LogprobTable | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: IngotError | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class News:
+    """What one look at a request brought, copied: steps may go on."""
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    token_probs: tuple[TokenProbs, ...]
+    prompt_probs: tuple[TokenProbs, ...]
+    reason: FinishReason | None
+
+
+class TextStream:
+    """One sequence. `done`: its last event is out."""
+
+    def __init__(self, index: int, sequence: int, asked: TextRequest, request: Request, tokenizer: Tokenizer) -> None:
+        self._index, self._sequence, self._params, self.request = index, sequence, asked.params, request
+        self._tokenizer = tokenizer
+        prompt = request.tokens[: request.num_prompt].tolist()
+        self._detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=asked.params.skip_special_tokens)
+        self._stop = StopText(asked.params.stop_texts, include=asked.params.include_stop_str)
+        self._sent = 0
+        self.done = False
+
+    def has_news(self) -> bool:
+        """Whether `take` would give anything."""
+        return not self.done and (self.request.num_generated > self._sent or self.request.finished)
+
+    def take(self) -> News:
+        """What is new. Call while no step changes the request."""
+        request, begin = self.request, self._sent
+        self._sent = request.num_generated
+        return News(
+            tokens=tuple(request.generated()[begin:].tolist()),
+            log_probs=tuple(request.log_probs[begin:]),
+            token_probs=tuple(request.token_probs[begin:]),
+            prompt_probs=tuple(request.prompt_probs) if begin == 0 else (),
+            reason=request.finish_reason,
+        )
+
+    def event(self, news: News) -> TextEvent:
+        """What `take` gave, with its text. Where a stop text appears, the rest is dropped and `done` is set: the
+        caller then aborts the request if it still runs."""
+        pieces, count, found = [], 0, None
+        for count, token in enumerate(news.tokens, start=1):
+            last = news.reason is FinishReason.STOP and count == len(news.tokens)
+            if last and token in self.request.end_ids and not self._params.include_stop_str:
+                break  # an end token is no text
+            generated = self._sent - len(news.tokens) + count
+            may_stop = generated >= self._params.min_tokens
+            text, found = self._stop.push(self._detokenizer.push([token]), may_stop=may_stop)
+            pieces.append(text)
+            if found is not None:
+                break
+        reason = FinishReason.STOP if found is not None else news.reason
+        if reason is not None and found is None:
+            text, found = self._stop.push(self._detokenizer.finish(), may_stop=self._sent >= self._params.min_tokens)
+            pieces += [text, self._stop.finish()]
+            reason = FinishReason.STOP if found is not None else reason
+        self.done = reason is not None
+        failed = self.request.error if found is None else None
+        stop_token = news.tokens[-1] if news.tokens and found is None and reason is FinishReason.STOP else None
+        return TextEvent(
+            index=self._index,
+            sequence=self._sequence,
+            text="".join(pieces),
+            token_ids=news.tokens[:count],
+            log_probs=news.log_probs[:count],
+            logprobs=self._tables(news.token_probs[:count]),
+            prompt_logprobs=self._prompt_tables(news),
+            finish_reason=reason,
+            stop_reason=stop_token if stop_token in self._params.stop_token_ids else found,
+            error=failed,
+        )
+
+    def _tables(self, probs: Sequence[TokenProbs]) -> tuple[LogprobTable, ...] | None:
+        return None if self.request.logprobs is None else tuple(as_tables(probs, self._tokenizer.token_text))
+
+    def _prompt_tables(self, news: News) -> tuple[LogprobTable | None, ...] | None:
+        first = self._sent == len(news.tokens) > 0
+        if self.request.prompt_logprobs is None or not first:
+            return None
+        return (None, *as_tables(news.prompt_probs, self._tokenizer.token_text))
+
+
+def make_streams(runner: ModelRunner, tokenizer: Tokenizer, index: int, asked: TextRequest) -> list[TextStream]:
+    """The streams of one prompt; their requests are not yet added to the executor. Raises RequestError."""
+    ids = tokenizer.encode(asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
+    where = f"prompt {index}"
+    prompt = read_ids(ids, runner.facts.vocab_size, where)
+    bad_words = [form for word in asked.params.bad_words or () for form in tokenizer.forms(word)]
+    group = make_requests(prompt, asked.params, runner.facts, where=where, bad_words=bad_words)
+    return [TextStream(index, sequence, asked, request, tokenizer) for sequence, request in enumerate(group)]

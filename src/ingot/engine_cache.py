@@ -1,0 +1,71 @@
+"""Hugging Face directory → Engine in a cache directory, built once per source and options.
+
+<cache>/ingot/engines/<key>/    key: SHA-256 of the source's files, the build's options and ingot's version
+"""
+
+import dataclasses
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from ingot import __version__
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.engine import is_engine, open_engine
+from ingot.errors import EngineError, UsageError
+from ingot.plugins.registry import find_target
+
+_READ_WHOLE = 1 << 20  # larger files are known by size and time of change
+
+
+def default_cache() -> Path:
+    """$XDG_CACHE_HOME, or ~/.cache."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return Path(home) if home else Path.home() / ".cache"
+
+
+def cached_engine(model_dir: Path, config: BuildConfig, cache_dir: Path | None, say: Callable[[str], None]) -> Path:
+    """The engine of a model directory; builds it where it is not there or damaged. `say` gets one line per step."""
+    if not (model_dir / "config.json").is_file():
+        raise UsageError(
+            "this is neither an Engine nor a Hugging Face directory", where=str(model_dir),
+            expected="a directory with config.json", hint="download the model, or give an engine directory",
+        )  # fmt: skip
+    engine = (cache_dir or default_cache()) / "ingot" / "engines" / cache_key(model_dir, config)
+    if _usable(engine):
+        say(f"using the engine of {model_dir} in {engine}")
+        return engine
+    say(f"building an engine of {model_dir} in {engine}, for this call and all later ones")
+    engine.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=engine.parent, prefix=".checkpoint-") as work:
+        checkpoint = Path(work) / "checkpoint"
+        convert(ConvertOptions(model_dir=model_dir, output_dir=checkpoint))
+        report = build(config, checkpoint, engine)
+    for note in report.notes:
+        say(note)
+    say(f"built for {report.target} in {report.precision}, {report.seconds:.1f} s")
+    return engine
+
+
+def cache_key(model_dir: Path, config: BuildConfig) -> str:
+    """Changes with every file of the source, every option, the machine's kind and the version of ingot."""
+    digest = hashlib.sha256(f"{__version__} {find_target(config.target).name} {dataclasses.asdict(config)}".encode())
+    for path in sorted(path for path in model_dir.iterdir() if path.is_file()):
+        status = path.stat()
+        digest.update(f"\n{path.name} {status.st_size} ".encode())
+        digest.update(path.read_bytes() if status.st_size <= _READ_WHOLE else str(status.st_mtime_ns).encode())
+    return digest.hexdigest()[:32]
+
+
+def _usable(engine: Path) -> bool:
+    if not is_engine(engine):
+        return False
+    try:
+        open_engine(engine).close()
+    except EngineError:
+        return False
+    return True

@@ -1,0 +1,88 @@
+"""`LLM`: an Engine, or a Hugging Face directory that becomes one first, behind vLLM's names."""
+
+import sys
+from pathlib import Path
+
+from ingot.configs.build import BuildConfig
+from ingot.configs.runtime import Policy
+from ingot.engine import is_engine
+from ingot.engine_cache import cached_engine
+from ingot.errors import UsageError
+from ingot.runtime.llm import EngineLLM
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.tokenizer import Tokenizer
+
+
+class LLM(EngineLLM):
+    """Text or token ids in, text out.
+
+    llm = LLM("engine")
+    for r in llm.generate(["Once upon a time", [1, 403, 407]], SamplingParams(max_tokens=64, temperature=0)):
+        print(r.outputs[0].text)
+    async for r in llm.generate_async("Once", SamplingParams(max_tokens=64)): ...
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float | None = None,
+        enable_prefix_caching: bool = True,
+        precision: str = "auto",
+        target: str = "cpu",
+        cache_dir: str | Path | None = None,
+        threads: int | None = None,
+        isa: str | None = None,
+        kv_cache_memory: int | str | None = None,
+        policy: str | Policy = Policy.MAX_UTILIZATION,
+    ) -> None:
+        """model: an engine directory, or a Hugging Face directory: it is converted and built into a cache directory
+        the first time, which is said on stderr.
+
+        max_model_len           tokens of a request, prompt included; for an engine at most its max_seq_len
+        max_num_seqs            requests running at once; for an engine at most its max_batch_size
+        max_num_batched_tokens  tokens per step; for an engine at most its max_num_tokens
+        tensor_parallel_size    1: an engine has one rank yet
+        gpu_memory_utilization  refused: kv_cache_memory says how much memory the KV cache takes
+        precision, target       of the build; refused for an engine, which has its own
+        cache_dir               None: $XDG_CACHE_HOME or ~/.cache
+        others                  as in ModelRunner.from_dir
+        """
+        if tensor_parallel_size != 1:
+            raise UsageError(
+                "tensor_parallel_size: an engine has one rank in this version", expected="1",
+                got=repr(tensor_parallel_size), hint="ranks are decided at build: ingot build --tp_size",
+            )  # fmt: skip
+        if gpu_memory_utilization is not None:
+            raise UsageError(
+                "gpu_memory_utilization: CPU targets take no share of a GPU", got=repr(gpu_memory_utilization),
+                hint='say how much memory the KV cache may take: kv_cache_memory="4GiB"',
+            )  # fmt: skip
+        directory = Path(model)
+        if is_engine(directory):
+            if (precision, target) != ("auto", "cpu") or cache_dir is not None:
+                raise UsageError(
+                    "precision, target and cache_dir are for building, and this is an Engine already",
+                    where=str(directory), hint="leave them out, or give the Hugging Face directory",
+                )  # fmt: skip
+        else:
+            config = BuildConfig(
+                target=target, precision=precision, max_seq_len=max_model_len, max_batch_size=max_num_seqs,
+                max_num_tokens=max_num_batched_tokens,
+            )  # fmt: skip
+            directory = cached_engine(directory, config, None if cache_dir is None else Path(cache_dir), _say)
+        tokenizer = Tokenizer.from_dir(directory)
+        runner = ModelRunner.from_dir(
+            directory, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_num_seqs,
+            max_num_tokens=max_num_batched_tokens, max_seq_len=max_model_len,
+            enable_prefix_cache=enable_prefix_caching, policy=policy,
+        )  # fmt: skip
+        super().__init__(runner, tokenizer)
+
+
+def _say(line: str) -> None:
+    print(f"ingot: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,138 @@
+"""The configurations of models that people run: accepted in both spellings, or refused with a reason."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from ingot.checkpoint import Checkpoint
+from ingot.configs.convert import ConvertOptions
+from ingot.configs.read import Section
+from ingot.convert.convert import convert
+from ingot.convert.family import family_names, find_family, read_model
+from ingot.convert.refused import MISSING
+from ingot.errors import ConfigError, IngotError, UnsupportedModelError
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 9, "hidden_size": 512, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 32,
+}  # fmt: skip
+GPT2_SIZES = {"vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2}
+
+
+def read(config: dict[str, Any]) -> object:
+    return read_model(Section(config, "config.json"), None)[1]
+
+
+def spelled_anew(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration as transformers 5 writes it: every default, rope_parameters, dtype, layer_types."""
+    values = dict(config)
+    full: dict[str, Any] = AutoConfig.for_model(values.pop("model_type"), **values).to_dict()
+    return full
+
+
+@pytest.mark.parametrize("name", family_names())
+def test_defaults_are_those_of_transformers(name: str) -> None:
+    config = {"model_type": name, **(GPT2_SIZES if name == "gpt2" else SIZES)}
+    if name != "gpt2":
+        assert "rope_parameters" in spelled_anew(config)
+    assert read(config) == read(spelled_anew(config))
+
+
+@pytest.mark.parametrize("name", family_names())
+def test_both_spellings_of_a_tiny_model(name: str) -> None:
+    config = dict(find_family(name).tiny)
+    assert read(config) == read(spelled_anew(config))
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_refusals_name_what_is_missing(name: str) -> None:
+    assert name not in family_names()
+    with pytest.raises(
+        UnsupportedModelError, match=re.escape(f"{name}' are not supported: they need {MISSING[name][0]}")
+    ):
+        read({"model_type": name})
+
+
+# What the files of supported types are refused for; every other one is accepted.
+REASONS = {"quantization_config": "config.json:quantization_config"}
+
+
+@pytest.mark.shared
+def test_every_configuration_is_accepted_or_refused_with_a_reason(shared: Path) -> None:
+    accepted = 0
+    for file in sorted((shared / "data" / "model_configs").glob("*.json")):
+        config = json.loads(file.read_text())
+        kind, key = config.get("model_type"), next((key for key in REASONS if config.get(key)), None)
+        if kind not in family_names():
+            with pytest.raises((ConfigError, UnsupportedModelError), match=f"{kind}' are not supported|what model"):
+                read(config)
+        elif key is not None:
+            with pytest.raises(UnsupportedModelError, match=REASONS[key]):
+                read(config)
+        else:
+            assert read(config) == read(spelled_anew(config)), file.name
+            accepted += 1
+    assert accepted >= 45
+
+
+def shrunken(config: dict[str, Any]) -> dict[str, Any]:
+    """The same structure with two layers of four small heads."""
+    small = dict(config)
+    if config["model_type"] == "gpt2":
+        return {**small, "n_layer": 2, "n_embd": 4 * (config["n_embd"] // config["n_head"]), "n_head": 4,
+                "vocab_size": 97}  # fmt: skip
+    heads = config.get("num_attention_heads", 8)
+    kv_heads = config.get("num_key_value_heads") or heads
+    small |= {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 97,
+              "hidden_size": 4 * (config["hidden_size"] // heads)}  # fmt: skip
+    if "num_key_value_heads" in config:
+        small["num_key_value_heads"] = max(1, 4 * kv_heads // heads)
+    if config.get("layer_types"):
+        small["layer_types"] = config["layer_types"][:2]
+    return small
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", family_names())
+def test_a_model_of_each_type_in_small(shared: Path, tmp_path: Path, name: str) -> None:
+    """Random weights in the shape of one file of each type, as the command makes them: bf16, every weight there."""
+    configs = [json.loads(file.read_text()) for file in sorted((shared / "data" / "model_configs").glob("*.json"))]
+    config = next(each for each in configs if each.get("model_type") == name and not each.get("quantization_config"))
+    (tmp_path / "config.json").write_text(json.dumps(shrunken(config)))
+    report = convert(
+        ConvertOptions(config=tmp_path / "config.json", random_weights=7, output_dir=tmp_path / "checkpoint")
+    )
+    checkpoint = Checkpoint.open(tmp_path / "checkpoint")
+    assert checkpoint.config.model == report.model
+    assert {tensor.dtype.value for tensor in checkpoint.tensors().values()} == {"bf16"}
+
+
+def test_a_caps_null_is_not_its_default() -> None:
+    """Absent keys take the family's default; for a window or a cap, null means that there is none."""
+    mistral: Any = read({"model_type": "mistral", **SIZES})
+    without: Any = read({"model_type": "mistral", **SIZES, "sliding_window": None})
+    assert (mistral.windows, without.windows) == ((4096,) * 3, ())
+    gemma: Any = read({"model_type": "gemma2", **SIZES})
+    uncapped: Any = read({"model_type": "gemma2", **SIZES, "attn_logit_softcapping": None})
+    assert (gemma.score_cap, uncapped.score_cap, uncapped.logit_cap) == (50, 0, 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("qwen3", {"layer_types": ["full_attention"]}, "not one type for each layer"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "layer type is not supported(.|\n)*chunked_attention"),
+        ("llama", {"sliding_window": 7}, "config.json:sliding_window"),
+        ("llama", {"layer_types": ["sliding_attention"] * 3}, "config.json:layer_types"),
+        ("gpt_neox", {"rotary_pct": 1.5}, "partial rotary"),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "8 numbers"),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": "x"}}, "list of finite numbers"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ],
+)
+def test_what_is_refused(name: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(IngotError, match=words):
+        read({"model_type": name, **SIZES, **changes})

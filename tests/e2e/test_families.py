@@ -1,0 +1,67 @@
+"""Every family, from a random Hugging Face model to tokens: the logits of transformers, the same greedy tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.convert.family import family_names, find_family
+from ingot.runtime.model_runner import ModelRunner
+from tests.builder.engines import engine_logits
+from tests.tiny import tiny_model
+
+TOLERANCE = 1e-4  # of the range of the logits
+PROMPTS, NEW_TOKENS = (3, 21), 40
+
+# Beside each family's own tiny model: what else its configuration can ask for.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None, "head_dim": 80, "num_key_value_heads": 1},
+    "qwen2": {"use_sliding_window": False, "tie_word_embeddings": True, "vocab_size": 517},
+    "qwen3": {"attention_bias": True, "head_dim": 80, "use_sliding_window": True, "sliding_window": 16,
+              "max_window_layers": 1},
+    "phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+             "sliding_window": None, "num_key_value_heads": 4},
+    "starcoder2": {"use_bias": False, "sliding_window": None, "tie_word_embeddings": False},
+    "gpt_neox": {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
+                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+    "olmo2": {"num_key_value_heads": 4, "attention_bias": True},
+    "gemma2": {"attn_logit_softcapping": None, "final_logit_softcapping": None,
+               "layer_types": ["full_attention", "sliding_attention"]},
+    "gemma3_text": {
+        "final_logit_softcapping": 30.0, "sliding_window_pattern": 6,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+}  # fmt: skip
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in family_names()] + list(VARIANTS.items())
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES, ids=[f"{name}{'-variant' * bool(more)}" for name, more in CASES])
+def test_logits_and_tokens_are_those_of_transformers(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """One pass of transformers over the finished texts: they are greedy if each token is the likeliest after those
+    before it."""
+    model = tiny_model(tmp_path / "m", {**find_family(name).tiny, **changes})
+    convert(ConvertOptions(model_dir=model.folder, output_dir=tmp_path / "c"))
+    for target in ("cpu", "ref"):
+        build(BuildConfig(target=target, precision="f32", tokens_per_block=16), tmp_path / "c", tmp_path / target)
+    prompts = [np.random.default_rng(length).integers(0, 61, length).tolist() for length in PROMPTS]
+    with ModelRunner.from_dir(tmp_path / "cpu") as runner:
+        out = runner.generate(
+            prompts, max_new_tokens=NEW_TOKENS, end_id=-1, return_dict=True, output_context_logits=True,
+            output_generation_logits=True,
+        )  # fmt: skip
+    for index, prompt in enumerate(prompts):
+        text = out["output_ids"][index][0][: len(prompt) + NEW_TOKENS]
+        expected = model.logits([text[:-1]])[0]
+        found = np.concatenate([out["context_logits"][index], out["generation_logits"][index][0][1:]])
+        assert np.abs(found - expected).max() < TOLERANCE * np.ptp(expected)
+        assert expected[len(prompt) - 1 :].argmax(axis=-1).tolist() == text[len(prompt) :].tolist()
+    by_ref = engine_logits(tmp_path / "ref", text[None, :-1].astype(np.int64))[0]
+    assert np.abs(by_ref - expected).max() < TOLERANCE * np.ptp(expected)

@@ -1,0 +1,120 @@
+"""ingot.LLM: engines and Hugging Face directories; what it applies, and what it refuses with the way to go."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ingot
+from ingot import LLM, SamplingParams
+from ingot.configs.build import BuildConfig
+from ingot.engine_cache import cache_key, default_cache
+from ingot.errors import UsageError
+from ingot.quickstart import SHIPPED
+
+pytestmark = pytest.mark.native
+GREEDY = SamplingParams(max_tokens=12, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def engine(cache: Path) -> Path:
+    """Built by LLM itself, with a small limit."""
+    LLM(SHIPPED, cache_dir=cache, max_model_len=64, max_num_seqs=8).close()
+    (engine,) = (cache / "ingot" / "engines").iterdir()
+    return engine
+
+
+def test_a_model_directory_is_built_once(engine: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = engine.stat().st_mtime_ns
+    with LLM(model=str(SHIPPED), cache_dir=cache, max_model_len=64, max_num_seqs=8) as llm:
+        (whole,) = llm.generate("The prince", GREEDY)
+    assert "using the engine of" in capfd.readouterr().err
+    assert engine.stat().st_mtime_ns == before
+    with LLM(engine) as llm:
+        (same,) = llm.generate(["The prince"], GREEDY)
+        assert same.outputs[0].text == whole.outputs[0].text
+        assert len(same.outputs[0].token_ids) == 12
+        assert llm.runner.facts.limits.max_seq_len == 64
+
+
+def test_a_damaged_cache_is_built_again(engine: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with (engine / "rank0.engine").open("r+b") as file:
+        file.truncate(5000)
+    LLM(SHIPPED, cache_dir=cache, max_model_len=64, max_num_seqs=8).close()
+    assert "building an engine" in capfd.readouterr().err
+    LLM(engine).close()
+
+
+def test_logprobs_and_stop_texts_through_the_door(engine: Path) -> None:
+    with LLM(engine) as llm:
+        (free,) = llm.generate("The prince", GREEDY)
+        text = free.outputs[0].text
+        stop = text[5:9]
+        params = SamplingParams(max_tokens=12, temperature=0, stop=stop, logprobs=1, prompt_logprobs=1)
+        (result,) = llm.generate("The prince", params)
+    assert result.outputs[0].text == text[: text.index(stop)]
+    assert result.prompt_logprobs is not None
+    assert len(result.prompt_logprobs) == len(result.prompt_token_ids)
+    logprobs = result.outputs[0].logprobs
+    assert logprobs is not None
+    decoded = [table[token].decoded for table, token in zip(logprobs, result.outputs[0].token_ids, strict=True)]
+    assert "".join(str(piece) for piece in decoded).startswith(result.outputs[0].text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tensor_parallel_size": 2}, "--tp_size"), ({"gpu_memory_utilization": 0.9}, "kv_cache_memory"),
+        ({"max_model_len": 65}, "--max_seq_len 65"), ({"max_num_seqs": 9}, "--max_batch_size 9"),
+        ({"precision": "f32"}, "an Engine already"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_names_the_way(engine: Path, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        LLM(engine, **arguments)
+
+
+def test_limits_of_an_engine_can_be_lowered(engine: Path) -> None:
+    with LLM(engine, max_model_len=32, max_num_seqs=2, max_num_batched_tokens=16) as llm:
+        limits = llm.runner.facts.limits
+        assert (limits.max_seq_len, limits.max_batch_size, limits.max_num_tokens) == (32, 2, 16)
+        assert limits.max_input_len <= 32
+        (result,) = llm.generate("Once", SamplingParams(max_tokens=None, ignore_eos=True))
+        assert len(result.prompt_token_ids) + len(result.outputs[0].token_ids) == 32
+
+
+def test_neither_engine_nor_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="neither an Engine nor"):
+        LLM(tmp_path)
+
+
+def test_the_key_follows_source_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(SHIPPED, model)
+    key = cache_key(model, BuildConfig())
+    assert cache_key(SHIPPED, BuildConfig()) == key or (SHIPPED / "model.safetensors").stat().st_size > 1 << 20
+    assert cache_key(model, BuildConfig(max_seq_len=64)) != key
+    (model / "config.json").write_text((model / "config.json").read_text() + " ")
+    assert cache_key(model, BuildConfig()) != key
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == tmp_path
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache() == Path.home() / ".cache"
+
+
+def test_names_are_loaded_when_asked_for() -> None:
+    program = (
+        "import sys, ingot\nfrom ingot.runtime import ModelRunner\n"
+        "assert not {'tokenizers', 'onnx', 'click', 'ingot.llm'} & set(sys.modules), sys.modules\n"
+        "from ingot import LLM, SamplingParams\nassert LLM and SamplingParams().temperature == 1.0\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert not hasattr(ingot, "LLMs")
