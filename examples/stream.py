@@ -7,7 +7,8 @@ import sys
 
 from ingot.configs.sampling import SamplingParams
 from ingot.runtime import ModelRunner
-from ingot.runtime.generate_text import TextRequest, stream_text
+from ingot.runtime.generate_text import stream_text
+from ingot.runtime.text_stream import TextRequest
 from ingot.runtime.tokenizer import Tokenizer
 
 engine, *prompts = sys.argv[1:]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ingot.configs.runtime import RuntimeConfig
 from ingot.configs.sampling import SamplingParams
-from ingot.runtime.generate_text import TextRequest, stream_text
+from ingot.runtime.generate_text import stream_text
 from ingot.runtime.llm import EngineLLM
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import load_engine
+from ingot.runtime.text_stream import TextRequest
 from ingot.runtime.tokenizer import Tokenizer
 from ingot.step_io import Float32, SampleRows, Session, StepBatch, StepResult
 
