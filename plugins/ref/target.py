@@ -9,8 +9,14 @@ from ingot.plugins.registry import op_names
 from ingot.plugins.target import SessionOptions, Target
 from ingot.step_io import Session
 
-_DTYPES = ("f32", "bf16")
-_BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
+_WEIGHT_DTYPES = ("f32", "bf16")
+_KV_DTYPES = ("f32", "bf16", "int8")
+_BY_DTYPE = {  # the other ops see float32 alone
+    "matmul": _WEIGHT_DTYPES,
+    "embedding": _WEIGHT_DTYPES,
+    "rope_kv_write": _KV_DTYPES,
+    "paged_attention": _KV_DTYPES,
+}
 
 
 class RefTarget:
@@ -20,7 +26,7 @@ class RefTarget:
 
     def kernels(self) -> tuple[str, ...]:
         """`<op>.<dtype>.ref` for every op."""
-        return tuple(f"{op}.{dtype}.ref" for op in op_names() for dtype in (_DTYPES if op in _BY_DTYPE else ("f32",)))
+        return tuple(f"{op}.{dtype}.ref" for op in op_names() for dtype in _BY_DTYPE.get(op, ("f32",)))
 
     def activations(self, weight_dtype: str) -> str:
         """Inputs of matrix products stay float32, whatever the weights are."""

@@ -32,7 +32,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # --gemm_p
 @click.option("--max_output_len", type=positive, help="Generated tokens: sets max_seq_len to max_input_len plus this.")
 @click.option("--max_num_tokens", type=positive, help="Tokens of one step (2048).")
 @click.option("--tokens_per_block", type=positive, default=32, show_default=True, help="Tokens per KV cache block.")
-@click.option("--kv_cache_dtype", default="auto", show_default=True, help="auto, f32, bf16; int8 and fp8 come later.")
+@click.option("--kv_cache_dtype", default="auto", show_default=True, help="auto, f32, bf16 or int8 (a scale per token and head).")
 @click.option("--tp_size", type=positive, help="Ranks that share each layer; only 1 yet.")
 @click.option("--pp_size", type=positive, help="Ranks that share the layers; only 1 yet.")
 @click.option("--config", type=click.Path(path_type=Path), help="A recipe (TOML): arrives later.")
