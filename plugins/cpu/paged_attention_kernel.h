@@ -256,6 +256,12 @@ void PagedAttention<S, T>::attend_tile(const AttentionItem& item, int64_t first,
   T* values = static_cast<T*>(kv_.values) + block * value_size;
   const int64_t keys_ahead = ahead * key_size, values_ahead = ahead * value_size;
   const float* value_scales = kv_scales(values, kv_.padded_dim, size);
+  if constexpr (kScaled<T>) {  // the loops over codes fetch the next tile's codes
+    for (int64_t i = 0; ahead != 0 && i < size; i += 64 / int64_t{sizeof(float)}) {
+      S::prefetch(kv_scales(keys + keys_ahead, kv_.head_dim, size) + i);
+      S::prefetch(kv_scales(values + values_ahead, kv_.padded_dim, size) + i);
+    }
+  }
   float* out = state.out + first * kv_.padded_dim;
   with_count<kRows>(rows, [&]<int kR>() { score<kR>(q_ + first * kv_.head_dim, keys, most, keys_ahead, p_); });
   for (int64_t row = 0; row < rows; ++row)

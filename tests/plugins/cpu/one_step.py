@@ -202,7 +202,7 @@ def reference_outputs(
 
 
 def load_cache(session: CpuSession, cache: KvCache) -> None:
-    """Copy every slot in the pool's layout; padding dims of values hold NaN (as a code: 85), which no result may show."""
+    """Copy every slot in the pool's layout; padding dims of values hold NaN or code 85, which nothing may show."""
     layout = cache.layout
     padding = ((0, 0), (0, 0), (0, layout.padded_dim - layout.head_dim))
     for layer in range(layout.num_layers):

@@ -202,7 +202,7 @@ def test_int8_rows_that_are_not_finite_or_tiny(kernel: str, dim: int) -> None:
     for token, number in enumerate((np.nan, np.inf, -np.inf, -np.nan, 3e38, -127.0)):
         rows[token, dim + token % dim] = rows[token, 3 * dim - 1] = number
     rows[6] = 0
-    rows[7:11] *= np.float32([[2e-37], [3e-38], [1e-42], [1e37]])
+    rows[7:11] *= np.array([[2e-37], [3e-38], [1e-42], [1e37]], np.float32)
     rows[11] = np.resize([127, 0.5, 1.5, 2.5, -0.5, -3.5, 63.49999, -126.5], 3 * dim)  # halves go to the even code
     batch, cache = plain_batch(12), KvCache(layout, 1)
     session = open_step(kernel, [rows, None, None, None], attrs, batch, cache=cache)

@@ -260,6 +260,16 @@ def test_fill_kv_reaches_every_slot() -> None:
         assert np.isnan(np.frombuffer(native.read_kv(0, 5, values), np.float32)).all()
 
 
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I8])
+def test_kv_pools_are_as_large_as_the_layout_says(dtype: DType) -> None:
+    plan, section = _norm_plan()
+    plan = _kv(dtype=dtype, num_layers=3, kv_heads=2, head_dim=24)(plan)
+    session = open_native(plan, section, SessionOptions(num_blocks=5, threads=1), "avx2")
+    assert session.native.kv_bytes == 5 * plan.kv.block_bytes
+    assert len(session.native.read_kv(2, 4, False)) == plan.kv.k_block_bytes
+    assert len(session.native.read_kv(2, 4, True)) == plan.kv.v_block_bytes
+
+
 def test_slow_down_and_interruption() -> None:
     session = _session(threads=2)
     session.slow_down(0.05)
