@@ -11,25 +11,10 @@ import numpy.typing as npt
 
 from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
 from ingot.plan import Attr, KvLayout, Rows
+from ingot.plugins.quantised import QuantisedRows, round_to_int8
 from ingot.step_io import StepBatch
 
 Array = npt.NDArray[np.float32]
-
-
-def round_to_int8(rows: Array) -> tuple[Array, Array]:
-    """rows [n, dims] → (codes [n, dims], integers from -127 to 127 as float32; scales [n]); codes * scale is the row.
-
-    scale = max|row| / 127 and codes = row * (127 / max|row|) rounded to nearest even, every step in float32. A row with
-    a NaN or an infinity has the codes 0 and the scale NaN, so that whatever is computed with it becomes NaN. A row so
-    small that 127 over it is infinite (below 2^-121) has the codes 0.
-    """
-    top = np.abs(rows).max(axis=1, initial=0.0)
-    finite = np.isfinite(top)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        inverse = np.float32(127) / top
-        codes = np.rint(rows * inverse[:, None])
-    codes[~(finite & np.isfinite(inverse))] = 0
-    return codes, np.where(finite, top / np.float32(127), np.float32(np.nan))
 
 
 class KvCache:
@@ -69,7 +54,8 @@ class KvCache:
     def _stored(self, rows: Array) -> tuple[Array, Array | float]:
         """[kv_heads, head_dim] → numbers and scales as the cache holds them."""
         if self.layout.dtype is DType.I8:
-            return round_to_int8(rows)
+            codes, scales = round_to_int8(rows)
+            return codes.astype(np.float32), scales
         return (bf16_to_float32(float32_to_bf16(rows)) if self.layout.dtype is DType.BF16 else rows), 1
 
 
@@ -77,17 +63,28 @@ class KvCache:
 class Call:
     """One execution of an op by its reference.
 
-    inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape;
-            None for an absent optional input
+    inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape,
+            or to quantised rows; None for an absent optional input
     """
 
-    inputs: Sequence[Array | None]
+    inputs: Sequence[Array | QuantisedRows | None]
     attrs: Mapping[str, Attr]
     batch: StepBatch
     kv: KvCache
 
     def required(self, index: int) -> Array:
-        """Input `index`, which must be present."""
+        """Input `index`, which must be present; quantised rows as the values that they stand for."""
+        value = self.optional(index)
+        assert value is not None, f"input {index} is required"
+        return value
+
+    def optional(self, index: int) -> Array | None:
+        """Input `index`; quantised rows as the values that they stand for."""
+        value = self.inputs[index]
+        return value.values if isinstance(value, QuantisedRows) else value
+
+    def weight(self, index: int) -> Array | QuantisedRows:
+        """Input `index`, a weight, as it is stored."""
         value = self.inputs[index]
         assert value is not None, f"input {index} is required"
         return value

@@ -56,7 +56,7 @@ void norm_runs(const float* x, const float* weight, int64_t width, int64_t run, 
 }
 
 // Codes of x [dim], zeros up to `padded`, a multiple of 16; returns their scale. The rule is round_to_int8 of
-// plugins/op.py: a row that is not finite gets the scale NaN, one that is too small for 127 over it gets zeros.
+// plugins/quantised.py: a row that is not finite gets the scale NaN, one that is too small for 127 over it gets zeros.
 template <typename S>
 float quantise(const float* x, int64_t dim, int64_t padded, int8_t* codes) {
   using V = typename S::V;

@@ -9,13 +9,11 @@ from ingot.plugins.registry import op_names
 from ingot.plugins.target import SessionOptions, Target
 from ingot.step_io import Session
 
-_WEIGHT_DTYPES = ("f32", "bf16")
-_KV_DTYPES = ("f32", "bf16", "int8")
-_BY_DTYPE = {  # the other ops see float32 alone
-    "matmul": _WEIGHT_DTYPES,
-    "embedding": _WEIGHT_DTYPES,
-    "rope_kv_write": _KV_DTYPES,
-    "paged_attention": _KV_DTYPES,
+_DTYPES = {  # the other ops see float32 alone
+    "matmul": ("f32", "bf16", "w8", "w4", "w8a8", "w4a8"),
+    "embedding": ("f32", "bf16", "w8"),
+    "rope_kv_write": ("f32", "bf16", "int8"),
+    "paged_attention": ("f32", "bf16", "int8"),
 }
 
 
@@ -26,10 +24,10 @@ class RefTarget:
 
     def kernels(self) -> tuple[str, ...]:
         """`<op>.<dtype>.ref` for every op."""
-        return tuple(f"{op}.{dtype}.ref" for op in op_names() for dtype in _BY_DTYPE.get(op, ("f32",)))
+        return tuple(f"{op}.{dtype}.ref" for op in op_names() for dtype in _DTYPES.get(op, ("f32",)))
 
     def activations(self, weight_dtype: str) -> str:
-        """Inputs of matrix products stay float32, whatever the weights are."""
+        """Inputs of matrix products stay float32, unless they are rounded to int8."""
         return "f32"
 
     def missing(self, isa: str | None = None) -> str | None:

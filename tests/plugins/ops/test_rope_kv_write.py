@@ -8,7 +8,8 @@ import torch
 
 from ingot.dtypes import DType
 from ingot.plan import Attr
-from ingot.plugins.op import Array, KvCache, round_to_int8
+from ingot.plugins.op import Array, KvCache
+from ingot.plugins.quantised import round_to_int8
 from tests.plugins.ops.calls import LAYOUT, evaluate, make_batch, random_array
 
 HEADS, KV_HEADS, DIM = 4, LAYOUT.kv_heads, LAYOUT.head_dim
