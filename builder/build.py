@@ -88,7 +88,7 @@ def build(config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress:
     checkpoint = Checkpoint.open(Path(checkpoint_dir))
     target = find_target(config.target)
     memory = _check_memory(config, checkpoint)
-    with _graph_errors(checkpoint.graph_path):
+    with graph_errors(checkpoint.graph_path):
         job = _decide(config, checkpoint, target)
         if not config.dry_run:
             with OutputDir(Path(output_dir), is_previous=is_engine) as out:
@@ -102,7 +102,7 @@ def build(config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress:
 
 
 @contextlib.contextmanager
-def _graph_errors(path: Path) -> Iterator[None]:
+def graph_errors(path: Path) -> Iterator[None]:
     """A graph may be malformed in more ways than passes can foresee: say so in words, whatever they stumble over."""
     try:
         yield
