@@ -1,0 +1,80 @@
+"""The packed weights of an engine, a few rows at a time, whatever their layout.
+
+Blocks of a weight hold rows [begin, end); those of a gated product the gate's rows, then the up rows of the same
+numbers, as the product's columns need them.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.plan import Piece, Plan, Weight
+from ingot.plugins.layouts import PANEL, num_panels
+from ingot.plugins.op import Array
+from ingot.plugins.ref.weights import read_weight
+
+BLOCK_BYTES = 16 << 20  # of a weight as float32
+
+GATED = ".gated"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """numbers: which rows of the weight `rows` are. [begin, end): the columns of the product that they make."""
+
+    begin: int
+    end: int
+    numbers: npt.NDArray[np.int64]
+    rows: Array
+
+
+class PackedWeights:
+    """section: all packed weights of an engine, bytes."""
+
+    def __init__(self, plan: Plan, section: npt.NDArray[np.uint8]) -> None:
+        self.weights = {weight.name: weight for weight in plan.weights}
+        self._section = section
+
+    def whole(self, name: str) -> Array:
+        """A weight that is small."""
+        return read_weight(self._section, self.weights[name])
+
+    def rows(self, name: str, numbers: npt.NDArray[np.integer]) -> Array:
+        """Rows of a table, float32 [len(numbers), cols]."""
+        weight = self.weights[name]
+        return np.concatenate([read_weight(self._section, cut(weight, int(row), int(row) + 1)) for row in numbers])
+
+    def blocks(self, name: str) -> Iterator[Block]:
+        """All of a weight, in order."""
+        weight = self.weights[name]
+        gated, n = weight.layout.endswith(GATED), weight.shape[0]
+        out, cols = n // 2 if gated else n, weight.shape[1] if len(weight.shape) == 2 else 1
+        step = max(PANEL, BLOCK_BYTES // (4 * cols * (2 if gated else 1)) // PANEL * PANEL)
+        for begin in range(0, out, step):
+            end = min(begin + step, out)
+            numbers = np.arange(begin, end)
+            if gated:
+                numbers = np.concatenate([numbers, out + numbers])
+            rows = read_weight(self._section, cut(weight, begin, end))
+            yield Block(begin=begin, end=end, numbers=numbers, rows=rows)
+
+
+def cut(weight: Weight, begin: int, end: int) -> Weight:
+    """Output columns [begin, end) of a product (begin: a multiple of PANEL), or these rows of a table or vector."""
+    gated, panels = weight.layout.endswith(GATED), weight.layout.startswith("panel")
+    units = num_panels(weight.shape[0], gated=gated) if panels else weight.shape[0]
+    unit_bytes, per_unit = weight.nbytes // units, PANEL if panels else 1
+    pairs = 2 if gated else 1
+    first, last = begin // per_unit * pairs, -(-end // per_unit) * pairs
+    pieces = []
+    for piece in weight.pieces:
+        low, high = max(first, piece.begin), min(last, piece.end)
+        if low < high:
+            offset = piece.offset + (low - piece.begin) * unit_bytes
+            pieces.append(Piece(begin=low - first, end=high - first, offset=offset))
+    return dataclasses.replace(
+        weight, shape=((end - begin) * pairs, *weight.shape[1:]), nbytes=(last - first) * unit_bytes,
+        pieces=tuple(pieces),
+    )  # fmt: skip

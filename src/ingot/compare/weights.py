@@ -1,0 +1,107 @@
+"""Packed weights against the source's: is every value what the precision makes of it?"""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.builder.source import Source
+from ingot.compare.packed import Block, PackedWeights
+from ingot.dtypes import DType, from_float32, to_float32
+from ingot.plan import Plan, Step
+from ingot.plugins.op import Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class WrongValue:
+    """The value of a weight that is farthest beyond what its precision allows."""
+
+    row: int
+    col: int
+    got: float
+    expected: float
+    bound: float
+
+    @property
+    def excess(self) -> float:
+        """How far it is beyond; infinite where a number is none."""
+        excess = abs(self.got - self.expected) - self.bound
+        return excess if np.isfinite(excess) else np.inf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class WeightError:
+    """relative: root of the squared differences over that of the squared values; wrong_values, wrong_rows: how many."""
+
+    relative: float
+    worst: WrongValue | None
+    wrong_values: int
+    wrong_rows: int
+
+
+def weight_error(name: str, packed: PackedWeights, source: Source) -> WeightError:
+    """Compare every value of a weight; memory stays at a few blocks."""
+    dtype = packed.weights[name].dtype
+    squares = difference = 0.0
+    worst: WrongValue | None = None
+    wrong_values = wrong_rows = 0
+    for block in packed.blocks(name):
+        wanted = _source_rows(name, block, source)
+        got = block.rows.reshape(wanted.shape)
+        expected, bound = _expected(wanted, dtype)
+        with np.errstate(invalid="ignore"):
+            wrong = ~((np.abs(got - expected) <= bound) | (got == expected) | (np.isnan(got) & np.isnan(expected)))
+            squares += float(np.square(wanted, dtype=np.float64).sum())
+            difference += float(np.square(got - wanted, dtype=np.float64).sum())
+        if wrong.any():
+            wrong_values += int(wrong.sum())
+            wrong_rows += int(wrong.any(axis=1).sum())
+            found = _worst(block, got, expected, bound, wrong)
+            worst = found if worst is None or found.excess > worst.excess else worst
+    relative = float(np.sqrt(difference / squares)) if squares else 0.0
+    return WeightError(relative=relative, worst=worst, wrong_values=wrong_values, wrong_rows=wrong_rows)
+
+
+def _source_rows(name: str, block: Block, source: Source) -> Array:
+    """The same rows of the Checkpoint."""
+    runs = np.split(block.numbers, np.flatnonzero(np.diff(block.numbers) != 1) + 1)
+    return np.concatenate([source.rows(name, int(run[0]), int(run[-1]) + 1) for run in runs])
+
+
+def _expected(wanted: Array, dtype: DType) -> tuple[Array, Array]:
+    """What a weight stored as `dtype` must be, and how far from it it may be."""
+    with np.errstate(over="ignore"):
+        return to_float32(from_float32(wanted, dtype), dtype), np.zeros_like(wanted)
+
+
+def _worst(block: Block, got: Array, expected: Array, bound: Array, wrong: npt.NDArray[np.bool_]) -> WrongValue:
+    with np.errstate(invalid="ignore"):
+        excess = np.nan_to_num(np.abs(got - expected) - bound, nan=np.inf)
+    row, col = np.unravel_index(np.argmax(np.where(wrong, excess, -1.0)), wrong.shape)
+    return WrongValue(
+        row=int(block.numbers[row]), col=int(col), got=float(got[row, col]), expected=float(expected[row, col]),
+        bound=float(bound[row, col]),
+    )  # fmt: skip
+
+
+def place(plan: Plan, step: Step, weight: str, row: int, col: int) -> str:
+    """Where in a weight a value lies, in the words of the model: heads, tokens, gate or up."""
+    shapes = {each.name: each.shape for each in plan.weights}
+    if len(shapes[weight]) == 1:
+        return f"element {row}"
+    after = next((each for each in plan.steps if step.outputs[0] in each.inputs and each.op == "rope_kv_write"), None)
+    if step.op == "embedding":
+        return f"token {row}, column {col}" if weight == step.inputs[0] else f"position {row}, column {col}"
+    if step.outputs[0] == plan.logits:
+        return f"token {row}, column {col}"
+    if step.op == "matmul" and after is not None:
+        heads, kv_heads, dim = (int(after.attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
+        head = row // dim
+        kind, first = ("query", 0) if head < heads else ("key", heads) if head < heads + kv_heads else (
+            "value", heads + kv_heads
+        )  # fmt: skip
+        return f"row {row} ({kind} head {head - first}), column {col}"
+    if step.attrs.get("gated"):
+        half = shapes[weight][0] // 2
+        return f"{'gate' if row < half else 'up'} row {row % half}, column {col}"
+    return f"row {row}, column {col}"
