@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
 from ingot.plan import Attr, KvLayout, Rows
+from ingot.plugins.quantised import QuantisedRows
 from ingot.step_io import StepBatch
 
 Array = npt.NDArray[np.float32]
@@ -50,17 +51,28 @@ class KvCache:
 class Call:
     """One execution of an op by its reference.
 
-    inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape;
-            None for an absent optional input
+    inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape,
+            or to quantised rows; None for an absent optional input
     """
 
-    inputs: Sequence[Array | None]
+    inputs: Sequence[Array | QuantisedRows | None]
     attrs: Mapping[str, Attr]
     batch: StepBatch
     kv: KvCache
 
     def required(self, index: int) -> Array:
-        """Input `index`, which must be present."""
+        """Input `index`, which must be present; quantised rows as the values that they stand for."""
+        value = self.optional(index)
+        assert value is not None, f"input {index} is required"
+        return value
+
+    def optional(self, index: int) -> Array | None:
+        """Input `index`; quantised rows as the values that they stand for."""
+        value = self.inputs[index]
+        return value.values if isinstance(value, QuantisedRows) else value
+
+    def weight(self, index: int) -> Array | QuantisedRows:
+        """Input `index`, a weight, as it is stored."""
         value = self.inputs[index]
         assert value is not None, f"input {index} is required"
         return value

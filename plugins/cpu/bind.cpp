@@ -223,7 +223,7 @@ std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels, 
 }
 
 void Binder::bind_matmul(BoundStep& bound) {
-  check_form(4, 1, 3);
+  check_form(4, 1, 4);
   const WeightSpec* weight = find_weight(step_->inputs[1]);
   check(weight->dtype == kernel_->dtype(), "weight " + weight->name + " is " + weight->dtype + ", kernel " + kernel_->name + " takes " + std::string(kernel_->dtype()));
   const bool gated = attr_int("gated", 0, 1) == 1;
@@ -247,7 +247,7 @@ void Binder::bind_matmul(BoundStep& bound) {
   bound.counts_logits = x->rows == "logits";
   bound.args = MatmulArgs{.x = at(x), .pieces = bound.pieces.data(), .num_pieces = static_cast<int64_t>(bound.pieces.size()),
                           .num_panels = num_panels, .bias = vector(step_->inputs[2], n), .residual = at(residual), .y = at(y),
-                          .rows = 0, .n = n, .k = k, .activation = attr_activation(), .gated = gated};
+                          .rows = 0, .n = n, .k = k, .activation = attr_activation(), .gated = gated, .group = attr_int("group", 0, 128)};
 }
 
 void Binder::bind_embedding(BoundStep& bound) {

@@ -153,8 +153,8 @@ class CpuTarget:
         return tuple(name for level in included for name in names if name.endswith(f".{level}"))
 
     def activations(self, weight_dtype: str) -> str:
-        """AMX tiles multiply bf16 with bf16; all other products take float32 inputs."""
-        return "bf16" if self._level == "amx" and weight_dtype == "bf16" else "f32"
+        """AMX tiles multiply bf16 with bf16, also where the weights are quantised; other products take float32."""
+        return "bf16" if self._level == "amx" and weight_dtype in ("bf16", "w8", "w4") else "f32"
 
     def missing(self, isa: str | None = None) -> str | None:
         """Why not, with the way out. Raises UsageError for an `isa` that is not a level."""

@@ -14,6 +14,7 @@ from ingot.errors import CapacityError
 from ingot.plan import Buffer, Plan, Rows, Step
 from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.ops.sample import sample
+from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import SessionOptions
@@ -75,7 +76,7 @@ class RefSession:
         self._arena = np.empty(0, dtype=np.float32)
         del self.kv
 
-    def _value(self, name: str, batch: StepBatch) -> Array | None:
+    def _value(self, name: str, batch: StepBatch) -> Array | QuantisedRows | None:
         if not name:
             return None
         weight = self._weights.get(name)

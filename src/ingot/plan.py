@@ -18,7 +18,7 @@ from typing import Any
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 
 Attr = int | float | str
 

@@ -170,7 +170,7 @@ def _steps(target: Target | None) -> list[Step]:
     def matmul(
         x: str, weight: str, y: str, *, dtype: str, residual: str = "", activation: str = "none", gated: int = 0
     ) -> None:
-        attrs: dict[str, Attr] = {"activation": activation, "gated": gated}
+        attrs: dict[str, Attr] = {"activation": activation, "gated": gated, "group": 0}
         attrs["activations"] = target.activations(dtype) if target else "f32"
         add("matmul", (x, weight, "", residual), (y,), attrs, dtype)
 

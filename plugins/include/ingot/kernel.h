@@ -47,6 +47,7 @@ struct MatmulArgs {
   int64_t rows, n, k;     // n: logical weight rows; out = gated ? n / 2 : n
   Activation activation;
   bool gated;
+  int64_t group;          // columns that share a multiplier of a w4 weight, 0 for all others
 };
 
 struct EmbeddingArgs {

@@ -102,7 +102,7 @@ def _matmul(dtype: DType) -> Iterator[Case]:
             weight = Packed(values=_normal(k, n, k) / np.float32(k**0.5), dtype=dtype, panels=True, gated=bool(gated))
             out = n // 2 if gated else n
             name = (*ACTIVATIONS, "none", "silu")[index]
-            attrs: dict[str, Attr] = {"activation": name, "gated": gated, "activations": "f32"}
+            attrs: dict[str, Attr] = {"activation": name, "gated": gated, "activations": "f32", "group": 0}
             extra: list[Input] = [None, None] if index % 2 else [Packed(values=_normal(2, n)), _normal(3, rows, out)]
             yield [_normal(1, rows, k), weight, *extra], attrs, plain_batch(rows)
 

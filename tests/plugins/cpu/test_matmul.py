@@ -39,7 +39,7 @@ def _normal(seed: int, *shape: int) -> Array:
 
 def _attrs(kernel: str, activation: str = "none", gated: bool = False) -> dict[str, Attr]:
     tiles = kernel.split(".")[2].startswith("amx")
-    return {"activation": activation, "gated": int(gated), "activations": "bf16" if tiles else "f32"}
+    return {"activation": activation, "gated": int(gated), "activations": "bf16" if tiles else "f32", "group": 0}
 
 
 def _weight(kernel: str, n: int, k: int, gated: bool = False) -> Packed:

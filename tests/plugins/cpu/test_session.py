@@ -33,7 +33,7 @@ def _norm_plan() -> tuple[Plan, Any]:
 
 def _matmul_plan() -> tuple[Plan, Any]:
     weight = Packed(values=np.ones((40, 20), np.float32), dtype=DType.BF16, panels=True, gated=True)
-    attrs: dict[str, Attr] = {"activation": "silu", "gated": 1, "activations": "f32"}
+    attrs: dict[str, Attr] = {"activation": "silu", "gated": 1, "activations": "f32", "group": 0}
     return one_step_plan("matmul.bf16.avx2", [np.ones((4, 20), np.float32), weight, None, None], attrs, plain_batch(4))
 
 
