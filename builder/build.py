@@ -203,7 +203,7 @@ def _write(job: _Job, checkpoint: Checkpoint, directory: Path, progress: Progres
     manifest = Manifest(
         ingot_version=__version__, model=model_facts(checkpoint, plan), target=job.target.name,
         precision=job.precision.value, limits=plan.limits, capabilities=CAPABILITIES, ranks=1,
-        eos_ids=tokens.eos, bos_id=tokens.bos, pad_id=tokens.pad, parts=(),
+        eos_ids=tokens.eos, bos_id=tokens.bos, pad_id=tokens.pad, parts=(), sources=checkpoint.config.sources,
     )  # fmt: skip
     with WeightReader(checkpoint.path) as reader:
         packer = Packer(reader, job.lowering.uses, plan.weights)

@@ -6,6 +6,7 @@ read from the Checkpoint a block at a time; values are forgotten after their las
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from ingot.errors import CheckpointError
 BLOCK_BYTES = 16 << 20  # of a weight in float32
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 
 
@@ -136,7 +137,7 @@ def _attention(node: gs.Node, inputs: list[Array | None]) -> Float64:
         mask = masks[0]
         scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
     if node.attrs.get("is_causal", 0):
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=np.bool_), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     result: Float64 = weights / weights.sum(axis=-1, keepdims=True) @ v
     return result

@@ -39,6 +39,7 @@ TOP = (
     "ingot.llm",
     "ingot.engine_cache",
     "ingot.bench",
+    "ingot.compare",
 )
 
 # Library → where it may be imported.

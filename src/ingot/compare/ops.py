@@ -6,7 +6,7 @@ one part in 2^10; what that changes, scaled down, is the bound, whatever the op 
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ingot.compare.packed import PackedWeights
 from ingot.dtypes import DType
 from ingot.plan import KvLayout, Step
 from ingot.plugins.op import Array, Call, KvCache
+from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
 
@@ -106,7 +107,7 @@ class StepChecker:
             return inputs.get(name)
         return None if step.op == "embedding" else self._packed.whole(name)
 
-    def _reference(self, step: Step, operands: list[Array | None], cache: KvCache) -> tuple[Array, ...]:
+    def _reference(self, step: Step, operands: Sequence[Array | QuantisedRows | None], cache: KvCache) -> tuple[Array, ...]:
         batch = self._batch
         if step.op == "embedding":  # of the tables only the rows that are read
             batch, operands = self._few_rows(step)
@@ -125,7 +126,7 @@ class StepChecker:
         """A product, some of its columns at a time, joined again: a row's bound needs the whole row."""
         x, weight, bias, residual = step.inputs
         bias_values = self._packed.whole(bias) if bias else None
-        columns = []
+        columns: list[Array] = []
         for block in self._packed.blocks(weight):
             operands = [
                 inputs[x], block.rows, None if bias_values is None else bias_values[block.numbers],

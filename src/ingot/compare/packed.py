@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ingot.plan import Piece, Plan, Weight
 from ingot.plugins.layouts import PANEL, num_panels
 from ingot.plugins.op import Array
+from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.weights import read_weight
 
 BLOCK_BYTES = 16 << 20  # of a weight as float32
@@ -27,7 +28,7 @@ class Block:
     begin: int
     end: int
     numbers: npt.NDArray[np.int64]
-    rows: Array
+    rows: Array | QuantisedRows
 
 
 class PackedWeights:
@@ -38,13 +39,16 @@ class PackedWeights:
         self._section = section
 
     def whole(self, name: str) -> Array:
-        """A weight that is small."""
-        return read_weight(self._section, self.weights[name])
+        """A norm weight, a bias, a table of frequencies: small and never quantised."""
+        values = read_weight(self._section, self.weights[name])
+        assert isinstance(values, np.ndarray), f"{name} is quantised"
+        return values
 
     def rows(self, name: str, numbers: npt.NDArray[np.integer]) -> Array:
         """Rows of a table, float32 [len(numbers), cols]."""
         weight = self.weights[name]
-        return np.concatenate([read_weight(self._section, cut(weight, int(row), int(row) + 1)) for row in numbers])
+        found = (read_weight(self._section, cut(weight, int(row), int(row) + 1)) for row in numbers)
+        return np.concatenate([rows.values if isinstance(rows, QuantisedRows) else rows for rows in found])
 
     def blocks(self, name: str) -> Iterator[Block]:
         """All of a weight, in order."""

@@ -1,4 +1,9 @@
-"""Packed weights against the source's: is every value what the precision makes of it?"""
+"""Packed weights against the source's: is every value what the precision makes of it?
+
+f32, bf16   the source's value, rounded to nearest: nothing else
+w8, w4      the integer nearest to the source's value under the scales that are packed with it; where a search has made
+            the scale smaller than the largest value needs, that value has the outermost integer on its side
+"""
 
 import dataclasses
 
@@ -10,6 +15,11 @@ from ingot.compare.packed import Block, PackedWeights
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Plan, Step
 from ingot.plugins.op import Array
+from ingot.plugins.quantised import QuantisedRows
+
+OUTERMOST = {DType.W8: (-127, 127), DType.W4: (-8, 7)}  # integers of a row
+HALF = 0.5 * (1 + 2.0**-10)  # of a step, the float32 rounding of the quotient included
+CLIPPED = 4.0  # a value this many times the outermost one was not clipped by a search: the scale is wrong
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +57,8 @@ def weight_error(name: str, packed: PackedWeights, source: Source) -> WeightErro
     wrong_values = wrong_rows = 0
     for block in packed.blocks(name):
         wanted = _source_rows(name, block, source)
-        got = block.rows.reshape(wanted.shape)
-        expected, bound = _expected(wanted, dtype)
+        got = values_of(block.rows).reshape(wanted.shape)
+        expected, bound = _expected(wanted, block.rows, dtype)
         with np.errstate(invalid="ignore"):
             wrong = ~((np.abs(got - expected) <= bound) | (got == expected) | (np.isnan(got) & np.isnan(expected)))
             squares += float(np.square(wanted, dtype=np.float64).sum())
@@ -68,10 +78,24 @@ def _source_rows(name: str, block: Block, source: Source) -> Array:
     return np.concatenate([source.rows(name, int(run[0]), int(run[-1]) + 1) for run in runs])
 
 
-def _expected(wanted: Array, dtype: DType) -> tuple[Array, Array]:
-    """What a weight stored as `dtype` must be, and how far from it it may be."""
-    with np.errstate(over="ignore"):
-        return to_float32(from_float32(wanted, dtype), dtype), np.zeros_like(wanted)
+def values_of(rows: Array | QuantisedRows) -> Array:
+    """What rows stand for, float32."""
+    return rows.values if isinstance(rows, QuantisedRows) else rows
+
+
+def _expected(wanted: Array, rows: Array | QuantisedRows, dtype: DType) -> tuple[Array, Array]:
+    """What a stored weight must be, and how far from it it may be."""
+    if not isinstance(rows, QuantisedRows):
+        with np.errstate(over="ignore"):
+            return to_float32(from_float32(wanted, dtype), dtype), np.zeros_like(wanted)
+    lowest, highest = OUTERMOST[dtype]
+    unit = rows.scale[:, None]
+    if rows.multipliers is not None:
+        unit = np.repeat(unit * rows.multipliers, rows.group, axis=1)[:, : wanted.shape[1]]
+    ends = lowest * unit, highest * unit  # a scale or multiplier may be negative
+    nearest = np.clip(wanted, np.minimum(*ends), np.maximum(*ends))
+    beyond = np.abs(wanted) > CLIPPED * np.abs(nearest)
+    return np.where(beyond, wanted, nearest), np.broadcast_to(HALF * np.abs(unit), wanted.shape)
 
 
 def _worst(block: Block, got: Array, expected: Array, bound: Array, wrong: npt.NDArray[np.bool_]) -> WrongValue:
