@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
-from onnx.reference.ops import load_op
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
 from ingot.builder.expressions import WeightReader, matrix_shape
 from ingot.builder.graph import Graph, describe, is_op, is_weight, producer, weight_shape
@@ -73,15 +74,22 @@ class Evaluation:
 
     def _standard(self, node: gs.Node, inputs: list[Array | None]) -> tuple[Array, ...]:
         """By the reference implementation of the ONNX standard, which keeps float64."""
+        given = {f"in{index}": value for index, value in enumerate(inputs) if value is not None}
+        outputs = [f"out{index}" for index in range(len(node.outputs))]
+        names = [f"in{index}" if value is not None else "" for index, value in enumerate(inputs)]
         try:
-            op = load_op(node.domain or "", node.op, self._opset)
-            results: tuple[Array, ...] = op.create(len(inputs), len(node.outputs), **node.attrs).run(*inputs)
+            graph = helper.make_graph(
+                [helper.make_node(node.op, names, outputs, domain=node.domain or "", **node.attrs)], "node",
+                [helper.make_tensor_value_info(name, _onnx_type(value), value.shape) for name, value in given.items()],
+                [onnx.ValueInfoProto(name=name) for name in outputs],
+            )  # fmt: skip
+            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)])
+            return tuple(ReferenceEvaluator(model).run(None, given))
         except Exception as error:  # the library raises whatever an op stumbles over
             raise CheckpointError(
                 "a node of the graph cannot be computed in numpy", where=describe(node),
                 got=f"{type(error).__name__}: {str(error)[:300]}",
             ) from error  # fmt: skip
-        return results
 
     def _input(self, tensor: gs.Tensor) -> Array:
         if not is_weight(tensor):
@@ -120,6 +128,10 @@ class Evaluation:
         rows = [self._reader.read_rows(table, int(number), int(number) + 1) for number in distinct]
         found = np.concatenate(rows).astype(np.float64)
         return found[places.reshape(-1)].reshape(*numbers.shape, -1)
+
+
+def _onnx_type(values: Array) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(values.dtype))
 
 
 def _attention(node: gs.Node, inputs: list[Array | None]) -> Float64:
