@@ -103,15 +103,16 @@ class Evaluation:
     def _product(self, x: Array, weight: gs.Tensor) -> Float64:
         """x @ weight, for a weight [K, N] that is most often the transpose of what is stored."""
         node = producer(weight)
-        size_in, size_out = weight_shape(weight)
-        out = np.zeros((*x.shape[:-1], size_out))
+        size_out = weight_shape(weight)[1]
+        flat = x.reshape(-1, x.shape[-1])
+        out = np.zeros((len(flat), size_out))
         if node is not None and node.op == "Transpose" and list(node.attrs.get("perm", [1, 0])) == [1, 0]:
             for begin, end, rows in self._blocks(node.inputs[0]):
-                out[..., begin:end] = x @ rows.T
+                out[:, begin:end] = flat @ rows.T
         else:
             for begin, end, rows in self._blocks(weight):
-                out += x[..., begin:end] @ rows
-        return out
+                out += flat[:, begin:end] @ rows
+        return out.reshape(*x.shape[:-1], size_out)
 
     def _blocks(self, weight: gs.Tensor) -> Iterator[tuple[int, int, Float64]]:
         rows, cols = matrix_shape(weight)

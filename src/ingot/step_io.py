@@ -149,7 +149,9 @@ class Session(Protocol):
 class TapSession(Session, Protocol):
     """A session whose inside can be looked at, for verification. Running without taps costs what it always did."""
 
-    def run_tapped(self, batch: StepBatch, steps: Sequence[str]) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
+    def run_tapped(
+        self, batch: StepBatch, steps: Sequence[str]
+    ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
         ...
 

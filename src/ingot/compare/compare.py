@@ -1,13 +1,13 @@
 """Engine and source → Comparison, the main path of `ingot verify --against`.
 
-    source: Checkpoint, or Hugging Face directory converted into one that lives as long as the comparison
-    → the same steps, wiring, attributes and shapes? → tokens → for every step, in order:
+source: Checkpoint, or Hugging Face directory converted into one that lives as long as the comparison
+→ the same steps, wiring, attributes and shapes? → tokens → for every step, in order:
 
-        weights   packed against source                     names a wrong value, scale, head
-        output    kernel against the op's reference         on the engine's own inputs: names a wrong kernel
-        output    engine against the source's own graph     names what is right by itself and wrong in its place
+    weights   packed against source                     names a wrong value, scale, head
+    output    kernel against the op's reference         on the engine's own inputs: names a wrong kernel
+    output    engine against the source's own graph     names what is right by itself and wrong in its place
 
-    → KL divergence, agreement and perplexity of the logits
+→ KL divergence, agreement and perplexity of the logits
 """
 
 import contextlib
@@ -33,6 +33,7 @@ from ingot.step_io import Int32, TapSession
 
 DEFAULT_TOKENS = 128
 GROUP_BYTES = 256 << 20  # of float64 logits at a time
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions:

@@ -21,6 +21,7 @@ from ingot.step_io import StepBatch
 
 ROUNDING = 2.0**-24  # of float32, relative
 MOVED = 2.0**-10  # how far inputs are moved to see what that does to the result
+CACHE = ("keys", "values")  # what rope_kv_write writes beside its output
 SLACK = 32.0  # roundings that every kernel may make beside those of its sums
 KV_ROUNDING = {DType.F32: 0.0, DType.BF16: 2.0**-7}  # distance of neighbours, relative: a tie may go the other way
 
@@ -33,8 +34,7 @@ class OutputError:
     """
 
     what: str
-    row: int
-    col: int
+    place: str
     got: float
     expected: float
     bound: float
@@ -74,7 +74,7 @@ class StepChecker:
             changed = np.abs(other - expected).max(axis=1, initial=0.0, keepdims=True)
             largest = np.abs(expected).max(axis=1, initial=0.0, keepdims=True)
             bound = roundings * (changed / MOVED + largest / 2)
-            if what in ("keys", "values"):
+            if what in CACHE:
                 bound = bound + KV_ROUNDING[self._kv_dtype] * np.abs(expected)
             found.append(_worst(what, got, expected, np.broadcast_to(bound, got.shape)))
         return max(found, key=lambda each: each.ratio)
@@ -99,7 +99,9 @@ class StepChecker:
                 yield "output", outputs[name], result
         if step.op == "rope_kv_write" and pools is not None:
             dim = self._kv.head_dim
-            for what, got, wanted in (("keys", pools.keys, cache.keys[0]), ("values", pools.values, cache.values[0])):
+            for what, got, wanted in zip(
+                CACHE, (pools.keys, pools.values), (cache.keys[0], cache.values[0]), strict=True
+            ):
                 written = ~np.isnan(wanted)
                 yield what, _rows_of(np.where(written, got, 0), dim), _rows_of(np.where(written, wanted, 0), dim)
 
@@ -108,7 +110,9 @@ class StepChecker:
             return inputs.get(name)
         return None if step.op == "embedding" else self._packed.whole(name)
 
-    def _reference(self, step: Step, operands: Sequence[Array | QuantisedRows | None], cache: KvCache) -> tuple[Array, ...]:
+    def _reference(
+        self, step: Step, operands: Sequence[Array | QuantisedRows | None], cache: KvCache
+    ) -> tuple[Array, ...]:
         batch = self._batch
         if step.op == "embedding":  # of the tables only the rows that are read
             batch, operands = self._few_rows(step)
@@ -148,7 +152,8 @@ def _worst(what: str, got: Array, expected: Array, bound: Array) -> OutputError:
         ratio = np.where(np.isnan(got) & np.isnan(expected) | (got == expected), 0.0, ratio)
         ratio = np.nan_to_num(ratio, nan=np.inf, posinf=np.inf)
     row, col = np.unravel_index(np.argmax(ratio), ratio.shape)
+    place = f"{'slot' if what in CACHE else 'token'} {row}, column {col}"
     return OutputError(
-        what=what, row=int(row), col=int(col), got=float(got[row, col]), expected=float(expected[row, col]),
+        what=what, place=place, got=float(got[row, col]), expected=float(expected[row, col]),
         bound=float(bound[row, col]), ratio=float(ratio[row, col]),
     )  # fmt: skip

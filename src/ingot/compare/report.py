@@ -1,6 +1,7 @@
 """What a comparison found: every step, the first one beyond its tolerance, and figures for people and programs."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from ingot.manifest import Fact
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Something beyond its tolerance. what: of the step; more: how much else is wrong there, or ""."""
+    """Something beyond its tolerance. what: which weight or output of the step, and where in it."""
 
     step: str
     what: str
@@ -91,8 +92,8 @@ class Comparison:
         """Everything, for JSON."""
         return {
             "engine": str(self.engine), "source": str(self.source), "ok": not self.findings,
-            "findings": [dataclasses.asdict(finding) for finding in self.findings], "summary": self.passport(),
-            "steps": [dataclasses.asdict(step) for step in self.steps], "notes": list(self.notes),
+            "findings": [dataclasses.asdict(finding) for finding in self.findings], "summary": _finite(self.passport()),
+            "steps": [_finite(dataclasses.asdict(step)) for step in self.steps], "notes": list(self.notes),
         }  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -110,7 +111,7 @@ class Comparison:
 
 
 def passport_lines(passport: Mapping[str, Fact]) -> list[str]:
-    """The figures of a passport, for people."""
+    """Its figures, for people."""
     lines = [
         f"KL          mean {passport['kl_mean']:.2e}, at most {passport['kl_max']:.2e} nats",
         f"top-1       {passport['top1_agreement']:.2%} of {passport['positions']} positions agree",
@@ -118,3 +119,10 @@ def passport_lines(passport: Mapping[str, Fact]) -> list[str]:
     if passport["perplexity"] is not None:
         lines.append(f"perplexity  {passport['perplexity']:.4f}, of the source {passport['source_perplexity']:.4f}")
     return lines
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no word for what is no number: null."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+    }

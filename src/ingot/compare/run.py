@@ -113,14 +113,12 @@ class Run:
         worst.kernel = max(worst.kernel, error.ratio)
         if error.ratio > 1:
             self._find(
-                step, "kernel", f"{error.what} of kernel {step.kernel}, row {error.row}, column {error.col}",
+                step, "kernel", f"{error.what} of kernel {step.kernel}, {error.place}",
                 f"{error.expected:.7g} within {error.bound:.2g}: the op's reference on the same inputs",
                 f"{error.got:.7g}",
             )  # fmt: skip
 
-    def _check_model(
-        self, step: Step, outputs: Outputs, values: Evaluation, bound: float, sequences: Int32
-    ) -> None:
+    def _check_model(self, step: Step, outputs: Outputs, values: Evaluation, bound: float, sequences: Int32) -> None:
         worst = self._worst[step.name]
         worst.bound = max(worst.bound, bound)
         for buffer, tensor in zip(step.outputs, self._source.tensors[step.name], strict=False):
@@ -153,9 +151,7 @@ class Run:
 
     def _find(self, step: Step, kind: str, what: str, expected: str, got: str) -> None:
         """The first finding of each kind stands for the step."""
-        self._findings[step.name].setdefault(
-            kind, Finding(step=step.name, what=what, expected=expected, got=got)
-        )
+        self._findings[step.name].setdefault(kind, Finding(step=step.name, what=what, expected=expected, got=got))
 
     def _notes(self) -> tuple[str, ...]:
         mine, theirs = self._engine.manifest.sources, self._source.hashes

@@ -30,9 +30,7 @@ def require_same_structure(plan: Plan, source: Plan, engine_name: str, source_na
         for field in ("name", "op", "inputs", "outputs", "attrs"):
             got, expected = getattr(mine, field), getattr(wanted, field)
             if got != expected:
-                raise _foreign(
-                    engine_name, f"step {wanted.name}: {field}", _words(expected), _words(got), source_name
-                )
+                raise _foreign(engine_name, f"step {wanted.name}: {field}", _words(expected), _words(got), source_name)
     if len(ours) != len(theirs):
         raise _foreign(engine_name, "number of steps", str(len(theirs)), str(len(ours)), source_name)
 

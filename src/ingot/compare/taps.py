@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ingot.plan import Plan, Rows
+from ingot.plan import Plan
 from ingot.step_io import Float32, Int32, SampleRows, StepBatch, TapSession
 
 TAP_BYTES = 256 << 20  # of outputs that are kept at a time
@@ -26,7 +26,7 @@ class TappedRun:
         self._session, self._plan, self._sequences = session, plan, sequences
         count, length = sequences.shape
         width = -(-length // plan.kv.tokens_per_block)
-        order = np.random.default_rng(0).permutation(count * width).astype(np.int32)  # blocks in no order, as in service
+        order = np.random.default_rng(0).permutation(count * width).astype(np.int32)  # in no order, as in service
         self._tables = order.reshape(count, width)
 
     @property
@@ -90,11 +90,6 @@ def blocks_needed(plan: Plan, sequences: npt.NDArray[np.generic]) -> int:
 def longest_sequence(plan: Plan) -> int:
     """Tokens of a sequence that an engine can compute: the last one generated is never fed back."""
     return min(plan.max_positions, plan.limits.max_seq_len - 1)
-
-
-def counts_logits(plan: Plan, buffer: str) -> bool:
-    """Whether the rows of a buffer are those of the wanted logits."""
-    return next(each.rows for each in plan.buffers if each.name == buffer) is Rows.LOGITS
 
 
 def no_draws() -> SampleRows:

@@ -109,23 +109,40 @@ def _worst(block: Block, got: Array, expected: Array, bound: Array, wrong: npt.N
 
 
 def place(plan: Plan, step: Step, weight: str, row: int, col: int) -> str:
-    """Where in a weight a value lies, in the words of the model: heads, tokens, gate or up."""
-    shapes = {each.name: each.shape for each in plan.weights}
-    if len(shapes[weight]) == 1:
+    """Where in a weight a value lies, in the words of the model: tokens, heads, gate or up."""
+    shape = next(each.shape for each in plan.weights if each.name == weight)
+    column = f"column {col}"
+    if len(shape) == 1:
         return f"element {row}"
-    after = next((each for each in plan.steps if step.outputs[0] in each.inputs and each.op == "rope_kv_write"), None)
     if step.op == "embedding":
-        return f"token {row}, column {col}" if weight == step.inputs[0] else f"position {row}, column {col}"
+        return f"{'token' if weight == step.inputs[0] else 'position'} {row}, {column}"
     if step.outputs[0] == plan.logits:
-        return f"token {row}, column {col}"
-    if step.op == "matmul" and after is not None:
-        heads, kv_heads, dim = (int(after.attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
-        head = row // dim
-        kind, first = ("query", 0) if head < heads else ("key", heads) if head < heads + kv_heads else (
-            "value", heads + kv_heads
-        )  # fmt: skip
-        return f"row {row} ({kind} head {head - first}), column {col}"
+        return f"token {row}, {column}"
+    index = plan.steps.index(step)
+    reader, writer = _reader(plan, index, step.outputs[0]), _writer(plan, index, step.inputs[0])
+    if writer is not None and writer.op == "paged_attention":
+        column += f" (head {col // int(writer.attrs['head_dim'])})"
+    if reader is not None and reader.op == "rope_kv_write":
+        return f"row {row} ({_head(reader, row)}), {column}"
     if step.attrs.get("gated"):
-        half = shapes[weight][0] // 2
-        return f"{'gate' if row < half else 'up'} row {row % half}, column {col}"
-    return f"row {row}, column {col}"
+        half = shape[0] // 2
+        return f"{'gate' if row < half else 'up'} row {row % half}, {column}"
+    return f"row {row}, {column}"
+
+
+def _head(step: Step, row: int) -> str:
+    heads, kv_heads, dim = (int(step.attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
+    head = row // dim
+    if head < heads:
+        return f"query head {head}"
+    return f"key head {head - heads}" if head < heads + kv_heads else f"value head {head - heads - kv_heads}"
+
+
+def _reader(plan: Plan, index: int, buffer: str) -> Step | None:
+    """The next step that reads what step `index` wrote into a buffer."""
+    return next((each for each in plan.steps[index + 1 :] if buffer in each.inputs), None)
+
+
+def _writer(plan: Plan, index: int, buffer: str) -> Step | None:
+    """The last step that wrote into a buffer before step `index`."""
+    return next((each for each in reversed(plan.steps[:index]) if buffer in each.outputs), None)
