@@ -43,6 +43,8 @@ class Manifest:
     model         plain facts for people (model_type, layers, hidden_size ...); nothing depends on them
     target        a name of the target list, e.g. "cpu/avx2"
     precision     of the weights
+    activation_errors  by product: relative error of its output where its inputs are int8, as measured at build; None
+                  where it could not be measured. Only of products that had the choice
     limits        as in the plan
     capabilities  what a session of this engine can do
     ranks         number of rank files
@@ -64,6 +66,7 @@ class Manifest:
     parts: tuple[Part, ...]
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     passport: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
+    activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
 
     def part(self, name: str) -> Part | None:
         """The part called `name`, if the engine has it."""
@@ -79,6 +82,7 @@ class Manifest:
             "model": dict(self.model),
             "sources": dict(self.sources),
             "passport": dict(self.passport),
+            "activation_errors": dict(self.activation_errors),
             "limits": dataclasses.asdict(self.limits),
             "parts": [
                 {**dataclasses.asdict(part), "crc32": "".join(f"{value:08x}" for value in part.crc32)}
