@@ -32,7 +32,7 @@ from tests.handmade import random_tensors, write_model
 
 LLAMA = {**find_family("llama").tiny, "num_key_value_heads": 2, "head_dim": 16}
 OPTIONS = CompareOptions(tokens=40)
-BF16_KL = 3e-4
+KL = {"f3": 1e-9, "bf": 3e-4, "w8": 2e-3, "w4": 0.2}  # mean, by the beginning of the precision
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,14 +68,15 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.mark.parametrize(
     ("family", "kind"),
     [(name, kind) for name in family_names() for kind in ("cpu-bf16", "ref-f32")]
-    + [("llama", "cpu-f32"), ("gemma2", "ref-bf16")],
+    + [("llama", kind) for kind in ("cpu-f32", "ref-bf16", "ref-w8", "ref-w4g32", "ref-w4g128")]
+    + [("gpt2", "ref-w4g64"), ("gemma2", "ref-w8"), ("starcoder2", "ref-w4g32")],
 )
 def test_a_sound_engine_of_every_family(family: str, kind: str, tmp_path: Path) -> None:
     model = built(tmp_path, find_family(family).tiny)
     comparison = compare(model.engine(kind), model.checkpoint, OPTIONS)
     comparison.raise_if_wrong()
     assert comparison.logits.positions == 40
-    assert comparison.logits.kl_mean < (1e-9 if kind.endswith("f32") else BF16_KL)
+    assert comparison.logits.kl_mean < KL[kind.split("-")[1][:2]]
     assert comparison.logits.perplexity is None, "random tokens are no text"
     assert {step.name for step in comparison.steps if step.model_error is not None} >= {"embed", "lm_head"}
 
@@ -88,7 +89,7 @@ def test_the_shipped_model_and_its_text(tmp_path: Path) -> None:
     comparison.raise_if_wrong()
     figures = comparison.logits
     assert figures.positions == 64
-    assert figures.kl_mean < BF16_KL
+    assert figures.kl_mean < KL["bf"]
     assert figures.top1_agreement > 0.97
     assert figures.perplexity is not None
     assert figures.source_perplexity is not None
@@ -152,6 +153,55 @@ def test_an_error_in_the_packed_bytes_is_named(
     edit: Edit, step: str, where: str, target: str, llama: Built, tmp_path: Path
 ) -> None:
     engine = replant(llama.engine(f"{target}-bf16"), tmp_path / "engine", edit)
+    with pytest.raises(EngineError, match=rf"first step beyond its tolerance is {step}\n(.|\n)*{where}"):
+        compare(engine, llama.checkpoint, OPTIONS).raise_if_wrong()
+
+
+def scale(plan: Plan, section: Bytes) -> None:
+    """One of 128, by one part in eight."""
+    panel(plan, section, "layers.0/qkv.weight", 21)[:64].view(np.float32)[21 % 16] *= 1.125
+
+
+def tiny_scale(plan: Plan, section: Bytes) -> None:
+    panel(plan, section, "layers.1/down.weight", 3)[:64].view(np.float32)[3] *= 0.01
+
+
+def code(plan: Plan, section: Bytes) -> None:
+    """The integer of row 18, column 5, by one."""
+    panel(plan, section, "layers.1/attention_out.weight", 18)[128:].reshape(-1, 16, 4)[5 // 4, 18 % 16, 5 % 4] += 1
+
+
+def multiplier(plan: Plan, section: Bytes) -> None:
+    values = panel(plan, section, "layers.1/attention_out.weight", 18)[128 : 128 + 32].view(np.int8).reshape(2, 16)
+    values[1, 2] += np.int8(1 if values[1, 2] < 8 else -1)
+
+
+def table_scale(plan: Plan, section: Bytes) -> None:
+    weight = next(weight for weight in plan.weights if weight.name == "embed.table")
+    rows = section[weight.pieces[0].offset :][: weight.nbytes].reshape(weight.shape[0], -1)
+    rows[7, :4].view(np.float32)[0] *= 1.02
+
+
+QUANTISED: list[tuple[str, Edit, str, str]] = [
+    ("w8", scale, "layers.0/qkv", r"row 21 \(query head 1\)"),
+    ("w8", tiny_scale, "layers.1/down", "row 3,"),
+    ("w8", code, "layers.1/attention_out", r"row 18, column 5 "),
+    ("w8", table_scale, "embed", "token 7,"),
+    ("w8", swapped_kv_heads, "layers.1/qkv", r"\(key head [01]\)"),
+    ("w4g32", scale, "layers.0/qkv", r"row 21 \(query head 1\)"),
+    ("w4g32", multiplier, "layers.1/attention_out", r"row 18, column (3[2-9]|4\d|5\d|6[0-3]) "),
+    ("w4g32", swapped_query_heads, "layers.0/qkv", r"\(query head [01]\)"),
+    ("w4g128", tiny_scale, "layers.1/down", "row 3,"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("precision", "edit", "step", "where"), QUANTISED, ids=[f"{each[0]}-{each[1].__name__}" for each in QUANTISED]
+)
+def test_an_error_in_quantised_bytes_is_named(
+    precision: str, edit: Edit, step: str, where: str, llama: Built, tmp_path: Path
+) -> None:
+    engine = replant(llama.engine(f"ref-{precision}"), tmp_path / "engine", edit)
     with pytest.raises(EngineError, match=rf"first step beyond its tolerance is {step}\n(.|\n)*{where}"):
         compare(engine, llama.checkpoint, OPTIONS).raise_if_wrong()
 
