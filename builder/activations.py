@@ -18,7 +18,8 @@ from ingot.plugins.quantised import MAX_K
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 
-TOLERANCE = 0.03  # relative error of a product's output up to which its inputs are rounded to int8
+# Relative error of a product's output up to which its inputs are rounded to int8: no more than its weights' own.
+TOLERANCE = {DType.W8: 0.02, DType.W4: 0.05}
 
 Progress = Callable[[str, int, int], None]
 _F32 = Precision(dtype=DType.F32)
@@ -45,7 +46,9 @@ def choose_activations(
     with WeightReader(checkpoint.path) as reader:
         measured = activation_errors(plan, lowering.uses, reader, ids, advance)
     depths = {node.name: weight_shape(node.inputs[1])[1] for node in graph.plugins("Matmul")}
-    fits = {name: measured[name] <= TOLERANCE and depths[name] <= MAX_K for name in undecided}
+    fits = {
+        name: measured[name] <= TOLERANCE[wanted[name].precision.dtype] and depths[name] <= MAX_K for name in undecided
+    }
     for name, fit in fits.items():
         decided[name] = dataclasses.replace(decided[name], activations="int8" if fit else "bf16")
     others = [name for name, fit in fits.items() if not fit]
@@ -53,7 +56,7 @@ def choose_activations(
     notes.append(
         f"activations int8 in {len(undecided) - len(others)} of {len(undecided)} products; on the sample text the "
         f"worst error is {measured[worst]:.2%}, of {worst}"
-        + (f"; above {TOLERANCE:.0%}, so not rounded: {', '.join(others)}" if others else "")
+        + (f"; not rounded: {', '.join(others)}" if others else "")
     )
     return decided, {name: _shortened(measured[name]) for name in undecided}
 
