@@ -75,6 +75,14 @@ def test_perplexity(stories_engine: Path, stories: list[list[int]]) -> None:
     assert np.exp(losses.mean()) == pytest.approx(4.948, abs=tolerance)
 
 
+def test_perplexity_with_an_int8_cache(stories: list[list[int]], shared: Path, tmp_path: Path) -> None:
+    options = ("--precision", "f32", "--kv_cache_dtype", "int8")
+    with ModelRunner.from_dir(engine_of(shared / "models/stories260K", tmp_path, *options)) as runner:
+        out = runner.generate(stories, max_new_tokens=1, end_id=-1, return_dict=True, output_context_logits=True)
+    losses = np.concatenate([nll(logits, ids) for logits, ids in zip(out["context_logits"], stories, strict=True)])
+    assert np.exp(losses.mean()) == pytest.approx(4.948, abs=0.02)
+
+
 def nll(logits: npt.NDArray[np.float32], ids: Sequence[int]) -> npt.NDArray[np.float64]:
     """Negative log-probabilities of ids[1:], each under the logits of the token before."""
     rows = logits[:-1].astype(np.float64)

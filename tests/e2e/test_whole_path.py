@@ -201,7 +201,7 @@ def test_precision_by_any_of_its_names(
         (["--weight_only_precision", "int8"], "goes with --use_weight_only"),
         (["--lm_head_precision", "w8"], "precision of all others"),
         (["--activations", "int8"], "cannot be chosen yet"),
-        (["--kv_cache_dtype", "fp8"], "not there yet"),
+        (["--kv_cache_dtype", "fp8"], "CPUs compute no fp8"),
         (["--tp_size", "2"], "one rank"),
         (["--pp_size", "2"], "one rank"),
         (["--config", "recipe.toml"], "recipes do not exist yet"),
