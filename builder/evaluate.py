@@ -53,7 +53,8 @@ class Evaluation:
             if tensor.name in self._wanted:
                 self._done[tensor.name] = np.asarray(result, np.float64)
             if self._uses[id(tensor)]:
-                self._values[id(tensor)] = np.asarray(result)
+                value = np.asarray(result)
+                self._values[id(tensor)] = value.astype(np.float64) if value.dtype.kind == "f" else value
         for tensor in node.inputs:
             self._uses[id(tensor)] -= 1
             if not self._uses[id(tensor)]:
@@ -61,8 +62,12 @@ class Evaluation:
 
     def _compute(self, node: gs.Node) -> tuple[Array, ...]:
         """Products and tables read their weight in pieces; casts between float types change nothing."""
-        if is_op(node, "MatMul") and is_weight(node.inputs[1]) and len(weight_shape(node.inputs[1])) == 2:
-            return (self._product(self._input(node.inputs[0]), node.inputs[1]),)
+        if is_op(node, "MatMul") and is_weight(node.inputs[1]):
+            x, rank = self._input(node.inputs[0]), len(weight_shape(node.inputs[1]))
+            if rank == 2:
+                return (self._product(x, node.inputs[1]),)
+            if rank == 3 and (stack := _stored(node.inputs[1], [0, 2, 1])) is not None:
+                return (self._expert_products(x, stack),)
         if is_op(node, "Gather") and is_weight(node.inputs[0]) and len(weight_shape(node.inputs[0])) == 2:
             return (self._rows(node.inputs[0], self._input(node.inputs[1]), node),)
         inputs = [None if tensor.is_empty() else self._input(tensor) for tensor in node.inputs]
@@ -102,17 +107,29 @@ class Evaluation:
 
     def _product(self, x: Array, weight: gs.Tensor) -> Float64:
         """x @ weight, for a weight [K, N] that is most often the transpose of what is stored."""
-        node = producer(weight)
         size_out = weight_shape(weight)[1]
         flat = x.reshape(-1, x.shape[-1])
         out = np.zeros((len(flat), size_out))
-        if node is not None and node.op == "Transpose" and list(node.attrs.get("perm", [1, 0])) == [1, 0]:
-            for begin, end, rows in self._blocks(node.inputs[0]):
-                out[:, begin:end] = flat @ rows.T
-        else:
-            for begin, end, rows in self._blocks(weight):
+        stored = _stored(weight, [1, 0])
+        for begin, end, rows in self._blocks(weight if stored is None else stored):
+            if stored is None:
                 out += flat[:, begin:end] @ rows
+            else:
+                out[:, begin:end] = flat @ rows.T
         return out.reshape(*x.shape[:-1], size_out)
+
+    def _expert_products(self, x: Array, stack: gs.Tensor) -> Float64:
+        """x [batch, experts or 1, sequence, in] times each matrix of a stack [experts, out, in]."""
+        experts, size_out, size_in = weight_shape(stack)
+        x = np.broadcast_to(x, (x.shape[0], experts, *x.shape[2:]))
+        out = np.empty((*x.shape[:-1], size_out))
+        step = max(1, BLOCK_BYTES // (4 * size_in))
+        for expert in range(experts):
+            for begin in range(0, size_out, step):
+                end, first = min(begin + step, size_out), expert * size_out
+                rows = self._reader.read_rows(stack, first + begin, first + end).astype(np.float64)
+                out[:, expert, :, begin:end] = x[:, expert] @ rows.T
+        return out
 
     def _blocks(self, weight: gs.Tensor) -> Iterator[tuple[int, int, Float64]]:
         rows, cols = matrix_shape(weight)
@@ -129,6 +146,15 @@ class Evaluation:
         rows = [self._reader.read_rows(table, int(number), int(number) + 1) for number in distinct]
         found = np.concatenate(rows).astype(np.float64)
         return found[places.reshape(-1)].reshape(*numbers.shape, -1)
+
+
+def _stored(weight: gs.Tensor, perm: list[int]) -> gs.Tensor | None:
+    """What a weight is the transpose of, if it is one."""
+    node = producer(weight)
+    reverse = list(range(len(perm)))[::-1]
+    if node is None or not is_op(node, "Transpose") or list(node.attrs.get("perm", reverse)) != perm:
+        return None
+    return node.inputs[0]
 
 
 def _onnx_type(values: Array) -> int:

@@ -64,7 +64,9 @@ class RefSession:
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block."""
-        return self.kv.keys[layer, block], self.kv.values[layer, block]
+        keys, values = self.kv.keys[layer, block], self.kv.values[layer, block]
+        scales = self.kv.key_scales[layer, block], self.kv.value_scales[layer, block]
+        return keys * scales[0][..., None], values * scales[1][..., None]
 
     def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
         """Draw from given logits."""

@@ -37,7 +37,7 @@ KL = {"f3": 1e-9, "bf": 3e-4, "w8": 2e-3, "w4": 0.2}  # mean, by the beginning o
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Built:
-    """A model directory, its Checkpoint, and the engines of it: cpu-f32, cpu-bf16, ref-f32, ref-bf16."""
+    """A model directory, its Checkpoint, and engines of it, named by target, precision and cache: cpu-bf16-int8."""
 
     folder: Path
 
@@ -48,8 +48,10 @@ class Built:
     def engine(self, kind: str) -> Path:
         engine = self.folder / kind
         if not engine.exists():
-            target, precision = kind.split("-")
-            config = BuildConfig(target=target, precision=precision, tokens_per_block=16, max_num_tokens=24, shards=2)
+            target, precision, kv = (*kind.split("-"), "auto")[:3]
+            config = BuildConfig(
+                target=target, precision=precision, kv_cache_dtype=kv, tokens_per_block=16, max_num_tokens=24, shards=2
+            )
             build(config, self.checkpoint, engine)
         return engine
 
@@ -69,14 +71,15 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
     ("family", "kind"),
     [(name, kind) for name in family_names() for kind in ("cpu-bf16", "ref-f32")]
     + [("llama", kind) for kind in ("cpu-f32", "ref-bf16", "ref-w8", "ref-w4g32", "ref-w4g128")]
-    + [("gpt2", "ref-w4g64"), ("gemma2", "ref-w8"), ("starcoder2", "ref-w4g32")],
+    + [("llama", kind) for kind in ("cpu-bf16-int8", "ref-f32-int8", "cpu-w8", "cpu-w4g64", "cpu-w4g32-int8")]
+    + [("gpt2", "ref-w4g64"), ("gemma2", "cpu-w8"), ("starcoder2", "cpu-w4g32"), ("qwen3", "cpu-w4g128-int8")],
 )
 def test_a_sound_engine_of_every_family(family: str, kind: str, tmp_path: Path) -> None:
     model = built(tmp_path, find_family(family).tiny)
     comparison = compare(model.engine(kind), model.checkpoint, OPTIONS)
     comparison.raise_if_wrong()
     assert comparison.logits.positions == 40
-    assert comparison.logits.kl_mean < KL[kind.split("-")[1][:2]]
+    assert comparison.logits.kl_mean < KL["w8" if kind.endswith("f32-int8") else kind.split("-")[1][:2]]
     assert comparison.logits.perplexity is None, "random tokens are no text"
     assert {step.name for step in comparison.steps if step.model_error is not None} >= {"embed", "lm_head"}
 
@@ -195,13 +198,14 @@ QUANTISED: list[tuple[str, Edit, str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("target", ["cpu", "ref"])
 @pytest.mark.parametrize(
     ("precision", "edit", "step", "where"), QUANTISED, ids=[f"{each[0]}-{each[1].__name__}" for each in QUANTISED]
 )
 def test_an_error_in_quantised_bytes_is_named(
-    precision: str, edit: Edit, step: str, where: str, llama: Built, tmp_path: Path
+    target: str, precision: str, edit: Edit, step: str, where: str, llama: Built, tmp_path: Path
 ) -> None:
-    engine = replant(llama.engine(f"ref-{precision}"), tmp_path / "engine", edit)
+    engine = replant(llama.engine(f"{target}-{precision}"), tmp_path / "engine", edit)
     with pytest.raises(EngineError, match=rf"first step beyond its tolerance is {step}\n(.|\n)*{where}"):
         compare(engine, llama.checkpoint, OPTIONS).raise_if_wrong()
 

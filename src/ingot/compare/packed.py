@@ -1,10 +1,11 @@
 """The packed weights of an engine, a few rows at a time, whatever their layout.
 
 Blocks of a weight hold rows [begin, end); those of a gated product the gate's rows, then the up rows of the same
-numbers, as the product's columns need them.
+numbers, as the product's columns need them. The matrices of experts come one after the other.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,7 +24,8 @@ GATED = ".gated"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """numbers: which rows of the weight `rows` are. [begin, end): the columns of the product that they make."""
+    """numbers: which rows of the weight `rows` are, those of experts numbered through. [begin, end): the columns of
+    the product that they make."""
 
     begin: int
     end: int
@@ -53,32 +55,38 @@ class PackedWeights:
     def blocks(self, name: str) -> Iterator[Block]:
         """All of a weight, in order."""
         weight = self.weights[name]
-        gated, n = weight.layout.endswith(GATED), weight.shape[0]
-        out, cols = n // 2 if gated else n, weight.shape[1] if len(weight.shape) == 2 else 1
+        matrix = weight.shape[-2:]
+        gated, n, cols = weight.layout.endswith(GATED), matrix[0], matrix[1] if len(matrix) == 2 else 1
+        out = n // 2 if gated else n
         step = max(PANEL, BLOCK_BYTES // (4 * cols * (2 if gated else 1)) // PANEL * PANEL)
-        for begin in range(0, out, step):
+        for expert, begin in itertools.product(range(_experts(weight)), range(0, out, step)):
             end = min(begin + step, out)
-            numbers = np.arange(begin, end)
+            numbers = expert * n + np.arange(begin, end)
             if gated:
                 numbers = np.concatenate([numbers, out + numbers])
-            rows = read_weight(self._section, cut(weight, begin, end))
+            rows = read_weight(self._section, cut(weight, begin, end, expert))
             yield Block(begin=begin, end=end, numbers=numbers, rows=rows)
 
 
-def cut(weight: Weight, begin: int, end: int) -> Weight:
+def cut(weight: Weight, begin: int, end: int, expert: int = 0) -> Weight:
     """Output columns [begin, end) of a product (begin: a multiple of PANEL), or these rows of a table or vector."""
     gated, panels = weight.layout.endswith(GATED), weight.layout.startswith("panel")
-    units = num_panels(weight.shape[0], gated=gated) if panels else weight.shape[0]
-    unit_bytes, per_unit = weight.nbytes // units, PANEL if panels else 1
+    matrix = weight.shape[-2:]
+    units = num_panels(matrix[0], gated=gated) if panels else matrix[0]
+    unit_bytes, per_unit = weight.nbytes // (_experts(weight) * units), PANEL if panels else 1
     pairs = 2 if gated else 1
     first, last = begin // per_unit * pairs, -(-end // per_unit) * pairs
     pieces = []
     for piece in weight.pieces:
         low, high = max(first, piece.begin), min(last, piece.end)
         if low < high:
-            offset = piece.offset + (low - piece.begin) * unit_bytes
+            units_before = expert * (piece.end - piece.begin) + low - piece.begin
+            offset = piece.offset + units_before * unit_bytes
             pieces.append(Piece(begin=low - first, end=high - first, offset=offset))
     return dataclasses.replace(
-        weight, shape=((end - begin) * pairs, *weight.shape[1:]), nbytes=(last - first) * unit_bytes,
-        pieces=tuple(pieces),
-    )  # fmt: skip
+        weight, shape=((end - begin) * pairs, *matrix[1:]), nbytes=(last - first) * unit_bytes, pieces=tuple(pieces)
+    )
+
+
+def _experts(weight: Weight) -> int:
+    return weight.shape[0] if len(weight.shape) == 3 else 1

@@ -71,7 +71,7 @@ class Run:
             pools = _pools(run, step)
             self._check_kernel(step, checker.check(step, inputs, outputs, pools))
             live.update(outputs)
-            explained += self._local_error(step, inputs) ** 2
+            explained += self._local_error(step, inputs, float(np.sqrt(explained))) ** 2
             self._check_model(step, outputs, values, min(AMPLIFIED * float(np.sqrt(explained)), UNLIKE), sequences)
             self._progress("comparing steps", begin * len(self._plan.steps) + (number + 1) * len(sequences), total)
 
@@ -136,11 +136,13 @@ class Run:
             if tensor == self._source.logits:
                 self._meter.add(sequences, outputs[buffer], wanted)
 
-    def _local_error(self, step: Step, inputs: dict[str, Array]) -> float:
+    def _local_error(self, step: Step, inputs: dict[str, Array], so_far: float) -> float:
         """Relative error that the precision of this step brings: of its weights, inputs and keys and values."""
         errors = [UNSEEN, self._worst[step.name].weight]
         if step.op == "rope_kv_write":
             errors.append(KV_ROUNDING[self._plan.kv.dtype])
+        if step.op == "moe_route":
+            errors.append(_near_ties(inputs[step.inputs[0]], int(step.attrs["per_token"]), AMPLIFIED * so_far))
         if step.attrs.get("activations") == "bf16":
             x = inputs[step.inputs[0]]
             errors.append(_relative(round_to_bf16(x), x))
@@ -160,6 +162,15 @@ class Run:
         if not other:
             return ()
         return (f"The engine was built from other files than this source: {', '.join(other)} differ in SHA-256.",)
+
+
+def _near_ties(logits: Array, taken: int, error: float) -> float:
+    """Share, as a root mean square, of the tokens that take other experts where logits are off by a relative error."""
+    if taken == logits.shape[1]:
+        return 0.0
+    ranked = np.sort(logits, axis=1)[:, ::-1]
+    margin = ranked[:, taken - 1] - ranked[:, taken]
+    return float(np.sqrt(np.mean(margin < error * np.linalg.norm(logits, axis=1))))
 
 
 def _pools(run: TappedRun, step: Step) -> KvPools | None:

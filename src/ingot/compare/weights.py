@@ -114,6 +114,8 @@ def place(plan: Plan, step: Step, weight: str, row: int, col: int) -> str:
     """Where in a weight a value lies, in the words of the model: tokens, heads, gate or up."""
     shape = next(each.shape for each in plan.weights if each.name == weight)
     column = f"column {col}"
+    if len(shape) == 3:
+        return f"expert {row // shape[1]}, row {row % shape[1]}, {column}"
     if len(shape) == 1:
         return f"element {row}"
     if step.op == "embedding":
