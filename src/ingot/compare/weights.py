@@ -148,5 +148,9 @@ def _reader(plan: Plan, index: int, buffer: str) -> Step | None:
 
 
 def _writer(plan: Plan, index: int, buffer: str) -> Step | None:
-    """The last step that wrote into a buffer before step `index`."""
-    return next((each for each in reversed(plan.steps[:index]) if buffer in each.outputs), None)
+    """The step that computed what step `index` finds in a buffer; gathering rows computes nothing."""
+    for number in range(index - 1, -1, -1):
+        step = plan.steps[number]
+        if buffer in step.outputs:
+            return _writer(plan, number, step.inputs[0]) if step.op == "gather_rows" else step
+    return None
