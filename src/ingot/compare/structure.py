@@ -22,9 +22,10 @@ class _Outline:
 
 def require_same_structure(plan: Plan, source: Plan, engine_name: str, source_name: str) -> None:
     """Raises EngineError for the first step that differs."""
-    for name in ("vocab_size", "max_positions"):
-        if getattr(plan, name) != getattr(source, name):
-            raise _foreign(engine_name, name, str(getattr(source, name)), str(getattr(plan, name)), source_name)
+    for name in ("vocab_size", "max_positions", "num_layers", "kv_heads", "head_dim"):
+        got, expected = (getattr(each if hasattr(each, name) else each.kv, name) for each in (plan, source))
+        if got != expected:
+            raise _foreign(engine_name, name, str(expected), str(got), source_name)
     ours, theirs = list(_outlines(plan)), list(_outlines(source))
     for mine, wanted in zip(ours, theirs, strict=False):
         for field in ("name", "op", "inputs", "outputs", "attrs"):
