@@ -22,10 +22,10 @@ class _Outline:
 
 def require_same_structure(plan: Plan, source: Plan, engine_name: str, source_name: str) -> None:
     """Raises EngineError for the first step that differs."""
-    for name in ("vocab_size", "max_positions", "num_layers", "kv_heads", "head_dim"):
-        got, expected = (getattr(each if hasattr(each, name) else each.kv, name) for each in (plan, source))
-        if got != expected:
-            raise _foreign(engine_name, name, str(expected), str(got), source_name)
+    sizes, wanted_sizes = _sizes(plan), _sizes(source)
+    for name, size in sizes.items():
+        if size != wanted_sizes[name]:
+            raise _foreign(engine_name, name, str(wanted_sizes[name]), str(size), source_name)
     ours, theirs = list(_outlines(plan)), list(_outlines(source))
     for mine, wanted in zip(ours, theirs, strict=False):
         for field in ("name", "op", "inputs", "outputs", "attrs"):
@@ -34,6 +34,13 @@ def require_same_structure(plan: Plan, source: Plan, engine_name: str, source_na
                 raise _foreign(engine_name, f"step {wanted.name}: {field}", _words(expected), _words(got), source_name)
     if len(ours) != len(theirs):
         raise _foreign(engine_name, "number of steps", str(len(theirs)), str(len(ours)), source_name)
+
+
+def _sizes(plan: Plan) -> dict[str, int]:
+    return {
+        "vocab_size": plan.vocab_size, "max_positions": plan.max_positions, "num_layers": plan.kv.num_layers,
+        "kv_heads": plan.kv.kv_heads, "head_dim": plan.kv.head_dim,
+    }  # fmt: skip
 
 
 def _outlines(plan: Plan) -> Iterator[_Outline]:
