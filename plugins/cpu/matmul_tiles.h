@@ -7,17 +7,18 @@
 #pragma once
 
 #include "matmul_parts.h"
+#include "quantised.h"
 
 namespace ingot {
 namespace {
 
-constexpr int64_t kTileRows = 16, kTileK = 32, kTileBytes = 1024;
+constexpr int64_t kTileRows = 16, kStepK = 32;
 
 // How x lies in Team::shared: [row pairs][K steps][2 tiles]; up to 16 rows: [K steps][one tile of that many rows].
 struct PackedRows {
   int64_t rows, k;
 
-  int64_t steps() const { return ceil_div(k, kTileK); }
+  int64_t steps() const { return ceil_div(k, kStepK); }
   int64_t tile_rows() const { return std::min(rows, kTileRows); }
   int64_t row_tiles() const { return ceil_div(rows, kTileRows); }
   int64_t step_bytes() const { return rows <= kTileRows ? rows * kLineBytes : 2 * kTileBytes; }
@@ -40,8 +41,8 @@ void pack_rows(const MatmulArgs& args, const PackedRows& packed, const Team& tea
     const int64_t tile = i / packed.steps(), step = i % packed.steps();
     auto* to = reinterpret_cast<uint16_t*>(team.shared + packed.offset(tile, step));
     for (int64_t r = 0; r < packed.tile_rows(); ++r)
-      for (int64_t c = 0; c < kTileK; c += S::kWidth, to += S::kWidth) {
-        const int64_t row = tile * kTileRows + r, k = step * kTileK + c;
+      for (int64_t c = 0; c < kStepK; c += S::kWidth, to += S::kWidth) {
+        const int64_t row = tile * kTileRows + r, k = step * kStepK + c;
         const int64_t left = row < args.rows ? std::clamp<int64_t>(args.k - k, 0, S::kWidth) : 0;
         S::store_bf16(to, left > 0 ? S::load_partial(args.x + row * args.k + k, left) : S::zero());
       }
@@ -59,11 +60,6 @@ struct BlockArgs {
   int64_t panel_stride;
   bool first;
 };
-
-template <typename F, int... kI>
-[[gnu::always_inline]] inline void for_each(std::integer_sequence<int, kI...>, F f) {
-  (f.template operator()<kI>(), ...);
-}
 
 // kRowTiles x kPanels tiles of sums, at most four: each tile of x and of weight read serves several products.
 template <typename S, typename Tiles, int kRowTiles, int kPanels, bool kOnce>
@@ -123,7 +119,7 @@ void stream_tiles(const MatmulArgs& args, const PackedRows& packed, const Team& 
         block<S, Tiles, kRowTiles, 1, false>(tiles, part);
       }
     }
-    epilogue<S>(args, 0, args.rows, panel, count, sums, kStride);
+    epilogue<S>(args, 0, args.rows, panel, count, sums, kStride, PlainSums<S>());
   }
 }
 
@@ -159,7 +155,7 @@ void blocked_tiles(const MatmulArgs& args, const PackedRows& packed, const Team&
       }
       for (int64_t p = 0; p < panels; ++p) data[p] += kPartBytes;
     }
-    epilogue<S>(args, row, rows, panel, panels, sums, stride);
+    epilogue<S>(args, row, rows, panel, panels, sums, stride, PlainSums<S>());
   }
 }
 
