@@ -55,8 +55,7 @@ def choose_activations(
     worst = max(undecided, key=lambda name: math.inf if math.isnan(measured[name]) else measured[name])
     notes.append(
         f"activations int8 in {len(undecided) - len(others)} of {len(undecided)} products; on the sample text the "
-        f"worst error is {measured[worst]:.2%}, of {worst}"
-        + (f"; not rounded: {', '.join(others)}" if others else "")
+        f"worst error is {measured[worst]:.2%}, of {worst}" + (f"; not rounded: {', '.join(others)}" if others else "")
     )
     return decided, {name: _shortened(measured[name]) for name in undecided}
 
