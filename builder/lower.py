@@ -161,8 +161,9 @@ class Lowering:
         dtype = DType(node.attrs["dtype"]) if panels or op == "embedding" else DType.F32
         shape = weight_shape(tensor) if len(weight_shape(tensor)) == 2 and (panels or op == "embedding") else None
         use = WeightUse(
-            name=name, tensor=tensor, dtype=dtype, shape=shape or (matrix_shape(tensor)[0],), panels=panels, gated=gated
-        )
+            name=name, tensor=tensor, dtype=dtype, shape=shape or (matrix_shape(tensor)[0],), panels=panels,
+            gated=gated, group=node.attrs["group"] if panels else 0,
+        )  # fmt: skip
         known = self._known.setdefault((key(tensor), use.layout, dtype), name)
         self._uses.setdefault(known, use)
         return known

@@ -9,9 +9,13 @@ from ingot.plugins.quantised import QuantisedRows, round_to_int8
 
 
 def reference(call: Call) -> tuple[Array, ...]:
-    """p = x @ weight.T + bias; gated: y = activation(p[:, :I]) * p[:, I:], else y = activation(p); then + residual"""
+    """y = epilogue(x @ weight.T)"""
+    return (epilogue(call, product(call.required(0), call.weight(1), str(call.attrs["activations"]))),)
+
+
+def epilogue(call: Call, p: Array) -> Array:
+    """p + bias; gated: y = activation(p[:, :I]) * p[:, I:], else y = activation(p); then + residual"""
     bias, residual = call.optional(2), call.optional(3)
-    p = product(call.required(0), call.weight(1), str(call.attrs["activations"]))
     if bias is not None:
         p = p + bias
     activate = ACTIVATIONS[str(call.attrs["activation"])]
@@ -20,7 +24,7 @@ def reference(call: Call) -> tuple[Array, ...]:
         y = activate(p[:, :half]) * p[:, half:]
     else:
         y = activate(p)
-    return (y if residual is None else y + residual,)
+    return y if residual is None else y + residual
 
 
 def product(x: Array, weight: Array | QuantisedRows, activations: str) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 from ingot.errors import EngineError
 from ingot.plan import Limits
 
-ENGINE_SCHEMA = 1
+ENGINE_SCHEMA = 2
 CHUNK_BYTES = 4 << 20  # every started 4 MiB of a part has its own crc32
 MANIFEST_NAME = "config.json"
 FORMAT = "ingot.engine"
@@ -43,6 +43,8 @@ class Manifest:
     model         plain facts for people (model_type, layers, hidden_size ...); nothing depends on them
     target        a name of the target list, e.g. "cpu/avx2"
     precision     of the weights
+    activation_errors  by product: relative error of its output where its inputs are int8, as measured at build; None
+                  where it could not be measured. Only of products that had the choice
     limits        as in the plan
     capabilities  what a session of this engine can do
     ranks         number of rank files
@@ -60,6 +62,7 @@ class Manifest:
     bos_id: int | None
     pad_id: int | None
     parts: tuple[Part, ...]
+    activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
 
     def part(self, name: str) -> Part | None:
         """The part called `name`, if the engine has it."""
@@ -73,6 +76,7 @@ class Manifest:
             "manifest_sha256": "",
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "model": dict(self.model),
+            "activation_errors": dict(self.activation_errors),
             "limits": dataclasses.asdict(self.limits),
             "parts": [
                 {**dataclasses.asdict(part), "crc32": "".join(f"{value:08x}" for value in part.crc32)}
