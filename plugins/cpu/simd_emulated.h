@@ -28,7 +28,7 @@ struct SimdEmulated {
   };
 
   INGOT_INLINE V zero() { return {Floats{}}; }
-  INGOT_INLINE V set1(float x) { return {Floats{} + x}; }
+  INGOT_INLINE V set1(float x) { return {x - Floats{}}; }  // + would lose the sign of -0
   INGOT_INLINE V load(const float* p) {
     V v;
     std::memcpy(&v, p, sizeof(v));
