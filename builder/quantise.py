@@ -9,12 +9,10 @@ Scales are searched, not read off the largest magnitude: what counts is the squa
            3. least squares of the scale under the codes found, and the multipliers around the present ones
 """
 
-from collections.abc import Callable, Iterator
-
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType, Precision
+from ingot.dtypes import Precision
 from ingot.plugins.quantised import QuantisedRows
 
 Float32 = npt.NDArray[np.float32]
@@ -22,7 +20,7 @@ Float32 = npt.NDArray[np.float32]
 LOWEST, HIGHEST = -8, 7  # codes of w4
 MOST = 15  # magnitude of a multiplier
 _CHUNK = 1 << 18  # elements worked on at a time: what is tried again and again stays in the cache
-_W8_CUTS = np.linspace(0.86, 1.0, 8, dtype=np.float32)  # of the scale that holds the largest magnitude
+_W8_CUTS = np.linspace(0.84, 1.01, 18, dtype=np.float32)  # of the scale that holds the largest magnitude
 _W4_CUTS = np.linspace(0.74, 1.06, 9, dtype=np.float32)  # of the step that holds the group's extreme
 _W4_TOPS = np.linspace(9, 17, 9, dtype=np.float32)  # multiplier that the row's largest step would have
 
@@ -35,51 +33,31 @@ def quantise(rows: Float32, precision: Precision) -> QuantisedRows:
     _, exponent = np.frexp(np.where(finite, np.abs(rows).max(axis=1, initial=0), np.float32(1)))
     scale, codes = np.empty(n, np.float32), np.empty((n, k), np.int8)
     multipliers = np.empty((n, -(-k // group)), np.int8) if group else None
-    for begin, end in _chunks(n, k):
+    size = max(2, _CHUNK // k)
+    for begin in range(0, n, size):
+        count = min(size, n - begin)
+        own = slice(begin, begin + count)
+        part = np.zeros((max(2, count), k), np.float32)  # numpy adds up one row alone in another order
         # powers of two change no rounding, and no square of a number below 1 overflows
-        part = np.ldexp(np.where(finite[begin:end, None], rows[begin:end], np.float32(0)), -exponent[begin:end, None])
+        np.ldexp(rows[own], -exponent[own, None], out=part[:count], where=finite[own, None])
         if multipliers is None:
-            scale[begin:end], codes[begin:end] = _search_w8(part)
+            scale[own], codes[own] = (each[:count] for each in _search_w8(part))
         else:
-            scale[begin:end], multipliers[begin:end], codes[begin:end] = _search_w4(part, group)
+            scale[own], multipliers[own], codes[own] = (each[:count] for each in _search_w4(part, group))
     scale = np.where(finite, np.ldexp(scale, exponent), np.float32(np.nan)).astype(np.float32)
     return QuantisedRows(scale=scale, codes=codes, multipliers=multipliers, group=group)
 
 
-def quantiser(precision: Precision) -> Callable[[Float32], QuantisedRows]:
-    """`quantise` for one precision, which must be w8 or w4."""
-    assert precision.dtype in (DType.W8, DType.W4), f"{precision} is not quantised"
-    return lambda rows: quantise(rows, precision)
-
-
-def _chunks(n: int, k: int) -> Iterator[tuple[int, int]]:
-    step = max(1, _CHUNK // k)
-    return ((begin, min(begin + step, n)) for begin in range(0, n, step))
-
-
 def _search_w8(rows: Float32) -> tuple[Float32, npt.NDArray[np.int8]]:
     """(scale [n], codes [n, K]); rows of zeros have the scale 0."""
+    groups = _Groups(rows, rows.shape[1], (-127, 127))  # one group, whose step is the scale
     top = np.abs(rows).max(axis=1)
     usual = np.where(top > 0, top, np.float32(1)).astype(np.float32) / np.float32(127)
-    best: Float32 = usual
-    least = np.full(len(rows), np.inf, np.float32)
-
-    def attempt(scale: Float32) -> None:
-        nonlocal best, least
-        left = rows - _codes_w8(rows, scale) * scale[:, None]
-        error = np.einsum("nk,nk->n", left, left)
-        best, least = np.where(error < least, scale, best), np.minimum(error, least)
-
-    for cut in _W8_CUTS:
-        attempt(usual * cut)
-    codes = _codes_w8(rows, best)
-    squares = np.einsum("nk,nk->n", codes, codes)
-    attempt(np.where(squares > 0, np.einsum("nk,nk->n", codes, rows) / np.maximum(squares, 1), best))
-    return np.where(top > 0, best, np.float32(0)), _codes_w8(rows, best).astype(np.int8)
-
-
-def _codes_w8(rows: Float32, scale: Float32) -> Float32:
-    return np.clip(np.rint(rows * (np.float32(1) / scale)[:, None]), -127, 127)
+    best, _ = _least(groups, usual, tuple(np.full_like(usual, cut) for cut in _W8_CUTS))
+    best = usual * best
+    fitted = _least_squares(groups, best, np.ones_like(best))
+    best = np.where(groups.errors(fitted) < groups.errors(best), fitted, best)
+    return np.where(top > 0, best, np.float32(0)), groups.codes_of_rows(best, rows.shape[1])
 
 
 class _Groups:
@@ -88,8 +66,10 @@ class _Groups:
     values  float32 [G, rows * groups per row]; the last group of a row is filled up with zeros, which cost nothing
     """
 
-    def __init__(self, rows: Float32, group: int) -> None:
+    def __init__(self, rows: Float32, group: int, limits: tuple[int, int]) -> None:
+        """limits: the smallest and the largest code."""
         n, k = rows.shape
+        self._limits = limits
         self.rows, self.per_row = n, -(-k // group)
         size = min(group, k)  # one group longer than the row needs no filling
         padded = np.zeros((n, self.per_row * size), np.float32)
@@ -101,7 +81,7 @@ class _Groups:
         """The codes nearest to values / step, valid until the next call."""
         np.multiply(self.values, np.float32(1) / step, out=self._ratios)
         np.rint(self._ratios, out=self._codes)
-        return np.clip(self._codes, LOWEST, HIGHEST, out=self._codes)
+        return np.clip(self._codes, *self._limits, out=self._codes)
 
     def errors(self, step: Float32) -> Float32:
         """Squared error of every group under its step."""
@@ -127,7 +107,7 @@ class _Groups:
 
 def _search_w4(rows: Float32, group: int) -> tuple[Float32, npt.NDArray[np.int8], npt.NDArray[np.int8]]:
     """(scale [n], multipliers [n, groups], codes [n, K])"""
-    groups = _Groups(rows, group)
+    groups = _Groups(rows, group, (LOWEST, HIGHEST))
     steps, dead = _free_steps(groups)
     top = np.where(dead, np.float32(0), np.abs(steps)).reshape(groups.rows, -1).max(axis=1)
     live = top > 0

@@ -96,17 +96,17 @@ struct Int8Avx2 : SimdAvx2 {
     std::memcpy(&four, x, sizeof(four));
     return _mm256_set1_epi32(four);
   }
-  template <bool kHigh>
-  INGOT_INLINE Short load_codes(const void* p) {
+  INGOT_INLINE Short load_codes(const void* p, bool high) {
     const __m256i both = _mm256_loadu_si256(static_cast<const __m256i*>(p));
-    return _mm256_and_si256(kHigh ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+    return _mm256_and_si256(high ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
   }
   // The upper half of an int8 as code: its value is 16 * (code - 8), that of the lower half is the code itself.
   INGOT_INLINE Short load_upper(const void* p) {
-    return _mm256_xor_si256(load_codes<true>(p), _mm256_set1_epi8(8));
+    return _mm256_xor_si256(load_codes(p, true), _mm256_set1_epi8(8));
   }
-  INGOT_INLINE void dot(Short& sum, Short codes, Short x) {
-    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
+  INGOT_INLINE void dot(Short& sum, Short codes, Short x) {  // asm: see accumulate in simd_avx2.h
+    Short product;
+    asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(codes), "x"(x));
   }
   INGOT_INLINE Short short_multipliers(const int8_t* m) {
     const __m256i wide = columns(m);

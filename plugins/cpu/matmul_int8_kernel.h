@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -73,7 +74,8 @@ struct Int8Tile {
   int64_t run_stride;
   const std::byte* const* lines;
   const int8_t* multipliers;
-  int64_t group, tiles;  // tiles of 64 k
+  int group_bits;  // its binary logarithm
+  int64_t tiles;   // of 64 k
   int32_t* sums;
   int64_t panel_stride;
   int64_t ahead;  // prefetch distance in bytes
@@ -160,56 +162,82 @@ struct CodeProducts {
     }
   }
 
-  enum class Half { kLow, kHigh, kUpper };
+  enum Half { kLow, kHigh };
 
-  // kRunK of x, the codes in kRunK / 4 lines
-  template <int kR, Half kHalf>
-  [[gnu::always_inline]] static inline void run(const Int8Tile& t, const std::byte* line, int64_t k,
-                                                const typename I::Short (&multiplier)[2]) {
-    typename I::Short sum[kR][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < kR; ++r) sum[r][0] = sum[r][1] = I::set_short(t.runs[r * t.run_stride + k / kRunK]);
-    const int8_t* x = t.x + k;
+  // What one half of each byte in a line is multiplied with.
+  struct Codes {
+    int64_t k;  // of x
+    typename I::Short multiplier[2];
+  };
+  static Codes codes(const Int8Tile& t, int64_t tile, int64_t line, Half half) {
+    if constexpr (kInt4) {
+      const int64_t k = (tile + half) * kTileK + line * 4;
+      const int8_t* m = t.multipliers + (k >> t.group_bits) * kPanel;
+      return {k, {I::short_multipliers(m), I::short_multipliers(m + I::kWidth)}};
+    } else {
+      const auto m = I::set_multiplier(half == kLow ? 1 : 16);
+      return {tile * kTileK + line * 4, {m, m}};
+    }
+  }
+
+  // kRunK / 4 lines: half kFirst of their bytes, or both.
+  template <int kR, Half kFirst, int kHalves>
+  [[gnu::always_inline]] static inline void run(const Int8Tile& t, const std::byte* line,
+                                                const Codes (&halves)[kHalves]) {
+    typename I::Short sum[kR][kHalves][2];
+    const int8_t* x[kHalves];
 #pragma GCC unroll 2
-    for (int64_t i = 0; i < kRunK / 4; ++i, x += 4, line += kLineBytes) {
-      typename I::Short codes[2];
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        const std::byte* half = line + v * 32;
-        codes[v] = kHalf == Half::kUpper ? I::load_upper(half) : I::template load_codes<kHalf == Half::kHigh>(half);
-      }
-      if (kHalf == Half::kLow) I::prefetch(line + t.ahead);
+    for (int h = 0; h < kHalves; ++h) {
+      x[h] = t.x + halves[h].k;
 #pragma GCC unroll 16
-      for (int r = 0; r < kR; ++r) {
-        const typename I::Short xr = I::load_x(x + r * t.x_stride);
-        I::dot(sum[r][0], codes[0], xr);
-        I::dot(sum[r][1], codes[1], xr);
+      for (int r = 0; r < kR; ++r)
+        sum[r][h][0] = sum[r][h][1] = I::set_short(t.runs[r * t.run_stride + halves[h].k / kRunK]);
+    }
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < kRunK / 4; ++i, line += kLineBytes) {
+      if (kFirst == kLow) I::prefetch(line + t.ahead);
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+        typename I::Short codes[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) codes[v] = load(line + v * 32, kFirst + h == kHigh);
+#pragma GCC unroll 16
+        for (int r = 0; r < kR; ++r) {
+          const typename I::Short xr = I::load_x(x[h] + r * t.x_stride + i * 4);
+          I::dot(sum[r][h][0], codes[0], xr);
+          I::dot(sum[r][h][1], codes[1], xr);
+        }
       }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kR; ++r)
 #pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) I::add_short(t.sums + r * kPanel + v * I::kWidth, sum[r][v], multiplier[v]);
+      for (int v = 0; v < 2; ++v)
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h)
+          I::add_short(t.sums + r * kPanel + v * I::kWidth, sum[r][h][v], halves[h].multiplier[v]);
   }
 
+  [[gnu::always_inline]] static inline typename I::Short load(const std::byte* bytes, bool high) {
+    return high && !kInt4 ? I::load_upper(bytes) : I::load_codes(bytes, high);
+  }
+
+  // Few rows take both halves of each line at once, many one after the other, for the sake of registers.
   template <int kR>
   static void tile(const Int8Tile& t) {
     if (t.starts != nullptr)
       for (int r = 0; r < kR; ++r) std::fill_n(t.sums + r * kPanel, kPanel, t.starts[r]);
-    for (int64_t at = 0; at < t.tiles; ++at) {
-      const std::byte* line = t.lines[0] + at / Format::kTiles * kTileBytes;
-      if constexpr (kInt4) {
-        for (int64_t k = at * kTileK; k < (at + 1) * kTileK; k += kRunK, line += kRunK / 4 * kLineBytes) {
-          const int8_t* m = t.multipliers + k / t.group * kPanel;
-          const typename I::Short multiplier[2] = {I::short_multipliers(m), I::short_multipliers(m + I::kWidth)};
-          at % 2 ? run<kR, Half::kHigh>(t, line, k, multiplier) : run<kR, Half::kLow>(t, line, k, multiplier);
+    const std::byte* line = t.lines[0];
+    for (int64_t at = 0; at < t.tiles; at += Format::kTiles)
+      for (int64_t l = 0; l < kTileLines; l += kRunK / 4, line += kRunK / 4 * kLineBytes) {
+        const Codes low = codes(t, at, l, kLow), high = codes(t, at, l, kHigh);
+        if constexpr (kR <= 2) {
+          run<kR, kLow, 2>(t, line, {low, high});
+        } else {
+          run<kR, kLow, 1>(t, line, {low});
+          run<kR, kHigh, 1>(t, line, {high});
         }
-      } else {
-        const auto one = I::set_multiplier(1), sixteen = I::set_multiplier(16);
-        run<kR, Half::kLow>(t, line, at * kTileK, {one, one});
-        run<kR, Half::kUpper>(t, line, at * kTileK, {sixteen, sixteen});
       }
-    }
   }
 
   template <size_t... kR>
@@ -245,6 +273,7 @@ void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows&
   int32_t* const sums = reinterpret_cast<int32_t*>(scratch);
   std::byte* const unpacked = scratch + rows * panels * kPanel * static_cast<int64_t>(sizeof(int32_t));
   const int64_t stride = rows * kPanel, tiles = ceil_div(rows, Products::kRows), bytes = format.panel_bytes();
+  const int group_bits = std::countr_zero(static_cast<uint64_t>(args.group));
   for (int64_t k = 0; k < args.k; k += Products::kPart) {
     const int64_t part = std::min(Products::kPart, args.k - k);
     for (int64_t p = 0, step; p < panels; p += step) {
@@ -257,7 +286,7 @@ void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows&
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles, first = row + r;
         const Int8Tile tile{x.codes(first) + k, x.stride(), k == 0 ? x.starts() + first : nullptr,
-                            x.runs(first) + k / Products::kRunK, x.run_stride(), lines, multipliers, args.group, tiles_of(part),
+                            x.runs(first) + k / Products::kRunK, x.run_stride(), lines, multipliers, group_bits, tiles_of(part),
                             sums + p * stride + r * kPanel, stride, 2048};
         (step == 1 ? Products::kOne : Products::kFull)[static_cast<size_t>(end - r - 1)](tile);
       }

@@ -144,20 +144,26 @@ void tile(const TileArgs& args) {
       for (int v = 0; v < kVectors; ++v) S::accumulate(sum[r][v], xr, weight[v]);
     }
   };
-  constexpr std::make_integer_sequence<int, Panel::kPerLine> kEach;
   const float* x = args.x;
   const int64_t whole = args.k / Panel::kPerLine, rest = args.k % Panel::kPerLine;
   for (int64_t i = 0; i < whole; ++i, x += Panel::kPerLine) {
-    for_each(kEach, [&]<int kK>() __attribute__((always_inline)) { add_k.template operator()<kK>(x + kK); });
+    add_k.template operator()<0>(x);
+    if constexpr (Panel::kPerLine > 1) add_k.template operator()<1>(x + 1);
+    if constexpr (Panel::kPerLine > 2) {
+      add_k.template operator()<2>(x + 2);
+      add_k.template operator()<3>(x + 3);
+    }
 #pragma GCC unroll 16
     for (int p = 0; p < kPanels; ++p) {
       S::prefetch(line[p] + args.ahead);
       line[p] += kLineBytes;
     }
   }
-  for_each(kEach, [&]<int kK>() __attribute__((always_inline)) {
-    if (kK < rest) add_k.template operator()<kK>(x + kK);
-  });
+  if (rest > 0) add_k.template operator()<0>(x);
+  if constexpr (Panel::kPerLine > 2) {
+    if (rest > 1) add_k.template operator()<1>(x + 1);
+    if (rest > 2) add_k.template operator()<2>(x + 2);
+  }
 
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
