@@ -43,9 +43,8 @@ def log_probs(engine: Path) -> np.ndarray:
     return rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
 
 
-print(
-    f"{len(targets)} tokens\n| precision | weights | perplexity | KL from f32 | same first choice |\n|---|---|---|---|---|"
-)
+print(f"{len(targets)} tokens\n| precision | weights | perplexity | KL from f32 | same first choice |")
+print("|---|---|---|---|---|")
 with tempfile.TemporaryDirectory() as work:
     checkpoint = Path(work) / "checkpoint"
     convert(ConvertOptions(model_dir=model, output_dir=checkpoint))
