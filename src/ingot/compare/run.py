@@ -136,7 +136,7 @@ class Run:
             if not error <= bound:
                 self._find(
                     step, "model", f"output {buffer} beside {tensor} of the source's graph",
-                    f"at most {bound:.2%} off: what the roundings up to here explain", f"{error:.2%} off",
+                    f"at most {bound:.2e} off: what the roundings up to here explain", f"{error:.2e} off",
                 )  # fmt: skip
             if tensor == self._source.logits:
                 self._meter.add(sequences, outputs[buffer], wanted)
