@@ -74,7 +74,8 @@ class Comparison:
         if not self.findings:
             return
         first, steps = self.findings[0], list(dict.fromkeys(finding.step for finding in self.findings))
-        others = f"; {len(steps) - 1} later steps are beyond theirs, too" if len(steps) > 1 else ""
+        later = len(steps) - 1
+        others = f"; {later} later {'step is' if later == 1 else 'steps are'} beyond theirs, too" if later else ""
         raise EngineError(
             f"the engine does not compute what its source says: the first step beyond its tolerance is {first.step}",
             where=f"{self.engine}: {first.what}", expected=first.expected, got=first.got + others,

@@ -33,10 +33,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclasses.dataclass(kw_only=True)
 class Worst:
-    """Of one step, over all groups. local: relative error that this step itself brings."""
+    """The largest errors of one step, over all groups, as in `StepFigures`."""
 
     weight: float = 0.0
-    local: float = 0.0
     kernel: float = 0.0
     model: float | None = None
     bound: float = 0.0
