@@ -205,7 +205,7 @@ def test_precision_by_any_of_its_names(
         (["--tp_size", "2"], "one rank"),
         (["--pp_size", "2"], "one rank"),
         (["--config", "recipe.toml"], "recipes do not exist yet"),
-        (["--timing_cache", "f"], "nothing to cache"),
+        (["--timing_cache", "f", "--no_autotune"], "serves autotuning"),
         (["--max_beam_width", "4"], "beam search"),
         (["--max_seq_len", "40", "--max_output_len", "4"], "say the same"),
         (["--target", "cpu/avx9"], "there is no target"),
