@@ -15,7 +15,7 @@ ROWS = (1, 8, 32, 512)  # timed for 1, 2 .. 8, 9 .. 32 and more rows
 FIRST_ROWS = (1, 2, 9, 33)  # of each class
 SHIPPED = 0
 MIN_GAIN = 0.95  # another way must take less than this part of the shipped way's time
-MIN_WEIGHTS = 1 << 20  # smaller products take microseconds either way
+MIN_WEIGHTS = 1 << 21  # smaller products take microseconds either way
 MAX_BYTES = 8 << 20  # of the weights timed: of a larger product only so many columns, for memory's and for time's sake
 MEMORY = 96 << 20  # what timing needs at most beside the weights of a usual product
 
