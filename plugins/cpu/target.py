@@ -20,7 +20,7 @@ else:
 
 _LEVELS = ("amx", "avx512", "avx2")  # best first; each includes those after it
 _TUNING_VERSION = 1  # of the matrix products: advances when their speed or their tactics change
-_TIMING_SECONDS = 0.005  # of one product in one way
+_TIMING_SECONDS = 0.002  # of one product in one way
 
 
 def _require_native() -> None:
