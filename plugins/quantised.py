@@ -56,7 +56,7 @@ class QuantisedRows:
 
 
 def round_to_int8(x: Float32) -> tuple[Int8, Float32]:
-    """Activations [rows, K] as (int8 [rows, K], scale [rows]), symmetric per row.
+    """Rows [rows, K] of activations, keys or values as (int8 [rows, K], scale [rows]), symmetric per row.
 
     A row whose largest magnitude is below 2^-121 (127 over it is infinite) becomes zeros; a row that holds a NaN or an
     infinity gets the scale NaN, and so do all its products.

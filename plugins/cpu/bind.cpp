@@ -19,7 +19,7 @@ int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / mult
 int64_t itemsize_of(const std::string& dtype) {
   if (dtype == "f32" || dtype == "i32") return 4;
   if (dtype == "bf16" || dtype == "f16") return 2;
-  if (dtype == "i8" || dtype == "bool") return 1;
+  if (dtype == "int8" || dtype == "bool") return 1;
   if (dtype == "w8" || dtype == "w4") return 1;  // counted by panel and by row, see below
   return dtype == "i64" ? 8 : 0;
 }
@@ -440,7 +440,7 @@ void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
 
 KvSizes::KvSizes(const KvSpec& kv) {
   itemsize = itemsize_of(kv.dtype);
-  require(kv.dtype == "f32" || kv.dtype == "bf16", "KV caches are f32 or bf16, got " + kv.dtype);
+  require(kv.dtype == "f32" || kv.dtype == "bf16" || kv.dtype == "int8", "KV caches are f32, bf16 or int8, got " + kv.dtype);
   require(kv.num_layers >= 0 && kv.num_layers < 65536, "the number of KV layers is out of range");
   require(kv.kv_heads >= 1 && kv.kv_heads <= 4096, "kv_heads is out of range");
   require(kv.head_dim >= 4 && kv.head_dim <= 256 && kv.head_dim % 4 == 0, "head_dim must be a multiple of 4 from 4 to 256, got " + std::to_string(kv.head_dim));
@@ -448,8 +448,9 @@ KvSizes::KvSizes(const KvSpec& kv) {
           "tokens_per_block must be a multiple of 16 from 16 to 512, got " + std::to_string(kv.tokens_per_block));
   require_count("num_blocks", kv.num_blocks);
   padded_dim = round_up(kv.head_dim, 16);
-  k_block = kv.kv_heads * kv.head_dim * kv.tokens_per_block * itemsize;
-  v_block = kv.kv_heads * padded_dim * kv.tokens_per_block * itemsize;
+  const int64_t scale = kv.dtype == "int8" ? 4 : 0;  // bytes behind the numbers of a token and head
+  k_block = kv.kv_heads * kv.tokens_per_block * (kv.head_dim * itemsize + scale);
+  v_block = kv.kv_heads * kv.tokens_per_block * (padded_dim * itemsize + scale);
   layer = product(kv.num_blocks, k_block + v_block);
   total = product(layer, kv.num_layers);
 }

@@ -99,6 +99,15 @@ struct SimdEmulated {
     for (int i = 0; i < n; ++i) p[i] = static_cast<uint16_t>(stored[i]);
   }
 
+  INGOT_INLINE V load_i8(const int8_t* p) {
+    V v;
+    for (int i = 0; i < kWidth; ++i) v.lane[i] = static_cast<float>(p[i]);
+    return v;
+  }
+  INGOT_INLINE void store_i8(int8_t* p, V v) {
+    for (int i = 0; i < kWidth; ++i) p[i] = static_cast<int8_t>(std::nearbyint(v.lane[i]));
+  }
+
   INGOT_INLINE void load_bf16_pairs(const void* p, V& even, V& odd) {
     Words bits;
     std::memcpy(&bits, p, sizeof(bits));

@@ -31,7 +31,11 @@ def _normed(x: Array, weight: Array | None, eps: float) -> Array:
 
 
 def reference(call: Call) -> tuple[Array, ...]:
-    """q, k, v = split(qkv); q, k = rotate(norm(q), norm(k)); cache[slot of each token] = k, v; returns q"""
+    """q, k, v = split(qkv); q, k = rotate(norm(q), norm(k)); cache[slot of each token] = k, v; returns q
+
+    An int8 cache takes k and v as `round_to_int8` rounds them, one scale per token and head: a row that is not finite
+    becomes NaN, whole.
+    """
     qkv, cos_sin, attrs = call.required(0), call.optional(1), call.attrs
     heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     tokens = len(qkv)

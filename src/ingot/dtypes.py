@@ -18,7 +18,7 @@ class DType(enum.Enum):
     F32 = "f32"
     F16 = "f16"
     BF16 = "bf16"
-    I8 = "i8"
+    I8 = "int8"
     I32 = "i32"
     I64 = "i64"
     BOOL = "bool"

@@ -114,6 +114,14 @@ def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     return np.asarray(rows - np.log(np.exp(rows).sum(axis=1, keepdims=True)))
 
 
+def test_perplexity_with_an_int8_cache(stories: list[list[int]], shared: Path, tmp_path: Path) -> None:
+    options = ("--precision", "f32", "--kv_cache_dtype", "int8")
+    with ModelRunner.from_dir(engine_of(shared / "models/stories260K", tmp_path, *options)) as runner:
+        out = runner.generate(stories, max_new_tokens=1, end_id=-1, return_dict=True, output_context_logits=True)
+    losses = np.concatenate([nll(logits, ids) for logits, ids in zip(out["context_logits"], stories, strict=True)])
+    assert np.exp(losses.mean()) == pytest.approx(4.948, abs=0.02)
+
+
 def nll(logits: npt.NDArray[np.float32], ids: Sequence[int]) -> npt.NDArray[np.float64]:
     """Negative log-probabilities of ids[1:], each under the logits of the token before."""
     return -log_softmax(logits[:-1])[np.arange(len(ids) - 1), list(ids[1:])]

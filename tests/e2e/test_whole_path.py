@@ -213,7 +213,7 @@ def test_precision_by_any_of_its_names(
         (["--weight_only_precision", "int8"], "goes with --use_weight_only"),
         (["--lm_head_precision", "w2"], "unknown lm_head_precision"),
         (["--activations", "int8"], "int8 activations go with quantised weights"),
-        (["--kv_cache_dtype", "fp8"], "not there yet"),
+        (["--kv_cache_dtype", "fp8"], "CPUs compute no fp8"),
         (["--tp_size", "2"], "one rank"),
         (["--pp_size", "2"], "one rank"),
         (["--config", "recipe.toml"], "the recipe cannot be read"),

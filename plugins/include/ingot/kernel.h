@@ -99,7 +99,7 @@ struct RopeTableArgs {
 };
 
 // One layer's pools and the batch that uses them. K block [kv_heads][head_dim][block_size], V block
-// [kv_heads][block_size][padded_dim]: plan.KvLayout.
+// [kv_heads][block_size][padded_dim]; int8: behind each head its scales, float [block_size]. See plan.KvLayout.
 struct PagedKv {
   void* keys;
   void* values;

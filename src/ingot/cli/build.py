@@ -35,7 +35,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # --gemm_p
 @click.option("--max_output_len", type=positive, help="Generated tokens: sets max_seq_len to max_input_len plus this.")
 @click.option("--max_num_tokens", type=positive, help="Tokens of one step (2048).")
 @click.option("--tokens_per_block", type=positive, default=32, show_default=True, help="Tokens per KV cache block.")
-@click.option("--kv_cache_dtype", default="auto", show_default=True, help="auto, f32, bf16; int8 and fp8 come later.")
+@click.option("--kv_cache_dtype", default="auto", show_default=True, help="Of keys and values: auto, f32, bf16, int8.")
 @click.option("--tp_size", type=positive, help="Ranks that share each layer; only 1 yet.")
 @click.option("--pp_size", type=positive, help="Ranks that share the layers; only 1 yet.")
 @click.option(
@@ -149,8 +149,9 @@ def _tell(report: BuildReport, talk: Talk) -> None:
     for note in report.notes:
         (talk.warn if "NaN" in note else talk.note)(note)
     limits, done = report.plan.limits, "would be" if report.dry_run else "is"
+    precision = f"{report.precision} with a KV cache in {report.plan.kv.dtype.value}"
     talk.note(
-        f"{report.output_dir} {done} an engine for {report.target}: {report.precision}, "
+        f"{report.output_dir} {done} an engine for {report.target}: {precision}, "
         f"{format_bytes(report.engine_bytes)}, at most {limits.max_batch_size} requests, {limits.max_input_len} tokens "
         f"in, {limits.max_seq_len} in all, {limits.max_num_tokens} per step; {report.seconds:.1f} s"
     )

@@ -248,24 +248,43 @@ def reference_outputs(
 
 
 def load_cache(session: CpuSession, cache: KvCache) -> None:
-    """Copy every slot in the pool's layout; padding dims of values hold NaN, which no result may show."""
+    """Copy every slot in the pool's layout; padding dims of values hold NaN or code 85, which nothing may show."""
     layout = cache.layout
     padding = ((0, 0), (0, 0), (0, layout.padded_dim - layout.head_dim))
     for layer in range(layout.num_layers):
         for block in range(cache.keys.shape[1]):
             keys = cache.keys[layer, block].transpose(0, 2, 1)
             values = np.pad(cache.values[layer, block], padding, constant_values=np.nan)
-            session.native.write_kv(
-                layer, block, False, from_float32(np.ascontiguousarray(keys), layout.dtype).tobytes()
-            )
-            session.native.write_kv(layer, block, True, from_float32(values, layout.dtype).tobytes())
+            for which, numbers, scales in ((False, keys, cache.key_scales), (True, values, cache.value_scales)):
+                session.native.write_kv(layer, block, which, _pool_bytes(numbers, scales[layer, block], layout.dtype))
+
+
+def _pool_bytes(numbers: Array, scales: Array, dtype: DType) -> bytes:
+    """numbers [kv_heads, ., .] of a block as stored; behind the codes of a head its scales."""
+    if dtype is not DType.I8:
+        return from_float32(np.ascontiguousarray(numbers), dtype).tobytes()
+    codes = np.where(np.isnan(numbers), 85, numbers).astype(np.int8)
+    return b"".join(codes[head].tobytes() + scales[head].tobytes() for head in range(len(codes)))
 
 
 def read_cache(session: CpuSession, layout: KvLayout, layer: int, block: int) -> tuple[Array, Array]:
     """Keys and values of a block, each [kv_heads, tokens_per_block, ...]; values with their padding dims."""
-    keys, values = (
-        to_float32(np.frombuffer(session.native.read_kv(layer, block, which), dtype=layout.dtype.storage), layout.dtype)
-        for which in (False, True)
+    size = layout.tokens_per_block
+    (keys, key_scales), (values, value_scales) = (
+        _pool_numbers(session.native.read_kv(layer, block, which), layout) for which in (False, True)
     )
-    shape = (layout.kv_heads, layout.tokens_per_block, layout.padded_dim)
-    return keys.reshape(layout.kv_heads, layout.head_dim, -1).transpose(0, 2, 1), values.reshape(shape)
+    return (
+        keys.reshape(layout.kv_heads, -1, size).transpose(0, 2, 1) * key_scales[..., None],
+        values.reshape(layout.kv_heads, size, -1) * value_scales[..., None],
+    )
+
+
+def _pool_numbers(data: bytes, layout: KvLayout) -> tuple[Array, Array]:
+    """(numbers [kv_heads, .], scales [kv_heads, tokens_per_block]) of a block."""
+    size = layout.tokens_per_block
+    if layout.dtype is not DType.I8:
+        numbers = to_float32(np.frombuffer(data, layout.dtype.storage), layout.dtype)
+        return numbers.reshape(layout.kv_heads, -1), np.ones((layout.kv_heads, size), np.float32)
+    heads = np.frombuffer(data, np.int8).reshape(layout.kv_heads, -1)
+    codes, scales = np.split(heads, [-layout.scale_bytes * size], axis=1)
+    return codes.astype(np.float32), np.ascontiguousarray(scales).view(np.float32)

@@ -187,10 +187,42 @@ def test_rope_kv_write(kernel: str, interleaved: int) -> None:
             tolerance = (
                 BF16_KV_TOLERANCE if dtype is DType.BF16 else TOLERANCE["rope_kv_write"] * (5 if given[2] else 1)
             )
+            other_codes = 0
             for block in range(10):
                 keys, values = read_cache(session, layout, 1, block)
-                np.testing.assert_allclose(keys, cache.keys[1, block], rtol=tolerance, atol=tolerance)
-                np.testing.assert_array_equal(values[..., :dim], cache.values[1, block])
+                scales, value_scales = cache.key_scales[1, block][..., None], cache.value_scales[1, block][..., None]
+                if dtype is DType.I8:
+                    np.testing.assert_allclose(keys / scales, cache.keys[1, block], atol=1.001)
+                    other_codes += int((np.rint(keys / scales) != cache.keys[1, block])[~np.isnan(keys)].sum())
+                else:
+                    np.testing.assert_allclose(keys, cache.keys[1, block], rtol=tolerance, atol=tolerance)
+                np.testing.assert_array_equal(values[..., :dim], cache.values[1, block] * value_scales)
                 written = ~np.isnan(cache.values[1, block][..., 0])
                 assert not values[written][:, dim:].any(), "padding of a written value must be zero"
+            assert other_codes <= 2, "a key next to the middle of two codes may get either"
             session.close()
+
+
+@pytest.mark.parametrize("kernel", [name for name in kernel_table() if name.startswith("rope_kv_write.int8.")])
+@pytest.mark.parametrize("dim", [4, 24, 80])
+def test_int8_rows_that_are_not_finite_or_tiny(kernel: str, dim: int) -> None:
+    """The same codes and scales as the reference, bit for bit, NaN included."""
+    layout = KvLayout(num_layers=1, kv_heads=1, head_dim=dim, tokens_per_block=16, dtype=DType.I8)
+    attrs: dict[str, Attr] = {"layer": 0, "heads": 1, "kv_heads": 1, "head_dim": dim, "interleaved": 0, "norm_eps": 0.0}
+    rows = _normal(dim, 12, 3 * dim)
+    for token, number in enumerate((np.nan, np.inf, -np.inf, -np.nan, 3e38, -127.0)):
+        rows[token, dim + token % dim] = rows[token, 3 * dim - 1] = number
+    rows[6] = 0
+    rows[7:11] *= np.array([[2e-37], [3e-38], [1e-42], [1e37]], np.float32)
+    rows[11] = np.resize([127, 0.5, 1.5, 2.5, -0.5, -3.5, 63.49999, -126.5], 3 * dim)  # halves go to the even code
+    batch, cache = plain_batch(12), KvCache(layout, 1)
+    session = open_step(kernel, [rows, None, None, None], attrs, batch, cache=cache)
+    native_outputs(session, batch)
+    reference_outputs(kernel, [rows, None, None, None], attrs, batch, cache)
+    keys, values = read_cache(session, layout, 0, 0)
+    np.testing.assert_array_equal(keys, cache.keys[0, 0] * cache.key_scales[0, 0][..., None])
+    np.testing.assert_array_equal(values[..., :dim], cache.values[0, 0] * cache.value_scales[0, 0][..., None])
+    assert np.isnan(keys[0, :4]).all()
+    assert np.isnan(values[0, :4]).all()
+    assert np.isfinite(values[0, 4:12]).all()
+    assert not values[0, 9].any()
