@@ -113,6 +113,8 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
             "the query heads cannot be shared evenly among the key heads", where=section.where,
             got=f"{config.heads} query heads, {config.kv_heads} key and value heads",
         )  # fmt: skip
+    if config.rope is not None and config.rope.positions:
+        config = dataclasses.replace(config, max_positions=config.rope.positions)
     unread = section.unread()
     for key in REFUSED_UNLESS_READ:
         if key in unread:

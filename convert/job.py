@@ -12,6 +12,7 @@ from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import read_model
+from ingot.convert.hf_rope import choose_factors
 from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source
 from ingot.convert.tokenizer_files import make_tokenizer
@@ -65,6 +66,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
     """Copy the weights of a Hugging Face directory, file by file in the order of their bits."""
     source = Source.open(folder)
     family, model, unknown = read_model(source.config, source.tensors)
+    model, remarks = choose_factors(model, source.config, options.rope_factors)
     rows, drops = family.table(model, source.tensors)
     if model.tied_embeddings:
         drops += _tied_copy(rows, source.tensors)
@@ -81,7 +83,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
         companions=source.path,
         tokenizer=make_tokenizer(source.path),
         generation=_generation(source.config),
-        warnings=_unknown_keys(unknown),
+        warnings=(*_unknown_keys(unknown), *remarks),
     )
 
 
@@ -89,6 +91,7 @@ def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
     """A model of the shape that a config.json describes, its weights drawn from a seed (bf16 unless asked)."""
     section = Section.from_file(config)
     _, model, unknown = read_model(section, None)
+    model, remarks = choose_factors(model, section, options.rope_factors)
     dtype = options.dtype or DType.BF16
     weights = [
         Weight(
@@ -104,7 +107,7 @@ def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
         read_files=(config,),
         companions=None,
         generation=_generation(section),
-        warnings=_unknown_keys(unknown),
+        warnings=(*_unknown_keys(unknown), *remarks),
     )
 
 
