@@ -14,7 +14,7 @@ from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import read_model
 from ingot.convert.hf_rope import choose_factors
 from ingot.convert.random_weights import random_blocks
-from ingot.convert.source import SINGLE_FILE, Source
+from ingot.convert.source import SINGLE_FILE, Source, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
 from ingot.convert.weights import Bits, Drop, Row, Take, blocks, claim, infer, sources
 from ingot.dtypes import DType
@@ -75,7 +75,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
     chosen.sort(key=lambda row: (first[row.name].file, first[row.name].offset))
     files: dict[str, list[Weight]] = {}
     for row in chosen:
-        files.setdefault(first[row.name].file.name, []).append(_weight(row, source.tensors, options.dtype))
+        files.setdefault(safetensors_name(first[row.name].file), []).append(_weight(row, source.tensors, options.dtype))
     return Job(
         model=model,
         files=files,

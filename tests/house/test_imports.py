@@ -48,14 +48,14 @@ FENCES = {
     "onnxruntime": (),
     "tensorrt": ("ingot.plugins",),
     "cuda": ("ingot.plugins",),
-    "torch": ("ingot.convert.source",),
+    "torch": (),
     "transformers": (),
     "click": ("ingot.cli",),
     "rich": ("ingot.cli",),
     "tokenizers": ("ingot.runtime.tokenizer",),
     "ingot._cpu": ("ingot.plugins.cpu.target",),
 }
-OPTIONAL = {"torch", "tensorrt", "cuda"}  # extras: may be imported inside functions
+OPTIONAL = {"tensorrt", "cuda"}  # extras: may be imported inside functions
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
