@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ingot import __version__
 from ingot.builder.expressions import WeightReader, check_sources, stored_dtypes
-from ingot.builder.facts import model_facts, read_token_ids
+from ingot.builder.facts import model_facts
 from ingot.builder.graph import Graph, ours
 from ingot.builder.limits import fit_limits
 from ingot.builder.lower import Lowering, read_shape
@@ -27,6 +27,7 @@ from ingot.builder.pipeline import require_plugins, run_passes, structure_passes
 from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.configs.sizes import format_bytes
+from ingot.configs.token_ids import read_token_ids
 from ingot.dtypes import DType
 from ingot.engine import SECTION_ALIGNMENT, is_engine
 from ingot.engine_writer import write_engine

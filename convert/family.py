@@ -8,10 +8,13 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Mapping
 
+import numpy as np
+
 import ingot.convert.families as families_package
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section, nearest
 from ingot.convert.refused import MISSING
+from ingot.convert.rope import inverse_frequencies
 from ingot.convert.weights import Drop, Row, Take, rename, with_heads
 from ingot.errors import ConfigError, UnsupportedModelError
 
@@ -35,6 +38,10 @@ REFUSED = (
 
 # Keys that change the numbers of the families that read them, and would change those of others.
 REFUSED_UNLESS_READ = ("sliding_window", "layer_types")
+
+
+_MOST_LAYERS = 10_000
+_MOST_POSITIONS = (1 << 31) - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +110,10 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
         raise ConfigError("config.json does not say what model it is", where=section.place("model_type"),
                           expected=", ".join(family_names()))  # fmt: skip
     family = find_family(section.text("model_type"))
+    for key in ("num_hidden_layers", "n_layer"):  # before lists of that length are made
+        if section.integer(key, 0) > _MOST_LAYERS:
+            raise ConfigError("the model has too many layers", where=section.place(key),
+                              expected=f"at most {_MOST_LAYERS:,}", got=str(section.raw(key)))  # fmt: skip
     for key in REFUSED:
         _refuse(section, key)
     for key in WITHOUT_EFFECT:
@@ -115,11 +126,31 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
         )  # fmt: skip
     if config.rope is not None and config.rope.positions:
         config = dataclasses.replace(config, max_positions=config.rope.positions)
+    _refuse_out_of_range(config, section)
     unread = section.unread()
     for key in REFUSED_UNLESS_READ:
         if key in unread:
             _refuse(section, key)
     return family, config, section.unread()
+
+
+def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
+    """Raise ConfigError for numbers that float32 arithmetic cannot follow."""
+    if config.max_positions > _MOST_POSITIONS:
+        raise ConfigError("the model has too many positions", where=section.where,
+                          expected=f"at most {_MOST_POSITIONS:,}", got=f"{config.max_positions:,}")  # fmt: skip
+    with np.errstate(all="ignore"):
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
+            if isinstance(value, float) and not np.isfinite(np.float32(value)):
+                raise ConfigError(f"{field.name} is too large", where=section.where, got=f"{value:g}")
+        for rope in (config.rope, config.local_rope):
+            turns = np.array([1.0], np.float32) if rope is None else inverse_frequencies(rope) * np.float32(rope.scale)
+            if not (np.isfinite(turns).all() and (turns > 0).all()):
+                raise ConfigError(
+                    "the rotary positions turn infinitely fast, or not at all", where=section.where,
+                    got=repr(rope)[:200], hint="check rope_theta and the scaling of the rotary positions",
+                )  # fmt: skip
 
 
 def _refuse(section: Section, key: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
+from ingot.configs.token_ids import read_token_ids, token_ids
 from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import read_model
 from ingot.convert.hf_rope import choose_factors
@@ -82,7 +83,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
         read_files=source.files,
         companions=source.path,
         tokenizer=make_tokenizer(source.path),
-        generation=_generation(source.config),
+        generation=_generation(source.config, source.path),
         warnings=(*_unknown_keys(unknown), *remarks),
     )
 
@@ -141,10 +142,15 @@ def _tied_copy(rows: Sequence[Row], tensors: Mapping[str, StoredTensor]) -> list
     return [Drop(head.name)]
 
 
-def _generation(config: Section) -> dict[str, object]:
-    """Token ids that older models keep in config.json."""
-    keys = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {key: config.raw(key) for key in keys if config.has(key)}
+def _generation(config: Section, folder: Path | None = None) -> dict[str, object]:
+    """Token ids that older models keep in config.json. Raises ConfigError where they, or those of the folder's
+    generation_config.json, are none."""
+    ids = token_ids(config)
+    if folder is not None:
+        read_token_ids(folder)
+    found = {"bos_token_id": ids.bos, "eos_token_id": config.raw("eos_token_id") if ids.eos else None,
+             "pad_token_id": ids.pad}  # fmt: skip
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _unknown_keys(keys: Sequence[str]) -> tuple[str, ...]:

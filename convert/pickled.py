@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from ingot.configs.read import MAX_JSON
 from ingot.errors import CheckpointError
 from ingot.tensor_file import StoredTensor
 
-_MAX_PICKLE = 100_000_000  # bytes; as the header of a safetensors file
 _ZIP = b"PK\x03\x04"
 _LOCAL_HEADER = 30  # bytes of a member's header before its name
 
@@ -136,8 +136,8 @@ def _read_archive(file: BinaryIO) -> tuple[object, dict[str, _Range]]:
         if f"{root}byteorder" in infos and archive.read(f"{root}byteorder") != b"little":
             raise ValueError("its numbers are not little-endian")
         document = _member(file, infos[f"{root}data.pkl"], size)
-        if document.nbytes > _MAX_PICKLE:
-            raise ValueError(f"data.pkl has {document.nbytes:,} bytes, more than {_MAX_PICKLE:,}")
+        if document.nbytes > MAX_JSON:
+            raise ValueError(f"data.pkl has {document.nbytes:,} bytes, more than {MAX_JSON:,}")
         prefix = f"{root}data/"
         members = {
             name.removeprefix(prefix): _member(file, info, size)

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ingot.checkpoint import companions
+from ingot.checkpoint import COMPANION_FILES, companions
 from ingot.configs.read import Section
 from ingot.convert.pickled import read_pickled
 from ingot.errors import CheckpointError
@@ -20,6 +20,7 @@ PICKLED_FILE = "pytorch_model.bin"
 PICKLED_INDEX_FILE = "pytorch_model.bin.index.json"
 
 Reader = Callable[[Path], dict[str, StoredTensor]]
+_LONGEST_NAME = 255  # characters: no file system has more
 _HASH_BLOCK = 1 << 22  # bytes
 
 
@@ -55,9 +56,22 @@ class Source:
                 "this is a Checkpoint or an Engine already, not a Hugging Face directory", where=str(path),
                 hint="give a Checkpoint to ingot build",
             )  # fmt: skip
+        _check_entries(path)
         tensors, weight_files = _tensors(path)
         carried = [path / name for name in companions(path)]
         return cls(path=path, config=config, tensors=tensors, files=(config_file, *weight_files, *carried))
+
+
+def _check_entries(path: Path) -> None:
+    """A link that leads nowhere, or in circles, is a file that the model lost. Raises CheckpointError."""
+    names = (SINGLE_FILE, INDEX_FILE, PICKLED_FILE, PICKLED_INDEX_FILE, *COMPANION_FILES)
+    for file in (path / name for name in names if "*" not in name):
+        if (file.is_symlink() or file.exists()) and not file.is_file():
+            raise CheckpointError(
+                "a file of the model cannot be read", where=str(file), expected="a file",
+                got="a directory or device" if file.exists() else "a link that leads nowhere, or in circles",
+                hint="finish the download, or remove the entry",
+            )  # fmt: skip
 
 
 def _tensors(path: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
@@ -89,7 +103,7 @@ def _shards(index: Path) -> dict[str, Path]:
     if not names:
         raise CheckpointError("the index names no tensors", where=str(index), expected="weight_map")
     for tensor, file in names.items():
-        if Path(file).name != file or file in ("", ".", ".."):
+        if Path(file).name != file or file in ("", ".", "..") or len(file) > _LONGEST_NAME:
             raise CheckpointError(
                 "the index points outside its directory", where=f"{index}: {tensor}", expected="a file name",
                 got=repr(file)[:200],
