@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ingot.builder.expressions import WeightReader, matrix_shape
-from ingot.dtypes import DType, from_float32
+from ingot.builder.expressions import WeightReader, is_copy, matrix_shape
+from ingot.dtypes import DType, count_nonfinite, from_float32
 from ingot.engine import PIECE_ALIGNMENT, SECTION_ALIGNMENT, aligned
 from ingot.plan import Piece, Weight
 from ingot.plugins.layouts import PANEL, interleave_gated, num_panels, pack_panels, panel_bytes, panel_layout
@@ -127,8 +127,13 @@ class Packer:
 
     def _rounded(self, use: WeightUse, begin: int, end: int) -> npt.NDArray[np.generic]:
         """Rows [begin, end) in the type of the use."""
-        values = self._reader.read_rows(use.tensor, begin, end)
-        stored = from_float32(values, use.dtype)
-        if bad := int(values.size - np.count_nonzero(np.isfinite(values))):
+        if is_copy(use.tensor, use.dtype):
+            stored = np.ascontiguousarray(self._reader.read_bits(use.tensor, begin, end))
+            bad = count_nonfinite(stored, use.dtype)
+        else:
+            values = self._reader.read_rows(use.tensor, begin, end)
+            stored = from_float32(values, use.dtype)
+            bad = int(values.size - np.count_nonzero(np.isfinite(values)))
+        if bad:
             self.nonfinite[use.name] = self.nonfinite.get(use.name, 0) + bad
         return stored

@@ -23,7 +23,7 @@ from ingot.convert.decoder import build_graph
 from ingot.convert.job import Job, Weight, job_from_directory, job_from_seed
 from ingot.convert.source import sha256
 from ingot.convert.weights import Bits
-from ingot.dtypes import DType, from_float32, to_float32
+from ingot.dtypes import DType, count_nonfinite, from_float32, to_float32
 from ingot.errors import CapacityError
 from ingot.output_dir import OutputDir
 from ingot.tensor_file import StoredTensor, TensorFileWriter
@@ -33,8 +33,6 @@ BASE_MEMORY = 128 << 20  # bytes
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, bytes done, bytes in all)"""
-
-_EXPONENT = {DType.F32: (np.uint32, 0x7F800000), DType.F16: (np.uint16, 0x7C00), DType.BF16: (np.uint16, 0x7F80)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,8 +129,8 @@ class _WeightWriter:
         before = after = 0
         for bits in weight.read():
             written = _rounded(bits, weight.stored, weight.spec.dtype)
-            found = _nonfinite(written, weight.spec.dtype)
-            before += found if written is bits else _nonfinite(bits, weight.stored)
+            found = count_nonfinite(written, weight.spec.dtype)
+            before += found if written is bits else count_nonfinite(bits, weight.stored)
             after += found
             file.write(written)
             self._advance(written.nbytes)
@@ -152,12 +150,6 @@ def _rounded(bits: Bits, stored: DType, wanted: DType) -> Bits:
         return bits
     with np.errstate(over="ignore", invalid="ignore"):  # counted, and reported by name
         return from_float32(to_float32(bits, stored), wanted)
-
-
-def _nonfinite(bits: Bits, dtype: DType) -> int:
-    """How many values have all exponent bits set: NaN and the infinities."""
-    unsigned, exponent = _EXPONENT[dtype]
-    return int(np.count_nonzero((bits.view(unsigned) & unsigned(exponent)) == exponent))
 
 
 def _check_memory(job: Job, max_mem: int | None) -> None:
