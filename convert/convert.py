@@ -24,12 +24,13 @@ from ingot.convert.job import Job, Weight, job_from_directory, job_from_seed
 from ingot.convert.source import sha256
 from ingot.convert.weights import Bits
 from ingot.dtypes import DType, count_nonfinite, from_float32, to_float32
-from ingot.errors import CapacityError
+from ingot.forecast import Forecast
 from ingot.output_dir import OutputDir
 from ingot.tensor_file import StoredTensor, TensorFileWriter
 
-# What the process needs beside weights: interpreter, numpy, onnx, the Graph, and the copies of one block.
-BASE_MEMORY = 128 << 20  # bytes
+# What the process needs beside weights: interpreter, numpy, onnx, and the copies of one block.
+BASE_MEMORY = 112 << 20  # bytes
+TENSOR_MEMORY = 8 << 10  # bytes: what is known of one tensor, its nodes in the Graph
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, bytes done, bytes in all)"""
@@ -51,8 +52,13 @@ class ConvertReport:
     warnings: tuple[str, ...]
 
 
-def convert(options: ConvertOptions, progress: Progress | None = None) -> ConvertReport:
-    """Write a Checkpoint. Raises an IngotError in words; then, as after Ctrl-C, no output is left behind."""
+def convert(
+    options: ConvertOptions, progress: Progress | None = None, say: Callable[[str], None] | None = None
+) -> ConvertReport:
+    """Write a Checkpoint. say: gets the forecast before the work starts.
+
+    Raises an IngotError in words; then, as after Ctrl-C, no output is left behind.
+    """
     begin = time.monotonic()
     if options.model_dir is not None:
         job = job_from_directory(options.model_dir, options)
@@ -60,9 +66,12 @@ def convert(options: ConvertOptions, progress: Progress | None = None) -> Conver
         assert options.config is not None, "ConvertOptions has one of the two"
         assert options.random_weights is not None, "ConvertOptions has a seed with every config"
         job = job_from_seed(options.config, options.random_weights, options)
-    _check_memory(job, options.max_mem)
+    forecast = _forecast(job, options.output_dir)
+    if say is not None:
+        say(f"the conversion {forecast}")
+    forecast.check_memory(options.max_mem)
     with OutputDir(options.output_dir, is_previous=is_checkpoint) as out:
-        out.require_space(job.nbytes)
+        out.require_space(forecast.disk)
         meter = _Meter(progress, job.nbytes + sum(file.stat().st_size for file in job.read_files))
         writer = _WeightWriter(meter)
         for name, weights in job.files.items():
@@ -152,14 +161,15 @@ def _rounded(bits: Bits, stored: DType, wanted: DType) -> Bits:
         return from_float32(to_float32(bits, stored), wanted)
 
 
-def _check_memory(job: Job, max_mem: int | None) -> None:
-    """Raise CapacityError if the largest step would not fit."""
-    needed = BASE_MEMORY + max(weight.memory for weights in job.files.values() for weight in weights)
-    if max_mem is not None and needed > max_mem:
-        raise CapacityError(
-            "the conversion needs more memory than --max_mem allows", expected=f"at most {max_mem:,} bytes",
-            got=f"{needed:,} bytes", hint=f"give --max_mem {-(-needed >> 20)}MiB or more",
-        )  # fmt: skip
+def _forecast(job: Job, target: Path) -> Forecast:
+    weights = [weight for file in job.files.values() for weight in file]
+    carried = 0
+    if job.companions is not None:
+        carried = sum((job.companions / name).stat().st_size for name in companions(job.companions))
+    known = TENSOR_MEMORY * len(weights)
+    return Forecast.at(
+        target, memory=BASE_MEMORY + known + max(weight.memory for weight in weights), disk=job.nbytes + known + carried
+    )
 
 
 def _write_companions(job: Job, folder: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import BuildDefaults, ConvertOptions
 from ingot.convert import convert as convert_module
-from ingot.convert.convert import BASE_MEMORY, convert
+from ingot.convert.convert import convert
 from ingot.convert.source import Source
 from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
 from ingot.errors import CapacityError, CheckpointError, ConfigError, UsageError
@@ -236,9 +237,21 @@ def test_options_that_do_not_go_together(options: dict[str, object], words: str)
 
 def test_too_little_memory_is_refused_ahead(tmp_path: Path) -> None:
     options = ConvertOptions(model_dir=write_model(tmp_path / "m"), output_dir=tmp_path / "c", max_mem=64 << 20)
-    with pytest.raises(CapacityError, match=f"at most 67,108,864 bytes(.|\n)*{BASE_MEMORY >> 20}MiB"):
+    with pytest.raises(CapacityError, match=r"than --max_mem allows(.|\n)*64 MiB(.|\n)*--max_mem \d+MiB"):
         convert(options)
     assert not (tmp_path / "c").exists()
+
+
+def test_too_little_disk_is_refused_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ConvertOptions(model_dir=write_model(tmp_path / "m"), output_dir=tmp_path / "c")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 9999))
+    monkeypatch.setattr(TensorFileWriter, "write", lambda *_: pytest.fail("a byte was written"))
+    said: list[str] = []
+    with pytest.raises(CapacityError, match=r"not enough disk space(.|\n)*9,999 bytes free"):
+        convert(options, say=said.append)
+    assert said[0].startswith("the conversion needs at most ")
+    assert "9.765 KiB are free" in said[0]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m"]
 
 
 class FullDisk:

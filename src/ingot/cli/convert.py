@@ -65,7 +65,7 @@ def command(
         ),
     )
     with Talk(LEVELS[log_level]) as talk:
-        report = convert(options, talk.progress)
+        report = convert(options, talk.progress_bytes, talk.note)
         for warning in report.warnings:
             talk.warn(warning)
         talk.note(

@@ -23,7 +23,7 @@ def command(engine: Path, against: Path | None, as_json: bool, log_level: str) -
     Example: ingot verify engine
     """
     with Talk(LEVELS[log_level]) as talk:
-        report = verify(engine, against, talk.progress)
+        report = verify(engine, against, talk.progress_bytes)
     if as_json:
         parts = {part.name: part.sha256 for part in report.manifest.parts}
         print(json.dumps({"engine": str(report.directory), "bytes": report.nbytes, "sha256": parts}, indent=1))
