@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -116,8 +117,7 @@ def _weight(row: Row, tensors: Mapping[str, StoredTensor], dtype: DType | None) 
     stored, shape = infer(row.expr, tensors)
     spec = TensorSpec(name=row.name, dtype=dtype or stored, shape=shape)
     streamed = isinstance(row.expr, Take)
-    # made in memory: its parts, itself, and its float32 form with the copies that rounding takes
-    memory = 0 if streamed else 6 * max(spec.nbytes, 4 * spec.nbytes // spec.dtype.itemsize)
+    memory = 0 if streamed else 2 * math.prod(shape) * stored.itemsize  # made in memory: its parts and itself
     return Weight(spec=spec, stored=stored, read=functools.partial(blocks, row.expr, tensors, BLOCK), memory=memory)
 
 
