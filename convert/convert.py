@@ -72,17 +72,17 @@ def convert(
     forecast.check_memory(options.max_mem)
     with OutputDir(options.output_dir, is_previous=is_checkpoint) as out:
         out.require_space(forecast.disk)
-        meter = _Meter(progress, job.nbytes + sum(file.stat().st_size for file in job.read_files))
-        writer = _WeightWriter(meter)
+        writer = _WeightWriter(_stage(progress, "weights", job.nbytes))
         for name, weights in job.files.items():
             writer.write_file(out.path / name, weights)
         graph = build_graph(job.model, writer.tensors)
         (out.path / GRAPH_FILE).write_bytes(graph.SerializeToString())
         _write_companions(job, out.path)
+        hashed = _stage(progress, "hashing", sum(file.stat().st_size for file in job.read_files))
         config = CheckpointConfig(
             ingot_version=__version__,
             model=job.model,
-            sources={_name(file, job): sha256(file, meter.advance("hashing")) for file in job.read_files},
+            sources={_name(file, job): sha256(file, hashed) for file in job.read_files},
             nonfinite=writer.nonfinite,
             random_seed=options.random_weights,
             build_defaults=options.build_defaults,
@@ -98,21 +98,17 @@ def convert(
     )
 
 
-class _Meter:
-    """Adds up bytes and tells the caller."""
+def _stage(progress: Progress | None, what: str, total: int) -> Callable[[int], None]:
+    """A function that takes the bytes done since its last call, and tells the caller of the conversion."""
+    done = 0
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(what, done, total)
 
-    def advance(self, what: str) -> Callable[[int], None]:
-        """A function that takes the bytes done since its last call."""
-
-        def add(nbytes: int) -> None:
-            self._done += nbytes
-            if self._progress:
-                self._progress(what, self._done, self._total)
-
-        return add
+    return advance
 
 
 class _WeightWriter:
@@ -122,8 +118,8 @@ class _WeightWriter:
     nonfinite  weight → how many of its written values are NaN or infinite
     """
 
-    def __init__(self, meter: _Meter) -> None:
-        self._advance = meter.advance("weights")
+    def __init__(self, advance: Callable[[int], None]) -> None:
+        self._advance = advance
         self.tensors: dict[str, StoredTensor] = {}
         self.nonfinite: dict[str, int] = {}
         self.warnings: list[str] = []
