@@ -51,6 +51,7 @@ class Family:
     rows            one per weight of `decoder.weight_shapes`; "{i}" stands for the layer
     drops           tensors that some files hold and nothing needs
     optional_prefix some files leave this away from every name
+    other_names     tensors that some files call otherwise: usual name → other name
     tiny            a config.json of a tiny model, for tests
     """
 
@@ -59,6 +60,7 @@ class Family:
     rows: tuple[Row, ...]
     drops: tuple[Drop, ...] = ()
     optional_prefix: str = ""
+    other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tiny: Mapping[str, object]
 
     def table(self, model: ModelConfig, names: Collection[str]) -> tuple[list[Row], list[Drop]]:
@@ -69,6 +71,9 @@ class Family:
         if self.optional_prefix and not any(name.startswith(self.optional_prefix) for name in names):
             rows = [Row(row.name, rename(row.expr, self.optional_prefix, "")) for row in rows]
             drops = [Drop(drop.name.replace(self.optional_prefix, "")) for drop in drops]
+        for usual, other in self.other_names.items():
+            if usual not in names and other in names:
+                rows = [Row(row.name, rename(row.expr, usual, other)) for row in rows]
         for row in [row for row in rows if "{i}" in row.name]:
             rows.remove(row)
             rows += [Row(row.name.replace("{i}", str(i)), rename(row.expr, "{i}", str(i))) for i in range(layers)]

@@ -13,6 +13,7 @@ from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import BuildDefaults, ConvertOptions
 from ingot.convert import convert as convert_module
 from ingot.convert.convert import convert
+from ingot.convert.family import find_family
 from ingot.convert.source import Source
 from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
 from ingot.errors import CapacityError, CheckpointError, ConfigError, UsageError
@@ -45,6 +46,16 @@ def test_names_without_prefix(tmp_path: Path) -> None:
     tensors["h.1.attn.masked_bias"] = (DType.F32, np.array(-1e4, dtype=np.float32))
     stored = converted(write_model(tmp_path / "m", TINY_GPT2, tensors=tensors), tmp_path / "c").tensors()
     assert len(stored) == len(tensors) - 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_head_of_gpt_neox_has_two_names(tmp_path: Path, tied: bool) -> None:
+    config = {**find_family("gpt_neox").tiny, "tie_word_embeddings": tied}
+    tensors = random_tensors(config)
+    found = tensors.pop("embed_out.weight", tensors["gpt_neox.embed_in.weight"])
+    tensors["lm_head.weight"] = found
+    stored = converted(write_model(tmp_path / "m", config, tensors=tensors), tmp_path / "c").tensors()
+    assert ("lm_head/weight" in stored) is not tied
 
 
 def test_rounding_is_to_nearest_even(tmp_path: Path) -> None:
