@@ -41,9 +41,12 @@ NEOX = {
 }  # fmt: skip
 
 
-def resident(*args: object) -> tuple[int, int]:
-    """(most bytes that a command had resident, bytes that it foresaw), the first as seen from outside."""
-    with start(*args) as process:
+def resident(output: Path, *args: object) -> tuple[int, int]:
+    """(most bytes that a command had resident, bytes that it foresaw), the first as seen from outside.
+
+    What it foresaw to write must be true as well.
+    """
+    with start(*args, "--output_dir", output) as process:
         most = 0
         while process.poll() is None:
             with contextlib.suppress(OSError, KeyError):  # the process may end at any moment
@@ -51,16 +54,18 @@ def resident(*args: object) -> tuple[int, int]:
                 most = int(dict(line.split(":", 1) for line in status)["VmHWM"].split()[0]) * 1024
             time.sleep(0.001)
         result = finish(process).succeeds()
-    forecast = re.search(r"needs at most (\S+) MiB of memory", result.err)
+    forecast = re.search(r"needs at most (\S+) MiB of memory and (\S+) MiB of disk", result.err)
     assert forecast is not None
-    return most, round(float(forecast[1]) * (1 << 20))
+    memory, disk = (round(float(size) * (1 << 20)) for size in forecast.groups())
+    written = sum(file.stat().st_size for file in output.iterdir())
+    assert written < disk < 1.05 * written
+    return most, memory
 
 
 def test_memory_of_a_conversion(tmp_path: Path) -> None:
     """Of 110 MB of weights, the largest, of 28 MB, are made in memory, for their rows are stored in another order."""
     source = write_model(tmp_path / "m", NEOX)
-    files = ("--model_dir", source, "--output_dir", tmp_path / "c")
-    most, forecast = resident("convert", *files, "--dtype", "float16")
+    most, forecast = resident(tmp_path / "c", "convert", "--model_dir", source, "--dtype", "float16")
     assert most < forecast < 2.5 * most
     made = 3 * 1536 * 1536 * 4
     assert forecast < (130 << 20) + 2 * made, "the limit is that of the largest tensor made in memory"
@@ -68,5 +73,5 @@ def test_memory_of_a_conversion(tmp_path: Path) -> None:
 
 def test_memory_of_a_build(large_checkpoint: Path, tmp_path: Path) -> None:
     """It does not grow with the model: of 110 MB of weights, some blocks are in memory at a time."""
-    most, forecast = resident("build", "--checkpoint_dir", large_checkpoint, "--output_dir", tmp_path / "e")
+    most, forecast = resident(tmp_path / "e", "build", "--checkpoint_dir", large_checkpoint)
     assert most < forecast < min(2 * most, 130 << 20)
