@@ -42,6 +42,7 @@ REFUSED_UNLESS_READ = ("sliding_window", "layer_types")
 
 _MOST_LAYERS = 10_000
 _MOST_POSITIONS = (1 << 31) - 1
+_LARGEST_HEAD = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,10 +141,13 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
 
 
 def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
-    """Raise ConfigError for numbers that float32 arithmetic cannot follow."""
-    if config.max_positions > _MOST_POSITIONS:
-        raise ConfigError("the model has too many positions", where=section.where,
-                          expected=f"at most {_MOST_POSITIONS:,}", got=f"{config.max_positions:,}")  # fmt: skip
+    """Raise ConfigError for numbers that no model has, and those that float32 arithmetic cannot follow."""
+    for what, most, count in (
+        ("the model has too many positions", _MOST_POSITIONS, config.max_positions),
+        ("the heads of the model are too large", _LARGEST_HEAD, config.head_dim),
+    ):
+        if count > most:
+            raise ConfigError(what, where=section.where, expected=f"at most {most:,}", got=f"{count:,}")
     with np.errstate(all="ignore"):
         for field in dataclasses.fields(config):
             value = getattr(config, field.name)

@@ -123,6 +123,7 @@ CASES: dict[str, tuple[Break, str]] = {
     "tokenizer in a circle": (link("tokenizer.json", "tokenizer.json"), r"tokenizer\.json(.|\n)*leads nowhere"),
     "a device": (link("tokenizer.json", "/dev/zero"), "a directory or device"),
     "billion layers": (config(num_hidden_layers=10**9), r"too many layers(.|\n)*num_hidden_layers"),
+    "billion dimensions": (config(head_dim=10**9), "heads of the model are too large"),
     "no vocabulary": (config(vocab_size=0), "config.json:vocab_size"),
     "endless vocabulary": (config(vocab_size=10**30), "config.json:vocab_size"),
     "other vocabulary": (config(vocab_size=10**15), r"embed_tokens.weight: expected \[1000000000000000, 32\]"),
