@@ -85,7 +85,8 @@ def _yarn(rope: Section, section: Section, theta: float, rotary_dim: int, max_po
     original = _original_positions(rope, section, max_positions)
     factor = rope.number("factor", max_positions / original, above=0)
     scaling = YarnScaling(
-        factor=factor, original_positions=original, truncate=rope.boolean("truncate", True),
+        factor=factor, original_positions=original,
+        truncate=rope_section(section).boolean("truncate", True),  # transformers reads no layer type's own
         beta_fast=rope.number("beta_fast", 32.0, above=0), beta_slow=rope.number("beta_slow", 1.0, above=0),
     )  # fmt: skip
     if scaling.beta_fast <= scaling.beta_slow:

@@ -93,6 +93,20 @@ def test_yarn_counts_positions_from_the_original_ones() -> None:
     assert read(TINY_LLAMA, max_position_embeddings=99999, rope_scaling=YARN).max_positions == 99999
 
 
+def test_truncate_stands_beside_the_layer_types_not_in_them() -> None:
+    """transformers reads it there alone: elsewhere it is a key without effect."""
+    kinds = ("full_attention", "sliding_attention")
+    inner = {kind: {"rope_theta": 1e6, **YARN, "truncate": False} for kind in kinds}
+    tiny = dict(find_family("gemma3_text").tiny)
+    for truncate in (True, False):
+        values = {**tiny, "rope_parameters": {**inner, "truncate": truncate}}
+        _, model, unknown = read_model(Section(values, "config.json"), None)
+        assert [rope is not None and rope.yarn and rope.yarn.truncate for rope in (model.rope, model.local_rope)] == [
+            truncate, truncate,
+        ]  # fmt: skip
+        assert unknown == tuple(f"rope_parameters.{kind}.truncate" for kind in kinds)
+
+
 def test_longrope_is_for_the_short_factors_or_the_long() -> None:
     section = Section({**TINY_LLAMA, "rope_scaling": LONG}, "config.json")
     model = read_model(section, None)[1]
