@@ -74,4 +74,4 @@ def test_memory_of_a_conversion(tmp_path: Path) -> None:
 def test_memory_of_a_build(large_checkpoint: Path, tmp_path: Path) -> None:
     """It does not grow with the model: of 110 MB of weights, some blocks are in memory at a time."""
     most, forecast = resident(tmp_path / "e", "build", "--checkpoint_dir", large_checkpoint)
-    assert most < forecast < min(2 * most, 130 << 20)
+    assert most < forecast < 2 * most
