@@ -5,6 +5,7 @@ are alive gives wrong numbers here too.
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -42,13 +43,30 @@ class RefSession:
 
     def run(self, batch: StepBatch) -> StepResult:
         """One pass over the plan's steps, then one draw per sampled row."""
+        return self.run_tapped(batch, ())[0]
+
+    def run_tapped(
+        self, batch: StepBatch, steps: Sequence[str]
+    ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
+        """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
+        wanted, tapped = frozenset(steps), dict[str, dict[str, Float32]]()
         for step in self._steps:
             inputs = [self._value(name, batch) for name in step.inputs]
             call = Call(inputs=inputs, attrs=step.attrs, batch=batch, kv=self.kv)
             self._store(step, [result.copy() for result in find_op(step.op).reference(call)], batch)
+            if step.name in wanted:
+                tapped[step.name] = {
+                    name: self._view(self._buffers[name], batch).copy() for name in step.outputs if name
+                }
         logits = self._view(self._buffers[self._logits], batch)
         drawn = sample(logits, batch.sample)
-        return dataclasses.replace(drawn, logits=logits.copy()) if batch.want_logits else drawn
+        return (dataclasses.replace(drawn, logits=logits.copy()) if batch.want_logits else drawn), tapped
+
+    def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
+        """Keys and values of a block."""
+        keys, values = self.kv.keys[layer, block], self.kv.values[layer, block]
+        scales = self.kv.key_scales[layer, block], self.kv.value_scales[layer, block]
+        return keys * scales[0][..., None], values * scales[1][..., None]
 
     def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
         """Draw from given logits."""

@@ -18,7 +18,7 @@ from ingot.configs.sizes import format_bytes
 from ingot.dtypes import Precision
 from ingot.engine import is_engine, read_manifest, read_plan
 from ingot.errors import UsageError
-from ingot.manifest import MANIFEST_NAME
+from ingot.manifest import MANIFEST_NAME, Fact
 from ingot.plan import Plan, Step, Weight
 
 BALANCE = 8.0  # operations per byte, assumed: `ingot bench` measures what a machine really does
@@ -117,6 +117,7 @@ def _inspect_engine(path: Path) -> Inspection:
         "kv": {**write_record(plan.kv), "bytes_per_token": block}, "arena_bytes": plan.arena_bytes,
         "weight_bytes": plan.weight_bytes, "steps": [dataclasses.asdict(each) for each in facts],
         "parts": {part.name: {"bytes": part.nbytes, "sha256": part.sha256} for part in manifest.parts},
+        "sources": dict(manifest.sources), "passport": dict(manifest.passport),
     }  # fmt: skip
     head = [
         f"Engine for {manifest.target} in {manifest.precision}, built by ingot {manifest.ingot_version}",
@@ -126,9 +127,18 @@ def _inspect_engine(path: Path) -> Inspection:
         f"KV cache    {plan.kv.dtype.value}, {format_bytes(block)} a token, {plan.kv.tokens_per_block} tokens a block",
         "tokens      " + ", ".join(f"{key} {value}" for key, value in tokens.items()),
         *(f"part        {part.name}: {format_bytes(part.nbytes)}" for part in manifest.parts),
+        *(f"source      {name} {sha256}" for name, sha256 in manifest.sources.items()),
+        *_passport_lines(manifest.passport),
         "",
     ]
     return Inspection(text="\n".join([*head, *_step_table(facts)]), document=document)
+
+
+def _passport_lines(passport: Mapping[str, Fact]) -> list[str]:
+    if not passport:
+        return []
+    words = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in passport.items())
+    return [f"passport    {', '.join(words)}"]
 
 
 def _step_table(facts: list[StepFacts]) -> list[str]:

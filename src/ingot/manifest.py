@@ -49,6 +49,8 @@ class Manifest:
     capabilities  what a session of this engine can do
     ranks         number of rank files
     eos_ids       tokens that end a sequence
+    sources       file → SHA-256 of what the engine's Checkpoint was made from; empty where that is not known
+    passport      how the engine compared with its source (`ingot verify --against ... --store_passport`); empty: never
     """
 
     ingot_version: str
@@ -62,6 +64,8 @@ class Manifest:
     bos_id: int | None
     pad_id: int | None
     parts: tuple[Part, ...]
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    passport: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
     activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
 
     def part(self, name: str) -> Part | None:
@@ -76,6 +80,8 @@ class Manifest:
             "manifest_sha256": "",
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "model": dict(self.model),
+            "sources": dict(self.sources),
+            "passport": dict(self.passport),
             "activation_errors": dict(self.activation_errors),
             "limits": dataclasses.asdict(self.limits),
             "parts": [
