@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.exceptions
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
@@ -176,7 +177,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 class _Generation(jinja2.ext.Extension):
     """{% generation %} ... {% endgeneration %}, which marks what the model wrote: the text itself, unchanged."""
 
-    tags = {"generation"}  # noqa: RUF012: jinja2 declares it so
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -201,7 +202,7 @@ class _Dict:
 class _Namespace(jinja2.utils.Namespace):
     """`namespace` inside templates; names that begin with _ lead to Python's insides."""
 
-    def __init__(*args: Any, **values: Any) -> None:  # noqa: N805: namespace(self=...) must work
+    def __init__(*args: Any, **values: Any) -> None:
         self, args = args[0], args[1:]
         given = dict(*args, **values)
         for name in given:
@@ -215,7 +216,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _refuse_underscore(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.sandbox.SecurityError(f"a namespace cannot hold {name!r}")
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:

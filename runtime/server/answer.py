@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from starlette.types import Receive, Scope, Send
 
-from ingot.runtime.server.api_error import ApiError, ClientGone
+from ingot.runtime.server.api_error import ApiError, ClientGoneError
 from ingot.runtime.server.replies import Json, Writer, usage
 from ingot.runtime.server.service import Generation, Service
 
@@ -60,7 +60,7 @@ class Answer:
         outcome = "done"
         try:
             await (self._send_stream(send) if self._stream else self._send_whole(send))
-        except ClientGone:
+        except ClientGoneError:
             outcome = "client gone"
         except ApiError as error:
             outcome = error.code or error.kind
@@ -86,7 +86,7 @@ class Answer:
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._generation.inbox.interrupt(ClientGone())
+        self._generation.inbox.interrupt(ClientGoneError())
 
     async def _send_stream(self, send: Send) -> None:
         unfinished = self._generation.count
@@ -126,9 +126,7 @@ class Answer:
         if self._status:
             await self._send(send, b"data: " + body + b"\n\n", more=False)
             return
-        await self._start(
-            send, error.status, "application/json", {"content-length": str(len(body)), **error.headers}
-        )
+        await self._start(send, error.status, "application/json", {"content-length": str(len(body)), **error.headers})
         await self._send(send, body, more=False)
 
     async def _start(self, send: Send, status: int, media: str, headers: Mapping[str, str]) -> None:

@@ -30,7 +30,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
-class ClientGone(Exception):
+class ClientGoneError(Exception):
     """Nobody is there to answer."""
 
 

@@ -18,10 +18,9 @@ from ingot.configs.sampling import SamplingParams
 from ingot.errors import RequestError
 from ingot.runtime.admission import read_ids
 from ingot.runtime.server.answer import Answer
-from ingot.runtime.server.api_error import ApiError, ClientGone, not_ready, refused
+from ingot.runtime.server.api_error import ApiError, ClientGoneError, not_ready, refused
 from ingot.runtime.server.asking import chat_params, chat_prompt, completion_params, text_requests
 from ingot.runtime.server.guard import Guard, limited_body
-from ingot.runtime.server.health import Pulse
 from ingot.runtime.server.openapi import document
 from ingot.runtime.server.protocol import (
     AnyBody,
@@ -63,8 +62,8 @@ _ELSEWHERE = {
 class Api:
     """The handlers."""
 
-    def __init__(self, service: Service, pulse: Pulse) -> None:
-        self._service, self._pulse, self._config = service, pulse, service.config
+    def __init__(self, service: Service) -> None:
+        self._service, self._config = service, service.config
         engine = service.runner.engine
         self._names = self._config.model_names or (engine.directory.resolve().name,)
         digest = hashlib.sha256(engine.manifest.to_json().encode()).hexdigest()
@@ -226,7 +225,7 @@ class Api:
     def _why_not(self) -> str | None:
         if self._service.texts.failure is not None:
             return f"the step loop has died: {self._service.texts.failure!r}"
-        return "the server is shutting down" if self._service.draining else self._pulse.stalled()
+        return "the server is shutting down" if self._service.draining else self._service.pulse.stalled()
 
     async def _read(self, request: Request, kind: type[AnyBody]) -> AnyBody:
         data = await limited_body(request, self._config.max_body_bytes, self._config.body_timeout)
@@ -284,7 +283,7 @@ class Api:
         return {"id": name, "object": "model", "created": created, "owned_by": "ingot"}
 
 
-def make_app(service: Service, pulse: Pulse) -> Starlette:
+def make_app(service: Service) -> Starlette:
     """The ASGI application."""
     config = service.config
     middleware = [Middleware(Guard, api_keys=config.api_keys)]
@@ -294,9 +293,9 @@ def make_app(service: Service, pulse: Pulse) -> Starlette:
         )
         middleware.insert(0, cors)
     handlers: dict[Any, Any] = {
-        ApiError: _api_error, ClientGone: _client_gone, HTTPException: _http_error, Exception: _our_fault,
+        ApiError: _api_error, ClientGoneError: _client_gone, HTTPException: _http_error, Exception: _our_fault,
     }  # fmt: skip
-    return Starlette(routes=Api(service, pulse).routes(), middleware=middleware, exception_handlers=handlers)
+    return Starlette(routes=Api(service).routes(), middleware=middleware, exception_handlers=handlers)
 
 
 def _checked(make: Callable[[], SamplingParams]) -> SamplingParams:
@@ -310,7 +309,7 @@ async def _api_error(request: Request, error: ApiError) -> Response:
     return JSONResponse(error.body(), error.status, error.headers)
 
 
-async def _client_gone(request: Request, error: ClientGone) -> Response:
+async def _client_gone(request: Request, error: ClientGoneError) -> Response:
     return Response(status_code=499)
 
 

@@ -41,9 +41,7 @@ def chat_params(asked: ChatRequest, defaults: GenerationDefaults) -> SamplingPar
     return _params(asked, defaults, max_tokens=next(iter(limits), None), logprobs=logprobs)
 
 
-def text_requests(
-    asked: Generate, prompts: Sequence[str | Sequence[int]], params: SamplingParams
-) -> list[TextRequest]:
+def text_requests(asked: Generate, prompts: Sequence[str | Sequence[int]], params: SamplingParams) -> list[TextRequest]:
     """One per prompt."""
     return [
         TextRequest(prompt=prompt, params=params, priority=asked.priority, cache_salt=asked.cache_salt)

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ingot.runtime.server.api_error import ApiError, ClientGone
+from ingot.runtime.server.api_error import ApiError, ClientGoneError
 
 _OPEN = ("/health", "/version", "/metrics", "/openapi.json")  # and "/", without a key
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
@@ -81,8 +81,8 @@ async def limited_body(request: Request, limit: int, seconds: float) -> bytes:
     try:
         return await asyncio.wait_for(read(), seconds)
     except ClientDisconnect:
-        raise ClientGone from None
-    except (TimeoutError, asyncio.TimeoutError):  # noqa: UP041: two classes before Python 3.11
+        raise ClientGoneError from None
+    except asyncio.TimeoutError:
         raise ApiError(408, f"the body did not arrive within {seconds:g} s", kind="timeout") from None
 
 

@@ -1,7 +1,7 @@
 """Whether tokens flow: a thread of its own looks at the executor, and anybody may ask without waiting for anything.
 
-    ready    no work, or a step that ended a moment ago
-    stalled  work, and no step has ended for `stall_timeout`; or the executor does not even answer
+ready    no work, or a step that ended a moment ago
+stalled  work, and no step has ended for `stall_timeout`; or the executor does not even answer
 """
 
 import threading

@@ -1,6 +1,6 @@
 """uvicorn with the manners that a server of long answers needs: a first SIGTERM drains, a second one ends at once.
 
-    SIGTERM ─▶ new requests: 503, readiness: 503 ─▶ running ones end, at most drain_timeout ─▶ exit 0
+SIGTERM ─▶ new requests: 503, readiness: 503 ─▶ running ones end, at most drain_timeout ─▶ exit 0
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ingot.runtime.server.api_error import shutting_down
+from ingot.runtime.server.app import make_app
 from ingot.runtime.server.service import Service
 
 _LOG = logging.getLogger("ingot.server")
@@ -40,13 +41,13 @@ def _protocol(head_timeout: float) -> type[H11Protocol]:
 
 
 class HttpServer(uvicorn.Server):
-    """Runs an app on the loop of its service. `on_start` gets the address once it listens."""
+    """Runs the app on the loop of its service. `on_start` gets the address once it listens."""
 
-    def __init__(self, app: object, service: Service, on_start: Callable[[str, int], None]) -> None:
+    def __init__(self, service: Service, on_start: Callable[[str, int], None]) -> None:
         config = service.config
         super().__init__(
             uvicorn.Config(
-                app,  # type: ignore[arg-type]
+                make_app(service),
                 host=config.host,
                 port=config.port,
                 http=_protocol(config.body_timeout),
@@ -66,7 +67,7 @@ class HttpServer(uvicorn.Server):
         self._watch: asyncio.Task[None] | None = None
         self.exit_code = 0
 
-    async def startup(self, sockets: object = None) -> None:  # type: ignore[override]
+    async def startup(self, sockets: object = None) -> None:
         """Listen, then say where."""
         await super().startup()
         if self.started:

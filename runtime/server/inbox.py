@@ -1,7 +1,7 @@
 """Events from the text thread to the event loop: at most one wake-up of the loop is under way, however many arrive.
 
-    text thread    put ─▶ [event event event]          a slow reader finds all of them at once; they never hold more
-    event loop     take ◀─────── everything            than the tokens that its own request asked for
+text thread    put ─▶ [event event event]          a slow reader finds all of them at once; they never hold more
+event loop     take ◀─────── everything            than the tokens that its own request asked for
 """
 
 import asyncio

@@ -61,4 +61,3 @@ class Metrics:
 
     def _counter(self, name: str, words: str, *labels: str) -> Counter:
         return Counter(name, words, labels, registry=self.registry)
-

@@ -137,6 +137,4 @@ def _path_parameter(name: str) -> Json:
 
 def _errors(codes: tuple[str, ...]) -> Json:
     schema = {"$ref": _REF.format(model="Error")}
-    return {
-        code: {"description": _WORDS[code], "content": {"application/json": {"schema": schema}}} for code in codes
-    }
+    return {code: {"description": _WORDS[code], "content": {"application/json": {"schema": schema}}} for code in codes}

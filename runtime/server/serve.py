@@ -14,8 +14,6 @@ from ingot.configs.generation import read_generation_defaults
 from ingot.configs.serve import ServeConfig
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.model_runner import ModelRunner
-from ingot.runtime.server.app import make_app
-from ingot.runtime.server.health import Pulse
 from ingot.runtime.server.http_server import HttpServer
 from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.server.service import Service
@@ -33,25 +31,23 @@ def serve(
 ) -> int:
     """Serve until a signal; the exit code. Raises IngotError before it listens. on_start: gets host and port."""
     _set_up_logs(as_json=config.log_json)
+    runner = open_runner()
     tokenizer = Tokenizer.from_dir(engine_dir)
     templates = ChatTemplates.from_dir(engine_dir, config.chat_template)
+    defaults = read_generation_defaults(engine_dir)
     if templates.built_in and config.chat_template is None:
         warn("the engine has no chat template: chat completions use chatml; --chat_template FILE gives another")
-    defaults = read_generation_defaults(engine_dir)
     for setting in defaults.not_followed:
         warn(f"generation_config.json: {setting} is not followed in this version")
     if config.is_public and not config.api_keys:
         warn(f"{config.host} may be reached from other machines, and no --api_key is set: anybody may use the engine")
-    runner = open_runner()
 
     async def run() -> int:
-        pulse = Pulse(runner, config.stall_timeout)
         service = Service(runner, tokenizer, templates, defaults, config, Metrics())
-        server = HttpServer(make_app(service, pulse), service, on_start)
+        server = HttpServer(service, on_start)
         try:
             await server.serve()
         finally:
-            pulse.close()
             _close(service)
         return server.exit_code if server.started else 1
 

@@ -19,6 +19,7 @@ from ingot.errors import IngotError
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.server.api_error import ApiError, cancelled, failed, refused, shutting_down, timed_out
+from ingot.runtime.server.health import Pulse
 from ingot.runtime.server.inbox import Crossing, Inbox
 from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.text_loop import TextLoop
@@ -45,7 +46,7 @@ class Generation:
         self._times: dict[tuple[int, int], tuple[float, float, int]] = {}
 
     async def events(self) -> list[TextEvent]:
-        """What is new; empty when poked. Raises ApiError and ClientGone."""
+        """What is new; empty when poked. Raises ApiError and ClientGoneError."""
         events = []
         for when, event in await self.inbox.take():
             if event.error is not None:
@@ -104,6 +105,7 @@ class Service:
         self.runner, self.tokenizer, self.templates = runner, tokenizer, templates
         self.defaults, self.config, self.metrics = defaults, config, metrics
         self.texts = TextLoop(runner, tokenizer)
+        self.pulse = Pulse(runner, config.stall_timeout)
         self.active: dict[str, Generation] = {}  # by answer_id
         self.answers: set[Looked] = set()
         self._discarded: set[asyncio.Task[None]] = set()
@@ -192,9 +194,7 @@ class Service:
         self.draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), self.config.drain_timeout or 0.001)
-        except TimeoutError:
-            return False
-        except asyncio.TimeoutError:  # noqa: UP041: another class before Python 3.11
+        except asyncio.TimeoutError:
             return False
         return True
 
@@ -205,6 +205,7 @@ class Service:
 
     def close(self) -> None:
         """End the threads and release the engine; waits for the step that runs."""
+        self.pulse.close()
         self.texts.close()
         self.runner.close()
         self._work.shutdown()

@@ -53,9 +53,17 @@ FENCES = {
     "click": ("ingot.cli",),
     "rich": ("ingot.cli",),
     "tokenizers": ("ingot.runtime.tokenizer",),
+    "jinja2": ("ingot.runtime.chat_template",),
+    "pydantic": ("ingot.runtime.server.protocol",),
+    "pydantic_core": ("ingot.runtime.server.protocol",),
+    "prometheus_client": ("ingot.runtime.server.metrics",),
+    "starlette": ("ingot.runtime.server",),
+    "uvicorn": ("ingot.runtime.server.http_server",),
     "ingot._cpu": ("ingot.plugins.cpu.target",),
 }
-OPTIONAL = {"torch", "tensorrt", "cuda"}  # extras: may be imported inside functions
+OPTIONAL = {  # extras: may be imported inside functions
+    "torch", "tensorrt", "cuda", "jinja2", "pydantic", "pydantic_core", "prometheus_client", "starlette", "uvicorn",
+}  # fmt: skip
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:

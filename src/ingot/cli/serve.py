@@ -23,7 +23,9 @@ _seconds = click.FloatRange(min=0)
 @click.option("--api_key", "api_keys", multiple=True, metavar="KEY", help="Opens the door; may be given several times.")
 @click.option("--api_key_file", type=click.Path(path_type=Path), help="One key per line; not seen in process lists.")
 @click.option("--chat_template", metavar="F|chatml", help="jinja2 file, or chatml. Unless given: the engine's own.")
-@click.option("--served_model_name", "model_names", multiple=True, metavar="NAME", help="Unless given: the directory's.")
+@click.option(
+    "--served_model_name", "model_names", multiple=True, metavar="NAME", help="Unless given: the directory's."
+)
 @click.option("--max_queue", type=click.IntRange(min=0), default=256, show_default=True,
               help="Sequences that may wait; more are answered 429.")  # fmt: skip
 @click.option("--max_body_size", type=byte_size, default="4MiB", show_default=True, help="Of one request.")
