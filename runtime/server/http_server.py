@@ -18,6 +18,7 @@ from ingot.runtime.server.service import Service
 
 _LOG = logging.getLogger("ingot.server")
 _LAST_WORDS = 2.0  # seconds in which answers that were cut short are sent
+_LAST_LOOK = 5.0  # seconds in which a server whose step loop died still tells why it is not ready
 
 
 def _protocol(head_timeout: float) -> type[H11Protocol]:
@@ -101,7 +102,7 @@ class HttpServer(uvicorn.Server):
         while self._service.texts.failure is None:
             await asyncio.sleep(0.25)
         print(f"error: the step loop has died: {self._service.texts.failure!r}", file=sys.stderr, flush=True)
-        await asyncio.sleep(5)  # whoever asks about readiness learns why
+        await asyncio.sleep(_LAST_LOOK)
         care.cancel()
         self.exit_code = 1
         self.should_exit = True

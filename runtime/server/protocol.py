@@ -71,6 +71,8 @@ Token = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 Ids = Annotated[list[Token], Field(min_length=1, fail_fast=True)]  # one complaint, however long the list
 Batch = Annotated[list[str] | list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]  # OpenAI's ranges, here and below
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -95,20 +97,20 @@ class Generate(Body):
     """What completions and chat completions share."""
 
     max_tokens: Count | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], float] | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     # beyond OpenAI's: extra_body of its client
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     min_tokens: Count = 0
     stop_token_ids: list[Token] = []
     bad_words: list[Text] = []

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from openai.types import Completion, CompletionChoice
@@ -14,12 +15,17 @@ pytestmark = pytest.mark.native
 MESSAGES: Any = [{"role": "system", "content": "You tell stories."}, {"role": "user", "content": "Once upon a time"}]
 
 
-def greedy(served: Served, prompt: list[int], count: int) -> str:
-    """What ModelRunner makes of a prompt, as text."""
-    ids = served.runner.generate([prompt], max_new_tokens=count)[0, 0, len(prompt) :].tolist()
-    detokenizer = served.service.tokenizer.detokenizer(prompt)
-    ends = served.runner.facts.end_ids
-    return detokenizer.push([token for token in ids if token not in ends]) + detokenizer.finish()
+def greedy(served: Served, prompts: list[list[int]], count: int) -> list[str]:
+    """What ModelRunner makes of prompts, as text."""
+    out = served.runner.generate(prompts, max_new_tokens=count, return_dict=True)
+    texts = []
+    for prompt, ids, lengths in zip(prompts, out["output_ids"], out["sequence_lengths"], strict=True):
+        detokenizer = served.service.tokenizer.detokenizer(prompt)
+        tokens = [
+            token for token in ids[0, len(prompt) : lengths[0]].tolist() if token not in served.runner.facts.end_ids
+        ]
+        texts.append(detokenizer.push(tokens) + detokenizer.finish())
+    return texts
 
 
 def strictly(kind: Any, value: Any) -> None:
@@ -38,7 +44,7 @@ def test_completions_of_all_kinds_of_prompts(served: Served) -> None:
     client, tokenizer = served.client(), served.service.tokenizer
     texts = text_prompts(3)
     ids = [tokenizer.encode(text) for text in texts]
-    expected = [greedy(served, each, 12) for each in ids]
+    expected = greedy(served, ids, 12)
     for prompt, count in ((texts[0], 1), (ids[0], 1), (texts, 3), (ids, 3)):
         answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=12, temperature=0)  # type: ignore[arg-type]
         strictly(Completion, answer)
@@ -76,14 +82,14 @@ def test_chat(served: Served) -> None:
     strictly(ChatCompletion, answer)
     (choice,) = answer.choices
     ids = served.service.tokenizer.encode(served.service.templates.render(MESSAGES))
-    assert choice.message.content == greedy(served, ids, 9)
+    assert [choice.message.content] == greedy(served, [ids], 9)
     assert choice.finish_reason == "length"
     assert choice.logprobs is not None
     content = choice.logprobs.content or []
     assert "".join(each.token for each in content) == choice.message.content
     for each in content:
         assert bytes(each.bytes or []).decode() == each.token
-        assert [top.token for top in each.top_logprobs][0] == each.token, "greedy takes the likeliest"
+        assert each.top_logprobs[0].token == each.token, "greedy takes the likeliest"
         assert each.top_logprobs[0].logprob == each.logprob > each.top_logprobs[1].logprob
     pieces = list(
         client.chat.completions.create(
@@ -108,9 +114,9 @@ def test_echo_with_logprobs_scores_a_prompt(served: Served) -> None:
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 0
     scores = choice.logprobs.token_logprobs or []
-    (result,) = served.runner.generate(
-        [ids], max_new_tokens=1, return_dict=True, output_context_logits=True
-    )["context_logits"]
+    (result,) = served.runner.generate([ids], max_new_tokens=1, return_dict=True, output_context_logits=True)[
+        "context_logits"
+    ]
     expected = [row[token] - (row.max() + _log_sum(row)) for row, token in zip(result, ids[1:], strict=False)]
     assert scores[0] is None
     assert scores[1:] == pytest.approx(expected, abs=1e-4)
@@ -132,8 +138,6 @@ def test_echo_with_logprobs_scores_a_prompt(served: Served) -> None:
 
 
 def _log_sum(row: Any) -> Any:
-    import numpy as np
-
     return np.log(np.exp(row - row.max()).sum())
 
 
@@ -172,7 +176,7 @@ def test_what_bears_on_the_draws(served: Served) -> None:
 
 def test_sixty_four_at_once(served: Served) -> None:
     prompts = text_prompts(64)
-    expected = [greedy(served, served.service.tokenizer.encode(prompt), 16) for prompt in prompts]
+    expected = greedy(served, [served.service.tokenizer.encode(prompt) for prompt in prompts], 16)
 
     async def all_of_them() -> list[str]:
         async with served.async_client() as client:
