@@ -5,6 +5,7 @@ SIGTERM ─▶ new requests: 503, readiness: 503 ─▶ running ones end, at mos
 
 import asyncio
 import logging
+import socket
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -17,6 +18,7 @@ from ingot.runtime.server.app import make_app
 from ingot.runtime.server.service import Service
 
 _LOG = logging.getLogger("ingot.server")
+_SEND_BUFFER = 128 << 10  # bytes that the kernel keeps for a client that does not read
 _LAST_WORDS = 2.0  # seconds in which answers that were cut short are sent
 _LAST_LOOK = 5.0  # seconds in which a server whose step loop died still tells why it is not ready
 
@@ -28,6 +30,7 @@ def _protocol(head_timeout: float) -> type[H11Protocol]:
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self.app_state = {**self.app_state, "abort": transport.abort}
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
             self._silent = self.loop.call_later(head_timeout, self._cut_if_silent)
 
         def connection_lost(self, exc: Exception | None) -> None:

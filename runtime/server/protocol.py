@@ -48,6 +48,7 @@ REFUSED: Mapping[str, str] = {
     "web_search_options": "the server searches nothing",
     "moderation": "the server moderates nothing",
     "prompt_cache_retention": "cached blocks stay while there is room",
+    "prompt_cache_options": "cached blocks stay while there is room",
     "guided_json": f"guided decoding: {_NOT_YET}",
     "guided_regex": f"guided decoding: {_NOT_YET}",
     "guided_choice": f"guided decoding: {_NOT_YET}",
@@ -245,10 +246,16 @@ def _unknown(name: str, kind: type[Body]) -> ApiError:
 
 
 def _wrong(error: pydantic.ValidationError) -> ApiError:
-    """The first complaint; of a union, the longest place, which is the nearest miss."""
+    """The first complaint; of a union, that of the branch which came nearest: right types first, then the depth."""
     found = error.errors(include_url=False, include_context=False)
-    first = max((each for each in found if each["loc"][:1] == found[0]["loc"][:1]), key=lambda each: len(each["loc"]))
-    place = ".".join(str(part) for part in first["loc"] if not _is_type_name(part))
+    places = [[str(part) for part in each["loc"] if not _is_type_name(part)] for each in found]
+
+    def nearness(index: int) -> tuple[bool, int]:
+        return not found[index]["type"].endswith("_type"), len(places[index])
+
+    same_field = [index for index in range(len(found)) if places[index][:1] == places[0][:1]]
+    nearest = max(same_field, key=nearness)
+    first, place = found[nearest], ".".join(places[nearest])
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"unknown field {place!r}", param=place, code="unknown_parameter")
     if first["type"] == "missing":

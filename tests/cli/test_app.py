@@ -1,6 +1,7 @@
 """The frame of the command line: names, typos, help, and how errors become words and exit codes."""
 
 import errno
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,10 +59,28 @@ def test_underscores_and_hyphens_are_the_same(option: str, capsys: pytest.Captur
     assert "does-not-exist" in capsys.readouterr().err
 
 
-def test_serve_and_later_benches_are_refused_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    for args in (["serve", "--engine_dir", "e", "--port", "8000"], ["bench", "kernels"]):
-        assert app.run(args) == 1
-        assert "does not exist in this version" in capsys.readouterr().err
+def test_later_benches_are_refused_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["bench", "kernels"]) == 1
+    assert "does not exist in this version" in capsys.readouterr().err
+
+
+def test_serve_says_what_to_install(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("ingot.runtime.server")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert app.run(["serve", "--engine_dir", "e"]) == 2
+    assert "pip install 'ingot[serve]'" in capsys.readouterr().err
+
+
+def test_serve_refuses_wrong_values(capsys: pytest.CaptureFixture[str]) -> None:
+    for args, words in (
+        (["--engine_dir", "e"], "e"), (["--engine_dir", "e", "--request_timeout", "0"], "request_timeout"),
+        (["--engine_dir", "e", "--api_key", " "], "API key"), (["--engine_dir", "e", "--api_key_file", "e"], "API keys"),
+    ):  # fmt: skip
+        assert app.run(["serve", *args]) in (1, 2)
+        err = capsys.readouterr().err
+        assert words in err
+        assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def survives(served: Served, count: int, seed: int) -> None:
 
 
 def test_a_few_hundred(served: Served) -> None:
-    survives(served, 400, seed=1)
+    survives(served, 240, seed=1)
 
 
 @pytest.mark.slow

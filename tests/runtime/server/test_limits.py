@@ -110,7 +110,7 @@ def test_a_slow_reader_stalls_nobody(served: Served) -> None:
 
 def test_who_never_reads_is_cut_off(strict: Served, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ingot.server"):
-        deaf = open_socket(strict, {**LONG, "stream": True, "logprobs": 20, "n": 3, "echo": False}, key=KEYS[0])
+        deaf = open_socket(strict, {**LONG, "stream": True, "logprobs": 20, "n": 3}, key=KEYS[0])
         assert eventually(lambda: bool(strict.service.active))
         assert eventually(lambda: not strict.service.active, 15)
     assert [record.getMessage() for record in caplog.records] == ["client does not read"]
