@@ -41,11 +41,12 @@ class Pulse:
         self._thread.join(timeout=1)
 
     def _watch(self) -> None:
+        was_idle = True
         while not self._end.wait(_PERIOD):
             self.stats = self._executor.stats()
             seconds = self._executor.session_seconds()
             now = time.monotonic()
             idle = not (self.stats["requests_running"] or self.stats["requests_waiting"])
-            if idle or seconds != self._seconds:
+            if idle or was_idle or seconds != self._seconds:
                 self._moved = now
-            self._seconds, self._looked = seconds, now
+            self._seconds, self._looked, was_idle = seconds, now, idle

@@ -95,7 +95,7 @@ def _post(
     schemas[kind.__name__] = schema
     answer: Json = {"application/json": {"schema": _ANSWER if stream else _OBJECT}}
     if stream:
-        answer["text/event-stream"] = {"schema": {"type": "string"}}
+        answer["text/event-stream"] = {}
     body = {"application/json": {"schema": {"$ref": _REF.format(model=kind.__name__)}}}
     return {
         "post": {

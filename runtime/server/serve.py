@@ -30,7 +30,6 @@ def serve(
     on_start: Callable[[str, int], None],
 ) -> int:
     """Serve until a signal; the exit code. Raises IngotError before it listens. on_start: gets host and port."""
-    _set_up_logs(as_json=config.log_json)
     runner = open_runner()
     tokenizer = Tokenizer.from_dir(engine_dir)
     templates = ChatTemplates.from_dir(engine_dir, config.chat_template)
@@ -41,6 +40,8 @@ def serve(
         warn(f"generation_config.json: {setting} is not followed in this version")
     if config.is_public and not config.api_keys:
         warn(f"{config.host} may be reached from other machines, and no --api_key is set: anybody may use the engine")
+
+    _set_up_logs(as_json=config.log_json)
 
     async def run() -> int:
         service = Service(runner, tokenizer, templates, defaults, config, Metrics())

@@ -75,7 +75,8 @@ def test_serve_says_what_to_install(capsys: pytest.CaptureFixture[str], monkeypa
 def test_serve_refuses_wrong_values(capsys: pytest.CaptureFixture[str]) -> None:
     for args, words in (
         (["--engine_dir", "e"], "e"), (["--engine_dir", "e", "--request_timeout", "0"], "request_timeout"),
-        (["--engine_dir", "e", "--api_key", " "], "API key"), (["--engine_dir", "e", "--api_key_file", "e"], "API keys"),
+        (["--engine_dir", "e", "--api_key", " "], "API key"),
+        (["--engine_dir", "e", "--api_key_file", "e"], "API keys"),
     ):  # fmt: skip
         assert app.run(["serve", *args]) in (1, 2)
         err = capsys.readouterr().err

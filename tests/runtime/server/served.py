@@ -24,7 +24,7 @@ from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.server.service import Service
 from ingot.runtime.tokenizer import Tokenizer
 
-CONFIG = ServeConfig(port=0, model_names=("tiny",), stall_timeout=0.6, debug_hooks=True)
+CONFIG = ServeConfig(port=0, model_names=("tiny",), stall_timeout=3.0, debug_hooks=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

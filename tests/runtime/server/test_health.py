@@ -1,6 +1,7 @@
 """Readiness follows the tokens: a stuck step and a dead step loop are told, with the reason. Liveness is separate."""
 
 import concurrent.futures
+import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.runtime.server.served import Served, eventually, serving_engine
+from tests.runtime.server.served import CONFIG, Served, eventually, serving_engine
 
 pytestmark = pytest.mark.native
 
@@ -16,18 +17,18 @@ pytestmark = pytest.mark.native
 @pytest.fixture
 def own(engine: Path) -> Iterator[Served]:
     """A server for one test: what happens to it stays."""
-    with serving_engine(engine) as served:
+    with serving_engine(engine, dataclasses.replace(CONFIG, stall_timeout=1.0)) as served:
         yield served
 
 
 def test_a_stuck_step_is_told_and_forgiven(own: Served) -> None:
     with own.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
         assert http.get("/health/ready").json() == {"status": "ready"}
-        assert http.post("/debug/stall", json={"seconds": 2.5}).status_code == 202
         begin = time.monotonic()
+        assert http.post("/debug/stall", json={"seconds": 3}).status_code == 202
         waiting = pool.submit(http.post, "/v1/completions", json={"prompt": "The prince", "max_tokens": 4})
         assert eventually(lambda: http.get("/health/ready").status_code == 503)
-        assert 0.5 < time.monotonic() - begin < 2, "stall_timeout is 0.6 s here"
+        assert 0.9 < time.monotonic() - begin < 5, "stall_timeout is 1 s here"
         answer = http.get("/health/ready")
         assert "no step has ended for" in answer.json()["reason"]
         assert int(answer.headers["retry-after"]) > 0
@@ -39,7 +40,7 @@ def test_a_stuck_step_is_told_and_forgiven(own: Served) -> None:
 
 
 def test_an_idle_server_is_ready(own: Served) -> None:
-    time.sleep(1)
+    time.sleep(1.2)
     assert httpx.get(f"{own.url}/health").status_code == 200
 
 

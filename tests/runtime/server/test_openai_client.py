@@ -46,7 +46,7 @@ def test_completions_of_all_kinds_of_prompts(served: Served) -> None:
     ids = [tokenizer.encode(text) for text in texts]
     expected = greedy(served, ids, 12)
     for prompt, count in ((texts[0], 1), (ids[0], 1), (texts, 3), (ids, 3)):
-        answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=12, temperature=0)  # type: ignore[arg-type]
+        answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=12, temperature=0)
         strictly(Completion, answer)
         assert [choice.text for choice in answer.choices] == expected[:count]
         assert [choice.index for choice in answer.choices] == list(range(count))
@@ -146,7 +146,7 @@ def test_what_bears_on_the_draws(served: Served) -> None:
 
     def complete(**options: Any) -> CompletionChoice:
         base: dict[str, Any] = {"model": "tiny", "prompt": "The prince", "max_tokens": 24, "temperature": 0}
-        choice = client.completions.create(**{**base, **options}).choices[0]
+        choice: CompletionChoice = client.completions.create(**{**base, **options}).choices[0]
         return choice
 
     free = complete()
@@ -184,7 +184,7 @@ def test_sixty_four_at_once(served: Served) -> None:
             async def one(place: int) -> str:
                 options: Any = {"model": "tiny", "prompt": prompts[place], "max_tokens": 16, "temperature": 0}
                 if place % 2:
-                    return (await client.completions.create(**options)).choices[0].text
+                    return str((await client.completions.create(**options)).choices[0].text)
                 pieces = await client.completions.create(**options, stream=True)
                 return "".join([piece.choices[0].text async for piece in pieces])
 
