@@ -136,7 +136,7 @@ def test_bench_serve_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str], 
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
     args = ["bench", "serve", "--engine_dir", str(tmp_path / "none"), "--trace", str(trace)]
-    assert app.run(args) == 1
-    assert "add --offline" in capsys.readouterr().err
+    assert app.run(args) == 2
+    assert "--url URL, or --offline" in capsys.readouterr().err
     assert app.run([*args, "--offline"]) == 1
     assert str(tmp_path / "none") in capsys.readouterr().err

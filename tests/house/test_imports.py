@@ -58,11 +58,13 @@ FENCES = {
     "pydantic_core": ("ingot.runtime.server.protocol",),
     "prometheus_client": ("ingot.runtime.server.metrics",),
     "starlette": ("ingot.runtime.server",),
+    "matplotlib": ("ingot.bench.plot",),
     "uvicorn": ("ingot.runtime.server.http_server",),
     "ingot._cpu": ("ingot.plugins.cpu.target",),
 }
 OPTIONAL = {  # extras: may be imported inside functions
     "torch", "tensorrt", "cuda", "jinja2", "pydantic", "pydantic_core", "prometheus_client", "starlette", "uvicorn",
+    "matplotlib",
 }  # fmt: skip
 
 
