@@ -147,7 +147,7 @@ class Answer:
 
     def _note(self, outcome: str) -> None:
         generation, seconds = self._generation, time.monotonic() - self._generation.arrived
-        self._service.metrics.answered(self._route, self._status, seconds, generation.prompt_tokens())
+        self._service.metrics.answered(self._route, self._status, seconds)
         _LOG.info(
             "%s", outcome,
             extra={

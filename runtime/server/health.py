@@ -6,6 +6,7 @@ stalled  work, and no step has ended for `stall_timeout`; or the executor does n
 
 import threading
 import time
+from collections.abc import Callable
 
 from ingot.runtime.executor import Stats
 from ingot.runtime.model_runner import ModelRunner
@@ -16,8 +17,9 @@ _PERIOD = 0.25  # seconds between two looks
 class Pulse:
     """The executor's heartbeat. `stats`: as of the last look."""
 
-    def __init__(self, runner: ModelRunner, stall_timeout: float) -> None:
-        self._executor, self._timeout = runner.executor, stall_timeout
+    def __init__(self, runner: ModelRunner, stall_timeout: float, on_look: Callable[[], None]) -> None:
+        """on_look: what else is to be done on this thread at every look."""
+        self._executor, self._timeout, self._on_look = runner.executor, stall_timeout, on_look
         self.stats: Stats = runner.stats()
         self._looked = self._moved = time.monotonic()
         self._seconds = 0.0  # that steps took so far: it grows with every step
@@ -50,3 +52,4 @@ class Pulse:
             if idle or was_idle or seconds != self._seconds:
                 self._moved = now
             self._seconds, self._looked, was_idle = seconds, now, idle
+            self._on_look()

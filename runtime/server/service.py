@@ -7,7 +7,6 @@ The event loop never waits for a step, a template or a tokenizer, and never for 
 """
 
 import asyncio
-import functools
 import math
 import time
 from collections.abc import Callable
@@ -26,14 +25,6 @@ from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
-
-_GAUGES = {
-    "requests_running": "Sequences that take part in steps.",
-    "requests_waiting": "Sequences in the queue.",
-    "blocks_total": "KV blocks.",
-    "blocks_used": "KV blocks that sequences hold.",
-    "blocks_cached": "KV blocks kept for their contents.",
-}
 
 
 class Generation:
@@ -84,6 +75,8 @@ class Generation:
             self._times[key] = (when, when, 0)
             if count:
                 self._metrics.first_token(when - self.arrived, count)
+                request = self.groups[event.index][event.sequence].request
+                self._metrics.first_step((request.started or when) - self.arrived, request.num_prompt)
             return
         first, last, more = self._times[key]
         if count:
@@ -114,13 +107,14 @@ class Service:
         self.runner, self.tokenizer, self.templates = runner, tokenizer, templates
         self.defaults, self.config, self.metrics = defaults, config, metrics
         self.texts = TextLoop(runner, tokenizer)
-        self.pulse = Pulse(runner, config.stall_timeout)
+        self.pulse = Pulse(runner, config.stall_timeout, metrics.count_steps)
         self.active: dict[str, Generation] = {}  # by answer_id
         self.answers: set[Looked] = set()
         self._discarded: set[asyncio.Task[None]] = set()
         self.draining = False
         self.sequences = 0  # in the executor, or on the way in or out
-        self._add_gauges()
+        metrics.watch(lambda: self.pulse.stats)
+        runner.executor.on_step = metrics.step
         self._capacity = runner.facts.limits.max_batch_size + config.max_queue
         self._work = ThreadPoolExecutor(4, thread_name_prefix="ingot text")
         self._control = ThreadPoolExecutor(2, thread_name_prefix="ingot control")
@@ -220,18 +214,6 @@ class Service:
         self.runner.close()
         self._work.shutdown()
         self._control.shutdown()
-
-    def _add_gauges(self) -> None:
-        for key, words in _GAUGES.items():
-            self.metrics.add_gauge(f"ingot_{key}", words, functools.partial(self._stat, key))
-        self.metrics.add_gauge("ingot_blocks_free", "KV blocks that hold nothing.", self._free_blocks)
-
-    def _stat(self, key: str) -> float:
-        return float(self.pulse.stats[key])  # type: ignore[literal-required]
-
-    def _free_blocks(self) -> float:
-        stats = self.pulse.stats
-        return stats["blocks_total"] - stats["blocks_used"] - stats["blocks_cached"]
 
     def _admit(self, count: int, timeout: float | None) -> None:
         if self.draining:

@@ -33,7 +33,8 @@ def test_closed_and_open_loops(behind_a_key: Served, capsys: pytest.CaptureFixtu
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code = run(
         "--url", behind_a_key.url, "--api_key", "key", "--concurrency", 3, "--rate", 40, "--trace", trace,
-        "--ignore_eos", "--num_requests", 8, "--length_scale", 1, "--ttft_ms", 1e5, "--tpot_ms", 1e5, "--plot", picture, "--json",
+        "--ignore_eos", "--num_requests", 8, "--length_scale", 1, "--ttft_ms", 1e5, "--tpot_ms", 1e5,
+        "--plot", picture, "--json",
     )  # fmt: skip
     assert code == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
