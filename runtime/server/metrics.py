@@ -67,10 +67,10 @@ class Metrics:
         self._queue.observe(seconds)
         self._prompt_tokens.inc(prompt_tokens)
 
-    def first_token(self, seconds: float, count: int) -> None:
-        """A sequence had its first `count` tokens."""
+    def first_token(self, seconds: float) -> None:
+        """A sequence had its first token."""
         self._ttft.observe(seconds)
-        self._tokens.inc(count)
+        self._tokens.inc()
 
     def more_tokens(self, seconds: float, count: int) -> None:
         """`count` further tokens, `seconds` after the one before them; together they share the time."""

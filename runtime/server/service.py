@@ -42,7 +42,7 @@ class Generation:
         self.deadline: asyncio.TimerHandle | None = None
         self.generated = 0  # tokens of all sequences
         self._metrics = metrics
-        # (prompt, sequence) → when its first and its last token came, and how many came after the first piece
+        # (prompt, sequence) → when its first and its last token came, and how many
         self._times: dict[tuple[int, int], tuple[float, float, int]] = {}
 
     async def events(self) -> list[TextEvent]:
@@ -71,19 +71,18 @@ class Generation:
     def _count(self, when: float, event: TextEvent) -> None:
         key, count = (event.index, event.sequence), len(event.token_ids)
         self.generated += count
-        if key not in self._times:
-            self._times[key] = (when, when, 0)
-            if count:
-                self._metrics.first_token(when - self.arrived, count)
-                request = self.groups[event.index][event.sequence].request
-                self._metrics.first_step((request.started or when) - self.arrived, request.num_prompt)
-            return
-        first, last, more = self._times[key]
-        if count:
+        first, last, tokens = self._times.get(key, (when, when, 0))
+        if count and not tokens:
+            request = self.groups[event.index][event.sequence].request
+            self._metrics.first_step((request.started or when) - self.arrived, request.num_prompt)
+            self._metrics.first_token(when - self.arrived)
+            self._metrics.more_tokens(0.0, count - 1)
+        elif count:
             self._metrics.more_tokens(when - last, count)
-            self._times[key] = first, when, more + count
-        if event.finish_reason is not None and more + count:
-            self._metrics.sequence_ended((when - first) / (more + count))
+        tokens += count
+        self._times[key] = (first, when if count else last, tokens)
+        if event.finish_reason is not None and tokens > 1:
+            self._metrics.sequence_ended((self._times[key][1] - first) / (tokens - 1))
 
 
 class Looked(Protocol):
