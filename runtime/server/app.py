@@ -1,8 +1,10 @@
 """The routes: OpenAI's, tokens, health, metrics. Each handler reads a body, asks the service, and answers."""
 
+import base64
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -37,6 +39,7 @@ from ingot.runtime.server.service import Generation, Service
 from ingot.runtime.server.stall import stalling_request
 from ingot.runtime.text_stream import TextRequest
 
+_PAGE = Path(__file__).with_name("page.html")
 _ELSEWHERE = {
     "embeddings": "the engine generates text; it gives no embeddings",
     "responses": "use /v1/chat/completions; the responses API does not exist in this version",
@@ -68,6 +71,8 @@ class Api:
         self._names = self._config.model_names or (engine.directory.resolve().name,)
         digest = hashlib.sha256(engine.manifest.to_json().encode()).hexdigest()
         self._fingerprint = f"ingot-{__version__}-{digest[:12]}"
+        self._page = _PAGE.read_bytes()
+        self._page_headers = {"content-security-policy": _policy(self._page), "x-content-type-options": "nosniff"}
         self._document = document(debug_hooks=self._config.debug_hooks)
 
     def routes(self) -> list[Route]:
@@ -86,6 +91,7 @@ class Api:
             ("GET", "/health/ready", self.ready),
             ("GET", "/version", self.version),
             ("GET", "/openapi.json", self.openapi),
+            ("GET", "/", self.page),
         ]
         if self._config.debug_hooks:
             table.append(("POST", "/debug/stall", self.stall))
@@ -212,6 +218,10 @@ class Api:
         """GET /openapi.json."""
         return JSONResponse(self._document)
 
+    async def page(self, request: Request) -> Response:
+        """GET /: chat with the engine in a browser."""
+        return Response(self._page, media_type="text/html; charset=utf-8", headers=self._page_headers)
+
     async def stall(self, request: Request) -> Response:
         """POST /debug/stall: the next step takes so long. Only with --debug_hooks."""
         asked = await self._read(request, StallRequest)
@@ -281,6 +291,16 @@ class Api:
         engine = self._service.runner.engine
         created = int((engine.directory / "config.json").stat().st_mtime)
         return {"id": name, "object": "model", "created": created, "owned_by": "ingot"}
+
+
+def _policy(page: bytes) -> str:
+    """Only the page's own script runs, and it talks to this server only."""
+    script = page.split(b"<script>")[1].split(b"</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
 
 
 def make_app(service: Service) -> Starlette:

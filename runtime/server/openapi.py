@@ -71,6 +71,7 @@ def document(*, debug_hooks: bool = False) -> Json:
         "/health": _get("As /health/ready.", ("503",)),
         "/health/live": _get("The server answers.", ()),
         "/health/ready": _get("Tokens flow, and new requests are welcome.", ("503",)),
+        "/": _get("A page to chat with the engine.", (), media="text/html"),
         "/version": _get("Version of ingot, and facts of the engine.", ()),
     }
     if debug_hooks:
