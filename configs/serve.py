@@ -30,7 +30,7 @@ class ServeConfig:
     api_keys: tuple[str, ...] = ()
     chat_template: str | None = None
     max_queue: int = 256
-    max_body_bytes: int = 4 << 20
+    max_body_bytes: int = 1 << 20
     request_timeout: float = 600.0
     body_timeout: float = 30.0
     write_timeout: float = 60.0

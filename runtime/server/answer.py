@@ -111,7 +111,12 @@ class Answer:
             for event in await self._generation.events():
                 self._writer.take(event.index * self._n + event.sequence, event)
                 unfinished -= event.finish_reason is not None
-        body = _json(self._writer.whole(self._usage()))
+        document, choices = self._writer.whole(self._usage())
+        written = []
+        for choice in choices:  # each may be large: let others have their turn
+            written.append(_json(choice))
+            await asyncio.sleep(0)
+        body = b"".join([_json(document)[:-1], b',"choices":[', b",".join(written), b"]}"])
         await self._start(send, 200, "application/json", {"content-length": str(len(body))})
         await self._send(send, body, more=False)
 

@@ -16,6 +16,7 @@ from ingot.runtime.server.api_error import ApiError
 
 MAX_CHOICES = 128  # OpenAI's limit of n
 MAX_PROMPTS = 2048
+MAX_MESSAGES = 4096
 MAX_STOPS = 64
 MAX_LOGPROBS = 20
 
@@ -178,7 +179,7 @@ class ChatMessage(BaseModel):
         return values
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class ChatRequest(Generate):

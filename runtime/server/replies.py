@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ingot.runtime.logprobs import Logprob, LogprobTable
@@ -88,8 +88,8 @@ class Writer(ABC):
         """A choice in a piece."""
 
     @abstractmethod
-    def whole(self, counts: Json) -> Json:
-        """The answer in one piece."""
+    def whole(self, counts: Json) -> tuple[Json, Iterator[Json]]:
+        """The answer in one piece, without its choices; and these, one by one."""
 
 
 class ChatWriter(Writer):
@@ -119,8 +119,8 @@ class ChatWriter(Writer):
             "finish_reason": choice.reason,
         }  # fmt: skip
 
-    def whole(self, counts: Json) -> Json:
-        choices = [
+    def whole(self, counts: Json) -> tuple[Json, Iterator[Json]]:
+        choices = (
             {
                 "index": index,
                 "message": {"role": "assistant", "content": "".join(each.pieces), "refusal": None},
@@ -128,8 +128,8 @@ class ChatWriter(Writer):
                 "finish_reason": each.reason,
             }
             for index, each in enumerate(self._choices)
-        ]
-        return {**self._head.json("chat.completion"), "choices": choices, "usage": counts}
+        )
+        return {**self._head.json("chat.completion"), "usage": counts}, choices
 
     def _logprobs(self, tables: Iterable[LogprobTable | None]) -> Json | None:
         if self._top is None:
@@ -203,9 +203,8 @@ class CompletionWriter(Writer):
             "logprobs": self._logprobs(index, choice.tables) if self._with_logprobs else None,
         }  # fmt: skip
 
-    def whole(self, counts: Json) -> Json:
-        choices = [self.part(index, each) for index, each in enumerate(self._choices)]
-        return {**self._head, "choices": choices, "usage": counts}
+    def whole(self, counts: Json) -> tuple[Json, Iterator[Json]]:
+        return {**self._head, "usage": counts}, (self.part(index, each) for index, each in enumerate(self._choices))
 
     def _logprobs(self, index: int, tables: Sequence[LogprobTable | None]) -> Json:
         found: Json = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}

@@ -28,7 +28,7 @@ _seconds = click.FloatRange(min=0)
 )
 @click.option("--max_queue", type=click.IntRange(min=0), default=256, show_default=True,
               help="Sequences that may wait; more are answered 429.")  # fmt: skip
-@click.option("--max_body_size", type=byte_size, default="4MiB", show_default=True, help="Of one request.")
+@click.option("--max_body_size", type=byte_size, default="1MiB", show_default=True, help="Of one request.")
 @click.option("--request_timeout", type=_seconds, default=600, show_default=True, help="Seconds for a whole request.")
 @click.option("--body_timeout", type=_seconds, default=30, show_default=True, help="Seconds for a body to arrive.")
 @click.option("--write_timeout", type=_seconds, default=60, show_default=True, help="Seconds a client may not read.")
