@@ -21,6 +21,7 @@ class ServeConfig:
     drain_timeout         seconds that running requests get after SIGTERM
     cors_origins          origins whose pages may call the server
     log_json              logs as JSON lines
+    otlp_endpoint         where OpenTelemetry spans are sent; None: nowhere
     debug_hooks           offers POST /debug/stall, for tests of whoever watches the server
     """
 
@@ -38,6 +39,7 @@ class ServeConfig:
     drain_timeout: float = 30.0
     cors_origins: tuple[str, ...] = ()
     log_json: bool = False
+    otlp_endpoint: str | None = None
     debug_hooks: bool = False
 
     def __post_init__(self) -> None:

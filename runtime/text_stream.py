@@ -15,12 +15,14 @@ from ingot.runtime.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TextRequest:
-    """prompt: text, or token ids. priority, cache_salt: see Request."""
+    """prompt: text, or token ids. priority, cache_salt: see Request. default_max_tokens: where params.max_tokens is
+    None; lowered to what fits; None: as many as fit."""
 
     prompt: str | Sequence[int]
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    default_max_tokens: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +149,7 @@ def make_streams(runner: ModelRunner, tokenizer: Tokenizer, index: int, asked: T
     bad_words = [form for word in asked.params.bad_words or () for form in tokenizer.forms(word)]
     priority, salt = read_turn(asked.priority, asked.cache_salt)
     group = make_requests(
-        prompt, asked.params, runner.facts, where=where, bad_words=bad_words, priority=priority, cache_salt=salt
-    )
+        prompt, asked.params, runner.facts, where=where, default_max_tokens=asked.default_max_tokens,
+        bad_words=bad_words, priority=priority, cache_salt=salt,
+    )  # fmt: skip
     return [TextStream(index, sequence, asked, request, tokenizer) for sequence, request in enumerate(group)]

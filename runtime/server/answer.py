@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ingot.runtime.server.api_error import ApiError, ClientGoneError
 from ingot.runtime.server.replies import Json, Writer, usage
 from ingot.runtime.server.service import Generation, Service
+from ingot.runtime.server.tracing import Attribute, Span
 
 KEEP_ALIVE = 15.0  # seconds without a piece after which a stream says that it still lives
 _LOG = logging.getLogger("ingot.server")
@@ -41,11 +42,11 @@ class Answer:
         stream: bool,
         with_usage: bool = False,
         count_none: bool = False,
-        headers: Mapping[str, str],
+        model: str,
     ) -> None:
         self._service, self._generation, self._writer = service, generation, writer
         self._route, self._n, self._stream = route, n, stream
-        self._with_usage, self._count_none, self._headers = with_usage, count_none, dict(headers)
+        self._with_usage, self._count_none, self._model = with_usage, count_none, model
         self._status = 0  # once the head of the answer is out
         self._sending: float | None = None  # since when a piece waits for the client
         self._last = time.monotonic()  # when the last piece was out
@@ -136,7 +137,7 @@ class Answer:
 
     async def _start(self, send: Send, status: int, media: str, headers: Mapping[str, str]) -> None:
         self._status = status
-        pairs = {"content-type": media, **headers, **self._headers}
+        pairs = {"content-type": media, **headers}
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
 
@@ -151,8 +152,11 @@ class Answer:
         return usage(generation.prompt_tokens(), generation.cached_tokens(), generated)
 
     def _note(self, outcome: str) -> None:
-        generation, seconds = self._generation, time.monotonic() - self._generation.arrived
+        generation, now = self._generation, time.monotonic()
+        seconds = now - generation.arrived
         self._service.metrics.answered(self._route, self._status, seconds)
+        if self._service.tracer is not None:
+            self._service.tracer.record(self._span(outcome, now))
         _LOG.info(
             "%s", outcome,
             extra={
@@ -160,6 +164,25 @@ class Answer:
                 "status": self._status, "prompt_tokens": generation.prompt_tokens(),
                 "generated_tokens": generation.generated, "seconds": round(seconds, 4),
             },
+        )  # fmt: skip
+
+    def _span(self, outcome: str, now: float) -> Span:
+        generation = self._generation
+        attributes: dict[str, Attribute] = {
+            "gen_ai.operation.name": "chat" if "chat" in self._route else "text_completion",
+            "gen_ai.request.model": self._model,
+            "gen_ai.response.id": generation.answer_id,
+            "gen_ai.usage.input_tokens": generation.prompt_tokens(),
+            "gen_ai.usage.output_tokens": generation.generated,
+            "http.route": self._route,
+            "http.response.status_code": self._status,
+            "ingot.request_id": generation.request_id,
+            "ingot.cached_tokens": generation.cached_tokens(),
+            "ingot.sequences": generation.count,
+        }
+        return Span(
+            name=f"POST {self._route}", traceparent=generation.traceparent, start=generation.arrived, end=now,
+            attributes=attributes, events=generation.moments, error=None if outcome == "done" else outcome,
         )  # fmt: skip
 
 

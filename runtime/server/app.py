@@ -119,7 +119,7 @@ class Api:
         )
         return Answer(
             self._service, generation, writer, route="/v1/chat/completions", n=asked.n, stream=asked.stream,
-            with_usage=with_usage, headers={},
+            with_usage=with_usage, model=self._names[0],
         )  # fmt: skip
 
     async def completions(self, request: Request) -> Answer:
@@ -138,7 +138,7 @@ class Api:
         )  # fmt: skip
         return Answer(
             self._service, generation, writer, route="/v1/completions", n=asked.n, stream=asked.stream,
-            with_usage=with_usage, count_none=only_echo, headers={},
+            with_usage=with_usage, count_none=only_echo, model=self._names[0],
         )  # fmt: skip
 
     async def models(self, request: Request) -> Response:
@@ -257,7 +257,9 @@ class Api:
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
         answer_id = f"{prefix}-{secrets.token_hex(12)}"
-        return await self._service.start(answer_id, request.state.request_id, count, prepare, asked.timeout)
+        generation = await self._service.start(answer_id, request.state.request_id, count, prepare, asked.timeout)
+        generation.traceparent = request.headers.get("traceparent", "")
+        return generation
 
     def _echoes(
         self, asked: CompletionRequest, prompts: Sequence[str | list[int]], generation: Generation, *, alone: bool

@@ -20,7 +20,7 @@ def completion_params(asked: CompletionRequest, defaults: GenerationDefaults) ->
         raise ApiError(400, "max_tokens: 0 tokens make sense with echo only", param="max_tokens", code="invalid_value")
     if asked.echo and asked.logprobs is not None and asked.n > 1 and asked.stream:
         raise ApiError(400, "echo with logprobs streams one completion only", param="n", code="unsupported_value")
-    limit = _COMPLETION_TOKENS if asked.max_tokens is None else max(asked.max_tokens, 1)
+    limit = None if asked.max_tokens is None else max(asked.max_tokens, 1)
     prompt_logprobs = asked.logprobs if asked.echo else None
     return _params(asked, defaults, max_tokens=limit, logprobs=asked.logprobs, prompt_logprobs=prompt_logprobs)
 
@@ -42,11 +42,15 @@ def chat_params(asked: ChatRequest, defaults: GenerationDefaults) -> SamplingPar
 
 
 def text_requests(asked: Generate, prompts: Sequence[str | Sequence[int]], params: SamplingParams) -> list[TextRequest]:
-    """One per prompt."""
+    """One per prompt. Where the request gives no limit: OpenAI's for completions, what fits for chats."""
+    default = _COMPLETION_TOKENS if isinstance(asked, CompletionRequest) else None
     return [
-        TextRequest(prompt=prompt, params=params, priority=asked.priority, cache_salt=asked.cache_salt)
+        TextRequest(
+            prompt=prompt, params=params, priority=asked.priority, cache_salt=asked.cache_salt,
+            default_max_tokens=default,
+        )
         for prompt in prompts
-    ]
+    ]  # fmt: skip
 
 
 def chat_prompt(

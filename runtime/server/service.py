@@ -22,6 +22,7 @@ from ingot.runtime.server.api_error import ApiError, cancelled, failed, refused,
 from ingot.runtime.server.health import Pulse
 from ingot.runtime.server.inbox import Crossing, Inbox
 from ingot.runtime.server.metrics import Metrics
+from ingot.runtime.server.tracing import Tracer
 from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
@@ -41,6 +42,8 @@ class Generation:
         self.groups: list[list[TextStream]] = []
         self.deadline: asyncio.TimerHandle | None = None
         self.generated = 0  # tokens of all sequences
+        self.traceparent = ""
+        self.moments: dict[str, float] = {}  # when the first sequence to do so had its first step, its first token
         self._metrics = metrics
         # (prompt, sequence) → when its first and its last token came, and how many
         self._times: dict[tuple[int, int], tuple[float, float, int]] = {}
@@ -76,6 +79,7 @@ class Generation:
             request = self.groups[event.index][event.sequence].request
             self._metrics.first_step((request.started or when) - self.arrived, request.num_prompt)
             self._metrics.first_token(when - self.arrived)
+            self.moments = self.moments or {"first_step": request.started or when, "first_token": when}
             self._metrics.more_tokens(0.0, count - 1)
         elif count:
             self._metrics.more_tokens(when - last, count)
@@ -119,6 +123,7 @@ class Service:
         self._control = ThreadPoolExecutor(2, thread_name_prefix="ingot control")
         self._idle = asyncio.Event()
         self._idle.set()
+        self.tracer = None if config.otlp_endpoint is None else Tracer(config.otlp_endpoint)
         self._crossing = Crossing(asyncio.get_running_loop())
         self._ends: list[float] = []  # when sequences ended, the latest ones
 
@@ -213,6 +218,8 @@ class Service:
         self.runner.close()
         self._work.shutdown()
         self._control.shutdown()
+        if self.tracer is not None:
+            self.tracer.close()
 
     def _admit(self, count: int, timeout: float | None) -> None:
         if self.draining:

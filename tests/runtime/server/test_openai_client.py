@@ -174,6 +174,15 @@ def test_what_bears_on_the_draws(served: Served) -> None:
     assert long.finish_reason == "length"
 
 
+def test_without_a_limit(served: Served) -> None:
+    client, room = served.client(), served.runner.facts.limits.max_seq_len
+    lengths = []
+    for prompt in ([5] * 10, [5] * (room - 3)):
+        answer = client.completions.create(model="tiny", prompt=prompt, extra_body={"ignore_eos": True})
+        lengths.append(answer.usage and answer.usage.completion_tokens)
+    assert lengths == [16, 3], "OpenAI's default, lowered to what fits"
+
+
 def test_sixty_four_at_once(served: Served) -> None:
     prompts = text_prompts(64)
     expected = greedy(served, [served.service.tokenizer.encode(prompt) for prompt in prompts], 16)

@@ -9,7 +9,7 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 
 from ingot.configs.generation import GenerationDefaults
 from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.asking import chat_params, completion_params
+from ingot.runtime.server.asking import chat_params, completion_params, text_requests
 from ingot.runtime.server.protocol import (
     ACCEPTED,
     REFUSED,
@@ -114,7 +114,9 @@ def test_parameters() -> None:
     )
     assert (params.seed, params.logit_bias, params.stop) == (2**64 - 1, {7: -100.0}, ["a"])
     assert (params.top_k, params.temperature, params.logprobs, params.prompt_logprobs) == (5, 0.5, 2, 2)
-    assert params.max_tokens == 16, "OpenAI's default for completions"
+    (asked,) = text_requests(completion(), ["hi"], params)
+    assert asked.default_max_tokens == 16, "OpenAI's default for completions"
+    assert text_requests(chat(), ["hi"], params)[0].default_max_tokens is None
     assert completion_params(completion(max_tokens=0, echo=True), NOTHING).max_tokens == 1
     assert chat_params(chat(), NOTHING).max_tokens is None
     assert chat_params(chat(max_tokens=5), NOTHING).max_tokens == 5
