@@ -2,6 +2,7 @@
 
 import dataclasses
 import ipaddress
+import re
 
 from ingot.errors import UsageError
 
@@ -50,6 +51,8 @@ class ServeConfig:
             raise UsageError("drain_timeout must be a number of seconds, at least 0", got=repr(self.drain_timeout))
         if any(not key.strip() or key != key.strip() for key in self.api_keys):
             raise UsageError("an API key is empty, or has spaces around it")
+        if self.otlp_endpoint is not None and not re.match(r"https?://[^/]", self.otlp_endpoint):
+            raise UsageError("the OTLP endpoint is no URL", expected="http://collector:4318", got=self.otlp_endpoint)
         if any(not name for name in self.model_names):
             raise UsageError("a model name is empty")
 

@@ -1,6 +1,7 @@
 """`ingot serve`: an engine directory → a listening server, until a signal ends it."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from ingot.configs.generation import read_generation_defaults
 from ingot.configs.serve import ServeConfig
+from ingot.errors import IngotError
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.server.http_server import HttpServer
@@ -30,17 +32,18 @@ def serve(
     on_start: Callable[[str, int], None],
 ) -> int:
     """Serve until a signal; the exit code. Raises IngotError before it listens. on_start: gets host and port."""
-    runner = open_runner()
-    tokenizer = Tokenizer.from_dir(engine_dir)
-    templates = ChatTemplates.from_dir(engine_dir, config.chat_template)
-    defaults = read_generation_defaults(engine_dir)
+    with contextlib.ExitStack() as closing:
+        runner = closing.enter_context(open_runner())
+        tokenizer = Tokenizer.from_dir(engine_dir)
+        templates = ChatTemplates.from_dir(engine_dir, config.chat_template)
+        defaults = read_generation_defaults(engine_dir)
+        closing.pop_all()  # from here on the service closes the runner
     if templates.built_in and config.chat_template is None:
         warn("the engine has no chat template: chat completions use chatml; --chat_template FILE gives another")
     for setting in defaults.not_followed:
         warn(f"generation_config.json: {setting} is not followed in this version")
     if config.is_public and not config.api_keys:
         warn(f"{config.host} may be reached from other machines, and no --api_key is set: anybody may use the engine")
-
     _set_up_logs(as_json=config.log_json)
 
     async def run() -> int:
@@ -48,9 +51,13 @@ def serve(
         server = HttpServer(service, on_start)
         try:
             await server.serve()
+        except SystemExit:  # uvicorn has said why it cannot listen
+            raise IngotError(
+                "the server cannot listen", where=f"{config.host}:{config.port}", hint="choose another --host or --port"
+            ) from None
         finally:
             _close(service)
-        return server.exit_code if server.started else 1
+        return server.exit_code
 
     return asyncio.run(run())
 

@@ -79,6 +79,7 @@ def test_serve_refuses_wrong_values(capsys: pytest.CaptureFixture[str]) -> None:
     for args, words in (
         (["--engine_dir", "e"], "e"), (["--engine_dir", "e", "--request_timeout", "0"], "request_timeout"),
         (["--engine_dir", "e", "--api_key", " "], "API key"),
+        (["--engine_dir", "e", "--otlp_endpoint", "collector:4318"], "OTLP"),
         (["--engine_dir", "e", "--api_key_file", "e"], "API keys"),
     ):  # fmt: skip
         assert app.run(["serve", *args]) in (1, 2)

@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from tests.runtime.server.served import ServeProcess, eventually
 
 pytestmark = pytest.mark.native
-LONG = {"prompt": "The prince", "max_tokens": 250, "ignore_eos": True, "temperature": 0}
+LONG = {"prompt": "The prince", "max_tokens": 160, "ignore_eos": True, "temperature": 0}
 
 
 def test_sigterm_under_load_drains(engine: Path) -> None:
@@ -28,7 +30,7 @@ def test_sigterm_under_load_drains(engine: Path) -> None:
         assert httpx.get(f"{server.url}/health/live").status_code == 200
         answers = [one.result() for one in running]
         assert server.wait() == 0
-    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [250] * 12
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [160] * 12
     assert '"status": 200' in server.err
     assert "anybody may use the engine" in server.err
     assert "no chat template" not in server.err
@@ -68,5 +70,12 @@ def test_what_is_said_at_the_start(engine: Path, tmp_path: Path) -> None:
     with ServeProcess(engine, ["--api_key_file", keys, *names]) as server:
         assert "anybody" not in server.err
         assert "the engine has no chat template: chat completions use chatml" in server.err
+        taken = server.url.rsplit(":", 1)[1]
+        command = [sys.executable, "-m", "ingot", "serve", "--engine_dir", str(engine), "--port", taken]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert second.returncode == 1
+        assert "already in use" in second.stderr
+        assert "choose another --host or --port" in second.stderr
+        assert "leaked" not in second.stderr
         answer = httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer two"})
         assert [model["id"] for model in answer.json()["data"]] == ["a", "b"]
