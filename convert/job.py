@@ -15,7 +15,7 @@ from ingot.convert.family import read_model
 from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source
 from ingot.convert.tokenizer_files import make_tokenizer
-from ingot.convert.weights import Bits, Drop, Row, Take, blocks, claim, infer, sources
+from ingot.convert.weights import Bits, Drop, Row, blocks, claim, held, infer, sources
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
 from ingot.tensor_file import StoredTensor, TensorSpec, read_elements
@@ -111,9 +111,8 @@ def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
 def _weight(row: Row, tensors: Mapping[str, StoredTensor], dtype: DType | None) -> Weight:
     stored, shape = infer(row.expr, tensors)
     spec = TensorSpec(name=row.name, dtype=dtype or stored, shape=shape)
-    streamed = isinstance(row.expr, Take)
-    # made in memory: its parts, itself, and its float32 form with the copies that rounding takes
-    memory = 0 if streamed else 6 * max(spec.nbytes, 4 * spec.nbytes // spec.dtype.itemsize)
+    # what is made in memory: its parts, itself, and its float32 form with the copies that rounding takes
+    memory = 6 * 4 * held(row.expr, tensors)
     return Weight(spec=spec, stored=stored, read=functools.partial(blocks, row.expr, tensors, BLOCK), memory=memory)
 
 
