@@ -23,6 +23,7 @@ from ingot.builder.lower import Lowering, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.pack import BLOCK_BYTES, Packer
 from ingot.builder.passes.base import PassReport
+from ingot.builder.passes.set_precision import PRODUCTS
 from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
 from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
@@ -159,8 +160,8 @@ def _precision(config: BuildConfig, graph: Graph, target: Target, notes: list[st
         return DType(config.precision)
     stored: Counter[DType] = Counter()
     for node in graph.nodes:
-        if ours(node, "Matmul", "Embedding"):
-            for dtype, nbytes in stored_dtypes(node.inputs[1]):
+        if ours(node, *PRODUCTS, "Embedding"):
+            for dtype, nbytes in stored_dtypes(node.inputs[1 if ours(node, "Matmul", "Embedding") else -1]):
                 stored[dtype] += nbytes
     most = stored.most_common(1)[0][0]
     chosen = DType.F32 if most is DType.F32 else DType.BF16

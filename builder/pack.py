@@ -6,6 +6,7 @@ n * 2 MiB    shard 1 of every product, ...          one shard per thread: it str
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -27,7 +28,10 @@ Progress = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WeightUse:
-    """A weight as a step wants it. panels: packed for a product; gated: gate and up rows interleaved."""
+    """A weight as a step wants it. panels: packed for a product; gated: gate and up rows interleaved.
+
+    shape  of experts: [experts, N, K], packed one by one
+    """
 
     name: str
     tensor: gs.Tensor
@@ -43,8 +47,17 @@ class WeightUse:
 
     @property
     def units(self) -> int:
-        """Panels of a product, rows of anything else."""
-        return num_panels(self.shape[0], gated=self.gated) if self.panels else self.shape[0]
+        """Panels of a product (of one expert), rows of anything else."""
+        return num_panels(self.shape[-2], gated=self.gated) if self.panels else self.shape[0]
+
+    @property
+    def experts(self) -> int:
+        """1 for every other weight."""
+        return self.shape[0] if len(self.shape) == 3 else 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.experts * self.units * self.unit_bytes
 
     @property
     def unit_bytes(self) -> int:
@@ -55,7 +68,7 @@ class WeightUse:
 
 def shard_count(uses: Sequence[WeightUse], wanted: int) -> int:
     """One shard where all products together are small, else as many as wanted."""
-    total = sum(use.units * use.unit_bytes for use in uses if use.panels)
+    total = sum(use.nbytes for use in uses if use.panels)
     return 1 if total < SMALL_MODEL else wanted
 
 
@@ -73,15 +86,15 @@ def place_weights(uses: Sequence[WeightUse], shards: int) -> tuple[list[Weight],
             if begin < end:
                 position = aligned(position, PIECE_ALIGNMENT)
                 pieces[use.name].append(Piece(begin=begin, end=end, offset=position))
-                position += (end - begin) * use.unit_bytes
+                position += use.experts * (end - begin) * use.unit_bytes
     for use in uses:
         if not use.panels:
             position = aligned(position, PIECE_ALIGNMENT)
             pieces[use.name].append(Piece(begin=0, end=use.units, offset=position))
-            position += use.units * use.unit_bytes
+            position += use.nbytes
     weights = [
         Weight(
-            name=use.name, dtype=use.dtype, shape=use.shape, layout=use.layout, nbytes=use.units * use.unit_bytes,
+            name=use.name, dtype=use.dtype, shape=use.shape, layout=use.layout, nbytes=use.nbytes,
             pieces=tuple(pieces[use.name]),
         )
         for use in uses
@@ -106,22 +119,24 @@ class Packer:
             use = self._uses[name]
             values_per_unit = use.unit_bytes // use.dtype.itemsize
             step = max(2, BLOCK_BYTES // (4 * values_per_unit) // 2 * 2)  # even: pairs of gated panels
-            for begin in range(piece.begin, piece.end, step):
-                end = min(begin + step, piece.end)
-                packed = self._packed(use, begin, end)
+            position = piece.offset
+            for expert, begin in itertools.product(range(use.experts), range(piece.begin, piece.end, step)):
+                packed = self._packed(use, expert, begin, min(begin + step, piece.end))
                 data = np.ascontiguousarray(packed).reshape(-1).view(np.uint8).data
                 progress(len(data))
-                yield piece.offset + (begin - piece.begin) * use.unit_bytes, data
+                yield position, data
+                position += len(data)
 
-    def _packed(self, use: WeightUse, begin: int, end: int) -> npt.NDArray[np.generic]:
-        """Units [begin, end)."""
+    def _packed(self, use: WeightUse, expert: int, begin: int, end: int) -> npt.NDArray[np.generic]:
+        """Units [begin, end) of an expert, or of a weight that has none."""
         if not use.panels:
             return self._rounded(use, begin, end)
-        n = use.shape[0]
+        n = use.shape[-2]
+        first = expert * n
         if not use.gated:
-            return pack_panels(self._rounded(use, begin * PANEL, min(end * PANEL, n)), use.dtype)
+            return pack_panels(self._rounded(use, first + begin * PANEL, first + min(end * PANEL, n)), use.dtype)
         half = n // 2
-        low, high = begin // 2 * PANEL, min(end // 2 * PANEL, half)
+        low, high = first + begin // 2 * PANEL, first + min(end // 2 * PANEL, half)
         gate, up = self._rounded(use, low, high), self._rounded(use, half + low, half + high)
         return pack_panels(interleave_gated(np.concatenate([gate, up])), use.dtype)
 

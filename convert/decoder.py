@@ -29,7 +29,7 @@ Attribute = int | float | str | list[int]
 
 def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Every weight that the Graph of this model reads, with its stored shape."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes: dict[str, Shape] = {}
 
@@ -59,12 +59,10 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
         linear(f"{path}/attn/out", query, hidden, bias=config.attention_out_bias)
         norm(f"{path}/attn_post_norm", present=config.post_norms)
         norm(f"{path}/mlp_norm", present=config.pre_norms)
-        if (moe := config.moe_of(layer)) is not None:
-            shapes |= _expert_shapes(moe, hidden, f"{path}/moe")
-        else:
-            for name, size in _mlp_inputs(config).items():
-                linear(f"{path}/mlp/{name}", hidden, size, bias=config.mlp_bias)
-            linear(f"{path}/mlp/down", inner, hidden, bias=config.mlp_bias)
+        moe = config.moe_of(layer)
+        for name, sizes in _mlp_sizes(config).items() if moe is None else ():
+            linear(f"{path}/mlp/{name}", *sizes, bias=config.mlp_bias)
+        shapes |= {} if moe is None else _expert_shapes(moe, hidden, f"{path}/moe")
         norm(f"{path}/mlp_post_norm", present=config.post_norms)
     norm("norm")
     if not config.tied_embeddings:
@@ -72,13 +70,12 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
-def _mlp_inputs(config: ModelConfig) -> dict[str, int]:
-    """The matrices that an MLP begins with, and how wide their results are."""
-    if not config.gated_mlp:
-        return {"up": config.intermediate_size}
-    if config.fused_gate_up:
-        return {"gate_up": 2 * config.intermediate_size}
-    return {"gate": config.intermediate_size, "up": config.intermediate_size}
+def _mlp_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """The matrices of an MLP: how wide their inputs are, and their results."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    names = ("gate_up",) if config.fused_gate_up else ("gate", "up") if config.gated_mlp else ("up",)
+    width = 2 * inner if config.fused_gate_up else inner
+    return {**{name: (hidden, width) for name in names}, "down": (inner, hidden)}
 
 
 def _expert_shapes(moe: MoeConfig, hidden: int, path: str) -> dict[str, Shape]:

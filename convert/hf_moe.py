@@ -36,8 +36,10 @@ def read_experts(
     keys = [key for key in ("num_local_experts", "num_experts") if section.has(key)]
     counts = [section.integer(key, minimum=1) for key in keys] or [experts]
     if len(set(counts)) > 1:
-        raise ConfigError("the number of experts is given twice", where=section.place(keys[0]),
-                          got=" and ".join(f"{key} {count}" for key, count in zip(keys, counts, strict=True)))  # fmt: skip
+        raise ConfigError(
+            "the number of experts is given twice", where=section.place(keys[0]), expected=f"as {keys[1]}: {counts[1]}",
+            got=str(counts[0]),
+        )  # fmt: skip
     taken = section.integer("num_experts_per_tok", per_token, minimum=1)
     if taken > counts[0]:
         raise ConfigError(

@@ -7,6 +7,8 @@ from ingot.builder.passes.base import PassReport, Sweep
 from ingot.dtypes import DType
 from ingot.plugins.target import Target
 
+PRODUCTS = ("Matmul", "MoeGateUp", "MoeDown")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SetPrecision:
@@ -24,13 +26,13 @@ class SetPrecision:
     def _apply(self, graph: Graph) -> int:
         fired = 0
         for node in graph.nodes:
-            if ours(node, "Matmul", "Embedding"):
+            if ours(node, *PRODUCTS, "Embedding"):
                 node.attrs["dtype"] = self.weights.value
             elif ours(node, "PagedAttention"):
                 node.attrs["dtype"] = self.kv.value
             else:
                 continue
-            if ours(node, "Matmul"):
+            if ours(node, *PRODUCTS):
                 node.attrs["activations"] = self.target.activations(self.weights.value)
             fired += 1
         return fired

@@ -10,7 +10,8 @@ from ingot.plugins.target import SessionOptions, Target
 from ingot.step_io import Session
 
 _DTYPES = ("f32", "bf16")
-_BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
+# The other ops see float32 alone.
+_BY_DTYPE = ("matmul", "moe_gate_up", "moe_down", "embedding", "rope_kv_write", "paged_attention")
 
 
 class RefTarget:

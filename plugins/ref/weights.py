@@ -20,7 +20,10 @@ def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array:
     section  all packed weights of the engine, bytes
     """
     if weight.layout == "row":
-        return to_float32(_stored(section, weight, 0), weight.dtype).reshape(weight.shape)
+        assert len(weight.pieces) == 1, f"{weight.name}: layout row has one piece"
+        begin = weight.pieces[0].offset
+        bits = section[begin : begin + math.prod(weight.shape) * weight.dtype.itemsize].view(weight.dtype.storage)
+        return to_float32(bits, weight.dtype).reshape(weight.shape)
     gated = weight.layout.endswith(_GATED)
     if weight.dtype not in (DType.F32, DType.BF16) or weight.layout.removesuffix(_GATED) != panel_layout(weight.dtype):
         raise EngineError(
@@ -28,19 +31,23 @@ def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array:
             expected=f"row, {panel_layout(DType.F32)} or {panel_layout(DType.BF16)}, and the last two with {_GATED}",
             got=f"{weight.layout} of {weight.dtype.value}",
         )  # fmt: skip
-    n, k = weight.shape
-    panels = _stored(section, weight, panel_bytes(k, weight.dtype))
+    *experts, n, k = weight.shape
+    packed = _joined(section, weight, math.prod(experts), panel_bytes(k, weight.dtype))
+    matrices = [_unpacked(panels, n, k, weight.dtype, gated=gated) for panels in packed]
+    return to_float32(np.stack(matrices).reshape(weight.shape), weight.dtype)
+
+
+def _unpacked(panels: npt.NDArray[np.generic], n: int, k: int, dtype: DType, *, gated: bool) -> npt.NDArray[np.generic]:
+    """[n, k] stored bits of one matrix."""
     if not gated:
-        return to_float32(unpack_panels(panels, n, k, weight.dtype), weight.dtype)
-    rows = unpack_panels(panels, 16 * num_panels(n, gated=True), k, weight.dtype)
-    return to_float32(deinterleave_gated(rows, n // 2), weight.dtype)
+        return unpack_panels(panels, n, k, dtype)
+    return deinterleave_gated(unpack_panels(panels, 16 * num_panels(n, gated=True), k, dtype), n // 2)
 
 
-def _stored(section: npt.NDArray[np.uint8], weight: Weight, unit_bytes: int) -> npt.NDArray[np.generic]:
-    """The stored elements, pieces joined; unit_bytes of one panel, or 0 where one piece holds the whole."""
-    if unit_bytes == 0:
-        assert len(weight.pieces) == 1, f"{weight.name}: layout row has one piece"
-        begin = weight.pieces[0].offset
-        return section[begin : begin + math.prod(weight.shape) * weight.dtype.itemsize].view(weight.dtype.storage)
-    parts = [section[p.offset : p.offset + (p.end - p.begin) * unit_bytes] for p in weight.pieces]
-    return np.concatenate(parts).view(weight.dtype.storage)
+def _joined(section: npt.NDArray[np.uint8], weight: Weight, experts: int, unit_bytes: int) -> npt.NDArray[np.generic]:
+    """The stored elements of each expert, pieces joined: [experts, ...]; a weight without experts counts as one."""
+    parts = [
+        section[p.offset : p.offset + experts * (p.end - p.begin) * unit_bytes].reshape(experts, -1)
+        for p in weight.pieces
+    ]
+    return np.concatenate(parts, axis=1).view(weight.dtype.storage)

@@ -55,8 +55,10 @@ def tensors(tmp_path: Path) -> dict[str, StoredTensor]:
         (Split(Take("a"), parts=3, index=0, axis=1), A[:, :1]),
         (Regroup(Take("a"), parts=2, heads=2), A[[0, 2, 1, 3]]),
         (Transpose(Regroup(Take("a"), parts=2, heads=1)), A.T),
-        (Stack((Concat((Take("a"), Take("b"))), Concat((Take("b"), Take("a"))))),
-         np.stack([np.concatenate([A, B]), np.concatenate([B, A])])),
+        (
+            Stack((Concat((Take("a"), Take("b"))), Concat((Take("b"), Take("a"))))),
+            np.stack([np.concatenate([A, B]), np.concatenate([B, A])]),
+        ),
         (Transpose(Split(Concat((Take("a"), Take("b"))), parts=3, index=2)), B.T),
     ],
 )
