@@ -20,7 +20,8 @@ def weight_bytes_per_step(plan: Plan, rows: float = 1) -> int:
 
 def _expert_bytes(weight: Weight, slots: int, rows: float) -> int:
     """Of the experts that are taken."""
-    return round(weight.nbytes * (1 - (1 - slots / weight.shape[0]) ** rows))
+    untaken: float = (1 - slots / weight.shape[0]) ** rows
+    return round(weight.nbytes * (1 - untaken))
 
 
 def kv_bytes_per_token(plan: Plan) -> float:

@@ -163,7 +163,7 @@ def one_step_plan(
 def _cols(value: Array | Packed) -> int:
     """Columns of an activation; rows of a product's weight, length of a vector."""
     if not isinstance(value, Packed):
-        return value.shape[1]
+        return int(value.shape[1])
     return int(value.values.shape[-2] if value.panels else value.values.shape[0])
 
 
