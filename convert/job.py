@@ -62,18 +62,18 @@ class Job:
 
 
 def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
-    """Copy the weights of a Hugging Face directory, file by file in the order of their bits."""
+    """Copy the weights of a Hugging Face directory, file by file in the order of the Graph."""
     source = Source.open(folder)
     family, model, unknown = read_model(source.config, source.tensors)
     rows, drops = family.table(model, source.tensors)
     if model.tied_embeddings:
         drops += _tied_copy(rows, source.tensors)
-    chosen = claim(rows, drops, source.tensors, weight_shapes(model))
-    first = {row.name: source.tensors[sources(row.expr)[0]] for row in chosen}
-    chosen.sort(key=lambda row: (first[row.name].file, first[row.name].offset))
+    wanted = weight_shapes(model)
+    chosen = {row.name: row for row in claim(rows, drops, source.tensors, wanted)}
     files: dict[str, list[Weight]] = {}
-    for row in chosen:
-        files.setdefault(first[row.name].file.name, []).append(_weight(row, source.tensors, options.dtype))
+    for row in (chosen[name] for name in wanted):  # whatever the source's order, so that equal models are equal files
+        file = source.tensors[sources(row.expr)[0]].file.name
+        files.setdefault(file, []).append(_weight(row, source.tensors, options.dtype))
     return Job(
         model=model,
         files=files,

@@ -22,6 +22,7 @@ from ingot.tensor_file import read_header, read_rows
 from tests.handmade import write_safetensors
 from tests.tiny import tiny_model
 
+PARTS = ("model.onnx", "model.safetensors")
 FAMILIES = ("mixtral", "qwen3_moe")
 
 
@@ -66,12 +67,16 @@ def test_every_spelling_gives_the_same_checkpoint(name: str, tmp_path: Path) -> 
     assert "gate_up_proj" not in " ".join(tensors(tmp_path / "each"))
     assert "gate_up_proj" in " ".join(tensors(tmp_path / "stacked"))
     first: Any = None
+    files: set[bytes] = set()
     for folder in folders:
         weights, nodes, model = checkpoint(tmp_path / folder, tmp_path / f"{folder}-checkpoint")
         first = first or (weights, nodes, model)
         assert set(weights) == set(first[0]), folder
         assert all(np.array_equal(values, first[0][key]) for key, values in weights.items()), folder
         assert (nodes, model) == first[1:], folder
+        if folder != "shards":
+            files.add(b"".join((tmp_path / f"{folder}-checkpoint" / part).read_bytes() for part in PARTS))
+    assert len(files) == 1
 
 
 @pytest.mark.parametrize("stacked", [False, True])
