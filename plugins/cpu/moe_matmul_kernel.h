@@ -22,7 +22,8 @@ class VectorProduct {
 
   static int64_t panel_bytes(int64_t k) { return Panel::bytes(k); }
   static size_t scratch(int64_t k) {
-    return static_cast<size_t>(kMaxPanels * kPanel * kMaxRows + std::max(kMaxRows * kPart, kFewRows * k)) * sizeof(float);
+    const int64_t x = std::max(kMaxRows * kPart, kFewRows * k);
+    return static_cast<size_t>(kMaxPanels * kPanel * kMaxRows + x) * sizeof(float);
   }
 
   VectorProduct(std::byte* memory, int64_t k)
@@ -50,7 +51,8 @@ class VectorProduct {
     const auto row = static_cast<size_t>(count_ - 1);
     for (int64_t p = 0, step; p < count; p += step) {
       step = count - p >= at_once ? at_once : 1;
-      (step == at_once ? T::kStream : T::kOne)[row]({few_, k_, panels + p, k_, sums_ + p * stride(), stride(), true, 2048});
+      (step == at_once ? T::kStream : T::kOne)[row](
+          {few_, k_, panels + p, k_, sums_ + p * stride(), stride(), true, 2048});
     }
   }
 

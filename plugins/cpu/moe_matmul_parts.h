@@ -26,7 +26,8 @@ class SlotLists {
     std::fill_n(starts_, args.experts + 2, 0);
     for (int64_t slot = 0; slot < count; ++slot) ++starts_[expert_of(args, slot) + 2];
     for (int64_t e = 2; e <= args.experts; ++e) starts_[e + 1] += starts_[e];
-    for (int64_t slot = 0; slot < count; ++slot) slots_[starts_[expert_of(args, slot) + 1]++] = static_cast<int32_t>(slot);
+    for (int64_t slot = 0; slot < count; ++slot)
+      slots_[starts_[expert_of(args, slot) + 1]++] = static_cast<int32_t>(slot);
   }
 
   int64_t count(int64_t expert) const { return starts_[expert + 1] - starts_[expert]; }
@@ -126,11 +127,11 @@ class ExpertProducts {
     }
   }
 
-  // The same with all slots of every expert, expert by expert.
+  // The same with all slots of an expert.
   template <typename Finish>
-  void run(int64_t panel, int64_t end, Finish finish) {
-    for (int64_t e = 0; e < args_.experts; ++e)
-      for (int64_t block = 0; block < row_blocks(e); ++block) run_block(e, block, panel, end, finish);
+  void run(int64_t expert, int64_t panel, int64_t end, Finish finish) {
+    for (int64_t block = 0; block < row_blocks(expert) && panel < end; ++block)
+      run_block(expert, block, panel, end, finish);
   }
 
  private:
@@ -141,15 +142,22 @@ class ExpertProducts {
   Product product_;
 };
 
-// Few rows: threads own contiguous panels of every expert, the same ones in every call. Many: they take blocks of one
-// expert's slots x panels.
+// Few rows: threads share the pairs of panels of all experts that are taken, one expert's after the other's. Many: they
+// take blocks of one expert's slots x panels.
 template <typename S, typename Product>
 void moe_gate_up(const MoeMatmulArgs& args, const Team& team) {
   ExpertProducts<Product> products(args, args.slots, team);
   const auto finish = [&args](const ExpertSums& made) { store_gated<S>(args, made); };
   if (args.rows <= Product::kFewRows) {
-    const Team::Range pairs = team.share(args.num_panels / 2);
-    if (pairs.begin < pairs.end) products.run(pairs.begin * 2, pairs.end * 2, finish);
+    int64_t taken = 0, first = 0;  // first: number of the expert's first panel
+    for (int64_t e = 0; e < args.experts; ++e) taken += products.row_blocks(e) > 0;
+    const Team::Range pairs = team.share(taken * (args.num_panels / 2));
+    for (int64_t e = 0; e < args.experts; ++e) {
+      if (products.row_blocks(e) == 0) continue;
+      const int64_t begin = std::max<int64_t>(2 * pairs.begin - first, 0);
+      products.run(e, begin, std::min(2 * pairs.end - first, args.num_panels), finish);
+      first += args.num_panels;
+    }
     return;
   }
   int64_t all_blocks = 0, panels = Product::kMaxPanels;
@@ -173,7 +181,8 @@ void moe_down(const MoeMatmulArgs& args, const Team& team) {
   const auto add_up = [&](int64_t panel, int64_t end) {
     const int64_t col = panel * kPanel, cols = std::min(end * kPanel, args.n) - col;
     for (int64_t row = 0; row < args.rows; ++row) std::fill_n(args.y + row * args.n + col, cols, 0.0f);
-    products.run(panel, end, [&args](const ExpertSums& made) { add_weighted<S>(args, made); });
+    for (int64_t e = 0; e < args.experts; ++e)
+      products.run(e, panel, end, [&args](const ExpertSums& made) { add_weighted<S>(args, made); });
   };
   if (args.rows <= Product::kFewRows) {
     const Team::Range mine = team.share(args.num_panels);

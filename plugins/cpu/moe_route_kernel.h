@@ -34,8 +34,7 @@ template <typename S>
 void moe_route(const MoeRouteArgs& args, const Team& team) {
   using V = typename S::V;
   const int64_t experts = args.experts, slots = args.slots;
-  std::byte* const scratch = team.scratch(static_cast<size_t>(experts) * sizeof(float) + static_cast<size_t>(slots) * 16);
-  auto* const taken = reinterpret_cast<int64_t*>(scratch);
+  auto* const taken = reinterpret_cast<int64_t*>(team.scratch(static_cast<size_t>(experts * 4 + slots * 16)));
   auto* const keys = reinterpret_cast<float*>(taken + slots);
   float* const shares = keys + slots;
   const Team::Range mine = team.share(args.rows);

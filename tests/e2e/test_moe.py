@@ -54,7 +54,9 @@ def test_alone_in_company_and_in_chunks(checkpoint: Path, tmp_path: Path, precis
 
 def test_inspect_counts_the_experts_of_one_token(checkpoint: Path, tmp_path: Path) -> None:
     build(BuildConfig(target="ref", precision="f32"), checkpoint, tmp_path / "e")
-    steps = {step["name"]: step for step in inspect(tmp_path / "e").document["steps"]}
+    found = inspect(tmp_path / "e")
+    steps = {step["name"]: step for step in found.document["steps"]}
+    assert "experts 24, experts_per_token 3" in found.text
     assert "layers.0/moe_router" in steps
     assert "layers.1/moe_route" not in steps, "a layer with a plain MLP"
     assert steps["layers.0/moe_route"]["kernel"] == "moe_route.f32.ref"

@@ -66,7 +66,7 @@ def test_a_checkpoint(folder: Path) -> None:
     assert "generation_config.json" in found.text
 
 
-@pytest.mark.parametrize("name", ["c/model.onnx", "d/00_checkpoint.onnx", "d/15_choose_kernels.onnx"])
+@pytest.mark.parametrize("name", ["c/model.onnx", "d/00_checkpoint.onnx", "d/16_choose_kernels.onnx"])
 def test_a_graph(folder: Path, name: str) -> None:
     found = inspect(folder / name)
     assert found.document["kind"] == "graph"
