@@ -402,7 +402,8 @@ void Binder::bind_moe_route(BoundStep& bound) {
   const int64_t slots = attr_int("per_token", 1, logits->cols);
   const BufferSpec* ids = buffer(step_->outputs[0], slots);
   const BufferSpec* weights = buffer(step_->outputs[1], slots);
-  for (const BufferSpec* each : {logits, ids, weights}) counts_tokens(each);
+  for (const BufferSpec* each : {ids, weights}) same_rows(logits, each);
+  bound.counts_logits = logits->rows == "logits";
   apart(ids, logits, false);
   apart(weights, logits, false);
   apart(ids, weights, false);
@@ -417,12 +418,13 @@ void Binder::bind_moe_matmul(BoundStep& bound) {
   const int64_t experts = weight->shape[0], n = weight->shape[1], k = weight->shape[2];
   const BufferSpec* ids = find_buffer(step_->inputs[1]);
   const int64_t slots = ids->cols;
-  check(slots <= experts && product(plan_.limits.max_num_tokens, slots) < kMaxCount, "a row takes too many experts");
+  check(slots <= experts && product(buffer_rows(plan_, *ids), slots) < kMaxCount, "a row takes too many experts");
   check(experts < 65536, "there are too many experts");
   const BufferSpec* x = buffer(step_->inputs[0], gated ? k : product(slots, k));
   const BufferSpec* weights = gated ? nullptr : buffer(step_->inputs[2], slots);
   const BufferSpec* y = buffer(step_->outputs[0], gated ? product(slots, n / 2) : n);
-  for (const BufferSpec* each : {x, ids, weights, y}) counts_tokens(each);
+  for (const BufferSpec* each : {x, weights, y}) same_rows(ids, each);
+  bound.counts_logits = ids->rows == "logits";
   for (const BufferSpec* input : {x, ids, weights}) apart(y, input, false);
   const int64_t num_panels = gated ? 2 * round_up(n / 2, kPanel) / kPanel : round_up(n, kPanel) / kPanel;
   bound.pieces = panels(weight, num_panels, gated);
