@@ -3,10 +3,12 @@
 import dataclasses
 from pathlib import Path
 
+from ingot.configs.recipe import LayerRule
 from ingot.errors import UsageError
 
-PRECISIONS = ("auto", "f32", "bf16")
-KV_DTYPES = ("auto", "bf16", "f32")
+PRECISIONS = ("auto", "f32", "bf16", "w8", "w4g128", "w4g64", "w4g32")
+ACTIVATIONS = ("auto", "bf16", "int8")
+KV_DTYPES = ("auto", "bf16", "f32", "int8")
 DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_INPUT_LEN = 2048
 DEFAULT_MAX_SEQ_LEN = 4096
@@ -16,15 +18,11 @@ MIN_TOKENS_PER_BLOCK, MAX_TOKENS_PER_BLOCK = 16, 256
 # Precisions of the contract that this version cannot build, and why.
 _NOT_YET = {
     "f16": "f16 is for GPU targets, which are not there yet; bf16 is the 16-bit precision of CPU targets",
-    "w8": "weight-only 8 bit is not there yet",
-    "w4g128": "weight-only 4 bit is not there yet",
-    "w4g64": "weight-only 4 bit is not there yet",
-    "w4g32": "weight-only 4 bit is not there yet",
     "w8a8": "calibrated recipes are not there yet",
     "w4a8": "calibrated recipes are not there yet",
     "fp8": "calibrated recipes are not there yet",
 }
-_KV_NOT_YET = {"int8": "an 8-bit KV cache is not there yet", "fp8": "an 8-bit KV cache is not there yet"}
+_KV_NOT_YET = {"fp8": "CPUs compute no fp8, and GPU targets are not there yet; int8 has as many bits"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +31,17 @@ class BuildConfig:
 
     target            a name of the target list; "cpu" is the best of this machine
     precision         of weights and tables; auto follows what the checkpoint stores
+    lm_head_precision of the last product; None: w8 in w4 engines, else as all others
+    activations       what products with quantised weights take: int8 per token, or what bf16 products take here;
+                      auto: int8 where the error that it makes on sample text is small
+    layers            rules of a recipe, which come after these three
     max_batch_size    requests running at once (64)
     max_input_len     prompt tokens of a request (2048)
     max_seq_len       prompt plus generated tokens of a request (4096)
     max_output_len    instead of max_seq_len: max_seq_len is max_input_len + max_output_len
     max_num_tokens    tokens of one step (2048)
     tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
-    kv_cache_dtype    auto: f32 in f32 engines, else bf16
+    kv_cache_dtype    auto: f32 in f32 engines, else bf16; int8 has one scale per token and KV head
     shards            parts of the packed weights, one per thread; None: the cores of this machine
     max_mem           bytes the build may use
     dry_run           decide everything, write nothing
@@ -48,6 +50,9 @@ class BuildConfig:
 
     target: str = "cpu"
     precision: str = "auto"
+    lm_head_precision: str | None = None
+    activations: str = "auto"
+    layers: tuple[LayerRule, ...] = ()
     max_batch_size: int | None = None
     max_input_len: int | None = None
     max_seq_len: int | None = None
@@ -62,6 +67,14 @@ class BuildConfig:
 
     def __post_init__(self) -> None:
         _check_name("precision", self.precision, PRECISIONS, _NOT_YET)
+        _check_name("activations", self.activations, ACTIVATIONS, {})
+        if self.lm_head_precision is not None:
+            _check_name("lm_head_precision", self.lm_head_precision, PRECISIONS[1:], _NOT_YET)
+        for rule in self.layers:
+            if rule.precision is not None:
+                _check_name(f"precision of {rule.pattern}:", rule.precision, PRECISIONS[1:], _NOT_YET)
+            if rule.activations is not None:
+                _check_name(f"activations of {rule.pattern}:", rule.activations, ACTIVATIONS, {})
         _check_name("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES, _KV_NOT_YET)
         counts = ("max_batch_size", "max_input_len", "max_output_len", "max_num_tokens", "shards", "max_mem")
         for name, minimum in (("max_seq_len", 2), *((name, 1) for name in counts)):

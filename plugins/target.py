@@ -24,11 +24,14 @@ class Target(Protocol):
     name: str
 
     def kernels(self) -> tuple[str, ...]:
-        """Kernels that an engine for this target may use, best first per op and dtype, whatever this machine is."""
+        """Kernels that an engine for this target may use, best first per op and dtype, whatever this machine is.
+
+        The dtype of a product whose inputs are rounded to int8 is the weight's and "a8": w8a8, w4a8.
+        """
         ...
 
     def activations(self, weight_dtype: str) -> str:
-        """What a matrix product with weights of this dtype rounds its input to: "f32" or "bf16"."""
+        """What a product with weights of this dtype rounds its input to, if not to int8: "f32" or "bf16"."""
         ...
 
     def missing(self, isa: str | None = None) -> str | None:

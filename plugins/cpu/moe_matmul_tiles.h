@@ -10,28 +10,29 @@ namespace {
 
 template <typename S, typename Tiles>
 class TileProduct {
-  static constexpr int64_t kSteps = 16, kPartBytes = kSteps * kTileBytes;
+  using Rows = Bf16Rows<S>;
+  static constexpr int64_t kStepK = Rows::kStepK, kSteps = 16, kPartBytes = kSteps * kTileBytes;
 
  public:
   static constexpr int64_t kFewRows = kTileRows, kMaxRows = 8 * kTileRows, kMaxPanels = 16;
 
-  static int64_t panel_bytes(int64_t k) { return ceil_div(k, kTileK) * kTileBytes; }
+  static int64_t panel_bytes(int64_t k) { return ceil_div(k, kStepK) * kTileBytes; }
   static size_t scratch(int64_t k) {
-    return static_cast<size_t>(PackedRows{kMaxRows, k}.bytes()) + kMaxPanels * kMaxRows * kPanel * sizeof(float);
+    return static_cast<size_t>(PackedRows{kMaxRows, k, kStepK, nullptr}.bytes()) + kMaxPanels * kMaxRows * kPanel * sizeof(float);
   }
 
   TileProduct(std::byte* memory, int64_t k)
-      : packed_{0, k}, sums_(reinterpret_cast<float*>(memory)),
-        x_(memory + kMaxPanels * kMaxRows * kPanel * sizeof(float)) {}
+      : packed_{0, k, kStepK, memory + kMaxPanels * kMaxRows * kPanel * sizeof(float)},
+        sums_(reinterpret_cast<float*>(memory)) {}
 
   void set_rows(const float* const* rows, int64_t count) {
     packed_.rows = count;
     for (int64_t tile = 0; tile < packed_.row_tiles(); ++tile)
       for (int64_t step = 0; step < packed_.steps(); ++step) {
-        auto* to = reinterpret_cast<uint16_t*>(x_ + packed_.offset(tile, step));
+        auto* to = reinterpret_cast<uint16_t*>(packed_.tile(tile, step));
         for (int64_t r = 0; r < packed_.tile_rows(); ++r)
-          for (int64_t c = 0; c < kTileK; c += S::kWidth, to += S::kWidth) {
-            const int64_t row = tile * kTileRows + r, k = step * kTileK + c;
+          for (int64_t c = 0; c < kStepK; c += S::kWidth, to += S::kWidth) {
+            const int64_t row = tile * kTileRows + r, k = step * kStepK + c;
             const int64_t left = row < count ? std::clamp<int64_t>(packed_.k - k, 0, S::kWidth) : 0;
             S::store_bf16(to, left > 0 ? S::load_partial(rows[row] + k, left) : S::zero());
           }
@@ -53,9 +54,10 @@ class TileProduct {
       step = count - p >= kPanels ? kPanels : 1;
       const std::byte* ahead[kPanels];
       for (int64_t i = 0; i < step; ++i) ahead[i] = panels[p + i] + kAheadBytes;
-      const BlockArgs part{x_, packed_.step_bytes(), panels + p, ahead, kTileBytes / kLineBytes, packed_.steps(),
-                           sums_ + p * stride(), stride(), true};
-      (step == 1 ? block<S, Tiles, 1, 1, false> : block<S, Tiles, 1, kPanels, false>)(tiles, part);
+      const BlockArgs<float> part{packed_.data, packed_.step_bytes(), packed_.steps(), sums_ + p * stride(), stride(), true};
+      const TilesInMemory<S> source{panels + p, ahead, kTileBytes / kLineBytes};
+      (step == 1 ? block<Rows, 1, 1, false, Tiles, TilesInMemory<S>>
+                 : block<Rows, 1, kPanels, false, Tiles, TilesInMemory<S>>)(tiles, part, source);
     }
   }
 
@@ -70,11 +72,13 @@ class TileProduct {
           const int64_t done = tile / 2 * steps * lines * kLineBytes;  // read ahead by the tiles before
           const auto next = [&](int64_t q) { return (q < count ? panels[q] : panels[q - count] + kPartBytes) + done; };
           const std::byte* ahead[2] = {next(p + pair), next(std::min(p + pair + 1, 2 * count - 1))};
-          const BlockArgs part{x_ + packed_.offset(tile, step), packed_.step_bytes(), panels + p, ahead, lines, steps,
-                               sums_ + p * stride() + tile * kTileRows * kPanel, stride(), step == 0};
+          const BlockArgs<float> part{packed_.tile(tile, step), packed_.step_bytes(), steps,
+                                      sums_ + p * stride() + tile * kTileRows * kPanel, stride(), step == 0};
+          const TilesInMemory<S> source{panels + p, ahead, lines};
           const bool two = tile + 1 < row_tiles;
-          (two ? pair == 2 ? block<S, Tiles, 2, 2, true> : block<S, Tiles, 2, 1, true>
-               : pair == 2 ? block<S, Tiles, 1, 2, true> : block<S, Tiles, 1, 1, true>)(tiles, part);
+          (two ? pair == 2 ? block<Rows, 2, 2, true, Tiles, TilesInMemory<S>> : block<Rows, 2, 1, true, Tiles, TilesInMemory<S>>
+               : pair == 2 ? block<Rows, 1, 2, true, Tiles, TilesInMemory<S>> : block<Rows, 1, 1, true, Tiles, TilesInMemory<S>>)(
+              tiles, part, source);
         }
       }
       for (int64_t p = 0; p < count; ++p) panels[p] += kPartBytes;
@@ -83,7 +87,6 @@ class TileProduct {
 
   PackedRows packed_;
   float* sums_;
-  std::byte* x_;
 };
 
 }  // namespace

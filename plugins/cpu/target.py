@@ -1,12 +1,14 @@
 """The targets cpu/avx2, cpu/avx512 and cpu/amx: Plan → native Session. The only door to the module `ingot._cpu`."""
 
 import os
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from ingot.dtypes import DType, to_float32
 from ingot.errors import CapacityError, EngineError, RequestError, TargetError, UsageError
-from ingot.plan import Plan
+from ingot.plan import KvLayout, Plan
 from ingot.plugins.target import SessionOptions, Target
 from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
 
@@ -78,9 +80,10 @@ def _step_result(results: "_cpu.Drawn") -> StepResult:
 class CpuSession:
     """A native session behind the runtime's contract. native: the session itself, with its hooks for tests."""
 
-    def __init__(self, native: "_cpu.Session", num_blocks: int) -> None:
+    def __init__(self, native: "_cpu.Session", kv: KvLayout, num_blocks: int) -> None:
         self.native = native
         self.num_blocks = num_blocks
+        self._kv = kv
 
     def run(self, batch: StepBatch) -> StepResult:
         """One crossing. Raises RequestError for a batch that breaks the contract, before anything is computed."""
@@ -100,7 +103,9 @@ class CpuSession:
         except (ValueError, TypeError) as error:
             raise RequestError("the session cannot draw from these logits", got=str(error)) from error
 
-    def run_tapped(self, batch: StepBatch, steps: list[str]) -> tuple[StepResult, dict[str, dict[str, Float32]]]:
+    def run_tapped(
+        self, batch: StepBatch, steps: Sequence[str]
+    ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
         self.native.tap(steps)
         try:
@@ -112,6 +117,26 @@ class CpuSession:
         for step, buffer, values in tapped:
             outputs.setdefault(step, {})[buffer] = values
         return result, outputs
+
+    def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
+        """Keys and values of a block, from their layouts in `plan.KvLayout`."""
+        layout = self._kv
+        keys, values = (self._heads(layer, block, which) for which in (False, True))
+        keys = keys.reshape(layout.kv_heads, -1, layout.tokens_per_block).transpose(0, 2, 1)
+        return keys, values.reshape(layout.kv_heads, layout.tokens_per_block, -1)[:, :, : layout.head_dim]
+
+    def _heads(self, layer: int, block: int, values: bool) -> Float32:
+        """[kv_heads, ...] numbers of a block in their own order, those of an int8 cache times their scales."""
+        layout = self._kv
+        heads = np.frombuffer(self.native.read_kv(layer, block, values), np.uint8).reshape(layout.kv_heads, -1)
+        if layout.dtype is not DType.I8:
+            return to_float32(heads.view(layout.dtype.storage), layout.dtype)
+        split = heads.shape[1] - layout.scale_bytes * layout.tokens_per_block
+        scales = np.ascontiguousarray(heads[:, split:]).view(np.float32)
+        codes = np.ascontiguousarray(heads[:, :split]).view(np.int8).astype(np.float32)
+        if values:
+            return codes.reshape(layout.kv_heads, layout.tokens_per_block, -1) * scales[:, :, None]
+        return codes.reshape(layout.kv_heads, -1, layout.tokens_per_block) * scales[:, None, :]
 
     def slow_down(self, seconds_per_step: float) -> None:
         """Makes every plan step last longer, for tests of streaming."""
@@ -138,8 +163,8 @@ class CpuTarget:
         return tuple(name for level in included for name in names if name.endswith(f".{level}"))
 
     def activations(self, weight_dtype: str) -> str:
-        """AMX tiles multiply bf16 with bf16; all other products take float32 inputs."""
-        return "bf16" if self._level == "amx" and weight_dtype == "bf16" else "f32"
+        """AMX tiles multiply bf16 with bf16, also where the weights are quantised; other products take float32."""
+        return "bf16" if self._level == "amx" and weight_dtype in ("bf16", "w8", "w4") else "f32"
 
     def missing(self, isa: str | None = None) -> str | None:
         """Why not, with the way out. Raises UsageError for an `isa` that is not a level."""
@@ -202,7 +227,7 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
             "there is not enough memory for the engine", expected=f"{plan.arena_bytes} bytes of activations and "
             f"{kv.block_bytes * options.num_blocks} bytes of KV cache", hint="pass a smaller kv_cache_memory",
         ) from error  # fmt: skip
-    return CpuSession(native, options.num_blocks)
+    return CpuSession(native, plan.kv, options.num_blocks)
 
 
 def _check_memory(plan: Plan, num_blocks: int) -> None:

@@ -9,9 +9,14 @@ from ingot.plugins.registry import op_names
 from ingot.plugins.target import SessionOptions, Target
 from ingot.step_io import Session
 
-_DTYPES = ("f32", "bf16")
-# The other ops see float32 alone.
-_BY_DTYPE = ("matmul", "moe_gate_up", "moe_down", "embedding", "rope_kv_write", "paged_attention")
+_DTYPES = {  # the other ops see float32 alone
+    "matmul": ("f32", "bf16", "w8", "w4", "w8a8", "w4a8"),
+    "moe_gate_up": ("f32", "bf16"),
+    "moe_down": ("f32", "bf16"),
+    "embedding": ("f32", "bf16", "w8"),
+    "rope_kv_write": ("f32", "bf16", "int8"),
+    "paged_attention": ("f32", "bf16", "int8"),
+}
 
 
 class RefTarget:
@@ -21,10 +26,10 @@ class RefTarget:
 
     def kernels(self) -> tuple[str, ...]:
         """`<op>.<dtype>.ref` for every op."""
-        return tuple(f"{op}.{dtype}.ref" for op in op_names() for dtype in (_DTYPES if op in _BY_DTYPE else ("f32",)))
+        return tuple(f"{op}.{dtype}.ref" for op in op_names() for dtype in _DTYPES.get(op, ("f32",)))
 
     def activations(self, weight_dtype: str) -> str:
-        """Inputs of matrix products stay float32, whatever the weights are."""
+        """Inputs of matrix products stay float32, unless they are rounded to int8."""
         return "f32"
 
     def missing(self, isa: str | None = None) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 
 Attr = int | float | str
 
@@ -91,6 +91,8 @@ class KvLayout:
 
     K block: [kv_heads, head_dim, tokens_per_block]        tokens innermost: one vector load gives 8 or 16 tokens
     V block: [kv_heads, tokens_per_block, padded_dim]      dims innermost, padded_dim = head_dim rounded up to 16
+
+    int8: behind the codes of each head of a block lie the scales of its tokens, float32 [tokens_per_block].
     """
 
     num_layers: int
@@ -104,14 +106,19 @@ class KvLayout:
         return -(-self.head_dim // 16) * 16
 
     @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scale that a token's key, and another that its value, has in each head."""
+        return 4 if self.dtype is DType.I8 else 0
+
+    @property
     def k_block_bytes(self) -> int:
         """Bytes of one block's keys in one layer."""
-        return self.kv_heads * self.head_dim * self.tokens_per_block * self.dtype.itemsize
+        return self.kv_heads * self.tokens_per_block * (self.head_dim * self.dtype.itemsize + self.scale_bytes)
 
     @property
     def v_block_bytes(self) -> int:
         """Bytes of one block's values in one layer."""
-        return self.kv_heads * self.padded_dim * self.tokens_per_block * self.dtype.itemsize
+        return self.kv_heads * self.tokens_per_block * (self.padded_dim * self.dtype.itemsize + self.scale_bytes)
 
     @property
     def block_bytes(self) -> int:

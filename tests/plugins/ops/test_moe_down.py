@@ -17,7 +17,7 @@ def test_a_weighted_sum_of_products(activations: str) -> None:
         total = np.zeros(7, np.float32)
         for slot in range(2):
             inputs = [x[row : row + 1, 5 * slot : 5 * slot + 5], weight[int(ids[row, slot])], None, None]
-            attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": activations}
+            attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "group": 0, "activations": activations}
             total += weights[row, slot] * evaluate("matmul", inputs, attrs)[0][0]
         np.testing.assert_array_equal(y[row], total)
 

@@ -17,5 +17,5 @@ def test_each_slot_is_a_gated_product(activation: str, activations: str) -> None
     assert y.shape == (4, 6)
     for row, slot in np.ndindex(4, 2):
         inputs = [x[row : row + 1], weight[int(ids[row, slot])], None, None]
-        (expected,) = evaluate("matmul", inputs, {**attrs, "gated": 1})
+        (expected,) = evaluate("matmul", inputs, {**attrs, "gated": 1, "group": 0})
         np.testing.assert_array_equal(y.reshape(4, 2, 3)[row, slot], expected[0])
