@@ -25,6 +25,8 @@ from ingot.builder.pack import BLOCK_BYTES, Packer
 from ingot.builder.passes.base import PassReport
 from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
 from ingot.builder.precision import choose_main, choose_products, table_dtype
+from ingot.builder.tune import MEMORY as TUNING_MEMORY
+from ingot.builder.tune import tune
 from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.configs.sizes import format_bytes
@@ -55,6 +57,7 @@ class BuildReport:
 
     notes        one sentence each: lowered defaults, choices, weights that are not finite
     passes       what every pass did
+    timings      a line for every product and number of rows that was timed
     memory       bytes the build was expected to need at most
     engine_bytes of the rank file
     """
@@ -66,6 +69,7 @@ class BuildReport:
     plan: Plan
     passes: tuple[PassReport, ...]
     notes: tuple[str, ...]
+    timings: tuple[str, ...]
     memory: int
     engine_bytes: int
     seconds: float
@@ -82,6 +86,7 @@ class _Job:
     lowering: Lowering
     reports: list[PassReport]
     notes: list[str]
+    timings: tuple[str, ...]
 
 
 def build(config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress: Progress | None = None) -> BuildReport:
@@ -98,7 +103,7 @@ def build(config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress:
                 job.notes.extend(_write(job, checkpoint, out.path, progress))
     return BuildReport(
         output_dir=Path(output_dir), dry_run=config.dry_run, target=target.name, precision=str(job.precision),
-        plan=job.plan, passes=tuple(job.reports), notes=tuple(job.notes), memory=memory,
+        plan=job.plan, passes=tuple(job.reports), notes=tuple(job.notes), timings=job.timings, memory=memory,
         engine_bytes=_engine_bytes(job.plan), seconds=time.monotonic() - begin,
     )  # fmt: skip
 
@@ -144,9 +149,14 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target, progres
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
     plan = lowering.plan(limits, kv, shape, config.shards or _threads())
+    timings: tuple[str, ...] = ()
+    if config.autotune:
+        tuning = tune(plan, target, config.timing_cache, progress)
+        plan, timings = dataclasses.replace(plan, tactics=tuning.tactics), tuning.table
+        notes.extend(tuning.notes)
     return _Job(
         target=target, precision=precision, activation_errors=errors, plan=plan, lowering=lowering, reports=reports,
-        notes=[*notes, *lowered],
+        notes=[*notes, *lowered], timings=timings,
     )  # fmt: skip
 
 
@@ -168,7 +178,7 @@ def _kv_dtype(config: BuildConfig, precision: Precision) -> DType:
 def _check_memory(config: BuildConfig, checkpoint: Checkpoint) -> int:
     """The forecast of peak memory. Raises CapacityError before any work where it is more than allowed."""
     forecast = BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
-    forecast += (_threads() + 1) * BLOCK_COPIES * BLOCK_BYTES
+    forecast += max((_threads() + 1) * BLOCK_COPIES * BLOCK_BYTES, TUNING_MEMORY if config.autotune else 0)
     if config.max_mem is not None and forecast > config.max_mem:
         raise CapacityError(
             "the build needs more memory than --max_mem allows", expected=f"at least {format_bytes(forecast)}",

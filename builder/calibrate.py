@@ -24,7 +24,7 @@ from ingot.plugins.registry import find_op
 from ingot.step_io import SampleRows, StepBatch
 
 SAMPLE_TEXT = Path(__file__).with_name("sample_text.txt")
-MAX_TOKENS = 64
+MAX_TOKENS = 32
 
 Progress = Callable[[int], None]
 
@@ -108,12 +108,14 @@ class _Measurement:
         n, k = use.shape
         p: Array = np.empty((len(x), n), np.float32)
         squares, lost = np.zeros(len(x)), np.zeros(len(x))
+        both = np.concatenate([x, change])  # so that every weight is read once
         block = max(1, BLOCK_BYTES // (4 * k))
         for begin in range(0, n, block):
             weight = self._reader.read_rows(use.tensor, begin, min(begin + block, n)).T
-            part = p[:, begin : begin + block] = x @ weight
-            squares += _squares(part)
-            lost += _squares(change @ weight)
+            products = both @ weight
+            p[:, begin : begin + block] = products[: len(x)]
+            squares += _squares(products[: len(x)])
+            lost += _squares(products[len(x) :])
         errors = np.where(lost == 0, 0.0, lost / np.where(squares == 0, lost, squares))
         self.errors[step.name] = float(np.sqrt(errors.mean()))
         others = [

@@ -44,6 +44,8 @@ class BuildConfig:
     kv_cache_dtype    auto: f32 in f32 engines, else bf16; int8 has one scale per token and KV head
     shards            parts of the packed weights, one per thread; None: the cores of this machine
     max_mem           bytes the build may use
+    autotune          time matrix products where this machine can run the target; else the shipped choice
+    timing_cache      file with times of earlier builds, read and then written
     dry_run           decide everything, write nothing
     dump_passes       directory for the graph after every pass
     """
@@ -62,6 +64,8 @@ class BuildConfig:
     kv_cache_dtype: str = "auto"
     shards: int | None = None
     max_mem: int | None = None
+    autotune: bool = True
+    timing_cache: Path | None = None
     dry_run: bool = False
     dump_passes: Path | None = None
 
@@ -83,6 +87,8 @@ class BuildConfig:
                 raise UsageError(f"{name} must be a whole number, at least {minimum}", got=repr(value))
         if self.max_output_len is not None and self.max_seq_len is not None:
             raise UsageError("max_output_len and max_seq_len say the same", hint="give one of them")
+        if self.timing_cache is not None and not self.autotune:
+            raise UsageError("a timing cache serves autotuning", hint="leave timing_cache or no_autotune out")
         size = self.tokens_per_block
         if not isinstance(size, int) or size % 16 or not MIN_TOKENS_PER_BLOCK <= size <= MAX_TOKENS_PER_BLOCK:
             raise UsageError(

@@ -73,7 +73,7 @@ class Binder {
     check(isa_includes(memory_.isa, kernel->isa()),
           "kernel " + step.kernel + " needs " + std::string(kernel->isa()) + ", this machine offers " + memory_.isa);
     kernel_ = kernel;
-    BoundStep bound{step.name, kernel, {}, {}, false, {}};
+    BoundStep bound{step.name, kernel, {}, {}, false, {}, {}};
     if (step.op == "matmul") bind_matmul(bound);
     else if (step.op == "embedding") bind_embedding(bound);
     else if (step.op == "rms_norm" || step.op == "layer_norm") bind_norm(bound);
@@ -216,6 +216,7 @@ class Binder {
   void bind_moe_matmul(BoundStep& bound);
   std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const;
   int64_t attr_group(const std::string& dtype) const;
+  std::array<int32_t, 4> attr_tactics() const;
   PagedKv layer_kv() const;
 
   const PlanSpec& plan_;
@@ -253,8 +254,19 @@ int64_t Binder::attr_group(const std::string& dtype) const {
   return group;
 }
 
+// A digit for each class of rows.
+std::array<int32_t, 4> Binder::attr_tactics() const {
+  const std::string word = attr_word("tactics");
+  check(word.size() == 4 && word.find_first_not_of("01") == std::string::npos, "attribute tactics must be four digits, each 0 or 1, got " + word);
+  std::array<int32_t, 4> tactics;
+  for (size_t i = 0; i < tactics.size(); ++i) tactics[i] = word[i] - '0';
+  return tactics;
+}
+
 void Binder::bind_matmul(BoundStep& bound) {
-  check_form(4, 1, 4);
+  const bool tuned = step_->attrs.contains("tactics");
+  check_form(4, 1, tuned ? 5 : 4);
+  if (tuned) bound.tactics = attr_tactics();
   const WeightSpec* weight = find_weight(step_->inputs[1]);
   const std::string& dtype = weight->dtype;
   const std::string rounded = attr_word("activations"), taken(kernel_->dtype());
@@ -536,7 +548,10 @@ void BoundStep::set_counts(const Batch& batch) {
     kv.block_tables = batch.block_tables.data();
     kv.table_width = batch.table_width;
   };
-  if (auto* matmul = std::get_if<MatmulArgs>(&args)) matmul->rows = rows;
+  if (auto* matmul = std::get_if<MatmulArgs>(&args)) {
+    matmul->rows = rows;
+    matmul->tactic = tactics[rows <= 1 ? 0 : rows <= 8 ? 1 : rows <= 32 ? 2 : 3];
+  }
   if (auto* embedding = std::get_if<EmbeddingArgs>(&args)) embedding->tokens = rows;
   if (auto* norm = std::get_if<NormArgs>(&args)) norm->rows = rows;
   if (auto* elementwise = std::get_if<ElementwiseArgs>(&args)) elementwise->rows = rows;

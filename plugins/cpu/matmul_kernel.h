@@ -6,6 +6,8 @@
 //   rows 1: as fast as a plain read of the weights, f32 and bf16; rows 2: 97-100 %, rows 4: 84-94 % of that
 //   rows 6: f32 85-90 % of the bandwidth; bf16 (84 % of peak) and all above it are bound by fma
 //   rows 16: bf16 85-89 % of peak, f32 64 %; rows 128-512: bf16 84-93 %, f32 80-88 %
+// Quantised weights cost their widening: w8 at one row is bound by it (16-18 GB/s, 60-75 % of the bandwidth), so is w4
+// (6 GB/s, 25 %); rows 6: 79 % and 67 % of peak, rows 96: 86 % and 61 %. Products with int8 rows are faster throughout.
 #pragma once
 
 #include <array>
@@ -232,18 +234,19 @@ template <typename S, typename Weight>
 void blocked(const MatmulArgs& args, const Team& team) {
   using Panel = typename Weight::Blocked;
   using T = Tiles<S, Panel>;
-  constexpr int64_t kMaxRows = 96 / T::kRows * T::kRows, kMaxPanels = 32;
+  constexpr int64_t kFewRows = Tiles<S, typename Weight::Stream>::kRows;
   constexpr int64_t kPart = 256 * Panel::kPerLine;  // k
   const Weight weight(args);
   const auto scaled = weight.template sums<S>(args);
-  const Blocks blocks = cut(args, team.count, T::kRows, kMaxRows, kMaxPanels);
+  const BlockLimits limits = block_limits(args, kFewRows, 96 / T::kRows * T::kRows, 32);
+  const Blocks blocks = cut(args, team.count, T::kRows, limits);
   const int64_t bytes = weight.panel_bytes();
-  constexpr size_t kSumBytes = kMaxPanels * kPanel * kMaxRows * sizeof(float);
-  std::byte* const scratch =
-      team.scratch(kSumBytes + kMaxRows * kPart * sizeof(float) + T::kPanels * Weight::kBlockedBytes);
-  float* const sums = reinterpret_cast<float*>(scratch);
-  float* const x = reinterpret_cast<float*>(scratch + kSumBytes);
-  std::byte* const lines = reinterpret_cast<std::byte*>(x + kMaxRows * kPart);
+  const int64_t num_sums = limits.panels * kPanel * limits.rows, num_x = limits.rows * kPart;
+  constexpr int64_t kLinesBytes = T::kPanels * Weight::kBlockedBytes;
+  float* const sums = reinterpret_cast<float*>(
+      team.scratch(static_cast<size_t>(num_sums + num_x) * sizeof(float) + static_cast<size_t>(kLinesBytes)));
+  float* const x = sums + num_sums;
+  std::byte* const lines = reinterpret_cast<std::byte*>(x + num_x);
   for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
     const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
     const int64_t rows = std::min(blocks.rows, args.rows - row);
@@ -276,7 +279,7 @@ void blocked(const MatmulArgs& args, const Team& team) {
 
 template <typename S, typename Weight>
 void matmul(const MatmulArgs& args, const Team& team) {
-  if (args.rows <= Tiles<S, typename Weight::Stream>::kRows) {
+  if (passes_over_panels(args, Tiles<S, typename Weight::Stream>::kRows)) {
     stream<S, Weight>(args, team);
   } else {
     blocked<S, Weight>(args, team);

@@ -110,14 +110,28 @@ struct Blocks {
   int64_t count() const { return row_blocks * panel_blocks; }
 };
 
-// Blocks of at most max_rows (a multiple of row_step) x max_panels, and smaller ones until every thread has several.
-inline Blocks cut(const MatmulArgs& args, int threads, int64_t row_step, int64_t max_rows, int64_t max_panels) {
+// The largest blocks. Tactic 1 is the other choice that a build may time: blocks also for the few rows that otherwise pass
+// over contiguous panels, and for many rows blocks of twice as many rows and half as many panels.
+struct BlockLimits {
+  int64_t rows, panels;
+};
+
+inline bool passes_over_panels(const MatmulArgs& args, int64_t few_rows) {
+  return args.rows <= few_rows && args.tactic == 0;
+}
+
+inline BlockLimits block_limits(const MatmulArgs& args, int64_t few_rows, int64_t rows, int64_t panels) {
+  return args.rows > few_rows && args.tactic == 1 ? BlockLimits{2 * rows, panels / 2} : BlockLimits{rows, panels};
+}
+
+// Blocks within the limits (of rows: a multiple of row_step), and smaller ones until every thread has several.
+inline Blocks cut(const MatmulArgs& args, int threads, int64_t row_step, const BlockLimits& limits) {
   constexpr int64_t kMinPanels = 4;
   const auto blocks = [&](int64_t rows, int64_t panels) {
     const int64_t even_rows = ceil_div(ceil_div(args.rows, ceil_div(args.rows, rows)), row_step) * row_step;
     return Blocks{even_rows, panels, ceil_div(args.rows, even_rows), ceil_div(args.num_panels, panels)};
   };
-  Blocks best = blocks(max_rows, max_panels);
+  Blocks best = blocks(limits.rows, limits.panels);
   const int64_t wanted = threads == 1 ? 1 : 6 * threads;
   while (best.count() < wanted && best.panels > kMinPanels) best = blocks(best.rows, best.panels / 2);
   while (best.count() < wanted && best.rows > row_step) best = blocks(best.rows / 2, best.panels);

@@ -279,14 +279,15 @@ void stream_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
 template <typename S, typename Tiles, typename Rows, typename Weight>
 void blocked_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
   using Sum = typename Rows::Sum;
-  constexpr int64_t kMaxRows = 512, kMaxPanels = 16, kSteps = 16, kPartBytes = kSteps * kTileBytes;
-  constexpr int64_t kStoredBytes = kPartBytes / Weight::kTiles, kSumBytes = kMaxRows * kMaxPanels * kPanel * 4;
+  constexpr int64_t kSteps = 16, kPartBytes = kSteps * kTileBytes, kStoredBytes = kPartBytes / Weight::kTiles;
+  const BlockLimits limits = block_limits(args, 2 * kTileRows, 512, 16);
+  const int64_t sum_bytes = limits.rows * limits.panels * kPanel * static_cast<int64_t>(sizeof(Sum));
   const Weight weight(args);
   const PackedRows& packed = x.packed;
-  const Blocks blocks = cut(args, team.count, 2 * kTileRows, kMaxRows, kMaxPanels);
-  std::byte* const scratch = team.scratch(kSumBytes + 2 * kPartBytes);
+  const Blocks blocks = cut(args, team.count, 2 * kTileRows, limits);
+  std::byte* const scratch = team.scratch(static_cast<size_t>(sum_bytes + 2 * kPartBytes));
   Sum* const sums = reinterpret_cast<Sum*>(scratch);
-  Tiles tiles(kTileRows);
+  Tiles tiles(packed.tile_rows());
   const auto stored = [&](int64_t panel, int64_t step) {  // a panel's part as it lies in memory
     return panel_at(args, panel, weight.panel_bytes()) + weight.data_offset() + step / Weight::kTiles * kTileBytes;
   };
@@ -303,7 +304,7 @@ void blocked_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
         for (int64_t i = 0; i < pair; ++i) {
           data[i] = stored(panel + p + i, step);
           if constexpr (!Weight::kInPlace) {
-            std::byte* to = scratch + kSumBytes + i * kPartBytes;
+            std::byte* to = scratch + sum_bytes + i * kPartBytes;
             const std::byte* whole = panel_at(args, panel + p + i, weight.panel_bytes());
             for (int64_t s = 0; s < steps; s += Weight::kTiles)
               weight.unpack(whole, (step + s) / Weight::kTiles, to + s * kTileBytes);
@@ -336,9 +337,9 @@ void matmul_tiles(const MatmulArgs& args, const Team& team) {
   const Rows x(args, team.shared);
   x.pack(args, team);
   team.barrier();
-  if (args.rows <= kTileRows) {
+  if (passes_over_panels(args, kTileRows)) {
     stream_tiles<S, Tiles, Rows, Weight, 1>(args, x, team);
-  } else if (args.rows <= 2 * kTileRows) {
+  } else if (passes_over_panels(args, 2 * kTileRows)) {
     stream_tiles<S, Tiles, Rows, Weight, 2>(args, x, team);
   } else {
     blocked_tiles<S, Tiles, Rows, Weight>(args, x, team);

@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType, to_float32
 from ingot.errors import CapacityError, EngineError, RequestError, TargetError, UsageError
-from ingot.plan import KvLayout, Plan
-from ingot.plugins.target import SessionOptions, Target
+from ingot.plan import Attr, KvLayout, Plan, Step
+from ingot.plugins.target import Product, SessionOptions, Target
 from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
 
 try:
@@ -20,6 +21,8 @@ else:
     _why_not = None
 
 _LEVELS = ("amx", "avx512", "avx2")  # best first; each includes those after it
+_TUNING_VERSION = 1  # of the matrix products: advances when their speed or their tactics change
+_TIMING_SECONDS = 0.002  # of one product in one way
 
 
 def _require_native() -> None:
@@ -184,6 +187,18 @@ class CpuTarget:
             f"machine with {self._level.upper()}"
         )
 
+    def machine(self) -> str:
+        """Processor, cores and version of the products."""
+        return f"{_processor()}, {core_count()} cores, {detect_isa()}, products {_TUNING_VERSION}"
+
+    def time_product(self, product: Product, rows: int, tactic: int) -> float:
+        """Seconds on all cores; the fastest of several calls."""
+        _require_native()
+        return _cpu.time_matmul(
+            product.kernel, rows, product.n, product.k, product.group, product.gated, product.panel_bytes, tactic,
+            core_count(), _TIMING_SECONDS,
+        )  # fmt: skip
+
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CpuSession:
         """Bind `plan` to this machine. Raises EngineError for a plan that is wrong, TargetError, CapacityError."""
         _require_native()
@@ -209,7 +224,7 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
                 for each in plan.weights
             ],
             steps=[
-                (each.name, each.op, each.kernel, list(each.inputs), list(each.outputs), dict(each.attrs))
+                (each.name, each.op, each.kernel, list(each.inputs), list(each.outputs), _attrs(plan, each))
                 for each in plan.steps
             ],
             limits=(plan.vocab_size, plan.max_positions, limits.max_batch_size, limits.max_num_tokens,
@@ -228,6 +243,21 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
             f"{kv.block_bytes * options.num_blocks} bytes of KV cache", hint="pass a smaller kv_cache_memory",
         ) from error  # fmt: skip
     return CpuSession(native, plan.kv, options.num_blocks)
+
+
+def _attrs(plan: Plan, step: Step) -> dict[str, Attr]:
+    """A tuned product's tactics come as one more attribute."""
+    tuned: dict[str, Attr] = {"tactics": plan.tactics[step.name]} if step.name in plan.tactics else {}
+    return {**step.attrs, **tuned}
+
+
+def _processor() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
 
 
 def _check_memory(plan: Plan, num_blocks: int) -> None:

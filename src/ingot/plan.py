@@ -143,7 +143,11 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Everything a target needs to run a step. `steps` are in execution order; the last one writes `logits`."""
+    """Everything a target needs to run a step. `steps` are in execution order; the last one writes `logits`.
+
+    tactics  matrix products that a build has timed: step → how to compute it with 1, 2-8, 9-32 and more rows, a digit
+             each. Steps that are not named take the shipped way, "0000"; results do not depend on it
+    """
 
     vocab_size: int
     max_positions: int
@@ -155,6 +159,7 @@ class Plan:
     arena_bytes: int
     weight_bytes: int
     logits: str
+    tactics: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces, enums by value; equal plans give equal text."""
@@ -193,6 +198,8 @@ def _to_plain(value: object) -> Any:
 
 def _plan_from(document: dict[str, Any]) -> Plan:
     kv = document["kv"]
+    if strangers := set(document["tactics"]) - {step["name"] for step in document["steps"]}:
+        raise ValueError(f"tactics of steps that are not there: {', '.join(sorted(strangers))}")
     return Plan(
         vocab_size=document["vocab_size"],
         max_positions=document["max_positions"],
@@ -204,6 +211,7 @@ def _plan_from(document: dict[str, Any]) -> Plan:
         arena_bytes=document["arena_bytes"],
         weight_bytes=document["weight_bytes"],
         logits=document["logits"],
+        tactics=document["tactics"],
     )
 
 

@@ -11,6 +11,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
+from ingot.errors import UsageError
 from ingot.inspect import inspect
 from ingot.runtime import ModelRunner
 from tests.handmade import write_model
@@ -50,6 +51,12 @@ def test_alone_in_company_and_in_chunks(checkpoint: Path, tmp_path: Path, precis
             tmp_path / "e", max_num_tokens=tokens, max_batch_size=batch, threads=threads
         ) as runner:
             assert bits(runner, prompts) == alone
+
+
+@pytest.mark.parametrize("precision", ["w8", "w4g32"])
+def test_quantised_experts_are_refused(checkpoint: Path, tmp_path: Path, precision: str) -> None:
+    with pytest.raises(UsageError, match=r"weights of experts cannot be quantised yet(.|\n)*--precision bf16"):
+        build(BuildConfig(target="ref", precision=precision), checkpoint, tmp_path / "e")
 
 
 def test_inspect_counts_the_experts_of_one_token(checkpoint: Path, tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_precision_by_any_of_its_names(
         (["--tp_size", "2"], "one rank"),
         (["--pp_size", "2"], "one rank"),
         (["--config", "recipe.toml"], "the recipe cannot be read"),
-        (["--timing_cache", "f"], "nothing to cache"),
+        (["--timing_cache", "f", "--no_autotune"], "serves autotuning"),
         (["--max_beam_width", "4"], "beam search"),
         (["--max_seq_len", "40", "--max_output_len", "4"], "say the same"),
         (["--target", "cpu/avx9"], "there is no target"),
@@ -229,6 +229,16 @@ def test_what_is_not_there_is_refused(options: list[str], words: str, tiny_check
     done = ingot("build", "--checkpoint_dir", tiny_checkpoint, "--output_dir", tmp_path / "e", *options)
     done.fails(words, code=2)
     assert not (tmp_path / "e").exists()
+
+
+def test_a_file_that_is_no_timing_cache_is_kept(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    build = ("build", "--checkpoint_dir", tiny_checkpoint, "--output_dir", tmp_path / "e", "--timing_cache")
+    (tmp_path / "letter").write_text("Dear reader")
+    ingot(*build, tmp_path / "letter").fails("no timing cache", code=2)
+    assert (tmp_path / "letter").read_text() == "Dear reader"
+    assert not (tmp_path / "e").exists()
+    ingot(*build, tmp_path / "cache").succeeds()
+    assert list(json.loads((tmp_path / "cache").read_text())) == ["machines", "timing_cache"]
 
 
 def test_output_length_sets_the_sequence_length(tiny_checkpoint: Path, tmp_path: Path) -> None:

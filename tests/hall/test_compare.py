@@ -344,3 +344,11 @@ def test_pieces_and_groups_change_nothing(llama: Built, monkeypatch: pytest.Monk
     assert pieces.logits == whole.logits
     assert pieces.logits.positions == 24
     assert [step.kernel_error for step in pieces.steps] == [step.kernel_error for step in whole.steps]
+
+
+def test_an_engine_that_takes_a_single_token(llama: Built, tmp_path: Path) -> None:
+    """Sequences of one token: no chunk before the last one, nothing to foretell."""
+    build(BuildConfig(precision="f32", max_seq_len=2, max_num_tokens=1), llama.checkpoint, tmp_path / "engine")
+    comparison = compare(tmp_path / "engine", llama.checkpoint, CompareOptions(tokens=5))
+    comparison.raise_if_wrong()
+    assert comparison.logits.positions == 5

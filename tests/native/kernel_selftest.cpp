@@ -217,7 +217,7 @@ struct Case {
     const MatmulArgs args{x.data(), pieces.data(), static_cast<int64_t>(pieces.size()), panels(),
                           shape.bias ? bias.data() : nullptr, shape.residual ? y.data() : nullptr, y.data(),
                           shape.rows, shape.n, shape.k, shape.activation, shape.gated,
-                          kind.weight == "w4" ? shape.group : 0};
+                          kind.weight == "w4" ? shape.group : 0, shape.rows % 2 == 0 ? 1 : 0};
     struct Run {
       const Kernel* kernel;
       const MatmulArgs* args;

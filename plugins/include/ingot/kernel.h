@@ -48,6 +48,7 @@ struct MatmulArgs {
   Activation activation;
   bool gated;
   int64_t group;          // columns that share a multiplier of a w4 weight, 0 for all others
+  int32_t tactic = 0;     // how the work is cut, of no consequence for y: 0 as shipped, 1 otherwise (matmul_parts.h)
 };
 
 // The experts that each row takes, see plugins/ops/moe_route.py.

@@ -45,7 +45,9 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # --gemm_p
     help="A recipe: a TOML file, or a name that ships with ingot.",
 )
 @click.option("--max_mem", type=byte_size, metavar="SIZE", help="Memory that the build may use, e.g. 8GiB.")
-@click.option("--no_autotune", is_flag=True, help="Time no kernels: how every build works yet.")
+@click.option("--timing_cache", type=click.Path(path_type=Path), metavar="FILE",
+              help="Times of kernels: read, and written with what this build has timed.")  # fmt: skip
+@click.option("--no_autotune", is_flag=True, help="Time no kernels: products are cut into work as shipped.")
 @click.option("--dry_run", is_flag=True, help="Decide everything, write nothing.")
 @click.option("--dump_passes", type=click.Path(path_type=Path), metavar="DIR", help="Write the graph after each pass.")
 @click.option(
@@ -78,13 +80,11 @@ def _config(options: dict[str, Any], defaults: BuildDefaults, talk: Talk) -> Bui
     activations = _activations(options, recipe, precision)
     _note_gemm_plugin(options, talk)
     head = _agreed("--lm_head_precision", options["lm_head_precision"], recipe.lm_head_precision)
-    if options["no_autotune"]:
-        talk.note("--no_autotune: nothing is timed while building yet")
     kept = ("max_batch_size", "max_input_len", "max_seq_len", "max_output_len", "max_num_tokens", "tokens_per_block",
-            "kv_cache_dtype", "max_mem", "dry_run", "dump_passes", "target")  # fmt: skip
+            "kv_cache_dtype", "max_mem", "dry_run", "dump_passes", "target", "timing_cache")  # fmt: skip
     return BuildConfig(
         precision=precision, lm_head_precision=head, activations=activations, layers=recipe.layers,
-        **{name: options[name] for name in kept},
+        autotune=not options["no_autotune"], **{name: options[name] for name in kept},
     )  # fmt: skip
 
 
@@ -144,6 +144,8 @@ def _note_gemm_plugin(options: dict[str, Any], talk: Talk) -> None:
 def _tell(report: BuildReport, talk: Talk) -> None:
     for one in report.passes:
         talk.detail(f"pass {one}")
+    for line in report.timings:
+        talk.note(line)
     for note in report.notes:
         (talk.warn if "NaN" in note else talk.note)(note)
     limits, done = report.plan.limits, "would be" if report.dry_run else "is"

@@ -17,7 +17,7 @@ from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.weights import read_weight
 
-BLOCK_BYTES = 16 << 20  # of a weight as float32
+BLOCK_BYTES = 4 << 20  # of a weight as float32
 
 GATED = ".gated"
 

@@ -74,7 +74,8 @@ class Comparison:
         if not self.findings:
             return
         first, steps = self.findings[0], list(dict.fromkeys(finding.step for finding in self.findings))
-        others = f"; {len(steps) - 1} later steps are beyond theirs, too" if len(steps) > 1 else ""
+        later = len(steps) - 1
+        others = f"; {later} later {'step is' if later == 1 else 'steps are'} beyond theirs, too" if later else ""
         raise EngineError(
             f"the engine does not compute what its source says: the first step beyond its tolerance is {first.step}",
             where=f"{self.engine}: {first.what}", expected=first.expected, got=first.got + others,
@@ -103,9 +104,9 @@ class Comparison:
         return [
             f"{self.engine} against {self.source}: {len(self.steps)} steps, {self.logits.positions} tokens of "
             f"{self.text}",
-            f"weights     farthest from the source: {weight.name}, {weight.weight_error:.2%}",
+            f"weights     farthest from the source: {weight.name}, {_share(weight.weight_error)}",
             f"kernels     nearest to its bound: {kernel.name}, {kernel.kernel_error:.2f} of it",
-            f"layers      farthest from the source: {self.worst_step.name}, {self.worst_step.model_error or 0:.2%}",
+            f"layers      farthest from the source: {self.worst_step.name}, {_share(self.worst_step.model_error or 0)}",
             *passport_lines(self.passport()),
         ]  # fmt: skip
 
@@ -119,6 +120,10 @@ def passport_lines(passport: Mapping[str, Fact]) -> list[str]:
     if passport["perplexity"] is not None:
         lines.append(f"perplexity  {passport['perplexity']:.4f}, of the source {passport['source_perplexity']:.4f}")
     return lines
+
+
+def _share(value: float) -> str:
+    return f"{value:.2%}" if value >= 1e-3 else f"{value:.1e}"
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

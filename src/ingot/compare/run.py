@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ingot.builder.evaluate import Evaluation
+from ingot.builder.evaluate import Evaluation, Float64
 from ingot.builder.source import Source
 from ingot.compare.figures import LogitMeter
 from ingot.compare.ops import KV_ROUNDING, KvPools, OutputError, StepChecker
@@ -33,10 +33,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclasses.dataclass(kw_only=True)
 class Worst:
-    """Of one step, over all groups. local: relative error that this step itself brings."""
+    """The largest errors of one step, over all groups, as in `StepFigures`."""
 
     weight: float = 0.0
-    local: float = 0.0
     kernel: float = 0.0
     model: float | None = None
     bound: float = 0.0
@@ -65,14 +64,16 @@ class Run:
         live: dict[str, Array] = {}
         total = len(self._plan.steps) * len(self._tokens.sequences)
         explained = 0.0  # squared relative error that the roundings so far bring
+        theirs: dict[str, Float64] = {}  # what the step before should have written, by buffer
         for number, (step, (_, outputs)) in enumerate(zip(self._plan.steps, run.steps(), strict=True)):
             self._check_weights(step)
             inputs = {name: live[name] for name in step.inputs if name in live}
             pools = _pools(run, step)
             self._check_kernel(step, checker.check(step, inputs, outputs, pools))
             live.update(outputs)
-            explained += self._local_error(step, inputs, float(np.sqrt(explained))) ** 2
-            self._check_model(step, outputs, values, min(AMPLIFIED * float(np.sqrt(explained)), UNLIKE), sequences)
+            explained += self._local_error(step, inputs, theirs) ** 2
+            bound = min(AMPLIFIED * float(np.sqrt(explained)), UNLIKE)
+            theirs = self._check_model(step, outputs, values, bound, sequences)
             self._progress("comparing steps", begin * len(self._plan.steps) + (number + 1) * len(sequences), total)
 
     def result(self, directory: Path, against: Path) -> Comparison:
@@ -119,30 +120,35 @@ class Run:
                 f"{error.got:.7g}",
             )  # fmt: skip
 
-    def _check_model(self, step: Step, outputs: Outputs, values: Evaluation, bound: float, sequences: Int32) -> None:
-        worst = self._worst[step.name]
+    def _check_model(
+        self, step: Step, outputs: Outputs, values: Evaluation, bound: float, sequences: Int32
+    ) -> dict[str, Float64]:
+        """Returns the source's values, by buffer."""
+        worst, theirs = self._worst[step.name], dict[str, Float64]()
         worst.bound = max(worst.bound, bound)
         for buffer, tensor in zip(step.outputs, self._source.tensors[step.name], strict=False):
             if not buffer or not tensor:
                 continue
-            wanted = values.value(tensor).reshape(outputs[buffer].shape)
+            theirs[buffer] = wanted = values.value(tensor).reshape(outputs[buffer].shape)
             error = _relative(outputs[buffer], wanted)
             worst.model = max(worst.model or 0.0, error)
             if not error <= bound:
                 self._find(
                     step, "model", f"output {buffer} beside {tensor} of the source's graph",
-                    f"at most {bound:.2%} off: what the roundings up to here explain", f"{error:.2%} off",
+                    f"at most {bound:.2e} off: what the roundings up to here explain", f"{error:.2e} off",
                 )  # fmt: skip
             if tensor == self._source.logits:
                 self._meter.add(sequences, outputs[buffer], wanted)
+        return theirs
 
-    def _local_error(self, step: Step, inputs: dict[str, Array], so_far: float) -> float:
+    def _local_error(self, step: Step, inputs: dict[str, Array], before: dict[str, Float64]) -> float:
         """Relative error that the precision of this step brings: of its weights, inputs and keys and values."""
         errors = [UNSEEN, self._worst[step.name].weight]
         if step.op == "rope_kv_write":
             errors.append(KV_ROUNDING[self._plan.kv.dtype])
         if step.op == "moe_route":
-            errors.append(_near_ties(inputs[step.inputs[0]], int(step.attrs["per_token"]), AMPLIFIED * so_far))
+            logits = step.inputs[0]
+            errors.append(_other_experts(inputs[logits], before.get(logits), int(step.attrs["per_token"])))
         if step.attrs.get("activations") == "bf16":
             x = inputs[step.inputs[0]]
             errors.append(_relative(round_to_bf16(x), x))
@@ -164,13 +170,13 @@ class Run:
         return (f"The engine was built from other files than this source: {', '.join(other)} differ in SHA-256.",)
 
 
-def _near_ties(logits: Array, taken: int, error: float) -> float:
-    """Share, as a root mean square, of the tokens that take other experts where logits are off by a relative error."""
-    if taken == logits.shape[1]:
-        return 0.0
-    ranked = np.sort(logits, axis=1)[:, ::-1]
-    margin = ranked[:, taken - 1] - ranked[:, taken]
-    return float(np.sqrt(np.mean(margin < error * np.linalg.norm(logits, axis=1))))
+def _other_experts(ours: Array, theirs: Float64 | None, taken: int) -> float:
+    """What tokens that take other experts than in the source bring: near ties, since the router's logits have been
+    compared. It is no rounding that layers amplify, so it is counted in parts of AMPLIFIED."""
+    if theirs is None:
+        return 1.0
+    first, second = (np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :taken]) for logits in (ours, theirs))
+    return float(np.sqrt(np.mean((first != second).any(axis=1)))) * 2 / AMPLIFIED
 
 
 def _pools(run: TappedRun, step: Step) -> KvPools | None:

@@ -88,8 +88,8 @@ def _expected(wanted: Array, rows: Array | QuantisedRows, dtype: DType) -> tuple
     if not isinstance(rows, QuantisedRows):
         with np.errstate(over="ignore"):
             return to_float32(from_float32(wanted, dtype), dtype), np.zeros_like(wanted)
-    whole = np.isfinite(wanted).all(axis=1, keepdims=True)  # a row that holds what is no number becomes NaN as a whole
-    wanted = np.where(whole, wanted, np.float32(np.nan))
+    if not (finite := np.isfinite(wanted)).all():  # a row that holds what is no number becomes NaN as a whole
+        wanted = np.where(finite.all(axis=1, keepdims=True), wanted, np.float32(np.nan))
     lowest, highest = OUTERMOST[dtype]
     unit = rows.scale[:, None]
     if rows.multipliers is not None:

@@ -230,10 +230,12 @@ def _weight(name: str, value: Packed, offset: int, pieces: int) -> Weight:
 
 def open_step(
     kernel: str, inputs: Sequence[Input], attrs: Mapping[str, Attr], batch: StepBatch, *, cache: KvCache | None = None,
-    threads: int = 1, pieces: int = 1,
+    threads: int = 1, pieces: int = 1, tactics: str | None = None,
 ) -> CpuSession:  # fmt: skip
     """A session with the inputs in place and the cache's slots copied in."""
     plan, section = one_step_plan(kernel, inputs, attrs, batch, cache.layout if cache else NO_KV, pieces=pieces)
+    if tactics is not None:
+        plan = dataclasses.replace(plan, tactics={"step": tactics})
     num_blocks = cache.keys.shape[1] if cache else max(1, int(batch.block_tables.max()) + 1)
     session = open_native(plan, section, SessionOptions(num_blocks=num_blocks, threads=threads), runnable_isa(kernel))
     for index, value in enumerate(inputs):
