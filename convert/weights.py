@@ -194,7 +194,7 @@ def _unfit(expr: Expr, expected: str, got: str) -> CheckpointError:
 
 
 def blocks(expr: Expr, tensors: Mapping[str, StoredTensor], block: int) -> Iterator[Bits]:
-    """The stored bits in C order, flat, at most `block` elements at a time of what needs not be made in memory."""
+    """The stored bits in C order, flat, at most `block` elements at a time."""
     if isinstance(expr, Take):
         size = math.prod(tensors[expr.name].shape)
         for begin in range(0, size, block):
@@ -203,7 +203,9 @@ def blocks(expr: Expr, tensors: Mapping[str, StoredTensor], block: int) -> Itera
         for part in parts:
             yield from blocks(part, tensors, block)
     else:
-        yield _evaluate(expr, tensors).reshape(-1)
+        whole = _evaluate(expr, tensors).reshape(-1)
+        for begin in range(0, whole.size, block):
+            yield whole[begin : begin + block]
 
 
 def held(expr: Expr, tensors: Mapping[str, StoredTensor]) -> int:
