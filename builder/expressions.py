@@ -76,14 +76,16 @@ def check_sources(tensor: gs.Tensor, checkpoint: Checkpoint) -> None:
 
 
 def matrix_shape(tensor: gs.Tensor) -> tuple[int, int]:
-    """[rows, cols] of a weight; a vector is one column."""
-    shape = [size for size in weight_shape(tensor) if size != 1] if len(weight_shape(tensor)) != 2 else None
-    if shape is None:
-        rows, cols = weight_shape(tensor)
-        return rows, cols
-    if len(shape) > 1:
-        raise BuildError("a weight is no vector or matrix", where=str(weight_shape(tensor)))
-    return (shape[0] if shape else 1), 1
+    """[rows, cols] of a weight; a vector is one column, the matrices of a stack lie one below the other."""
+    shape = weight_shape(tensor)
+    if len(shape) == 2:
+        return shape[0], shape[1]
+    longer = [size for size in shape if size != 1]
+    if len(longer) <= 1:
+        return (longer[0] if longer else 1), 1
+    if len(shape) != 3:
+        raise BuildError("a weight is no vector, matrix or stack of matrices", where=str(shape))
+    return shape[0] * shape[1], shape[2]
 
 
 class WeightReader:

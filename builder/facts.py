@@ -23,5 +23,16 @@ def model_facts(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
         "kv_cache_dtype": plan.kv.dtype.value,
         "vocab_size": plan.vocab_size,
         "positions": plan.max_positions,
+        **_expert_facts(plan),
         "packed_parameters": sum(math.prod(shape) for shape in shapes.values()),
     }
+
+
+def _expert_facts(plan: Plan) -> dict[str, Fact]:
+    """Of a mixture of experts."""
+    experts = next((step for step in plan.steps if step.op == "moe_down"), None)
+    if experts is None:
+        return {}
+    (stack,) = (weight.shape[0] for weight in plan.weights if weight.name == experts.inputs[3])
+    slots = next(buffer.cols for buffer in plan.buffers if buffer.name == experts.inputs[1])
+    return {"experts": stack, "experts_per_token": slots}

@@ -21,6 +21,8 @@ from ingot.errors import PassError
 from ingot.plan import Attr, KvLayout, Limits, Plan, Rows, Step
 from ingot.plugins.registry import find_op
 
+_PANELS = {"matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → the input that is packed in panels
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
@@ -164,13 +166,13 @@ class Lowering:
         return self._weight(node, op, name, index, each) if is_weight(each) else self._index[id(each)]
 
     def _weight(self, node: gs.Node, op: str, name: str, index: int, tensor: gs.Tensor) -> str:
-        panels = op == "matmul" and index == 1
-        gated = panels and bool(node.attrs["gated"])
+        panels = _PANELS.get(op) == index
+        gated = panels and bool(node.attrs.get("gated", op == "moe_gate_up"))
         dtype = DType(node.attrs["dtype"]) if panels or op == "embedding" else DType.F32
-        shape = weight_shape(tensor) if len(weight_shape(tensor)) == 2 and (panels or op == "embedding") else None
+        shape = weight_shape(tensor) if len(weight_shape(tensor)) >= 2 and (panels or op == "embedding") else None
         use = WeightUse(
             name=name, tensor=tensor, dtype=dtype, shape=shape or (matrix_shape(tensor)[0],), panels=panels,
-            gated=gated, group=node.attrs["group"] if panels else 0,
+            gated=gated, group=node.attrs.get("group", 0) if panels else 0,
         )  # fmt: skip
         known = self._known.setdefault((key(tensor), use.layout, dtype), name)
         self._uses.setdefault(known, use)
@@ -187,7 +189,7 @@ class Lowering:
         shape = self._shape(ref)
         if shape is None or isinstance(ref, int):
             return None if shape is None else shape[0]
-        return shape[0] if ref is not None and self._uses[ref].panels else shape[-1]
+        return shape[-2] if ref is not None and self._uses[ref].panels else shape[-1]
 
     def _new_value(self, rows: Rows, cols: int, tensor: gs.Tensor | None = None) -> int:
         self._values.append(Value(rows=rows, cols=cols))

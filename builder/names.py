@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import DOMAIN, Graph, ours, producer
+from ingot.builder.select import plan_ops
 
 _ONCE = {"Embedding": "embed", "RopeTable": "rope_table", "GatherRows": "logit_rows"}
 _NORMS = ("RmsNorm", "LayerNorm")
@@ -64,7 +65,9 @@ def _name_norm(roles: dict[int, str], node: gs.Node | None, name: str) -> None:
 
 def _plain_name(node: gs.Node) -> str:
     if ours(node, "Matmul"):
+        if any(ours(user, "MoeRoute") for user in node.outputs[0].outputs):
+            return "moe_router"
         if node.attrs["gated"]:
             return "gate_up"
         return "up" if node.attrs["activation"] != "none" else "down"
-    return "mlp_norm" if ours(node, *_NORMS) else str(node.op).lower()
+    return "mlp_norm" if ours(node, *_NORMS) else plan_ops(node.op)[0]

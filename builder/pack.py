@@ -6,6 +6,7 @@ n * 2 MiB    shard 1 of every product, ...          one shard per thread: it str
 """
 
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,6 +53,7 @@ class WeightUse:
     panels  packed for a product; else a table or vector
     gated   gate and up rows interleaved
     group   columns that share a multiplier of w4
+    shape   of experts: [experts, N, K], packed one by one
     """
 
     name: str
@@ -75,18 +77,23 @@ class WeightUse:
 
     @property
     def units(self) -> int:
-        """Panels of a product, rows of anything else."""
-        return num_panels(self.shape[0], gated=self.gated) if self.panels else self.shape[0]
+        """Panels of a product (of one expert), rows of anything else."""
+        return num_panels(self.shape[-2], gated=self.gated) if self.panels else self.shape[0]
+
+    @property
+    def experts(self) -> int:
+        """1 for every other weight."""
+        return self.shape[0] if len(self.shape) == 3 else 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.experts * self.units * self.unit_bytes
 
     @property
     def unit_bytes(self) -> int:
         """Bytes of one panel or row."""
         cols = matrix_shape(self.tensor)[1]
         return panel_bytes(cols, self.dtype, self.group) if self.panels else row_bytes(cols, self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return self.units * self.unit_bytes
 
     @property
     def unit_values(self) -> int:
@@ -114,12 +121,12 @@ def place_weights(uses: Sequence[WeightUse], shards: int) -> tuple[list[Weight],
             if begin < end:
                 position = aligned(position, PIECE_ALIGNMENT)
                 pieces[use.name].append(Piece(begin=begin, end=end, offset=position))
-                position += (end - begin) * use.unit_bytes
+                position += use.experts * (end - begin) * use.unit_bytes
     for use in uses:
         if not use.panels:
             position = aligned(position, PIECE_ALIGNMENT)
             pieces[use.name].append(Piece(begin=0, end=use.units, offset=position))
-            position += use.units * use.unit_bytes
+            position += use.nbytes
     weights = [
         Weight(
             name=use.name, dtype=use.dtype, shape=use.shape, layout=use.layout, nbytes=use.nbytes,
@@ -132,9 +139,10 @@ def place_weights(uses: Sequence[WeightUse], shards: int) -> tuple[list[Weight],
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Block:
-    """Units [begin, end) of a weight, whose bytes begin at `offset` of the section."""
+    """Units [begin, end) of a weight (of one of its experts), whose bytes begin at `offset` of the section."""
 
     use: WeightUse
+    expert: int
     begin: int
     end: int
     offset: int
@@ -170,9 +178,11 @@ class Packer:
         for piece, name in self._pieces:
             use = self._uses[name]
             step = max(2, BLOCK_BYTES // (4 * use.unit_values) // 2 * 2)  # even: pairs of gated panels
-            for begin in range(piece.begin, piece.end, step):
-                offset = piece.offset + (begin - piece.begin) * use.unit_bytes
-                yield _Block(use=use, begin=begin, end=min(begin + step, piece.end), offset=offset)
+            offset = piece.offset
+            for expert, begin in itertools.product(range(use.experts), range(piece.begin, piece.end, step)):
+                end = min(begin + step, piece.end)
+                yield _Block(use=use, expert=expert, begin=begin, end=end, offset=offset)
+                offset += (end - begin) * use.unit_bytes
 
     def _packed(self, block: _Block) -> tuple[_Block, npt.NDArray[np.generic], int]:
         """(the block, its bytes, how many of its values are not finite)"""
@@ -191,11 +201,12 @@ class Packer:
         use = block.use
         if not use.panels:
             return read(use.tensor, block.begin, block.end)
-        n = use.shape[0]
+        n = use.shape[-2]
+        first = block.expert * n
         if not use.gated:
-            return read(use.tensor, block.begin * PANEL, min(block.end * PANEL, n))
+            return read(use.tensor, first + block.begin * PANEL, first + min(block.end * PANEL, n))
         half = n // 2
-        low, high = block.begin // 2 * PANEL, min(block.end // 2 * PANEL, half)
+        low, high = first + block.begin // 2 * PANEL, first + min(block.end // 2 * PANEL, half)
         return np.concatenate([read(use.tensor, low, high), read(use.tensor, half + low, half + high)])
 
 

@@ -16,6 +16,7 @@ from ingot.builder.passes import (
     fuse_residual_norm,
     insert_embedding,
     insert_matmul,
+    insert_moe,
     insert_paged_attention,
     merge_qkv,
     recognise_activations,
@@ -40,6 +41,7 @@ def structure_passes() -> tuple[Pass, ...]:
         insert_matmul.PASS,  # MatMul + bias
         recognise_activations.PASS,
         insert_embedding.PASS,
+        insert_moe.PASS,  # before fuse_activation, which would take the experts' products apart
         fuse_gate_up.PASS,  # before fuse_activation, which would take the gate's activation
         fuse_activation.PASS,
         merge_qkv.PASS,

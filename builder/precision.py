@@ -14,6 +14,7 @@ from ingot.errors import UsageError
 from ingot.plugins.target import Target
 
 LM_HEAD = "lm_head"
+EXPERTS = ("MoeGateUp", "MoeDown")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,11 +28,11 @@ class ProductChoice:
 def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[str]) -> Precision:
     """auto: what most of the weights are stored in, f16 as bf16; f32 where the target has no bf16 product."""
     if config.precision != "auto":
-        return Precision.parse(config.precision)
+        return _of_experts_too(Precision.parse(config.precision), graph)
     stored: Counter[DType] = Counter()
     for node in graph.nodes:
-        if ours(node, "Matmul", "Embedding"):
-            for dtype, nbytes in stored_dtypes(node.inputs[1]):
+        if ours(node, "Matmul", "Embedding", *EXPERTS):
+            for dtype, nbytes in stored_dtypes(node.inputs[-1 if ours(node, *EXPERTS) else 1]):
                 stored[dtype] += nbytes
     most = stored.most_common(1)[0][0]
     chosen = DType.F32 if most is DType.F32 else DType.BF16
@@ -40,6 +41,15 @@ def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[s
     why = "" if most is chosen else f"; {target.name} computes no {most.value}"
     notes.append(f"precision {chosen.value}: most weights are stored in {most.value}{why}")
     return Precision(dtype=chosen)
+
+
+def _of_experts_too(main: Precision, graph: Graph) -> Precision:
+    if main.dtype.is_quantised and any(ours(node, *EXPERTS) for node in graph.nodes):
+        raise UsageError(
+            "the weights of experts cannot be quantised yet", where="--precision", expected="f32 or bf16",
+            got=str(main), hint="build the model with --precision bf16",
+        )  # fmt: skip
+    return main
 
 
 def table_dtype(main: Precision) -> DType:

@@ -25,6 +25,26 @@ def _matmul(shapes: Shapes, attrs: Attrs) -> str | None:
     return _unequal("bias", bias, weight[0]) or _unequal("residual", residual, out)
 
 
+def _moe_route(shapes: Shapes, attrs: Attrs) -> str | None:
+    (experts,) = shapes[0] or (0,)
+    taken = int(attrs["per_token"])
+    return None if 1 <= taken <= experts else f"a row cannot take {taken} of {experts} experts"
+
+
+def _moe_gate_up(shapes: Shapes, attrs: Attrs) -> str | None:
+    (k,), weight = shapes[0] or (0,), shapes[2] or ()
+    if len(weight) != 3 or weight[2] != k or weight[1] % 2:
+        return f"an input of {k} columns cannot be multiplied with the gates and ups of experts {weight}"
+    return None
+
+
+def _moe_down(shapes: Shapes, attrs: Attrs) -> str | None:
+    (k,), (slots,), weight = shapes[0] or (0,), shapes[1] or (0,), shapes[3] or ()
+    if len(weight) != 3 or weight[2] * slots != k:
+        return f"an input of {slots} slots in {k} columns cannot be multiplied with experts {weight}"
+    return _unequal("weights", shapes[2], slots)
+
+
 def _norm(shapes: Shapes, attrs: Attrs) -> str | None:
     (cols,) = shapes[0] or (0,)
     names = ("weight", "bias or residual", "residual")
@@ -57,6 +77,9 @@ def _unequal(name: str, shape: Shape | None, wanted: int) -> str | None:
 
 _CHECKS: dict[str, Callable[[Shapes, Attrs], str | None]] = {
     "matmul": _matmul,
+    "moe_route": _moe_route,
+    "moe_gate_up": _moe_gate_up,
+    "moe_down": _moe_down,
     "rms_norm": _norm,
     "layer_norm": _norm,
     "add": _same_cols,

@@ -72,12 +72,30 @@ class RopeConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MoeConfig:
+    """A mixture of experts: each token's MLP is a weighted sum of a few of many gated MLPs.
+
+    per_token          experts that a token takes: those of the largest router logits, equal ones by lower number
+    intermediate_size  of one expert
+    normalized         the weights of the taken experts sum to 1; else each is its share of the softmax over all
+    dense_layers       have a plain MLP instead
+    """
+
+    experts: int
+    per_token: int
+    intermediate_size: int
+    normalized: bool
+    dense_layers: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """A decoder-only transformer.
 
     rope                     None: positions are learned, one row per position
     local_rope               of the layers with a window, where it differs from `rope`
     gated_mlp                down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
+    moe                      experts instead of the MLP, but in its dense_layers
     fused_qkv                one weight holds the rows [q | k | v]
     fused_gate_up            one weight holds the rows [gate | up]
     windows                  tokens that each layer sees, its own included; 0: all; empty: all in every layer
@@ -107,6 +125,7 @@ class ModelConfig:
     gated_mlp: bool
     rope: RopeConfig | None
     attention_scale: float
+    moe: MoeConfig | None = None
     scale_by_inverse_layer: bool = False
     local_rope: RopeConfig | None = None
     windows: tuple[int, ...] = ()
@@ -125,3 +144,7 @@ class ModelConfig:
     mlp_bias: bool = False
     linear_in_out: bool = False
     tied_embeddings: bool = False
+
+    def moe_of(self, layer: int) -> MoeConfig | None:
+        """The experts of a layer, None where it has a plain MLP."""
+        return None if self.moe is None or layer in self.moe.dense_layers else self.moe

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot import __version__
-from ingot.configs.model import Activation, ModelConfig, Norm, QkNorm, RopeConfig
+from ingot.configs.model import Activation, ModelConfig, MoeConfig, Norm, QkNorm, RopeConfig
 from ingot.convert.rope import inverse_frequencies
 from ingot.dtypes import DType
 from ingot.tensor_file import StoredTensor
@@ -29,7 +29,7 @@ Attribute = int | float | str | list[int]
 
 def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Every weight that the Graph of this model reads, with its stored shape."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes: dict[str, Shape] = {}
 
@@ -59,9 +59,10 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
         linear(f"{path}/attn/out", query, hidden, bias=config.attention_out_bias)
         norm(f"{path}/attn_post_norm", present=config.post_norms)
         norm(f"{path}/mlp_norm", present=config.pre_norms)
-        for name, size in _mlp_inputs(config).items():
-            linear(f"{path}/mlp/{name}", hidden, size, bias=config.mlp_bias)
-        linear(f"{path}/mlp/down", inner, hidden, bias=config.mlp_bias)
+        moe = config.moe_of(layer)
+        for name, sizes in _mlp_sizes(config).items() if moe is None else ():
+            linear(f"{path}/mlp/{name}", *sizes, bias=config.mlp_bias)
+        shapes |= {} if moe is None else _expert_shapes(moe, hidden, f"{path}/moe")
         norm(f"{path}/mlp_post_norm", present=config.post_norms)
     norm("norm")
     if not config.tied_embeddings:
@@ -69,13 +70,21 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
-def _mlp_inputs(config: ModelConfig) -> dict[str, int]:
-    """The matrices that an MLP begins with, and how wide their results are."""
-    if not config.gated_mlp:
-        return {"up": config.intermediate_size}
-    if config.fused_gate_up:
-        return {"gate_up": 2 * config.intermediate_size}
-    return {"gate": config.intermediate_size, "up": config.intermediate_size}
+def _mlp_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """The matrices of an MLP: how wide their inputs are, and their results."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    names = ("gate_up",) if config.fused_gate_up else ("gate", "up") if config.gated_mlp else ("up",)
+    width = 2 * inner if config.fused_gate_up else inner
+    return {**{name: (hidden, width) for name in names}, "down": (inner, hidden)}
+
+
+def _expert_shapes(moe: MoeConfig, hidden: int, path: str) -> dict[str, Shape]:
+    """The weights of one layer's experts, stacked; gate_up holds the rows [gate | up] of each."""
+    return {
+        f"{path}/router/weight": (moe.experts, hidden),
+        f"{path}/gate_up/weight": (moe.experts, 2 * moe.intermediate_size, hidden),
+        f"{path}/down/weight": (moe.experts, hidden, moe.intermediate_size),
+    }
 
 
 def build_graph(config: ModelConfig, weights: Mapping[str, StoredTensor]) -> onnx.ModelProto:
@@ -135,7 +144,9 @@ class _Decoder:
         path, given = f"layers.{layer}", x
         branch = self.attention(self.pre_norm(x, f"{path}/attn_norm"), layer, positions)
         x = self.node("Add", [x, self.post_norm(branch, f"{path}/attn_post_norm")], f"{path}/attn/residual")
-        branch = self.mlp(self.pre_norm(given if self.config.parallel_branches else x, f"{path}/mlp_norm"), path)
+        normed = self.pre_norm(given if self.config.parallel_branches else x, f"{path}/mlp_norm")
+        moe = self.config.moe_of(layer)
+        branch = self.mlp(normed, path) if moe is None else self.experts(normed, moe, f"{path}/moe")
         return self.node("Add", [x, self.post_norm(branch, f"{path}/mlp_post_norm")], f"{path}/mlp/residual")
 
     def positions(self) -> str:
@@ -248,6 +259,36 @@ class _Decoder:
         else:
             gate, up = self.linear(x, f"{path}/gate"), self.linear(x, f"{path}/up")
         return self.linear(self.node("Mul", [self.activated(gate, path), up], f"{path}/gated"), f"{path}/down")
+
+    def experts(self, x: str, moe: MoeConfig, path: str) -> str:
+        """[batch, sequence, hidden]: all experts compute all tokens, [batch, experts, sequence, .]; most weigh 0."""
+        shares = self.expert_weights(x, moe, path)
+        alike = self.node("Unsqueeze", [x, self.integers("axis_1", [1])], f"{path}/unsqueeze")
+        inputs = [self.stacked(alike, f"{path}/gate_up"), self.integers("expert", [moe.intermediate_size] * 2)]
+        gate, up = f"{path}/gate/split", f"{path}/up/split"
+        self.nodes.append(helper.make_node("Split", inputs, [gate, up], f"{path}/split", axis=-1))
+        made = self.stacked(self.node("Mul", [self.activated(gate, path), up], f"{path}/gated"), f"{path}/down")
+        by_expert = self.node("Transpose", [shares], f"{path}/weights/transpose", perm=[0, 2, 1])
+        column = self.node("Unsqueeze", [by_expert, self.integers("axis_last", [-1])], f"{path}/weights/unsqueeze")
+        weighted = self.node("Mul", [made, column], f"{path}/weighted")
+        return self.node("ReduceSum", [weighted, self.integers("axis_1", [1])], f"{path}/sum", keepdims=0)
+
+    def expert_weights(self, x: str, moe: MoeConfig, path: str) -> str:
+        """[batch, sequence, experts]: what each expert weighs for each token, 0 for those it does not take"""
+        shares = self.node("Softmax", [self.linear(x, f"{path}/router")], f"{path}/softmax", axis=-1)
+        top, chosen = f"{path}/top/weights", f"{path}/top/experts"
+        count = self.integers("per_token", [moe.per_token])
+        self.nodes.append(helper.make_node("TopK", [shares, count], [top, chosen], f"{path}/top", axis=-1))
+        if moe.normalized:
+            total = self.node("ReduceSum", [top, self.integers("axis_last", [-1])], f"{path}/top/sum", keepdims=1)
+            top = self.node("Div", [top, total], f"{path}/top/normalized")
+        none = self.node("ConstantOfShape", [self.node("Shape", [shares], f"{path}/shape")], f"{path}/zeros")
+        return self.node("ScatterElements", [none, chosen, top], f"{path}/weights", axis=-1)
+
+    def stacked(self, x: str, path: str) -> str:
+        """x @ W of each expert, W stored [experts, out, in]"""
+        weight = self.node("Transpose", [self.float32(f"{path}/weight")], f"{path}/transpose", perm=[0, 2, 1])
+        return self.node("MatMul", [x, weight], f"{path}/matmul")
 
     def activated(self, x: str, path: str) -> str:
         match self.config.activation:

@@ -15,7 +15,7 @@ from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section, nearest
 from ingot.convert.refused import MISSING
 from ingot.convert.rope import inverse_frequencies
-from ingot.convert.weights import Drop, Row, Take, rename, with_heads
+from ingot.convert.weights import Drop, Filling, Row, Take, filled, rename
 from ingot.errors import ConfigError, UnsupportedModelError
 
 # Keys of a config.json that say nothing about the numbers of a causal language model at inference.
@@ -65,10 +65,10 @@ class Family:
     tiny: Mapping[str, object]
 
     def table(self, model: ModelConfig, names: Collection[str]) -> tuple[list[Row], list[Drop]]:
-        """Rows and drops with "{i}" and heads written out, spelled like the tensor `names` of the source."""
+        """Rows and drops with "{i}", heads and experts written out, spelled like the tensor `names` of the source."""
         layers = model.num_layers
-        rows = [Row(row.name, with_heads(row.expr, model.heads)) for row in self.rows]
-        drops = list(self.drops)
+        filling = Filling(heads=model.heads, experts=0 if model.moe is None else model.moe.experts, names=names)
+        rows, drops = list(self.rows), list(self.drops)
         if self.optional_prefix and not any(name.startswith(self.optional_prefix) for name in names):
             rows = [Row(row.name, rename(row.expr, self.optional_prefix, "")) for row in rows]
             drops = [Drop(drop.name.replace(self.optional_prefix, "")) for drop in drops]
@@ -78,6 +78,7 @@ class Family:
         for row in [row for row in rows if "{i}" in row.name]:
             rows.remove(row)
             rows += [Row(row.name.replace("{i}", str(i)), rename(row.expr, "{i}", str(i))) for i in range(layers)]
+        rows = [Row(row.name, filled(row.expr, filling)) for row in rows]
         return rows, [Drop(drop.name.replace("{i}", str(i))) for drop in drops for i in range(layers)]
 
 

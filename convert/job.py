@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from ingot.convert.hf_rope import choose_factors
 from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
-from ingot.convert.weights import Bits, Drop, Row, Take, blocks, claim, infer, sources
+from ingot.convert.weights import Bits, Drop, Row, blocks, claim, held, infer, sources
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
 from ingot.tensor_file import StoredTensor, TensorSpec, read_elements
@@ -65,19 +64,19 @@ class Job:
 
 
 def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
-    """Copy the weights of a Hugging Face directory, file by file in the order of their bits."""
+    """Copy the weights of a Hugging Face directory, file by file in the order of the Graph."""
     source = Source.open(folder)
     family, model, unknown = read_model(source.config, source.tensors)
     model, remarks = choose_factors(model, source.config, options.rope_factors)
     rows, drops = family.table(model, source.tensors)
     if model.tied_embeddings:
         drops += _tied_copy(rows, source.tensors)
-    chosen = claim(rows, drops, source.tensors, weight_shapes(model))
-    first = {row.name: source.tensors[sources(row.expr)[0]] for row in chosen}
-    chosen.sort(key=lambda row: (first[row.name].file, first[row.name].offset))
+    wanted = weight_shapes(model)
+    chosen = {row.name: row for row in claim(rows, drops, source.tensors, wanted)}
     files: dict[str, list[Weight]] = {}
-    for row in chosen:
-        files.setdefault(safetensors_name(first[row.name].file), []).append(_weight(row, source.tensors, options.dtype))
+    for row in (chosen[name] for name in wanted):  # whatever the source's order, so that equal models are equal files
+        file = safetensors_name(source.tensors[sources(row.expr)[0]].file)
+        files.setdefault(file, []).append(_weight(row, source.tensors, options.dtype))
     return Job(
         model=model,
         files=files,
@@ -116,8 +115,7 @@ def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
 def _weight(row: Row, tensors: Mapping[str, StoredTensor], dtype: DType | None) -> Weight:
     stored, shape = infer(row.expr, tensors)
     spec = TensorSpec(name=row.name, dtype=dtype or stored, shape=shape)
-    streamed = isinstance(row.expr, Take)
-    memory = 0 if streamed else 2 * math.prod(shape) * stored.itemsize  # made in memory: its parts and itself
+    memory = 2 * held(row.expr, tensors) * stored.itemsize  # of what is made in memory: its parts and itself
     return Weight(spec=spec, stored=stored, read=functools.partial(blocks, row.expr, tensors, BLOCK), memory=memory)
 
 

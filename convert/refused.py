@@ -1,7 +1,7 @@
 """What the known model types need that ingot does not have yet: the reason that a refusal names."""
 
 _MLA = "multi-head latent attention (MLA)"
-_EXPERTS = "a mixture of experts"
+_EXPERTS = "another kind of mixture of experts"
 _SPARSE = "sparse attention over selected tokens"
 _IMAGES = "an image encoder"
 _LINEAR = "layers of linear attention"
@@ -27,14 +27,12 @@ MISSING: dict[str, tuple[str, ...]] = {
     "minimax_m2": (_EXPERTS,),
     "minimax_m3": (_EXPERTS,),
     "mimo_v2_flash": ("attention sinks", _EXPERTS),
-    "mixtral": (_EXPERTS,),
     "nemotron-nas": ("layers of different shapes",),
     "nemotron_h": (_STATE,),
     "phi3_v": (_IMAGES,),
-    "qwen2_moe": (_EXPERTS,),
+    "qwen2_moe": ("an expert that all tokens share",),
     "qwen3_5": (_LINEAR, _IMAGES),
     "qwen3_5_moe": (_LINEAR, _IMAGES, _EXPERTS),
-    "qwen3_moe": (_EXPERTS,),
     "qwen3_next": (_LINEAR, _EXPERTS),
     "qwen3_vl": (_IMAGES,),
     "qwen3_vl_moe": (_IMAGES, _EXPERTS),

@@ -6,8 +6,10 @@
     Stack((e, f))                    along a new first axis
     Split(e, parts=3, index=1)       one of equal parts along `axis`
     Regroup(e, parts=3)              rows that lie head by head, [heads, parts, n] → part by part, [parts, heads, n]
+    PerExpert(e)                     in a family's table: a Stack with "{e}" in names replaced by 0, 1, 2, ...
+    OneOf((e, f))                    in a family's table: the first whose first tensor is in the files
 
-A Take streams block by block; the others are made in memory, one weight at a time.
+A Take streams block by block, as do a Stack and a Concat of rows, part after part; the others are made in memory.
 """
 
 import dataclasses
@@ -66,7 +68,26 @@ class Regroup:
     heads: int = 0
 
 
-Expr = Take | Transpose | Concat | Stack | Split | Regroup
+@dataclasses.dataclass(frozen=True)
+class PerExpert:
+    of: "Expr"
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    of: tuple["Expr", ...]
+
+
+Expr = Take | Transpose | Concat | Stack | Split | Regroup | PerExpert | OneOf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Filling:
+    """What a family's table leaves open. names: the tensors of the source, by which spellings are told apart."""
+
+    heads: int
+    experts: int
+    names: Collection[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +110,9 @@ def sources(expr: Expr) -> tuple[str, ...]:
     match expr:
         case Take(name):
             return (name,)
-        case Transpose(of) | Split(of) | Regroup(of):
+        case Transpose(of) | Split(of) | Regroup(of) | PerExpert(of):
             return sources(of)
-        case Concat(of) | Stack(of):
+        case Concat(of) | Stack(of) | OneOf(of):
             return tuple(name for part in of for name in sources(part))
 
 
@@ -100,23 +121,28 @@ def rename(expr: Expr, old: str, new: str) -> Expr:
     match expr:
         case Take(name):
             return Take(name.replace(old, new))
-        case Transpose(of) | Split(of) | Regroup(of):
+        case Transpose(of) | Split(of) | Regroup(of) | PerExpert(of):
             return dataclasses.replace(expr, of=rename(of, old, new))
-        case Concat(of) | Stack(of):
+        case Concat(of) | Stack(of) | OneOf(of):
             return dataclasses.replace(expr, of=tuple(rename(part, old, new) for part in of))
 
 
-def with_heads(expr: Expr, heads: int) -> Expr:
-    """The expression with the number of heads filled in."""
+def filled(expr: Expr, filling: Filling) -> Expr:
+    """The expression with heads, experts and the files' spelling filled in."""
     match expr:
         case Take():
             return expr
         case Regroup(of):
-            return dataclasses.replace(expr, of=with_heads(of, heads), heads=heads)
+            return dataclasses.replace(expr, of=filled(of, filling), heads=filling.heads)
         case Transpose(of) | Split(of):
-            return dataclasses.replace(expr, of=with_heads(of, heads))
+            return dataclasses.replace(expr, of=filled(of, filling))
         case Concat(of) | Stack(of):
-            return dataclasses.replace(expr, of=tuple(with_heads(part, heads) for part in of))
+            return dataclasses.replace(expr, of=tuple(filled(part, filling) for part in of))
+        case PerExpert(of):
+            return Stack(tuple(filled(rename(of, "{e}", str(e)), filling) for e in range(filling.experts)))
+        case OneOf(of):
+            options = [filled(each, filling) for each in of]
+            return next((each for each in options if sources(each)[0] in filling.names), options[0])
 
 
 def infer(expr: Expr, tensors: Mapping[str, StoredTensor]) -> tuple[DType, Shape]:
@@ -143,6 +169,8 @@ def infer(expr: Expr, tensors: Mapping[str, StoredTensor]) -> tuple[DType, Shape
         case Stack(of):
             dtype, shapes = _alike(expr, of, tensors)
             return dtype, (len(shapes), *shapes[0])
+        case PerExpert() | OneOf():
+            raise AssertionError("a family's table is filled in before its rows are made")
 
 
 def _alike(
@@ -171,10 +199,27 @@ def blocks(expr: Expr, tensors: Mapping[str, StoredTensor], block: int) -> Itera
         size = math.prod(tensors[expr.name].shape)
         for begin in range(0, size, block):
             yield read_elements(tensors[expr.name], begin, min(begin + block, size))
+    elif (parts := _in_order(expr)) is not None:
+        for part in parts:
+            yield from blocks(part, tensors, block)
     else:
         whole = _evaluate(expr, tensors).reshape(-1)
         for begin in range(0, whole.size, block):
             yield whole[begin : begin + block]
+
+
+def held(expr: Expr, tensors: Mapping[str, StoredTensor]) -> int:
+    """Most elements that `blocks` makes in memory at a time, beyond a block."""
+    if isinstance(expr, Take):
+        return 0
+    if (parts := _in_order(expr)) is not None:
+        return max(held(part, tensors) for part in parts)
+    return math.prod(infer(expr, tensors)[1])
+
+
+def _in_order(expr: Expr) -> tuple[Expr, ...] | None:
+    """The parts whose elements follow one another in the expression's, None where they are mixed."""
+    return expr.of if isinstance(expr, Stack) or (isinstance(expr, Concat) and expr.axis == 0) else None
 
 
 def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
@@ -192,6 +237,8 @@ def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
             return np.concatenate([_evaluate(part, tensors) for part in of], axis=axis)
         case Stack(of):
             return np.stack([_evaluate(part, tensors) for part in of])
+        case PerExpert() | OneOf():
+            raise AssertionError("a family's table is filled in before its rows are made")
 
 
 def claim(

@@ -19,6 +19,7 @@
 N is padded to a multiple of 16 with zeros (scale 0, code 0, multiplier 1). A gated product (gate and up of an MLP)
 alternates panels: panel 2p holds gate columns 16p .. 16p+15 and panel 2p+1 the up columns of the same numbers, each
 padded by itself.
+Experts are packed one by one: a piece of their weight [experts, N, K] holds its panels of each, one after the other.
 """
 
 import re

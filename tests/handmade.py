@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ingot.configs.read import Section
 from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import read_model
-from ingot.convert.weights import sources
+from ingot.convert.weights import Concat, Expr, Stack, sources
 from ingot.dtypes import DType, from_float32
 
 Bits = npt.NDArray[np.generic]
@@ -59,11 +59,21 @@ def random_tensors(
     family, model, _ = read_model(Section(config, "config.json"), None)
     rows, _ = family.table(model, [family.optional_prefix])
     generator = np.random.default_rng(seed)
-    names = {row.name: sources(row.expr)[0] for row in rows}
-    return {
-        names[name]: (dtype, from_float32(generator.normal(0, 0.2, shape).astype(np.float32), dtype))
-        for name, shape in weight_shapes(model).items()
-    }
+    exprs = {row.name: row.expr for row in rows}
+    tensors: dict[str, tuple[DType, Bits]] = {}
+    for name, shape in weight_shapes(model).items():
+        bits = from_float32(generator.normal(0, 0.2, shape).astype(np.float32), dtype)
+        tensors |= {source: (dtype, part) for source, part in _taken_apart(exprs[name], bits)}
+    return tensors
+
+
+def _taken_apart(expr: Expr, bits: Bits) -> Iterator[tuple[str, Bits]]:
+    """The tensors that a weight is stacked and concatenated from; of one that is made otherwise, the first alone."""
+    if not isinstance(expr, Stack | Concat):
+        yield sources(expr)[0], bits
+        return
+    for part, each in zip(expr.of, bits if isinstance(expr, Stack) else np.split(bits, len(expr.of)), strict=True):
+        yield from _taken_apart(part, each)
 
 
 def write_model(

@@ -43,7 +43,9 @@ def tiny_model(folder: Path, config: dict[str, Any], *, seed: int = 0, dtype: to
     """A model of any family from its config.json values; weights from `seed`, saved in `dtype`, computed in float32."""
     values = dict(config)
     hf_config = AutoConfig.for_model(values.pop("model_type"), **values)
-    model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(
+        hf_config, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -65,7 +67,9 @@ def tiny_model(folder: Path, config: dict[str, Any], *, seed: int = 0, dtype: to
 
 def load_model(folder: Path) -> TinyModel:
     """A model directory as transformers reads it, computed in float32."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
     return TinyModel(folder=folder, model=model)
 
 

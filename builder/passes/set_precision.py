@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ingot.builder.graph import Graph, ours, weight_shape
 from ingot.builder.passes.base import PassReport, Sweep
-from ingot.builder.precision import ProductChoice
+from ingot.builder.precision import EXPERTS, ProductChoice
 from ingot.dtypes import DType
 from ingot.errors import BuildError
 from ingot.plugins.quantised import MAX_K
@@ -35,6 +35,8 @@ class SetPrecision:
                 rounded = choice.activations if choice.activations == "int8" else self.target.activations(dtype)
                 _check_depth(node.name, weight_shape(node.inputs[1])[1], rounded)
                 node.attrs |= {"dtype": dtype, "group": choice.precision.group, "activations": rounded}
+            elif ours(node, *EXPERTS):
+                node.attrs |= {"dtype": self.tables.value, "activations": self.target.activations(self.tables.value)}
             elif ours(node, "Embedding"):
                 node.attrs["dtype"] = self.tables.value
             elif ours(node, "PagedAttention"):

@@ -14,7 +14,7 @@ from ingot.convert.weights import Drop
 def read_llama(
     section: Section, *, positions: int = 2048, kv_heads: int | None = None, head_dim: int | None = None,
     eps: float = 1e-6, activation_key: str = "hidden_act", activation: str = "silu", tied: bool = False,
-    partial_rotary: float | None = None, has_attention_bias: bool = True,
+    theta: float = 10000.0, partial_rotary: float | None = None, has_attention_bias: bool = True,
 ) -> ModelConfig:  # fmt: skip
     """What a Llama and its twins share. The arguments are the family's defaults in transformers.
 
@@ -43,7 +43,7 @@ def read_llama(
         norm_eps=section.number("rms_norm_eps", eps, above=0),
         activation=read_activation(section, activation_key, activation),
         gated_mlp=True,
-        rope=read_rope(section, head_dim, max_positions, partial=partial_rotary),
+        rope=read_rope(section, head_dim, max_positions, theta=theta, partial=partial_rotary),
         attention_scale=head_dim**-0.5,
         qkv_bias=attention_bias,
         attention_out_bias=attention_bias,

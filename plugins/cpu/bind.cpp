@@ -82,6 +82,8 @@ class Binder {
     else if (step.op == "rope_table") bind_rope_table(bound);
     else if (step.op == "rope_kv_write") bind_rope_kv_write(bound);
     else if (step.op == "paged_attention") bind_paged_attention(bound);
+    else if (step.op == "moe_route") bind_moe_route(bound);
+    else if (step.op == "moe_gate_up" || step.op == "moe_down") bind_moe_matmul(bound);
     else check(false, "op " + step.op + " is not a step of CPU plans");
     for (const std::string& output : step.outputs)
       if (!output.empty()) bound.outputs.push_back(find_buffer(output));
@@ -210,6 +212,8 @@ class Binder {
   void bind_rope_table(BoundStep& bound);
   void bind_rope_kv_write(BoundStep& bound);
   void bind_paged_attention(BoundStep& bound);
+  void bind_moe_route(BoundStep& bound);
+  void bind_moe_matmul(BoundStep& bound);
   std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const;
   int64_t attr_group(const std::string& dtype) const;
   std::array<int32_t, 4> attr_tactics() const;
@@ -225,7 +229,8 @@ class Binder {
   const Kernel* kernel_ = nullptr;
 };
 
-// The weight's pieces, which must hold panels 0 .. num_panels-1 in order and lie inside the weights section.
+// The weight's pieces, which must hold panels 0 .. num_panels-1 (of every expert) in order and lie inside the weights
+// section. panel_bytes: of all experts together.
 std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const {
   std::vector<Piece> pieces;
   int64_t next = 0;
@@ -423,10 +428,54 @@ void Binder::bind_paged_attention(BoundStep& bound) {
                                   .window = window == 0 ? kMaxCount : window, .scale = attr_float("scale"), .softcap = softcap};
 }
 
+void Binder::bind_moe_route(BoundStep& bound) {
+  check_form(1, 2, 2);
+  const BufferSpec* logits = find_buffer(step_->inputs[0]);
+  const int64_t slots = attr_int("per_token", 1, logits->cols);
+  const BufferSpec* ids = buffer(step_->outputs[0], slots);
+  const BufferSpec* weights = buffer(step_->outputs[1], slots);
+  for (const BufferSpec* each : {ids, weights}) same_rows(logits, each);
+  bound.counts_logits = logits->rows == "logits";
+  apart(ids, logits, false);
+  apart(weights, logits, false);
+  apart(ids, weights, false);
+  bound.args = MoeRouteArgs{.logits = at(logits), .ids = at(ids), .weights = at(weights), .rows = 0,
+                            .experts = logits->cols, .slots = slots, .normalized = attr_int("normalized", 0, 1) == 1};
+}
+
+void Binder::bind_moe_matmul(BoundStep& bound) {
+  const bool gated = step_->op == "moe_gate_up";
+  check_form(gated ? 3 : 4, 1, gated ? 2 : 1);
+  const WeightSpec* weight = find_weight(step_->inputs.back());
+  const std::string& dtype = weight->dtype;
+  check(dtype == kernel_->dtype(), std::string("kernel ") + kernel_->name + " does not take " + dtype + " weights");
+  check(attr_word("activations") == (kernel_->isa().starts_with("amx") && dtype == "bf16" ? "bf16" : "f32"),
+        std::string("kernel ") + kernel_->name + " does not take " + attr_word("activations") + " activations");
+  const std::string layout = "panel16." + dtype + (gated ? ".gated" : "");
+  check(weight->layout == layout && weight->shape.size() == 3, "weight " + weight->name + " must be [experts, N, K] of layout " + layout);
+  check(!gated || weight->shape[1] % 2 == 0, "a gated product needs an even number of weight rows");
+  const int64_t experts = weight->shape[0], n = weight->shape[1], k = weight->shape[2];
+  const BufferSpec* ids = find_buffer(step_->inputs[1]);
+  const int64_t slots = ids->cols;
+  check(slots <= experts && product(buffer_rows(plan_, *ids), slots) < kMaxCount, "a row takes too many experts");
+  check(experts < 65536, "there are too many experts");
+  const BufferSpec* x = buffer(step_->inputs[0], gated ? k : product(slots, k));
+  const BufferSpec* weights = gated ? nullptr : buffer(step_->inputs[2], slots);
+  const BufferSpec* y = buffer(step_->outputs[0], gated ? product(slots, n / 2) : n);
+  for (const BufferSpec* each : {x, weights, y}) same_rows(ids, each);
+  bound.counts_logits = ids->rows == "logits";
+  for (const BufferSpec* input : {x, ids, weights}) apart(y, input, false);
+  const int64_t num_panels = gated ? 2 * round_up(n / 2, kPanel) / kPanel : round_up(n, kPanel) / kPanel;
+  bound.pieces = panels(weight, num_panels, product(experts, panel_bytes_of(dtype, k, 0)), gated);
+  bound.args = MoeMatmulArgs{.x = at(x), .ids = at(ids), .weights = at(weights), .pieces = bound.pieces.data(),
+                             .num_panels = num_panels, .y = at(y), .rows = 0, .slots = slots, .experts = experts, .n = n,
+                             .k = k, .activation = gated ? attr_activation() : Activation::kNone};
+}
+
 void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
   const std::string where = "weight " + weight.name + ": ";
   require(itemsize_of(weight.dtype) > 0, where + "unknown type " + weight.dtype);
-  require(!weight.shape.empty() && weight.shape.size() <= 2 && !weight.pieces.empty(), where + "wrong shape");
+  require(!weight.shape.empty() && weight.shape.size() <= (weight.layout == "row" ? 2 : 3) && !weight.pieces.empty(), where + "wrong shape");
   for (const int64_t extent : weight.shape) require_count(where + "extent", extent);
   if (weight.layout != row_layout_of(weight.dtype)) return;  // panels are checked by the step that multiplies with them
   const int64_t bytes = product(weight.shape[0], row_bytes_of(weight.dtype, weight.shape.size() == 2 ? weight.shape[1] : 1));
@@ -508,6 +557,8 @@ void BoundStep::set_counts(const Batch& batch) {
   if (auto* elementwise = std::get_if<ElementwiseArgs>(&args)) elementwise->rows = rows;
   if (auto* gather = std::get_if<GatherRowsArgs>(&args)) gather->num_rows = rows;
   if (auto* table = std::get_if<RopeTableArgs>(&args)) table->tokens = rows;
+  if (auto* route = std::get_if<MoeRouteArgs>(&args)) route->rows = rows;
+  if (auto* experts = std::get_if<MoeMatmulArgs>(&args)) experts->rows = rows;
   if (auto* write = std::get_if<RopeKvWriteArgs>(&args)) set_kv(write->kv);
   if (auto* attention = std::get_if<PagedAttentionArgs>(&args)) set_kv(attention->kv);
 }

@@ -14,7 +14,7 @@
 namespace ingot {
 
 using KernelArgs = std::variant<MatmulArgs, EmbeddingArgs, NormArgs, ElementwiseArgs, GatherRowsArgs, RopeTableArgs,
-                                RopeKvWriteArgs, PagedAttentionArgs>;
+                                RopeKvWriteArgs, PagedAttentionArgs, MoeRouteArgs, MoeMatmulArgs>;
 
 struct BoundStep {
   std::string name;

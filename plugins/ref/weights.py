@@ -1,6 +1,6 @@
 """Packed weights back to numpy arrays in their logical shape."""
 
-import math
+import dataclasses
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +34,28 @@ def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array | Quant
 
     section  all packed weights of the engine, bytes
     """
-    n, k = weight.shape if len(weight.shape) == 2 else (math.prod(weight.shape), 1)
+    *_, n, k = weight.shape if len(weight.shape) > 1 else (*weight.shape, 1)
     if weight.layout == ROW and not weight.dtype.is_quantised:
         return to_float32(_stored(section, weight, k * weight.dtype.itemsize), weight.dtype).reshape(weight.shape)
     if weight.layout == ROW_W8 and weight.dtype is DType.W8:
         return unpack_table(_stored(section, weight, row_bytes(k, weight.dtype)).view(np.uint8), k)
-    return _read_panels(section, weight, n, k)
+    return _read_experts(section, weight) if len(weight.shape) == 3 else _read_panels(section, weight, n, k)
+
+
+def _read_experts(section: npt.NDArray[np.uint8], weight: Weight) -> Array:
+    """The matrices of a stack, one after the other; a piece holds its panels of each."""
+    experts, n, k = weight.shape
+    unit = panel_bytes(k, weight.dtype, 0)
+    matrices = []
+    for expert in range(experts):
+        pieces = [
+            dataclasses.replace(piece, offset=piece.offset + expert * (piece.end - piece.begin) * unit)
+            for piece in weight.pieces
+        ]
+        rows = _read_panels(section, dataclasses.replace(weight, shape=(n, k), pieces=tuple(pieces)), n, k)
+        assert not isinstance(rows, QuantisedRows), f"{weight.name}: experts are not quantised"
+        matrices.append(rows)
+    return np.stack(matrices)
 
 
 def _read_panels(section: npt.NDArray[np.uint8], weight: Weight, n: int, k: int) -> Array | QuantisedRows:

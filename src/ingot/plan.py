@@ -42,7 +42,10 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """Panels (or rows, for layout "row") [begin, end) of a weight, contiguous at `offset` of the weights section."""
+    """Panels (or rows, for layout "row") [begin, end) of a weight, contiguous at `offset` of the weights section.
+
+    Of experts: the panels [begin, end) of each, one expert after the other.
+    """
 
     begin: int
     end: int
@@ -53,7 +56,8 @@ class Piece:
 class Weight:
     """A packed constant.
 
-    shape   logical shape: [rows, cols] of a table, [N, K] of a matrix product, [n] of a vector
+    shape   logical shape: [rows, cols] of a table, [N, K] of a matrix product, [experts, N, K] of the products of
+            experts, [n] of a vector
     layout  "row" or a panel layout, see `plugins/layouts.py`
     pieces  in order, without gaps; one piece per thread shard for panel layouts, one piece otherwise
     """

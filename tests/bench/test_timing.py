@@ -1,5 +1,6 @@
 """The figures of the benchmarks are what their names say."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.engine import read_plan
-from ingot.plan import Plan
+from ingot.plan import Buffer, Plan, Rows
 from tests.handmade import TINY_LLAMA, write_model
 
 
@@ -86,6 +87,17 @@ def test_a_decode_step_reads_all_weights_but_the_token_table(plan: Plan) -> None
     per_layer = 32 * (64 + 32 + 32) + 64 * 32 + 3 * 32 * 48
     expected = 4 * (2 * per_layer + 64 * 32 + 5 * 32 + 8)
     assert weight_bytes_per_step(plan) == expected
+
+
+def test_of_experts_those_that_are_taken_are_read(plan: Plan) -> None:
+    whole = next(step for step in plan.steps if step.name == "layers.0/gate_up")
+    weight = next(weight for weight in plan.weights if weight.name == whole.inputs[1])
+    experts = dataclasses.replace(weight, shape=(20, *weight.shape), nbytes=20 * weight.nbytes)
+    slots = Buffer(name="ids", rows=Rows.TOKENS, cols=4, offset=0)
+    step = dataclasses.replace(whole, op="moe_gate_up", inputs=(whole.inputs[0], "ids", weight.name))
+    changed = dataclasses.replace(plan, weights=(experts,), buffers=(*plan.buffers, slots), steps=(step,))
+    assert weight_bytes_per_step(changed) == 4 * weight.nbytes
+    assert weight_bytes_per_step(changed, 2) == round(20 * (1 - 0.8**2) * weight.nbytes)
 
 
 def test_each_request_reads_its_own_context(plan: Plan) -> None:

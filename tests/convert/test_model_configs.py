@@ -88,6 +88,8 @@ def shrunken(config: dict[str, Any]) -> dict[str, Any]:
     kv_heads = config.get("num_key_value_heads") or heads
     small |= {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 97,
               "hidden_size": 4 * (config["hidden_size"] // heads)}  # fmt: skip
+    if "moe_intermediate_size" in config:
+        small |= {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     if "num_key_value_heads" in config:
         small["num_key_value_heads"] = max(1, 4 * kv_heads // heads)
     if config.get("layer_types"):

@@ -9,6 +9,9 @@ from ingot.convert.weights import (
     Concat,
     Drop,
     Expr,
+    Filling,
+    OneOf,
+    PerExpert,
     Regroup,
     Row,
     Split,
@@ -17,9 +20,10 @@ from ingot.convert.weights import (
     Transpose,
     blocks,
     claim,
+    filled,
+    held,
     infer,
     sources,
-    with_heads,
 )
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
@@ -49,14 +53,37 @@ def tensors(tmp_path: Path) -> dict[str, StoredTensor]:
         (Stack((Take("b"), Take("b"))), np.stack([B, B])),
         (Split(Take("a"), parts=2, index=1), A[2:]),
         (Split(Take("a"), parts=3, index=0, axis=1), A[:, :1]),
-        (with_heads(Regroup(Take("a"), parts=2), 2), A[[0, 2, 1, 3]]),
-        (with_heads(Transpose(Regroup(Take("a"), parts=2)), 1), A.T),
+        (Regroup(Take("a"), parts=2, heads=2), A[[0, 2, 1, 3]]),
+        (Transpose(Regroup(Take("a"), parts=2, heads=1)), A.T),
+        (
+            Stack((Concat((Take("a"), Take("b"))), Concat((Take("b"), Take("a"))))),
+            np.stack([np.concatenate([A, B]), np.concatenate([B, A])]),
+        ),
         (Transpose(Split(Concat((Take("a"), Take("b"))), parts=3, index=2)), B.T),
     ],
 )
 def test_expressions(tensors: dict[str, StoredTensor], expr: Expr, expected: np.ndarray) -> None:
     assert infer(expr, tensors) == (DType.F32, expected.shape)
-    np.testing.assert_array_equal(np.concatenate(list(blocks(expr, tensors, 5))).reshape(expected.shape), expected)
+    made = list(blocks(expr, tensors, 5))
+    np.testing.assert_array_equal(np.concatenate(made).reshape(expected.shape), expected)
+    assert max(each.size for each in made) <= max(5, held(expr, tensors))
+
+
+def test_what_streams_is_not_held(tensors: dict[str, StoredTensor]) -> None:
+    both = Concat((Take("a"), Take("b")))
+    assert held(Stack((both, both)), tensors) == 0
+    assert held(Stack((Transpose(Take("a")), Transpose(Take("a")))), tensors) == A.size
+    assert held(Concat((Take("a"), Take("b")), axis=1), tensors | {"b": tensors["a"]}) == 2 * A.size
+
+
+def test_tables_are_filled_in() -> None:
+    experts = PerExpert(Concat((Take("e{e}.x"), Take("e{e}.y"))))
+    table = OneOf((experts, Take("all")))
+    written = Stack((Concat((Take("e0.x"), Take("e0.y"))), Concat((Take("e1.x"), Take("e1.y")))))
+    for names, expected in ((["e0.x"], written), (["all"], Take("all")), ([], written)):
+        assert filled(table, Filling(heads=1, experts=2, names=names)) == expected
+    heads = filled(Transpose(Regroup(Take("a"), parts=3)), Filling(heads=7, experts=0, names=()))
+    assert heads == Transpose(Regroup(Take("a"), parts=3, heads=7))
 
 
 def test_a_take_comes_in_blocks(tensors: dict[str, StoredTensor]) -> None:

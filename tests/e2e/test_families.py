@@ -30,6 +30,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gpt_neox": {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
                  "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
     "olmo2": {"num_key_value_heads": 4, "attention_bias": True},
+    "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": None, "hidden_act": "gelu"},
+    "qwen3_moe": {"norm_topk_prob": False, "num_experts_per_tok": 1, "decoder_sparse_step": 2, "mlp_only_layers": [],
+                  "num_experts": 17, "moe_intermediate_size": 33, "use_sliding_window": True, "sliding_window": 16,
+                  "attention_bias": True},
     "gemma2": {"attn_logit_softcapping": None, "final_logit_softcapping": None,
                "layer_types": ["full_attention", "sliding_attention"]},
     "gemma3_text": {

@@ -15,6 +15,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
+from ingot.errors import UsageError
 from ingot.plugins.registry import targets
 from ingot.runtime.model_runner import ModelRunner
 from tests.handmade import write_model
@@ -27,10 +28,12 @@ TOLERANCE = {"f32": 1e-4, "bf16": 3e-2, "w8": 1e-2, "w4g32": 2e-2}
 
 
 class Support(enum.Enum):
-    """TESTED: runs and agrees with `ref`. BUILDS: the machine that tried lacks what running it needs."""
+    """TESTED: runs and agrees with `ref`. BUILDS: the machine that tried lacks what running it needs. REFUSED: with a
+    reason."""
 
     TESTED = "tested"
     BUILDS = "builds"
+    REFUSED = "refused"
 
 
 Row = tuple[str, str]  # family, precision
@@ -48,7 +51,11 @@ def find_support(work: Path) -> dict[Row, dict[str, Support]]:
             for target in sorted(targets(), key=lambda target: target.name != "ref"):
                 engine = work / f"{family}-{precision}-{target.name.replace('/', '-')}"
                 config = BuildConfig(target=target.name, precision=precision)
-                build(config, work / f"{family}-checkpoint", engine)
+                try:
+                    build(config, work / f"{family}-checkpoint", engine)
+                except UsageError:
+                    row[target.name] = Support.REFUSED
+                    continue
                 row[target.name] = Support.BUILDS
                 if target.missing() is None:
                     logits = _logits(engine)
@@ -97,7 +104,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         found = find_support(Path(work))
     before, rest = (ROOT / "README.md").read_text().split(BEGIN)
-    words = "*tested*: runs and agrees with the numpy reference. *builds*: not run, the machine at hand lacks the ISA."
+    words = (
+        "*tested*: runs and agrees with the numpy reference. *builds*: not run, the machine at hand lacks the ISA. "
+        "*refused*: with a reason."
+    )
     body = f"{BEGIN}\n## Support\n\n{table(found)}\n\n{words}\n{END}"
     (ROOT / "README.md").write_text(before + body + rest.split(END)[1])
 

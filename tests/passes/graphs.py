@@ -19,6 +19,7 @@ from onnx.reference.op_run import OpRun
 
 from ingot.builder.graph import Graph
 from ingot.builder.passes.base import Pass, PassReport
+from ingot.builder.precision import EXPERTS
 from ingot.builder.select import plan_ops
 from ingot.dtypes import DType
 from ingot.plan import KvLayout
@@ -172,9 +173,9 @@ def _compute(
         assert inputs[0] is not None, "GatherRows has an input"
         return [inputs[0]]
     given = inputs[1:] if plugin == "Embedding" else inputs
-    flat = [None if x is None else x.reshape(-1, x.shape[-1]) if x.ndim == 3 else x for x in given]
+    flat = [None if x is None else x.reshape(-1, x.shape[-1]) if x.shape[:2] == ids.shape else x for x in given]
     batch, kv = _batch(ids), _cache(attrs, ids)
-    defaults = {"activations": "f32"} if plugin == "Matmul" else {}
+    defaults = {"activations": "f32"} if plugin in ("Matmul", *EXPERTS) else {}
     for op_name in plan_ops(plugin):
         op = find_op(op_name)
         padded = [*flat, *[None] * (len(op.inputs) - len(flat))][: len(op.inputs)]
@@ -182,7 +183,8 @@ def _compute(
         known = {name: value for name, value in {**usual, **defaults, **attrs}.items() if name in op.attrs}
         results = op.reference(Call(inputs=padded, attrs=known, batch=batch, kv=kv))
         flat = [results[0]]
-    shape = inputs[0].shape[:-1] if inputs[0] is not None and plugin == "RmsNorm" else ids.shape
+    of_any_shape = plugin in ("RmsNorm", "Activation")
+    shape = inputs[0].shape[:-1] if inputs[0] is not None and of_any_shape else ids.shape
     return [result.reshape(*shape, -1) for result in results]
 
 

@@ -51,6 +51,28 @@ struct MatmulArgs {
   int32_t tactic = 0;     // how the work is cut, of no consequence for y: 0 as shipped, 1 otherwise (matmul_parts.h)
 };
 
+// The experts that each row takes, see plugins/ops/moe_route.py.
+struct MoeRouteArgs {
+  const float* logits;  // [rows, experts]
+  float* ids;           // [rows, slots], whole numbers
+  float* weights;       // [rows, slots]
+  int64_t rows, experts, slots;
+  bool normalized;
+};
+
+// Products with the weights of experts, see plugins/ops/moe_gate_up.py and moe_down.py.
+struct MoeMatmulArgs {
+  const float* x;         // moe_gate_up: [rows, k]; moe_down: [rows, slots, k]
+  const float* ids;       // [rows, slots], whole numbers
+  const float* weights;   // moe_down: [rows, slots]
+  const Piece* pieces;    // each holds its panels of every expert, one expert after the other
+  int64_t num_panels;     // of one expert; moe_gate_up: gate and up panels alternate
+  float* y;               // moe_gate_up: [rows, slots, n / 2]; moe_down: [rows, n]
+  int64_t rows, slots, experts;
+  int64_t n, k;           // of one expert's weight
+  Activation activation;  // moe_gate_up
+};
+
 struct EmbeddingArgs {
   const int32_t* ids;           // [tokens]
   const int32_t* positions;     // [tokens]

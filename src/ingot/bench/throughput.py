@@ -81,7 +81,8 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
     tpots = [times.tpot for one in rounds for times in one.requests if times.tpot is not None]
     generated = options.num_requests * options.output_len
     context = options.input_len + options.output_len / 2
-    gbs = (steps * buffer_bytes + generated * context * kv_bytes_per_token(plan)) / seconds / 1e9
+    rows = (generated + options.num_requests * options.input_len) / steps
+    gbs = (steps * weight_bytes_per_step(plan, rows) + generated * context * kv_bytes_per_token(plan)) / seconds / 1e9
     return ThroughputReport(
         engine=str(options.engine_dir),
         num_requests=options.num_requests,

@@ -1,15 +1,27 @@
 """What one step of a Plan must move, for comparison with what the machine's memory can."""
 
-from ingot.plan import Plan
+from ingot.plan import Plan, Weight
 
 _GATHERED = ("embedding",)  # ops that read single rows of their tables
+_EXPERTS = ("moe_gate_up", "moe_down")  # ops that read the experts which some row takes
 
 
-def weight_bytes_per_step(plan: Plan) -> int:
-    """Bytes of weights that a decode step reads: every weight that some op reads whole."""
-    sizes = {weight.name: weight.nbytes for weight in plan.weights}
-    whole = {name for step in plan.steps if step.op not in _GATHERED for name in step.inputs if name in sizes}
-    return sum(sizes[name] for name in whole)
+def weight_bytes_per_step(plan: Plan, rows: float = 1) -> int:
+    """Bytes of weights that a step of `rows` tokens reads: every weight that some op reads whole, and of the experts
+    as many as the rows take if each takes its own at random."""
+    weights = {weight.name: weight for weight in plan.weights}
+    read = {name: step for step in plan.steps if step.op not in _GATHERED for name in step.inputs if name in weights}
+    cols = {buffer.name: buffer.cols for buffer in plan.buffers}
+    return sum(
+        _expert_bytes(weights[name], cols[step.inputs[1]], rows) if step.op in _EXPERTS else weights[name].nbytes
+        for name, step in read.items()
+    )
+
+
+def _expert_bytes(weight: Weight, slots: int, rows: float) -> int:
+    """Of the experts that are taken."""
+    untaken: float = (1 - slots / weight.shape[0]) ** rows
+    return round(weight.nbytes * (1 - untaken))
 
 
 def kv_bytes_per_token(plan: Plan) -> float:
@@ -19,4 +31,4 @@ def kv_bytes_per_token(plan: Plan) -> float:
 
 def decode_bytes(plan: Plan, *, batch_size: int, context: float) -> float:
     """Bytes that a decode step of `batch_size` requests with `context` tokens each reads from memory."""
-    return weight_bytes_per_step(plan) + batch_size * context * kv_bytes_per_token(plan)
+    return weight_bytes_per_step(plan, batch_size) + batch_size * context * kv_bytes_per_token(plan)

@@ -46,7 +46,8 @@ def runnable_isa(kernel: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A weight as input: float32 values of its logical shape; stored as `dtype`; panels for products."""
+    """A weight as input: float32 values of its logical shape; stored as `dtype`; panels for products, and for the
+    products of experts, [experts, N, K]."""
 
     values: Array
     dtype: DType = DType.F32
@@ -63,11 +64,18 @@ class Packed:
         """The values that the stored bits stand for."""
         return to_float32(from_float32(self.values, self.dtype), self.dtype)
 
-    def pack(self) -> bytes:
+    def cuts(self, pieces: int) -> list[int]:
+        """Where the panels (of each expert) are cut."""
+        count, pair = num_panels(self.shape[-2], gated=self.gated), 2 if self.gated else 1
+        return sorted({count // pair * i // pieces * pair for i in range(pieces + 1)})
+
+    def pack(self, pieces: int = 1) -> bytes:
         stored = from_float32(self.values, self.dtype)
         if not self.panels:
             return stored.tobytes()
-        return pack_panels(interleave_gated(stored) if self.gated else stored, self.dtype).tobytes()
+        matrices = stored.reshape(-1, *stored.shape[-2:])
+        packed = [pack_panels(interleave_gated(each) if self.gated else each, self.dtype) for each in matrices]
+        return b"".join(each[a:b].tobytes() for a, b in itertools.pairwise(self.cuts(pieces)) for each in packed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +98,7 @@ class Quantised(Packed):
     def rounded(self) -> QuantisedRows:
         return self.rows
 
-    def pack(self) -> bytes:
+    def pack(self, pieces: int = 1) -> bytes:
         if not self.panels:
             return pack_table(self.rows).tobytes()
         return pack_quantised(interleave_quantised(self.rows) if self.gated else self.rows).tobytes()
@@ -175,7 +183,7 @@ def one_step_plan(
         if isinstance(value, Packed):
             section.extend(bytes(-len(section) % 64))
             weights.append(_weight(f"in{index}", value, len(section), pieces))
-            section.extend(value.pack())
+            section.extend(value.pack(pieces))
         elif value is not None:
             add_buffer(f"in{index}", Rows.TOKENS, value.shape[1])
         names.append("" if value is None else f"in{index}")
@@ -197,19 +205,25 @@ def one_step_plan(
 
 def _cols(value: Array | Packed) -> int:
     """Columns of an activation; rows of a product's weight, length of a vector."""
-    return int(value.shape[0] if isinstance(value, Packed) else value.shape[1])
+    if not isinstance(value, Packed):
+        return int(value.shape[1])
+    return int(value.shape[-2] if value.panels else value.shape[0])
 
 
 def _weight(name: str, value: Packed, offset: int, pieces: int) -> Weight:
-    shape, data = value.shape, len(value.pack())
+    shape, data = value.shape, len(value.pack(pieces))
     if not value.panels:
         whole = Piece(begin=0, end=shape[0], offset=offset)
-        layout = ROW_W8 if value.dtype is DType.W8 else ROW
-        return Weight(name=name, dtype=value.dtype, shape=shape, layout=layout, nbytes=data, pieces=(whole,))
-    count, unit = num_panels(shape[0], gated=value.gated), panel_bytes(shape[1], value.dtype, value.group)
-    pair = 2 if value.gated else 1
-    cuts = sorted({count // pair * i // pieces * pair for i in range(pieces + 1)})
-    parts = tuple(Piece(begin=a, end=b, offset=offset + a * unit) for a, b in itertools.pairwise(cuts))
+        return Weight(
+            name=name,
+            dtype=value.dtype,
+            shape=shape,
+            layout=ROW_W8 if value.dtype is DType.W8 else ROW,
+            nbytes=data,
+            pieces=(whole,),
+        )
+    unit = panel_bytes(shape[-1], value.dtype, value.group) * (shape[0] if len(shape) == 3 else 1)
+    parts = tuple(Piece(begin=a, end=b, offset=offset + a * unit) for a, b in itertools.pairwise(value.cuts(pieces)))
     layout = panel_layout(value.dtype, value.group) + (".gated" if value.gated else "")
     return Weight(name=name, dtype=value.dtype, shape=shape, layout=layout, nbytes=data, pieces=parts)
 

@@ -43,6 +43,7 @@ TOLERANCE = {
     "rope_kv_write": 3e-7,
     "paged_attention": 2e-6,
     "matmul": 4e-6,
+    "moe_route": 4e-7,
 }
 BF16_KV_TOLERANCE = 2.0**-8  # a rotated key may round to the other neighbour
 
@@ -114,6 +115,14 @@ def _matmul(dtype: DType) -> Iterator[Case]:
             yield [_normal(1, rows, k), weight, *extra], attrs, plain_batch(rows)
 
 
+def _moe_route(dtype: DType) -> Iterator[Case]:
+    for index, (experts, slots) in enumerate([(1, 1), (5, 2), (17, 17), (60, 4), (128, 8), (512, 10)]):
+        logits = 4 * _normal(index, ROWS[index % 5], experts)
+        logits[-1, : experts // 2] = logits[-1].max() + 1  # equal ones
+        yield [logits], {"per_token": slots, "normalized": index % 2}, plain_batch(len(logits))
+        yield [logits[:2]], {"per_token": slots, "normalized": 1 - index % 2}, plain_batch(len(logits[:2]))
+
+
 CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
     "embedding": _embedding,
     "rms_norm": lambda dtype: _norm(3),
@@ -124,9 +133,10 @@ CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
     "gather_rows": _gather_rows,
     "rope_table": _rope_table,
     "matmul": _matmul,
+    "moe_route": _moe_route,
 }
-# below, test_paged_attention.py, test_sample.py; products of quantised weights: test_matmul_quantised.py
-ELSEWHERE = {"rope_kv_write", "paged_attention", "sample"}
+# below, test_moe.py, test_paged_attention.py, test_sample.py; products of quantised weights: test_matmul_quantised.py
+ELSEWHERE = {"rope_kv_write", "moe_gate_up", "moe_down", "paged_attention", "sample"}
 
 
 def _close(got: Array, expected: Array, tolerance: float, what: str) -> None:

@@ -13,6 +13,8 @@ from ingot.step_io import SampleRows, StepBatch
 
 LAYOUT = KvLayout(num_layers=2, kv_heads=2, head_dim=4, tokens_per_block=3, dtype=DType.F32)
 
+_BY_ROWS = {"matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → its weight, which counts by rows
+
 
 def random_array(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
@@ -64,8 +66,10 @@ def evaluate(
     spec = find_op(op)
     assert spec.problem(["" if value is None else "x" for value in inputs], attrs) is None
     outputs = spec.reference(Call(inputs=inputs, attrs=attrs, batch=batch, kv=kv or KvCache(LAYOUT, 6)))
-    columns = spec.out_cols([None if value is None else value.shape[-1] for value in inputs], attrs)
-    if spec.name != "matmul":  # its weight counts by rows
-        assert tuple(output.shape[-1] for output in outputs) == columns
+    by_rows = _BY_ROWS.get(op)
+    columns = [
+        None if value is None else value.shape[-2 if index == by_rows else -1] for index, value in enumerate(inputs)
+    ]
+    assert tuple(output.shape[-1] for output in outputs) == spec.out_cols(columns, attrs)
     assert all(output.dtype == np.float32 for output in outputs)
     return outputs

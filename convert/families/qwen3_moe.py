@@ -1,0 +1,54 @@
+"""Qwen 3 with experts: a Qwen 3 whose MLPs, or those of some layers, are mixtures of experts."""
+
+import dataclasses
+from collections.abc import Collection
+
+from ingot.configs.model import ModelConfig, QkNorm
+from ingot.configs.read import Section
+from ingot.convert.families import llama, qwen3
+from ingot.convert.hf_config import read_window
+from ingot.convert.hf_moe import expert_rows, read_experts
+from ingot.errors import ConfigError, UnsupportedModelError
+
+_OF_ALL = {"qkv_bias": False, "use_qk_norm": True}  # some files say what is so in every model of this family
+
+
+def read(section: Section, names: Collection[str] | None) -> ModelConfig:
+    """config.json of a Qwen3MoeForCausalLM; defaults are those of transformers."""
+    model = llama.read_llama(section, positions=32768, kv_heads=4)
+    for key, usual in _OF_ALL.items():
+        if section.boolean(key, usual) is not usual:
+            raise UnsupportedModelError(
+                "the model has a feature that is not supported", where=section.place(key), got=repr(not usual)
+            )
+    section.has("max_window_layers")  # of the dense families; here every layer has the window
+    window = read_window(section, 4096) if section.boolean("use_sliding_window", False) else 0
+    section.has("sliding_window")
+    dense_layers = _dense_layers(section, model.num_layers)
+    moe = read_experts(
+        section, experts=128, per_token=8, intermediate_size=section.integer("moe_intermediate_size", 768, minimum=1),
+        normalized=section.boolean("norm_topk_prob", False), dense_layers=dense_layers,
+    )  # fmt: skip
+    return dataclasses.replace(
+        model, qk_norm=QkNorm.HEAD, windows=(window,) * model.num_layers if window else (),
+        moe=None if len(dense_layers) == model.num_layers else moe,
+    )  # fmt: skip
+
+
+def _dense_layers(section: Section, layers: int) -> tuple[int, ...]:
+    """Those of mlp_only_layers, and all but every decoder_sparse_step-th."""
+    step, named = section.integer("decoder_sparse_step", 1, minimum=1), section.numbers("mlp_only_layers")
+    if not all(isinstance(each, int) and each >= 0 for each in named):
+        raise ConfigError(
+            "a value is not usable", where=section.place("mlp_only_layers"), expected="a list of layers",
+            got=repr(list(named))[:200],
+        )  # fmt: skip
+    return tuple(layer for layer in range(layers) if layer in named or (layer + 1) % step)
+
+
+FAMILY = dataclasses.replace(
+    qwen3.FAMILY, name="qwen3_moe", read=read,
+    rows=qwen3.FAMILY.rows + expert_rows("model.layers.{i}.mlp", gate="gate_proj", up="up_proj", down="down_proj"),
+    tiny={**qwen3.FAMILY.tiny, "model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 9,
+          "num_experts_per_tok": 4, "moe_intermediate_size": 20, "norm_topk_prob": True, "mlp_only_layers": [1]},
+)  # fmt: skip

@@ -1,0 +1,74 @@
+"""How config.json and the files of Hugging Face spell a mixture of experts."""
+
+from ingot.configs.model import MoeConfig
+from ingot.configs.read import Section
+from ingot.convert.weights import Concat, Expr, OneOf, PerExpert, Row, Take
+from ingot.errors import ConfigError, UnsupportedModelError
+
+# Of training, and what a forward pass returns beside the logits.
+_WITHOUT_EFFECT = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
+
+# What other mixtures have: key → the value that asks for nothing.
+_OTHERS: dict[str, tuple[object, ...]] = {
+    "shared_expert_intermediate_size": (0,), "n_shared_experts": (0,), "num_shared_experts": (0,),
+    "moe_num_shared_experts": (0,), "first_k_dense_replace": (0,), "n_group": (1,), "topk_group": (1,),
+    "routed_scaling_factor": (1,), "scoring_func": ("softmax",), "topk_method": ("greedy",),
+}  # fmt: skip
+
+
+def read_experts(
+    section: Section, *, experts: int, per_token: int, intermediate_size: int, normalized: bool,
+    dense_layers: tuple[int, ...] = (),
+) -> MoeConfig:  # fmt: skip
+    """The experts of a model. experts, per_token: the family's defaults; transformers 5 writes num_local_experts where
+    4 wrote num_experts.
+
+    Raises UnsupportedModelError for shared experts and the like.
+    """
+    for key in _WITHOUT_EFFECT:
+        section.has(key)
+    for key, harmless in _OTHERS.items():
+        if section.has(key) and section.raw(key) not in harmless:
+            raise UnsupportedModelError(
+                "the mixture of experts has a feature that is not supported", where=section.place(key),
+                expected=f"{harmless[0]!r}, or no such key", got=repr(section.raw(key))[:200],
+            )  # fmt: skip
+    keys = [key for key in ("num_local_experts", "num_experts") if section.has(key)]
+    counts = [section.integer(key, minimum=1) for key in keys] or [experts]
+    if len(set(counts)) > 1:
+        raise ConfigError(
+            "the number of experts is given twice", where=section.place(keys[0]), expected=f"as {keys[1]}: {counts[1]}",
+            got=str(counts[0]),
+        )  # fmt: skip
+    taken = section.integer("num_experts_per_tok", per_token, minimum=1)
+    if taken > counts[0]:
+        raise ConfigError(
+            "a token cannot take more experts than there are", where=section.place("num_experts_per_tok"),
+            expected=f"at most {counts[0]}", got=str(taken),
+        )  # fmt: skip
+    return MoeConfig(
+        experts=counts[0], per_token=taken, intermediate_size=intermediate_size, normalized=normalized,
+        dense_layers=dense_layers,
+    )  # fmt: skip
+
+
+def expert_rows(*blocks: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
+    """Where the weights of a layer's experts come from: from one tensor per expert, or from all experts' stacked.
+
+    blocks          what the layer's MLP may be called
+    gate, up, down  names of one expert's matrices
+    """
+
+    def per_expert(*names: str) -> list[Expr]:
+        parts = [tuple(Take(f"{block}.experts.{{e}}.{name}.weight") for name in names) for block in blocks]
+        return [PerExpert(each[0] if len(each) == 1 else Concat(each)) for each in parts]
+
+    def stacked(name: str) -> list[Expr]:
+        return [Take(f"{block}.experts.{name}") for block in blocks]
+
+    path = "layers.{i}/moe"
+    return (
+        Row(f"{path}/router/weight", OneOf(tuple(Take(f"{block}.gate.weight") for block in blocks))),
+        Row(f"{path}/gate_up/weight", OneOf((*per_expert(gate, up), *stacked("gate_up_proj")))),
+        Row(f"{path}/down/weight", OneOf((*per_expert(down), *stacked("down_proj")))),
+    )

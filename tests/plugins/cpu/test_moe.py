@@ -1,0 +1,149 @@
+"""Products of experts: right on odd shapes, and the same bits for a row whatever shares the call, threads or pieces."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType
+from ingot.plan import Attr
+from ingot.plugins.cpu.target import CpuSession, kernel_table
+from ingot.plugins.op import Array
+from tests.plugins.cpu.one_step import (
+    Input,
+    Packed,
+    native_outputs,
+    open_step,
+    plain_batch,
+    reference_outputs,
+)
+
+pytestmark = pytest.mark.native
+
+KERNELS = [name for name in kernel_table() if name.startswith(("moe_gate_up.", "moe_down."))]
+ROWS = (1, 2, 5, 7, 16, 17, 40)
+SHAPES = ((1, 1, 4, 1), (3, 2, 31, 15), (5, 5, 33, 16), (9, 4, 64, 17), (40, 8, 172, 65), (2, 1, 700, 40))
+TOLERANCE = 4e-6  # relative to the largest number of the result
+
+
+def _normal(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _ids(seed: int, rows: int, experts: int, slots: int) -> Array:
+    """Ascending, as moe_route gives them."""
+    rng = np.random.default_rng(seed)
+    return np.stack([np.sort(rng.permutation(experts)[:slots]) for _ in range(rows)]).astype(np.float32)
+
+
+def _case(
+    kernel: str, experts: int, slots: int, k: int, n: int, rows: int = max(ROWS)
+) -> tuple[list[Input], dict[str, Attr]]:
+    """n: columns of one slot's result."""
+    op, dtype, isa = kernel.split(".")
+    gated = op == "moe_gate_up"
+    values = _normal(k, experts, 2 * n if gated else n, k) / np.float32(k**0.5)
+    weight = Packed(values=values, dtype=DType(dtype), panels=True, gated=gated)
+    ids = _ids(k + n, rows, experts, slots)
+    attrs: dict[str, Attr] = {"activations": "bf16" if isa.startswith("amx") else "f32"}
+    if gated:
+        return [_normal(1, rows, k), ids, weight], attrs | {"activation": "silu"}
+    return [_normal(1, rows, slots * k), ids, np.abs(_normal(2, rows, slots)), weight], attrs
+
+
+def _write(session: CpuSession, inputs: list[Input], rows: slice) -> None:
+    for index, value in enumerate(inputs):
+        if isinstance(value, np.ndarray):
+            session.native.write_buffer(f"in{index}", np.ascontiguousarray(value[rows]))
+
+
+def _run(session: CpuSession, rows: int) -> Array:
+    (y,) = native_outputs(session, plain_batch(rows))
+    return y
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_rows_keep_their_bits_in_every_company(kernel: str) -> None:
+    """40 rows match the reference; any first rows, any row alone, threads and pieces give the same bits."""
+    for index, shape in enumerate(SHAPES):
+        inputs, attrs = _case(kernel, *shape)
+        batch = plain_batch(max(ROWS))
+        sessions = [
+            open_step(kernel, inputs, attrs, batch, threads=threads, pieces=pieces)
+            for threads, pieces in ((1, 1), (2, 2), (1 + index % 5, 1 + index % 3))
+        ]
+        whole = _run(sessions[0], max(ROWS))
+        (expected,) = reference_outputs(kernel, inputs, attrs, batch)
+        np.testing.assert_allclose(whole, expected, rtol=0, atol=TOLERANCE * float(np.abs(expected).max()))
+        for number, rows in enumerate(ROWS):
+            session = sessions[(index + number) % len(sessions)]
+            assert _run(session, rows).tobytes() == whole[:rows].tobytes(), f"shape {shape}, {rows} rows"
+        for session, row in zip(sessions, (3, 16, 39), strict=True):
+            _write(session, inputs, slice(row, row + 1))
+            assert _run(session, 1).tobytes() == whole[row : row + 1].tobytes(), f"shape {shape}, row {row} alone"
+            session.close()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("rows", [2, 40])
+def test_experts_that_nobody_takes_are_not_read(kernel: str, rows: int) -> None:
+    """Their weights are NaN, as are those of one row's input: neither meets another row."""
+    inputs, attrs = _case(kernel, 6, 2, 33, 17, rows)
+    weight, ids = inputs[-1], inputs[1]
+    assert isinstance(weight, Packed)
+    assert isinstance(ids, np.ndarray)
+    ids[:] = np.where(ids < 3, [[1, 4]], [[0, 3]])
+    values = weight.values.copy()
+    values[[2, 5]] = np.nan
+    inputs[-1] = dataclasses.replace(weight, values=values)
+    clean = _run(open_step(kernel, inputs, attrs, plain_batch(rows), threads=2), rows)
+    assert np.isfinite(clean).all()
+    x = inputs[0]
+    assert isinstance(x, np.ndarray)
+    x[1, 2] = np.inf
+    dirty = _run(open_step(kernel, inputs, attrs, plain_batch(rows), threads=2), rows)
+    assert not np.isfinite(dirty[1]).all()
+    assert np.delete(dirty, 1, axis=0).tobytes() == np.delete(clean, 1, axis=0).tobytes()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_products_of_many_blocks(kernel: str) -> None:
+    """More rows, panels and k of one expert than one block holds; nearly all rows take the same expert."""
+    for k, n in ((1100, 40), (40, 700)):
+        inputs, attrs = _case(kernel, 4, 2, k, n, rows=270)
+        ids = inputs[1]
+        assert isinstance(ids, np.ndarray)
+        ids[:250] = [[1, 3]]
+        batch = plain_batch(270)
+        (expected,) = reference_outputs(kernel, inputs, attrs, batch)
+        first = _run(open_step(kernel, inputs, attrs, batch), 270)
+        np.testing.assert_allclose(first, expected, rtol=0, atol=TOLERANCE * float(np.abs(expected).max()))
+        for threads in (2, 7):
+            again = _run(open_step(kernel, inputs, attrs, batch, threads=threads, pieces=2), 270)
+            assert again.tobytes() == first.tobytes()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_numbers_of_no_expert_touch_nothing_foreign(kernel: str) -> None:
+    inputs, attrs = _case(kernel, 4, 2, 33, 17, rows=7)
+    ids = inputs[1]
+    assert isinstance(ids, np.ndarray)
+    ids[3] = [np.nan, 1e30]
+    ids[4] = [-5, -np.inf]
+    got = _run(open_step(kernel, inputs, attrs, plain_batch(7)), 7)
+    ids[3], ids[4] = [0, 3], [0, 0]
+    assert got.tobytes() == _run(open_step(kernel, inputs, attrs, plain_batch(7)), 7).tobytes()
+
+
+def _levels() -> Iterator[tuple[str, str]]:
+    for op, dtype, level in itertools.product(("moe_gate_up", "moe_down"), ("f32", "bf16"), ("avx512", "avx512emu")):
+        yield f"{op}.{dtype}.avx2", f"{op}.{dtype}.{level}"
+
+
+@pytest.mark.parametrize(("narrow", "wide"), list(_levels()))
+def test_vector_levels_agree_bit_for_bit(narrow: str, wide: str) -> None:
+    inputs, attrs = _case(narrow, 9, 4, 172, 65, rows=20)
+    results = [_run(open_step(kernel, inputs, attrs, plain_batch(20)), 20) for kernel in (narrow, wide)]
+    assert results[0].tobytes() == results[1].tobytes()
