@@ -8,6 +8,7 @@ The graph is the only source: config.json of the checkpoint only adds facts for 
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from ingot.builder.graph import Graph, ours
 from ingot.builder.limits import fit_limits
 from ingot.builder.lower import Lowering, read_shape
 from ingot.builder.names import name_nodes
-from ingot.builder.pack import BLOCK_BYTES, Packer
+from ingot.builder.pack import BLOCK_BYTES, Packer, add_constants
 from ingot.builder.passes.base import PassReport
 from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
 from ingot.checkpoint import Checkpoint
@@ -29,13 +30,13 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.sizes import format_bytes
 from ingot.dtypes import DType
 from ingot.engine import SECTION_ALIGNMENT, is_engine
-from ingot.engine_writer import write_engine
-from ingot.errors import CapacityError, CheckpointError, IngotError, UsageError
+from ingot.engine_writer import Block, write_engine
+from ingot.errors import BuildError, CapacityError, CheckpointError, IngotError, UsageError
 from ingot.manifest import Manifest
 from ingot.output_dir import OutputDir
 from ingot.plan import KvLayout, Plan
 from ingot.plugins.registry import find_target
-from ingot.plugins.target import Target
+from ingot.plugins.target import Constant, Target
 
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
 BASE_MEMORY = 80 << 20
@@ -78,6 +79,7 @@ class _Job:
     precision: DType
     plan: Plan
     lowering: Lowering
+    constants: tuple[Constant, ...]
     reports: list[PassReport]
     notes: list[str]
 
@@ -87,6 +89,8 @@ def build(config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress:
     begin = time.monotonic()
     checkpoint = Checkpoint.open(Path(checkpoint_dir))
     target = find_target(config.target)
+    if (reason := target.unbuildable()) is not None:
+        raise BuildError(f"this machine cannot build for {target.name}", got=reason, hint="see ingot doctor")
     memory = _check_memory(config, checkpoint)
     with _graph_errors(checkpoint.graph_path):
         job = _decide(config, checkpoint, target)
@@ -135,13 +139,15 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target) -> _Job
         num_layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
         tokens_per_block=config.tokens_per_block, dtype=kv_dtype,
     )  # fmt: skip
-    lowering = Lowering(graph)
+    lowering = Lowering(graph, panels=target.packs_products)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
     plan = lowering.plan(limits, kv, shape, config.shards or len(os.sched_getaffinity(0)))
+    constants = () if config.dry_run else target.constants(plan)
     return _Job(
-        target=target, precision=precision, plan=plan, lowering=lowering, reports=reports, notes=[*notes, *lowered]
-    )
+        target=target, precision=precision, plan=add_constants(plan, constants), lowering=lowering,
+        constants=constants, reports=reports, notes=[*notes, *lowered],
+    )  # fmt: skip
 
 
 def _make_folder(folder: Path) -> None:
@@ -154,7 +160,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _precision(config: BuildConfig, graph: Graph, target: Target, notes: list[str]) -> DType:
-    """auto: what most of the weights are stored in, f16 as bf16; f32 where the target has no bf16 product."""
+    """auto: what most of the weights are stored in; bf16, else f32, where the target has no product of that type."""
     if config.precision != "auto":
         return DType(config.precision)
     stored: Counter[DType] = Counter()
@@ -163,9 +169,8 @@ def _precision(config: BuildConfig, graph: Graph, target: Target, notes: list[st
             for dtype, nbytes in stored_dtypes(node.inputs[1]):
                 stored[dtype] += nbytes
     most = stored.most_common(1)[0][0]
-    chosen = DType.F32 if most is DType.F32 else DType.BF16
-    if chosen is DType.BF16 and not any(name.startswith("matmul.bf16.") for name in target.kernels()):
-        chosen = DType.F32
+    offered = {name.split(".")[1] for name in target.kernels() if name.startswith("matmul.")}
+    chosen = next((dtype for dtype in (most, DType.BF16) if dtype.value in offered), DType.F32)
     why = "" if most is chosen else f"; {target.name} computes no {most.value}"
     notes.append(f"precision {chosen.value}: most weights are stored in {most.value}{why}")
     return chosen
@@ -174,7 +179,7 @@ def _precision(config: BuildConfig, graph: Graph, target: Target, notes: list[st
 def _kv_dtype(config: BuildConfig, precision: DType) -> DType:
     if config.kv_cache_dtype != "auto":
         return DType(config.kv_cache_dtype)
-    return DType.F32 if precision is DType.F32 else DType.BF16
+    return precision
 
 
 def _check_memory(config: BuildConfig, checkpoint: Checkpoint) -> int:
@@ -208,8 +213,15 @@ def _write(job: _Job, checkpoint: Checkpoint, directory: Path, progress: Progres
     with WeightReader(checkpoint.path) as reader:
         packer = Packer(reader, job.lowering.uses, plan.weights)
         files = [checkpoint.path / name for name in checkpoint.companions()]
-        write_engine(directory, manifest, plan, packer.blocks(advance), files, checkpoint.path)
+        blocks = itertools.chain(packer.blocks(advance), _constant_blocks(job))
+        write_engine(directory, manifest, plan, blocks, files, checkpoint.path)
     return [f"weight {name} holds {count} values that are NaN or infinite" for name, count in packer.nonfinite.items()]
+
+
+def _constant_blocks(job: _Job) -> Iterator[Block]:
+    places = {weight.name: weight.pieces[0].offset for weight in job.plan.weights}
+    for constant in job.constants:
+        yield places[constant.name], memoryview(constant.data)
 
 
 def _engine_bytes(plan: Plan) -> int:

@@ -15,10 +15,12 @@ import onnx_graphsurgeon as gs
 from ingot.builder.expressions import WeightReader, matrix_shape
 from ingot.dtypes import DType, from_float32
 from ingot.engine import PIECE_ALIGNMENT, SECTION_ALIGNMENT, aligned
-from ingot.plan import Piece, Weight
+from ingot.plan import Piece, Plan, Weight
 from ingot.plugins.layouts import PANEL, interleave_gated, num_panels, pack_panels, panel_bytes, panel_layout
+from ingot.plugins.target import Constant
 
 GATED = ".gated"
+CODE_ALIGNMENT = 4096  # constants may be mapped by themselves
 SMALL_MODEL = 32 << 20  # below this many bytes of products, one shard
 BLOCK_BYTES = 4 << 20  # float32 bytes of weight in memory at a time
 
@@ -89,14 +91,30 @@ def place_weights(uses: Sequence[WeightUse], shards: int) -> tuple[list[Weight],
     return weights, position
 
 
+def add_constants(plan: Plan, constants: Sequence[Constant]) -> Plan:
+    """The plan with each constant as one more weight, of bytes, behind all others."""
+    weights, position = list(plan.weights), plan.weight_bytes
+    for constant in constants:
+        position, size = aligned(position, CODE_ALIGNMENT), len(constant.data)
+        piece = Piece(begin=0, end=size, offset=position)
+        weights.append(
+            Weight(
+                name=constant.name, dtype=DType.I8, shape=(size,), layout=constant.layout, nbytes=size, pieces=(piece,)
+            )
+        )  # fmt: skip
+        position += size
+    return dataclasses.replace(plan, weights=tuple(weights), weight_bytes=position)
+
+
 class Packer:
     """Reads, rounds and packs. After `blocks` is exhausted, `nonfinite` counts NaN and infinite values by weight."""
 
     def __init__(self, reader: WeightReader, uses: Sequence[WeightUse], weights: Sequence[Weight]) -> None:
         self._reader = reader
         self._uses = {use.name: use for use in uses}
+        own = [weight for weight in weights if weight.name in self._uses]
         self._pieces = sorted(
-            ((piece, weight.name) for weight in weights for piece in weight.pieces), key=lambda each: each[0].offset
+            ((piece, weight.name) for weight in own for piece in weight.pieces), key=lambda each: each[0].offset
         )
         self.nonfinite: dict[str, int] = {}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ingot.errors import UsageError
 
-PRECISIONS = ("auto", "f32", "bf16")
-KV_DTYPES = ("auto", "bf16", "f32")
+PRECISIONS = ("auto", "f32", "bf16", "f16")
+KV_DTYPES = ("auto", "bf16", "f16", "f32")
 DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_INPUT_LEN = 2048
 DEFAULT_MAX_SEQ_LEN = 4096
@@ -15,7 +15,6 @@ MIN_TOKENS_PER_BLOCK, MAX_TOKENS_PER_BLOCK = 16, 256
 
 # Precisions of the contract that this version cannot build, and why.
 _NOT_YET = {
-    "f16": "f16 is for GPU targets, which are not there yet; bf16 is the 16-bit precision of CPU targets",
     "w8": "weight-only 8 bit is not there yet",
     "w4g128": "weight-only 4 bit is not there yet",
     "w4g64": "weight-only 4 bit is not there yet",
@@ -39,7 +38,7 @@ class BuildConfig:
     max_output_len    instead of max_seq_len: max_seq_len is max_input_len + max_output_len
     max_num_tokens    tokens of one step (2048)
     tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
-    kv_cache_dtype    auto: f32 in f32 engines, else bf16
+    kv_cache_dtype    auto: the precision
     shards            parts of the packed weights, one per thread; None: the cores of this machine
     max_mem           bytes the build may use
     dry_run           decide everything, write nothing

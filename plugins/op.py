@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
+from ingot.dtypes import from_float32, to_float32
 from ingot.plan import Attr, KvLayout, Rows
 from ingot.step_io import StepBatch
 
@@ -43,7 +43,7 @@ class KvCache:
         return gathered[0], gathered[1]
 
     def _rounded(self, values: Array) -> Array:
-        return bf16_to_float32(float32_to_bf16(values)) if self.layout.dtype is DType.BF16 else values
+        return to_float32(from_float32(values, self.layout.dtype), self.layout.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

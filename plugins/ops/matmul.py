@@ -10,11 +10,14 @@ from ingot.plugins.op import Array, Call, Op
 def reference(call: Call) -> tuple[Array, ...]:
     """p = x @ weight.T + bias; gated: y = activation(p[:, :I]) * p[:, I:], else y = activation(p); then + residual
 
-    activations "bf16" rounds x to bf16 before the product (what AMX tiles take); sums are float32 or wider.
+    activations "bf16" or "f16" rounds x to that type before the product (what AMX tiles and GPUs take); sums are
+    float32 or wider.
     """
     x, weight, bias, residual = call.required(0), call.required(1), call.inputs[2], call.inputs[3]
     if call.attrs["activations"] == "bf16":
         x = round_to_bf16(x)
+    elif call.attrs["activations"] == "f16":
+        x = x.astype(np.float16).astype(np.float32)
     product = (x.astype(np.float64) @ weight.astype(np.float64).T).astype(np.float32)
     if bias is not None:
         product = product + bias

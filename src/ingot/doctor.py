@@ -15,12 +15,6 @@ BUFFER_BYTES = 256 << 20  # larger than any cache
 LIBRARIES = ("numpy", "onnx", "onnx-graphsurgeon", "tokenizers", "click", "rich")
 EXTRAS = ("torch", "transformers", "onnxruntime")  # used by tests and for .bin files only
 LATER = {
-    "cuda/sm80": "cuda targets arrive later",
-    "cuda/sm86": "cuda targets arrive later",
-    "cuda/sm89": "cuda targets arrive later",
-    "cuda/sm90": "cuda targets arrive later",
-    "cuda/sm100": "cuda targets arrive later",
-    "cuda/sm120": "cuda targets arrive later",
     "tensorrt-rtx": "TensorRT targets arrive later",
     "tensorrt": "TensorRT targets arrive later",
 }

@@ -1,0 +1,4 @@
+// All kernels of an engine, compiled as one piece.
+#include "paged_attention.cu"
+#include "rope_kv_write.cu"
+#include "rows.cu"
