@@ -93,7 +93,7 @@ def specialisation(plan: Plan) -> Specialisation:
     """What the plan's kernels are compiled for. Raises EngineError for what they cannot do."""
     typed = {step.inputs[_TYPED[step.op]] for step in plan.steps if step.op in _TYPED}
     types = {weight.dtype for weight in plan.weights if weight.name in typed}
-    if len(types) != 1:
+    if len(types) > 1:
         raise EngineError("the kernels take one type of weights", got=", ".join(sorted(each.value for each in types)))
     groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if s.op == "paged_attention"}
     if plan.kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP or len(groups) > 1:
@@ -103,7 +103,7 @@ def specialisation(plan: Plan) -> Specialisation:
             got=f"{plan.kv.head_dim} dims, groups of {sorted(groups)}",
         )  # fmt: skip
     return Specialisation(
-        weight=types.pop(), kv=plan.kv.dtype, head_dim=plan.kv.head_dim, tokens_per_block=plan.kv.tokens_per_block
+        weight=types.pop() if types else plan.kv.dtype, kv=plan.kv.dtype, head_dim=plan.kv.head_dim, tokens_per_block=plan.kv.tokens_per_block
     )
 
 
@@ -230,7 +230,7 @@ class _Binder:
         n, k = weight.shape
         work: list[Work] = []
         source = self._buffer(x)
-        if self._types.weight is not DType.F32 and not self._narrow[x]:
+        if self._types.weight is not DType.F32 and not self._narrow.get(x, False):
             work.append(self._convert(self._at.inputs, source, k, self._buffers[x].rows))
             source = self._at.inputs
         y = self._buffer(step.outputs[0])

@@ -120,13 +120,17 @@ def why_not(architecture: str) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=16)
 def compile_kernels(specialisation: Specialisation, architecture: str) -> MachineCode:
     """All kernels for `architecture` ("sm_90a"). Raises BuildError with what the compiler said."""
     if (reason := why_not(architecture)) is not None:
         raise BuildError("the kernels cannot be compiled", where=architecture, got=reason)
     compiler = find_compiler()
     assert compiler is not None, "why_not found it"
+    return _compiled(compiler, specialisation, architecture)
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(compiler: Compiler, specialisation: Specialisation, architecture: str) -> MachineCode:
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
         out = Path(folder) / "kernels.cubin"
         virtual = architecture.replace("sm_", "compute_")

@@ -48,32 +48,36 @@ class _Ready:
 
 
 class CudaSession:
-    """One plan on one GPU. num_blocks: of the KV pool, without the spare one."""
+    """One plan on one GPU.
+
+    num_blocks  of the KV pool, without the spare one
+    device, addresses  where everything lies, for those who look into it
+    """
 
     def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, gpu: Gpu) -> None:
         self.num_blocks = options.num_blocks
         self._plan, self._gpu = plan, gpu
-        self._device = Device(gpu)
+        self.device = Device(gpu)
         try:
             self._open(plan, weights)
         except BaseException:
-            self._device.close()
+            self.device.close()
             raise
 
     def _open(self, plan: Plan, weights: npt.NDArray[np.uint8]) -> None:
-        device, kv = self._device, plan.kv
+        device, kv = self.device, plan.kv
         tiles = attention_tiles(group_of(plan))
         layout, scratch = TableLayout.of(plan, tiles), scratch_bytes(plan)
         tables = device.allocate(_INT * layout.total)
         rows = partial_rows(self._gpu.multiprocessors)
-        self._at = Addresses(
+        self.addresses = Addresses(
             weights=device.allocate(weights.nbytes), arena=device.allocate(plan.arena_bytes),
             kv=device.allocate(kv.block_bytes * (self.num_blocks + 1)), num_blocks=self.num_blocks + 1,
             sums=device.allocate(scratch.sums), inputs=device.allocate(scratch.inputs),
             partial=device.allocate(4 * rows * kv.head_dim), stats=device.allocate(8 * rows),
             tables={name: tables + _INT * offset for name, offset in layout.offsets.items()}, table_width=layout.width,
         )  # fmt: skip
-        device.upload(self._at.weights, weights)
+        device.upload(self.addresses.weights, weights)
         self._tables_at = tables
         self._tables = StepTables(layout, device.pinned(_INT * layout.total), tiles)
         self._draws = device.pinned(2 * _INT * plan.limits.max_logit_rows)
@@ -82,11 +86,11 @@ class CudaSession:
         code = code_weight(plan)
         (piece,) = code.pieces
         module = device.load(weights[piece.offset : piece.offset + code.nbytes])
-        self._steps = bind(plan, self._at)
+        self._steps = bind(plan, self.addresses)
         self._kernels = self._load_kernels(module)
         self._ready = [[self._prepared(each) for each in bound.work] for bound in self._steps]
         logits = next(buffer for buffer in plan.buffers if buffer.name == plan.logits)
-        self._logits_at = self._at.arena + logits.offset
+        self._logits_at = self.addresses.arena + logits.offset
         limits = plan.limits
         self._buckets = batch_buckets(min(limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows))
         self._graphs: dict[int, Any] = {}
@@ -98,7 +102,7 @@ class CudaSession:
             for each in bound.work:
                 if isinstance(each, Launch):
                     wanted[each.kernel] = max(each.shared, wanted.get(each.kernel, 0))
-        return {name: self._device.kernel(module, name, shared) for name, shared in wanted.items()}
+        return {name: self.device.kernel(module, name, shared) for name, shared in wanted.items()}
 
     def _prepared(self, work: Launch | Multiply) -> _Ready | Multiply:
         if isinstance(work, Multiply):
@@ -108,10 +112,10 @@ class CudaSession:
     def run(self, batch: StepBatch) -> StepResult:
         """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""
         check_batch(batch, self._plan, self.num_blocks)
-        self._device.enter()
+        self.device.enter()
         bucket = self._bucket(batch)
         counts, integers = self._tables.fill(batch, bucket, spare_block=self.num_blocks)
-        self._device.send(self._tables_at, integers)
+        self.device.send(self._tables_at, integers)
         if bucket is None:
             self._launch_all(counts, self._splits(counts, counts.longest))
         else:
@@ -121,9 +125,9 @@ class CudaSession:
     def run_tapped(self, batch: StepBatch, steps: list[str]) -> tuple[StepResult, dict[str, dict[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
         check_batch(batch, self._plan, self.num_blocks)
-        self._device.enter()
+        self.device.enter()
         counts, integers = self._tables.fill(batch)
-        self._device.send(self._tables_at, integers)
+        self.device.send(self._tables_at, integers)
         splits = self._splits(counts, counts.longest)
         outputs: dict[str, dict[str, Float32]] = {}
         for index, bound in enumerate(self._steps):
@@ -138,10 +142,10 @@ class CudaSession:
 
     def close(self) -> None:
         """Give the GPU's memory back."""
-        self._device.enter()
-        self._device.wait()
+        self.device.enter()
+        self.device.wait()
         self._products.close()
-        self._device.close()
+        self.device.close()
 
     def _bucket(self, batch: StepBatch) -> int | None:
         """The size that a decode step is filled up to; None for every other step."""
@@ -161,10 +165,10 @@ class CudaSession:
             self._launch_all(counts, splits)
             return
         if bucket not in self._graphs:
-            self._device.begin_capture()
+            self.device.begin_capture()
             self._launch_all(counts, splits)
-            self._graphs[bucket] = self._device.end_capture()
-        self._device.replay(self._graphs[bucket])
+            self._graphs[bucket] = self.device.end_capture()
+        self.device.replay(self._graphs[bucket])
 
     def _launch_all(self, counts: Counts, splits: int) -> None:
         for index in range(len(self._ready)):
@@ -179,7 +183,7 @@ class CudaSession:
                 continue
             grid = work.launch.grid(counts, splits)
             if min(grid) > 0 and not (work.launch.only_split and splits == 1):
-                self._device.launch(work.kernel, grid, work.launch.threads, work.launch.shared, work.arguments)
+                self.device.launch(work.kernel, grid, work.launch.threads, work.launch.shared, work.arguments)
 
     def _result(self, batch: StepBatch) -> StepResult:
         rows, draws = len(batch.logit_rows), batch.sample
@@ -188,9 +192,9 @@ class CudaSession:
         wanted = batch.want_logits or (not greedy and len(draws.row) > 0)
         logits = np.empty((rows, self._plan.vocab_size), np.float32)
         if wanted:
-            self._device.fetch(logits, self._logits_at)
+            self.device.fetch(logits, self._logits_at)
         drawn = self._greedy(len(draws.row)) if greedy else None
-        self._device.wait()
+        self.device.wait()
         if drawn is None:
             drawn = sample(logits, draws)
         else:
@@ -201,13 +205,13 @@ class CudaSession:
         """Ids and log probabilities of the first `count` draws, there after `wait`."""
         ids_at, half = self._draws_at, _INT * self._plan.limits.max_logit_rows
         arguments = Arguments(greedy_arguments(
-            ids_at, ids_at + half, self._logits_at, self._at.tables["draw_rows"], self._plan.vocab_size
+            ids_at, ids_at + half, self._logits_at, self.addresses.tables["draw_rows"], self._plan.vocab_size
         ))  # fmt: skip
-        self._device.launch(self._kernels["draw_greedy"], (count, 1, 1), _DRAW_THREADS, 0, arguments)
+        self.device.launch(self._kernels["draw_greedy"], (count, 1, 1), _DRAW_THREADS, 0, arguments)
         ids = self._draws[: _INT * count].view(np.int32)
         log_probs = self._draws[half : half + _INT * count].view(np.float32)
-        self._device.fetch(ids, ids_at)
-        self._device.fetch(log_probs, ids_at + half)
+        self.device.fetch(ids, ids_at)
+        self.device.fetch(log_probs, ids_at + half)
         return StepResult(ids=ids, log_probs=log_probs)
 
     def _outputs(self, bound: Bound, counts: Counts) -> dict[str, Float32]:
@@ -220,7 +224,7 @@ class CudaSession:
             buffer, dtype = buffers[name], specialisation(self._plan).weight if narrow else DType.F32
             rows = counts.tokens if buffer.rows is Rows.TOKENS else counts.rows
             stored = np.empty((rows, buffer.cols), dtype.storage)
-            self._device.fetch(stored, self._at.arena + buffer.offset)
-            self._device.wait()
+            self.device.fetch(stored, self.addresses.arena + buffer.offset)
+            self.device.wait()
             found[name] = to_float32(stored, dtype)
         return found
