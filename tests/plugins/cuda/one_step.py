@@ -20,9 +20,7 @@ from tests.plugins.cpu.one_step import Input, Packed, one_step_plan
 
 def layout_of(dtype: DType, head_dim: int = 64, kv_heads: int = 1, tokens_per_block: int = 16) -> KvLayout:
     """Each combination of type, head_dim and tokens_per_block is compiled once: tests share few."""
-    return KvLayout(
-        num_layers=2, kv_heads=kv_heads, head_dim=head_dim, tokens_per_block=tokens_per_block, dtype=dtype
-    )
+    return KvLayout(num_layers=2, kv_heads=kv_heads, head_dim=head_dim, tokens_per_block=tokens_per_block, dtype=dtype)
 
 
 def open_gpu(plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int) -> CudaSession:
@@ -96,9 +94,7 @@ def read_cache(session: CudaSession, cache: KvCache) -> None:
             values[...] = to_float32(stored, layout.dtype)[..., : layout.head_dim]
 
 
-def _pools(
-    session: CudaSession, layout: KvLayout, layer: int, cache: KvCache
-) -> list[tuple[Array, int, int]]:
+def _pools(session: CudaSession, layout: KvLayout, layer: int, cache: KvCache) -> list[tuple[Array, int, int]]:
     """(values of the reference [blocks, kv_heads, tokens_per_block, head_dim], address, dims stored) of K and V."""
     blocks = session.num_blocks + 1
     keys = session.addresses.kv + layer * blocks * (layout.k_block_bytes + layout.v_block_bytes)

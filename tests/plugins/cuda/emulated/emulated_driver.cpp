@@ -26,6 +26,7 @@ using Work = std::function<int()>;
 using Launch = const char* (*)(void (*)(void**), void**, const unsigned*, unsigned, unsigned, int);
 
 constexpr size_t kStrip = 256;
+constexpr size_t kPoisoned = size_t{16} << 20;  // larger allocations are scratch of libraries
 constexpr size_t kMemory = size_t{4} << 30;
 constexpr unsigned kUsualShared = 48 << 10, kMostShared = 227 << 10;
 
@@ -133,7 +134,7 @@ int cuMemAlloc(uintptr_t* address, size_t bytes) {
     if (bytes > kMemory) return kOutOfMemory;
     void* memory = std::aligned_alloc(256, (bytes + 2 * kStrip + 255) / 256 * 256);
     if (!memory) return kOutOfMemory;
-    std::memset(memory, 0xff, bytes);
+    if (bytes <= kPoisoned) std::memset(memory, 0xff, bytes);
     std::memset(static_cast<unsigned char*>(memory) + bytes, 0xa5, kStrip);
     *address = reinterpret_cast<uintptr_t>(memory);
     allocated[*address] = {bytes, memory};
