@@ -89,7 +89,7 @@ def build(config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress:
     begin = time.monotonic()
     checkpoint = Checkpoint.open(Path(checkpoint_dir))
     target = find_target(config.target)
-    if (reason := target.unbuildable()) is not None:
+    if not config.dry_run and (reason := target.unbuildable()) is not None:
         raise BuildError(f"this machine cannot build for {target.name}", got=reason, hint="see ingot doctor")
     memory = _check_memory(config, checkpoint)
     with _graph_errors(checkpoint.graph_path):

@@ -4,8 +4,6 @@ Activations lie in the plan's arena as float32. One whose readers are all matrix
 these take ("narrow"), so that nothing is converted in between: decided here, from the steps alone.
 """
 
-import ctypes
-import dataclasses
 from collections.abc import Callable, Sequence
 
 from ingot.dtypes import DType
@@ -16,77 +14,25 @@ from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.products import Product
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, attention_shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
+from ingot.plugins.cuda.work import (
+    Addresses,
+    Bound,
+    Grid,
+    Launch,
+    Multiply,
+    ScratchBytes,
+    Work,
+    integer,
+    number,
+    pointer,
+    row_grid,
+)
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu")  # in the order of the kernels' enum
 CODE_LAYOUT = "cubin."  # of the piece of the weights section that holds the machine code
 
 _TYPED = {"matmul": 1, "embedding": 0}  # op → its input that decides the type of weights
 _ROW_THREADS, _ATTENTION_THREADS, _HEADS_PER_BLOCK = 256, 128, 8
-
-Grid = Callable[[Counts, int], tuple[int, int, int]]
-"""(counts, splits of decode) → blocks; a zero means nothing to do."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
-    """One kernel launch; `arguments` in the order of the kernel's parameters. only_split: not where splits is 1."""
-
-    kernel: str
-    grid: Grid
-    threads: int
-    shared: int
-    arguments: tuple[Argument, ...]
-    only_split: bool = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Multiply:
-    """One matrix product over all rows of a kind."""
-
-    product: Product
-    rows: Rows
-
-
-Work = Launch | Multiply
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Bound:
-    """One plan step. narrow: its outputs that lie in the products' type."""
-
-    step: Step
-    work: tuple[Work, ...]
-    narrow: tuple[bool, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Addresses:
-    """Device memory of a session.
-
-    tables  by name, see step_tables.py
-    kv      [layers][K of all blocks, then V of all blocks]
-    sums    products before their epilogues, float32
-    inputs  of products, in their type, where they lie elsewhere as float32
-    """
-
-    weights: int
-    arena: int
-    kv: int
-    num_blocks: int
-    sums: int
-    inputs: int
-    partial: int
-    stats: int
-    tables: dict[str, int]
-    table_width: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ScratchBytes:
-    """What `sums` and `inputs` must hold."""
-
-    sums: int
-    inputs: int
 
 
 def specialisation(plan: Plan) -> Specialisation:
@@ -103,7 +49,10 @@ def specialisation(plan: Plan) -> Specialisation:
             got=f"{plan.kv.head_dim} dims, groups of {sorted(groups)}",
         )  # fmt: skip
     return Specialisation(
-        weight=types.pop() if types else plan.kv.dtype, kv=plan.kv.dtype, head_dim=plan.kv.head_dim, tokens_per_block=plan.kv.tokens_per_block
+        weight=types.pop() if types else plan.kv.dtype,
+        kv=plan.kv.dtype,
+        head_dim=plan.kv.head_dim,
+        tokens_per_block=plan.kv.tokens_per_block,
     )
 
 
@@ -189,26 +138,26 @@ class _Binder:
         return buffer, buffer.cols
 
     def _table(self, name: str) -> Argument:
-        return _pointer(self._at.tables[name])
+        return pointer(self._at.tables[name])
 
     # One method per op; each returns the work of one step.
 
     def embedding(self, step: Step, narrow: bool) -> list[Work]:
         _, hidden = self._shape(step)
         arguments = (
-            _pointer(self._buffer(step.outputs[0])), _pointer(self._weight(step.inputs[0])),
-            _pointer(self._weight(step.inputs[1])), self._table("ids"), self._table("positions"), _int(hidden),
-            _float(step.attrs["scale"]),
+            pointer(self._buffer(step.outputs[0])), pointer(self._weight(step.inputs[0])),
+            pointer(self._weight(step.inputs[1])), self._table("ids"), self._table("positions"), integer(hidden),
+            number(step.attrs["scale"]),
         )  # fmt: skip
-        return [Launch(kernel="embed", grid=_rows(Rows.TOKENS), threads=_ROW_THREADS, shared=0, arguments=arguments)]
+        return [Launch(kernel="embed", grid=row_grid(Rows.TOKENS), threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
     def rope_table(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)
         arguments = (
-            _pointer(self._buffer(step.outputs[0])), _pointer(self._weight(step.inputs[0])), self._table("positions"),
-            _int(cols // 2), _float(step.attrs["scale"]),
+            pointer(self._buffer(step.outputs[0])), pointer(self._weight(step.inputs[0])), self._table("positions"),
+            integer(cols // 2), number(step.attrs["scale"]),
         )  # fmt: skip
-        grid = _rows(Rows.TOKENS)
+        grid = row_grid(Rows.TOKENS)
         return [Launch(kernel="rope_table", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
     def norm(self, step: Step, narrow: bool) -> list[Work]:
@@ -217,11 +166,11 @@ class _Binder:
         buffer, hidden = self._shape(step)
         total = step.outputs[1] if len(step.outputs) > 1 else ""
         arguments = (
-            _pointer(self._buffer(step.outputs[0])), _pointer(self._any(total)), _pointer(self._buffer(x)),
-            _pointer(self._any(residual)), _pointer(self._weight(weight)), _pointer(self._weight(bias)), _int(hidden),
-            _float(step.attrs["eps"]), _int(layer), _int(narrow),
+            pointer(self._buffer(step.outputs[0])), pointer(self._any(total)), pointer(self._buffer(x)),
+            pointer(self._any(residual)), pointer(self._weight(weight)), pointer(self._weight(bias)), integer(hidden),
+            number(step.attrs["eps"]), integer(layer), integer(narrow),
         )  # fmt: skip
-        grid = _rows(buffer.rows)
+        grid = row_grid(buffer.rows)
         return [Launch(kernel="residual_norm", grid=grid, threads=_ROW_THREADS, shared=4 * hidden, arguments=arguments)]
 
     def matmul(self, step: Step, narrow: bool) -> list[Work]:
@@ -270,28 +219,28 @@ class _Binder:
         keys, values = self._cache(int(step.attrs["layer"]))
         wide = bool(q_norm) and self._weights[q_norm].shape[0] != dim
         arguments = (
-            _pointer(self._buffer(step.outputs[0])), _pointer(keys), _pointer(values), _pointer(self._buffer(qkv)),
-            _pointer(self._any(cos_sin)), _pointer(self._weight(q_norm)), _pointer(self._weight(k_norm)),
-            self._table("positions"), self._table("sequences"), self._table("tables"), _int(self._at.table_width),
-            _int(self._plan.kv.tokens_per_block), _int(heads), _int(kv_heads),
-            _int(self._buffers[cos_sin].cols if cos_sin else 0), _int(step.attrs["interleaved"]), _int(wide),
-            _float(step.attrs["norm_eps"]),
+            pointer(self._buffer(step.outputs[0])), pointer(keys), pointer(values), pointer(self._buffer(qkv)),
+            pointer(self._any(cos_sin)), pointer(self._weight(q_norm)), pointer(self._weight(k_norm)),
+            self._table("positions"), self._table("sequences"), self._table("tables"), integer(self._at.table_width),
+            integer(self._plan.kv.tokens_per_block), integer(heads), integer(kv_heads),
+            integer(self._buffers[cos_sin].cols if cos_sin else 0), integer(step.attrs["interleaved"]), integer(wide),
+            number(step.attrs["norm_eps"]),
         )  # fmt: skip
         groups = -(-(heads + 2 * kv_heads) // _HEADS_PER_BLOCK)
-        grid = _rows(Rows.TOKENS, groups)
+        grid = row_grid(Rows.TOKENS, groups)
         return [Launch(kernel="turn_and_store", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
     def paged_attention(self, step: Step, narrow: bool) -> list[Work]:
         heads, kv_heads = int(step.attrs["heads"]), int(step.attrs["kv_heads"])
         keys, values = self._cache(int(step.attrs["layer"]))
-        y = _pointer(self._buffer(step.outputs[0]))
-        partial, stats = _pointer(self._at.partial), _pointer(self._at.stats)
+        y = pointer(self._buffer(step.outputs[0]))
+        partial, stats = pointer(self._at.partial), pointer(self._at.stats)
 
         def launch(kernel: str, items: str, grid: Grid, shared: int) -> Launch:
             arguments = (
-                y, _pointer(self._buffer(step.inputs[0])), _pointer(keys), _pointer(values), self._table(items),
-                self._table("tables"), partial, stats, _int(self._at.table_width), _int(heads), _int(kv_heads),
-                _int(step.attrs["window"]), _float(step.attrs["scale"]), _float(step.attrs["softcap"]), _int(narrow),
+                y, pointer(self._buffer(step.inputs[0])), pointer(keys), pointer(values), self._table(items),
+                self._table("tables"), partial, stats, integer(self._at.table_width), integer(heads), integer(kv_heads),
+                integer(step.attrs["window"]), number(step.attrs["scale"]), number(step.attrs["softcap"]), integer(narrow),
             )  # fmt: skip
             return Launch(kernel=kernel, grid=grid, threads=_ATTENTION_THREADS, shared=shared, arguments=arguments)
 
@@ -312,7 +261,7 @@ class _Binder:
         dim = self._plan.kv.head_dim
         combine = Launch(
             kernel="attention_combine", grid=decode, threads=_ATTENTION_THREADS, shared=0, only_split=True,
-            arguments=(y, self._table("decode"), partial, stats, _int(heads), _int(kv_heads), _int(narrow)),
+            arguments=(y, self._table("decode"), partial, stats, integer(heads), integer(kv_heads), integer(narrow)),
         )  # fmt: skip
         return [
             launch("attention_prefill", "prefill", prefill, attention_shared_bytes(dim, decode=False)),
@@ -324,18 +273,18 @@ class _Binder:
         _, cols = self._shape(step)
         x = step.inputs[0]
         arguments = (
-            _pointer(self._buffer(step.outputs[0])), _pointer(self._buffer(x)), self._table("rows"), _int(cols),
+            pointer(self._buffer(step.outputs[0])), pointer(self._buffer(x)), self._table("rows"), integer(cols),
         )  # fmt: skip
-        grid = _rows(Rows.LOGITS)
+        grid = row_grid(Rows.LOGITS)
         return [Launch(kernel="gather_rows", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
     def softcap(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
         arguments = (
-            _pointer(self._buffer(step.outputs[0])), _pointer(self._buffer(step.inputs[0])), _int(cols),
-            _float(step.attrs["cap"]),
+            pointer(self._buffer(step.outputs[0])), pointer(self._buffer(step.inputs[0])), integer(cols),
+            number(step.attrs["cap"]),
         )  # fmt: skip
-        grid = _rows(buffer.rows, -(-cols // _ROW_THREADS))
+        grid = row_grid(buffer.rows, -(-cols // _ROW_THREADS))
         return [Launch(kernel="soft_cap", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
     # Parts of several ops.
@@ -363,11 +312,13 @@ class _Binder:
         up_bias: int = 0, residual: int = 0,
     ) -> Launch:  # fmt: skip
         arguments = (
-            _pointer(y), _pointer(x), _pointer(up), _pointer(bias), _pointer(up_bias), _pointer(residual), _int(cols),
-            _int(ld), _int(ACTIVATIONS.index(kind)), _int(narrow),
+            pointer(y), pointer(x), pointer(up), pointer(bias), pointer(up_bias), pointer(residual), integer(cols),
+            integer(ld), integer(ACTIVATIONS.index(kind)), integer(narrow),
         )  # fmt: skip
         strips = -(-cols // (4 * _ROW_THREADS))
-        return Launch(kernel="epilogue", grid=_rows(rows, strips), threads=_ROW_THREADS, shared=0, arguments=arguments)
+        return Launch(
+            kernel="epilogue", grid=row_grid(rows, strips), threads=_ROW_THREADS, shared=0, arguments=arguments
+        )
 
 
 _STEPS: dict[str, Callable[[_Binder, Step, bool], Sequence[Work]]] = {
@@ -387,35 +338,9 @@ OPS = tuple(_STEPS)
 _MAY_NARROW = frozenset({"rms_norm", "layer_norm", "matmul", "add", "activation", "paged_attention"})
 
 
-def greedy_arguments(ids: int, log_probs: int, logits: int, rows: int, vocab: int) -> tuple[Argument, ...]:
-    """Of the kernel draw_greedy."""
-    return _pointer(ids), _pointer(log_probs), _pointer(logits), _pointer(rows), _int(vocab)
-
-
 def code_weight(plan: Plan) -> Weight:
     """The piece of the weights section that holds the machine code. Raises EngineError where there is none."""
     found = next((weight for weight in plan.weights if weight.layout.startswith(CODE_LAYOUT)), None)
     if found is None:
         raise EngineError("the engine holds no machine code for a GPU", hint="rebuild the engine")
     return found
-
-
-def _rows(rows: Rows, columns: int = 1) -> Grid:
-    """A block per row and strip of columns."""
-
-    def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
-        return (counts.tokens if rows is Rows.TOKENS else counts.rows), columns, 1
-
-    return grid
-
-
-def _pointer(address: int) -> ctypes.c_void_p:
-    return ctypes.c_void_p(address)
-
-
-def _int(value: object) -> ctypes.c_int32:
-    return ctypes.c_int32(int(value))  # type: ignore[call-overload]
-
-
-def _float(value: object) -> ctypes.c_float:
-    return ctypes.c_float(float(value))  # type: ignore[arg-type]

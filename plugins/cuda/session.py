@@ -14,22 +14,12 @@ import numpy.typing as npt
 
 from ingot.dtypes import DType, to_float32
 from ingot.plan import Plan, Rows
-from ingot.plugins.cuda.bind import (
-    Addresses,
-    Bound,
-    Launch,
-    Multiply,
-    bind,
-    code_weight,
-    greedy_arguments,
-    group_of,
-    scratch_bytes,
-    specialisation,
-)
+from ingot.plugins.cuda.bind import bind, code_weight, group_of, scratch_bytes, specialisation
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.shapes import attention_tiles, batch_buckets, partial_rows, split_count
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch
+from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, greedy_arguments
 from ingot.plugins.ops.sample import sample
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import Float32, SampleRows, StepBatch, StepResult

@@ -12,9 +12,8 @@ from ingot.errors import UsageError
     ("given", "words"),
     [
         ({"precision": "w8"}, "precision w8 cannot be built: weight-only 8 bit is not there yet"),
-        ({"precision": "f16"}, "precision f16 cannot be built"),
         ({"precision": "w4g128"}, "weight-only 4 bit"),
-        ({"precision": "int3"}, r"unknown precision(.|\n)*auto, f32, bf16"),
+        ({"precision": "int3"}, r"unknown precision(.|\n)*auto, f32, bf16, f16"),
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype int8 cannot be built"),
         ({"kv_cache_dtype": "f64"}, "unknown kv_cache_dtype"),
         ({"max_batch_size": 0}, "max_batch_size must be a whole number, at least 1"),

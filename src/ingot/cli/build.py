@@ -15,14 +15,17 @@ from ingot.configs.convert import BuildDefaults
 from ingot.configs.sizes import format_bytes
 from ingot.errors import UsageError
 
-_COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # --gemm_plugin
+_COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_plugin
+_GPU_FAMILIES = ("cuda",)  # targets with float16 products
 
 
 @click.command()
 @click.option("--checkpoint_dir", type=click.Path(path_type=Path), required=True, help="Checkpoint to build from.")
 @click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Engine to write.")
 @click.option("--target", default="cpu", show_default=True, help="Kind of machine; `ingot doctor` lists them.")
-@click.option("--precision", help="Of the weights: f32, bf16; auto (the default) keeps what the checkpoint stores.")
+@click.option(
+    "--precision", help="Of the weights: f32, bf16, f16 (GPU); auto (the default) keeps what the checkpoint stores."
+)
 @click.option("--activations", type=click.Choice(["auto", "bf16", "int8"]), default="auto", show_default=True,
               help="What products round their inputs to; auto is the target's choice.")  # fmt: skip
 @click.option("--lm_head_precision", help="Precision of the last product; only --precision's is possible yet.")
@@ -32,7 +35,12 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # --gemm_p
 @click.option("--max_output_len", type=positive, help="Generated tokens: sets max_seq_len to max_input_len plus this.")
 @click.option("--max_num_tokens", type=positive, help="Tokens of one step (2048).")
 @click.option("--tokens_per_block", type=positive, default=32, show_default=True, help="Tokens per KV cache block.")
-@click.option("--kv_cache_dtype", default="auto", show_default=True, help="auto, f32, bf16; int8 and fp8 come later.")
+@click.option(
+    "--kv_cache_dtype",
+    default="auto",
+    show_default=True,
+    help="auto (the precision), f32, bf16, f16 (GPU); int8 and fp8 come later.",
+)
 @click.option("--tp_size", type=positive, help="Ranks that share each layer; only 1 yet.")
 @click.option("--pp_size", type=positive, help="Ranks that share the layers; only 1 yet.")
 @click.option("--config", type=click.Path(path_type=Path), help="A recipe (TOML): arrives later.")
@@ -105,14 +113,16 @@ def _precision(options: dict[str, Any], defaults: BuildDefaults, talk: Talk) -> 
         "--use_weight_only": weight_only(options["use_weight_only"], options["weight_only_precision"]),
     }
     gemm = _COMPUTE.get(options["gemm_plugin"])
+    on_gpu = options["target"].split("/")[0] in _GPU_FAMILIES
+    if gemm == "f16" and not on_gpu:
+        gemm = "bf16"
+        talk.note("--gemm_plugin float16: CPU targets compute float16 models in bf16")
     if not given["--use_weight_only"]:  # where weights are quantised, it is the type of the other side
         given["--gemm_plugin"] = gemm
     chosen = {option: value for option, value in given.items() if value is not None}
     if len(set(chosen.values())) > 1:
         said = ", ".join(f"{option} says {value}" for option, value in chosen.items())
         raise UsageError("these options ask for different precisions", got=said, hint="keep one of them")
-    if options["gemm_plugin"] == "float16":
-        talk.note("--gemm_plugin float16: CPU targets compute float16 models in bf16")
     if options["gemm_plugin"] == "disable":
         talk.note("--gemm_plugin disable: ingot has no other matrix products; --precision sets their type")
     return next(iter(chosen.values()), None) or defaults.precision or "auto"

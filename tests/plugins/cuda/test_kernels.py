@@ -55,7 +55,7 @@ def _elementwise() -> Iterator[Case]:
     for cap in (0.5, 30.0):
         yield "softcap.f32.sm80", [wide], {"cap": cap}, plain_batch(2)
     for half in (1, 6, 128):
-        inv_freq = Packed(values=(1e4 ** -(np.arange(half) / half)).astype(np.float32))
+        inv_freq = Packed(values=np.float32(1e4) ** -(np.arange(half, dtype=np.float32) / np.float32(half)))
         batch = batch_of([(0, 3), (130000, 2)], [range(1), range(1, 8130)])
         yield "rope_table.f32.sm80", [inv_freq], {"scale": 1.25}, batch
 
