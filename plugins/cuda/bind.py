@@ -240,7 +240,8 @@ class _Binder:
             arguments = (
                 y, pointer(self._buffer(step.inputs[0])), pointer(keys), pointer(values), self._table(items),
                 self._table("tables"), partial, stats, integer(self._at.table_width), integer(heads), integer(kv_heads),
-                integer(step.attrs["window"]), number(step.attrs["scale"]), number(step.attrs["softcap"]), integer(narrow),
+                integer(step.attrs["window"]), number(step.attrs["scale"]), number(step.attrs["softcap"]),
+                integer(narrow),
             )  # fmt: skip
             return Launch(kernel=kernel, grid=grid, threads=_ATTENTION_THREADS, shared=shared, arguments=arguments)
 

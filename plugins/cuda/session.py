@@ -1,6 +1,9 @@
 """An engine on a GPU: memory, one upload per step, launches or a graph of them, and the draws.
 
-    batch ─tables▶ device ─▶ embed ▶ ... ▶ logits ─▶ greedy draws there, all others on the host from copied logits
+    batch ─tables▶ device ─▶ embed ▶ ... ▶ logits ─▶ draws
+
+Tokens are drawn on the device, but on the host, from copied logits, where a draw has rules (penalties, biases, min-p)
+or wants more probabilities than its own.
 
 Decode steps (one token of every sequence, all logits wanted) run as CUDA graphs, one per bucket of batch sizes: the
 first step of a bucket runs launch by launch, the second one is captured. Idle rows of a bucket write to a spare block.
@@ -19,13 +22,13 @@ from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.shapes import attention_tiles, batch_buckets, partial_rows, split_count
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch
-from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, greedy_arguments
+from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, draw_arguments
 from ingot.plugins.ops.sample import sample
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
 
 _INT = 4
-_DRAW_THREADS = 256
+_DRAW_THREADS = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +90,7 @@ class CudaSession:
         self._seen: set[int] = set()
 
     def _load_kernels(self, module: Any) -> dict[str, Kernel]:
-        wanted = {"draw_greedy": 0}
+        wanted = {"draw_tokens": 0}
         for bound in self._steps:
             for each in bound.work:
                 if isinstance(each, Launch):
@@ -177,13 +180,12 @@ class CudaSession:
 
     def _result(self, batch: StepBatch) -> StepResult:
         rows, draws = len(batch.logit_rows), batch.sample
-        greedy = draws.rules is None and draws.probs is None and not draws.temperature.any()
-        greedy = greedy and 0 < len(draws.row) <= self._plan.limits.max_logit_rows
-        wanted = batch.want_logits or (not greedy and len(draws.row) > 0)
+        plain = draws.rules is None and draws.probs is None and 0 < len(draws.row) <= self._plan.limits.max_logit_rows
+        wanted = batch.want_logits or (not plain and len(draws.row) > 0)
         logits = np.empty((rows, self._plan.vocab_size), np.float32)
         if wanted:
             self.device.fetch(logits, self._logits_at)
-        drawn = self._greedy(len(draws.row)) if greedy else None
+        drawn = self._draw(len(draws.row)) if plain else None
         self.device.wait()
         if drawn is None:
             drawn = sample(logits, draws)
@@ -191,13 +193,12 @@ class CudaSession:
             drawn = dataclasses.replace(drawn, ids=drawn.ids.copy(), log_probs=drawn.log_probs.copy())
         return dataclasses.replace(drawn, logits=logits) if batch.want_logits else drawn
 
-    def _greedy(self, count: int) -> StepResult:
+    def _draw(self, count: int) -> StepResult:
         """Ids and log probabilities of the first `count` draws, there after `wait`."""
         ids_at, half = self._draws_at, _INT * self._plan.limits.max_logit_rows
-        arguments = Arguments(greedy_arguments(
-            ids_at, ids_at + half, self._logits_at, self.addresses.tables["draw_rows"], self._plan.vocab_size
-        ))  # fmt: skip
-        self.device.launch(self._kernels["draw_greedy"], (count, 1, 1), _DRAW_THREADS, 0, arguments)
+        places = (ids_at, ids_at + half, self._logits_at)
+        arguments = Arguments(draw_arguments(*places, self.addresses, self._plan.vocab_size))
+        self.device.launch(self._kernels["draw_tokens"], (count, 1, 1), _DRAW_THREADS, 0, arguments)
         ids = self._draws[: _INT * count].view(np.int32)
         log_probs = self._draws[half : half + _INT * count].view(np.float32)
         self.device.fetch(ids, ids_at)

@@ -1,9 +1,12 @@
 """A step's integers as the kernels read them, in one stretch of memory that is sent in one copy.
 
-ids         [tokens]               positions   [tokens]        sequences [tokens]
-rows        [logit rows]           draw_rows   [draws]
-decode      [items][4]             prefill     [items][4]      {sequence, first token, tokens, position}
-tables      [sequences][width]     last, since only its beginning is sent
+    ids, positions, sequences                                   [tokens]
+    rows                                                        [logit rows]
+    draw_rows, temperatures, top_ks, top_ps, seeds, counters    [draws]; the last two have 8 bytes each
+    decode, prefill                                             [items][4] {sequence, first token, tokens, position}
+    tables                                                      [sequences][width]
+
+The tables come last, since only their beginning is sent.
 """
 
 import dataclasses
@@ -15,7 +18,7 @@ import numpy.typing as npt
 from ingot.errors import RequestError
 from ingot.plan import Plan
 from ingot.plugins.cuda.shapes import Tiles
-from ingot.step_io import Int32, StepBatch
+from ingot.step_io import Int32, SampleRows, StepBatch
 
 ITEM = 4  # integers of an item
 _ALIGNMENT = 16  # integers: 64 bytes
@@ -33,11 +36,12 @@ class TableLayout:
     @classmethod
     def of(cls, plan: Plan, tiles: Tiles) -> "TableLayout":
         """Room for every step within the plan's limits."""
-        limits = plan.limits
+        limits, draws = plan.limits, plan.limits.max_logit_rows
         width = -(-limits.max_seq_len // plan.kv.tokens_per_block)
         sizes = {
             "ids": limits.max_num_tokens, "positions": limits.max_num_tokens, "sequences": limits.max_num_tokens,
-            "rows": limits.max_logit_rows, "draw_rows": limits.max_logit_rows,
+            "rows": limits.max_logit_rows, "draw_rows": draws, "temperatures": draws, "top_ks": draws,
+            "top_ps": draws, "seeds": 2 * draws, "counters": 2 * draws,
             "decode": ITEM * limits.max_batch_size,
             "prefill": ITEM * (limits.max_num_tokens // tiles.prefill + limits.max_batch_size),
             "tables": limits.max_batch_size * width,
@@ -117,7 +121,7 @@ class StepTables:
         self._put("positions", np.concatenate([positions, idle]))
         self._put("sequences", np.concatenate([owner, np.asarray(extra, np.int32)]))
         self._put("rows", np.concatenate([batch.logit_rows, np.asarray(extra, np.int32)]))
-        self._put("draw_rows", batch.sample.row[: self._layout.sizes["draw_rows"]])
+        self._put_draws(batch.sample)
         self._put("decode", np.asarray(decode, np.int32).reshape(-1))
         self._put("prefill", np.asarray(prefill, np.int32).reshape(-1))
         end = self._put_tables(batch.block_tables, len(extra), spare_block)
@@ -141,6 +145,15 @@ class StepTables:
                 first = starts[sequence] + begin
                 prefill.append((sequence, first, min(step, count - begin), past[sequence] + begin))
         return decode, prefill
+
+    def _put_draws(self, draws: SampleRows) -> None:
+        most = self._layout.sizes["draw_rows"]  # of more draws, none is the device's
+        arrays: dict[str, npt.NDArray[np.generic]] = {
+            "draw_rows": draws.row, "temperatures": draws.temperature, "top_ks": draws.top_k, "top_ps": draws.top_p,
+            "seeds": draws.seed, "counters": draws.counter,
+        }  # fmt: skip
+        for name, values in arrays.items():
+            self._put(name, np.ascontiguousarray(values[:most]).view(np.int32))
 
     def _put(self, name: str, values: Int32) -> None:
         begin = self._layout.offsets[name]

@@ -75,9 +75,11 @@ class ScratchBytes:
     inputs: int
 
 
-def greedy_arguments(ids: int, log_probs: int, logits: int, rows: int, vocab: int) -> tuple[Argument, ...]:
-    """Of the kernel draw_greedy."""
-    return pointer(ids), pointer(log_probs), pointer(logits), pointer(rows), integer(vocab)
+def draw_arguments(ids: int, log_probs: int, logits: int, at: Addresses, vocab: int) -> tuple[Argument, ...]:
+    """Of the kernel draw_tokens."""
+    names = ("draw_rows", "temperatures", "top_ks", "top_ps", "seeds", "counters")
+    tables = (pointer(at.tables[name]) for name in names)
+    return pointer(ids), pointer(log_probs), pointer(logits), *tables, integer(vocab)
 
 
 def row_grid(rows: Rows, columns: int = 1) -> Grid:

@@ -108,7 +108,7 @@ def test_rope_and_cache(gpu: ctypes.CDLL, dtype: DType, interleaved: int, rotary
     angles = _normal(2, 7, rotary // 2)
     cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) if rotary else None
     width = {"": (), "head": (dim, dim), "wide": (heads * dim, kv_heads * dim)}[norm]
-    norms: list[Input] = [Packed(values=1 + _normal(3, n) / 4) for n in width] or [None, None]
+    norms: list[Input] = [Packed(values=1 + _normal(3, n) / np.float32(4)) for n in width] or [None, None]
     attrs: dict[str, Attr] = {
         "layer": 1, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "interleaved": interleaved,
         "norm_eps": 1e-6 if norm else 0.0,

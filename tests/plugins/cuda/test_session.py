@@ -24,7 +24,7 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import LoadedEngine, load_engine
-from ingot.step_io import Session, StepBatch
+from ingot.step_io import Float32, SampleRows, Session, StepBatch, StepResult
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of, draws, one_step_plan
 from tests.plugins.cuda.one_step import layout_of, open_gpu
@@ -154,19 +154,50 @@ def test_greedy_draws_are_those_of_the_specification(gpu: ctypes.CDLL) -> None:
     logits[3] = -np.inf
     logits[4, 776] = np.inf
     logits[5] = 1
-    batch = batch_of([(0, 7)], [[0]], range(7), sample=draws([0, 1, 2, 3, 4, 5, 5]))
-    inputs = [logits, np.zeros_like(logits)]
-    plan, section = one_step_plan("add.f32.sm80", inputs, {}, batch, layout_of(DType.BF16), gives_logits=True)
-    session = open_gpu(plan, section, 1)
-    for index, values in enumerate(inputs):
-        offset = next(buffer.offset for buffer in plan.buffers if buffer.name == f"in{index}")
-        session.device.upload(session.addresses.arena + offset, values)
-    found, expected = session.run(batch), sample(logits, batch.sample)
-    session.close()
+    found, expected = _draw(gpu, logits, draws([0, 1, 2, 3, 4, 5, 5]))
     finite = [0, 1, 5, 6]
     assert found.ids[finite].tolist() == expected.ids[finite].tolist() == [30, int(logits[1].argmax()), 0, 0]
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
     assert np.isnan(found.log_probs[[2, 3, 4]]).all()
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (1, 1.0), (7, 1.0), (0, 0.7), (0, 1e-6), (40, 0.9), (3, 0.999)])
+def test_random_draws_are_those_of_the_specification(gpu: ctypes.CDLL, top_k: int, top_p: float) -> None:
+    """Rows with many equal logits among them, so that heads end within ties."""
+    random = np.random.default_rng(top_k)
+    logits = random.standard_normal((6, 1300)).astype(np.float32) * 3
+    logits[3:] = np.round(logits[3:])
+    logits[5, 100:] = -np.inf
+    rows = [row for row in range(6) for _ in range(8)]
+    count = len(rows)
+    given = draws(
+        rows, temperature=random.uniform(0.3, 2, count).tolist(), top_k=[top_k] * count, top_p=[top_p] * count,
+        seed=random.integers(0, 2**63, count).tolist(), counter=range(count),
+    )  # fmt: skip
+    found, expected = _draw(gpu, logits, given)
+    assert found.ids.tolist() == expected.ids.tolist()
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
+    assert top_k == 1 or top_p < 0.1 or len(set(found.ids.tolist())) > 6
+
+
+def _draw(driver: ctypes.CDLL, logits: Float32, rows: SampleRows) -> tuple[StepResult, StepResult]:
+    """(on the GPU, by the specification); threads run in both orders."""
+    tokens = max(len(logits), len(rows.row))
+    logits = np.concatenate([logits, np.zeros((tokens - len(logits), logits.shape[1]), np.float32)])
+    batch = batch_of([(0, tokens)], [range(-(-tokens // 16))], range(tokens), sample=rows)
+    inputs = [logits, np.zeros_like(logits)]
+    plan, section = one_step_plan("add.f32.sm80", inputs, {}, batch, layout_of(DType.BF16), gives_logits=True)
+    session = open_gpu(plan, section, 8)
+    for index, values in enumerate(inputs):
+        offset = next(buffer.offset for buffer in plan.buffers if buffer.name == f"in{index}")
+        session.device.upload(session.addresses.arena + offset, values)
+    found = session.run(batch)
+    driver.emulated_run_backwards(1)
+    again = session.run(batch)
+    session.close()
+    assert found.ids.tolist() == again.ids.tolist()
+    np.testing.assert_array_equal(found.log_probs, again.log_probs)
+    return found, sample(logits, rows)
 
 
 def test_every_step_is_tapped(gpu: ctypes.CDLL, engine: Path) -> None:

@@ -57,6 +57,12 @@ inline float __uint_as_float(uint32_t bits) {
     std::memcpy(&value, &bits, 4);
     return value;
 }
+inline uint32_t __float_as_uint(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+inline void add_shared(uint64_t* to, uint64_t value) { *to += value; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline void sincospif(float x, float* sine, float* cosine) {
     const double angle = x * 3.14159265358979323846;

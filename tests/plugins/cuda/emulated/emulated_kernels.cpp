@@ -34,7 +34,7 @@ struct Entry {
 #define ENTRY(name) {#name, &Door<&name>::open, Door<&name>::kCount, Door<&name>::kSizes}
 const Entry kEntries[] = {
     ENTRY(embed), ENTRY(rope_table), ENTRY(residual_norm), ENTRY(epilogue), ENTRY(gather_rows), ENTRY(soft_cap),
-    ENTRY(draw_greedy), ENTRY(turn_and_store),
+    ENTRY(draw_tokens), ENTRY(turn_and_store),
 #ifdef INGOT_KV_IS_F32
     ENTRY(attention_rows),
 #else
