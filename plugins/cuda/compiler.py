@@ -19,6 +19,7 @@ from ingot.errors import BuildError
 
 SOURCES = Path(__file__).with_name("kernels")
 INSTALL = "pip install nvidia-cuda-nvcc, or install the CUDA toolkit 12.8 or newer"
+MISSING = f"there is no CUDA compiler (nvcc) here; {INSTALL}"
 
 _TOOLKITS = (Path("/usr/local/cuda"), Path("/opt/cuda"))
 _IN_WHEELS = ("cu13", "cu12", "cuda_nvcc")  # folders of the namespace package `nvidia` that may hold bin/nvcc
@@ -112,7 +113,7 @@ def why_not(architecture: str) -> str | None:
     """Why this machine cannot compile for an architecture, and what to install; None if it can."""
     compiler = find_compiler()
     if compiler is None:
-        return f"there is no CUDA compiler (nvcc) here; {INSTALL}"
+        return MISSING
     if architecture.rstrip("a") not in compiler.architectures:
         return f"nvcc {compiler.version} ({compiler.origin}) does not know {architecture}; {INSTALL}"
     if shutil.which("g++") is None and shutil.which("c++") is None:

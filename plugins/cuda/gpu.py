@@ -28,13 +28,19 @@ class Gpu:
     memory_bytes: int
     multiprocessors: int
 
+    @property
+    def sm(self) -> str:
+        """The number alone: 90 for capability 9.0."""
+        return "".join(map(str, self.capability))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What the driver shows, or why there is nothing to see."""
+    """What the driver shows, or why there is nothing to see. driver: the newest CUDA it supports, e.g. "13.0"."""
 
     gpus: tuple[Gpu, ...]
     why_not: str | None
+    driver: str | None = None
 
 
 def find_gpus() -> Found:
@@ -46,7 +52,9 @@ def find_gpus() -> Found:
     count = api.check(api.driver.cuDeviceGetCount())
     if count == 0:
         return Found(gpus=(), why_not="the NVIDIA driver shows no GPU")
-    return Found(gpus=tuple(api.describe(index) for index in range(count)), why_not=None)
+    version = int(api.check(api.driver.cuDriverGetVersion()))
+    gpus = tuple(api.describe(index) for index in range(count))
+    return Found(gpus=gpus, why_not=None, driver=f"{version // 1000}.{version % 1000 // 10}")
 
 
 class _Api:

@@ -81,7 +81,7 @@ class CudaTarget:
         if found.why_not is not None:
             return found.why_not
         if self._gpu(found.gpus) is None:
-            here = ", ".join(f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for gpu in found.gpus)
+            here = ", ".join(f"{gpu.name} (sm_{gpu.sm})" for gpu in found.gpus)
             return f"{self.name} needs a GPU that runs {self.architecture.code}; this machine has {here}"
         library = find_library()
         return library if isinstance(library, str) else None

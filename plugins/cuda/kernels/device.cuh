@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #ifdef __CUDACC__
-#define INGOT_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define INGOT_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 #define INGOT_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 #define INGOT_DEVICE __device__ __forceinline__
 #else

@@ -18,7 +18,7 @@ from ingot.step_io import StepBatch
 from tests.plugins.cpu.one_step import Input, Packed, one_step_plan
 
 
-def layout_of(dtype: DType, head_dim: int = 64, kv_heads: int = 1, tokens_per_block: int = 16) -> KvLayout:
+def layout_of(dtype: DType, head_dim: int = 16, kv_heads: int = 1, tokens_per_block: int = 16) -> KvLayout:
     """Each combination of type, head_dim and tokens_per_block is compiled once: tests share few."""
     return KvLayout(num_layers=2, kv_heads=kv_heads, head_dim=head_dim, tokens_per_block=tokens_per_block, dtype=dtype)
 

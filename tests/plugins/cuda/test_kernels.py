@@ -17,7 +17,7 @@ from tests.plugins.cuda.one_step import layout_of, run_step
 ROWS = (1, 2, 3, 15, 17)
 TYPES = (DType.BF16, DType.F16, DType.F32)
 TOLERANCE = {"embedding": 1e-7, "rope_table": 3e-7, "matmul": 6e-6}  # of the largest value; others 2e-6
-KV_TOLERANCE = {DType.BF16: 2.0**-8, DType.F16: 2.0**-11, DType.F32: 1e-6}  # a key may round to the other neighbour
+KV_TOLERANCE = {DType.BF16: 2.0**-8, DType.F16: 2.0**-10, DType.F32: 1e-6}  # a key may round to the other neighbour
 
 Case = tuple[str, list[Input], dict[str, Attr], StepBatch]
 
@@ -69,8 +69,8 @@ def _matmuls(dtype: DType) -> Iterator[Case]:
                 "activation": (*ACTIVATIONS,)[index], "gated": gated, "activations": dtype.value,
             }  # fmt: skip
             bias, residual = Packed(values=_normal(2, n)), _normal(3, rows, out)
-            for extra in ([None, None], [bias, residual], [None, residual]):
-                yield f"matmul.{dtype.value}.sm80", [_normal(1, rows, k), weight, *extra], attrs, plain_batch(rows)
+            extra = ([None, None], [bias, residual], [None, residual], [bias, None])[(index + n) % 4]
+            yield f"matmul.{dtype.value}.sm80", [_normal(1, rows, k), weight, *extra], attrs, plain_batch(rows)
 
 
 def _check(driver: ctypes.CDLL, case: Case) -> None:
@@ -96,11 +96,11 @@ def test_norms_and_elementwise_kernels(gpu: ctypes.CDLL) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
-    ("interleaved", "rotary", "norm"), [(0, 64, ""), (1, 64, "head"), (0, 20, "wide"), (0, 0, "head"), (1, 6, "")]
+    ("interleaved", "rotary", "norm"), [(0, 16, ""), (1, 16, "head"), (0, 10, "wide"), (0, 0, "head"), (1, 6, "")]
 )
 def test_rope_and_cache(gpu: ctypes.CDLL, dtype: DType, interleaved: int, rotary: int, norm: str) -> None:
     """Two sequences with scattered blocks, one of which has a past; 5 + 2 * 2 heads need two blocks of warps."""
-    heads, kv_heads, dim = 5, 2, 64
+    heads, kv_heads, dim = 5, 2, 16
     cache = KvCache(layout_of(dtype, kv_heads=kv_heads), 7)
     expected_cache = KvCache(cache.layout, 7)
     batch = batch_of([(0, 3), (30, 4)], [[5], [1, 6, 3]])

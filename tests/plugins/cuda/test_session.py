@@ -36,9 +36,10 @@ Generate = Callable[..., dict[str, Any]]
 
 
 def _engine(folder: Path, family: str, **options: Any) -> Path:
-    """Heads of 16 dims where the family lets us choose: each size is compiled."""
+    """Heads of 16 dims: each size is compiled."""
     config = dict(find_family(family).tiny)
-    config |= {"head_dim": 16} if "head_dim" in config else {}
+    heads = config.get("num_attention_heads")
+    config |= {"head_dim": 16} if "head_dim" in config else {"hidden_size": 16 * int(str(heads))} if heads else {}
     if not (folder / "c").is_dir():
         write_model(folder / "m", config)
         convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c"))
