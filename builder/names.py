@@ -1,5 +1,7 @@
 """Names for steps and weights, from the structure of the graph alone: `layers.3/qkv`, `lm_head`, ..."""
 
+from collections.abc import Iterator
+
 import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import DOMAIN, Graph, ours, producer
@@ -35,7 +37,7 @@ def _roles(graph: Graph, nodes: list[gs.Node]) -> dict[int, str]:
             assert qkv is not None, "ours says so"
             roles[id(qkv)] = f"{prefix}qkv"
             _name_norm(roles, producer(qkv.inputs[0]), f"{prefix}attention_norm")
-        for user in node.outputs[0].outputs:
+        for user in _readers(node.outputs[0]):
             if ours(user, "Matmul"):
                 roles[id(user)] = f"{prefix}attention_out"
     head = producer(graph.logits)
@@ -47,6 +49,12 @@ def _roles(graph: Graph, nodes: list[gs.Node]) -> dict[int, str]:
         roles[id(head)] = "lm_head"
         _name_norm(roles, producer(head.inputs[0]), "final_norm")
     return roles
+
+
+def _readers(tensor: gs.Tensor) -> Iterator[gs.Node]:
+    """The nodes that read a tensor, or rows of it."""
+    for node in tensor.outputs:
+        yield from _readers(node.outputs[0]) if ours(node, "GatherRows") else (node,)
 
 
 def _name_norm(roles: dict[int, str], node: gs.Node | None, name: str) -> None:

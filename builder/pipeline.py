@@ -43,7 +43,7 @@ def structure_passes() -> tuple[Pass, ...]:
         fuse_activation.PASS,
         merge_qkv.PASS,
         insert_paged_attention.PASS,  # RoPE + KV write + attention
-        select_logit_rows.PASS,  # before the residuals, so that the last sum is made for all tokens
+        select_logit_rows.PASS,  # before the residuals: the gather goes below the last layer's sums
         fuse_residual_norm.PASS,  # before the epilogues: an all-reduce may stand between product and residual
         fuse_residual.PASS,
     )

@@ -27,17 +27,18 @@ class BlockTable:
 
     count     blocks that the request holds
     sealed    of these, from the front, the ones that have keys and may be shared
+    version   another number whenever the blocks are others
     keys      of the full blocks of the known tokens, as far as somebody asked; they outlive the blocks
     promised  keys up to here belong to blocks that the request is about to compute
     awaited   key of the block that somebody else computes, for which the request waits
     """
 
-    __slots__ = ("_ids", "awaited", "count", "keys", "promised", "root", "sealed")
+    __slots__ = ("_ids", "awaited", "count", "keys", "promised", "root", "sealed", "version")
 
     def __init__(self, salt: bytes = b"") -> None:
         """salt: requests with different salts share nothing."""
         self._ids = np.full(4, -1, dtype=np.int32)
-        self.count = self.sealed = self.promised = 0
+        self.count = self.sealed = self.promised = self.version = 0
         self.root = hashlib.sha256(salt).digest()
         self.keys: list[bytes] = []
         self.awaited: bytes | None = None
@@ -54,10 +55,17 @@ class BlockTable:
             self._ids = np.concatenate([self._ids, np.full(end, -1, dtype=np.int32)])
         self._ids[self.count : end] = blocks
         self.count = end
+        self.version += 1
+
+    def replace(self, place: int, block: int) -> None:
+        """Hold another block, equal in content, at `place`."""
+        self._ids[place] = block
+        self.version += 1
 
     def clear(self) -> None:
         """Forget all blocks, but not their keys: the tokens stay what they are."""
         self.count = self.sealed = self.promised = 0
+        self.version += 1
 
 
 class BlockManager:
@@ -180,7 +188,7 @@ class BlockManager:
                 self._keys[own] = key
             else:
                 self._hold(known)
-                table.ids[place] = known
+                table.replace(place, known)
                 self._drop(own)
         table.sealed = full
 

@@ -60,6 +60,7 @@ class Executor:
         self._closed = False
         self._arrivals = 0
         self._session_seconds = 0.0
+        self._last: ScheduledStep | None = None
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
 
     def add(self, requests: Iterable[Request]) -> None:
@@ -178,7 +179,7 @@ class Executor:
         chunks = self._scheduler.schedule()
         assert chunks, "the oldest request can always advance"
         self._steps.append(count_kinds(chunks))
-        step = assemble(chunks)
+        step = self._last = assemble(chunks, self._last)
         self._stepping = True
         self._turn.release()
         begin = time.perf_counter()
@@ -217,17 +218,17 @@ class Executor:
         for request, error in unfit(step, outcome):
             self._fail([request], error)
         keep_results(step, outcome)
+        size = self._blocks.tokens_per_block
         for request, count in step.chunks.items():
-            if not request.finished:
-                request.num_computed += count
-                self._blocks.seal(request.blocks, request.tokens, request.num_computed)
-        count = len(step.sampled)
-        for request, token, log_prob in zip(
-            step.sampled, outcome.ids[:count].tolist(), outcome.log_probs[:count].tolist(), strict=True
-        ):
-            if not request.finished:
+            if request.finish_reason is None:
+                request.num_computed = computed = request.num_computed + count
+                if computed >= (request.blocks.sealed + 1) * size:
+                    self._blocks.seal(request.blocks, request.tokens, computed)
+        drawn = zip(step.sampled, outcome.ids.tolist(), outcome.log_probs.tolist(), strict=False)  # then the known ones
+        for request, token, log_prob in drawn:
+            if request.finish_reason is None:
                 request.append(token, log_prob)
-                if request.finished:
+                if request.finish_reason is not None:
                     self._scheduler.remove(request)
 
     def _fail(self, requests: Iterable[Request], error: IngotError) -> None:

@@ -225,7 +225,7 @@ class ModelRunner:
         ]
 
     def _run(self, outputs: Outputs) -> Any:
-        requests = outputs.requests()
+        requests = outputs.requests
         self.executor.add(requests)
         try:
             self.executor.wait(lambda: all(request.finished for request in requests), lambda: None)
@@ -235,18 +235,18 @@ class ModelRunner:
         return outputs.collect()
 
     def _stream(self, outputs: Outputs) -> Iterator[Any]:
-        requests = outputs.requests()
+        requests = outputs.requests
         self.executor.add(requests)
-        seen = 0
+        seen = sum([request.num_prompt for request in requests])
 
         def progress() -> int:
-            return sum(request.num_generated + request.finished for request in requests)
+            return sum([request.num_tokens + (request.finish_reason is not None) for request in requests])
 
         def moved(since: int) -> bool:
             return progress() != since
 
         try:
-            while not all(request.finished for request in requests):
+            while any([request.finish_reason is None for request in requests]):
                 result, seen = self.executor.wait(partial(moved, seen), lambda: (outputs.collect(), progress()))
                 _raise_first_error(requests)
                 yield result

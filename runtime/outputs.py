@@ -34,19 +34,23 @@ class Wanted:
             )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Outputs:
     """All requests of one call: groups[prompt][sequence]. Reads their present state, finished or not."""
 
-    groups: Sequence[Sequence[Request]]
-    num_return_sequences: int
-    wanted: Wanted
-    pad_id: int
-    vocab_size: int
-
-    def requests(self) -> list[Request]:
-        """All requests, prompt by prompt."""
-        return [request for group in self.groups for request in group]
+    def __init__(
+        self,
+        *,
+        groups: Sequence[Sequence[Request]],
+        num_return_sequences: int,
+        wanted: Wanted,
+        pad_id: int,
+        vocab_size: int,
+    ) -> None:
+        self.groups, self.num_return_sequences = groups, num_return_sequences
+        self.wanted, self.pad_id, self.vocab_size = wanted, pad_id, vocab_size
+        self.requests = [request for group in groups for request in group]
+        self._ids: Int32 = np.empty((len(self.requests), 0), dtype=np.int32)
+        self._copied = [0] * len(self.requests)  # tokens of each request in its row of _ids
 
     def collect(self) -> Int32 | dict[str, Any]:
         """The result so far, in arrays of its own: output_ids, or the dictionary of the contract."""
@@ -79,14 +83,22 @@ class Outputs:
         return result
 
     def _output_ids(self) -> Int32:
-        """int32 [batch, num_return_sequences, longest]: prompt, generated tokens, pad_id."""
-        longest = max((request.num_tokens for group in self.groups for request in group), default=0)
+        """int32 [batch, num_return_sequences, longest]: prompt, generated tokens, pad_id.
+
+        Only what is new is copied from the requests: whoever streams asks after every step.
+        """
+        longest = max([request.num_tokens for request in self.requests], default=0)
+        if longest > self._ids.shape[1]:
+            wider = np.full((len(self.requests), longest + longest // 4 + 64), self.pad_id, dtype=np.int32)
+            wider[:, : self._ids.shape[1]] = self._ids
+            self._ids = wider
+        for place, request in enumerate(self.requests):
+            begin, end = self._copied[place], request.num_tokens
+            if begin < end:
+                self._ids[place, begin:end] = request.tokens[begin:end]
+                self._copied[place] = end
         shape = (len(self.groups), self.num_return_sequences, longest)
-        ids = np.full(shape, self.pad_id, dtype=np.int32)
-        for rows, group in zip(ids, self.groups, strict=True):
-            for row, request in zip(rows, group, strict=True):
-                row[: request.num_tokens] = request.tokens[: request.num_tokens]
-        return ids
+        return self._ids[:, :longest].copy().reshape(shape)
 
     def _per_token(self, tail: tuple[int, ...]) -> npt.NDArray[np.float32]:
         """float32 [batch, num_return_sequences, max_new_tokens, *tail], zeros where nothing was generated."""

@@ -41,6 +41,20 @@ def sample_rows(
     )
 
 
+def next_draws(before: SampleRows, requests: Sequence[Request], rows: Int32) -> SampleRows:
+    """The draws after `before`, of the same requests in the same order: rows[i] of the step's logits for request i."""
+    return SampleRows(
+        row=rows,
+        temperature=before.temperature,
+        top_k=before.top_k,
+        top_p=before.top_p,
+        seed=before.seed,
+        counter=np.array([request.num_tokens - request.num_prompt for request in requests], dtype=np.uint64),
+        rules=None if before.rules is None else _rules(requests, 0),
+        probs=before.probs,
+    )
+
+
 def _rules(requests: Sequence[Request], num_known: int) -> DrawRules:
     """The rules of each request's next draw; none for the known tokens behind them."""
     rules = [request.rules for request in requests] + [NO_RULES] * num_known

@@ -7,8 +7,8 @@ import numpy as np
 
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.request import Request, TokenProbs
-from ingot.runtime.sampler import sample_rows
-from ingot.step_io import ProbRows, StepBatch, StepResult
+from ingot.runtime.sampler import next_draws, sample_rows
+from ingot.step_io import Int32, ProbRows, StepBatch, StepResult
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,17 +19,30 @@ class ScheduledStep:
     row_ends   int per request: end of its rows among the step's R logit rows; they begin where the one before ends
     sampled    requests whose last known token is in the step: each gets the next token
     known      behind them in the draws: (request, row, token) of prompt tokens whose probabilities are wanted
+    versions   of each request's block table
+    keeps      whether anything but tokens is to be kept of its results
     """
 
     chunks: Mapping[Request, int]
     row_ends: tuple[int, ...]
     sampled: tuple[Request, ...]
     known: tuple[tuple[Request, int, int], ...]
+    versions: tuple[int, ...]
+    keeps: bool
     batch: StepBatch
 
 
-def assemble(chunks: Mapping[Request, int]) -> ScheduledStep:
-    """The step that computes chunks[request] pending tokens of each request."""
+def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None) -> ScheduledStep:
+    """The step that computes chunks[request] pending tokens of each request.
+
+    before  the step before: where the same requests decode again, most of it still holds
+    """
+    requests = tuple(chunks)
+    if (
+        before is not None and requests == before.sampled and len(requests) == len(before.chunks) and not before.known
+        and all([request.num_tokens - request.num_computed == 1 for request in requests])
+    ):  # fmt: skip
+        return _advance(before, chunks)
     counts = np.fromiter(chunks.values(), dtype=np.int32, count=len(chunks))
     starts = np.zeros(len(chunks) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
@@ -54,19 +67,60 @@ def assemble(chunks: Mapping[Request, int]) -> ScheduledStep:
     block_tables = np.full((len(chunks), max(len(table) for table in tables)), -1, dtype=np.int32)
     for row, table in zip(block_tables, tables, strict=True):
         row[: len(table)] = table
+    versions = tuple([request.blocks.version for request in requests])
     batch = StepBatch(
         ids=np.concatenate(ids),
         query_starts=starts,
-        past_lengths=np.array([request.num_computed for request in chunks], dtype=np.int32),
+        past_lengths=np.array([request.num_computed for request in requests], dtype=np.int32),
         block_tables=block_tables,
         logit_rows=np.array(rows, dtype=np.int32),
         sample=sample_rows(sampled, sampled_rows, known),
         want_logits=any(r.rules.processors for r in sampled)
         or (bool(rows) and any(r.want_context_logits or r.want_generation_logits for r in chunks)),
     )
+    keeps = batch.want_logits or batch.sample.probs is not None or any(r.wants_prompt_rows for r in requests)
     return ScheduledStep(
-        chunks=chunks, row_ends=tuple(row_ends), sampled=tuple(sampled), known=tuple(known), batch=batch
+        chunks=chunks, row_ends=tuple(row_ends), sampled=tuple(sampled), known=tuple(known), versions=versions,
+        keeps=keeps, batch=batch,
+    )  # fmt: skip
+
+
+def _advance(before: ScheduledStep, chunks: Mapping[Request, int]) -> ScheduledStep:
+    """The next step of requests that all decode: one token and one row each, in the same order. Steps of this kind are
+    most steps of a run, and short where the model is small: hence list comprehensions, and nothing made twice.
+    """
+    requests, last = before.sampled, before.batch
+    versions = tuple([request.blocks.version for request in requests])
+    past = [request.num_computed for request in requests]
+    past_lengths = np.array(past, dtype=np.int32)
+    one_each = np.arange(len(requests) + 1, dtype=np.int32)
+    batch = StepBatch(
+        ids=np.array([request.tokens[place] for request, place in zip(requests, past, strict=True)], dtype=np.int32),
+        query_starts=one_each,
+        past_lengths=past_lengths,
+        block_tables=last.block_tables if versions == before.versions else _changed_tables(before, versions),
+        logit_rows=one_each[:-1],
+        sample=next_draws(last.sample, requests, one_each[:-1]),
+        want_logits=last.want_logits,
     )
+    return ScheduledStep(
+        chunks=chunks, row_ends=tuple(range(1, len(requests) + 1)), sampled=requests, known=(), versions=versions,
+        keeps=before.keeps, batch=batch,
+    )  # fmt: skip
+
+
+def _changed_tables(before: ScheduledStep, versions: tuple[int, ...]) -> Int32:
+    """The block tables of `before` with the rows of tables that have changed since."""
+    tables = [request.blocks.ids for request in before.sampled]
+    width = max([len(table) for table in tables])
+    kept = before.batch.block_tables[:, :width]
+    changed = np.full((len(tables), width), -1, dtype=np.int32)
+    changed[:, : kept.shape[1]] = kept
+    for row, (now, then) in enumerate(zip(versions, before.versions, strict=True)):
+        if now != then:
+            changed[row, : len(tables[row])] = tables[row]
+            changed[row, len(tables[row]) :] = -1
+    return changed
 
 
 def _known(request: Request, count: int, end: int) -> list[tuple[Request, int, int]]:
@@ -81,9 +135,7 @@ def _known(request: Request, count: int, end: int) -> list[tuple[Request, int, i
 
 def count_kinds(chunks: Mapping[Request, int]) -> tuple[int, int]:
     """(prefill tokens, decode rows) of a step. A decode row computes the one token that was generated last."""
-    decode_rows = sum(
-        count == 1 and request.num_pending == 1 and request.num_generated > 0 for request, count in chunks.items()
-    )
+    decode_rows = sum([count == 1 and r.num_prompt < r.num_tokens == r.num_computed + 1 for r, count in chunks.items()])
     return sum(chunks.values()) - decode_rows, decode_rows
 
 
@@ -104,6 +156,8 @@ def unfit(step: ScheduledStep, result: StepResult) -> list[tuple[Request, IngotE
 
 def keep_results(step: ScheduledStep, result: StepResult) -> None:
     """Copy what requests asked for beside tokens out of the step. Call before the new tokens are appended."""
+    if not step.keeps:
+        return
     begin = 0
     for (request, count), end in zip(step.chunks.items(), step.row_ends, strict=True):
         if result.logits is not None and end > begin:

@@ -1,6 +1,8 @@
 """The addition before a norm joins it: the norm takes branch and residual stream, and gives their sum as well."""
 
-from ingot.builder.graph import DOMAIN, Graph, optional_input
+import onnx_graphsurgeon as gs
+
+from ingot.builder.graph import DOMAIN, Graph, optional_input, ours, producer
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.rewrite import Match, Op, W, X
 
@@ -16,12 +18,18 @@ def _check(graph: Graph, match: Match) -> str | None:
 def _rewrite(graph: Graph, match: Match) -> None:
     """The norm's second output takes the place of the Add's, for everyone else who reads the stream."""
     norm, add = match.root, match["add"]
-    stream, branch = sorted([match["a"], match["b"]], key=graph.age)  # the stream was computed earlier
+    stream, branch = sorted([match["a"], match["b"]], key=lambda each: _age(graph, each))  # the stream is older
     inputs = [branch, norm.inputs[1], *([optional_input(norm, 2)] if norm.op == "LayerNorm" else []), stream]
     total = add.outputs[0]
     made = graph.replace(match.output, norm.op, inputs, dict(norm.attrs))
     if graph.users(total):
         graph.move_output(total, made)
+
+
+def _age(graph: Graph, tensor: gs.Tensor) -> int:
+    """When a tensor was computed; rows taken out of one are as old as it."""
+    node = producer(tensor)
+    return _age(graph, node.inputs[0]) if node is not None and ours(node, "GatherRows") else graph.age(tensor)
 
 
 _ADD = Op("Add", X("a"), X("b"), name="add")

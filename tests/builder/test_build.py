@@ -79,11 +79,12 @@ def test_the_expected_steps(tmp_path: Path) -> None:
         *("layers.0/attention_norm", "layers.0/qkv", "rope_table", "layers.0/rope_kv_write", "layers.0/attention"),
         *("layers.0/attention_out", "layers.0/mlp_norm", "layers.0/gate_up", "layers.0/down"),
         *("layers.1/attention_norm", "layers.1/qkv", "layers.1/rope_kv_write", "layers.1/attention"),
-        *("layers.1/attention_out", "layers.1/mlp_norm", "layers.1/gate_up", "layers.1/down"),
-        *("logit_rows", "final_norm", "lm_head"),
+        *("logit_rows", "layers.1/attention_out", "logit_rows.2"),
+        *("layers.1/mlp_norm", "layers.1/gate_up", "layers.1/down"),
+        *("final_norm", "lm_head"),
     ]
     steps = {step.name: step for step in report.plan.steps}
-    assert steps["layers.1/down"].inputs[3] == steps["layers.1/mlp_norm"].outputs[1]  # the last residual: an epilogue
+    assert steps["final_norm"].inputs[2] == steps["layers.1/mlp_norm"].outputs[1]  # the stream, of the wanted rows
     assert steps["layers.0/down"].inputs[3] == ""
     stream = steps["embed"].outputs[0]
     assert [steps[name].outputs[1] for name in ("layers.0/mlp_norm", "layers.1/attention_norm")] == [stream] * 2

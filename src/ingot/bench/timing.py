@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot.runtime.model_runner import ModelRunner
+from ingot.step_io import Int32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,22 +76,22 @@ def random_prompts(count: int, length: int, vocab_size: int, *seed: int) -> list
 
 def time_requests(runner: ModelRunner, prompts: Sequence[Sequence[int]], output_len: int) -> Round:
     """Generate exactly `output_len` tokens for every prompt, all given at once; greedy, and no token ends a request."""
-    steps = 0
-    seen = np.zeros(len(prompts), dtype=np.int64)
-    lengths = np.array([len(prompt) for prompt in prompts])
-    times: list[list[float]] = [[] for _ in prompts]
+    seen: list[tuple[float, Int32]] = []
     session_before = runner.executor.session_seconds()
     start = time.perf_counter()
     for partial in runner.generate(
         batch_input_ids=prompts, max_new_tokens=output_len, end_id=-1, streaming=True, return_dict=True
     ):
-        now = time.perf_counter() - start
-        generated = np.asarray(partial["sequence_lengths"])[:, 0] - lengths
-        for index in np.flatnonzero(generated > seen):
-            times[index] += [now] * int(generated[index] - seen[index])
-        seen, steps = generated, steps + 1
+        seen.append((time.perf_counter() - start, partial["sequence_lengths"][:, 0]))
+    session_seconds = runner.executor.session_seconds() - session_before
+    times: list[list[float]] = [[] for _ in prompts]
+    before = np.array([len(prompt) for prompt in prompts])
+    for now, after in seen:
+        for index in np.flatnonzero(after > before):
+            times[index] += [now] * int(after[index] - before[index])
+        before = after
     return Round(
         requests=tuple(RequestTimes(tokens=tuple(tokens)) for tokens in times),
-        steps=steps,
-        session_seconds=runner.executor.session_seconds() - session_before,
+        steps=len(seen),
+        session_seconds=session_seconds,
     )
