@@ -170,9 +170,10 @@ class Device:
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
     def upload(self, to: int, data: npt.NDArray[np.generic]) -> None:
-        """Copy and wait. data: contiguous."""
+        """Copy and wait, also for what the call leaves under way. data: contiguous."""
         if data.nbytes:
             self._check(self._driver.cuMemcpyHtoD(to, data.ctypes.data, data.nbytes))
+            self._check(self._driver.cuCtxSynchronize())
 
     def send(self, to: int, data: npt.NDArray[np.generic]) -> None:
         """Copy in the order of the stream; `data` is pinned and stays as it is until `wait`."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.builder.build import build
-from ingot.configs.build import PRECISIONS, BuildConfig
+from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
@@ -52,7 +52,7 @@ def find_support(work: Path) -> dict[Row, dict[str, Support]]:
     for family in family_names():
         model = write_model(work / family, dict(find_family(family).tiny))
         convert(ConvertOptions(model_dir=model, output_dir=work / f"{family}-checkpoint"))
-        for precision in PRECISIONS[1:]:
+        for precision in TOLERANCE:
             row = found[family, precision] = {}
             expected = None
             for target in sorted(targets(), key=lambda target: target.name != "ref"):

@@ -169,12 +169,12 @@ INGOT_DEVICE void write_rows(const Tile<4>& tile, const Attention& at, const Ite
     }
 }
 
-// Decode: the four warps' sums meet in shared memory, [4][16][head_dim] and [4][16][2]; then to y, or to the partials.
+// Decode: the four warps' sums meet in shared memory, [4][16][head_dim] and [4][16][2], where K and V lay until the last
+// barrier; then to y, or to the partials.
 INGOT_DEVICE void merge_warps(const Tile<1>& tile, float* shared, const Attention& at, const Item& item, int rows,
                               int kv_head) {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     float* stats = shared + 4 * 16 * kHeadDim;
-    __syncthreads();  // the tiles of K and V are no longer needed
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = warp * 16 + lane / 4 + 8 * half;

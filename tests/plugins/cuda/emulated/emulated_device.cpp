@@ -49,6 +49,8 @@ struct Copy {
     bool valid;
 };
 
+void perform(const Copy& copy) { copy.valid ? std::memcpy(copy.to, copy.from, 16) : std::memset(copy.to, 0, 16); }
+
 struct Fiber {
     std::vector<unsigned char> stack = std::vector<unsigned char>(kStack);
     void* top = nullptr;
@@ -69,6 +71,7 @@ struct Block {
     size_t current = 0, threads = 0;
     void (*kernel)(void**) = nullptr;
     void** arguments = nullptr;
+    bool backwards = false;
 };
 
 Block block;
@@ -100,23 +103,31 @@ void start(Fiber& fiber) {
     fiber.parity = 0;
 }
 
-// Lanes that wait for the same instruction go on; every lane of the warp must be there.
-bool release_warps() {
-    bool released = false;
-    for (size_t first = 0; first < block.threads; first += 32) {
-        bool all = true;
-        for (size_t i = first; i < first + 32; ++i) all = all && block.fibers[i].state == State::kWarp;
-        if (!all) continue;
-        for (size_t i = first; i < first + 32; ++i) {
-            if (std::strcmp(block.fibers[i].name, block.fibers[first].name) != 0) {
-                failure = std::string("lanes of a warp meet at ") + block.fibers[first].name + " and " + block.fibers[i].name;
-                std::longjmp(failed, 1);
-            }
-            block.fibers[i].state = State::kReady;
-        }
-        released = true;
+// Lanes that wait for the same instruction go on, once every lane of the warp is there.
+bool release_warp(size_t first) {
+    for (size_t i = first; i < first + 32; ++i) {
+        if (block.fibers[i].state != State::kWarp) return false;
     }
-    return released;
+    for (size_t i = first; i < first + 32; ++i) {
+        if (std::strcmp(block.fibers[i].name, block.fibers[first].name) != 0) {
+            failure = std::string("lanes of a warp meet at ") + block.fibers[first].name + " and " + block.fibers[i].name;
+            std::longjmp(failed, 1);
+        }
+        block.fibers[i].state = State::kReady;
+    }
+    return true;
+}
+
+// Runs a warp until it can go no further by itself, so that warps are as far apart as barriers allow: what needs a
+// barrier and has none goes wrong.
+void run_warp(size_t first) {
+    do {
+        for (size_t k = 0; k < 32; ++k) {
+            block.current = first + (block.backwards ? 31 - k : k);
+            Fiber& fiber = block.fibers[block.current];
+            if (fiber.state == State::kReady) emulated_switch(&block.scheduler, fiber.top);
+        }
+    } while (release_warp(first));
 }
 
 bool release_barrier() {
@@ -127,22 +138,13 @@ bool release_barrier() {
     return true;
 }
 
-void run_block(bool backwards) {
+void run_block() {
     for (size_t i = 0; i < block.threads; ++i) start(block.fibers[i]);
-    while (true) {
-        bool ran = false, waits = false;
-        for (size_t k = 0; k < block.threads; ++k) {
-            block.current = backwards ? block.threads - 1 - k : k;
-            Fiber& fiber = block.fibers[block.current];
-            if (fiber.state == State::kReady) {
-                emulated_switch(&block.scheduler, fiber.top);
-                ran = true;
-            }
-            waits = waits || fiber.state != State::kDone;
-        }
-        if (!waits) break;
-        if (release_warps() || release_barrier()) continue;
-        if (!ran) {
+    do {
+        for (size_t k = 0; k < block.threads; k += 32) run_warp(block.backwards ? block.threads - 32 - k : k);
+    } while (release_barrier());
+    for (size_t i = 0; i < block.threads; ++i) {
+        if (block.fibers[i].state != State::kDone) {
             failure = "threads wait for others that are elsewhere: a barrier or a warp instruction in divergent code";
             std::longjmp(failed, 1);
         }
@@ -181,6 +183,10 @@ void queue_copy(void* to, const void* from, bool valid) {
     if (reinterpret_cast<uintptr_t>(to) % 16 || (valid && reinterpret_cast<uintptr_t>(from) % 16)) {
         fail("an asynchronous copy that does not lie on 16 bytes");
     }
+    if (block.backwards) {
+        perform({to, from, valid});
+        return;
+    }
     Fiber& self = block.fibers[block.current];
     self.copies.push_back({to, from, valid});
     self.open += 1;
@@ -192,13 +198,12 @@ void commit_copies() {
     self.open = 0;
 }
 
-// Copies happen no earlier than they must.
+// Copies happen as late as they may; backwards, as early as they may.
 void wait_copies(int pending) {
     Fiber& self = block.fibers[block.current];
     while (self.groups.size() > static_cast<size_t>(pending)) {
         for (size_t i = 0; i < self.groups.front(); ++i) {
-            const Copy& copy = self.copies[i];
-            copy.valid ? std::memcpy(copy.to, copy.from, 16) : std::memset(copy.to, 0, 16);
+            perform(self.copies[i]);
         }
         self.copies.erase(self.copies.begin(), self.copies.begin() + static_cast<long>(self.groups.front()));
         self.groups.erase(self.groups.begin());
@@ -212,6 +217,7 @@ extern "C" const char* emulated_launch(void (*kernel)(void**), void** arguments,
                                        unsigned shared_bytes, int backwards) {
     using namespace emulated;
     if (threads == 0 || threads % 32) return "a block that is no whole number of warps";
+    block.backwards = backwards != 0;
     block.kernel = kernel, block.arguments = arguments, block.threads = threads, block.shared_bytes = shared_bytes;
     if (block.fibers.size() < threads) block.fibers.resize(threads);
     block.words.assign(threads / 32 * 2 * 32 * kMaxWords, 0);
@@ -222,7 +228,7 @@ extern "C" const char* emulated_launch(void (*kernel)(void**), void** arguments,
             for (unsigned x = 0; x < grid[0]; ++x) {
                 block_index = {x, y, z};
                 block.shared.assign(shared_bytes + kGuard, 0xff);
-                run_block(backwards != 0);
+                run_block();
             }
         }
     }

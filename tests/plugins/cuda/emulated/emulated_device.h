@@ -2,7 +2,8 @@
 // shuffles, matrix instructions and asynchronous copies are calls of the scheduler in emulated_device.cpp.
 //
 // It is stricter than a GPU: a barrier that not every thread reaches, a shuffle that not every lane joins, a misaligned
-// wide access and a missing wait for a copy are errors. Shared memory starts as NaN; threads run in either order.
+// wide access and a missing wait for a copy are errors. Shared memory starts as NaN; threads run in either order, with copies
+// as late or as early as they may happen.
 #pragma once
 
 #include <cmath>

@@ -52,6 +52,7 @@ int devices = 1;
 bool initialised = false, capturing = false;
 int backwards = 0, launches = 0, replays = 0;
 std::vector<Work> queue, captured;
+std::vector<Work> uploads;  // copies from pageable memory: on their way, no stream waits for them
 std::map<uintptr_t, std::pair<size_t, void*>> allocated;  // address → bytes, what malloc gave
 thread_local bool entered = false;  // whether this thread has a context
 
@@ -125,6 +126,13 @@ int cuCtxSetCurrent(void* context) {
     entered = context != nullptr;
     return kSuccess;
 }
+int cuCtxSynchronize() {
+    const int code = require_context();
+    if (code || capturing) return code ? code : kInvalidValue;
+    for (const Work& copy : uploads) copy();
+    uploads.clear();
+    return flush();
+}
 int cuMemGetInfo(size_t* free_bytes, size_t* total) {
     *free_bytes = *total = kMemory;
     return require_context();
@@ -164,7 +172,11 @@ int cuMemFreeHost(void* address) {
 }
 int cuMemcpyHtoD(uintptr_t to, const void* from, size_t bytes) {
     if (!inside(to, bytes)) return kIllegalAddress;
-    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    const auto* begin = static_cast<const unsigned char*>(from);
+    uploads.push_back([to, copy = std::vector<unsigned char>(begin, begin + bytes)] {
+        std::memcpy(reinterpret_cast<void*>(to), copy.data(), copy.size());
+        return kSuccess;
+    });
     return require_context();
 }
 int cuMemcpyHtoDAsync(uintptr_t to, const void* from, size_t bytes, void*) {
