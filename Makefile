@@ -3,6 +3,7 @@
 # make lint         ruff and mypy
 # make wheel        dist/ingot-*.whl, which needs no compiler where it is installed
 # make native       the native module in place, for PYTHONPATH=src
+# make haswell      kernel tests on an emulated processor that has AVX2 and nothing newer (needs qemu-user)
 # make sanitize     kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
 
 PYTHON ?= python3
@@ -13,12 +14,13 @@ PYTEST_ARGS ?=
 PIP := $(VENV)/bin/pip --disable-pip-version-check -q
 ROOMS := src convert builder plugins runtime configs
 SOURCES := pyproject.toml $(wildcard CMakeLists.txt) $(shell find $(ROOMS) -type f \( -name '*.py' -o -name '*.pyi' \
-	-o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name 'CMakeLists.txt' -o -name '*.cmake' -o -name '*.toml' -o -name '*.json' \
+	-o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.txt' -o -name '*.cmake' -o -name '*.toml' \
+	-o -name '*.json' \
 	-o -name '*.safetensors' -o -name '*.md' \))
 
 unexport PYTHONPATH # what is tested is what was installed
 
-.PHONY: quickstart test lint wheel native sanitize clean preflight
+.PHONY: quickstart test lint wheel native sanitize haswell clean preflight
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed
@@ -71,6 +73,14 @@ sanitize: $(VENV)/.installed-test
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitize/site \
 		$(VENV)/bin/python -m pytest tests/plugins -m native -p no:cacheprovider
+
+HASWELL := qemu-x86_64 -cpu Haswell $(VENV)/bin/python
+haswell: $(VENV)/.installed-test
+	@command -v qemu-x86_64 >/dev/null || { echo "there is no qemu-x86_64: apt install qemu-user"; exit 1; }
+	@isa=$$($(HASWELL) -c 'from ingot.plugins.cpu.target import detect_isa; print(detect_isa())' 2>/dev/null); \
+		[ "$$isa" = avx2 ] || { echo "the emulated processor offers $${isa:-nothing}, expected avx2"; exit 1; }
+	$(HASWELL) -m pytest -p no:cacheprovider tests/plugins/cpu/test_kernels.py tests/plugins/cpu/test_matmul_quantised.py \
+		-k "avx2 and not company and not largest"
 
 clean:
 	rm -rf build dist $(VENV)

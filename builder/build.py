@@ -11,12 +11,12 @@ import dataclasses
 import itertools
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ingot import __version__
-from ingot.builder.expressions import WeightReader, check_sources, stored_dtypes
+from ingot.builder.activations import choose_activations
+from ingot.builder.expressions import WeightReader, check_sources
 from ingot.builder.facts import model_facts, read_token_ids
 from ingot.builder.graph import Graph, ours
 from ingot.builder.limits import fit_limits
@@ -25,10 +25,13 @@ from ingot.builder.names import name_nodes
 from ingot.builder.pack import BLOCK_BYTES, Packer, add_constants
 from ingot.builder.passes.base import PassReport
 from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
+from ingot.builder.precision import choose_main, choose_products, table_dtype
+from ingot.builder.tune import MEMORY as TUNING_MEMORY
+from ingot.builder.tune import tune
 from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.configs.sizes import format_bytes
-from ingot.dtypes import DType
+from ingot.dtypes import DType, Precision
 from ingot.engine import SECTION_ALIGNMENT, is_engine
 from ingot.engine_writer import Block, write_engine
 from ingot.errors import BuildError, CapacityError, CheckpointError, IngotError, UsageError
@@ -41,7 +44,7 @@ from ingot.plugins.target import Constant, Target
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
 BASE_MEMORY = 80 << 20
 GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
-BLOCK_COPIES = 6  # a block as stored, as float32, rounded, packed
+BLOCK_COPIES = 6  # a block as stored, as float32, rounded or quantised, packed; one in each thread, and one to write
 
 CAPABILITIES = ("context_logits", "generation_logits", "greedy", "log_probs", "paged_kv", "sampling")
 
@@ -55,6 +58,7 @@ class BuildReport:
 
     notes        one sentence each: lowered defaults, choices, weights that are not finite
     passes       what every pass did
+    timings      a line for every product and number of rows that was timed
     memory       bytes the build was expected to need at most
     engine_bytes of the rank file
     """
@@ -66,6 +70,7 @@ class BuildReport:
     plan: Plan
     passes: tuple[PassReport, ...]
     notes: tuple[str, ...]
+    timings: tuple[str, ...]
     memory: int
     engine_bytes: int
     seconds: float
@@ -76,12 +81,14 @@ class _Job:
     """All that is decided before the first byte is written."""
 
     target: Target
-    precision: DType
+    precision: Precision
+    activation_errors: dict[str, float | None]
     plan: Plan
     lowering: Lowering
     constants: tuple[Constant, ...]
     reports: list[PassReport]
     notes: list[str]
+    timings: tuple[str, ...]
 
 
 def build(config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress: Progress | None = None) -> BuildReport:
@@ -92,21 +99,21 @@ def build(config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress:
     if not config.dry_run and (reason := target.unbuildable()) is not None:
         raise BuildError(f"this machine cannot build for {target.name}", got=reason, hint="see ingot doctor")
     memory = _check_memory(config, checkpoint)
-    with _graph_errors(checkpoint.graph_path):
-        job = _decide(config, checkpoint, target)
+    with graph_errors(checkpoint.graph_path):
+        job = _decide(config, checkpoint, target, progress)
         if not config.dry_run:
             with OutputDir(Path(output_dir), is_previous=is_engine) as out:
                 out.require_space(job.plan.weight_bytes + 2 * SECTION_ALIGNMENT)
                 job.notes.extend(_write(job, checkpoint, out.path, progress))
     return BuildReport(
-        output_dir=Path(output_dir), dry_run=config.dry_run, target=target.name, precision=job.precision.value,
-        plan=job.plan, passes=tuple(job.reports), notes=tuple(job.notes), memory=memory,
+        output_dir=Path(output_dir), dry_run=config.dry_run, target=target.name, precision=str(job.precision),
+        plan=job.plan, passes=tuple(job.reports), notes=tuple(job.notes), timings=job.timings, memory=memory,
         engine_bytes=_engine_bytes(job.plan), seconds=time.monotonic() - begin,
     )  # fmt: skip
 
 
 @contextlib.contextmanager
-def _graph_errors(path: Path) -> Iterator[None]:
+def graph_errors(path: Path) -> Iterator[None]:
     """A graph may be malformed in more ways than passes can foresee: say so in words, whatever they stumble over."""
     try:
         yield
@@ -119,7 +126,7 @@ def _graph_errors(path: Path) -> Iterator[None]:
         ) from error  # fmt: skip
 
 
-def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target) -> _Job:
+def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target, progress: Progress | None) -> _Job:
     graph = Graph.load(checkpoint.graph_path)
     if config.dump_passes is not None:
         _make_folder(config.dump_passes)
@@ -129,9 +136,12 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target) -> _Job
     require_plugins(graph, reports)
     name_nodes(graph)
     notes: list[str] = []
-    precision = _precision(config, graph, target, notes)
+    precision = choose_main(config, graph, target, notes)
     kv_dtype = _kv_dtype(config, precision)
-    late = target_passes(target, weights=precision, kv=kv_dtype)
+    wanted = choose_products(config, precision, [node.name for node in graph.nodes if ours(node, "Matmul")])
+    tables = table_dtype(precision)
+    products, errors = choose_activations(graph, checkpoint, wanted, target, progress, notes)
+    late = target_passes(target, products=products, tables=tables, kv=kv_dtype)
     reports += run_passes(graph, late, dump=config.dump_passes, first=len(passes) + 1)
     shape = read_shape(graph)
     limits, lowered = fit_limits(config, shape.positions)
@@ -142,11 +152,16 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target) -> _Job
     lowering = Lowering(graph, panels=target.packs_products)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
-    plan = lowering.plan(limits, kv, shape, config.shards or len(os.sched_getaffinity(0)))
+    plan = lowering.plan(limits, kv, shape, config.shards or _threads())
+    timings: tuple[str, ...] = ()
+    if config.autotune:
+        tuning = tune(plan, target, config.timing_cache, progress)
+        plan, timings = dataclasses.replace(plan, tactics=tuning.tactics), tuning.table
+        notes.extend(tuning.notes)
     constants = () if config.dry_run else target.constants(plan)
     return _Job(
-        target=target, precision=precision, plan=add_constants(plan, constants), lowering=lowering,
-        constants=constants, reports=reports, notes=[*notes, *lowered],
+        target=target, precision=precision, activation_errors=errors, plan=add_constants(plan, constants),
+        lowering=lowering, constants=constants, reports=reports, notes=[*notes, *lowered], timings=timings,
     )  # fmt: skip
 
 
@@ -159,32 +174,16 @@ def _make_folder(folder: Path) -> None:
         ) from error
 
 
-def _precision(config: BuildConfig, graph: Graph, target: Target, notes: list[str]) -> DType:
-    """auto: what most of the weights are stored in; bf16, else f32, where the target has no product of that type."""
-    if config.precision != "auto":
-        return DType(config.precision)
-    stored: Counter[DType] = Counter()
-    for node in graph.nodes:
-        if ours(node, "Matmul", "Embedding"):
-            for dtype, nbytes in stored_dtypes(node.inputs[1]):
-                stored[dtype] += nbytes
-    most = stored.most_common(1)[0][0]
-    offered = {name.split(".")[1] for name in target.kernels() if name.startswith("matmul.")}
-    chosen = next((dtype for dtype in (most, DType.BF16) if dtype.value in offered), DType.F32)
-    why = "" if most is chosen else f"; {target.name} computes no {most.value}"
-    notes.append(f"precision {chosen.value}: most weights are stored in {most.value}{why}")
-    return chosen
-
-
-def _kv_dtype(config: BuildConfig, precision: DType) -> DType:
+def _kv_dtype(config: BuildConfig, precision: Precision) -> DType:
     if config.kv_cache_dtype != "auto":
         return DType(config.kv_cache_dtype)
-    return precision
+    return DType.BF16 if precision.dtype.is_quantised else precision.dtype
 
 
 def _check_memory(config: BuildConfig, checkpoint: Checkpoint) -> int:
     """The forecast of peak memory. Raises CapacityError before any work where it is more than allowed."""
-    forecast = BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size + BLOCK_COPIES * BLOCK_BYTES
+    forecast = BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
+    forecast += max((_threads() + 1) * BLOCK_COPIES * BLOCK_BYTES, TUNING_MEMORY if config.autotune else 0)
     if config.max_mem is not None and forecast > config.max_mem:
         raise CapacityError(
             "the build needs more memory than --max_mem allows", expected=f"at least {format_bytes(forecast)}",
@@ -207,11 +206,12 @@ def _write(job: _Job, checkpoint: Checkpoint, directory: Path, progress: Progres
     tokens = read_token_ids(checkpoint.path)
     manifest = Manifest(
         ingot_version=__version__, model=model_facts(checkpoint, plan), target=job.target.name,
-        precision=job.precision.value, limits=plan.limits, capabilities=CAPABILITIES, ranks=1,
-        eos_ids=tokens.eos, bos_id=tokens.bos, pad_id=tokens.pad, parts=(),
+        precision=str(job.precision), limits=plan.limits, capabilities=CAPABILITIES, ranks=1, eos_ids=tokens.eos,
+        bos_id=tokens.bos, pad_id=tokens.pad, parts=(), sources=checkpoint.config.sources,
+        activation_errors=job.activation_errors,
     )  # fmt: skip
     with WeightReader(checkpoint.path) as reader:
-        packer = Packer(reader, job.lowering.uses, plan.weights)
+        packer = Packer(reader, job.lowering.uses, plan.weights, _threads())
         files = [checkpoint.path / name for name in checkpoint.companions()]
         blocks = itertools.chain(packer.blocks(advance), _constant_blocks(job))
         write_engine(directory, manifest, plan, blocks, files, checkpoint.path)
@@ -222,6 +222,11 @@ def _constant_blocks(job: _Job) -> Iterator[Block]:
     places = {weight.name: weight.pieces[0].offset for weight in job.plan.weights}
     for constant in job.constants:
         yield places[constant.name], memoryview(constant.data)
+
+
+def _threads() -> int:
+    """Cores of this process."""
+    return len(os.sched_getaffinity(0))
 
 
 def _engine_bytes(plan: Plan) -> int:

@@ -6,6 +6,7 @@ count as matrices with one column.
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,11 +72,12 @@ def matrix_shape(tensor: gs.Tensor) -> tuple[int, int]:
 
 
 class WeightReader:
-    """Reads weight expressions of one checkpoint directory, whose sources have been checked."""
+    """Reads weight expressions of one checkpoint directory, whose sources have been checked; from several threads."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[str, int] = {}
+        self._opening = threading.Lock()
 
     def __enter__(self) -> "WeightReader":
         return self
@@ -170,9 +172,10 @@ class WeightReader:
         return data
 
     def _open(self, location: str) -> int:
-        if location not in self._files:
-            self._files[location] = os.open(self._directory / location, os.O_RDONLY)
-        return self._files[location]
+        with self._opening:
+            if location not in self._files:
+                self._files[location] = os.open(self._directory / location, os.O_RDONLY)
+            return self._files[location]
 
 
 def _external(tensor: gs.Constant) -> onnx.TensorProto | None:

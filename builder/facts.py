@@ -34,6 +34,7 @@ def model_facts(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
         "heads": attention.attrs["heads"],
         "kv_heads": plan.kv.kv_heads,
         "head_dim": plan.kv.head_dim,
+        "kv_cache_dtype": plan.kv.dtype.value,
         "vocab_size": plan.vocab_size,
         "positions": plan.max_positions,
         "packed_parameters": sum(math.prod(shape) for shape in shapes.values()),

@@ -79,6 +79,7 @@ class Lowering:
         self._panels = panels
         self._drafts: list[_Draft] = []
         self._values: list[Value] = []
+        self._tensors: list[str] = []  # the graph's name of each value, "" for those made here
         self._index: dict[int, int] = {}  # id of a tensor → its value
         self._known: dict[tuple[object, ...], str] = {}  # equal weights are stored once
         self._uses: dict[str, WeightUse] = {}
@@ -91,6 +92,13 @@ class Lowering:
     def uses(self) -> list[WeightUse]:
         """Every weight once, in the order of first use."""
         return list(self._uses.values())
+
+    def tensors(self) -> dict[str, tuple[str, ...]]:
+        """Step → the graph's tensor behind each output, "" where there is none."""
+        return {
+            draft.name: tuple("" if index is None else self._tensors[index] for index in draft.outputs)
+            for draft in self._drafts
+        }
 
     def plan(self, limits: Limits, kv: KvLayout, shape: ModelShape, shards: int) -> Plan:
         """The Plan under these limits."""
@@ -165,8 +173,9 @@ class Lowering:
         dtype = DType(node.attrs["dtype"]) if matrix else DType.F32
         shape = weight_shape(tensor) if len(weight_shape(tensor)) == 2 and matrix else None
         use = WeightUse(
-            name=name, tensor=tensor, dtype=dtype, shape=shape or (matrix_shape(tensor)[0],), panels=panels, gated=gated
-        )
+            name=name, tensor=tensor, dtype=dtype, shape=shape or (matrix_shape(tensor)[0],), panels=panels,
+            gated=gated, group=node.attrs["group"] if panels else 0,
+        )  # fmt: skip
         known = self._known.setdefault((key(tensor), use.layout, dtype), name)
         self._uses.setdefault(known, use)
         return known
@@ -186,6 +195,7 @@ class Lowering:
 
     def _new_value(self, rows: Rows, cols: int, tensor: gs.Tensor | None = None) -> int:
         self._values.append(Value(rows=rows, cols=cols))
+        self._tensors.append("" if tensor is None else tensor.name)
         if tensor is not None:
             self._index[id(tensor)] = len(self._values) - 1
         return len(self._values) - 1

@@ -6,17 +6,34 @@ n * 2 MiB    shard 1 of every product, ...          one shard per thread: it str
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import WeightReader, matrix_shape
-from ingot.dtypes import DType, from_float32
+from ingot.builder.quantise import quantise
+from ingot.dtypes import DType, Precision, from_float32
 from ingot.engine import PIECE_ALIGNMENT, SECTION_ALIGNMENT, aligned
 from ingot.plan import Piece, Plan, Weight
-from ingot.plugins.layouts import PANEL, interleave_gated, num_panels, pack_panels, panel_bytes, panel_layout
+from ingot.plugins.layouts import (
+    PANEL,
+    ROW,
+    ROW_W8,
+    interleave_gated,
+    interleave_quantised,
+    num_panels,
+    pack_panels,
+    pack_quantised,
+    pack_table,
+    panel_bytes,
+    panel_layout,
+    row_bytes,
+)
 from ingot.plugins.target import Constant
 
 GATED = ".gated"
@@ -25,11 +42,18 @@ SMALL_MODEL = 32 << 20  # below this many bytes of products, one shard
 BLOCK_BYTES = 4 << 20  # float32 bytes of weight in memory at a time
 
 Progress = Callable[[int], None]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WeightUse:
-    """A weight as a step wants it. panels: packed for a product; gated: gate and up rows interleaved."""
+    """A weight as a step wants it.
+
+    panels  packed for a product; else a table or vector
+    gated   gate and up rows interleaved
+    group   columns that share a multiplier of w4
+    """
 
     name: str
     tensor: gs.Tensor
@@ -37,11 +61,18 @@ class WeightUse:
     shape: tuple[int, ...]
     panels: bool = False
     gated: bool = False
+    group: int = 0
+
+    @property
+    def precision(self) -> Precision:
+        return Precision(dtype=self.dtype, group=self.group)
 
     @property
     def layout(self) -> str:
         """Name of the layout, see `plugins/layouts.py`."""
-        return panel_layout(self.dtype) + (GATED if self.gated else "") if self.panels else "row"
+        if not self.panels:
+            return ROW_W8 if self.dtype is DType.W8 else ROW
+        return panel_layout(self.dtype, self.group) + (GATED if self.gated else "")
 
     @property
     def units(self) -> int:
@@ -52,12 +83,21 @@ class WeightUse:
     def unit_bytes(self) -> int:
         """Bytes of one panel or row."""
         cols = matrix_shape(self.tensor)[1]
-        return panel_bytes(cols, self.dtype) if self.panels else cols * self.dtype.itemsize
+        return panel_bytes(cols, self.dtype, self.group) if self.panels else row_bytes(cols, self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return self.units * self.unit_bytes
+
+    @property
+    def unit_values(self) -> int:
+        """Numbers in one panel or row."""
+        return matrix_shape(self.tensor)[1] * (PANEL if self.panels else 1)
 
 
 def shard_count(uses: Sequence[WeightUse], wanted: int) -> int:
     """One shard where all products together are small, else as many as wanted."""
-    total = sum(use.units * use.unit_bytes for use in uses if use.panels)
+    total = sum(use.nbytes for use in uses if use.panels)
     return 1 if total < SMALL_MODEL else wanted
 
 
@@ -83,7 +123,7 @@ def place_weights(uses: Sequence[WeightUse], shards: int) -> tuple[list[Weight],
             position += use.units * use.unit_bytes
     weights = [
         Weight(
-            name=use.name, dtype=use.dtype, shape=use.shape, layout=use.layout, nbytes=use.units * use.unit_bytes,
+            name=use.name, dtype=use.dtype, shape=use.shape, layout=use.layout, nbytes=use.nbytes,
             pieces=tuple(pieces[use.name]),
         )
         for use in uses
@@ -106,11 +146,27 @@ def add_constants(plan: Plan, constants: Sequence[Constant]) -> Plan:
     return dataclasses.replace(plan, weights=tuple(weights), weight_bytes=position)
 
 
-class Packer:
-    """Reads, rounds and packs. After `blocks` is exhausted, `nonfinite` counts NaN and infinite values by weight."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Block:
+    """Units [begin, end) of a weight, whose bytes begin at `offset` of the section."""
 
-    def __init__(self, reader: WeightReader, uses: Sequence[WeightUse], weights: Sequence[Weight]) -> None:
-        self._reader = reader
+    use: WeightUse
+    begin: int
+    end: int
+    offset: int
+
+
+class Packer:
+    """Reads, rounds or quantises, and packs. After `blocks` is exhausted, `nonfinite` counts NaN and infinite values
+    by weight.
+
+    threads  that work on one block each: numpy lets go of the interpreter while it computes
+    """
+
+    def __init__(
+        self, reader: WeightReader, uses: Sequence[WeightUse], weights: Sequence[Weight], threads: int = 1
+    ) -> None:
+        self._reader, self._threads = reader, threads
         self._uses = {use.name: use for use in uses}
         own = [weight for weight in weights if weight.name in self._uses]
         self._pieces = sorted(
@@ -120,33 +176,64 @@ class Packer:
 
     def blocks(self, progress: Progress) -> Iterator[tuple[int, memoryview]]:
         """(offset in the section, bytes), ascending. progress: called with the bytes of each block."""
+        for block, packed, bad in in_order(self._packed, self._work(), self._threads):
+            if bad:
+                self.nonfinite[block.use.name] = self.nonfinite.get(block.use.name, 0) + bad
+            data = np.ascontiguousarray(packed).reshape(-1).view(np.uint8).data
+            progress(len(data))
+            yield block.offset, data
+
+    def _work(self) -> Iterator[_Block]:
         for piece, name in self._pieces:
             use = self._uses[name]
-            values_per_unit = use.unit_bytes // use.dtype.itemsize
-            step = max(2, BLOCK_BYTES // (4 * values_per_unit) // 2 * 2)  # even: pairs of gated panels
+            step = max(2, BLOCK_BYTES // (4 * use.unit_values) // 2 * 2)  # even: pairs of gated panels
             for begin in range(piece.begin, piece.end, step):
-                end = min(begin + step, piece.end)
-                packed = self._packed(use, begin, end)
-                data = np.ascontiguousarray(packed).reshape(-1).view(np.uint8).data
-                progress(len(data))
-                yield piece.offset + (begin - piece.begin) * use.unit_bytes, data
+                offset = piece.offset + (begin - piece.begin) * use.unit_bytes
+                yield _Block(use=use, begin=begin, end=min(begin + step, piece.end), offset=offset)
 
-    def _packed(self, use: WeightUse, begin: int, end: int) -> npt.NDArray[np.generic]:
-        """Units [begin, end)."""
+    def _packed(self, block: _Block) -> tuple[_Block, npt.NDArray[np.generic], int]:
+        """(the block, its bytes, how many of its values are not finite)"""
+        values = self._values(block)
+        bad = int(values.size - np.count_nonzero(np.isfinite(values)))
+        return block, _pack(block.use, values), bad
+
+    def _values(self, block: _Block) -> npt.NDArray[np.float32]:
+        """The rows of a block, float32; gate rows, then up rows."""
+        use, read = block.use, self._reader.read_rows
         if not use.panels:
-            return self._rounded(use, begin, end)
+            return read(use.tensor, block.begin, block.end)
         n = use.shape[0]
         if not use.gated:
-            return pack_panels(self._rounded(use, begin * PANEL, min(end * PANEL, n)), use.dtype)
+            return read(use.tensor, block.begin * PANEL, min(block.end * PANEL, n))
         half = n // 2
-        low, high = begin // 2 * PANEL, min(end // 2 * PANEL, half)
-        gate, up = self._rounded(use, low, high), self._rounded(use, half + low, half + high)
-        return pack_panels(interleave_gated(np.concatenate([gate, up])), use.dtype)
+        low, high = block.begin // 2 * PANEL, min(block.end // 2 * PANEL, half)
+        return np.concatenate([read(use.tensor, low, high), read(use.tensor, half + low, half + high)])
 
-    def _rounded(self, use: WeightUse, begin: int, end: int) -> npt.NDArray[np.generic]:
-        """Rows [begin, end) in the type of the use."""
-        values = self._reader.read_rows(use.tensor, begin, end)
-        stored = from_float32(values, use.dtype)
-        if bad := int(values.size - np.count_nonzero(np.isfinite(values))):
-            self.nonfinite[use.name] = self.nonfinite.get(use.name, 0) + bad
+
+def _pack(use: WeightUse, values: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
+    """Rows → the bytes of their layout."""
+    if use.dtype.is_quantised:
+        rows = quantise(values, use.precision)
+        if not use.panels:
+            return pack_table(rows)
+        return pack_quantised(interleave_quantised(rows) if use.gated else rows)
+    stored = from_float32(values, use.dtype)
+    if not use.panels:
         return stored
+    return pack_panels(interleave_gated(stored) if use.gated else stored, use.dtype)
+
+
+def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """work(item) for every item, in their order, on several threads; at most one item more than threads at a time."""
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

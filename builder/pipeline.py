@@ -3,7 +3,7 @@
 Standard ONNX in, plugins of the domain `ingot` out; whatever is left over is an error, never a guess.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ingot.builder.graph import DOMAIN, Graph, describe, is_weight
@@ -25,6 +25,7 @@ from ingot.builder.passes import (
 from ingot.builder.passes.base import Pass, PassReport
 from ingot.builder.passes.choose_kernels import ChooseKernels
 from ingot.builder.passes.set_precision import SetPrecision
+from ingot.builder.precision import ProductChoice
 from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plugins.target import Target
@@ -49,9 +50,11 @@ def structure_passes() -> tuple[Pass, ...]:
     )
 
 
-def target_passes(target: Target, *, weights: DType, kv: DType) -> tuple[Pass, ...]:
+def target_passes(
+    target: Target, *, products: Mapping[str, ProductChoice], tables: DType, kv: DType
+) -> tuple[Pass, ...]:
     """How the model is computed."""
-    return (SetPrecision(weights=weights, kv=kv, target=target), ChooseKernels(target=target))
+    return (SetPrecision(products=products, tables=tables, kv=kv, target=target), ChooseKernels(target=target))
 
 
 def run_passes(

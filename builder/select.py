@@ -13,6 +13,11 @@ def plan_ops(plugin: str) -> tuple[str, ...]:
     return _SEVERAL.get(plugin, (re.sub(r"(?<!^)(?=[A-Z])", "_", plugin).lower(),))
 
 
+def kernel_dtype(dtype: str, activations: str) -> str:
+    """The second part of a kernel's name: w8a8 is a product of w8 weights and int8 activations."""
+    return dtype + ("a8" if activations == "int8" else "")
+
+
 def choose_kernel(target: Target, op: str, dtype: str) -> str:
     """Name of the best kernel. Raises NoKernelError with what there is instead."""
     names = target.kernels()
@@ -27,5 +32,5 @@ def choose_kernel(target: Target, op: str, dtype: str) -> str:
     raise NoKernelError(
         f"target {target.name} has no kernel for op {op} in {dtype}",
         expected=f"{op}.{dtype}.*", got=f"{op} in {', '.join(others)}" if others else f"no kernel for {op} at all",
-        hint="choose another --precision or --target",
+        hint="choose another --precision, --activations or --target",
     )  # fmt: skip

@@ -3,10 +3,12 @@
 import dataclasses
 from pathlib import Path
 
+from ingot.configs.recipe import LayerRule
 from ingot.errors import UsageError
 
-PRECISIONS = ("auto", "f32", "bf16", "f16")
-KV_DTYPES = ("auto", "bf16", "f16", "f32")
+PRECISIONS = ("auto", "f32", "bf16", "f16", "w8", "w4g128", "w4g64", "w4g32")
+ACTIVATIONS = ("auto", "bf16", "int8")
+KV_DTYPES = ("auto", "bf16", "f16", "f32", "int8")
 DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_INPUT_LEN = 2048
 DEFAULT_MAX_SEQ_LEN = 4096
@@ -15,15 +17,11 @@ MIN_TOKENS_PER_BLOCK, MAX_TOKENS_PER_BLOCK = 16, 256
 
 # Precisions of the contract that this version cannot build, and why.
 _NOT_YET = {
-    "w8": "weight-only 8 bit is not there yet",
-    "w4g128": "weight-only 4 bit is not there yet",
-    "w4g64": "weight-only 4 bit is not there yet",
-    "w4g32": "weight-only 4 bit is not there yet",
     "w8a8": "calibrated recipes are not there yet",
     "w4a8": "calibrated recipes are not there yet",
     "fp8": "calibrated recipes are not there yet",
 }
-_KV_NOT_YET = {"int8": "an 8-bit KV cache is not there yet", "fp8": "an 8-bit KV cache is not there yet"}
+_KV_NOT_YET = {"fp8": "CPUs compute no fp8, and GPU targets are not there yet; int8 has as many bits"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,21 +30,30 @@ class BuildConfig:
 
     target            a name of the target list; "cpu" is the best of this machine
     precision         of weights and tables; auto follows what the checkpoint stores
+    lm_head_precision of the last product; None: w8 in w4 engines, else as all others
+    activations       what products with quantised weights take: int8 per token, or what bf16 products take here;
+                      auto: int8 where the error that it makes on sample text is small
+    layers            rules of a recipe, which come after these three
     max_batch_size    requests running at once (64)
     max_input_len     prompt tokens of a request (2048)
     max_seq_len       prompt plus generated tokens of a request (4096)
     max_output_len    instead of max_seq_len: max_seq_len is max_input_len + max_output_len
     max_num_tokens    tokens of one step (2048)
     tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
-    kv_cache_dtype    auto: the precision
+    kv_cache_dtype    auto: the precision, bf16 in quantised engines; int8 has one scale per token and KV head
     shards            parts of the packed weights, one per thread; None: the cores of this machine
     max_mem           bytes the build may use
+    autotune          time matrix products where this machine can run the target; else the shipped choice
+    timing_cache      file with times of earlier builds, read and then written
     dry_run           decide everything, write nothing
     dump_passes       directory for the graph after every pass
     """
 
     target: str = "cpu"
     precision: str = "auto"
+    lm_head_precision: str | None = None
+    activations: str = "auto"
+    layers: tuple[LayerRule, ...] = ()
     max_batch_size: int | None = None
     max_input_len: int | None = None
     max_seq_len: int | None = None
@@ -56,11 +63,21 @@ class BuildConfig:
     kv_cache_dtype: str = "auto"
     shards: int | None = None
     max_mem: int | None = None
+    autotune: bool = True
+    timing_cache: Path | None = None
     dry_run: bool = False
     dump_passes: Path | None = None
 
     def __post_init__(self) -> None:
         _check_name("precision", self.precision, PRECISIONS, _NOT_YET)
+        _check_name("activations", self.activations, ACTIVATIONS, {})
+        if self.lm_head_precision is not None:
+            _check_name("lm_head_precision", self.lm_head_precision, PRECISIONS[1:], _NOT_YET)
+        for rule in self.layers:
+            if rule.precision is not None:
+                _check_name(f"precision of {rule.pattern}:", rule.precision, PRECISIONS[1:], _NOT_YET)
+            if rule.activations is not None:
+                _check_name(f"activations of {rule.pattern}:", rule.activations, ACTIVATIONS, {})
         _check_name("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES, _KV_NOT_YET)
         counts = ("max_batch_size", "max_input_len", "max_output_len", "max_num_tokens", "shards", "max_mem")
         for name, minimum in (("max_seq_len", 2), *((name, 1) for name in counts)):
@@ -69,6 +86,8 @@ class BuildConfig:
                 raise UsageError(f"{name} must be a whole number, at least {minimum}", got=repr(value))
         if self.max_output_len is not None and self.max_seq_len is not None:
             raise UsageError("max_output_len and max_seq_len say the same", hint="give one of them")
+        if self.timing_cache is not None and not self.autotune:
+            raise UsageError("a timing cache serves autotuning", hint="leave timing_cache or no_autotune out")
         size = self.tokens_per_block
         if not isinstance(size, int) or size % 16 or not MIN_TOKENS_PER_BLOCK <= size <= MAX_TOKENS_PER_BLOCK:
             raise UsageError(

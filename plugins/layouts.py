@@ -1,27 +1,52 @@
 """How weights lie in an Engine: the packed layouts, with pack and unpack in numpy (the definition for every kernel).
 
     row           C order, as in the checkpoint
+    row.w8        per row: float32 scale, then K signed bytes, zeros up to a multiple of 4 bytes
     panel16.f32   [ceil(N/16)][K][16]               f32: 16 output columns side by side, K rows
     panel16.bf16  [ceil(N/16)][ceil(K/32)*16][16][2] bf16: pairs of K rows interleaved, K padded to 32 with zeros.
                   1 KiB (16 pair rows x 64 bytes) is exactly one AMX tile; a 64-byte row is also what AVX-512 and
                   AVX2 kernels read: low halves are the even k of 16 columns, high halves the odd k.
+    panel16.w8    [ceil(N/16)] of   64  scale float32 [16]
+                                    64  sums of the column's q, int32 [16]: for kernels that add 128 to activations
+                                  1024  a tile [16][16][4] per 64 of K (padded with zeros): row r holds k = 4r .. 4r+3
+                                        of 16 columns, as AMX tiles and VPDPBUSD take them
+    panel16.w4gG  [ceil(N/16)] of   64  scale         64  sums, as above
+                                   16*g multipliers int8 [g][16], g = ceil(Kp / G), zeros up to a multiple of 64 bytes
+                                  1024  a block per 128 of Kp: low nibbles are the tile of the first 64 k, high nibbles
+                                        that of the other 64; a nibble is the code + 8
+                  Kp is K rounded up to 128; padding has the code 0 (nibble 8) and, in groups of its own, multiplier 1.
 
-N is padded to a multiple of 16 with zeros. A gated product (gate and up of an MLP) alternates panels:
-panel 2p holds gate columns 16p .. 16p+15 and panel 2p+1 the up columns of the same numbers, each padded by itself.
+N is padded to a multiple of 16 with zeros (scale 0, code 0, multiplier 1). A gated product (gate and up of an MLP)
+alternates panels: panel 2p holds gate columns 16p .. 16p+15 and panel 2p+1 the up columns of the same numbers, each
+padded by itself.
 """
+
+import re
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType
+from ingot.plugins.quantised import QuantisedRows
 
 PANEL = 16  # output columns per panel
-K_BLOCK = {DType.F32: 1, DType.BF16: 32}  # K is padded to a multiple of this
+HEADER_BYTES = 128  # of a quantised panel: scales and sums
+ROW = "row"
+ROW_W8 = "row.w8"
+K_BLOCK = {DType.F32: 1, DType.BF16: 32, DType.W8: 64, DType.W4: 128}  # K is padded to a multiple of this
+
+Bytes = npt.NDArray[np.uint8]
 
 
-def panel_layout(dtype: DType) -> str:
+def panel_layout(dtype: DType, group: int = 0) -> str:
     """Name of the panel layout of `dtype`."""
-    return f"panel{PANEL}.{dtype.value}"
+    return f"panel{PANEL}.{dtype.value}" + (f"g{group}" if group else "")
+
+
+def group_of(layout: str) -> int:
+    """The group of a w4 layout's name, 0 of any other."""
+    found = re.search(r"\.w4g(\d+)", layout)
+    return int(found[1]) if found else 0
 
 
 def padded_k(k: int, dtype: DType) -> int:
@@ -33,8 +58,17 @@ def num_panels(n: int, *, gated: bool = False) -> int:
     return 2 * -(-(n // 2) // PANEL) if gated else -(-n // PANEL)
 
 
-def panel_bytes(k: int, dtype: DType) -> int:
+def panel_bytes(k: int, dtype: DType, group: int = 0) -> int:
+    if dtype is DType.W8:
+        return HEADER_BYTES + PANEL * padded_k(k, dtype)
+    if dtype is DType.W4:
+        return HEADER_BYTES + _multiplier_bytes(k, group) + PANEL * padded_k(k, dtype) // 2
     return PANEL * padded_k(k, dtype) * dtype.itemsize
+
+
+def row_bytes(k: int, dtype: DType) -> int:
+    """Bytes of one row of a table or vector."""
+    return 4 + -(-k // 4) * 4 if dtype is DType.W8 else k * dtype.itemsize
 
 
 def pack_panels(rows: npt.NDArray[np.generic], dtype: DType) -> npt.NDArray[np.generic]:
@@ -59,6 +93,67 @@ def unpack_panels(panels: npt.NDArray[np.generic], n: int, k: int, dtype: DType)
     return np.ascontiguousarray(rows.reshape(len(flat) * PANEL, -1)[:n, :k])
 
 
+def pack_quantised(rows: QuantisedRows) -> Bytes:
+    """Rows of any number → panels [ceil(n/16), panel_bytes]."""
+    n, k = rows.shape
+    dtype = DType.W8 if rows.multipliers is None else DType.W4
+    count = -(-n // PANEL)
+    panels = np.zeros((count, panel_bytes(k, dtype, rows.group)), np.uint8)
+    panels[:, :64] = _padded(rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
+    sums = _padded(rows.integers.sum(axis=1, dtype=np.int32), count * PANEL)
+    panels[:, 64:HEADER_BYTES] = sums.reshape(count, PANEL).view(np.uint8)
+    tiles = _tiles(_padded(rows.codes, count * PANEL, padded_k(k, dtype)))
+    if rows.multipliers is None:
+        panels[:, HEADER_BYTES:] = tiles.view(np.uint8).reshape(count, -1)
+        return panels
+    groups = -(-padded_k(k, dtype) // rows.group)
+    multipliers = _padded(rows.multipliers, count * PANEL, groups)
+    multipliers[multipliers == 0] = 1
+    by_group = multipliers.reshape(count, PANEL, groups).transpose(0, 2, 1)
+    panels[:, HEADER_BYTES : HEADER_BYTES + groups * PANEL] = by_group.reshape(count, -1).view(np.uint8)
+    nibbles = (tiles.view(np.int8) + np.int8(8)).view(np.uint8).reshape(count, -1, 2, 1024)
+    blocks = nibbles[:, :, 0] | nibbles[:, :, 1] << 4
+    panels[:, HEADER_BYTES + _multiplier_bytes(k, rows.group) :] = blocks.reshape(count, -1)
+    return panels
+
+
+def unpack_quantised(data: Bytes, n: int, k: int, group: int = 0) -> QuantisedRows:
+    """Inverse of `pack_quantised`: any array holding the bytes. group: 0 for w8."""
+    dtype = DType.W4 if group else DType.W8
+    panels = data.reshape(-1, panel_bytes(k, dtype, group))
+    count = len(panels)
+    scale = np.ascontiguousarray(panels[:, :64]).view(np.float32).reshape(-1)[:n]
+    if not group:
+        codes = _untiled(np.ascontiguousarray(panels[:, HEADER_BYTES:]).view(np.int8))
+        return QuantisedRows(scale=scale, codes=np.ascontiguousarray(codes[:n, :k]))
+    groups, start = -(-k // group), HEADER_BYTES + _multiplier_bytes(k, group)
+    blocks = panels[:, start:].reshape(count, -1, 1, 1024)
+    nibbles = np.concatenate([blocks & 15, blocks >> 4], axis=2).reshape(count, -1)
+    codes = _untiled(nibbles.view(np.int8) - np.int8(8))
+    by_group = np.ascontiguousarray(panels[:, HEADER_BYTES : HEADER_BYTES + groups * PANEL]).view(np.int8)
+    multipliers = by_group.reshape(count, groups, PANEL).transpose(0, 2, 1).reshape(-1, groups)[:n]
+    return QuantisedRows(
+        scale=scale, codes=np.ascontiguousarray(codes[:n, :k]), multipliers=np.ascontiguousarray(multipliers),
+        group=group,
+    )  # fmt: skip
+
+
+def pack_table(rows: QuantisedRows) -> Bytes:
+    """w8 rows → layout row.w8, [n, row_bytes]."""
+    n, k = rows.shape
+    table = np.zeros((n, row_bytes(k, DType.W8)), np.uint8)
+    table[:, :4] = np.ascontiguousarray(rows.scale)[:, None].view(np.uint8)
+    table[:, 4 : 4 + k] = rows.codes.view(np.uint8)
+    return table
+
+
+def unpack_table(data: Bytes, k: int) -> QuantisedRows:
+    """Inverse of `pack_table`."""
+    table = data.reshape(-1, row_bytes(k, DType.W8))
+    scale = np.ascontiguousarray(table[:, :4]).view(np.float32).reshape(-1)
+    return QuantisedRows(scale=scale, codes=np.ascontiguousarray(table[:, 4 : 4 + k]).view(np.int8))
+
+
 def interleave_gated(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """[2I, K] (gate rows, then up rows) → [2 * ceil(I/16) * 16, K] with alternating groups of 16, zero padded."""
     half, k = rows.shape[0] // 2, rows.shape[1]
@@ -73,3 +168,44 @@ def deinterleave_gated(rows: npt.NDArray[np.generic], half: int) -> npt.NDArray[
     k = rows.shape[1]
     pair = rows.reshape(-1, 2, PANEL, k).transpose(1, 0, 2, 3).reshape(2, -1, k)
     return np.ascontiguousarray(np.concatenate([pair[0, :half], pair[1, :half]]))
+
+
+def interleave_quantised(rows: QuantisedRows) -> QuantisedRows:
+    """As `interleave_gated`."""
+    half = rows.shape[0] // 2
+    numbers = interleave_gated(np.arange(1, 2 * half + 1)[:, None])[:, 0].astype(np.int64)  # 0: padding
+    taken = rows.take(numbers - 1)
+    taken.scale[numbers == 0] = 0
+    taken.codes[numbers == 0] = 0
+    if taken.multipliers is not None:
+        taken.multipliers[numbers == 0] = 1
+    return taken
+
+
+def deinterleave_quantised(rows: QuantisedRows, half: int) -> QuantisedRows:
+    """As `deinterleave_gated`."""
+    return rows.take(deinterleave_gated(np.arange(rows.shape[0])[:, None], half)[:, 0].astype(np.int64))
+
+
+def _multiplier_bytes(k: int, group: int) -> int:
+    groups = -(-padded_k(k, DType.W4) // group)
+    return -(-groups * PANEL // 64) * 64
+
+
+def _padded(values: npt.NDArray[np.generic], *shape: int) -> npt.NDArray[np.generic]:
+    """Zeros after the last row and column."""
+    padded = np.zeros(shape, values.dtype)
+    padded[tuple(slice(size) for size in values.shape)] = values
+    return padded
+
+
+def _tiles(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """[panels * 16, multiple of 64] bytes → [panels, ...] in the order of the tiles."""
+    k = rows.shape[1]
+    return np.ascontiguousarray(rows.reshape(-1, PANEL, k // 4, 4).transpose(0, 2, 1, 3))
+
+
+def _untiled(tiles: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+    """[panels, 16 * K] in the order of the tiles → [panels * 16, K]."""
+    count, size = tiles.shape
+    return tiles.reshape(count, size // 64, PANEL, 4).transpose(0, 2, 1, 3).reshape(count * PANEL, -1)

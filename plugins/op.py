@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import from_float32, to_float32
+from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, KvLayout, Rows
+from ingot.plugins.quantised import QuantisedRows, round_to_int8
 from ingot.step_io import StepBatch
 
 Array = npt.NDArray[np.float32]
@@ -20,47 +21,70 @@ class KvCache:
     """Paged keys and values in numpy: the reference of every target's KV memory.
 
     Fresh slots hold NaN, so that a kernel that reads a slot nobody wrote is found out.
-    keys, values: float32 [layers, blocks, kv_heads, tokens_per_block, head_dim], rounded to the cache's dtype.
+
+    keys, values              float32 [layers, blocks, kv_heads, tokens_per_block, head_dim], rounded to the cache's
+                              dtype; int8: the codes
+    key_scales, value_scales  float32 [layers, blocks, kv_heads, tokens_per_block]: what they are multiplied with to
+                              give keys and values; 1 where the dtype is not int8
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int) -> None:
         self.layout = layout
         shape = (layout.num_layers, num_blocks, layout.kv_heads, layout.tokens_per_block, layout.head_dim)
-        self.keys = np.full(shape, np.nan, dtype=np.float32)
-        self.values = np.full(shape, np.nan, dtype=np.float32)
+        self.keys, self.values = (np.full(shape, np.nan, dtype=np.float32) for _ in range(2))
+        fresh = np.nan if layout.dtype is DType.I8 else 1
+        self.key_scales, self.value_scales = (np.full(shape[:-1], fresh, dtype=np.float32) for _ in range(2))
 
     def write(self, layer: int, block: int, slot: int, key: Array, value: Array) -> None:
         """Store one token's key and value, each [kv_heads, head_dim]."""
-        self.keys[layer, block, :, slot] = self._rounded(key)
-        self.values[layer, block, :, slot] = self._rounded(value)
+        slots = np.s_[layer, block, :, slot]
+        self.keys[slots], self.key_scales[slots] = self._stored(key)
+        self.values[slots], self.value_scales[slots] = self._stored(value)
 
     def read(self, layer: int, blocks: npt.NDArray[np.int32], length: int) -> tuple[Array, Array]:
         """Keys and values of the first `length` tokens of a block table, each [length, kv_heads, head_dim]."""
         gathered = [
-            pool[layer, blocks].transpose(0, 2, 1, 3).reshape(-1, self.layout.kv_heads, self.layout.head_dim)[:length]
-            for pool in (self.keys, self.values)
+            (numbers[layer, blocks] * scales[layer, blocks][..., None])
+            .transpose(0, 2, 1, 3)
+            .reshape(-1, self.layout.kv_heads, self.layout.head_dim)[:length]
+            for numbers, scales in ((self.keys, self.key_scales), (self.values, self.value_scales))
         ]
         return gathered[0], gathered[1]
 
-    def _rounded(self, values: Array) -> Array:
-        return to_float32(from_float32(values, self.layout.dtype), self.layout.dtype)
+    def _stored(self, rows: Array) -> tuple[Array, Array | float]:
+        """[kv_heads, head_dim] → numbers and scales as the cache holds them."""
+        if self.layout.dtype is DType.I8:
+            codes, scales = round_to_int8(rows)
+            return codes.astype(np.float32), scales
+        return to_float32(from_float32(rows, self.layout.dtype), self.layout.dtype), 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
     """One execution of an op by its reference.
 
-    inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape;
-            None for an absent optional input
+    inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape,
+            or to quantised rows; None for an absent optional input
     """
 
-    inputs: Sequence[Array | None]
+    inputs: Sequence[Array | QuantisedRows | None]
     attrs: Mapping[str, Attr]
     batch: StepBatch
     kv: KvCache
 
     def required(self, index: int) -> Array:
-        """Input `index`, which must be present."""
+        """Input `index`, which must be present; quantised rows as the values that they stand for."""
+        value = self.optional(index)
+        assert value is not None, f"input {index} is required"
+        return value
+
+    def optional(self, index: int) -> Array | None:
+        """Input `index`; quantised rows as the values that they stand for."""
+        value = self.inputs[index]
+        return value.values if isinstance(value, QuantisedRows) else value
+
+    def weight(self, index: int) -> Array | QuantisedRows:
+        """Input `index`, a weight, as it is stored."""
         value = self.inputs[index]
         assert value is not None, f"input {index} is required"
         return value

@@ -1,7 +1,7 @@
 """What a target is: the kernels it can be built for, what this machine lacks, and how to load a plan on it."""
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -37,11 +37,14 @@ class Target(Protocol):
     packs_products: bool
 
     def kernels(self) -> tuple[str, ...]:
-        """Kernels that an engine for this target may use, best first per op and dtype, whatever this machine is."""
+        """Kernels that an engine for this target may use, best first per op and dtype, whatever this machine is.
+
+        The dtype of a product whose inputs are rounded to int8 is the weight's and "a8": w8a8, w4a8.
+        """
         ...
 
     def activations(self, weight_dtype: str) -> str:
-        """What a matrix product with weights of this dtype rounds its input to: "f32" or "bf16"."""
+        """What a product with weights of this dtype rounds its input to, if not to int8: "f32" or "bf16"."""
         ...
 
     def unbuildable(self) -> str | None:
@@ -62,4 +65,42 @@ class Target(Protocol):
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> Session:
         """Load a plan; `weights` (the mmapped section) must stay valid. Raises CapacityError, TargetError."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Product:
+    """The shape of a matrix product, n counting gate and up together. panel_bytes: of 16 packed columns."""
+
+    kernel: str
+    n: int
+    k: int
+    group: int
+    gated: bool
+    panel_bytes: int
+
+    @property
+    def tactics(self) -> int:
+        """Ways to compute it, all of the same bits. The first is what is taken unless a build has timed them."""
+        return 2
+
+    def tactic_names(self, rows: int) -> tuple[str, ...]:
+        """What the ways are, for people."""
+        return ("panel by panel", "blocks") if rows == 1 else ("as shipped", "other blocks")
+
+    def __str__(self) -> str:
+        words = f"{self.kernel} {self.n} x {self.k}"
+        return words + (f" g{self.group}" if self.group else "") + (" gated" if self.gated else "")
+
+
+@runtime_checkable
+class Tunable(Target, Protocol):
+    """A target whose matrix products can be computed in several ways of the same bits, and timed."""
+
+    def machine(self) -> str:
+        """What times depend on: processor, threads, version of the kernels."""
+        ...
+
+    def time_product(self, product: Product, rows: int, tactic: int) -> float:
+        """Seconds that the product takes on this machine, with made-up numbers."""
         ...

@@ -4,7 +4,7 @@ import dataclasses
 
 from ingot.builder.graph import DOMAIN, Graph
 from ingot.builder.passes.base import PassReport, Sweep
-from ingot.builder.select import choose_kernel, plan_ops
+from ingot.builder.select import choose_kernel, kernel_dtype, plan_ops
 from ingot.plugins.target import Target
 
 
@@ -22,6 +22,6 @@ class ChooseKernels:
     def _apply(self, graph: Graph) -> int:
         nodes = [node for node in graph.nodes if node.domain == DOMAIN]
         for node in nodes:
-            dtype = node.attrs.get("dtype", "f32")
+            dtype = kernel_dtype(node.attrs.get("dtype", "f32"), node.attrs.get("activations", ""))
             node.attrs["kernel"] = " ".join(choose_kernel(self.target, op, dtype) for op in plan_ops(node.op))
         return len(nodes)

@@ -1,36 +1,53 @@
 """Every product, table and KV cache gets its type; a product also what its input is rounded to on this target."""
 
 import dataclasses
+from collections.abc import Mapping
 
-from ingot.builder.graph import Graph, ours
+from ingot.builder.graph import Graph, ours, weight_shape
 from ingot.builder.passes.base import PassReport, Sweep
+from ingot.builder.precision import ProductChoice
 from ingot.dtypes import DType
+from ingot.errors import BuildError
+from ingot.plugins.quantised import MAX_K
 from ingot.plugins.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SetPrecision:
-    """weights: of products and tables; kv: of the cache."""
+    """products: by name, with activations that are decided; tables: of tokens and positions; kv: of the cache."""
 
-    weights: DType
+    products: Mapping[str, ProductChoice]
+    tables: DType
     kv: DType
     target: Target
     name: str = "set_precision"
 
     def run(self, graph: Graph) -> PassReport:
-        """Set the attributes `dtype` and `activations`."""
+        """Set the attributes `dtype`, `group` and `activations`."""
         return Sweep(name=self.name, apply=self._apply).run(graph)
 
     def _apply(self, graph: Graph) -> int:
         fired = 0
         for node in graph.nodes:
-            if ours(node, "Matmul", "Embedding"):
-                node.attrs["dtype"] = self.weights.value
+            if ours(node, "Matmul"):
+                choice = self.products[node.name]
+                dtype = choice.precision.dtype.value
+                rounded = choice.activations if choice.activations == "int8" else self.target.activations(dtype)
+                _check_depth(node.name, weight_shape(node.inputs[1])[1], rounded)
+                node.attrs |= {"dtype": dtype, "group": choice.precision.group, "activations": rounded}
+            elif ours(node, "Embedding"):
+                node.attrs["dtype"] = self.tables.value
             elif ours(node, "PagedAttention"):
                 node.attrs["dtype"] = self.kv.value
             else:
                 continue
-            if ours(node, "Matmul"):
-                node.attrs["activations"] = self.target.activations(self.weights.value)
             fired += 1
         return fired
+
+
+def _check_depth(name: str, k: int, rounded: str) -> None:
+    if rounded == "int8" and k > MAX_K:
+        raise BuildError(
+            "a product is too deep for int8 activations: its sums could leave int32", where=name,
+            expected=f"at most {MAX_K} columns", got=str(k), hint="give this layer activations bf16 in a recipe",
+        )  # fmt: skip

@@ -12,15 +12,34 @@ constexpr int64_t kPanel = 16;            // plugins/layouts.py
 constexpr int64_t kMaxCount = 1LL << 31;  // of rows, columns, positions: products of two fit int64
 constexpr int64_t kMaxRows = 1LL << 21;   // of a step: arrays of this length are allocated at open
 constexpr int64_t kAlignment = 64;
+constexpr int64_t kMaxInt8K = 131000;     // MAX_K of plugins/quantised.py
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 int64_t itemsize_of(const std::string& dtype) {
   if (dtype == "f32" || dtype == "i32") return 4;
   if (dtype == "bf16" || dtype == "f16") return 2;
-  if (dtype == "i8" || dtype == "bool") return 1;
+  if (dtype == "int8" || dtype == "bool") return 1;
+  if (dtype == "w8" || dtype == "w4") return 1;  // counted by panel and by row, see below
   return dtype == "i64" ? 8 : 0;
 }
+
+// Bytes of a panel and of a row, as in plugins/layouts.py.
+int64_t panel_bytes_of(const std::string& dtype, int64_t k, int64_t group) {
+  constexpr int64_t kHeader = 128;
+  if (dtype == "w8") return kHeader + round_up(k, 64) * kPanel;
+  if (dtype == "w4") {
+    const int64_t padded_k = round_up(k, 128);
+    return kHeader + round_up(round_up(padded_k, group) / group * kPanel, kAlignment) + padded_k / 2 * kPanel;
+  }
+  return (dtype == "bf16" ? round_up(k, 32) * 2 : k * itemsize_of(dtype)) * kPanel;
+}
+
+int64_t row_bytes_of(const std::string& dtype, int64_t k) {
+  return dtype == "w8" ? 4 + round_up(k, 4) : k * itemsize_of(dtype);
+}
+
+std::string row_layout_of(const std::string& dtype) { return dtype == "w8" ? "row.w8" : "row"; }
 
 void require(bool holds, const std::string& otherwise) {
   if (!holds) throw std::invalid_argument(otherwise);
@@ -54,7 +73,7 @@ class Binder {
     check(isa_includes(memory_.isa, kernel->isa()),
           "kernel " + step.kernel + " needs " + std::string(kernel->isa()) + ", this machine offers " + memory_.isa);
     kernel_ = kernel;
-    BoundStep bound{step.name, kernel, {}, {}, false, {}};
+    BoundStep bound{step.name, kernel, {}, {}, false, {}, {}};
     if (step.op == "matmul") bind_matmul(bound);
     else if (step.op == "embedding") bind_embedding(bound);
     else if (step.op == "rms_norm" || step.op == "layer_norm") bind_norm(bound);
@@ -125,10 +144,11 @@ class Binder {
     return found->second;
   }
 
-  // A weight of layout "row" with this type and shape; shape entries of -1 are free.
+  // A weight whose rows lie one after another, with this type and shape; shape entries of -1 are free.
   const WeightSpec* row_weight(const std::string& name, const std::string& dtype, std::vector<int64_t> shape) const {
     const WeightSpec* weight = find_weight(name);
-    check(weight->layout == "row" && weight->dtype == dtype, "weight " + name + " must be " + dtype + " of layout row");
+    const std::string layout = row_layout_of(dtype);
+    check(weight->layout == layout && weight->dtype == dtype, "weight " + name + " must be " + dtype + " of layout " + layout);
     check(weight->shape.size() == shape.size() && weight->pieces.size() == 1, "weight " + name + " has a wrong shape");
     for (size_t i = 0; i < shape.size(); ++i)
       check(shape[i] < 0 || weight->shape[i] == shape[i],
@@ -190,7 +210,9 @@ class Binder {
   void bind_rope_table(BoundStep& bound);
   void bind_rope_kv_write(BoundStep& bound);
   void bind_paged_attention(BoundStep& bound);
-  std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, bool gated) const;
+  std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const;
+  int64_t attr_group(const std::string& dtype) const;
+  std::array<int32_t, 4> attr_tactics() const;
   PagedKv layer_kv() const;
 
   const PlanSpec& plan_;
@@ -204,9 +226,7 @@ class Binder {
 };
 
 // The weight's pieces, which must hold panels 0 .. num_panels-1 in order and lie inside the weights section.
-std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels, bool gated) const {
-  const int64_t k = weight->shape[1], padded_k = weight->dtype == "bf16" ? round_up(k, 32) : k;
-  const int64_t panel_bytes = product(kPanel, padded_k, itemsize_of(weight->dtype));
+std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const {
   std::vector<Piece> pieces;
   int64_t next = 0;
   for (const PieceSpec& piece : weight->pieces) {
@@ -222,17 +242,38 @@ std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels, 
   return pieces;
 }
 
+int64_t Binder::attr_group(const std::string& dtype) const {
+  const int64_t group = attr_int("group", 0, 128);
+  check(dtype == "w4" ? group == 32 || group == 64 || group == 128 : group == 0,
+        "a " + dtype + " weight does not come in groups of " + std::to_string(group));
+  return group;
+}
+
+// A digit for each class of rows.
+std::array<int32_t, 4> Binder::attr_tactics() const {
+  const std::string word = attr_word("tactics");
+  check(word.size() == 4 && word.find_first_not_of("01") == std::string::npos, "attribute tactics must be four digits, each 0 or 1, got " + word);
+  std::array<int32_t, 4> tactics;
+  for (size_t i = 0; i < tactics.size(); ++i) tactics[i] = word[i] - '0';
+  return tactics;
+}
+
 void Binder::bind_matmul(BoundStep& bound) {
-  check_form(4, 1, 3);
+  const bool tuned = step_->attrs.contains("tactics");
+  check_form(4, 1, tuned ? 5 : 4);
+  if (tuned) bound.tactics = attr_tactics();
   const WeightSpec* weight = find_weight(step_->inputs[1]);
-  check(weight->dtype == kernel_->dtype(), "weight " + weight->name + " is " + weight->dtype + ", kernel " + kernel_->name + " takes " + std::string(kernel_->dtype()));
+  const std::string& dtype = weight->dtype;
+  const std::string rounded = attr_word("activations"), taken(kernel_->dtype());
+  check(taken == dtype + (rounded == "int8" ? "a8" : ""), std::string("kernel ") + kernel_->name + " does not take " + dtype + " weights with " + rounded + " activations");
+  check(rounded == "int8" || rounded == (kernel_->isa().starts_with("amx") ? "bf16" : "f32"),
+        std::string("kernel ") + kernel_->name + " does not take " + rounded + " activations");
   const bool gated = attr_int("gated", 0, 1) == 1;
-  const std::string layout = "panel16." + weight->dtype + (gated ? ".gated" : "");
+  const int64_t group = attr_group(dtype);
+  const std::string layout = "panel16." + dtype + (group ? "g" + std::to_string(group) : "") + (gated ? ".gated" : "");
   check(weight->layout == layout && weight->shape.size() == 2, "weight " + weight->name + " must be [N, K] of layout " + layout);
   const int64_t n = weight->shape[0], k = weight->shape[1];
-  const std::string rounded = attr_word("activations");
-  check(rounded == (kernel_->isa().starts_with("amx") && kernel_->dtype() == "bf16" ? "bf16" : "f32"),
-        std::string("kernel ") + kernel_->name + " does not take " + rounded + " activations");
+  check(rounded != "int8" || k <= kMaxInt8K, "K = " + std::to_string(k) + " is too long for int8 activations");
   check(!gated || n % 2 == 0, "a gated product needs an even number of weight rows");
   const int64_t out = gated ? n / 2 : n;
   const int64_t num_panels = gated ? 2 * round_up(n / 2, kPanel) / kPanel : round_up(n, kPanel) / kPanel;
@@ -243,11 +284,11 @@ void Binder::bind_matmul(BoundStep& bound) {
   same_rows(x, residual);
   apart(y, x, false);
   apart(y, residual, true);
-  bound.pieces = panels(weight, num_panels, gated);
+  bound.pieces = panels(weight, num_panels, panel_bytes_of(dtype, k, group), gated);
   bound.counts_logits = x->rows == "logits";
   bound.args = MatmulArgs{.x = at(x), .pieces = bound.pieces.data(), .num_pieces = static_cast<int64_t>(bound.pieces.size()),
                           .num_panels = num_panels, .bias = vector(step_->inputs[2], n), .residual = at(residual), .y = at(y),
-                          .rows = 0, .n = n, .k = k, .activation = attr_activation(), .gated = gated};
+                          .rows = 0, .n = n, .k = k, .activation = attr_activation(), .gated = gated, .group = group};
 }
 
 void Binder::bind_embedding(BoundStep& bound) {
@@ -387,10 +428,10 @@ void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
   require(itemsize_of(weight.dtype) > 0, where + "unknown type " + weight.dtype);
   require(!weight.shape.empty() && weight.shape.size() <= 2 && !weight.pieces.empty(), where + "wrong shape");
   for (const int64_t extent : weight.shape) require_count(where + "extent", extent);
-  if (weight.layout != "row") return;  // panels are checked by the step that multiplies with them
-  const int64_t bytes = product(weight.shape[0], weight.shape.size() == 2 ? weight.shape[1] : 1, itemsize_of(weight.dtype));
+  if (weight.layout != row_layout_of(weight.dtype)) return;  // panels are checked by the step that multiplies with them
+  const int64_t bytes = product(weight.shape[0], row_bytes_of(weight.dtype, weight.shape.size() == 2 ? weight.shape[1] : 1));
   const PieceSpec& piece = weight.pieces[0];
-  require(weight.pieces.size() == 1 && piece.begin == 0 && piece.end == weight.shape[0], where + "layout row has one piece with all rows");
+  require(weight.pieces.size() == 1 && piece.begin == 0 && piece.end == weight.shape[0], where + "layout " + weight.layout + " has one piece with all rows");
   require(piece.offset >= 0 && piece.offset % kAlignment == 0 && bytes <= weight_bytes - piece.offset,
           where + "lies outside the weights section");
 }
@@ -399,7 +440,7 @@ void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
 
 KvSizes::KvSizes(const KvSpec& kv) {
   itemsize = itemsize_of(kv.dtype);
-  require(kv.dtype == "f32" || kv.dtype == "bf16", "KV caches are f32 or bf16, got " + kv.dtype);
+  require(kv.dtype == "f32" || kv.dtype == "bf16" || kv.dtype == "int8", "KV caches are f32, bf16 or int8, got " + kv.dtype);
   require(kv.num_layers >= 0 && kv.num_layers < 65536, "the number of KV layers is out of range");
   require(kv.kv_heads >= 1 && kv.kv_heads <= 4096, "kv_heads is out of range");
   require(kv.head_dim >= 4 && kv.head_dim <= 256 && kv.head_dim % 4 == 0, "head_dim must be a multiple of 4 from 4 to 256, got " + std::to_string(kv.head_dim));
@@ -407,8 +448,9 @@ KvSizes::KvSizes(const KvSpec& kv) {
           "tokens_per_block must be a multiple of 16 from 16 to 512, got " + std::to_string(kv.tokens_per_block));
   require_count("num_blocks", kv.num_blocks);
   padded_dim = round_up(kv.head_dim, 16);
-  k_block = kv.kv_heads * kv.head_dim * kv.tokens_per_block * itemsize;
-  v_block = kv.kv_heads * padded_dim * kv.tokens_per_block * itemsize;
+  const int64_t scale = kv.dtype == "int8" ? 4 : 0;  // bytes behind the numbers of a token and head
+  k_block = kv.kv_heads * kv.tokens_per_block * (kv.head_dim * itemsize + scale);
+  v_block = kv.kv_heads * kv.tokens_per_block * (padded_dim * itemsize + scale);
   layer = product(kv.num_blocks, k_block + v_block);
   total = product(layer, kv.num_layers);
 }
@@ -457,7 +499,10 @@ void BoundStep::set_counts(const Batch& batch) {
     kv.block_tables = batch.block_tables.data();
     kv.table_width = batch.table_width;
   };
-  if (auto* matmul = std::get_if<MatmulArgs>(&args)) matmul->rows = rows;
+  if (auto* matmul = std::get_if<MatmulArgs>(&args)) {
+    matmul->rows = rows;
+    matmul->tactic = tactics[rows <= 1 ? 0 : rows <= 8 ? 1 : rows <= 32 ? 2 : 3];
+  }
   if (auto* embedding = std::get_if<EmbeddingArgs>(&args)) embedding->tokens = rows;
   if (auto* norm = std::get_if<NormArgs>(&args)) norm->rows = rows;
   if (auto* elementwise = std::get_if<ElementwiseArgs>(&args)) elementwise->rows = rows;

@@ -1,6 +1,7 @@
 // From a plan's step to a kernel call: every name, shape, offset and attribute is checked here, once, at open.
 #pragma once
 
+#include <array>
 #include <string>
 #include <unordered_map>
 #include <variant>
@@ -22,6 +23,7 @@ struct BoundStep {
   std::vector<const BufferSpec*> outputs;
   bool counts_logits;  // rows are the step's logit rows, else its tokens
   std::vector<Piece> pieces;
+  std::array<int32_t, 4> tactics{};  // of a matrix product with 1, 2-8, 9-32 and more rows
 
   const void* arguments() const;
   void set_counts(const Batch& batch);  // rows, tokens, block tables

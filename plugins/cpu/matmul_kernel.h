@@ -6,6 +6,8 @@
 //   rows 1: as fast as a plain read of the weights, f32 and bf16; rows 2: 97-100 %, rows 4: 84-94 % of that
 //   rows 6: f32 85-90 % of the bandwidth; bf16 (84 % of peak) and all above it are bound by fma
 //   rows 16: bf16 85-89 % of peak, f32 64 %; rows 128-512: bf16 84-93 %, f32 80-88 %
+// Quantised weights cost their widening: w8 at one row is bound by it (16-18 GB/s, 60-75 % of the bandwidth), so is w4
+// (6 GB/s, 25 %); rows 6: 79 % and 67 % of peak, rows 96: 86 % and 61 %. Products with int8 rows are faster throughout.
 #pragma once
 
 #include <array>
@@ -13,6 +15,7 @@
 #include <utility>
 
 #include "matmul_parts.h"
+#include "quantised.h"
 
 namespace ingot {
 namespace {
@@ -37,6 +40,65 @@ struct PanelBf16 {
     typename S::V even, odd;
     S::load_bf16_pairs(line + column * 4, even, odd);
     return kK == 0 ? even : odd;
+  }
+};
+
+// Four k of int8, widened.
+struct PanelInt8 {
+  static constexpr int64_t kPerLine = 4;
+
+  template <typename S, int kK>
+  [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, int column) {
+    return S::template load_quads<kK>(line + column * 4);
+  }
+};
+
+// How a weight comes to its lines: of few rows (Stream) and of many (Blocked) in a part of K that begins at k. Those of
+// float weights are used where they lie.
+template <typename Panel>
+struct FloatWeight {
+  using Stream = Panel;
+  using Blocked = Panel;
+  static constexpr int64_t kStreamPart = INT64_MAX, kStreamBytes = 0, kBlockedBytes = 0;
+  int64_t k;
+
+  explicit FloatWeight(const MatmulArgs& args) : k(args.k) {}
+  int64_t panel_bytes() const { return Panel::bytes(k); }
+  const std::byte* stream_lines(const std::byte* panel, int64_t, int64_t, std::byte*) const { return panel; }
+  const std::byte* blocked_lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const {
+    return panel + at / Panel::kPerLine * kLineBytes;
+  }
+  template <typename S>
+  PlainSums<S> sums(const MatmulArgs&) const {
+    return {};
+  }
+};
+
+// Quantised weights (W8, W4): int8 lines, float32 ones where many rows share the work of widening.
+template <typename I, typename Format>
+struct WidenedWeight {
+  using Stream = PanelInt8;
+  using Blocked = PanelF32;
+  // bytes of scratch for a part of one panel
+  static constexpr int64_t kBlockedK = 256, kBlockedBytes = kBlockedK * kLineBytes;
+  static constexpr int64_t kStreamPart = Format::kTiles == 1 ? INT64_MAX : kBlockedK;
+  static constexpr int64_t kStreamBytes = Format::kTiles == 1 ? 0 : kBlockedK * kPanel;
+  Format format;
+
+  explicit WidenedWeight(const MatmulArgs& args) : format(args) {}
+  int64_t panel_bytes() const { return format.panel_bytes(); }
+  const std::byte* stream_lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
+    return format.template tiles<I>(panel, at / kTileK, tiles_of(part), to);
+  }
+  const std::byte* blocked_lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
+    alignas(64) std::byte narrow[kBlockedK * kPanel];
+    const std::byte* lines = format.template tiles<I>(panel, at / kTileK, tiles_of(part), narrow);
+    widen_lines<I>(lines, ceil_div(part, 4), reinterpret_cast<float*>(to));
+    return to;
+  }
+  template <typename S>
+  ScaledSums<S> sums(const MatmulArgs& args) const {
+    return {args, panel_bytes()};
   }
 };
 
@@ -85,11 +147,13 @@ void tile(const TileArgs& args) {
     }
   };
   const float* x = args.x;
-  const int64_t whole = args.k / Panel::kPerLine;
+  const int64_t whole = args.k / Panel::kPerLine, rest = args.k % Panel::kPerLine;
   for (int64_t i = 0; i < whole; ++i, x += Panel::kPerLine) {
     add_k.template operator()<0>(x);
-    if constexpr (Panel::kPerLine == 2) {
-      add_k.template operator()<1>(x + 1);
+    if constexpr (Panel::kPerLine > 1) add_k.template operator()<1>(x + 1);
+    if constexpr (Panel::kPerLine > 2) {
+      add_k.template operator()<2>(x + 2);
+      add_k.template operator()<3>(x + 3);
     }
 #pragma GCC unroll 16
     for (int p = 0; p < kPanels; ++p) {
@@ -97,7 +161,11 @@ void tile(const TileArgs& args) {
       line[p] += kLineBytes;
     }
   }
-  if (args.k % Panel::kPerLine != 0) add_k.template operator()<0>(x);
+  if (rest > 0) add_k.template operator()<0>(x);
+  if constexpr (Panel::kPerLine > 2) {
+    if (rest > 1) add_k.template operator()<1>(x + 1);
+    if (rest > 2) add_k.template operator()<2>(x + 2);
+  }
 
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
@@ -128,76 +196,93 @@ struct Tiles {
   static constexpr auto kOne = table<1>(Indices()), kFull = table<kPanels>(Indices()), kStream = table<0>(Indices());
 };
 
-// Few rows: all of them in one tile over the whole K, so that each weight is read once, in order. Threads own
-// contiguous panels, the same ones in every call.
-template <typename S, typename Panel>
+// Few rows: all of them in one tile, so that each weight is read once, in order. Threads own contiguous panels, the same
+// ones in every call.
+template <typename S, typename Weight>
 void stream(const MatmulArgs& args, const Team& team) {
-  using T = Tiles<S, Panel>;
+  using T = Tiles<S, typename Weight::Stream>;
   constexpr int64_t kMaxPanels = 8;
-  const int64_t width = args.gated ? 2 : 1, bytes = Panel::bytes(args.k);
+  const Weight weight(args);
+  const auto scaled = weight.template sums<S>(args);
+  const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes();
   const Team::Range units = team.share(args.num_panels / width);
   const int64_t end = units.end * width;
-  const int64_t group = std::max<int64_t>(width, T::stream_panels(static_cast<int>(args.rows)));
+  const int64_t at_once = T::stream_panels(static_cast<int>(args.rows)), group = std::max<int64_t>(width, at_once);
   alignas(64) float sums[kMaxPanels * T::kRows * kPanel];
+  alignas(64) std::byte lines[kMaxPanels * Weight::kStreamBytes + 64];
   for (int64_t panel = units.begin * width; panel < end; panel += group) {
-    const int64_t count = std::min(group, end - panel);
-    const std::byte* data[kMaxPanels];
-    for (int64_t p = 0; p < count; ++p) data[p] = panel_at(args, panel + p, bytes);
-    const int64_t stride = args.rows * kPanel;
-    TileArgs tile{args.x, args.k, data, args.k, sums, stride, true, 2048};
-    const int64_t at_once = T::stream_panels(static_cast<int>(args.rows));
-    for (int64_t p = 0; p < count; p += count - p >= at_once ? at_once : 1) {
-      tile.panels = data + p;
-      tile.sums = sums + p * stride;
-      (count - p >= at_once ? T::kStream : T::kOne)[static_cast<size_t>(args.rows - 1)](tile);
+    const int64_t count = std::min(group, end - panel), stride = args.rows * kPanel;
+    for (int64_t k = 0; k < args.k; k += std::min(Weight::kStreamPart, args.k)) {
+      const int64_t part = std::min(Weight::kStreamPart, args.k - k);
+      const std::byte* data[kMaxPanels];
+      for (int64_t p = 0; p < count; ++p)
+        data[p] = weight.stream_lines(panel_at(args, panel + p, bytes), k, part, lines + p * Weight::kStreamBytes);
+      TileArgs tile{args.x + k, args.k, data, part, sums, stride, k == 0, 2048};
+      for (int64_t p = 0; p < count; p += count - p >= at_once ? at_once : 1) {
+        tile.panels = data + p;
+        tile.sums = sums + p * stride;
+        (count - p >= at_once ? T::kStream : T::kOne)[static_cast<size_t>(args.rows - 1)](tile);
+      }
     }
-    epilogue<S>(args, 0, args.rows, panel, count, sums, stride);
+    epilogue<S>(args, 0, args.rows, panel, count, sums, stride, scaled);
   }
 }
 
 // Many rows: blocks of rows x panels, cut along K so that a panel's part stays in L1 and the rows' part (copied, so
 // that no two rows of it share cache sets) in L2. Sums rest in scratch between the parts.
-template <typename S, typename Panel>
+template <typename S, typename Weight>
 void blocked(const MatmulArgs& args, const Team& team) {
+  using Panel = typename Weight::Blocked;
   using T = Tiles<S, Panel>;
-  constexpr int64_t kMaxRows = 96 / T::kRows * T::kRows, kMaxPanels = 32, kPartBytes = 256 * kLineBytes;
-  constexpr int64_t kPart = kPartBytes / kLineBytes * Panel::kPerLine;  // k
-  const Blocks blocks = cut(args, team.count, T::kRows, kMaxRows, kMaxPanels);
-  const int64_t bytes = Panel::bytes(args.k);
-  float* const sums = reinterpret_cast<float*>(team.scratch((kMaxPanels * kPanel + kPart) * kMaxRows * sizeof(float)));
-  float* const x = sums + kMaxPanels * kPanel * kMaxRows;
-  const std::byte* data[kMaxPanels];
+  constexpr int64_t kFewRows = Tiles<S, typename Weight::Stream>::kRows;
+  constexpr int64_t kPart = 256 * Panel::kPerLine;  // k
+  const Weight weight(args);
+  const auto scaled = weight.template sums<S>(args);
+  const BlockLimits limits = block_limits(args, kFewRows, 96 / T::kRows * T::kRows, 32);
+  const Blocks blocks = cut(args, team.count, T::kRows, limits);
+  const int64_t bytes = weight.panel_bytes();
+  const int64_t num_sums = limits.panels * kPanel * limits.rows, num_x = limits.rows * kPart;
+  constexpr int64_t kLinesBytes = T::kPanels * Weight::kBlockedBytes;
+  float* const sums = reinterpret_cast<float*>(
+      team.scratch(static_cast<size_t>(num_sums + num_x) * sizeof(float) + static_cast<size_t>(kLinesBytes)));
+  float* const x = sums + num_sums;
+  std::byte* const lines = reinterpret_cast<std::byte*>(x + num_x);
   for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
     const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
     const int64_t rows = std::min(blocks.rows, args.rows - row);
     const int64_t panels = std::min(blocks.panels, args.num_panels - panel), stride = rows * kPanel;
     const int64_t tiles = ceil_div(rows, T::kRows);
-    for (int64_t p = 0; p < panels; ++p) data[p] = panel_at(args, panel + p, bytes);
     for (int64_t k = 0; k < args.k; k += kPart) {
       const int64_t part = std::min(kPart, args.k - k);
       for (int64_t r = 0; r < rows; ++r)
         std::memcpy(x + r * part, args.x + (row + r) * args.k + k, static_cast<size_t>(part) * sizeof(float));
       for (int64_t p = 0, step; p < panels; p += step) {
         step = panels - p >= T::kPanels ? T::kPanels : 1;
-        const std::byte* next = p + step < panels ? data[p + step] : data[0] + kPartBytes;  // read it ahead
+        const std::byte* data[T::kPanels];
+        for (int64_t i = 0; i < step; ++i)
+          data[i] = weight.blocked_lines(panel_at(args, panel + p + i, bytes), k, part, lines + i * Weight::kBlockedBytes);
+        int64_t ahead = 0;  // of lines where they lie: to those of the next panels
+        if (Weight::kBlockedBytes == 0)
+          ahead = (p + step < panels ? weight.blocked_lines(panel_at(args, panel + p + step, bytes), k, part, nullptr)
+                                     : weight.blocked_lines(panel_at(args, panel, bytes), k + kPart, part, nullptr)) -
+                  data[0];
         for (int64_t i = 0; i < tiles; ++i) {
           const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles;
           (step == 1 ? T::kOne : T::kFull)[static_cast<size_t>(end - r - 1)](
-              {x + r * part, part, data + p, part, sums + p * stride + r * kPanel, stride, k == 0, next - data[p]});
+              {x + r * part, part, data, part, sums + p * stride + r * kPanel, stride, k == 0, ahead});
         }
       }
-      for (int64_t p = 0; p < panels; ++p) data[p] += kPartBytes;
     }
-    epilogue<S>(args, row, rows, panel, panels, sums, stride);
+    epilogue<S>(args, row, rows, panel, panels, sums, stride, scaled);
   }
 }
 
-template <typename S, typename Panel>
+template <typename S, typename Weight>
 void matmul(const MatmulArgs& args, const Team& team) {
-  if (args.rows <= Tiles<S, Panel>::kRows) {
-    stream<S, Panel>(args, team);
+  if (passes_over_panels(args, Tiles<S, typename Weight::Stream>::kRows)) {
+    stream<S, Weight>(args, team);
   } else {
-    blocked<S, Panel>(args, team);
+    blocked<S, Weight>(args, team);
   }
 }
 

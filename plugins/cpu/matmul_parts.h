@@ -1,9 +1,11 @@
-// What all matrix products share: where a panel lies, the epilogue, and the cut into pieces of work.
+// What all matrix products share: where a panel lies, what a sum is multiplied by, the epilogue, and the cut into pieces
+// of work.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "activations.h"
 #include "ingot/kernel.h"
@@ -16,17 +18,62 @@ constexpr int64_t kLineBytes = 64;  // a panel is a stream of lines: 16 columns 
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+template <typename F, int... kI>
+[[gnu::always_inline]] inline void for_each(std::integer_sequence<int, kI...>, F f) {
+  (f.template operator()<kI>(), ...);
+}
+
 inline const std::byte* panel_at(const MatmulArgs& args, int64_t panel, int64_t panel_bytes) {
   const Piece* piece = args.pieces;
   while (panel >= piece->end) ++piece;
   return piece->data + (panel - piece->begin) * panel_bytes;
 }
 
-// Writes y of `rows` rows from `row` on and of panels [panel, panel + panels) from their sums.
-// sums: [panels][panel_stride floats], in them [rows][16]. Order: + bias, activation, gate, + residual.
+// What the epilogue makes of a sum first. columns(panel, i) are S::kWidth columns from i on, of(p, row) their products.
 template <typename S>
-void epilogue(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, int64_t panels, const float* sums,
-              int64_t panel_stride) {
+struct PlainSums {
+  struct Columns {
+    typename S::V of(const float* sums, int64_t) const { return S::load(sums); }
+  };
+  Columns columns(int64_t, int64_t) const { return {}; }
+};
+
+// Quantised weights begin each panel with the scales of its columns.
+template <typename S>
+struct ScaledSums {
+  struct Columns {
+    typename S::V scale;
+    typename S::V of(const float* sums, int64_t) const { return S::mul(S::load(sums), scale); }
+  };
+  const MatmulArgs& args;
+  int64_t panel_bytes;
+
+  Columns columns(int64_t panel, int64_t i) const {
+    return {S::load(reinterpret_cast<const float*>(panel_at(args, panel, panel_bytes)) + i)};
+  }
+};
+
+// Sums in int32 of rows that were rounded to int8: x_scales [rows].
+template <typename S>
+struct Int8Sums {
+  struct Columns {
+    typename S::V scale;
+    const float* x_scales;
+    typename S::V of(const int32_t* sums, int64_t row) const {
+      return S::mul(S::load_int(sums), S::mul(S::set1(x_scales[row]), scale));
+    }
+  };
+  ScaledSums<S> weight;
+  const float* x_scales;
+
+  Columns columns(int64_t panel, int64_t i) const { return {weight.columns(panel, i).scale, x_scales}; }
+};
+
+// Writes y of `rows` rows from `row` on and of panels [panel, panel + panels) from their sums.
+// sums: [panels][panel_stride], in them [rows][16]. Order: + bias, activation, gate, + residual.
+template <typename S, typename T, typename Sums>
+void epilogue(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, int64_t panels, const T* sums,
+              int64_t panel_stride, const Sums& made) {
   using V = typename S::V;
   const int64_t width = args.gated ? 2 : 1;  // panels that make 16 columns of y
   const int64_t out = args.gated ? args.n / 2 : args.n;
@@ -37,12 +84,13 @@ void epilogue(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, 
       if (left <= 0) break;
       const V bias = args.bias ? S::load_partial(args.bias + col, left) : S::zero();
       const V up_bias = args.bias && args.gated ? S::load_partial(args.bias + out + col, left) : S::zero();
+      const auto columns = made.columns(panel + p, i), up_columns = made.columns(panel + p + width - 1, i);
       for (int64_t r = 0; r < rows; ++r) {
-        V v = S::load(sums + r * kPanel + i);
+        V v = columns.of(sums + r * kPanel + i, row + r);
         if (args.bias) v = S::add(v, bias);
         v = activate<S>(args.activation, v);
         if (args.gated) {
-          V up = S::load(sums + panel_stride + r * kPanel + i);
+          V up = up_columns.of(sums + panel_stride + r * kPanel + i, row + r);
           if (args.bias) up = S::add(up, up_bias);
           v = S::mul(v, up);
         }
@@ -62,14 +110,28 @@ struct Blocks {
   int64_t count() const { return row_blocks * panel_blocks; }
 };
 
-// Blocks of at most max_rows (a multiple of row_step) x max_panels, and smaller ones until every thread has several.
-inline Blocks cut(const MatmulArgs& args, int threads, int64_t row_step, int64_t max_rows, int64_t max_panels) {
+// The largest blocks. Tactic 1 is the other choice that a build may time: blocks also for the few rows that otherwise pass
+// over contiguous panels, and for many rows blocks of twice as many rows and half as many panels.
+struct BlockLimits {
+  int64_t rows, panels;
+};
+
+inline bool passes_over_panels(const MatmulArgs& args, int64_t few_rows) {
+  return args.rows <= few_rows && args.tactic == 0;
+}
+
+inline BlockLimits block_limits(const MatmulArgs& args, int64_t few_rows, int64_t rows, int64_t panels) {
+  return args.rows > few_rows && args.tactic == 1 ? BlockLimits{2 * rows, panels / 2} : BlockLimits{rows, panels};
+}
+
+// Blocks within the limits (of rows: a multiple of row_step), and smaller ones until every thread has several.
+inline Blocks cut(const MatmulArgs& args, int threads, int64_t row_step, const BlockLimits& limits) {
   constexpr int64_t kMinPanels = 4;
   const auto blocks = [&](int64_t rows, int64_t panels) {
     const int64_t even_rows = ceil_div(ceil_div(args.rows, ceil_div(args.rows, rows)), row_step) * row_step;
     return Blocks{even_rows, panels, ceil_div(args.rows, even_rows), ceil_div(args.num_panels, panels)};
   };
-  Blocks best = blocks(max_rows, max_panels);
+  Blocks best = blocks(limits.rows, limits.panels);
   const int64_t wanted = threads == 1 ? 1 : 6 * threads;
   while (best.count() < wanted && best.panels > kMinPanels) best = blocks(best.rows, best.panels / 2);
   while (best.count() < wanted && best.rows > row_step) best = blocks(best.rows / 2, best.panels);

@@ -1,73 +1,208 @@
-// Products of bf16 weights on tile registers (AMX). x is rounded to bf16; a sum takes its k in steps of 32, ascending,
-// each step by one tile instruction. One row goes the same way as many, so it gets the same bits.
+// Products on tile registers (AMX): of bf16, x rounded to bf16, or of int8, x rounded to int8. A sum takes its k in steps
+// of a tile, 32 or 64, ascending, each step by one tile instruction; one row of bf16 goes the same way as many, so it gets
+// the same bits. Sums of int8 are exact, so that few rows may take another way (matmul_int8_kernel.h).
 //
-// Floors: N * K * 2 bytes of weights over the bandwidth of memory; 2 * rows * N * K operations, rows and N rounded up
-// to whole tiles, at 1024 per cycle. A step of a 2 x 2 block is 64 cycles of products and 4 KiB of tile loads. The
-// blocking follows probes on a machine with AMX; these loops themselves have been checked for their bits, not timed.
+// Floors: the bytes of the weights over the bandwidth of memory; 2 * rows * N * K operations, rows and N rounded up to
+// whole tiles, at 1024 (bf16) or 2048 (int8) per cycle. A step of a 2 x 2 block is 64 cycles of products and 4 KiB of tile
+// loads. Weights that are stored otherwise than multiplied are unpacked: for few rows into a ring of tiles in L1, ahead of
+// their use and between the products, for many rows a part of two panels (32 KiB) at once. The blocking follows probes on a
+// machine with AMX; these loops themselves have been checked for their bits, not timed.
 #pragma once
 
+#include "matmul_int8_kernel.h"
 #include "matmul_parts.h"
+#include "quantised.h"
 
 namespace ingot {
 namespace {
 
-constexpr int64_t kTileRows = 16, kTileK = 32, kTileBytes = 1024;
+constexpr int64_t kTileRows = 16, kFewRows = 4;
 
 // How x lies in Team::shared: [row pairs][K steps][2 tiles]; up to 16 rows: [K steps][one tile of that many rows].
 struct PackedRows {
-  int64_t rows, k;
+  int64_t rows, k, step_k;
+  std::byte* data;
 
-  int64_t steps() const { return ceil_div(k, kTileK); }
+  int64_t steps() const { return ceil_div(k, step_k); }
   int64_t tile_rows() const { return std::min(rows, kTileRows); }
   int64_t row_tiles() const { return ceil_div(rows, kTileRows); }
   int64_t step_bytes() const { return rows <= kTileRows ? rows * kLineBytes : 2 * kTileBytes; }
   int64_t bytes() const { return ceil_div(row_tiles(), 2) * steps() * step_bytes(); }
-  int64_t offset(int64_t row_tile, int64_t step) const {
-    return (row_tile / 2 * steps() + step) * step_bytes() + row_tile % 2 * kTileBytes;
+  std::byte* tile(int64_t row_tile, int64_t step) const {
+    return data + (row_tile / 2 * steps() + step) * step_bytes() + row_tile % 2 * kTileBytes;
   }
 };
 
-inline size_t matmul_tiles_scratch(const void* args) {
-  const auto& matmul = *static_cast<const MatmulArgs*>(args);
-  const int64_t full_rows = ceil_div(matmul.rows, kTileRows) * kTileRows;  // fewer rows never need more
-  return static_cast<size_t>(PackedRows{full_rows, matmul.k}.bytes());
-}
-
+// x in bf16.
 template <typename S>
-void pack_rows(const MatmulArgs& args, const PackedRows& packed, const Team& team) {
-  const Team::Range mine = team.share(packed.row_tiles() * packed.steps());
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
-    const int64_t tile = i / packed.steps(), step = i % packed.steps();
-    auto* to = reinterpret_cast<uint16_t*>(team.shared + packed.offset(tile, step));
-    for (int64_t r = 0; r < packed.tile_rows(); ++r)
-      for (int64_t c = 0; c < kTileK; c += S::kWidth, to += S::kWidth) {
-        const int64_t row = tile * kTileRows + r, k = step * kTileK + c;
-        const int64_t left = row < args.rows ? std::clamp<int64_t>(args.k - k, 0, S::kWidth) : 0;
-        S::store_bf16(to, left > 0 ? S::load_partial(args.x + row * args.k + k, left) : S::zero());
-      }
-  }
-}
+struct Bf16Rows {
+  using Sum = float;
+  static constexpr int64_t kStepK = 32;
+  PackedRows packed;
 
+  explicit Bf16Rows(const MatmulArgs& args, std::byte* shared) : packed{args.rows, args.k, kStepK, shared} {}
+  static size_t bytes(const MatmulArgs& args) { return static_cast<size_t>(PackedRows{args.rows, args.k, kStepK, nullptr}.bytes()); }
+
+  void pack(const MatmulArgs& args, const Team& team) const {
+    const Team::Range mine = team.share(packed.row_tiles() * packed.steps());
+    for (int64_t i = mine.begin; i < mine.end; ++i) {
+      const int64_t tile = i / packed.steps(), step = i % packed.steps();
+      auto* to = reinterpret_cast<uint16_t*>(packed.tile(tile, step));
+      for (int64_t r = 0; r < packed.tile_rows(); ++r)
+        for (int64_t c = 0; c < kStepK; c += S::kWidth, to += S::kWidth) {
+          const int64_t row = tile * kTileRows + r, k = step * kStepK + c;
+          const int64_t left = row < args.rows ? std::clamp<int64_t>(args.k - k, 0, S::kWidth) : 0;
+          S::store_bf16(to, left > 0 ? S::load_partial(args.x + row * args.k + k, left) : S::zero());
+        }
+    }
+  }
+
+  template <typename Weight>
+  auto sums(const MatmulArgs& args, const Weight& weight) const {
+    return weight.template sums<S>(args);
+  }
+  template <int kSums, int kX, int kWeight, typename Tiles>
+  static void dot(Tiles& tiles) {
+    tiles.template dot_bf16<kSums, kX, kWeight>();
+  }
+};
+
+// x in int8, the scales of its rows before it.
+template <typename S>
+struct Int8Rows {
+  using Sum = int32_t;
+  static constexpr int64_t kStepK = kTileK;
+  float* scales;
+  PackedRows packed;
+
+  static int64_t scale_bytes(int64_t rows) { return ceil_div(rows * 4, kLineBytes) * kLineBytes; }
+  explicit Int8Rows(const MatmulArgs& args, std::byte* shared)
+      : scales(reinterpret_cast<float*>(shared)), packed{args.rows, args.k, kStepK, shared + scale_bytes(args.rows)} {}
+  static size_t bytes(const MatmulArgs& args) {
+    return static_cast<size_t>(scale_bytes(args.rows) + PackedRows{args.rows, args.k, kStepK, nullptr}.bytes());
+  }
+
+  void pack(const MatmulArgs& args, const Team& team) const {
+    const Team::Range mine = team.share(packed.row_tiles() * packed.tile_rows());
+    for (int64_t row = mine.begin; row < mine.end; ++row) {
+      const auto place = [this, row](int64_t k) {
+        return reinterpret_cast<int8_t*>(packed.tile(row / kTileRows, k / kStepK) + row % kTileRows * kLineBytes);
+      };
+      if (row < args.rows) {
+        scales[row] = round_row<S>(args.x + row * args.k, args.k, packed.steps() * kStepK, place).scale;
+      } else {
+        for (int64_t k = 0; k < args.k; k += kStepK) std::fill_n(place(k), kStepK, int8_t{0});
+      }
+    }
+  }
+
+  template <typename Weight>
+  Int8Sums<S> sums(const MatmulArgs& args, const Weight& weight) const {
+    return {{args, weight.panel_bytes()}, scales};
+  }
+  template <int kSums, int kX, int kWeight, typename Tiles>
+  static void dot(Tiles& tiles) {
+    tiles.template dot_int8<kSums, kX, kWeight>();
+  }
+};
+
+// How a weight comes to its tiles: kTiles of them from each KiB that is stored, by unpack where that is not the tile itself.
+struct Bf16Tiles {
+  static constexpr int64_t kTiles = 1;
+  static constexpr bool kInPlace = true;
+  int64_t k;
+
+  explicit Bf16Tiles(const MatmulArgs& args) : k(args.k) {}
+  int64_t panel_bytes() const { return ceil_div(k, 32) * kTileBytes; }
+  int64_t data_offset() const { return 0; }
+  template <typename S>
+  PlainSums<S> sums(const MatmulArgs&) const {
+    return {};
+  }
+};
+
+template <typename I, typename Format>
+struct Int8Tiles : Format {
+  static constexpr bool kInPlace = Format::kTiles == 1;
+
+  using Format::Format;
+  void unpack(const std::byte* panel, int64_t unit, std::byte* to) const {
+    if constexpr (!kInPlace) Format::template unpack<I>(panel, unit, to);
+  }
+};
+
+// Quantised weights as bf16, which holds them exactly.
+template <typename I, typename Format>
+struct NarrowedTiles : Format {
+  static constexpr int64_t kTiles = 2 * Format::kTiles;
+  static constexpr bool kInPlace = false;
+
+  using Format::Format;
+  void unpack(const std::byte* panel, int64_t unit, std::byte* to) const {
+    alignas(64) std::byte bytes[Format::kTiles * kTileBytes];
+    const std::byte* tiles = Format::template tiles<I>(panel, unit * Format::kTiles, Format::kTiles, bytes);
+    narrow_lines<I>(tiles, Format::kTiles * kTileLines, to);
+  }
+  template <typename S>
+  ScaledSums<S> sums(const MatmulArgs& args) const {
+    return {args, this->panel_bytes()};
+  }
+};
+
+// Tiles of several panels, one after another, and lines to read ahead meanwhile, so many in each step.
+template <typename S>
+struct TilesInMemory {
+  const std::byte* const* tiles;
+  const std::byte* const* ahead;
+  int64_t ahead_lines;
+
+  const std::byte* tile(int panel, int64_t step) const { return tiles[panel] + step * kTileBytes; }
+  void work(int panel, int64_t step) const {
+    for (int64_t line = 0; line < ahead_lines; ++line)
+      S::prefetch(ahead[panel] + (step * ahead_lines + line) * kLineBytes);
+  }
+};
+
+// Tiles that are unpacked kLead KiB of weights before their use.
+template <typename Weight, int kPanels>
+struct TileRing {
+  static constexpr int64_t kLead = Weight::kTiles > 2 ? 1 : 2, kSlots = kLead + 1;
+  static constexpr int64_t kBytes = kPanels * kSlots * Weight::kTiles * kTileBytes;
+  const Weight& weight;
+  const std::byte* const* panels;
+  int64_t units;  // KiB of a panel
+  std::byte* slots;
+
+  std::byte* slot(int panel, int64_t unit) const {
+    return slots + (panel * kSlots + unit % kSlots) * Weight::kTiles * kTileBytes;
+  }
+  void start(int count) const {
+    for (int panel = 0; panel < count; ++panel)
+      for (int64_t unit = 0; unit < std::min(kLead, units); ++unit)
+        weight.unpack(panels[panel], unit, slot(panel, unit));
+  }
+  const std::byte* tile(int panel, int64_t step) const {
+    return slot(panel, step / Weight::kTiles) + step % Weight::kTiles * kTileBytes;
+  }
+  void work(int panel, int64_t step) const {
+    const int64_t unit = step / Weight::kTiles + kLead;
+    if (step % Weight::kTiles == 0 && unit < units) weight.unpack(panels[panel], unit, slot(panel, unit));
+  }
+};
+
+template <typename Sum>
 struct BlockArgs {
   const std::byte* x;  // tiles of the first K step
   int64_t step_bytes;
-  const std::byte* const* panels;
-  const std::byte* const* ahead;  // lines to prefetch, for each panel
-  int64_t ahead_lines;            // in each K step
   int64_t steps;
-  float* sums;  // [panel][row][16], continued unless `first`
+  Sum* sums;  // [panel][row][16], continued unless `first`
   int64_t panel_stride;
   bool first;
 };
 
-template <typename F, int... kI>
-[[gnu::always_inline]] inline void for_each(std::integer_sequence<int, kI...>, F f) {
-  (f.template operator()<kI>(), ...);
-}
-
 // kRowTiles x kPanels tiles of sums, at most four: each tile of x and of weight read serves several products.
-template <typename S, typename Tiles, int kRowTiles, int kPanels, bool kOnce>
-void block(Tiles& tiles, const BlockArgs& args) {
+template <typename Rows, int kRowTiles, int kPanels, bool kOnce, typename Tiles, typename Source>
+void block(Tiles& tiles, const BlockArgs<typename Rows::Sum>& args, const Source& weights) {
   constexpr std::make_integer_sequence<int, kRowTiles> kEachRow;
   constexpr std::make_integer_sequence<int, kPanels> kEachPanel;
   constexpr std::make_integer_sequence<int, kRowTiles * kPanels> kEachSum;
@@ -89,92 +224,151 @@ void block(Tiles& tiles, const BlockArgs& args) {
       }
     });
     for_each(kEachPanel, [&]<int kP>() {
-      tiles.template load<6 + kP % 2>(args.panels[kP] + step * kTileBytes);
-      for (int64_t line = 0; line < args.ahead_lines; ++line)
-        S::prefetch(args.ahead[kP] + (step * args.ahead_lines + line) * kLineBytes);
-      for_each(kEachRow, [&]<int kR>() { tiles.template dot<kR * kPanels + kP, 4 + kR, 6 + kP % 2>(); });
+      tiles.template load<6 + kP % 2>(weights.tile(kP, step));
+      weights.work(kP, step);
+      for_each(kEachRow, [&]<int kR>() { Rows::template dot<kR * kPanels + kP, 4 + kR, 6 + kP % 2>(tiles); });
     });
   }
   for_each(kEachSum, [&]<int kI>() { tiles.template store<kI>(sums_at(kI)); });
 }
 
 // Up to 32 rows: sums stay in the tiles over the whole K, each weight is read once. Threads own contiguous panels.
-template <typename S, typename Tiles, int kRowTiles>
-void stream_tiles(const MatmulArgs& args, const PackedRows& packed, const Team& team) {
-  constexpr int64_t kPanels = 4 / kRowTiles, kAheadBytes = 4096;
-  const int64_t width = args.gated ? 2 : 1, bytes = packed.steps() * kTileBytes;
+template <typename S, typename Tiles, typename Rows, typename Weight, int kRowTiles>
+void stream_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
+  constexpr int64_t kPanels = 4 / kRowTiles, kAheadBytes = 4096, kStride = kRowTiles * kTileRows * kPanel;
+  using Ring = TileRing<Weight, kPanels>;
+  const Weight weight(args);
+  const PackedRows& packed = x.packed;
+  const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes();
   const Team::Range units = team.share(args.num_panels / width);
   Tiles tiles(packed.tile_rows());
-  alignas(64) float sums[4 * kTileRows * kPanel];
+  alignas(64) typename Rows::Sum sums[4 * kTileRows * kPanel];
+  std::byte* slots = nullptr;
+  if constexpr (!Weight::kInPlace) slots = team.scratch(Ring::kBytes);
   for (int64_t panel = units.begin * width, count; panel < units.end * width; panel += count) {
     count = std::min(kPanels, units.end * width - panel);
     const std::byte *data[kPanels], *ahead[kPanels];
     for (int64_t p = 0; p < count; ++p) {
-      data[p] = panel_at(args, panel + p, bytes);
+      data[p] = panel_at(args, panel + p, bytes) + (Weight::kInPlace ? weight.data_offset() : 0);
       ahead[p] = data[p] + kAheadBytes;
     }
-    constexpr int64_t kStride = kRowTiles * kTileRows * kPanel;
     for (int64_t p = 0; p < count; p += count == kPanels ? kPanels : 1) {
-      const BlockArgs part{team.shared, packed.step_bytes(), data + p,         ahead + p, kTileBytes / kLineBytes,
-                           packed.steps(), sums + p * kStride, kStride, true};
-      if (count == kPanels) {
-        block<S, Tiles, kRowTiles, kPanels, false>(tiles, part);
+      const BlockArgs<typename Rows::Sum> part{packed.data, packed.step_bytes(), packed.steps(),
+                                               sums + p * kStride, kStride, true};
+      const auto multiply = [&](const auto& source) {
+        if (count == kPanels) {
+          block<Rows, kRowTiles, kPanels, false>(tiles, part, source);
+        } else {
+          block<Rows, kRowTiles, 1, false>(tiles, part, source);
+        }
+      };
+      if constexpr (Weight::kInPlace) {
+        multiply(TilesInMemory<S>{data + p, ahead + p, kTileBytes / kLineBytes});
       } else {
-        block<S, Tiles, kRowTiles, 1, false>(tiles, part);
+        const Ring ring{weight, data + p, ceil_div(packed.steps(), Weight::kTiles), slots};
+        ring.start(count == kPanels ? kPanels : 1);
+        multiply(ring);
       }
     }
-    epilogue<S>(args, 0, args.rows, panel, count, sums, kStride);
+    epilogue<S>(args, 0, args.rows, panel, count, sums, kStride, x.sums(args, weight));
   }
 }
 
 // Many rows: blocks of rows x panels, cut along K so that two panels' part (32 KiB) stays in L1 and the rows' part in
 // L2, from where it streams past L1. While two panels are used, the next two are read ahead.
-template <typename S, typename Tiles>
-void blocked_tiles(const MatmulArgs& args, const PackedRows& packed, const Team& team) {
-  constexpr int64_t kMaxRows = 512, kMaxPanels = 16, kSteps = 16, kPartBytes = kSteps * kTileBytes;
-  const Blocks blocks = cut(args, team.count, 2 * kTileRows, kMaxRows, kMaxPanels);
-  float* const sums = reinterpret_cast<float*>(team.scratch(kMaxRows * kMaxPanels * kPanel * sizeof(float)));
-  const std::byte* data[kMaxPanels + 2];
-  Tiles tiles(kTileRows);
+template <typename S, typename Tiles, typename Rows, typename Weight>
+void blocked_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
+  using Sum = typename Rows::Sum;
+  constexpr int64_t kSteps = 16, kPartBytes = kSteps * kTileBytes, kStoredBytes = kPartBytes / Weight::kTiles;
+  const BlockLimits limits = block_limits(args, 2 * kTileRows, 512, 16);
+  const int64_t sum_bytes = limits.rows * limits.panels * kPanel * static_cast<int64_t>(sizeof(Sum));
+  const Weight weight(args);
+  const PackedRows& packed = x.packed;
+  const Blocks blocks = cut(args, team.count, 2 * kTileRows, limits);
+  std::byte* const scratch = team.scratch(static_cast<size_t>(sum_bytes + 2 * kPartBytes));
+  Sum* const sums = reinterpret_cast<Sum*>(scratch);
+  Tiles tiles(packed.tile_rows());
+  const auto stored = [&](int64_t panel, int64_t step) {  // a panel's part as it lies in memory
+    return panel_at(args, panel, weight.panel_bytes()) + weight.data_offset() + step / Weight::kTiles * kTileBytes;
+  };
   for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
     const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
     const int64_t rows = std::min(blocks.rows, args.rows - row), row_tiles = ceil_div(rows, kTileRows);
     const int64_t panels = std::min(blocks.panels, args.num_panels - panel), stride = row_tiles * kTileRows * kPanel;
-    for (int64_t p = 0; p < panels; ++p) data[p] = panel_at(args, panel + p, packed.steps() * kTileBytes);
+    const int64_t lines = ceil_div(2 * kTileRows / Weight::kTiles, row_tiles);  // to read ahead in a step
     for (int64_t step = 0; step < packed.steps(); step += kSteps) {
-      const int64_t steps = std::min(kSteps, packed.steps() - step), lines = ceil_div(2 * kTileRows, row_tiles);
-      data[panels] = data[0] + kPartBytes;
-      data[panels + 1] = data[std::min<int64_t>(1, panels - 1)] + kPartBytes;
+      const int64_t steps = std::min(kSteps, packed.steps() - step);
       for (int64_t p = 0; p < panels; p += 2) {
         const int64_t pair = std::min<int64_t>(2, panels - p);
+        const std::byte *data[2], *ahead[2];
+        for (int64_t i = 0; i < pair; ++i) {
+          data[i] = stored(panel + p + i, step);
+          if constexpr (!Weight::kInPlace) {
+            std::byte* to = scratch + sum_bytes + i * kPartBytes;
+            const std::byte* whole = panel_at(args, panel + p + i, weight.panel_bytes());
+            for (int64_t s = 0; s < steps; s += Weight::kTiles)
+              weight.unpack(whole, (step + s) / Weight::kTiles, to + s * kTileBytes);
+            data[i] = to;
+          }
+        }
         for (int64_t tile = 0; tile < row_tiles; tile += 2) {
           const int64_t done = tile / 2 * steps * lines * kLineBytes;  // read ahead by the tiles before
-          const std::byte* ahead[2] = {data[p + pair] + done, data[std::min(p + pair + 1, panels + 1)] + done};
-          const BlockArgs part{team.shared + packed.offset(row / kTileRows + tile, step), packed.step_bytes(), data + p,
-                               ahead, lines, steps, sums + p * stride + tile * kTileRows * kPanel, stride, step == 0};
+          for (int64_t i = 0; i < 2; ++i) {
+            const int64_t next = p + pair + i;
+            ahead[i] = (next < panels ? stored(panel + next, step)
+                                      : stored(panel + std::min(i, panels - 1), step) + kStoredBytes) + done;
+          }
+          const BlockArgs<Sum> part{packed.tile(row / kTileRows + tile, step), packed.step_bytes(), steps,
+                                    sums + p * stride + tile * kTileRows * kPanel, stride, step == 0};
+          const TilesInMemory<S> source{data, ahead, lines};
           const bool two = tile + 1 < row_tiles;
-          (two ? pair == 2 ? block<S, Tiles, 2, 2, true> : block<S, Tiles, 2, 1, true>
-               : pair == 2 ? block<S, Tiles, 1, 2, true> : block<S, Tiles, 1, 1, true>)(tiles, part);
+          (two ? pair == 2 ? block<Rows, 2, 2, true, Tiles, TilesInMemory<S>> : block<Rows, 2, 1, true, Tiles, TilesInMemory<S>>
+               : pair == 2 ? block<Rows, 1, 2, true, Tiles, TilesInMemory<S>> : block<Rows, 1, 1, true, Tiles, TilesInMemory<S>>)(
+              tiles, part, source);
         }
       }
-      for (int64_t p = 0; p < panels; ++p) data[p] += kPartBytes;
     }
-    epilogue<S>(args, row, rows, panel, panels, sums, stride);
+    epilogue<S>(args, row, rows, panel, panels, sums, stride, x.sums(args, weight));
   }
 }
 
-template <typename S, typename Tiles>
+template <typename S, typename Tiles, typename Rows, typename Weight>
 void matmul_tiles(const MatmulArgs& args, const Team& team) {
-  const PackedRows packed{args.rows, args.k};
-  pack_rows<S>(args, packed, team);
+  const Rows x(args, team.shared);
+  x.pack(args, team);
   team.barrier();
-  if (args.rows <= kTileRows) {
-    stream_tiles<S, Tiles, 1>(args, packed, team);
-  } else if (args.rows <= 2 * kTileRows) {
-    stream_tiles<S, Tiles, 2>(args, packed, team);
+  if (passes_over_panels(args, kTileRows)) {
+    stream_tiles<S, Tiles, Rows, Weight, 1>(args, x, team);
+  } else if (passes_over_panels(args, 2 * kTileRows)) {
+    stream_tiles<S, Tiles, Rows, Weight, 2>(args, x, team);
   } else {
-    blocked_tiles<S, Tiles>(args, packed, team);
+    blocked_tiles<S, Tiles, Rows, Weight>(args, x, team);
   }
+}
+
+// Rows as bf16: fewer never need more than a tile of them.
+template <typename Rows>
+size_t matmul_tiles_scratch(const void* args) {
+  MatmulArgs full = *static_cast<const MatmulArgs*>(args);
+  full.rows = ceil_div(full.rows, kTileRows) * kTileRows;
+  return Rows::bytes(full);
+}
+
+// Rows as int8: the fewest go the way of machines without tiles, where a weight is read but not copied into tiles.
+template <typename S, typename Tiles, typename Format>
+void matmul_int8_tiles(const MatmulArgs& args, const Team& team) {
+  if (args.rows <= kFewRows) {
+    matmul_bytes<S, Format>(args, team);
+  } else {
+    matmul_tiles<S, Tiles, Int8Rows<S>, Int8Tiles<S, Format>>(args, team);
+  }
+}
+
+template <typename S>
+size_t matmul_int8_tiles_scratch(const void* args) {
+  MatmulArgs few = *static_cast<const MatmulArgs*>(args);
+  few.rows = std::min(few.rows, kFewRows);
+  return std::max(matmul_tiles_scratch<Int8Rows<S>>(args), matmul_int8_scratch(&few));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "registry.h"
 #include "session.h"
 #include "threads.h"
+#include "tuning.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -239,5 +240,8 @@ NB_MODULE(_cpu, m) {
       "data"_a, "crc"_a = 0, "zlib's CRC-32 of a buffer, continued from crc.");
   m.def("read_bandwidth", &ingot::read_bandwidth, "bytes"_a, "threads"_a, "passes"_a = 3,
         nb::call_guard<nb::gil_scoped_release>(), "Bytes per second that threads read from memory, best of the passes.");
+  m.def("time_matmul", &ingot::time_matmul, "kernel"_a, "rows"_a, "n"_a, "k"_a, "group"_a, "gated"_a, "panel_bytes"_a,
+        "tactic"_a, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "Seconds of the fastest of several calls of a matrix product.");
   bind_session(m);
 }

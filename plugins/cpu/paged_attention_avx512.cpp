@@ -5,3 +5,5 @@ INGOT_KERNEL("paged_attention.f32.avx512", PagedAttentionArgs, (ingot::paged_att
              (ingot::paged_attention_scratch<ingot::SimdAvx512, float>))
 INGOT_KERNEL("paged_attention.bf16.avx512", PagedAttentionArgs, (ingot::paged_attention<ingot::SimdAvx512, uint16_t>),
              (ingot::paged_attention_scratch<ingot::SimdAvx512, uint16_t>))
+INGOT_KERNEL("paged_attention.int8.avx512", PagedAttentionArgs, (ingot::paged_attention<ingot::SimdAvx512, int8_t>),
+             (ingot::paged_attention_scratch<ingot::SimdAvx512, int8_t>))

@@ -10,13 +10,16 @@
 // or its thread: lanes beyond a row's position, or before its window, are selected away, never multiplied, so slots
 // there may hold anything. Tiles before the windows of all rows of an item are skipped.
 // Prefill reuses a tile of K and V for kItemRows rows (bound by FMA), decode reads each K and V once per KV head
-// (bound by memory: 2 * head_dim * itemsize bytes per token and KV head).
+// (bound by memory: 2 * head_dim * itemsize bytes per token and KV head, and 8 of scales in an int8 cache).
+// int8 codes are multiplied as floats. Their scales never touch a code: a key's scale multiplies the finished sum over
+// the dims, before the soft cap; a value's scale multiplies the weight, after the weight went into the sum of weights.
 #pragma once
 
 #include <initializer_list>
 #include <limits>
 
 #include "ingot/kernel.h"
+#include "kv_head.h"
 #include "simd_lanes.h"
 #include "simd_math.h"
 
@@ -92,7 +95,7 @@ class PagedAttention {
   int64_t block_at(const AttentionItem& item, int64_t tile) const {
     return kv_.block_tables[item.sequence * kv_.table_width + tile / kv_.block_size] * kv_.kv_heads + item.head;
   }
-  void softmax(float* p, int64_t begin, int64_t end, const RowState& state, int64_t row);
+  void softmax(float* p, int64_t begin, int64_t end, const float* value_scales, const RowState& state, int64_t row);
   void merge(const RowState& into, int64_t row, const RowState& from, int64_t from_row);
   void finish(const AttentionItem& item, int64_t row, const RowState& state, int64_t state_row);
   template <int kN>  // vectors
@@ -100,7 +103,7 @@ class PagedAttention {
     for (size_t i = 0; i < kN * S::kWidth; i += 64 / sizeof(T)) S::prefetch(p + i);
   }
   template <int kR>
-  void score(const float* q, const T* keys, int64_t n, int64_t ahead, float* p) const;
+  void score(const float* q, T* keys, int64_t n, int64_t ahead, float* p) const;
   template <int kR>
   void weigh(const float* p, const T* values, int64_t begin, int64_t end, int64_t ahead, float* out) const;
   void allocate(const Team& team);
@@ -248,13 +251,21 @@ void PagedAttention<S, T>::attend_tile(const AttentionItem& item, int64_t first,
   const int64_t most = end(rows - 1), shared_begin = begin(rows - 1), shared_end = end(0);
   if (most == 0 || begin(0) == size) return;
   const int64_t block = block_at(item, tile), ahead = block_at(item, next_tile) - block;
-  const T* keys = static_cast<const T*>(kv_.keys) + block * kv_.head_dim * size;
-  const T* values = static_cast<const T*>(kv_.values) + block * kv_.padded_dim * size;
-  const int64_t keys_ahead = ahead * kv_.head_dim * size, values_ahead = ahead * kv_.padded_dim * size;
+  const int64_t key_size = kv_head_size<T>(kv_.head_dim, size), value_size = kv_head_size<T>(kv_.padded_dim, size);
+  T* keys = static_cast<T*>(kv_.keys) + block * key_size;
+  T* values = static_cast<T*>(kv_.values) + block * value_size;
+  const int64_t keys_ahead = ahead * key_size, values_ahead = ahead * value_size;
+  const float* value_scales = kv_scales(values, kv_.padded_dim, size);
+  if constexpr (kScaled<T>) {  // the loops over codes fetch the next tile's codes
+    for (int64_t i = 0; ahead != 0 && i < size; i += 64 / int64_t{sizeof(float)}) {
+      S::prefetch(kv_scales(keys + keys_ahead, kv_.head_dim, size) + i);
+      S::prefetch(kv_scales(values + values_ahead, kv_.padded_dim, size) + i);
+    }
+  }
   float* out = state.out + first * kv_.padded_dim;
   with_count<kRows>(rows, [&]<int kR>() { score<kR>(q_ + first * kv_.head_dim, keys, most, keys_ahead, p_); });
   for (int64_t row = 0; row < rows; ++row)
-    if (begin(row) < end(row)) softmax(p_ + row * size, begin(row), end(row), state, first + row);
+    if (begin(row) < end(row)) softmax(p_ + row * size, begin(row), end(row), value_scales, state, first + row);
   const auto weigh_alone = [&](int64_t row, int64_t from, int64_t to) {
     if (from < to) weigh<1>(p_ + row * size, values, from, to, 0, out + row * kv_.padded_dim);
   };
@@ -267,11 +278,13 @@ void PagedAttention<S, T>::attend_tile(const AttentionItem& item, int64_t first,
   for (int64_t row = 0; row < rows; ++row) weigh_alone(row, shared_end, end(row));
 }
 
-// p[row][token] = q[row] . K[:, token] for the first n tokens, rounded up to whole vectors; dims ascend.
+// p[row][token] = q[row] . K[:, token] for the first n tokens, rounded up to whole vectors; dims ascend. Where keys are
+// codes, times their scale.
 template <typename S, typename T>
 template <int kR>
-void PagedAttention<S, T>::score(const float* q, const T* keys, int64_t n, int64_t ahead, float* p) const {
+void PagedAttention<S, T>::score(const float* q, T* keys, int64_t n, int64_t ahead, float* p) const {
   const int64_t size = kv_.block_size, dim = kv_.head_dim;
+  const float* scales = kv_scales(keys, dim, size);
   const auto columns = [&]<int kN>(int64_t token) {
     V sums[kR][kN];
 #pragma GCC unroll 8
@@ -294,7 +307,10 @@ void PagedAttention<S, T>::score(const float* q, const T* keys, int64_t n, int64
 #pragma GCC unroll 8
     for (int r = 0; r < kR; ++r)
 #pragma GCC unroll 8
-      for (int j = 0; j < kN; ++j) S::store(p + r * size + token + j * S::kWidth, sums[r][j]);
+      for (int j = 0; j < kN; ++j) {
+        if constexpr (kScaled<T>) sums[r][j] = S::mul(sums[r][j], S::load(scales + token + j * S::kWidth));
+        S::store(p + r * size + token + j * S::kWidth, sums[r][j]);
+      }
   };
   constexpr int kWide = kR <= 2 ? 4 : 2;
   int64_t token = 0;
@@ -302,9 +318,11 @@ void PagedAttention<S, T>::score(const float* q, const T* keys, int64_t n, int64
   for (; token < n; token += S::kWidth) columns.template operator()<1>(token);
 }
 
-// p of the tokens begin .. end-1 becomes exp(p - top); top, sum and the output so far follow a new maximum.
+// p of the tokens begin .. end-1 becomes exp(p - top); top, sum and the output so far follow a new maximum. Where values
+// are codes, p is then multiplied by their scale.
 template <typename S, typename T>
-void PagedAttention<S, T>::softmax(float* p, int64_t begin, int64_t end, const RowState& state, int64_t row) {
+void PagedAttention<S, T>::softmax(float* p, int64_t begin, int64_t end, const float* value_scales, const RowState& state,
+                                   int64_t row) {
   const auto first_lanes = [](int64_t n) { return S::first_lanes(n < 0 ? 0 : n < S::kWidth ? n : S::kWidth); };
   const auto kept = [&](int64_t i, V v, V otherwise) {  // v where the lane is a token that the row sees
     return S::select(first_lanes(begin - i), otherwise, S::select(first_lanes(end - i), v, otherwise));
@@ -324,8 +342,11 @@ void PagedAttention<S, T>::softmax(float* p, int64_t begin, int64_t end, const R
   V sums = S::zero();
   for (int64_t i = start; i < end; i += S::kWidth) {
     const V weights = kept(i, exp<S>(S::sub(S::load(p + i), S::set1(top))), S::zero());
-    S::store(p + i, weights);
     sums = S::add(sums, weights);
+    if constexpr (kScaled<T>)
+      S::store(p + i, S::mul(weights, S::load(value_scales + i)));  // lanes that the row does not see are never read
+    else
+      S::store(p + i, weights);
   }
   if (top != old) {
     const V factor = exp<S>(S::set1(old - top));

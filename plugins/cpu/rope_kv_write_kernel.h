@@ -1,10 +1,13 @@
-// Norms queries and keys where the model does, turns queries and keys by their positions' angles and stores keys and values in the KV cache: keys transposed
-// [head_dim][tokens], values [tokens][padded_dim] with zeros beyond head_dim. Layout: KvLayout in src/ingot/plan.py.
+// Norms queries and keys where the model does, turns queries and keys by their positions' angles and stores keys and
+// values in the KV cache: keys transposed [head_dim][tokens], values [tokens][padded_dim] with zeros beyond head_dim.
+// Layout: KvLayout in src/ingot/plan.py.
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 #include "ingot/kernel.h"
+#include "kv_head.h"
 #include "row_sum.h"
 
 namespace ingot {
@@ -52,6 +55,59 @@ void norm_runs(const float* x, const float* weight, int64_t width, int64_t run, 
   }
 }
 
+// Codes of x [dim], zeros up to `padded`, a multiple of 16; returns their scale. The rule is round_to_int8 of
+// plugins/quantised.py: a row that is not finite gets the scale NaN, one that is too small for 127 over it gets zeros.
+template <typename S>
+float quantise(const float* x, int64_t dim, int64_t padded, int8_t* codes) {
+  using V = typename S::V;
+  V tops = S::zero(), doubts = S::zero();
+  for (int64_t i = 0; i < dim; i += S::kWidth) {
+    const V v = load_lanes<S>(x + i, dim - i);
+    tops = S::max(tops, S::abs(v));
+    doubts = S::fma(v, S::zero(), doubts);  // NaN from the first number that is not finite
+  }
+  const float top = S::reduce_max(tops), inverse = 127.0f / top;
+  const bool finite = S::reduce_add(doubts) == 0.0f;
+  const bool usable = finite && inverse <= std::numeric_limits<float>::max();
+  for (int64_t i = 0; i < padded; i += S::kWidth)
+    S::store_i8(codes + i, usable && i < dim ? S::mul(load_lanes<S>(x + i, dim - i), S::set1(inverse)) : S::zero());
+  return finite ? top / 127.0f : std::numeric_limits<float>::quiet_NaN();
+}
+
+// x [dim] as the cache holds it, then zeros up to `padded`; returns the scale of the codes where there are codes.
+template <typename S, typename T>
+float store_row(const float* x, int64_t dim, int64_t padded, T* y) {
+  if constexpr (kScaled<T>) {
+    return quantise<S>(x, dim, padded, y);
+  } else {
+    for (int64_t i = 0; i < dim; i += S::kWidth) store_lanes<S>(y + i, load_lanes<S>(x + i, dim - i), dim - i);
+    for (int64_t i = dim; i < padded; ++i) y[i] = T{};
+    return 1.0f;
+  }
+}
+
+// Keys (after their rotation) and values of token t, KV head by KV head.
+template <typename S, typename T>
+void write_token(const RopeKvWriteArgs& args, int64_t t, const float* k, const float* v, const float* cos_sin) {
+  const PagedKv& kv = args.kv;
+  const int64_t dim = kv.head_dim, size = kv.block_size, slot = kv.positions[t] % size;
+  const int64_t block = kv.block_tables[kv.sequence_of[t] * kv.table_width + kv.positions[t] / size];
+  for (int64_t h = 0; h < kv.kv_heads; ++h) {
+    alignas(64) float turned[kMaxHeadDim];
+    alignas(64) T stored[kMaxHeadDim];
+    rotate<S>(k + h * dim, cos_sin, args.half, dim, args.interleaved, turned);
+    T* keys = static_cast<T*>(kv.keys) + (block * kv.kv_heads + h) * kv_head_size<T>(dim, size);
+    T* values = static_cast<T*>(kv.values) + (block * kv.kv_heads + h) * kv_head_size<T>(kv.padded_dim, size);
+    const float key_scale = store_row<S>(turned, dim, kv.padded_dim, stored);
+    for (int64_t d = 0; d < dim; ++d) keys[d * size + slot] = stored[d];
+    const float value_scale = store_row<S>(v + h * dim, dim, kv.padded_dim, values + slot * kv.padded_dim);
+    if constexpr (kScaled<T>) {
+      kv_scales(keys, dim, size)[slot] = key_scale;
+      kv_scales(values, kv.padded_dim, size)[slot] = value_scale;
+    }
+  }
+}
+
 template <typename S, typename T>
 void rope_kv_write(const RopeKvWriteArgs& args, const Team& team) {
   const PagedKv& kv = args.kv;
@@ -75,19 +131,7 @@ void rope_kv_write(const RopeKvWriteArgs& args, const Team& team) {
     const float* cos_sin = args.cos_sin + (args.cos_sin ? t * 2 * args.half : 0);
     for (int64_t h = 0; h < args.heads; ++h)
       rotate<S>(q + h * dim, cos_sin, args.half, dim, args.interleaved, args.q + (t * args.heads + h) * dim);
-    const int64_t slot = kv.positions[t] % kv.block_size;
-    const int64_t block = kv.block_tables[kv.sequence_of[t] * kv.table_width + kv.positions[t] / kv.block_size];
-    for (int64_t h = 0; h < kv.kv_heads; ++h) {
-      alignas(64) float turned[kMaxHeadDim];
-      alignas(64) T stored[kMaxHeadDim];
-      rotate<S>(k + h * dim, cos_sin, args.half, dim, args.interleaved, turned);
-      for (int64_t i = 0; i < dim; i += S::kWidth) store_lanes<S>(stored + i, load_lanes<S>(turned + i, dim - i), dim - i);
-      T* keys = static_cast<T*>(kv.keys) + (block * kv.kv_heads + h) * dim * kv.block_size + slot;
-      for (int64_t d = 0; d < dim; ++d) keys[d * kv.block_size] = stored[d];
-      T* values = static_cast<T*>(kv.values) + ((block * kv.kv_heads + h) * kv.block_size + slot) * kv.padded_dim;
-      for (int64_t i = 0; i < dim; i += S::kWidth) store_lanes<S>(values + i, load_lanes<S>(v + h * dim + i, dim - i), dim - i);
-      for (int64_t d = dim; d < kv.padded_dim; ++d) values[d] = T{};
-    }
+    write_token<S, T>(args, t, k, v, cos_sin);
   }
 }
 

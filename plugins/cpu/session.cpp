@@ -195,12 +195,12 @@ void Session::write_buffer(const std::string& name, const float* values, int64_t
 
 void Session::fill_kv(float value) {
   require_open();
-  if (kv_sizes_.itemsize == 4) {
-    std::fill_n(reinterpret_cast<float*>(kv_.data()), kv_.bytes() / 4, value);
-  } else {
+  if (kv_sizes_.itemsize == 2) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
     std::fill_n(reinterpret_cast<uint16_t*>(kv_.data()), kv_.bytes() / 2, static_cast<uint16_t>(bits >> 16));
+  } else {  // the scales of an int8 cache lie on multiples of 4; its codes hold the number's bytes
+    std::fill_n(reinterpret_cast<float*>(kv_.data()), kv_.bytes() / 4, value);
   }
 }
 

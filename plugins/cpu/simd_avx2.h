@@ -80,6 +80,16 @@ struct SimdAvx2 {
     std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(uint16_t));
   }
 
+  INGOT_INLINE V load_i8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+  // Integers from -127 to 127, rounded to nearest even.
+  INGOT_INLINE void store_i8(int8_t* p, V v) {
+    const __m256i wide = _mm256_cvtps_epi32(v);
+    const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(half, half));
+  }
+
   // kWidth pairs of bf16 (a row of panel16.bf16 is 16 pairs): low halves are the even k, high halves the odd k.
   INGOT_INLINE void load_bf16_pairs(const void* p, V& even, V& odd) {
     const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(p));

@@ -70,6 +70,13 @@ struct SimdAvx512 {
     _mm256_mask_storeu_epi16(p, first_lanes(n), to_bf16(v));
   }
 
+  INGOT_INLINE V load_i8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  INGOT_INLINE void store_i8(int8_t* p, V v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+  }
+
   INGOT_INLINE void load_bf16_pairs(const void* p, V& even, V& odd) {
     const __m512i bits = _mm512_loadu_si512(p);
     even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));

@@ -28,7 +28,7 @@ struct SimdEmulated {
   };
 
   INGOT_INLINE V zero() { return {Floats{}}; }
-  INGOT_INLINE V set1(float x) { return {Floats{} + x}; }
+  INGOT_INLINE V set1(float x) { return {x - Floats{}}; }  // + would lose the sign of -0
   INGOT_INLINE V load(const float* p) {
     V v;
     std::memcpy(&v, p, sizeof(v));
@@ -97,6 +97,15 @@ struct SimdEmulated {
     const Words rounded = (bits + 0x7FFFu + (high & 1u)) >> 16;
     const Words stored = v.lane == v.lane ? rounded : high | 0x40u;  // a NaN stays a quiet NaN
     for (int i = 0; i < n; ++i) p[i] = static_cast<uint16_t>(stored[i]);
+  }
+
+  INGOT_INLINE V load_i8(const int8_t* p) {
+    V v;
+    for (int i = 0; i < kWidth; ++i) v.lane[i] = static_cast<float>(p[i]);
+    return v;
+  }
+  INGOT_INLINE void store_i8(int8_t* p, V v) {
+    for (int i = 0; i < kWidth; ++i) p[i] = static_cast<int8_t>(std::nearbyint(v.lane[i]));
   }
 
   INGOT_INLINE void load_bf16_pairs(const void* p, V& even, V& odd) {

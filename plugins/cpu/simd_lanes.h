@@ -1,4 +1,5 @@
-// Loads and stores of the first n elements of a row, n counting to the row's end, in float32 or bf16 storage.
+// Loads and stores of the first n elements of a row, n counting to the row's end, in float32 or bf16 storage, and loads of
+// whole vectors of bytes.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +35,11 @@ template <typename S>
 template <typename S>
 [[gnu::always_inline]] inline typename S::V load_full(const uint16_t* p) {
   return S::load_bf16(p);
+}
+
+template <typename S>
+[[gnu::always_inline]] inline typename S::V load_full(const int8_t* p) {
+  return S::load_i8(p);
 }
 
 }  // namespace

@@ -1,13 +1,16 @@
 """The targets cpu/avx2, cpu/avx512 and cpu/amx: Plan → native Session. The only door to the module `ingot._cpu`."""
 
 import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from ingot.dtypes import DType, to_float32
 from ingot.errors import CapacityError, EngineError, RequestError, TargetError, UsageError
-from ingot.plan import Plan
-from ingot.plugins.target import Constant, SessionOptions, Target
+from ingot.plan import Attr, KvLayout, Plan, Step
+from ingot.plugins.target import Constant, Product, SessionOptions, Target
 from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
 
 try:
@@ -18,6 +21,8 @@ else:
     _why_not = None
 
 _LEVELS = ("amx", "avx512", "avx2")  # best first; each includes those after it
+_TUNING_VERSION = 1  # of the matrix products: advances when their speed or their tactics change
+_TIMING_SECONDS = 0.002  # of one product in one way
 
 
 def _require_native() -> None:
@@ -78,9 +83,10 @@ def _step_result(results: "_cpu.Drawn") -> StepResult:
 class CpuSession:
     """A native session behind the runtime's contract. native: the session itself, with its hooks for tests."""
 
-    def __init__(self, native: "_cpu.Session", num_blocks: int) -> None:
+    def __init__(self, native: "_cpu.Session", kv: KvLayout, num_blocks: int) -> None:
         self.native = native
         self.num_blocks = num_blocks
+        self._kv = kv
 
     def run(self, batch: StepBatch) -> StepResult:
         """One crossing. Raises RequestError for a batch that breaks the contract, before anything is computed."""
@@ -100,7 +106,9 @@ class CpuSession:
         except (ValueError, TypeError) as error:
             raise RequestError("the session cannot draw from these logits", got=str(error)) from error
 
-    def run_tapped(self, batch: StepBatch, steps: list[str]) -> tuple[StepResult, dict[str, dict[str, Float32]]]:
+    def run_tapped(
+        self, batch: StepBatch, steps: Sequence[str]
+    ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
         self.native.tap(steps)
         try:
@@ -112,6 +120,26 @@ class CpuSession:
         for step, buffer, values in tapped:
             outputs.setdefault(step, {})[buffer] = values
         return result, outputs
+
+    def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
+        """Keys and values of a block, from their layouts in `plan.KvLayout`."""
+        layout = self._kv
+        keys, values = (self._heads(layer, block, which) for which in (False, True))
+        keys = keys.reshape(layout.kv_heads, -1, layout.tokens_per_block).transpose(0, 2, 1)
+        return keys, values.reshape(layout.kv_heads, layout.tokens_per_block, -1)[:, :, : layout.head_dim]
+
+    def _heads(self, layer: int, block: int, values: bool) -> Float32:
+        """[kv_heads, ...] numbers of a block in their own order, those of an int8 cache times their scales."""
+        layout = self._kv
+        heads = np.frombuffer(self.native.read_kv(layer, block, values), np.uint8).reshape(layout.kv_heads, -1)
+        if layout.dtype is not DType.I8:
+            return to_float32(heads.view(layout.dtype.storage), layout.dtype)
+        split = heads.shape[1] - layout.scale_bytes * layout.tokens_per_block
+        scales = np.ascontiguousarray(heads[:, split:]).view(np.float32)
+        codes = np.ascontiguousarray(heads[:, :split]).view(np.int8).astype(np.float32)
+        if values:
+            return codes.reshape(layout.kv_heads, layout.tokens_per_block, -1) * scales[:, :, None]
+        return codes.reshape(layout.kv_heads, -1, layout.tokens_per_block) * scales[:, None, :]
 
     def slow_down(self, seconds_per_step: float) -> None:
         """Makes every plan step last longer, for tests of streaming."""
@@ -140,8 +168,8 @@ class CpuTarget:
         return tuple(name for level in included for name in names if name.endswith(f".{level}"))
 
     def activations(self, weight_dtype: str) -> str:
-        """AMX tiles multiply bf16 with bf16; all other products take float32 inputs."""
-        return "bf16" if self._level == "amx" and weight_dtype == "bf16" else "f32"
+        """AMX tiles multiply bf16 with bf16, also where the weights are quantised; other products take float32."""
+        return "bf16" if self._level == "amx" and weight_dtype in ("bf16", "w8", "w4") else "f32"
 
     def unbuildable(self) -> str | None:
         """Packing needs numpy alone, but only the compiled module knows its kernels."""
@@ -173,6 +201,18 @@ class CpuTarget:
         """The host's."""
         return None
 
+    def machine(self) -> str:
+        """Processor, cores and version of the products."""
+        return f"{_processor()}, {core_count()} cores, {detect_isa()}, products {_TUNING_VERSION}"
+
+    def time_product(self, product: Product, rows: int, tactic: int) -> float:
+        """Seconds on all cores; the fastest of several calls."""
+        _require_native()
+        return _cpu.time_matmul(
+            product.kernel, rows, product.n, product.k, product.group, product.gated, product.panel_bytes, tactic,
+            core_count(), _TIMING_SECONDS,
+        )  # fmt: skip
+
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CpuSession:
         """Bind `plan` to this machine. Raises EngineError for a plan that is wrong, TargetError, CapacityError."""
         _require_native()
@@ -198,7 +238,7 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
                 for each in plan.weights
             ],
             steps=[
-                (each.name, each.op, each.kernel, list(each.inputs), list(each.outputs), dict(each.attrs))
+                (each.name, each.op, each.kernel, list(each.inputs), list(each.outputs), _attrs(plan, each))
                 for each in plan.steps
             ],
             limits=(plan.vocab_size, plan.max_positions, limits.max_batch_size, limits.max_num_tokens,
@@ -216,7 +256,22 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
             "there is not enough memory for the engine", expected=f"{plan.arena_bytes} bytes of activations and "
             f"{kv.block_bytes * options.num_blocks} bytes of KV cache", hint="pass a smaller kv_cache_memory",
         ) from error  # fmt: skip
-    return CpuSession(native, options.num_blocks)
+    return CpuSession(native, plan.kv, options.num_blocks)
+
+
+def _attrs(plan: Plan, step: Step) -> dict[str, Attr]:
+    """A tuned product's tactics come as one more attribute."""
+    tuned: dict[str, Attr] = {"tactics": plan.tactics[step.name]} if step.name in plan.tactics else {}
+    return {**step.attrs, **tuned}
+
+
+def _processor() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
 
 
 def _check_memory(plan: Plan, num_blocks: int) -> None:

@@ -1,5 +1,5 @@
 // The eight tile registers of AMX. Same interface and the same bits in plain C++: tile_emulated.h.
-// Tiles 0-3 hold sums (float32), 4 and 5 rows of x (bf16), 6 and 7 a 32 k part of a weight panel.
+// Tiles 0-3 hold sums (float32 or int32), 4 and 5 rows of x, 6 and 7 a part of a weight panel: 32 k in bf16, 64 in int8.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,13 @@ class TilesAmx {
   }
   // sums += x * weight, 32 k
   template <int kSums, int kX, int kWeight>
-  void dot() {
+  void dot_bf16() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kX), "i"(kWeight));
+  }
+  // sums += x * weight, 64 k
+  template <int kSums, int kX, int kWeight>
+  void dot_int8() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kX), "i"(kWeight));
   }
 
  private:

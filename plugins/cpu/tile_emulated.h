@@ -35,7 +35,7 @@ class TilesEmulated {
   // TDPBF16PS: for each sum, even and odd k are summed apart by fma from zero, then to each other, then to the sum.
   // Always round to nearest even; denormal numbers count as zero going in and come out as zero.
   template <int kSums, int kX, int kWeight>
-  void dot() {
+  void dot_bf16() {
     const unsigned control = _mm_getcsr();
     _mm_setcsr(0x1F80 | 0x8040);  // masked exceptions, flush to zero, denormals are zero
     asm volatile("" : : : "memory");
@@ -54,6 +54,18 @@ class TilesEmulated {
     _mm_setcsr(control);
   }
 
+  // TDPBSSD: signed bytes, sums modulo 2^32.
+  template <int kSums, int kX, int kWeight>
+  void dot_int8() {
+    for (int64_t m = 0; m < rows_; ++m)
+      for (int k = 0; k < 16; ++k)
+        for (int byte = 0; byte < 4; ++byte) {
+          const int32_t x = signed_byte(tile_[kX][m][k], byte);
+          for (int n = 0; n < 16; ++n)
+            tile_[kSums][m][n] += static_cast<uint32_t>(x * signed_byte(tile_[kWeight][k][n], byte));
+        }
+  }
+
  private:
   static constexpr size_t kRowBytes = 64;
 
@@ -62,6 +74,8 @@ class TilesEmulated {
     const uint32_t pair = tile_[tile][row][column];
     return std::bit_cast<float>(half == 0 ? pair << 16 : pair & 0xFFFF0000u);
   }
+
+  static int32_t signed_byte(uint32_t four, int byte) { return static_cast<int8_t>(four >> (8 * byte)); }
 
   int64_t rows_;
   uint32_t tile_[8][16][16];

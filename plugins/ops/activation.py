@@ -7,7 +7,8 @@ from ingot.plugins.op import Array, Call, Op
 def reference(call: Call) -> tuple[Array, ...]:
     """y = activation(x) (* up)"""
     y = ACTIVATIONS[str(call.attrs["activation"])](call.required(0))
-    return (y if call.inputs[1] is None else y * call.inputs[1],)
+    up = call.optional(1)
+    return (y if up is None else y * up,)
 
 
 OP = Op(

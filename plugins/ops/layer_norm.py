@@ -7,7 +7,7 @@ from ingot.plugins.op import Array, Call, Op
 
 def reference(call: Call) -> tuple[Array, ...]:
     """sum = x + residual; y = (sum - mean) / sqrt(variance + eps) * weight + bias"""
-    x, weight, bias, residual = call.required(0), call.required(1), call.inputs[2], call.inputs[3]
+    x, weight, bias, residual = call.required(0), call.required(1), call.optional(2), call.optional(3)
     total = x if residual is None else x + residual
     wide = total.astype(np.float64)
     centred = wide - wide.mean(axis=-1, keepdims=True)

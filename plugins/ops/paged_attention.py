@@ -10,6 +10,10 @@ def reference(call: Call) -> tuple[Array, ...]:
 
     of KV head h // (heads / kv_heads); first = position + 1 - window, or 0 without a window; bent(s) =
     softcap * tanh(s / softcap), or s without a cap.
+
+    Of an int8 cache K and V are codes times scales. Kernels multiply with the codes, in float32: the sum over the dims
+    of (scale * q) . codes is multiplied by the token's key scale, then bent; a weight enters the sum of weights, then
+    is multiplied by the token's value scale, then with the codes.
     """
     q, attrs, batch = call.required(0), call.attrs, call.batch
     heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])

@@ -7,7 +7,7 @@ from ingot.plugins.op import Array, Call, Op
 
 def reference(call: Call) -> tuple[Array, ...]:
     """sum = x + residual; y = sum / sqrt(mean(sum^2) + eps) * weight"""
-    x, weight, residual = call.required(0), call.required(1), call.inputs[2]
+    x, weight, residual = call.required(0), call.required(1), call.optional(2)
     total = x if residual is None else x + residual
     mean_square = np.mean(total.astype(np.float64) ** 2, axis=-1, keepdims=True)
     return (total / np.sqrt(mean_square + call.attrs["eps"]) * weight).astype(np.float32), total

@@ -31,13 +31,17 @@ def _normed(x: Array, weight: Array | None, eps: float) -> Array:
 
 
 def reference(call: Call) -> tuple[Array, ...]:
-    """q, k, v = split(qkv); q, k = rotate(norm(q), norm(k)); cache[slot of each token] = k, v; returns q"""
-    qkv, cos_sin, attrs = call.required(0), call.inputs[1], call.attrs
+    """q, k, v = split(qkv); q, k = rotate(norm(q), norm(k)); cache[slot of each token] = k, v; returns q
+
+    An int8 cache takes k and v as `round_to_int8` rounds them, one scale per token and head: a row that is not finite
+    becomes NaN, whole.
+    """
+    qkv, cos_sin, attrs = call.required(0), call.optional(1), call.attrs
     heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     tokens = len(qkv)
     eps = float(attrs["norm_eps"])
-    q = _normed(qkv[:, : heads * dim], call.inputs[2], eps).reshape(tokens, heads, dim)
-    k = _normed(qkv[:, heads * dim : (heads + kv_heads) * dim], call.inputs[3], eps).reshape(tokens, kv_heads, dim)
+    q = _normed(qkv[:, : heads * dim], call.optional(2), eps).reshape(tokens, heads, dim)
+    k = _normed(qkv[:, heads * dim : (heads + kv_heads) * dim], call.optional(3), eps).reshape(tokens, kv_heads, dim)
     v = qkv[:, (heads + kv_heads) * dim :].reshape(tokens, kv_heads, dim)
     if cos_sin is not None:
         cos, sin = np.split(cos_sin, 2, axis=-1)

@@ -5,6 +5,7 @@ are alive gives wrong numbers here too.
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from ingot.errors import CapacityError
 from ingot.plan import Buffer, Plan, Rows, Step
 from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.ops.sample import sample
+from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import SessionOptions
@@ -42,13 +44,30 @@ class RefSession:
 
     def run(self, batch: StepBatch) -> StepResult:
         """One pass over the plan's steps, then one draw per sampled row."""
+        return self.run_tapped(batch, ())[0]
+
+    def run_tapped(
+        self, batch: StepBatch, steps: Sequence[str]
+    ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
+        """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
+        wanted, tapped = frozenset(steps), dict[str, dict[str, Float32]]()
         for step in self._steps:
             inputs = [self._value(name, batch) for name in step.inputs]
             call = Call(inputs=inputs, attrs=step.attrs, batch=batch, kv=self.kv)
             self._store(step, [result.copy() for result in find_op(step.op).reference(call)], batch)
+            if step.name in wanted:
+                tapped[step.name] = {
+                    name: self._view(self._buffers[name], batch).copy() for name in step.outputs if name
+                }
         logits = self._view(self._buffers[self._logits], batch)
         drawn = sample(logits, batch.sample)
-        return dataclasses.replace(drawn, logits=logits.copy()) if batch.want_logits else drawn
+        return (dataclasses.replace(drawn, logits=logits.copy()) if batch.want_logits else drawn), tapped
+
+    def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
+        """Keys and values of a block."""
+        keys, values = self.kv.keys[layer, block], self.kv.values[layer, block]
+        scales = self.kv.key_scales[layer, block], self.kv.value_scales[layer, block]
+        return keys * scales[0][..., None], values * scales[1][..., None]
 
     def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
         """Draw from given logits."""
@@ -60,7 +79,7 @@ class RefSession:
         self._arena = np.empty(0, dtype=np.float32)
         del self.kv
 
-    def _value(self, name: str, batch: StepBatch) -> Array | None:
+    def _value(self, name: str, batch: StepBatch) -> Array | QuantisedRows | None:
         if not name:
             return None
         weight = self._weights.get(name)

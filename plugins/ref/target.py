@@ -9,8 +9,12 @@ from ingot.plugins.registry import op_names
 from ingot.plugins.target import Constant, SessionOptions, Target
 from ingot.step_io import Session
 
-_DTYPES = ("f32", "bf16")
-_BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
+_DTYPES = {  # the other ops see float32 alone
+    "matmul": ("f32", "bf16", "w8", "w4", "w8a8", "w4a8"),
+    "embedding": ("f32", "bf16", "w8"),
+    "rope_kv_write": ("f32", "bf16", "int8"),
+    "paged_attention": ("f32", "bf16", "int8"),
+}
 
 
 class RefTarget:
@@ -21,10 +25,10 @@ class RefTarget:
 
     def kernels(self) -> tuple[str, ...]:
         """`<op>.<dtype>.ref` for every op."""
-        return tuple(f"{op}.{dtype}.ref" for op in op_names() for dtype in (_DTYPES if op in _BY_DTYPE else ("f32",)))
+        return tuple(f"{op}.{dtype}.ref" for op in op_names() for dtype in _DTYPES.get(op, ("f32",)))
 
     def activations(self, weight_dtype: str) -> str:
-        """Inputs of matrix products stay float32, whatever the weights are."""
+        """Inputs of matrix products stay float32, unless they are rounded to int8."""
         return "f32"
 
     def unbuildable(self) -> str | None:

@@ -11,6 +11,18 @@ def core_count() -> int: ...
 def kernel_names() -> list[str]: ...
 def crc32(data: NDArray[np.uint8], crc: int = 0) -> int: ...
 def read_bandwidth(bytes: int, threads: int, passes: int = 3) -> float: ...
+def time_matmul(
+    kernel: str,
+    rows: int,
+    n: int,
+    k: int,
+    group: int,
+    gated: bool,
+    panel_bytes: int,
+    tactic: int,
+    threads: int,
+    seconds: float,
+) -> float: ...
 
 Ints: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float32]

@@ -1,9 +1,12 @@
 """The element types that ingot stores, with their names in numpy, ONNX and safetensors.
 
-bf16 has no numpy type: arrays carry its bits as uint16, and `to_float32` / `from_float32` convert.
+bf16 has no numpy type: arrays carry its bits as uint16, and `to_float32` / `from_float32` convert. w8 and w4 are
+quantised rows: integers that share scales, bytes that mean something only in their layout (`plugins/layouts.py`).
 """
 
+import dataclasses
 import enum
+import re
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +18,16 @@ class DType(enum.Enum):
     F32 = "f32"
     F16 = "f16"
     BF16 = "bf16"
-    I8 = "i8"
+    I8 = "int8"
     I32 = "i32"
     I64 = "i64"
     BOOL = "bool"
+    W8 = "w8"
+    W4 = "w4"
+
+    @property
+    def is_quantised(self) -> bool:
+        return self in (DType.W8, DType.W4)
 
     @property
     def itemsize(self) -> int:
@@ -26,7 +35,7 @@ class DType(enum.Enum):
 
     @property
     def storage(self) -> np.dtype[np.generic]:
-        """The numpy type of the stored bits (uint16 for bf16)."""
+        """The numpy type of the stored bits (uint16 for bf16, bytes for quantised rows)."""
         return _STORAGE[self]
 
     @property
@@ -48,13 +57,33 @@ class DType(enum.Enum):
         return _FROM_ONNX.get(number)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """How weights are stored, e.g. bf16 or w4g128. group: columns that share a multiplier; 0 where there are none."""
+
+    dtype: DType
+    group: int = 0
+
+    @classmethod
+    def parse(cls, name: str) -> "Precision":
+        """Inverse of `str`. Raises ValueError for what is no precision."""
+        found = re.fullmatch(r"(f32|bf16|f16|w8|w4(?=g))(?:(?<=w4)g(32|64|128))?", name)
+        if found is None:
+            raise ValueError(f"{name!r} is no precision")
+        return cls(dtype=DType(found[1]), group=int(found[2] or 0))
+
+    def __str__(self) -> str:
+        return self.dtype.value + (f"g{self.group}" if self.group else "")
+
+
 _ITEMSIZE = {
     DType.F32: 4, DType.F16: 2, DType.BF16: 2, DType.I8: 1, DType.I32: 4, DType.I64: 8, DType.BOOL: 1,
+    DType.W8: 1, DType.W4: 1,
 }  # fmt: skip
 _STORAGE: dict[DType, np.dtype[np.generic]] = {
     DType.F32: np.dtype(np.float32), DType.F16: np.dtype(np.float16), DType.BF16: np.dtype(np.uint16),
     DType.I8: np.dtype(np.int8), DType.I32: np.dtype(np.int32), DType.I64: np.dtype(np.int64),
-    DType.BOOL: np.dtype(np.bool_),
+    DType.BOOL: np.dtype(np.bool_), DType.W8: np.dtype(np.uint8), DType.W4: np.dtype(np.uint8),
 }  # fmt: skip
 _ONNX = {
     DType.F32: 1, DType.F16: 10, DType.BF16: 16, DType.I8: 3, DType.I32: 6, DType.I64: 7, DType.BOOL: 9,

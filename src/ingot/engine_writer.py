@@ -8,11 +8,11 @@ import dataclasses
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ingot.engine import HEADER_BYTES, SECTION_ALIGNMENT, Header, aligned, rank_file
-from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, MANIFEST_NAME, Manifest, Part
+from ingot.engine import HEADER_BYTES, SECTION_ALIGNMENT, Header, aligned, rank_file, read_manifest
+from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, MANIFEST_NAME, Fact, Manifest, Part
 from ingot.plan import Plan
 
 Block = tuple[int, memoryview]  # offset in the weights section, bytes
@@ -86,6 +86,18 @@ def write_engine(
     complete = dataclasses.replace(manifest, parts=tuple(sorted(parts, key=lambda part: part.name)))
     _write_part(directory, MANIFEST_NAME, [complete.to_json().encode()])
     return complete
+
+
+def store_passport(directory: Path, passport: Mapping[str, Fact]) -> Manifest:
+    """Give the engine a passport: its manifest is replaced at once, by one that is on the disk already."""
+    manifest = dataclasses.replace(read_manifest(directory), passport=passport)
+    fresh = directory / f".{MANIFEST_NAME}.partial"
+    with fresh.open("wb") as file:
+        file.write(manifest.to_json().encode())
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(directory / MANIFEST_NAME)
+    return manifest
 
 
 def _write_rank(directory: Path, plan: Plan, weights: Iterable[Block]) -> Part:

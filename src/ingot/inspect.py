@@ -7,6 +7,7 @@ computes BALANCE operations in the time it reads a byte.
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from ingot.builder.summary import GraphSummary, summarise
 from ingot.checkpoint import Checkpoint, is_checkpoint
 from ingot.configs.read import write_record
 from ingot.configs.sizes import format_bytes
+from ingot.dtypes import Precision
 from ingot.engine import is_engine, rank_file, read_manifest, read_plan
 from ingot.errors import UsageError
-from ingot.manifest import MANIFEST_NAME, Manifest
+from ingot.manifest import MANIFEST_NAME, Fact, Manifest
 from ingot.plan import Plan, Step, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT
 
@@ -26,11 +28,17 @@ CONTEXT = 1024  # tokens an attention looks back at, where the limits allow
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepFacts:
-    """One step with one token: bytes of weights, cache and activations it moves; a multiply-add is two operations."""
+    """One step with one token: bytes of weights, cache and activations it moves; a multiply-add is two operations.
+
+    activations  what a product rounds its input to; "" of other steps
+    int8_error   relative error of the product with int8 inputs, as measured at build; None where it was not
+    """
 
     name: str
     kernel: str
     precision: str
+    activations: str
+    int8_error: float | None
     nbytes: int
     operations: int
     bound: str
@@ -66,21 +74,23 @@ def inspect(path: Path | str) -> Inspection:
     )  # fmt: skip
 
 
-def step_facts(plan: Plan, context: int = CONTEXT) -> list[StepFacts]:
-    """Of every step, for one token that sees `context` tokens before it."""
+def step_facts(plan: Plan, errors: Mapping[str, float | None] | None = None, context: int = CONTEXT) -> list[StepFacts]:
+    """Of every step, for one token that sees `context` tokens before it. errors: of int8 inputs, by step."""
     weights = {weight.name: weight for weight in plan.weights}
     cols = {buffer.name: buffer.cols for buffer in plan.buffers}
     seen = min(context, plan.limits.max_seq_len)
-    return [_facts(plan, step, weights, cols, seen) for step in plan.steps]
+    facts = [_facts(plan, step, weights, cols, seen) for step in plan.steps]
+    return [dataclasses.replace(each, int8_error=(errors or {}).get(each.name)) for each in facts]
 
 
 def _facts(plan: Plan, step: Step, weights: dict[str, Weight], cols: dict[str, int], seen: int) -> StepFacts:
     read = [weights[name] for name in step.inputs if name in weights]
     width = cols[step.outputs[0]] if step.outputs else 0
-    nbytes, operations = sum(weight.nbytes for weight in read), 2 * width
+    nbytes, operations, precision = sum(weight.nbytes for weight in read), 2 * width, step.kernel.split(".")[1]
     if step.op == "matmul":
-        n, k = weights[step.inputs[1]].shape
-        operations = 2 * n * k
+        weight = weights[step.inputs[1]]
+        operations = 2 * weight.shape[0] * weight.shape[1]
+        precision = str(Precision(dtype=weight.dtype, group=int(step.attrs["group"])))
     elif step.op == "embedding":
         nbytes = sum(weight.nbytes // weight.shape[0] for weight in read)  # one row of each table
     elif step.op == "paged_attention":
@@ -90,14 +100,14 @@ def _facts(plan: Plan, step: Step, weights: dict[str, Weight], cols: dict[str, i
     nbytes += 4 * sum(cols[name] for name in (*step.inputs, *step.outputs) if name in cols)
     bound = "compute" if operations > BALANCE * nbytes else "memory"
     return StepFacts(
-        name=step.name, kernel=step.kernel, precision=step.kernel.split(".")[1], nbytes=nbytes, operations=operations,
-        bound=bound,
+        name=step.name, kernel=step.kernel, precision=precision, activations=str(step.attrs.get("activations", "")),
+        int8_error=None, nbytes=nbytes, operations=operations, bound=bound,
     )  # fmt: skip
 
 
 def _inspect_engine(path: Path) -> Inspection:
     manifest, plan = read_manifest(path), read_plan(path)
-    facts = step_facts(plan)
+    facts = step_facts(plan, manifest.activation_errors)
     block = plan.kv.block_bytes // plan.kv.tokens_per_block
     tokens = {"eos_ids": list(manifest.eos_ids), "bos_id": manifest.bos_id, "pad_id": manifest.pad_id}
     limits = dataclasses.asdict(manifest.limits)
@@ -108,6 +118,7 @@ def _inspect_engine(path: Path) -> Inspection:
         "kv": {**write_record(plan.kv), "bytes_per_token": block}, "arena_bytes": plan.arena_bytes,
         "weight_bytes": plan.weight_bytes, "steps": [dataclasses.asdict(each) for each in facts],
         "parts": {part.name: {"bytes": part.nbytes, "sha256": part.sha256} for part in manifest.parts},
+        "sources": dict(manifest.sources), "passport": dict(manifest.passport),
     }  # fmt: skip
     code = _machine_code(plan, manifest)
     if code:
@@ -124,6 +135,8 @@ def _inspect_engine(path: Path) -> Inspection:
             f"code        for {each['architecture']}: {each['bytes']:,} bytes at {each['offset']:,} of {rank_file(0)}"
             for each in code
         ),
+        *(f"source      {name} {sha256}" for name, sha256 in manifest.sources.items()),
+        *_passport_lines(manifest.passport),
         "",
     ]
     return Inspection(text="\n".join([*head, *_step_table(facts)]), document=document)
@@ -141,21 +154,38 @@ def _machine_code(plan: Plan, manifest: Manifest) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def _passport_lines(passport: Mapping[str, Fact]) -> list[str]:
+    if not passport:
+        return []
+    words = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in passport.items())
+    return [f"passport    {', '.join(words)}"]
+
+
 def _step_table(facts: list[StepFacts]) -> list[str]:
     """One line per step; layers that do the same share their lines."""
-    groups: dict[tuple[bool, StepFacts], list[int]] = {}
+    groups: dict[tuple[bool, StepFacts], list[tuple[int, float | None]]] = {}
     for each in facts:
         layer = re.match(r"layers\.(\d+)/", each.name)
         name = each.name[layer.end() :] if layer else each.name
-        same = (layer is not None, dataclasses.replace(each, name=name))
-        groups.setdefault(same, []).append(int(layer[1]) if layer else -1)
-    rows = [("step", "kernel", "precision", "bytes", "operations", "bound")]
-    for (in_layer, step), layers in groups.items():
-        label = f"layers.{_ranges(layers)}/{step.name}" if in_layer else step.name
-        rows.append((label, step.kernel, step.precision, f"{step.nbytes:,}", f"{step.operations:,}", step.bound))
-    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+        same = (layer is not None, dataclasses.replace(each, name=name, int8_error=None))
+        groups.setdefault(same, []).append((int(layer[1]) if layer else -1, each.int8_error))
+    rows = [("step", "kernel", "precision", "activations", "int8 error", "bytes", "operations", "bound")]
+    for (in_layer, step), members in groups.items():
+        label = f"layers.{_ranges([layer for layer, _ in members])}/{step.name}" if in_layer else step.name
+        error = _span([error for _, error in members if error is not None])
+        rows.append(
+            (label, step.kernel, step.precision, step.activations, error, f"{step.nbytes:,}", f"{step.operations:,}",
+             step.bound)
+        )  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return [*lines, f"one token after at most {CONTEXT} others; bound by compute above {BALANCE:g} operations per byte"]
+
+
+def _span(errors: list[float]) -> str:
+    """[0.012, 0.03] → "1.2-3%"."""
+    shown = list(dict.fromkeys(f"{100 * error:.2g}" for error in (min(errors), max(errors)))) if errors else []
+    return "-".join(shown) + "%" if shown else ""
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from ingot.errors import EngineError
 from ingot.plan import Limits
 
-ENGINE_SCHEMA = 1
+ENGINE_SCHEMA = 2
 CHUNK_BYTES = 4 << 20  # every started 4 MiB of a part has its own crc32
 MANIFEST_NAME = "config.json"
 FORMAT = "ingot.engine"
@@ -43,10 +43,14 @@ class Manifest:
     model         plain facts for people (model_type, layers, hidden_size ...); nothing depends on them
     target        a name of the target list, e.g. "cpu/avx2"
     precision     of the weights
+    activation_errors  by product: relative error of its output where its inputs are int8, as measured at build; None
+                  where it could not be measured. Only of products that had the choice
     limits        as in the plan
     capabilities  what a session of this engine can do
     ranks         number of rank files
     eos_ids       tokens that end a sequence
+    sources       file → SHA-256 of what the engine's Checkpoint was made from; empty where that is not known
+    passport      how the engine compared with its source (`ingot verify --against ... --store_passport`); empty: never
     """
 
     ingot_version: str
@@ -60,6 +64,9 @@ class Manifest:
     bos_id: int | None
     pad_id: int | None
     parts: tuple[Part, ...]
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    passport: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
+    activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
 
     def part(self, name: str) -> Part | None:
         """The part called `name`, if the engine has it."""
@@ -73,6 +80,9 @@ class Manifest:
             "manifest_sha256": "",
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "model": dict(self.model),
+            "sources": dict(self.sources),
+            "passport": dict(self.passport),
+            "activation_errors": dict(self.activation_errors),
             "limits": dataclasses.asdict(self.limits),
             "parts": [
                 {**dataclasses.asdict(part), "crc32": "".join(f"{value:08x}" for value in part.crc32)}

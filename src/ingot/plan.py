@@ -18,7 +18,7 @@ from typing import Any
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 
 Attr = int | float | str
 
@@ -87,6 +87,8 @@ class KvLayout:
 
     K block: [kv_heads, head_dim, tokens_per_block]        tokens innermost: one vector load gives 8 or 16 tokens
     V block: [kv_heads, tokens_per_block, padded_dim]      dims innermost, padded_dim = head_dim rounded up to 16
+
+    int8: behind the codes of each head of a block lie the scales of its tokens, float32 [tokens_per_block].
     """
 
     num_layers: int
@@ -100,14 +102,19 @@ class KvLayout:
         return -(-self.head_dim // 16) * 16
 
     @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scale that a token's key, and another that its value, has in each head."""
+        return 4 if self.dtype is DType.I8 else 0
+
+    @property
     def k_block_bytes(self) -> int:
         """Bytes of one block's keys in one layer."""
-        return self.kv_heads * self.head_dim * self.tokens_per_block * self.dtype.itemsize
+        return self.kv_heads * self.tokens_per_block * (self.head_dim * self.dtype.itemsize + self.scale_bytes)
 
     @property
     def v_block_bytes(self) -> int:
         """Bytes of one block's values in one layer."""
-        return self.kv_heads * self.padded_dim * self.tokens_per_block * self.dtype.itemsize
+        return self.kv_heads * self.tokens_per_block * (self.padded_dim * self.dtype.itemsize + self.scale_bytes)
 
     @property
     def block_bytes(self) -> int:
@@ -132,7 +139,11 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Everything a target needs to run a step. `steps` are in execution order; the last one writes `logits`."""
+    """Everything a target needs to run a step. `steps` are in execution order; the last one writes `logits`.
+
+    tactics  matrix products that a build has timed: step → how to compute it with 1, 2-8, 9-32 and more rows, a digit
+             each. Steps that are not named take the shipped way, "0000"; results do not depend on it
+    """
 
     vocab_size: int
     max_positions: int
@@ -144,6 +155,7 @@ class Plan:
     arena_bytes: int
     weight_bytes: int
     logits: str
+    tactics: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces, enums by value; equal plans give equal text."""
@@ -182,6 +194,8 @@ def _to_plain(value: object) -> Any:
 
 def _plan_from(document: dict[str, Any]) -> Plan:
     kv = document["kv"]
+    if strangers := set(document["tactics"]) - {step["name"] for step in document["steps"]}:
+        raise ValueError(f"tactics of steps that are not there: {', '.join(sorted(strangers))}")
     return Plan(
         vocab_size=document["vocab_size"],
         max_positions=document["max_positions"],
@@ -193,6 +207,7 @@ def _plan_from(document: dict[str, Any]) -> Plan:
         arena_bytes=document["arena_bytes"],
         weight_bytes=document["weight_bytes"],
         logits=document["logits"],
+        tactics=document["tactics"],
     )
 
 

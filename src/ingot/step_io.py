@@ -9,7 +9,8 @@ token-major ragged batch, 3 sequences, T = 7          query_starts = [0, 5, 6, 7
 """
 
 import dataclasses
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -141,4 +142,19 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Release memory; the session cannot run afterwards."""
+        ...
+
+
+@runtime_checkable
+class TapSession(Session, Protocol):
+    """A session whose inside can be looked at, for verification. Running without taps costs what it always did."""
+
+    def run_tapped(
+        self, batch: StepBatch, steps: Sequence[str]
+    ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
+        """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
+        ...
+
+    def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
+        """Keys and values that a block holds, each [kv_heads, tokens_per_block, head_dim]."""
         ...

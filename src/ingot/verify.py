@@ -1,4 +1,7 @@
-"""Checks an Engine against its own hashes: every file is read once, SHA-256 by SHA-256."""
+"""Checks an Engine against its own hashes: every file is read once, SHA-256 by SHA-256.
+
+Whether its numbers are the source's is the business of `compare/`.
+"""
 
 import dataclasses
 import hashlib
@@ -6,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ingot.engine import check_files, open_engine, read_manifest
-from ingot.errors import EngineError, UsageError
+from ingot.errors import EngineError
 from ingot.manifest import REBUILD, Manifest
 
 _BLOCK = 4 << 20  # bytes read at a time
@@ -24,16 +27,11 @@ class VerifyReport:
     nbytes: int
 
 
-def verify(directory: Path | str, against: Path | None = None, progress: Progress | None = None) -> VerifyReport:
+def verify(directory: Path | str, progress: Progress | None = None) -> VerifyReport:
     """Check manifest, sizes, SHA-256 of every part, then the checksums and the plan as at every open.
 
     Raises EngineError that names every part whose hash differs.
     """
-    if against is not None:
-        raise UsageError(
-            "verify cannot compare an engine with its source yet", where="--against",
-            hint="leave --against out: every hash of the engine is checked",
-        )  # fmt: skip
     directory = Path(directory)
     manifest = read_manifest(directory)
     check_files(directory, manifest)

@@ -174,6 +174,7 @@ def test_equal_weights_under_two_names_are_stored_once(llama: Path, tmp_path: Pa
         (DType.F32, "auto", "auto", ("f32", "f32")),
         (DType.BF16, "f32", "bf16", ("f32", "bf16")),
         (DType.F32, "bf16", "f32", ("bf16", "f32")),
+        (DType.F32, "auto", "int8", ("f32", "int8")),
     ],
 )
 def test_precision(tmp_path: Path, stored: DType, precision: str, kv: str, expected: tuple[str, str]) -> None:
@@ -182,7 +183,9 @@ def test_precision(tmp_path: Path, stored: DType, precision: str, kv: str, expec
     assert (report.precision, report.plan.kv.dtype.value) == expected
     kernels = Counter(step.kernel for step in report.plan.steps)
     assert kernels[f"matmul.{expected[0]}.ref"] == 9
-    assert kernels[f"paged_attention.{expected[1]}.ref"] == 2
+    assert kernels[f"paged_attention.{expected[1]}.ref"] == kernels[f"rope_kv_write.{expected[1]}.ref"] == 2
+    with open_engine(tmp_path / "e") as engine:
+        assert engine.manifest.model["kv_cache_dtype"] == engine.plan.kv.dtype.value == expected[1]
     assert kernels["rms_norm.f32.ref"] == 5
     assert any("most weights are stored in" in note for note in report.notes) == (precision == "auto")
 

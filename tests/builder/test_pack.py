@@ -1,5 +1,6 @@
 """Packed weights: layouts, shards, alignment, rounding, and the count of values that are not finite."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 
 from ingot.builder import pack
 from ingot.builder.expressions import WeightReader
-from ingot.builder.pack import Packer, WeightUse, place_weights, shard_count
+from ingot.builder.pack import Packer, WeightUse, in_order, place_weights, shard_count
+from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
 from ingot.plan import Weight
+from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.weights import read_weight
 from tests.passes.graphs import GraphMaker
 
@@ -17,21 +20,22 @@ RANDOM = np.random.default_rng(9)
 
 
 def make_use(
-    values: np.ndarray, dtype: DType, *, panels: bool = False, gated: bool = False, name: str = "w"
+    values: np.ndarray, dtype: DType, *, panels: bool = False, gated: bool = False, name: str = "w", group: int = 0
 ) -> WeightUse:
     g = GraphMaker()
     graph = g.finish(g.node("Add", g.input(), g.constant(values.astype(np.float32))))
     return WeightUse(
-        name=name, tensor=graph.logits.inputs[0].inputs[1], dtype=dtype, shape=values.shape, panels=panels, gated=gated
-    )
+        name=name, tensor=graph.logits.inputs[0].inputs[1], dtype=dtype, shape=values.shape, panels=panels,
+        gated=gated, group=group,
+    )  # fmt: skip
 
 
-def packed_section(uses: list[WeightUse], shards: int) -> tuple[list[Weight], np.ndarray, Packer]:
+def packed_section(uses: list[WeightUse], shards: int, threads: int = 1) -> tuple[list[Weight], np.ndarray, Packer]:
     weights, size = place_weights(uses, shards)
     section = np.zeros(size, np.uint8)
     done: list[int] = []
     with WeightReader(Path("unused")) as reader:
-        packer = Packer(reader, uses, weights)
+        packer = Packer(reader, uses, weights, threads)
         position = 0
         for offset, data in packer.blocks(done.append):
             assert offset >= position
@@ -63,6 +67,34 @@ def test_products_survive(
         rounded = bf16_to_float32(float32_to_bf16(expected)) if weight.dtype is DType.BF16 else expected
         np.testing.assert_array_equal(read_weight(section, weight), rounded)
     assert packer.nonfinite == {}
+
+
+@pytest.mark.parametrize("group", [0, 32])
+@pytest.mark.parametrize("shape", [(1, 1), (15, 33), (70, 172)])
+@pytest.mark.parametrize(("shards", "block", "threads"), [(1, 1 << 20, 1), (3, 1, 3)])
+def test_quantised_weights_survive(
+    monkeypatch: pytest.MonkeyPatch, group: int, shape: tuple[int, int], shards: int, block: int, threads: int
+) -> None:
+    """However the work is cut, each row is what the quantiser makes of it alone; a tied table is the head's twin."""
+    monkeypatch.setattr(pack, "BLOCK_BYTES", block)
+    values = RANDOM.normal(0, 1, shape).astype(np.float32)
+    gated = RANDOM.normal(0, 1, (2 * shape[0], shape[1])).astype(np.float32)
+    dtype = DType.W4 if group else DType.W8
+    uses = [
+        make_use(values, dtype, panels=True, name="plain", group=group),
+        make_use(gated, dtype, panels=True, gated=True, name="gated", group=group),
+        make_use(values, DType.W8, panels=True, name="head"),
+        make_use(values, DType.W8, name="table"),
+    ]
+    weights, section, packer = packed_section(uses, shards, threads)
+    assert packer.nonfinite == {}
+    found = [read_weight(section, weight) for weight in weights]
+    for use, rows, expected in zip(uses, found, (values, gated, values, values), strict=True):
+        assert isinstance(rows, QuantisedRows)
+        for number in range(len(expected)):
+            alone = quantise(expected[number : number + 1], use.precision)
+            assert rows.scale[number] == alone.scale[0]
+            np.testing.assert_array_equal(rows.integers[number], alone.integers[0])
 
 
 def test_shards_begin_on_huge_pages_and_hold_all_products() -> None:
@@ -100,6 +132,27 @@ def test_values_that_are_not_finite_are_counted() -> None:
     values = RANDOM.normal(0, 1, (20, 4))
     values[3, 1] = np.nan
     values[17, :2] = np.inf
+    _, _, packer = packed_section([make_use(values, DType.W8, panels=True)], 1)
+    assert packer.nonfinite == {"w": 3}
     _, section, packer = packed_section([make_use(values, DType.BF16, panels=True)], 1)
     assert packer.nonfinite == {"w": 3}
     assert np.isnan(bf16_to_float32(section.view(np.uint16))).sum() == 1
+
+
+def test_work_on_threads_keeps_its_order_and_its_errors() -> None:
+    started: list[int] = []
+
+    def work(item: int) -> int:
+        started.append(item)
+        time.sleep(0.01 if item % 3 == 0 else 0)
+        if item == 30:
+            raise ValueError("thirty")
+        return -item
+
+    done = in_order(work, range(100), 3)
+    for expected in range(5):
+        assert next(done) == -expected
+    assert len(started) <= 5 + 4
+    with pytest.raises(ValueError, match="thirty"):
+        list(done)
+    assert max(started) < 40

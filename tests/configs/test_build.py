@@ -11,10 +11,11 @@ from ingot.errors import UsageError
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"precision": "w8"}, "precision w8 cannot be built: weight-only 8 bit is not there yet"),
-        ({"precision": "w4g128"}, "weight-only 4 bit"),
+        ({"precision": "w8a8"}, "precision w8a8 cannot be built: calibrated recipes"),
+        ({"activations": "int4"}, "unknown activations"),
+        ({"lm_head_precision": "auto"}, "unknown lm_head_precision"),
         ({"precision": "int3"}, r"unknown precision(.|\n)*auto, f32, bf16, f16"),
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype int8 cannot be built"),
+        ({"kv_cache_dtype": "fp8"}, r"kv_cache_dtype fp8 cannot be built: CPUs compute no fp8(.|\n)*int8"),
         ({"kv_cache_dtype": "f64"}, "unknown kv_cache_dtype"),
         ({"max_batch_size": 0}, "max_batch_size must be a whole number, at least 1"),
         ({"max_seq_len": 1}, "max_seq_len must be a whole number, at least 2"),

@@ -16,6 +16,8 @@ from tests.oracle.llama_float64 import LlamaFloat64
 
 pytestmark = pytest.mark.shared
 
+Logits = list[npt.NDArray[np.float32]]
+
 
 def engine_of(model: Path, work: Path, *options: object) -> Path:
     """Convert and build; the engine's directory."""
@@ -31,6 +33,13 @@ def stories(shared: Path) -> list[list[int]]:
     texts = json.loads((shared / "data/text/tinystories_1000.json").read_text())[:100]
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     return [[1, *ids][:256] for ids in encoded]
+
+
+@pytest.fixture(scope="module")
+def stories_logits(shared: Path, stories: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Logits:
+    """Of the f32 engine, all stories one after the other."""
+    model = shared / "models/stories260K"
+    return context_logits(engine_of(model, tmp_path_factory.mktemp("exact"), "--precision", "f32"), stories)
 
 
 @pytest.fixture(scope="module", params=["f32", "bf16"])
@@ -66,18 +75,53 @@ def test_greedy_tokens_are_those_of_float64(stories_engine: Path, stories: list[
         assert len(wrong) < 0.05 * 48 * count
 
 
-def test_perplexity(stories_engine: Path, stories: list[list[int]]) -> None:
-    with ModelRunner.from_dir(stories_engine) as runner:
+# Of the stories: perplexity at most, KL divergence from f32 at most.
+LOSSES = {
+    "f32": (4.953, 1e-9), "bf16": (4.958, 3e-4), "w8": (4.968, 2e-3), "w4g32": (5.40, 0.11), "w4g64": (5.56, 0.14),
+    "w4g128": (5.60, 0.14),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", LOSSES)
+def test_what_a_precision_costs(
+    precision: str, stories_logits: Logits, stories: list[list[int]], shared: Path, tmp_path: Path
+) -> None:
+    engine = engine_of(shared / "models/stories260K", tmp_path, "--precision", precision)
+    logits = context_logits(engine, stories)
+    losses = np.concatenate([nll(rows, ids) for rows, ids in zip(logits, stories, strict=True)])
+    assert len(losses) == 25_367
+    most_perplexity, most_divergence = LOSSES[precision]
+    assert 4.94 < np.exp(losses.mean()) < most_perplexity
+    assert divergence(stories_logits, logits) < most_divergence
+
+
+def context_logits(engine: Path, prompts: list[list[int]]) -> Logits:
+    """Logits of every token of every prompt."""
+    with ModelRunner.from_dir(engine) as runner:
+        out = runner.generate(prompts, max_new_tokens=1, end_id=-1, return_dict=True, output_context_logits=True)
+    return list(out["context_logits"])
+
+
+def divergence(expected: Logits, found: Logits) -> float:
+    """Mean over the tokens of KL(expected || found), in nats."""
+    first, second = (log_softmax(np.concatenate(each)) for each in (expected, found))
+    return float((np.exp(first) * (first - second)).sum(axis=1).mean())
+
+
+def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    rows = logits.astype(np.float64)
+    rows = rows - rows.max(axis=1, keepdims=True)
+    return np.asarray(rows - np.log(np.exp(rows).sum(axis=1, keepdims=True)))
+
+
+def test_perplexity_with_an_int8_cache(stories: list[list[int]], shared: Path, tmp_path: Path) -> None:
+    options = ("--precision", "f32", "--kv_cache_dtype", "int8")
+    with ModelRunner.from_dir(engine_of(shared / "models/stories260K", tmp_path, *options)) as runner:
         out = runner.generate(stories, max_new_tokens=1, end_id=-1, return_dict=True, output_context_logits=True)
     losses = np.concatenate([nll(logits, ids) for logits, ids in zip(out["context_logits"], stories, strict=True)])
-    assert len(losses) == 25_367
-    tolerance = 0.005 if json.loads((stories_engine / "config.json").read_text())["precision"] == "f32" else 0.01
-    assert np.exp(losses.mean()) == pytest.approx(4.948, abs=tolerance)
+    assert np.exp(losses.mean()) == pytest.approx(4.948, abs=0.02)
 
 
 def nll(logits: npt.NDArray[np.float32], ids: Sequence[int]) -> npt.NDArray[np.float64]:
     """Negative log-probabilities of ids[1:], each under the logits of the token before."""
-    rows = logits[:-1].astype(np.float64)
-    rows = rows - rows.max(axis=1, keepdims=True)
-    losses: npt.NDArray[np.float64] = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(rows)), list(ids[1:])]
-    return losses
+    return -log_softmax(logits[:-1])[np.arange(len(ids) - 1), list(ids[1:])]

@@ -170,8 +170,10 @@ def test_what_convert_was_told_is_the_build_default(tmp_path: Path) -> None:
     assert Checkpoint.open(tmp_path / "c").config.build_defaults == BuildDefaults(precision="w4g128", tp_size=2)
     build = ("build", "--checkpoint_dir", tmp_path / "c", "--output_dir", tmp_path / "e")
     ingot(*build).fails("--tp_size 2, recorded by convert", code=2)
-    ingot(*build, "--tp_size", 1).fails("w4g128", "not there yet", code=2)
+    ingot(*build, "--tp_size", 1).succeeds()
+    assert json.loads((tmp_path / "e/config.json").read_text())["precision"] == "w4g128"
     ingot(*build, "--tp_size", 1, "--precision", "f32").succeeds()
+    assert json.loads((tmp_path / "e/config.json").read_text())["precision"] == "f32"
 
 
 @pytest.mark.parametrize(
@@ -182,6 +184,11 @@ def test_what_convert_was_told_is_the_build_default(tmp_path: Path) -> None:
         (["--gemm_plugin", "float16"], "bf16"),
         (["--gemm_plugin", "disable"], "f32"),
         (["--precision", "bf16", "--lm_head_precision", "bf16"], "bf16"),
+        (["--use_weight_only"], "w8"),
+        (["--use_weight_only", "--weight_only_precision", "int8"], "w8"),
+        (["--use-weight-only", "--weight-only-precision", "int4"], "w4g128"),
+        (["--config", "w4_careful"], "w4g64"),
+        (["--precision", "w8", "--gemm_plugin", "float16", "--lm_head_precision", "w4g32"], "w8"),
     ],
 )
 def test_precision_by_any_of_its_names(
@@ -196,16 +203,21 @@ def test_precision_by_any_of_its_names(
     ("options", "words"),
     [
         (["--precision", "f32", "--gemm_plugin", "bfloat16"], "different precisions"),
-        (["--precision", "w8"], "not there yet"),
-        (["--use_weight_only"], "w8"),
+        (["--precision", "w8a8"], "calibrated recipes"),
+        (["--precision", "w8", "--use_weight_only", "--weight_only_precision", "int4"], "different precisions"),
+        (["--precision", "w8", "--config", "w4_careful"], "different precisions"),
+        (["--precision", "w8", "--gemm_plugin", "float32"], "does not fit quantised weights"),
+        (["--precision", "w8", "--gemm_plugin", "bfloat16", "--activations", "int8"], "does not fit"),
+        (["--config", "w8_float_inputs", "--activations", "int8"], "contradict each other"),
+        (["--config", "w4_careful", "--lm_head_precision", "bf16"], "contradict each other"),
         (["--weight_only_precision", "int8"], "goes with --use_weight_only"),
-        (["--lm_head_precision", "w8"], "precision of all others"),
-        (["--activations", "int8"], "cannot be chosen yet"),
-        (["--kv_cache_dtype", "fp8"], "not there yet"),
+        (["--lm_head_precision", "w2"], "unknown lm_head_precision"),
+        (["--activations", "int8"], "int8 activations go with quantised weights"),
+        (["--kv_cache_dtype", "fp8"], "CPUs compute no fp8"),
         (["--tp_size", "2"], "one rank"),
         (["--pp_size", "2"], "one rank"),
-        (["--config", "recipe.toml"], "recipes do not exist yet"),
-        (["--timing_cache", "f"], "nothing to cache"),
+        (["--config", "recipe.toml"], "the recipe cannot be read"),
+        (["--timing_cache", "f", "--no_autotune"], "serves autotuning"),
         (["--max_beam_width", "4"], "beam search"),
         (["--max_seq_len", "40", "--max_output_len", "4"], "say the same"),
         (["--target", "cpu/avx9"], "there is no target"),
@@ -217,6 +229,16 @@ def test_what_is_not_there_is_refused(options: list[str], words: str, tiny_check
     done = ingot("build", "--checkpoint_dir", tiny_checkpoint, "--output_dir", tmp_path / "e", *options)
     done.fails(words, code=2)
     assert not (tmp_path / "e").exists()
+
+
+def test_a_file_that_is_no_timing_cache_is_kept(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    build = ("build", "--checkpoint_dir", tiny_checkpoint, "--output_dir", tmp_path / "e", "--timing_cache")
+    (tmp_path / "letter").write_text("Dear reader")
+    ingot(*build, tmp_path / "letter").fails("no timing cache", code=2)
+    assert (tmp_path / "letter").read_text() == "Dear reader"
+    assert not (tmp_path / "e").exists()
+    ingot(*build, tmp_path / "cache").succeeds()
+    assert list(json.loads((tmp_path / "cache").read_text())) == ["machines", "timing_cache"]
 
 
 def test_output_length_sets_the_sequence_length(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ingot.builder.build import build
+from ingot.builder.calibrate import SAMPLE_TEXT
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
@@ -18,6 +19,7 @@ SAYS = {
     "generate.py": "blocks in use afterwards: 0",
     "inspect_engine.py": "matmul.",
     "logits.py": "perplexity",
+    "precisions.py": "| `w4g128` | 3.05 MB |",
     "stream.py": "prefill tokens and decode rows of each step: [[",
 }
 
@@ -37,7 +39,8 @@ def test_there_is_a_check_for_each() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example(path: Path, engine: Path) -> None:
     assert len(path.read_text().splitlines()) <= 60
-    command = [sys.executable, "-W", "error", str(path), str(engine)]
+    given = {"precisions.py": [SHIPPED, SAMPLE_TEXT]}.get(path.name, [engine])
+    command = [sys.executable, "-W", "error", str(path), *map(str, given)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert SAYS[path.name] in done.stdout

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.errors import EngineError, UsageError
+from ingot.errors import EngineError
 from ingot.verify import verify
 from tests.hall.test_engine import flip, pristine
 
@@ -36,8 +36,3 @@ def test_a_truncated_part(engine: Path) -> None:
         file.truncate(10_000)
     with pytest.raises(EngineError, match="truncated"):
         verify(engine)
-
-
-def test_a_comparison_is_refused_until_it_exists(engine: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot compare"):
-        verify(engine, against=tmp_path)

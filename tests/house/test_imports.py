@@ -25,7 +25,7 @@ MAY = {
     "ingot.plugins": "errors dtypes configs plan step_io plugins _cpu",
     "ingot.convert": "errors dtypes configs checkpoint tensor_file output_dir convert",
     "ingot.builder": "errors dtypes configs checkpoint tensor_file output_dir plan manifest engine engine_writer "
-    "plugins builder",
+    "step_io plugins builder",
     "ingot.runtime": "errors dtypes configs plan step_io manifest engine plugins runtime",
 }
 TOP = (
@@ -39,6 +39,7 @@ TOP = (
     "ingot.llm",
     "ingot.engine_cache",
     "ingot.bench",
+    "ingot.compare",
 )
 
 # Library → where it may be imported.
@@ -52,7 +53,7 @@ FENCES = {
     "transformers": (),
     "click": ("ingot.cli",),
     "rich": ("ingot.cli",),
-    "tokenizers": ("ingot.runtime.tokenizer",),
+    "tokenizers": ("ingot.runtime.tokenizer", "ingot.builder.calibrate"),
     "ingot._cpu": ("ingot.plugins.cpu.target",),
 }
 OPTIONAL = {"torch", "tensorrt", "cuda"}  # extras: may be imported inside functions

@@ -4,8 +4,9 @@ import pytest
 
 from ingot.builder.passes.choose_kernels import ChooseKernels
 from ingot.builder.passes.set_precision import SetPrecision
+from ingot.builder.precision import ProductChoice
 from ingot.builder.select import plan_ops
-from ingot.dtypes import DType
+from ingot.dtypes import DType, Precision
 from ingot.errors import NoKernelError
 from ingot.plugins.ref.target import RefTarget
 from tests.passes.test_set_precision import small_graph
@@ -26,9 +27,11 @@ class ListTarget(RefTarget):
         return "it is made of paper"
 
 
-def choose(*names: str, weights: DType = DType.F32) -> list[str]:
+def choose(*names: str, weights: DType = DType.F32, activations: str = "bf16") -> list[str]:
     target, graph = ListTarget(*names), small_graph()
-    SetPrecision(weights=weights, kv=DType.F32, target=target).run(graph)
+    choice = ProductChoice(precision=Precision(dtype=weights), activations=activations)
+    products = {node.name: choice for node in graph.plugins("Matmul")}
+    SetPrecision(products=products, tables=weights, kv=DType.F32, target=target).run(graph)
     assert ChooseKernels(target=target).run(graph).fired == 3
     return [node.attrs["kernel"] for node in graph.nodes]
 
@@ -59,3 +62,9 @@ def test_plugins_and_their_ops() -> None:
     assert plan_ops("RmsNorm") == ("rms_norm",)
     assert plan_ops("Matmul") == ("matmul",)
     assert plan_ops("PagedAttention") == ("rope_kv_write", "paged_attention")
+
+
+def test_int8_activations_have_kernels_of_their_own() -> None:
+    names = ["embedding.w8.a", "rms_norm.f32.a", "matmul.w8.a", "matmul.w8a8.a"]
+    assert choose(*names, weights=DType.W8)[-1] == "matmul.w8.a"
+    assert choose(*names, weights=DType.W8, activations="int8")[-1] == "matmul.w8a8.a"

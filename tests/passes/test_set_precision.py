@@ -2,8 +2,10 @@
 
 from ingot.builder.graph import Graph
 from ingot.builder.passes import insert_embedding, insert_matmul, recognise_norms
+from ingot.builder.passes.base import PassReport
 from ingot.builder.passes.set_precision import SetPrecision
-from ingot.dtypes import DType
+from ingot.builder.precision import ProductChoice
+from ingot.dtypes import DType, Precision
 from ingot.plugins.ref.target import RefTarget
 from tests.passes.graphs import GraphMaker
 
@@ -23,9 +25,15 @@ def small_graph() -> Graph:
     return graph
 
 
+def set_precision(graph: Graph, name: str, activations: str = "bf16", tables: DType = DType.F32) -> PassReport:
+    choice = ProductChoice(precision=Precision.parse(name), activations=activations)
+    products = {node.name: choice for node in graph.plugins("Matmul")}
+    return SetPrecision(products=products, tables=tables, kv=DType.F32, target=RoundingTarget()).run(graph)
+
+
 def test_products_and_tables() -> None:
     graph = small_graph()
-    report = SetPrecision(weights=DType.BF16, kv=DType.F32, target=RoundingTarget()).run(graph)
+    report = set_precision(graph, "bf16", tables=DType.BF16)
     table, norm, product = graph.nodes
     assert report.fired == 2
     assert table.attrs == {"dtype": "bf16"}
@@ -35,5 +43,5 @@ def test_products_and_tables() -> None:
 
 def test_float32_is_not_rounded() -> None:
     graph = small_graph()
-    SetPrecision(weights=DType.F32, kv=DType.F32, target=RoundingTarget()).run(graph)
+    set_precision(graph, "f32")
     assert graph.nodes[-1].attrs["activations"] == "f32"

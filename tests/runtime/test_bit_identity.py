@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.configs.runtime import Policy, RuntimeConfig
+from ingot.dtypes import DType
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 from ingot.runtime import ModelRunner
@@ -20,9 +21,10 @@ def target(request: pytest.FixtureRequest) -> Target:
     return find_target(request.param)
 
 
-@pytest.fixture(scope="module")
-def model(target: Target) -> TinyModel:
-    return make_model(None if target.name == "ref" else target)
+@pytest.fixture(scope="module", params=[DType.F32, DType.I8], ids=lambda dtype: dtype.value)
+def model(request: pytest.FixtureRequest, target: Target) -> TinyModel:
+    """With each kind of KV cache: of numbers, and of codes whose scales a lost bit would show."""
+    return make_model(None if target.name == "ref" else target, kv=request.param)
 
 
 def everything(runner: ModelRunner, prompts: list[list[int]], count: int = 12) -> list[tuple[bytes, bytes]]:

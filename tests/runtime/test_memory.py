@@ -1,5 +1,6 @@
 """KV memory: what is granted by default, what is refused and with which words."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ def test_default_is_the_whole_batch_or_forty_percent() -> None:
     assert kv_budget(LAYOUT, LIMITS, None, 10**12).num_blocks == 4 * 4
     scarce = kv_budget(LAYOUT, LIMITS, None, 20 * BLOCK)
     assert (scarce.num_blocks, scarce.nbytes) == (8, 8 * BLOCK)
+
+
+def test_blocks_of_int8_count_codes_and_scales() -> None:
+    layout = dataclasses.replace(LAYOUT, dtype=DType.I8)
+    assert layout.block_bytes == 2 * 2 * 16 * ((8 + 4) + (16 + 4))  # values are padded to 16 dims
+    assert kv_budget(layout, LIMITS, 8 * BLOCK, 10**12).num_blocks == 8 * BLOCK // 2048
 
 
 def test_given_memory_is_used_in_full() -> None:

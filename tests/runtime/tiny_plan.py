@@ -107,7 +107,7 @@ class _Section:
         return np.frombuffer(b"".join(self._parts), dtype=np.uint8)
 
 
-def make_model(target: Target | None = None, limits: Limits = LIMITS) -> TinyModel:
+def make_model(target: Target | None = None, limits: Limits = LIMITS, kv: DType = DType.F32) -> TinyModel:
     """Random weights. Without a target, kernels have names that nobody has, for ref must not care about them."""
     rng = np.random.default_rng(0)
     section = _Section()
@@ -133,9 +133,9 @@ def make_model(target: Target | None = None, limits: Limits = LIMITS) -> TinyMod
     plan = Plan(
         vocab_size=VOCAB, max_positions=POSITIONS, limits=limits,
         kv=KvLayout(
-            num_layers=LAYERS, kv_heads=KV_HEADS, head_dim=DIM, tokens_per_block=TOKENS_PER_BLOCK, dtype=DType.F32
+            num_layers=LAYERS, kv_heads=KV_HEADS, head_dim=DIM, tokens_per_block=TOKENS_PER_BLOCK, dtype=kv
         ),
-        buffers=buffers, weights=tuple(section.weights), steps=tuple(_steps(target)), arena_bytes=arena,
+        buffers=buffers, weights=tuple(section.weights), steps=tuple(_steps(target, kv)), arena_bytes=arena,
         weight_bytes=section.size, logits="logits",
     )  # fmt: skip
     return TinyModel(plan=plan, weights=section.data(), logical=section.logical)
@@ -155,7 +155,7 @@ def _buffers(limits: Limits) -> tuple[tuple[Buffer, ...], int]:
     return tuple(buffers), offset
 
 
-def _steps(target: Target | None) -> list[Step]:
+def _steps(target: Target | None, kv: DType) -> list[Step]:
     steps: list[Step] = []
     kernels = target.kernels() if target else ()
 
@@ -170,7 +170,7 @@ def _steps(target: Target | None) -> list[Step]:
     def matmul(
         x: str, weight: str, y: str, *, dtype: str, residual: str = "", activation: str = "none", gated: int = 0
     ) -> None:
-        attrs: dict[str, Attr] = {"activation": activation, "gated": gated}
+        attrs: dict[str, Attr] = {"activation": activation, "gated": gated, "group": 0}
         attrs["activations"] = target.activations(dtype) if target else "f32"
         add("matmul", (x, weight, "", residual), (y,), attrs, dtype)
 
@@ -182,9 +182,9 @@ def _steps(target: Target | None) -> list[Step]:
         add("rms_norm", ("x", f"norm{layer}", ""), ("normed", ""), {"eps": 1e-5})
         matmul("normed", f"qkv{layer}", "qkv", dtype=dtype)
         write: dict[str, Attr] = {"layer": layer, "interleaved": 0, "norm_eps": 0.0}
-        add("rope_kv_write", ("qkv", "cos_sin", "", ""), ("q",), {**heads, **write})
+        add("rope_kv_write", ("qkv", "cos_sin", "", ""), ("q",), {**heads, **write}, kv.value)
         attend: dict[str, Attr] = {"layer": layer, "scale": DIM**-0.5, "window": 0, "softcap": 0.0}
-        add("paged_attention", ("q",), ("attended",), {**heads, **attend})
+        add("paged_attention", ("q",), ("attended",), {**heads, **attend}, kv.value)
         matmul("attended", f"out{layer}", "x", dtype=dtype, residual="x")
         add("rms_norm", ("x", f"post{layer}", ""), ("normed", ""), {"eps": 1e-5})
         matmul("normed", f"gate_up{layer}", "inner", dtype=dtype, activation="silu", gated=1)

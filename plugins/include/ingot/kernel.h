@@ -47,6 +47,8 @@ struct MatmulArgs {
   int64_t rows, n, k;     // n: logical weight rows; out = gated ? n / 2 : n
   Activation activation;
   bool gated;
+  int64_t group;          // columns that share a multiplier of a w4 weight, 0 for all others
+  int32_t tactic = 0;     // how the work is cut, of no consequence for y: 0 as shipped, 1 otherwise (matmul_parts.h)
 };
 
 struct EmbeddingArgs {
@@ -97,7 +99,7 @@ struct RopeTableArgs {
 };
 
 // One layer's pools and the batch that uses them. K block [kv_heads][head_dim][block_size], V block
-// [kv_heads][block_size][padded_dim]: plan.KvLayout.
+// [kv_heads][block_size][padded_dim]; int8: behind each head its scales, float [block_size]. See plan.KvLayout.
 struct PagedKv {
   void* keys;
   void* values;

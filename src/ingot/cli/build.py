@@ -9,9 +9,10 @@ from ingot.builder.build import BuildReport, build
 from ingot.checkpoint import Checkpoint
 from ingot.cli.console import LEVELS, Talk
 from ingot.cli.spellings import judge_all, spelling_options
-from ingot.cli.values import WEIGHT_ONLY, byte_size, log_level, positive, weight_only
-from ingot.configs.build import BuildConfig
+from ingot.cli.values import WEIGHT_ONLY, byte_size, is_weight_only, log_level, positive, weight_only
+from ingot.configs.build import ACTIVATIONS, BuildConfig
 from ingot.configs.convert import BuildDefaults
+from ingot.configs.recipe import Recipe
 from ingot.configs.sizes import format_bytes
 from ingot.errors import UsageError
 
@@ -23,12 +24,12 @@ _GPU_FAMILIES = ("cuda",)  # targets with float16 products
 @click.option("--checkpoint_dir", type=click.Path(path_type=Path), required=True, help="Checkpoint to build from.")
 @click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Engine to write.")
 @click.option("--target", default="cpu", show_default=True, help="Kind of machine; `ingot doctor` lists them.")
-@click.option(
-    "--precision", help="Of the weights: f32, bf16, f16 (GPU); auto (the default) keeps what the checkpoint stores."
-)
-@click.option("--activations", type=click.Choice(["auto", "bf16", "int8"]), default="auto", show_default=True,
-              help="What products round their inputs to; auto is the target's choice.")  # fmt: skip
-@click.option("--lm_head_precision", help="Precision of the last product; only --precision's is possible yet.")
+@click.option("--precision", help="Of the weights: f32, bf16, f16 (GPU), w8, w4g128, w4g64, w4g32; "
+              "auto (the default) keeps what the checkpoint stores.")  # fmt: skip
+@click.option("--activations", type=click.Choice(ACTIVATIONS),
+              help="Inputs of quantised products: int8 per token, bf16 (as without quantisation), or auto (the "
+              "default): int8 where the error on a sample text is small.")  # fmt: skip
+@click.option("--lm_head_precision", help="Precision of the last product; w8 in w4 engines unless given.")
 @click.option("--max_batch_size", type=positive, help="Requests running at once (64).")
 @click.option("--max_input_len", type=positive, help="Prompt tokens of a request (2048).")
 @click.option("--max_seq_len", type=positive, help="Prompt plus generated tokens of a request (4096).")
@@ -36,16 +37,20 @@ _GPU_FAMILIES = ("cuda",)  # targets with float16 products
 @click.option("--max_num_tokens", type=positive, help="Tokens of one step (2048).")
 @click.option("--tokens_per_block", type=positive, default=32, show_default=True, help="Tokens per KV cache block.")
 @click.option(
-    "--kv_cache_dtype",
-    default="auto",
-    show_default=True,
-    help="auto (the precision), f32, bf16, f16 (GPU); int8 and fp8 come later.",
+    "--kv_cache_dtype", default="auto", show_default=True, help="Of keys and values: auto, f32, bf16, f16 (GPU), int8."
 )
 @click.option("--tp_size", type=positive, help="Ranks that share each layer; only 1 yet.")
 @click.option("--pp_size", type=positive, help="Ranks that share the layers; only 1 yet.")
-@click.option("--config", type=click.Path(path_type=Path), help="A recipe (TOML): arrives later.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A recipe: a TOML file, or a name that ships with ingot.",
+)
 @click.option("--max_mem", type=byte_size, metavar="SIZE", help="Memory that the build may use, e.g. 8GiB.")
-@click.option("--no_autotune", is_flag=True, help="Time no kernels: how every build works yet.")
+@click.option("--timing_cache", type=click.Path(path_type=Path), metavar="FILE",
+              help="Times of kernels: read, and written with what this build has timed.")  # fmt: skip
+@click.option("--no_autotune", is_flag=True, help="Time no kernels: products are cut into work as shipped.")
 @click.option("--dry_run", is_flag=True, help="Decide everything, write nothing.")
 @click.option("--dump_passes", type=click.Path(path_type=Path), metavar="DIR", help="Write the graph after each pass.")
 @click.option(
@@ -73,20 +78,24 @@ def command(checkpoint_dir: Path, output_dir: Path, log_level: str, **options: A
 def _config(options: dict[str, Any], defaults: BuildDefaults, talk: Talk) -> BuildConfig:
     """The options that became something; the rest is refused with a reason."""
     _refuse_later(options, defaults)
-    precision = _precision(options, defaults, talk)
-    lm_head = options["lm_head_precision"]
-    if lm_head not in (None, precision):
-        raise UsageError(
-            "the last product has the precision of all others in this version",
-            expected=f"--lm_head_precision {precision}",
-            got=lm_head,
-            hint="leave --lm_head_precision out",
-        )
-    if options["no_autotune"]:
-        talk.note("--no_autotune: nothing is timed while building yet")
+    recipe = Recipe.load(options["config"]) if options["config"] is not None else Recipe()
+    precision = _precision(options, recipe, defaults)
+    activations = _activations(options, recipe, precision)
+    _note_gemm_plugin(options, talk)
+    head = _agreed("--lm_head_precision", options["lm_head_precision"], recipe.lm_head_precision)
     kept = ("max_batch_size", "max_input_len", "max_seq_len", "max_output_len", "max_num_tokens", "tokens_per_block",
-            "kv_cache_dtype", "max_mem", "dry_run", "dump_passes", "target")  # fmt: skip
-    return BuildConfig(precision=precision, **{name: options[name] for name in kept})
+            "kv_cache_dtype", "max_mem", "dry_run", "dump_passes", "target", "timing_cache")  # fmt: skip
+    return BuildConfig(
+        precision=precision, lm_head_precision=head, activations=activations, layers=recipe.layers,
+        autotune=not options["no_autotune"], **{name: options[name] for name in kept},
+    )  # fmt: skip
+
+
+def _agreed(option: str, given: str | None, recipe: str | None) -> str | None:
+    """What the option or the recipe says."""
+    if given is not None and recipe not in (None, given):
+        raise UsageError(f"{option} and the recipe contradict each other", expected=recipe, got=given)
+    return given if given is not None else recipe
 
 
 def _refuse_later(options: dict[str, Any], defaults: BuildDefaults) -> None:
@@ -97,45 +106,66 @@ def _refuse_later(options: dict[str, Any], defaults: BuildDefaults) -> None:
             raise UsageError(
                 f"--{name} {size}{origin}: an engine has one rank in this version", hint=f"give --{name} 1"
             )
-    if options["activations"] != "auto":
-        raise UsageError(
-            f"--activations {options['activations']} cannot be chosen yet",
-            expected="auto",
-            hint="f32 products keep their inputs in f32, bf16 products round them where the target's kernels do",
-        )
-    if options["config"] is not None:
-        raise UsageError("recipes do not exist yet", where=str(options["config"]), hint="use --precision")
 
 
-def _precision(options: dict[str, Any], defaults: BuildDefaults, talk: Talk) -> str:
+def _precision(options: dict[str, Any], recipe: Recipe, defaults: BuildDefaults) -> str:
     given = {
         "--precision": options["precision"],
+        "--config": recipe.precision,
         "--use_weight_only": weight_only(options["use_weight_only"], options["weight_only_precision"]),
     }
-    gemm = _COMPUTE.get(options["gemm_plugin"])
-    on_gpu = options["target"].split("/")[0] in _GPU_FAMILIES
-    if gemm == "f16" and not on_gpu:
-        gemm = "bf16"
-        talk.note("--gemm_plugin float16: CPU targets compute float16 models in bf16")
-    if not given["--use_weight_only"]:  # where weights are quantised, it is the type of the other side
-        given["--gemm_plugin"] = gemm
+    if not is_weight_only(next((value for value in given.values() if value), defaults.precision)):
+        given["--gemm_plugin"] = _compute(options)
     chosen = {option: value for option, value in given.items() if value is not None}
     if len(set(chosen.values())) > 1:
         said = ", ".join(f"{option} says {value}" for option, value in chosen.items())
         raise UsageError("these options ask for different precisions", got=said, hint="keep one of them")
+    return next(iter(chosen.values()), None) or defaults.precision or "auto"
+
+
+def _activations(options: dict[str, Any], recipe: Recipe, precision: str) -> str:
+    """--gemm_plugin beside quantised weights is the type of the other side."""
+    given = _agreed("--activations", options["activations"], recipe.activations)
+    compute = _compute(options)
+    if not is_weight_only(precision) or compute is None:
+        return given or "auto"
+    if compute != "bf16" or given not in (None, "bf16"):
+        raise UsageError(
+            "--gemm_plugin does not fit quantised weights", expected="bfloat16 or float16, with --activations bf16",
+            got=f"{options['gemm_plugin']}, with --activations {given or 'auto'}", hint="leave --gemm_plugin out",
+        )  # fmt: skip
+    return compute
+
+
+def _on_gpu(options: dict[str, Any]) -> bool:
+    return options["target"].split("/")[0] in _GPU_FAMILIES
+
+
+def _compute(options: dict[str, Any]) -> str | None:
+    """What --gemm_plugin asks products to compute in; None where it does not say."""
+    return _COMPUTE.get(
+        "bfloat16" if options["gemm_plugin"] == "float16" and not _on_gpu(options) else options["gemm_plugin"]
+    )
+
+
+def _note_gemm_plugin(options: dict[str, Any], talk: Talk) -> None:
+    if options["gemm_plugin"] == "float16" and not _on_gpu(options):
+        talk.note("--gemm_plugin float16: CPU targets compute float16 models in bf16")
     if options["gemm_plugin"] == "disable":
         talk.note("--gemm_plugin disable: ingot has no other matrix products; --precision sets their type")
-    return next(iter(chosen.values()), None) or defaults.precision or "auto"
 
 
 def _tell(report: BuildReport, talk: Talk) -> None:
     for one in report.passes:
         talk.detail(f"pass {one}")
+    for line in report.timings:
+        talk.note(line)
     for note in report.notes:
         (talk.warn if "NaN" in note else talk.note)(note)
     limits, done = report.plan.limits, "would be" if report.dry_run else "is"
+    precision = f"{report.precision} with a KV cache in {report.plan.kv.dtype.value}"
     talk.note(
-        f"{report.output_dir} {done} an engine for {report.target}: {report.precision}, "
+        f"{report.output_dir} {done} an engine for {report.target}: {precision}, "
         f"{format_bytes(report.engine_bytes)}, at most {limits.max_batch_size} requests, {limits.max_input_len} tokens "
         f"in, {limits.max_seq_len} in all, {limits.max_num_tokens} per step; {report.seconds:.1f} s"
     )

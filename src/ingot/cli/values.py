@@ -26,6 +26,11 @@ def weight_only(wanted: bool, precision: str | None) -> str | None:
     return WEIGHT_ONLY[precision or "int8"] if wanted else None
 
 
+def is_weight_only(precision: str | None) -> bool:
+    """Whether products of this precision have quantised weights."""
+    return precision is not None and precision.startswith("w")
+
+
 def log_level(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: the option `--log_level`."""
     choice = click.Choice(list(LEVELS), case_sensitive=False)

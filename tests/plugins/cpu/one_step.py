@@ -11,8 +11,20 @@ import pytest
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, Buffer, KvLayout, Limits, Piece, Plan, Rows, Step, Weight
 from ingot.plugins.cpu.target import CpuSession, detect_isa, open_native
-from ingot.plugins.layouts import interleave_gated, num_panels, pack_panels, panel_bytes, panel_layout
+from ingot.plugins.layouts import (
+    ROW,
+    ROW_W8,
+    interleave_gated,
+    interleave_quantised,
+    num_panels,
+    pack_panels,
+    pack_quantised,
+    pack_table,
+    panel_bytes,
+    panel_layout,
+)
 from ingot.plugins.op import Array, Call, KvCache
+from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import SampleRows, StepBatch
@@ -40,9 +52,14 @@ class Packed:
     dtype: DType = DType.F32
     panels: bool = False
     gated: bool = False
+    group: int = 0
 
     @property
-    def rounded(self) -> Array:
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def rounded(self) -> Array | QuantisedRows:
         """The values that the stored bits stand for."""
         return to_float32(from_float32(self.values, self.dtype), self.dtype)
 
@@ -51,6 +68,32 @@ class Packed:
         if not self.panels:
             return stored.tobytes()
         return pack_panels(interleave_gated(stored) if self.gated else stored, self.dtype).tobytes()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quantised(Packed):
+    """A w8 or w4 weight: panels for products, else a w8 table."""
+
+    values: Array = dataclasses.field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    rows: QuantisedRows
+
+    @classmethod
+    def of(cls, rows: QuantisedRows, *, panels: bool = True, gated: bool = False) -> "Quantised":
+        dtype = DType.W4 if rows.group else DType.W8
+        return cls(rows=rows, dtype=dtype, panels=panels, gated=gated, group=rows.group)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows.shape
+
+    @property
+    def rounded(self) -> QuantisedRows:
+        return self.rows
+
+    def pack(self) -> bytes:
+        if not self.panels:
+            return pack_table(self.rows).tobytes()
+        return pack_quantised(interleave_quantised(self.rows) if self.gated else self.rows).tobytes()
 
 
 Input = Array | Packed | None
@@ -138,7 +181,7 @@ def one_step_plan(
         names.append("" if value is None else f"in{index}")
     cols = [None if value is None else _cols(value) for value in inputs]
     if op.name == "embedding":
-        cols[0] = inputs[0].values.shape[1]  # type: ignore[union-attr]
+        cols[0] = inputs[0].shape[1]  # type: ignore[union-attr]
     outputs = [
         add_buffer(f"out{index}", op.rows or Rows.TOKENS, count) for index, count in enumerate(op.out_cols(cols, attrs))
     ]
@@ -154,28 +197,31 @@ def one_step_plan(
 
 def _cols(value: Array | Packed) -> int:
     """Columns of an activation; rows of a product's weight, length of a vector."""
-    return int(value.values.shape[0] if isinstance(value, Packed) else value.shape[1])
+    return int(value.shape[0] if isinstance(value, Packed) else value.shape[1])
 
 
 def _weight(name: str, value: Packed, offset: int, pieces: int) -> Weight:
-    shape, data = value.values.shape, len(value.pack())
+    shape, data = value.shape, len(value.pack())
     if not value.panels:
         whole = Piece(begin=0, end=shape[0], offset=offset)
-        return Weight(name=name, dtype=value.dtype, shape=shape, layout="row", nbytes=data, pieces=(whole,))
-    count, unit = num_panels(shape[0], gated=value.gated), panel_bytes(shape[1], value.dtype)
+        layout = ROW_W8 if value.dtype is DType.W8 else ROW
+        return Weight(name=name, dtype=value.dtype, shape=shape, layout=layout, nbytes=data, pieces=(whole,))
+    count, unit = num_panels(shape[0], gated=value.gated), panel_bytes(shape[1], value.dtype, value.group)
     pair = 2 if value.gated else 1
     cuts = sorted({count // pair * i // pieces * pair for i in range(pieces + 1)})
     parts = tuple(Piece(begin=a, end=b, offset=offset + a * unit) for a, b in itertools.pairwise(cuts))
-    layout = panel_layout(value.dtype) + (".gated" if value.gated else "")
+    layout = panel_layout(value.dtype, value.group) + (".gated" if value.gated else "")
     return Weight(name=name, dtype=value.dtype, shape=shape, layout=layout, nbytes=data, pieces=parts)
 
 
 def open_step(
     kernel: str, inputs: Sequence[Input], attrs: Mapping[str, Attr], batch: StepBatch, *, cache: KvCache | None = None,
-    threads: int = 1, pieces: int = 1,
+    threads: int = 1, pieces: int = 1, tactics: str | None = None,
 ) -> CpuSession:  # fmt: skip
     """A session with the inputs in place and the cache's slots copied in."""
     plan, section = one_step_plan(kernel, inputs, attrs, batch, cache.layout if cache else NO_KV, pieces=pieces)
+    if tactics is not None:
+        plan = dataclasses.replace(plan, tactics={"step": tactics})
     num_blocks = cache.keys.shape[1] if cache else max(1, int(batch.block_tables.max()) + 1)
     session = open_native(plan, section, SessionOptions(num_blocks=num_blocks, threads=threads), runnable_isa(kernel))
     for index, value in enumerate(inputs):
@@ -202,24 +248,43 @@ def reference_outputs(
 
 
 def load_cache(session: CpuSession, cache: KvCache) -> None:
-    """Copy every slot in the pool's layout; padding dims of values hold NaN, which no result may show."""
+    """Copy every slot in the pool's layout; padding dims of values hold NaN or code 85, which nothing may show."""
     layout = cache.layout
     padding = ((0, 0), (0, 0), (0, layout.padded_dim - layout.head_dim))
     for layer in range(layout.num_layers):
         for block in range(cache.keys.shape[1]):
             keys = cache.keys[layer, block].transpose(0, 2, 1)
             values = np.pad(cache.values[layer, block], padding, constant_values=np.nan)
-            session.native.write_kv(
-                layer, block, False, from_float32(np.ascontiguousarray(keys), layout.dtype).tobytes()
-            )
-            session.native.write_kv(layer, block, True, from_float32(values, layout.dtype).tobytes())
+            for which, numbers, scales in ((False, keys, cache.key_scales), (True, values, cache.value_scales)):
+                session.native.write_kv(layer, block, which, _pool_bytes(numbers, scales[layer, block], layout.dtype))
+
+
+def _pool_bytes(numbers: Array, scales: Array, dtype: DType) -> bytes:
+    """numbers [kv_heads, ., .] of a block as stored; behind the codes of a head its scales."""
+    if dtype is not DType.I8:
+        return from_float32(np.ascontiguousarray(numbers), dtype).tobytes()
+    codes = np.where(np.isnan(numbers), 85, numbers).astype(np.int8)
+    return b"".join(codes[head].tobytes() + scales[head].tobytes() for head in range(len(codes)))
 
 
 def read_cache(session: CpuSession, layout: KvLayout, layer: int, block: int) -> tuple[Array, Array]:
     """Keys and values of a block, each [kv_heads, tokens_per_block, ...]; values with their padding dims."""
-    keys, values = (
-        to_float32(np.frombuffer(session.native.read_kv(layer, block, which), dtype=layout.dtype.storage), layout.dtype)
-        for which in (False, True)
+    size = layout.tokens_per_block
+    (keys, key_scales), (values, value_scales) = (
+        _pool_numbers(session.native.read_kv(layer, block, which), layout) for which in (False, True)
     )
-    shape = (layout.kv_heads, layout.tokens_per_block, layout.padded_dim)
-    return keys.reshape(layout.kv_heads, layout.head_dim, -1).transpose(0, 2, 1), values.reshape(shape)
+    return (
+        keys.reshape(layout.kv_heads, -1, size).transpose(0, 2, 1) * key_scales[..., None],
+        values.reshape(layout.kv_heads, size, -1) * value_scales[..., None],
+    )
+
+
+def _pool_numbers(data: bytes, layout: KvLayout) -> tuple[Array, Array]:
+    """(numbers [kv_heads, .], scales [kv_heads, tokens_per_block]) of a block."""
+    size = layout.tokens_per_block
+    if layout.dtype is not DType.I8:
+        numbers = to_float32(np.frombuffer(data, layout.dtype.storage), layout.dtype)
+        return numbers.reshape(layout.kv_heads, -1), np.ones((layout.kv_heads, size), np.float32)
+    heads = np.frombuffer(data, np.int8).reshape(layout.kv_heads, -1)
+    codes, scales = np.split(heads, [-layout.scale_bytes * size], axis=1)
+    return codes.astype(np.float32), np.ascontiguousarray(scales).view(np.float32)

@@ -14,6 +14,7 @@ from ingot.step_io import StepBatch
 from tests.plugins.cpu.one_step import (
     Input,
     Packed,
+    Quantised,
     batch_of,
     native_outputs,
     open_step,
@@ -21,6 +22,7 @@ from tests.plugins.cpu.one_step import (
     read_cache,
     reference_outputs,
 )
+from tests.plugins.ops.calls import random_rows
 
 pytestmark = pytest.mark.native
 
@@ -53,7 +55,12 @@ def _normal(seed: int, *shape: int) -> Array:
 
 def _embedding(dtype: DType) -> Iterator[Case]:
     for tokens, hidden in zip(ROWS, (1, 15, 17, 63, 172), strict=True):
-        table, positions = (Packed(values=_normal(i, 65, hidden), dtype=dtype) for i in (0, 1))
+        table, positions = (
+            Quantised.of(random_rows(65 + i, hidden), panels=False)
+            if dtype is DType.W8
+            else Packed(values=_normal(i, 65 + i, hidden), dtype=dtype)
+            for i in (0, 1)
+        )
         yield [table, None], {"scale": 1.0}, plain_batch(tokens)
         yield [table, positions], {"scale": 6.928203}, plain_batch(tokens)
 
@@ -102,7 +109,7 @@ def _matmul(dtype: DType) -> Iterator[Case]:
             weight = Packed(values=_normal(k, n, k) / np.float32(k**0.5), dtype=dtype, panels=True, gated=bool(gated))
             out = n // 2 if gated else n
             name = (*ACTIVATIONS, "none", "silu")[index]
-            attrs: dict[str, Attr] = {"activation": name, "gated": gated, "activations": "f32"}
+            attrs: dict[str, Attr] = {"activation": name, "gated": gated, "activations": "f32", "group": 0}
             extra: list[Input] = [None, None] if index % 2 else [Packed(values=_normal(2, n)), _normal(3, rows, out)]
             yield [_normal(1, rows, k), weight, *extra], attrs, plain_batch(rows)
 
@@ -118,7 +125,8 @@ CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
     "rope_table": _rope_table,
     "matmul": _matmul,
 }
-ELSEWHERE = {"rope_kv_write", "paged_attention", "sample"}  # below, test_paged_attention.py, test_sample.py
+# below, test_paged_attention.py, test_sample.py; products of quantised weights: test_matmul_quantised.py
+ELSEWHERE = {"rope_kv_write", "paged_attention", "sample"}
 
 
 def _close(got: Array, expected: Array, tolerance: float, what: str) -> None:
@@ -129,7 +137,10 @@ def _close(got: Array, expected: Array, tolerance: float, what: str) -> None:
     assert worst <= tolerance, f"{what}: {worst:.2e} beyond {tolerance:.0e}"
 
 
-@pytest.mark.parametrize("kernel", [name for name in kernel_table() if name.split(".")[0] in CASES])
+KERNELS = [name for name in kernel_table() if name.split(".")[0] in CASES and not name.startswith("matmul.w")]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_matches_the_reference(kernel: str) -> None:
     op, dtype, _ = kernel.split(".")
     for index, (inputs, attrs, batch) in enumerate(CASES[op](DType(dtype))):
@@ -176,10 +187,42 @@ def test_rope_kv_write(kernel: str, interleaved: int) -> None:
             tolerance = (
                 BF16_KV_TOLERANCE if dtype is DType.BF16 else TOLERANCE["rope_kv_write"] * (5 if given[2] else 1)
             )
+            other_codes = 0
             for block in range(10):
                 keys, values = read_cache(session, layout, 1, block)
-                np.testing.assert_allclose(keys, cache.keys[1, block], rtol=tolerance, atol=tolerance)
-                np.testing.assert_array_equal(values[..., :dim], cache.values[1, block])
+                scales, value_scales = cache.key_scales[1, block][..., None], cache.value_scales[1, block][..., None]
+                if dtype is DType.I8:
+                    np.testing.assert_allclose(keys / scales, cache.keys[1, block], atol=1.001)
+                    other_codes += int((np.rint(keys / scales) != cache.keys[1, block])[~np.isnan(keys)].sum())
+                else:
+                    np.testing.assert_allclose(keys, cache.keys[1, block], rtol=tolerance, atol=tolerance)
+                np.testing.assert_array_equal(values[..., :dim], cache.values[1, block] * value_scales)
                 written = ~np.isnan(cache.values[1, block][..., 0])
                 assert not values[written][:, dim:].any(), "padding of a written value must be zero"
+            assert other_codes <= 2, "a key next to the middle of two codes may get either"
             session.close()
+
+
+@pytest.mark.parametrize("kernel", [name for name in kernel_table() if name.startswith("rope_kv_write.int8.")])
+@pytest.mark.parametrize("dim", [4, 24, 80])
+def test_int8_rows_that_are_not_finite_or_tiny(kernel: str, dim: int) -> None:
+    """The same codes and scales as the reference, bit for bit, NaN included."""
+    layout = KvLayout(num_layers=1, kv_heads=1, head_dim=dim, tokens_per_block=16, dtype=DType.I8)
+    attrs: dict[str, Attr] = {"layer": 0, "heads": 1, "kv_heads": 1, "head_dim": dim, "interleaved": 0, "norm_eps": 0.0}
+    rows = _normal(dim, 12, 3 * dim)
+    for token, number in enumerate((np.nan, np.inf, -np.inf, -np.nan, 3e38, -127.0)):
+        rows[token, dim + token % dim] = rows[token, 3 * dim - 1] = number
+    rows[6] = 0
+    rows[7:11] *= np.array([[2e-37], [3e-38], [1e-42], [1e37]], np.float32)
+    rows[11] = np.resize([127, 0.5, 1.5, 2.5, -0.5, -3.5, 63.49999, -126.5], 3 * dim)  # halves go to the even code
+    batch, cache = plain_batch(12), KvCache(layout, 1)
+    session = open_step(kernel, [rows, None, None, None], attrs, batch, cache=cache)
+    native_outputs(session, batch)
+    reference_outputs(kernel, [rows, None, None, None], attrs, batch, cache)
+    keys, values = read_cache(session, layout, 0, 0)
+    np.testing.assert_array_equal(keys, cache.keys[0, 0] * cache.key_scales[0, 0][..., None])
+    np.testing.assert_array_equal(values[..., :dim], cache.values[0, 0] * cache.value_scales[0, 0][..., None])
+    assert np.isnan(keys[0, :4]).all()
+    assert np.isnan(values[0, :4]).all()
+    assert np.isfinite(values[0, 4:12]).all()
+    assert not values[0, 9].any()

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from ingot.dtypes import DType, from_float32, to_float32
+from ingot.dtypes import DType
 from ingot.plan import Attr, KvLayout
 from ingot.plugins.cpu.target import kernel_table
 from ingot.plugins.op import Array, KvCache
@@ -15,7 +16,7 @@ from tests.plugins.cpu.one_step import batch_of, native_outputs, open_step, refe
 pytestmark = pytest.mark.native
 
 KERNELS = [name for name in kernel_table() if name.startswith("paged_attention.")]
-HEAD_DIMS = (4, 8, 12, 16, 48, 64, 80, 128, 256)
+HEAD_DIMS = (4, 8, 12, 16, 24, 48, 64, 80, 128, 256)
 TOLERANCE = 8e-6  # absolute; values in the cache are of the order of 1
 
 
@@ -49,28 +50,31 @@ class Sequences:
         ]
         self.num_blocks = len(order)
         self.queries = [self._normal(total, heads * dim) * 2 for total in totals]
-        self.keys, self.values = ([self._normal(total, kv_heads, dim) for total in totals] for _ in range(2))
+        self.cache = KvCache(self.layout, self.num_blocks)
+        for s, total in enumerate(totals):
+            keys, values = self._normal(total, kv_heads, dim), self._normal(total, kv_heads, dim)
+            for position, (block, slot) in enumerate(zip(*self.slots(s, total), strict=True)):
+                self.cache.write(0, block, slot, keys[position], values[position])
         self.attrs: dict[str, Attr] = {
             "layer": 0, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "scale": dim**-0.5,
             "window": window, "softcap": softcap,
         }  # fmt: skip
 
     def _normal(self, *shape: int) -> Array:
-        dtype = DType.BF16 if ".bf16." in self.kernel else DType.F32
-        values = self.random.standard_normal(shape).astype(np.float32)
-        return to_float32(from_float32(values, dtype), dtype)
+        return self.random.standard_normal(shape).astype(np.float32)
+
+    def slots(self, s: int, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Block and slot of each of the first `length` tokens of a sequence."""
+        positions, size = np.arange(length), self.layout.tokens_per_block
+        return np.asarray(self.tables[s])[positions // size], positions % size
 
     def call(self, parts: Sequence[tuple[int, int, int]]) -> tuple[Array, StepBatch, KvCache]:
         """(queries, batch, cache) of one step. parts: (sequence, past, new tokens); slots beyond them hold NaN."""
         cache = KvCache(self.layout, self.num_blocks)
         for s, past, new in parts:
-            for position in range(past + new):
-                block, slot = (
-                    self.tables[s][position // self.layout.tokens_per_block],
-                    position % self.layout.tokens_per_block,
-                )
-                cache.keys[0, block, :, slot] = self.keys[s][position]
-                cache.values[0, block, :, slot] = self.values[s][position]
+            blocks, slots = self.slots(s, past + new)
+            for name in ("keys", "values", "key_scales", "value_scales"):
+                getattr(cache, name)[0, blocks, :, slots] = getattr(self.cache, name)[0, blocks, :, slots]
         batch = batch_of([(past, new) for _, past, new in parts], [self.tables[s] for s, _, _ in parts])
         return np.concatenate([self.queries[s][past : past + new] for s, past, new in parts]), batch, cache
 
@@ -138,6 +142,26 @@ def test_scores_far_apart(kernel: str) -> None:
     sequences = Sequences(kernel, [600], heads=2, kv_heads=1, dim=64)
     sequences.queries[0] *= 40
     sequences.check([(0, 590, 10)], threads=2, tolerance=1e-4)  # scores of hundreds keep an error of 1e-5
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("which", ["key", "value"])
+def test_a_row_that_is_not_finite_spoils_those_who_see_it_and_nobody_else(kernel: str, which: str) -> None:
+    sequences = Sequences(kernel, [90, 40], heads=4, kv_heads=2, dim=24, window=30)
+    parts = [(0, 0, 90), (1, 10, 30)]
+    calm = sequences.run(parts, threads=2)
+    (block,), (slot,) = (each[37:38] for each in sequences.slots(0, 38))
+    good, bad = np.ones((2, 24), np.float32), np.ones((2, 24), np.float32)
+    bad[1] = np.nan
+    sequences.cache.write(0, block, slot, *((bad, good) if which == "key" else (good, bad)))
+    spoilt = sequences.run(parts, threads=2)
+    np.testing.assert_array_equal(spoilt[1], calm[1])
+    for found, before, heads in zip(
+        *(np.hsplit(out[0], [48]) for out in (spoilt, calm)), ("0, 1", "2, 3"), strict=True
+    ):
+        outside = np.r_[:37, 67:90]
+        np.testing.assert_array_equal(found[outside], before[outside])
+        assert np.isnan(found[37:67]).all() == (heads == "2, 3")
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -33,7 +33,7 @@ def _norm_plan() -> tuple[Plan, Any]:
 
 def _matmul_plan() -> tuple[Plan, Any]:
     weight = Packed(values=np.ones((40, 20), np.float32), dtype=DType.BF16, panels=True, gated=True)
-    attrs: dict[str, Attr] = {"activation": "silu", "gated": 1, "activations": "f32"}
+    attrs: dict[str, Attr] = {"activation": "silu", "gated": 1, "activations": "f32", "group": 0}
     return one_step_plan("matmul.bf16.avx2", [np.ones((4, 20), np.float32), weight, None, None], attrs, plain_batch(4))
 
 
@@ -121,11 +121,11 @@ HOSTILE = [
     (_norm_plan, _kv(head_dim=6), "head_dim"),
     (_norm_plan, _kv(head_dim=260), "head_dim"),
     (_norm_plan, _kv(tokens_per_block=24), "tokens_per_block"),
-    (_norm_plan, _kv(dtype=DType.I8), "KV caches"),
+    (_norm_plan, _kv(dtype=DType.I32), "KV caches"),
     (_norm_plan, _kv(kv_heads=0), "kv_heads"),
     (_matmul_plan, _weight(layout="row"), "layout"),
     (_matmul_plan, _weight(layout="panel16.bf16"), "layout"),
-    (_matmul_plan, _weight(dtype=DType.F32), "takes bf16"),
+    (_matmul_plan, _weight(dtype=DType.F32), "does not take f32 weights"),
     (_matmul_plan, _weight(shape=(40, 21)), "columns"),
     (_matmul_plan, _weight(shape=(41, 20)), "even"),
     (_matmul_plan, _weight(shape=(4000, 20)), "columns"),
@@ -258,6 +258,16 @@ def test_fill_kv_reaches_every_slot() -> None:
     native.fill_kv(float("nan"))
     for values in (False, True):
         assert np.isnan(np.frombuffer(native.read_kv(0, 5, values), np.float32)).all()
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I8])
+def test_kv_pools_are_as_large_as_the_layout_says(dtype: DType) -> None:
+    plan, section = _norm_plan()
+    plan = _kv(dtype=dtype, num_layers=3, kv_heads=2, head_dim=24)(plan)
+    session = open_native(plan, section, SessionOptions(num_blocks=5, threads=1), "avx2")
+    assert session.native.kv_bytes == 5 * plan.kv.block_bytes
+    assert len(session.native.read_kv(2, 4, False)) == plan.kv.k_block_bytes
+    assert len(session.native.read_kv(2, 4, True)) == plan.kv.v_block_bytes
 
 
 def test_slow_down_and_interruption() -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from ingot.dtypes import DType
 from ingot.plan import Attr, KvLayout
 from ingot.plugins.op import Array, Call, KvCache
+from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
 from ingot.step_io import SampleRows, StepBatch
 
@@ -16,6 +16,18 @@ LAYOUT = KvLayout(num_layers=2, kv_heads=2, head_dim=4, tokens_per_block=3, dtyp
 
 def random_array(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def random_rows(n: int, k: int, group: int = 0) -> QuantisedRows:
+    """A quantised weight: w8 where there is no group, else w4."""
+    random = np.random.default_rng(n * k + group)
+    scale = random.uniform(0.001, 0.1, n).astype(np.float32)
+    if not group:
+        return QuantisedRows(scale=scale, codes=random.integers(-127, 128, (n, k)).astype(np.int8))
+    sizes = (n, -(-k // group))
+    multipliers = random.integers(1, 16, sizes) * random.choice([-1, 1], sizes)
+    codes = random.integers(-8, 8, (n, k)).astype(np.int8)
+    return QuantisedRows(scale=scale, codes=codes, multipliers=multipliers.astype(np.int8), group=group)
 
 
 def make_batch(
@@ -43,7 +55,7 @@ ONE_TOKEN = make_batch([0], [1], [0], [[0]])
 
 def evaluate(
     op: str,
-    inputs: Sequence[npt.NDArray[np.float32] | None],
+    inputs: Sequence[Array | QuantisedRows | None],
     attrs: dict[str, Attr],
     batch: StepBatch = ONE_TOKEN,
     kv: KvCache | None = None,

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from ingot.plan import Attr
-from tests.plugins.ops.calls import evaluate, random_array
+from tests.plugins.ops.calls import evaluate, random_array, random_rows
 
-PLAIN: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "f32"}
+PLAIN: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "f32", "group": 0}
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
@@ -36,3 +36,34 @@ def test_bf16_activations_are_rounded_first() -> None:
     (y,) = evaluate("matmul", [x, weight, None, None], {**PLAIN, "activations": "bf16"})
     np.testing.assert_allclose(y, rounded.numpy(), atol=1e-6)
     assert np.abs(y - evaluate("matmul", [x, weight, None, None], PLAIN)[0]).max() > 1e-4
+
+
+@pytest.mark.parametrize("group", [0, 32])
+def test_quantised_weights_with_int8_activations(group: int) -> None:
+    """Written out with Python's own integers and one float32 product at the end."""
+    x, rows = random_array(3, 70), random_rows(5, 70, group)
+    x[1] = 0
+    (y,) = evaluate("matmul", [x, rows, None, None], {**PLAIN, "activations": "int8", "group": group})
+    for r, n in np.ndindex(3, 5):
+        top = np.float32(np.abs(x[r]).max())
+        codes = [int(np.rint(value * (np.float32(127) / top))) if top else 0 for value in x[r]]
+        total = sum(int(q) * a for q, a in zip(rows.integers[n], codes, strict=True))
+        assert y[r, n] == np.float32(total) * ((top / np.float32(127)) * rows.scale[n])
+
+
+@pytest.mark.parametrize("group", [0, 64])
+@pytest.mark.parametrize("activations", ["f32", "bf16"])
+def test_quantised_weights_with_float_activations(group: int, activations: str) -> None:
+    x, rows = random_array(3, 70), random_rows(5, 70, group)
+    (y,) = evaluate("matmul", [x, rows, None, None], {**PLAIN, "activations": activations, "group": group})
+    (expected,) = evaluate("matmul", [x, rows.values, None, None], {**PLAIN, "activations": activations})
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+def test_rows_that_int8_cannot_hold() -> None:
+    x, rows = random_array(4, 6), random_rows(2, 6, 0)
+    x[0, 3], x[1, 2], x[2] = np.inf, np.nan, np.float32(1e-38)
+    (y,) = evaluate("matmul", [x, rows, None, None], {**PLAIN, "activations": "int8"})
+    assert np.isnan(y[:2]).all()
+    assert (y[2] == 0).all()
+    assert np.isfinite(y[3]).all()

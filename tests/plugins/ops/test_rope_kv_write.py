@@ -1,11 +1,15 @@
 """rope_kv_write: rotation as a complex product, and each token's keys and values in its slot."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
+from ingot.dtypes import DType
 from ingot.plan import Attr
 from ingot.plugins.op import Array, KvCache
+from ingot.plugins.quantised import round_to_int8
 from tests.plugins.ops.calls import LAYOUT, evaluate, make_batch, random_array
 
 HEADS, KV_HEADS, DIM = 4, LAYOUT.kv_heads, LAYOUT.head_dim
@@ -43,6 +47,35 @@ def test_rotation_and_slots(interleaved: int, half: int) -> None:
         np.testing.assert_array_equal(cache.values[1, block, :, slot], parts[2][token])
     assert np.isfinite(cache.keys).sum() == 3 * KV_HEADS * DIM
     assert np.isnan(cache.values[0]).all()
+
+
+def test_an_int8_cache_rounds_what_has_been_turned() -> None:
+    """Codes are whole, the largest is 127 in every row, and no number is further off than half a code."""
+    cache, exact = KvCache(dataclasses.replace(LAYOUT, dtype=DType.I8), 6), KvCache(LAYOUT, 6)
+    qkv, angle = random_array(3, (HEADS + 2 * KV_HEADS) * DIM), random_array(3, 2, seed=1)
+    attrs: dict[str, Attr] = {
+        "layer": 1, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "interleaved": 0, "norm_eps": 0.0,
+    }  # fmt: skip
+    for each in (cache, exact):
+        inputs = [qkv, np.hstack([np.cos(angle), np.sin(angle)]), None, None]
+        evaluate("rope_kv_write", inputs, attrs, make_batch([0] * 3, [3], [0], [[4]]), each)
+    for codes, scales, numbers in (
+        (cache.keys, cache.key_scales, exact.keys),
+        (cache.values, cache.value_scales, exact.values),
+    ):
+        codes, scales, numbers = codes[1, 4], scales[1, 4][..., None], numbers[1, 4]
+        assert (np.abs(codes).max(axis=-1) == 127).all()
+        np.testing.assert_array_equal(codes, np.rint(codes))
+        assert (np.abs(codes * scales - numbers) <= 0.5001 * scales).all()
+    assert np.isnan(cache.key_scales).sum() == cache.key_scales.size - 3 * KV_HEADS
+    assert np.isnan(cache.value_scales[0]).all()
+
+
+def test_rounding_to_int8() -> None:
+    rows = np.array([[0, 0], [127, -0.5], [1, np.nan], [-np.inf, 1], [1e-37, 0], [1.5e-36, 3e38]], np.float32)
+    codes, scales = round_to_int8(rows)
+    np.testing.assert_array_equal(codes, [[0, 0], [127, 0], [0, 0], [0, 0], [0, 0], [0, 127]])
+    np.testing.assert_array_equal(scales, np.array([0, 1, np.nan, np.nan, 1e-37 / 127, 3e38 / 127], np.float32))
 
 
 @pytest.mark.parametrize("together", [False, True])

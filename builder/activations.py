@@ -1,0 +1,105 @@
+"""auto activations: int8 per token for every product that loses little by it on the sample text."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+from ingot.builder.calibrate import activation_errors, sample_ids
+from ingot.builder.expressions import WeightReader, check_sources
+from ingot.builder.graph import Graph, weight_shape
+from ingot.builder.lower import Lowering, read_shape
+from ingot.builder.pipeline import run_passes, target_passes
+from ingot.builder.precision import ProductChoice
+from ingot.builder.select import kernel_dtype
+from ingot.checkpoint import Checkpoint
+from ingot.dtypes import DType, Precision
+from ingot.plan import KvLayout, Limits, Plan
+from ingot.plugins.quantised import MAX_K
+from ingot.plugins.registry import find_target
+from ingot.plugins.target import Target
+
+# Relative error of a product's output up to which its inputs are rounded to int8: no more than its weights' own.
+TOLERANCE = {DType.W8: 0.02, DType.W4: 0.05}
+
+Progress = Callable[[str, int, int], None]
+_F32 = Precision(dtype=DType.F32)
+
+
+def choose_activations(
+    graph: Graph, checkpoint: Checkpoint, wanted: Mapping[str, ProductChoice], target: Target,
+    progress: Progress | None, notes: list[str],
+) -> tuple[dict[str, ProductChoice], dict[str, float | None]]:  # fmt: skip
+    """(choices without auto, error by product that had the choice). notes gets a sentence for what was decided."""
+    decided = {name: _by_kernels(choice, target, notes) for name, choice in wanted.items()}
+    undecided = [name for name, choice in decided.items() if choice.activations == "auto"]
+    if not undecided:
+        return decided, {}
+    lowering, plan, ids = _float_plan(graph, checkpoint)
+    total, done = sum(use.nbytes for use in lowering.uses), 0
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress("measuring int8 activations", min(done, total), total)
+
+    with WeightReader(checkpoint.path) as reader:
+        measured = activation_errors(plan, lowering.uses, reader, ids, advance)
+    depths = {node.name: weight_shape(node.inputs[1])[1] for node in graph.plugins("Matmul")}
+    fits = {
+        name: measured[name] <= TOLERANCE[wanted[name].precision.dtype] and depths[name] <= MAX_K for name in undecided
+    }
+    for name, fit in fits.items():
+        decided[name] = dataclasses.replace(decided[name], activations="int8" if fit else "bf16")
+    others = [name for name, fit in fits.items() if not fit]
+    worst = max(undecided, key=lambda name: math.inf if math.isnan(measured[name]) else measured[name])
+    notes.append(
+        f"activations int8 in {len(undecided) - len(others)} of {len(undecided)} products; on the sample text the "
+        f"worst error is {measured[worst]:.2%}, of {worst}" + (f"; not rounded: {', '.join(others)}" if others else "")
+    )
+    return decided, {name: _shortened(measured[name]) for name in undecided}
+
+
+def _by_kernels(choice: ProductChoice, target: Target, notes: list[str]) -> ProductChoice:
+    """auto becomes what the target has kernels for, where it has only one."""
+    if choice.activations != "auto":
+        return choice
+    dtype = choice.precision.dtype.value
+    has = {
+        mode: any(name.startswith(f"matmul.{kernel_dtype(dtype, mode)}.") for name in target.kernels())
+        for mode in ("int8", "bf16")
+    }
+    if all(has.values()) or not any(has.values()):  # no kernel at all is an error of choose_kernel
+        return choice
+    only = next(mode for mode, there in has.items() if there)
+    note = f"activations {only} in {dtype} products: {target.name} has no kernels for anything else"
+    if note not in notes:
+        notes.append(note)
+    return dataclasses.replace(choice, activations=only)
+
+
+def _float_plan(graph: Graph, checkpoint: Checkpoint) -> tuple[Lowering, Plan, list[int]]:
+    """The graph as a plan of float32 for one sequence: the sample text."""
+    products = {name: ProductChoice(precision=_F32, activations="bf16") for name in _names(graph)}
+    run_passes(graph, target_passes(find_target("ref"), products=products, tables=DType.F32, kv=DType.F32))
+    lowering, shape = Lowering(graph), read_shape(graph)
+    for use in lowering.uses:
+        check_sources(use.tensor, checkpoint)
+    ids = sample_ids(checkpoint, shape.vocab_size, shape.positions)
+    count = len(ids)
+    limits = Limits(
+        max_batch_size=1, max_input_len=count, max_seq_len=count + 1, max_num_tokens=count, max_logit_rows=count
+    )
+    kv = KvLayout(
+        num_layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim, tokens_per_block=count,
+        dtype=DType.F32,
+    )  # fmt: skip
+    return lowering, lowering.plan(limits, kv, shape, 1), ids
+
+
+def _names(graph: Graph) -> list[str]:
+    return [node.name for node in graph.plugins("Matmul")]
+
+
+def _shortened(error: float) -> float | None:
+    return None if math.isnan(error) else float(f"{error:.3g}")

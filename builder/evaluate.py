@@ -1,0 +1,182 @@
+"""Computes the Graph of a Checkpoint in float64, node by node: what an engine's numbers are compared with.
+
+Takes the graph as `convert` wrote it, before any pass, so that a pass that changes the model is found out. Weights are
+read from the Checkpoint a block at a time; values are forgotten after their last use.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from ingot.builder.expressions import WeightReader, matrix_shape
+from ingot.builder.graph import Graph, describe, is_op, is_weight, producer, weight_shape
+from ingot.errors import CheckpointError
+
+BLOCK_BYTES = 16 << 20  # of a weight in float32
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+
+Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
+
+
+class Evaluation:
+    """One pass over the graph for `ids`, int64 [batch, sequence]. `value` gives the tensors named in `wanted`."""
+
+    def __init__(self, graph: Graph, reader: WeightReader, ids: npt.NDArray[np.int64], wanted: Collection[str]) -> None:
+        self._reader = reader
+        self._opset = graph.surgeon.opset
+        self._wanted = set(wanted)
+        self._nodes = iter([node for node in graph.nodes if not is_weight(node.outputs[0])])
+        self._uses = Counter(id(each) for node in graph.nodes for each in node.inputs)
+        self._values: dict[int, Array] = {id(graph.ids): ids}
+        self._done: dict[str, Float64] = {}
+
+    def value(self, name: str) -> Float64:
+        """The tensor `name`; may be asked for once."""
+        while name not in self._done:
+            node = next(self._nodes, None)
+            if node is None:
+                raise CheckpointError("the graph does not compute a tensor", where=name)
+            self._run(node)
+        return self._done.pop(name)
+
+    def _run(self, node: gs.Node) -> None:
+        results = self._compute(node)
+        for tensor, result in zip(node.outputs, results, strict=False):
+            if tensor.name in self._wanted:
+                self._done[tensor.name] = np.asarray(result, np.float64)
+            if self._uses[id(tensor)]:
+                value = np.asarray(result)
+                self._values[id(tensor)] = value.astype(np.float64) if value.dtype.kind == "f" else value
+        for tensor in node.inputs:
+            self._uses[id(tensor)] -= 1
+            if not self._uses[id(tensor)]:
+                self._values.pop(id(tensor), None)
+
+    def _compute(self, node: gs.Node) -> tuple[Array, ...]:
+        """Products and tables read their weight in pieces; casts between float types change nothing."""
+        if is_op(node, "MatMul") and is_weight(node.inputs[1]):
+            x, rank = self._input(node.inputs[0]), len(weight_shape(node.inputs[1]))
+            if rank == 2:
+                return (self._product(x, node.inputs[1]),)
+            if rank == 3 and (stack := _stored(node.inputs[1], [0, 2, 1])) is not None:
+                return (self._expert_products(x, stack),)
+        if is_op(node, "Gather") and is_weight(node.inputs[0]) and len(weight_shape(node.inputs[0])) == 2:
+            return (self._rows(node.inputs[0], self._input(node.inputs[1]), node),)
+        inputs = [None if tensor.is_empty() else self._input(tensor) for tensor in node.inputs]
+        if is_op(node, "Cast") and node.attrs["to"] in _FLOATS:
+            return (np.asarray(inputs[0], np.float64),)
+        if is_op(node, "Attention") and len(node.inputs) <= 4:
+            return (_attention(node, inputs),)
+        return self._standard(node, inputs)
+
+    def _standard(self, node: gs.Node, inputs: list[Array | None]) -> tuple[Array, ...]:
+        """By the reference implementation of the ONNX standard, which keeps float64."""
+        given = {f"in{index}": value for index, value in enumerate(inputs) if value is not None}
+        outputs = [f"out{index}" for index in range(len(node.outputs))]
+        names = [f"in{index}" if value is not None else "" for index, value in enumerate(inputs)]
+        try:
+            graph = helper.make_graph(
+                [helper.make_node(node.op, names, outputs, domain=node.domain or "", **node.attrs)], "node",
+                [helper.make_tensor_value_info(name, _onnx_type(value), value.shape) for name, value in given.items()],
+                [onnx.ValueInfoProto(name=name) for name in outputs],
+            )  # fmt: skip
+            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)])
+            return tuple(ReferenceEvaluator(model).run(None, given))
+        except Exception as error:  # the library raises whatever an op stumbles over
+            raise CheckpointError(
+                "a node of the graph cannot be computed in numpy", where=describe(node),
+                got=f"{type(error).__name__}: {str(error)[:300]}",
+            ) from error  # fmt: skip
+
+    def _input(self, tensor: gs.Tensor) -> Array:
+        if not is_weight(tensor):
+            return self._values[id(tensor)]
+        if isinstance(tensor, gs.Constant) and tensor.data_location != onnx.TensorProto.EXTERNAL:
+            values: Array = tensor.values
+            return values.astype(np.float64) if values.dtype.kind == "f" else values
+        rows, _ = matrix_shape(tensor)
+        return self._reader.read_rows(tensor, 0, rows).astype(np.float64).reshape(weight_shape(tensor))
+
+    def _product(self, x: Array, weight: gs.Tensor) -> Float64:
+        """x @ weight, for a weight [K, N] that is most often the transpose of what is stored."""
+        size_out = weight_shape(weight)[1]
+        flat = x.reshape(-1, x.shape[-1])
+        out = np.zeros((len(flat), size_out))
+        stored = _stored(weight, [1, 0])
+        for begin, end, rows in self._blocks(weight if stored is None else stored):
+            if stored is None:
+                out += flat[:, begin:end] @ rows
+            else:
+                out[:, begin:end] = flat @ rows.T
+        return out.reshape(*x.shape[:-1], size_out)
+
+    def _expert_products(self, x: Array, stack: gs.Tensor) -> Float64:
+        """x [batch, experts or 1, sequence, in] times each matrix of a stack [experts, out, in]."""
+        experts, size_out, size_in = weight_shape(stack)
+        x = np.broadcast_to(x, (x.shape[0], experts, *x.shape[2:]))
+        out = np.empty((*x.shape[:-1], size_out))
+        step = max(1, BLOCK_BYTES // (4 * size_in))
+        for expert in range(experts):
+            for begin in range(0, size_out, step):
+                end, first = min(begin + step, size_out), expert * size_out
+                rows = self._reader.read_rows(stack, first + begin, first + end).astype(np.float64)
+                out[:, expert, :, begin:end] = x[:, expert] @ rows.T
+        return out
+
+    def _blocks(self, weight: gs.Tensor) -> Iterator[tuple[int, int, Float64]]:
+        rows, cols = matrix_shape(weight)
+        step = max(1, BLOCK_BYTES // (4 * cols))
+        for begin in range(0, rows, step):
+            end = min(begin + step, rows)
+            yield begin, end, self._reader.read_rows(weight, begin, end).astype(np.float64)
+
+    def _rows(self, table: gs.Tensor, numbers: Array, node: gs.Node) -> Float64:
+        """Rows of a table; only those that are asked for are read."""
+        if node.attrs.get("axis", 0) != 0:
+            raise CheckpointError("a table is not read by rows", where=describe(node))
+        distinct, places = np.unique(numbers, return_inverse=True)
+        rows = [self._reader.read_rows(table, int(number), int(number) + 1) for number in distinct]
+        found = np.concatenate(rows).astype(np.float64)
+        return found[places.reshape(-1)].reshape(*numbers.shape, -1)
+
+
+def _stored(weight: gs.Tensor, perm: list[int]) -> gs.Tensor | None:
+    """What a weight is the transpose of, if it is one."""
+    node = producer(weight)
+    reverse = list(range(len(perm)))[::-1]
+    if node is None or not is_op(node, "Transpose") or list(node.attrs.get("perm", reverse)) != perm:
+        return None
+    return node.inputs[0]
+
+
+def _onnx_type(values: Array) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(values.dtype))
+
+
+def _attention(node: gs.Node, inputs: list[Array | None]) -> Float64:
+    """Attention of the standard on [batch, heads, sequence, head_dim], without a cache."""
+    q, k, v, *masks = inputs
+    assert q is not None, "Attention has queries"
+    assert k is not None, "Attention has keys"
+    assert v is not None, "Attention has values"
+    group = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    scores = q @ np.swapaxes(k, -1, -2) * node.attrs.get("scale", q.shape[-1] ** -0.5)
+    if cap := node.attrs.get("softcap", 0.0):
+        scores = cap * np.tanh(scores / cap)
+    if masks and masks[0] is not None:
+        mask = masks[0]
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
+    if node.attrs.get("is_causal", 0):
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=np.bool_), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    result: Float64 = weights / weights.sum(axis=-1, keepdims=True) @ v
+    return result

@@ -1,0 +1,89 @@
+"""Which precision and activations every product gets: options first, then the recipe's patterns."""
+
+import dataclasses
+import fnmatch
+from collections import Counter
+from collections.abc import Sequence
+
+from ingot.builder.expressions import stored_dtypes
+from ingot.builder.graph import Graph, ours
+from ingot.configs.build import BuildConfig
+from ingot.configs.read import nearest
+from ingot.dtypes import DType, Precision
+from ingot.errors import UsageError
+from ingot.plugins.target import Target
+
+LM_HEAD = "lm_head"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ProductChoice:
+    """activations: auto, bf16 or int8; of a product that is not quantised always bf16."""
+
+    precision: Precision
+    activations: str
+
+
+def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[str]) -> Precision:
+    """auto: what most of the weights are stored in; bf16, else f32, where the target has no product of that type."""
+    if config.precision != "auto":
+        return Precision.parse(config.precision)
+    stored: Counter[DType] = Counter()
+    for node in graph.nodes:
+        if ours(node, "Matmul", "Embedding"):
+            for dtype, nbytes in stored_dtypes(node.inputs[1]):
+                stored[dtype] += nbytes
+    most = stored.most_common(1)[0][0]
+    offered = {name.split(".")[1] for name in target.kernels() if name.startswith("matmul.")}
+    chosen = next((dtype for dtype in (most, DType.BF16) if dtype.value in offered), DType.F32)
+    why = "" if most is chosen else f"; {target.name} computes no {most.value}"
+    notes.append(f"precision {chosen.value}: most weights are stored in {most.value}{why}")
+    return Precision(dtype=chosen)
+
+
+def table_dtype(main: Precision) -> DType:
+    """Of token and position tables: rows of w8 in every quantised engine."""
+    return DType.W8 if main.dtype.is_quantised else main.dtype
+
+
+def choose_products(config: BuildConfig, main: Precision, products: Sequence[str]) -> dict[str, ProductChoice]:
+    """Choice by product. Raises UsageError for a pattern that fits none, and for int8 where nothing is quantised."""
+    precisions = {name: main for name in products}
+    if LM_HEAD in precisions:
+        precisions[LM_HEAD] = _head(config, main)
+    activations = dict.fromkeys(products, config.activations)
+    for rule in config.layers:
+        fitting = fnmatch.filter(products, rule.pattern)
+        if not fitting:
+            raise UsageError(
+                "a pattern of the recipe fits no product of the model", got=repr(rule.pattern),
+                expected=f"names such as {', '.join(products[:4])}, {products[-1]}",
+                hint=nearest(rule.pattern, products),
+            )  # fmt: skip
+        for name in fitting:
+            if rule.precision is not None:
+                precisions[name] = Precision.parse(rule.precision)
+            if rule.activations is not None:
+                activations[name] = rule.activations
+        if rule.activations == "int8":
+            _require_quantised([name for name in fitting if not precisions[name].dtype.is_quantised], rule.pattern)
+    if config.activations == "int8" and not any(each.dtype.is_quantised for each in precisions.values()):
+        _require_quantised([str(main)], "the whole model")
+    return {
+        name: ProductChoice(precision=each, activations=activations[name] if each.dtype.is_quantised else "bf16")
+        for name, each in precisions.items()
+    }
+
+
+def _head(config: BuildConfig, main: Precision) -> Precision:
+    if config.lm_head_precision is not None:
+        return Precision.parse(config.lm_head_precision)
+    return Precision(dtype=DType.W8) if main.dtype is DType.W4 else main
+
+
+def _require_quantised(others: list[str], where: str) -> None:
+    if others:
+        raise UsageError(
+            "int8 activations go with quantised weights", where=where, expected="w8, w4g128, w4g64 or w4g32",
+            got=", ".join(others[:4]),
+        )  # fmt: skip

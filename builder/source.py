@@ -1,0 +1,82 @@
+"""A Checkpoint as `verify` sees it: the steps that an engine of it has, the weights of those steps, and the graph.
+
+Nothing here depends on an engine's bytes, precision or target: steps and weights come from the same passes with float32
+everywhere, the values of the graph from the graph before any pass (`builder/evaluate.py`).
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.builder.build import graph_errors
+from ingot.builder.evaluate import Evaluation
+from ingot.builder.expressions import Float32, WeightReader, check_sources
+from ingot.builder.graph import Graph
+from ingot.builder.lower import Lowering, read_shape
+from ingot.builder.names import name_nodes
+from ingot.builder.pack import WeightUse
+from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
+from ingot.builder.precision import ProductChoice
+from ingot.checkpoint import Checkpoint
+from ingot.dtypes import DType, Precision
+from ingot.plan import KvLayout, Limits, Plan
+from ingot.plugins.registry import find_target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """plan: in float32, with names, wiring and attributes that every engine of this Checkpoint shares.
+
+    tensors  step → name in the graph of each of its outputs; "" where the graph has no such tensor
+    hashes   file → SHA-256 of what the Checkpoint was converted from
+    """
+
+    plan: Plan
+    tensors: Mapping[str, tuple[str, ...]]
+    hashes: Mapping[str, str]
+    logits: str
+    _uses: Mapping[str, WeightUse]
+    _reader: WeightReader
+    _graph: Path
+
+    def rows(self, weight: str, begin: int, end: int) -> Float32:
+        """Rows [begin, end) of a weight of the plan, as the Checkpoint has them; a vector is one column."""
+        return self._reader.read_rows(self._uses[weight].tensor, begin, end)
+
+    def evaluate(self, ids: npt.NDArray[np.int64], wanted: Collection[str]) -> Evaluation:
+        """The graph's own values for ids [batch, sequence]."""
+        return Evaluation(Graph.load(self._graph), self._reader, ids, wanted)
+
+
+@contextlib.contextmanager
+def open_source(directory: Path, limits: Limits, tokens_per_block: int) -> Iterator[Source]:
+    """Raises CheckpointError or PassError where `build` would."""
+    checkpoint = Checkpoint.open(directory)
+    with graph_errors(checkpoint.graph_path):
+        graph = Graph.load(checkpoint.graph_path)
+        names, logits = set(graph.surgeon.tensors()), graph.logits.name
+        require_plugins(graph, run_passes(graph, structure_passes()))
+        name_nodes(graph)
+        choice = ProductChoice(precision=Precision(dtype=DType.F32), activations="bf16")
+        products = {node.name: choice for node in graph.plugins("Matmul")}
+        run_passes(graph, target_passes(find_target("ref"), products=products, tables=DType.F32, kv=DType.F32))
+        shape, lowering = read_shape(graph), Lowering(graph)
+        for use in lowering.uses:
+            check_sources(use.tensor, checkpoint)
+        kv = KvLayout(
+            num_layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+            tokens_per_block=tokens_per_block, dtype=DType.F32,
+        )  # fmt: skip
+        plan = lowering.plan(limits, kv, shape, 1)
+    tensors = {
+        step: tuple(name if name in names else "" for name in outputs) for step, outputs in lowering.tensors().items()
+    }
+    with WeightReader(directory) as reader:
+        yield Source(
+            plan=plan, tensors=tensors, hashes=checkpoint.config.sources, logits=logits,
+            _uses={use.name: use for use in lowering.uses}, _reader=reader, _graph=checkpoint.graph_path,
+        )  # fmt: skip

@@ -1,0 +1,115 @@
+"""Autotuning: each shape of matrix product is timed on this machine for several numbers of rows, in every way (tactic)
+that its kernel has. All ways give the same bits; the plan says which to take.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ingot.builder.timing_cache import Times, TimingCache
+from ingot.plan import Plan, Rows, Step
+from ingot.plugins.layouts import group_of, panel_bytes
+from ingot.plugins.target import Product, Target, Tunable
+
+ROWS = (1, 8, 32, 512)  # timed for 1, 2 .. 8, 9 .. 32 and more rows
+FIRST_ROWS = (1, 2, 9, 33)  # of each class
+SHIPPED = 0
+MIN_GAIN = 0.95  # another way must take less than this part of the shipped way's time
+MIN_WEIGHTS = 1 << 21  # smaller products take microseconds either way
+MAX_BYTES = 8 << 20  # of the weights timed: of a larger product only so many columns, for memory's and for time's sake
+ROUNDS = 5  # in which the ways take turns, so that what else the machine does hits all of them
+LONG = 0.05  # seconds of a round that is not repeated more than once
+MEMORY = 96 << 20  # what timing needs at most beside the weights of a usual product
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """tactics: step → a digit per class of rows; table: lines for people; notes: what was not timed, and why."""
+
+    tactics: dict[str, str]
+    table: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress | None = None) -> Tuning:
+    """Time what the cache does not know. Raises UsageError for a file that is no timing cache."""
+    if not isinstance(target, Tunable) or target.missing() is not None:
+        why = target.missing() or "its products have one way each"
+        told = isinstance(target, Tunable) or cache_path is not None
+        return Tuning(tactics={}, table=(), notes=(f"nothing is timed for {target.name}: {why}",) if told else ())
+    cache = TimingCache(target.machine(), cache_path)
+    notes = [f"the timing cache holds nothing of this machine, only of: {each}" for each in cache.strangers()]
+    steps = {step.name: _product(plan, step) for step in plan.steps if step.op == "matmul"}
+    most: dict[Product, int] = {}
+    for step in plan.steps:
+        if (product := steps.get(step.name)) is not None and product.n * product.k >= MIN_WEIGHTS:
+            most[product] = max(_max_rows(plan, step), most.get(product, 0))
+    work = [(product, rows) for product in most for rows in _row_counts(most[product])]
+    digits: dict[Product, str] = {}
+    table: list[str] = []
+    for done, (product, rows) in enumerate(work, start=1):
+        times = _times(target, cache, product, rows)
+        best = _best(times)
+        digits[product] = digits.get(product, "") + str(best)
+        table.append(_line(product, rows, times, best))
+        if progress is not None:
+            progress("timing kernels", done, len(work))
+    cache.save()
+    if work and len(most) < len(set(steps.values())):
+        notes.append(f"products of fewer than {MIN_WEIGHTS} weights are not timed: they take the shipped way")
+    tactics = {name: digits[product].ljust(len(ROWS), "0") for name, product in steps.items() if product in digits}
+    return Tuning(tactics=tactics, table=tuple(table), notes=tuple(notes))
+
+
+def _product(plan: Plan, step: Step) -> Product:
+    weight = next(weight for weight in plan.weights if weight.name == step.inputs[1])
+    (n, k), group = weight.shape, group_of(weight.layout)
+    return Product(
+        kernel=step.kernel, n=n, k=k, group=group, gated=bool(step.attrs["gated"]),
+        panel_bytes=panel_bytes(k, weight.dtype, group),
+    )  # fmt: skip
+
+
+def _max_rows(plan: Plan, step: Step) -> int:
+    buffer = next(buffer for buffer in plan.buffers if buffer.name == step.outputs[0])
+    return plan.limits.max_num_tokens if buffer.rows is Rows.TOKENS else plan.limits.max_logit_rows
+
+
+def _row_counts(most: int) -> Iterator[int]:
+    """A number of rows for each class that a step may have."""
+    for rows, first in zip(ROWS, FIRST_ROWS, strict=True):
+        if first <= most:
+            yield min(rows, most)
+
+
+def _times(target: Tunable, cache: TimingCache, product: Product, rows: int) -> Times:
+    """Seconds of each tactic; of a large product only its first columns."""
+    key = f"{product} rows {rows}"
+    if len(found := cache.times.get(key, ())) == product.tactics:
+        return found
+    columns = max(1, MAX_BYTES // product.panel_bytes) * 16
+    part = dataclasses.replace(product, n=min(product.n, columns))
+    best = [math.inf] * product.tactics
+    for turn in range(ROUNDS):
+        best = [min(time, target.time_product(part, rows, tactic)) for tactic, time in enumerate(best)]
+        if turn > 0 and sum(best) > LONG:
+            break
+    cache.times[key] = tuple(best)
+    return cache.times[key]
+
+
+def _best(times: Times) -> int:
+    """The fastest tactic, but the shipped one where the others gain next to nothing."""
+    fastest = min(range(len(times)), key=times.__getitem__)
+    return fastest if times[fastest] < MIN_GAIN * times[SHIPPED] else SHIPPED
+
+
+def _line(product: Product, rows: int, times: Times, best: int) -> str:
+    shown = ", ".join(
+        f"{name} {seconds * 1e3:.3f} ms{' (chosen)' if tactic == best else ''}"
+        for tactic, (name, seconds) in enumerate(zip(product.tactic_names(rows), times, strict=True))
+    )
+    return f"{product}, {rows} {'row' if rows == 1 else 'rows'}: {shown}"

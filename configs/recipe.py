@@ -1,0 +1,96 @@
+"""Recipes: TOML files that set precision and activations, for the whole model and by layer.
+
+    precision = "w4g128"            # as the options of `ingot build`
+    lm_head_precision = "w8"
+    activations = "auto"
+
+    [[layers]]
+    pattern = "layers.*/down"       # names of products as `ingot inspect` lists them; * and ? as in file names
+    precision = "w8"
+    activations = "bf16"
+
+The last entry whose pattern fits a product counts. Every key may be left out, but each entry sets something.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from ingot.configs.read import Section
+from ingot.errors import ConfigError, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SHIPPED = Path(__file__).parent / "recipes"
+_SUFFIX = ".toml"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LayerRule:
+    """What the products that fit `pattern` get; None: as all others."""
+
+    pattern: str
+    precision: str | None = None
+    activations: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """None: not said."""
+
+    precision: str | None = None
+    lm_head_precision: str | None = None
+    activations: str | None = None
+    layers: tuple[LayerRule, ...] = ()
+
+    @classmethod
+    def load(cls, path: Path) -> "Recipe":
+        """A file, or the name of a recipe that ships with ingot. Raises UsageError, ConfigError."""
+        shipped = {each.stem: each for each in sorted(SHIPPED.glob("*" + _SUFFIX))}
+        file = path if path.is_file() else shipped.get(str(path), path)
+        try:
+            values = tomllib.loads(file.read_bytes().decode("utf-8"))
+        except OSError as error:
+            raise UsageError(
+                "the recipe cannot be read", where=str(path), got=error.strerror,
+                expected=f"a TOML file, or one of {', '.join(shipped)}",
+            ) from error  # fmt: skip
+        except ValueError as error:
+            raise ConfigError("the recipe is not valid TOML", where=str(file), got=str(error)) from error
+        return _recipe(Section(values, str(file)))
+
+
+def _recipe(section: Section) -> Recipe:
+    entries = section.raw("layers") or []
+    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+        raise ConfigError(
+            "a value is not usable",
+            where=section.place("layers"),
+            expected="[[layers]] tables",
+            got=repr(entries)[:200],
+        )
+    recipe = Recipe(
+        precision=_word(section, "precision"), lm_head_precision=_word(section, "lm_head_precision"),
+        activations=_word(section, "activations"),
+        layers=tuple(_rule(Section(each, section.place(f"layers[{i}]"))) for i, each in enumerate(entries)),
+    )  # fmt: skip
+    section.refuse_unknown()
+    return recipe
+
+
+def _rule(section: Section) -> LayerRule:
+    rule = LayerRule(
+        pattern=section.text("pattern"), precision=_word(section, "precision"),
+        activations=_word(section, "activations"),
+    )  # fmt: skip
+    section.refuse_unknown()
+    if rule.precision is None and rule.activations is None:
+        raise ConfigError("an entry sets nothing", where=section.where, expected="precision or activations")
+    return rule
+
+
+def _word(section: Section, key: str) -> str | None:
+    return section.text(key) if section.has(key) else None

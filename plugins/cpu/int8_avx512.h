@@ -1,0 +1,80 @@
+// What products of int8 and int4 weights need beside float32 lanes, in AVX-512 with VNNI; explained in int8_avx2.h.
+#pragma once
+
+#include <cstring>
+
+#include "simd_avx512.h"
+
+namespace ingot {
+
+struct Int8Avx512 : SimdAvx512 {
+  struct Multipliers {
+    __m512i size, flip, zero;
+  };
+  INGOT_INLINE Multipliers multipliers(const int8_t* m) {
+    const __m512i wide = columns(m), size = _mm512_abs_epi32(wide);
+    const __m512i negative = _mm512_srai_epi32(wide, 31);
+    const __m512i zero = _mm512_add_epi32(_mm512_slli_epi32(size, 3), _mm512_and_si512(negative, wide));
+    return {_mm512_or_si512(size, _mm512_slli_epi32(size, 16)), _mm512_and_si512(negative, _mm512_set1_epi8(15)),
+            _mm512_mullo_epi32(zero, _mm512_set1_epi32(0x01010101))};
+  }
+
+  INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
+                           void* to_high) {
+    const __m512i both = _mm512_loadu_si512(codes);
+    _mm512_storeu_si512(to_low, times(both, low));
+    _mm512_storeu_si512(to_high, times(_mm512_srli_epi16(both, 4), high));
+  }
+
+  template <int kByte>
+  INGOT_INLINE V load_quads(const void* p) {
+    __m512i bytes = _mm512_loadu_si512(p);
+    if constexpr (kByte < 3) bytes = _mm512_slli_epi32(bytes, 24 - 8 * kByte);
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(bytes, 24));
+  }
+  INGOT_INLINE void store_bf16_pairs(void* p, V even, V odd) {
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+    _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xAAAAAAAA, low, _mm512_castps_si512(odd)));
+  }
+
+  INGOT_INLINE V load_int(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
+  INGOT_INLINE V round(V v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  INGOT_INLINE void store_int8(int8_t* p, V v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+  }
+  INGOT_INLINE V load_int8(const int8_t* p) { return _mm512_cvtepi32_ps(columns(p)); }
+  INGOT_INLINE V load_int8_partial(const int8_t* p, int64_t n) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
+  }
+
+  // Sums in int32, a lane per column. VPDPBUSD wants one operand unsigned: the weights get 128 more, and the sums
+  // begin at kStart * (sum of x); they may wrap on the way.
+  using Sum = __m512i;
+  static constexpr int32_t kStart = -128;
+
+  INGOT_INLINE Sum set_sum(int32_t start) { return _mm512_set1_epi32(start); }
+  INGOT_INLINE Sum load_sum(const int32_t* p) { return _mm512_loadu_si512(p); }
+  INGOT_INLINE void store_sum(int32_t* p, Sum sum) { _mm512_storeu_si512(p, sum); }
+  INGOT_INLINE Sum load_x(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof(four));
+    return _mm512_set1_epi32(four);
+  }
+  INGOT_INLINE Sum load_weights(const void* p) {
+    return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(static_cast<char>(0x80)));
+  }
+  INGOT_INLINE void dot(Sum& sum, Sum weights, Sum x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(x));  // asm: see accumulate in simd_avx2.h
+  }
+
+ private:
+  INGOT_INLINE __m512i columns(const int8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  INGOT_INLINE __m512i times(__m512i codes, const Multipliers& m) {
+    const __m512i code = _mm512_ternarylogic_epi32(codes, _mm512_set1_epi8(15), m.flip, 0x6A);  // (a & b) ^ c
+    return _mm512_sub_epi8(_mm512_mullo_epi16(code, m.size), m.zero);
+  }
+};
+
+}  // namespace ingot

@@ -1,0 +1,77 @@
+// int8_avx512.h in plain C++, with the same bits.
+#pragma once
+
+#include "simd_emulated.h"
+
+namespace ingot {
+
+struct Int8Emulated : SimdEmulated {
+  struct Multipliers {
+    const int8_t* m;
+  };
+  INGOT_INLINE Multipliers multipliers(const int8_t* m) { return {m}; }
+
+  INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
+                           void* to_high) {
+    const auto* both = static_cast<const uint8_t*>(codes);
+    for (int i = 0; i < 4 * kWidth; ++i) {
+      static_cast<int8_t*>(to_low)[i] = static_cast<int8_t>(((both[i] & 15) - 8) * low.m[i / 4]);
+      static_cast<int8_t*>(to_high)[i] = static_cast<int8_t>(((both[i] >> 4) - 8) * high.m[i / 4]);
+    }
+  }
+
+  template <int kByte>
+  INGOT_INLINE V load_quads(const void* p) {
+    return {__builtin_convertvector((load_sum(static_cast<const int32_t*>(p)) << (24 - 8 * kByte)) >> 24, Floats)};
+  }
+  INGOT_INLINE void store_bf16_pairs(void* p, V even, V odd) {
+    const Words bits = (std::bit_cast<Words>(even) >> 16) | (std::bit_cast<Words>(odd) & 0xFFFF0000u);
+    std::memcpy(p, &bits, sizeof(bits));
+  }
+
+  INGOT_INLINE V load_int(const int32_t* p) { return {__builtin_convertvector(load_sum(p), Floats)}; }
+  INGOT_INLINE V round(V v) {
+    const Floats shift = Floats{} + 0x1.8p23f;
+    return {(v.lane + shift) - shift};
+  }
+  INGOT_INLINE void store_int8(int8_t* p, V v) {
+    for (int i = 0; i < kWidth; ++i) p[i] = static_cast<int8_t>(v.lane[i]);
+  }
+  INGOT_INLINE V load_int8(const int8_t* p) { return load_int8_partial(p, kWidth); }
+  INGOT_INLINE V load_int8_partial(const int8_t* p, int64_t n) {
+    V v = zero();
+    for (int i = 0; i < n; ++i) v.lane[i] = p[i];
+    return v;
+  }
+
+  using Sum = Ints;
+  static constexpr int32_t kStart = -128;
+
+  INGOT_INLINE Sum set_sum(int32_t start) { return Sum{} + start; }
+  INGOT_INLINE Sum load_sum(const int32_t* p) {
+    Sum sum;
+    std::memcpy(&sum, p, sizeof(sum));
+    return sum;
+  }
+  INGOT_INLINE void store_sum(int32_t* p, Sum sum) { std::memcpy(p, &sum, sizeof(sum)); }
+  INGOT_INLINE Sum load_x(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof(four));
+    return Sum{} + four;
+  }
+  INGOT_INLINE Sum load_weights(const void* p) {
+    return load_sum(static_cast<const int32_t*>(p)) ^ static_cast<int32_t>(0x80808080u);
+  }
+  // VPDPBUSD: unsigned bytes of the weights, signed ones of x, the sum of four products modulo 2^32.
+  INGOT_INLINE void dot(Sum& sum, Sum weights, Sum x) {
+    Words total = std::bit_cast<Words>(sum);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Words weight = (std::bit_cast<Words>(weights) >> (8 * i)) & 0xFFu;
+      total += weight * std::bit_cast<Words>((x << (24 - 8 * i)) >> 24);
+    }
+    sum = std::bit_cast<Sum>(total);
+  }
+};
+
+}  // namespace ingot

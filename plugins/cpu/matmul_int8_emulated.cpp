@@ -1,0 +1,12 @@
+#include "int8_emulated.h"
+#include "matmul_int8_kernel.h"
+#include "matmul_kernel.h"
+
+INGOT_KERNEL("matmul.w8.avx512emu", MatmulArgs,
+             (ingot::matmul<ingot::Int8Emulated, ingot::WidenedWeight<ingot::Int8Emulated, ingot::W8>>))
+INGOT_KERNEL("matmul.w4.avx512emu", MatmulArgs,
+             (ingot::matmul<ingot::Int8Emulated, ingot::WidenedWeight<ingot::Int8Emulated, ingot::W4>>))
+INGOT_KERNEL("matmul.w8a8.avx512emu", MatmulArgs, (ingot::matmul_bytes<ingot::Int8Emulated, ingot::W8>),
+             ingot::matmul_int8_scratch)
+INGOT_KERNEL("matmul.w4a8.avx512emu", MatmulArgs, (ingot::matmul_bytes<ingot::Int8Emulated, ingot::W4>),
+             ingot::matmul_int8_scratch)

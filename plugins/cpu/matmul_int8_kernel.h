@@ -1,0 +1,351 @@
+// Products of quantised weights with rows that are rounded to int8 first: exact sums in int32, so that every blocking,
+// instruction set and number of rows gives the same bits. plugins/ops/matmul.py and plugins/quantised.py say what they
+// mean.
+//
+// Floors: N * K bytes (w8) or half of that (w4) over the bandwidth of memory. AVX2 adds up 32 products in two operations
+// for int4 and in four for int8, where an fma makes 8: at most four times and twice the peak of fma. One core of a Zen 3
+// (20-23 GB/s, 104 GFLOP/s by fma, both measured between the runs), 4096 x 2048 weights:
+//   rows 1: w8 88-100 % of the bandwidth, w4g128 86-99 %, w4g32 82-92 %; rows 2: 81-93 %, 81-95 %, 77-87 %
+//   rows 3: w8 and w4 66-80 %; rows 4: w4g128 59 % or 1.9 times the peak of fma
+//   rows 6 to 96: w8 95-98 % of the peak of fma, w4g128 2.1 times, w4g32 1.9 times the peak
+// Loops for VPDPBUSD have been checked for their bits, not timed.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "matmul_parts.h"
+#include "quantised.h"
+#include "simd_lanes.h"
+
+namespace ingot {
+namespace {
+
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+struct RoundedRow {
+  float scale;  // top / 127; NaN for a row that is not finite
+  int32_t sum;  // of its codes
+};
+
+// Rounds a row, 64 codes after another to the place that place(k) names for the codes from k on; zeros beyond the row.
+template <typename I, typename Place>
+RoundedRow round_row(const float* x, int64_t k, int64_t padded_k, Place place) {
+  using V = typename I::V;
+  V top = I::zero();
+  for (int64_t i = 0; i < k; i += I::kWidth) {
+    const V size = I::abs(load_lanes<I>(x + i, k - i));
+    top = I::max(top, I::select(I::less_equal(size, I::set1(kLargest)), size, I::set1(INFINITY)));
+  }
+  const float highest = I::reduce_max(top), inverse = highest > 0 ? 127.0f / highest : 0.0f;
+  const bool usable = highest <= kLargest && inverse <= kLargest;
+  V sum = I::zero();
+  for (int64_t at = 0; at < padded_k; at += kTileK) {
+    int8_t* to = place(at);
+    for (int64_t i = at; i < at + kTileK; i += I::kWidth, to += I::kWidth) {
+      V code = I::zero();
+      if (usable && i < k) code = I::round(I::mul(load_lanes<I>(x + i, k - i), I::set1(inverse)));
+      sum = I::add(sum, code);
+      I::store_int8(to, code);
+    }
+  }
+  return {highest <= kLargest ? highest / 127.0f : NAN, static_cast<int32_t>(I::reduce_add(sum))};
+}
+
+// How rounded rows lie in Team::shared.
+struct RoundedRows {
+  int64_t rows, k;
+  std::byte* data;
+
+  int64_t padded_k() const { return ceil_div(k, 2 * kTileK) * 2 * kTileK; }
+  int64_t stride() const { return padded_k() + kLineBytes; }  // bytes; no multiple of a page
+  int64_t run_stride() const { return padded_k() / 32; }  // of the shortest runs
+  int64_t bytes() const { return ceil_div(rows * (8 + run_stride() * 4), kLineBytes) * kLineBytes + rows * stride(); }
+
+  float* scales() const { return reinterpret_cast<float*>(data); }
+  int32_t* starts() const { return reinterpret_cast<int32_t*>(data) + rows; }  // of the row's sums
+  int32_t* runs(int64_t row) const { return starts() + rows + row * run_stride(); }  // CodeProducts: of short sums
+  int8_t* codes(int64_t row) const {
+    std::byte* all = data + ceil_div(rows * (8 + run_stride() * 4), kLineBytes) * kLineBytes;
+    return reinterpret_cast<int8_t*>(all + row * stride());
+  }
+};
+
+// A part of K of a few rows and panels: sums[panel][row][16] += products.
+struct Int8Tile {
+  const int8_t* x;  // codes
+  int64_t x_stride;
+  const int32_t* starts;  // [rows] of the sums; null where they go on
+  const int32_t* runs;
+  int64_t run_stride;
+  const std::byte* const* lines;
+  const int8_t* multipliers;
+  int group_bits;  // its binary logarithm
+  int64_t tiles;   // of 64 k
+  int32_t* sums;
+  int64_t panel_stride;
+  int64_t ahead;  // prefetch distance in bytes
+};
+
+using Int8TileFn = void (*)(const Int8Tile&);
+
+// Products of whole bytes with instructions that add up four of them (VPDPBUSD); int4 is unpacked to int8 before.
+template <typename I, typename Format>
+struct ByteProducts {
+  static constexpr int kRows = I::kRegisters >= 32 ? 14 : 5, kPanels = 2;
+  static constexpr int64_t kPart = 1024, kUnpackedBytes = Format::kTiles == 1 ? 0 : kPart * kPanel;  // of a panel's part
+  static constexpr int64_t kRunK = 32;
+  static constexpr int32_t kStart = I::kStart;
+
+  static void start_runs(const int8_t*, int64_t, int32_t*) {}
+  static const std::byte* lines(const Format& format, const std::byte* panel, int64_t k, int64_t part, std::byte* to) {
+    return format.template tiles<I>(panel, k / kTileK, tiles_of(part), to);
+  }
+  static const int8_t* multipliers(const Format&, const std::byte*, int64_t) { return nullptr; }
+
+  template <int kR, int kP>
+  static void tile(const Int8Tile& t) {
+    typename I::Sum sum[kR][kP];
+#pragma GCC unroll 16
+    for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 2
+      for (int p = 0; p < kP; ++p)
+        sum[r][p] = t.starts ? I::set_sum(t.starts[r]) : I::load_sum(t.sums + p * t.panel_stride + r * kPanel);
+    const std::byte* line[kP];
+    for (int p = 0; p < kP; ++p) line[p] = t.lines[p];
+    const int8_t* x = t.x;
+    for (int64_t i = 0; i < t.tiles * kTileLines; ++i, x += 4) {
+      typename I::Sum weights[kP];
+#pragma GCC unroll 2
+      for (int p = 0; p < kP; ++p) {
+        weights[p] = I::load_weights(line[p]);
+        I::prefetch(line[p] + t.ahead);
+        line[p] += kLineBytes;
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < kR; ++r) {
+        const auto xr = I::load_x(x + r * t.x_stride);
+#pragma GCC unroll 2
+        for (int p = 0; p < kP; ++p) I::dot(sum[r][p], weights[p], xr);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 2
+      for (int p = 0; p < kP; ++p) I::store_sum(t.sums + p * t.panel_stride + r * kPanel, sum[r][p]);
+  }
+
+  template <int kP, size_t... kR>
+  static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
+    return {tile<kR + 1, kP>...};
+  }
+  static constexpr auto kOne = table<1>(std::make_index_sequence<kRows>());
+  static constexpr auto kFull = table<kPanels>(std::make_index_sequence<kRows>());
+};
+
+// Products of half bytes with AVX2: codes from 0 to 15 never saturate a sum of two products, and over 32 or 64 k their
+// sums stay in int16. Then they are multiplied into int32: by the group's multipliers, or, where the codes are the
+// halves of an int8, by 1 and 16.
+template <typename I, typename Format, int64_t kRun>
+struct CodeProducts {
+  static constexpr int64_t kRunK = kRun;
+  static constexpr bool kInt4 = Format::kTiles == 2;
+  static constexpr int kRows = 6, kPanels = 1;
+  static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
+  static constexpr int32_t kStart = kInt4 ? 0 : 8;  // the lower half of an int8 is a code itself, not code - 8
+
+  static void start_runs(const int8_t* codes, int64_t padded_k, int32_t* runs) {
+    for (int64_t k = 0; k < padded_k; k += kRunK) *runs++ = I::template short_start<kRunK>(codes + k);
+  }
+  static const std::byte* lines(const Format& format, const std::byte* panel, int64_t k, int64_t, std::byte*) {
+    return panel + format.data_offset() + k / kTileK / Format::kTiles * kTileBytes;
+  }
+  static const int8_t* multipliers(const Format& format, const std::byte* panel, int64_t k) {
+    if constexpr (kInt4) {
+      return format.multipliers(panel, k);
+    } else {
+      return nullptr;
+    }
+  }
+
+  enum Half { kLow, kHigh };
+
+  // What one half of each byte in a line is multiplied with.
+  struct Codes {
+    int64_t k;  // of x
+    typename I::Short multiplier[2];
+  };
+  static Codes codes(const Int8Tile& t, int64_t tile, int64_t line, Half half) {
+    if constexpr (kInt4) {
+      const int64_t k = (tile + half) * kTileK + line * 4;
+      const int8_t* m = t.multipliers + (k >> t.group_bits) * kPanel;
+      return {k, {I::short_multipliers(m), I::short_multipliers(m + I::kWidth)}};
+    } else {
+      const auto m = I::set_multiplier(half == kLow ? 1 : 16);
+      return {tile * kTileK + line * 4, {m, m}};
+    }
+  }
+
+  // kRunK / 4 lines: half kFirst of their bytes, or both.
+  template <int kR, Half kFirst, int kHalves>
+  [[gnu::always_inline]] static inline void run(const Int8Tile& t, const std::byte* line,
+                                                const Codes (&halves)[kHalves]) {
+    typename I::Short sum[kR][kHalves][2];
+    const int8_t* x[kHalves];
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+      x[h] = t.x + halves[h].k;
+#pragma GCC unroll 16
+      for (int r = 0; r < kR; ++r)
+        sum[r][h][0] = sum[r][h][1] = I::set_short(t.runs[r * t.run_stride + halves[h].k / kRunK]);
+    }
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < kRunK / 4; ++i, line += kLineBytes) {
+      if (kFirst == kLow) I::prefetch(line + t.ahead);
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+        typename I::Short codes[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) codes[v] = load(line + v * 32, kFirst + h == kHigh);
+#pragma GCC unroll 16
+        for (int r = 0; r < kR; ++r) {
+          const typename I::Short xr = I::load_x(x[h] + r * t.x_stride + i * 4);
+          I::dot(sum[r][h][0], codes[0], xr);
+          I::dot(sum[r][h][1], codes[1], xr);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v)
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h)
+          I::add_short(t.sums + r * kPanel + v * I::kWidth, sum[r][h][v], halves[h].multiplier[v]);
+  }
+
+  [[gnu::always_inline]] static inline typename I::Short load(const std::byte* bytes, bool high) {
+    return high && !kInt4 ? I::load_upper(bytes) : I::load_codes(bytes, high);
+  }
+
+  // Few rows take both halves of each line at once, many one after the other, for the sake of registers.
+  template <int kR>
+  static void tile(const Int8Tile& t) {
+    if (t.starts != nullptr)
+      for (int r = 0; r < kR; ++r) std::fill_n(t.sums + r * kPanel, kPanel, t.starts[r]);
+    const std::byte* line = t.lines[0];
+    for (int64_t at = 0; at < t.tiles; at += Format::kTiles)
+      for (int64_t l = 0; l < kTileLines; l += kRunK / 4, line += kRunK / 4 * kLineBytes) {
+        const Codes low = codes(t, at, l, kLow), high = codes(t, at, l, kHigh);
+        if constexpr (kR <= 2) {
+          run<kR, kLow, 2>(t, line, {low, high});
+        } else {
+          run<kR, kLow, 1>(t, line, {low});
+          run<kR, kHigh, 1>(t, line, {high});
+        }
+      }
+  }
+
+  template <size_t... kR>
+  static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
+    return {tile<kR + 1>...};
+  }
+  static constexpr auto kOne = table(std::make_index_sequence<kRows>());
+  static constexpr auto kFull = kOne;
+};
+
+inline size_t matmul_int8_scratch(const void* args) {
+  const auto& matmul = *static_cast<const MatmulArgs*>(args);
+  return static_cast<size_t>(RoundedRows{matmul.rows, matmul.k, nullptr}.bytes());
+}
+
+template <typename I, typename Products>
+void round_rows(const MatmulArgs& args, const RoundedRows& to, const Team& team) {
+  const Team::Range mine = team.share(args.rows);
+  for (int64_t row = mine.begin; row < mine.end; ++row) {
+    int8_t* codes = to.codes(row);
+    const RoundedRow rounded =
+        round_row<I>(args.x + row * args.k, args.k, to.padded_k(), [codes](int64_t k) { return codes + k; });
+    to.scales()[row] = rounded.scale;
+    to.starts()[row] = rounded.sum * Products::kStart;
+    Products::start_runs(codes, to.padded_k(), to.runs(row));
+  }
+}
+
+// Rows [row, row + rows) of panels [panel, panel + panels), a part of K after another. scratch: sums, then unpacked parts.
+template <typename I, typename Format, typename Products>
+void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows& x, int64_t row, int64_t rows,
+                int64_t panel, int64_t panels, std::byte* scratch) {
+  int32_t* const sums = reinterpret_cast<int32_t*>(scratch);
+  std::byte* const unpacked = scratch + rows * panels * kPanel * static_cast<int64_t>(sizeof(int32_t));
+  const int64_t stride = rows * kPanel, tiles = ceil_div(rows, Products::kRows), bytes = format.panel_bytes();
+  const int group_bits = std::countr_zero(static_cast<uint64_t>(args.group));
+  for (int64_t k = 0; k < args.k; k += Products::kPart) {
+    const int64_t part = std::min(Products::kPart, args.k - k);
+    for (int64_t p = 0, step; p < panels; p += step) {
+      step = panels - p >= Products::kPanels ? Products::kPanels : 1;
+      const std::byte* lines[Products::kPanels];
+      for (int64_t i = 0; i < step; ++i)
+        lines[i] = Products::lines(format, panel_at(args, panel + p + i, bytes), k, part,
+                                   unpacked + i * Products::kUnpackedBytes);
+      const int8_t* multipliers = Products::multipliers(format, panel_at(args, panel + p, bytes), k);
+      for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles, first = row + r;
+        const Int8Tile tile{x.codes(first) + k, x.stride(), k == 0 ? x.starts() + first : nullptr,
+                            x.runs(first) + k / Products::kRunK, x.run_stride(), lines, multipliers, group_bits, tiles_of(part),
+                            sums + p * stride + r * kPanel, stride, 2048};
+        (step == 1 ? Products::kOne : Products::kFull)[static_cast<size_t>(end - r - 1)](tile);
+      }
+    }
+  }
+  const Int8Sums<I> scaled{{args, bytes}, x.scales()};
+  epilogue<I>(args, row, rows, panel, panels, static_cast<const int32_t*>(sums), stride, scaled);
+}
+
+// Few rows: every weight is read once, in order; threads own contiguous panels, the same ones in every call. Many rows:
+// blocks of rows x panels.
+template <typename I, typename Format, typename Products>
+void matmul_int8(const MatmulArgs& args, const Team& team) {
+  const BlockLimits limits = block_limits(args, Products::kRows, 96 / Products::kRows * Products::kRows, 32);
+  const Format format(args);
+  const RoundedRows x{args.rows, args.k, team.shared};
+  round_rows<I, Products>(args, x, team);
+  team.barrier();
+  const int64_t num_sums = limits.rows * limits.panels * kPanel;
+  std::byte* const scratch = team.scratch(static_cast<size_t>(num_sums) * sizeof(int32_t) +
+                                          static_cast<size_t>(Products::kPanels * Products::kUnpackedBytes));
+  if (passes_over_panels(args, Products::kRows)) {
+    const int64_t width = args.gated ? 2 : 1, group = std::max<int64_t>(width, Products::kPanels);
+    const Team::Range units = team.share(args.num_panels / width);
+    for (int64_t panel = units.begin * width; panel < units.end * width; panel += group)
+      int8_block<I, Format, Products>(args, format, x, 0, args.rows, panel, std::min(group, units.end * width - panel),
+                                      scratch);
+    return;
+  }
+  const Blocks blocks = cut(args, team.count, Products::kRows, limits);
+  for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
+    const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
+    int8_block<I, Format, Products>(args, format, x, row, std::min(blocks.rows, args.rows - row), panel,
+                                    std::min(blocks.panels, args.num_panels - panel), scratch);
+  }
+}
+
+// w8 and int4 in groups of 64 or 128 run over 64 k in int16, groups of 32 over 32.
+template <typename I, typename Format>
+void matmul_codes(const MatmulArgs& args, const Team& team) {
+  if (args.group == 32) {
+    matmul_int8<I, Format, CodeProducts<I, Format, 32>>(args, team);
+  } else {
+    matmul_int8<I, Format, CodeProducts<I, Format, 64>>(args, team);
+  }
+}
+
+template <typename I, typename Format>
+void matmul_bytes(const MatmulArgs& args, const Team& team) {
+  matmul_int8<I, Format, ByteProducts<I, Format>>(args, team);
+}
+
+}  // namespace
+}  // namespace ingot

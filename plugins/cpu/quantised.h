@@ -1,0 +1,108 @@
+// How weights of int8 (w8) and int4 (w4) lie in panels, see plugins/layouts.py: a header, then tiles of 1 KiB. A tile of
+// int8 is 64 k of 16 columns, line r holding k = 4r .. 4r+3 of each column; a tile of codes is two of those, in its low
+// and its high nibbles.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "ingot/kernel.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kTileK = 64;        // k in a tile of int8
+constexpr int64_t kTileBytes = 1024;
+constexpr int64_t kTileLines = 16;
+constexpr int64_t kQuantLine = 64;    // bytes
+constexpr int64_t kHeaderBytes = 128;  // of 16 columns: scales, float32, and sums, int32
+
+inline int64_t tiles_of(int64_t k) { return (k + kTileK - 1) / kTileK; }
+
+struct W8 {
+  static constexpr int64_t kTiles = 1;  // of int8 that one KiB holds
+  int64_t k, group;
+
+  explicit W8(const MatmulArgs& args) : k(args.k), group(0) {}
+  int64_t data_offset() const { return kHeaderBytes; }
+  int64_t panel_bytes() const { return data_offset() + tiles_of(k) * kTileBytes; }
+
+  // Tiles [first, first + count) of int8, where they lie.
+  template <typename I>
+  const std::byte* tiles(const std::byte* panel, int64_t first, int64_t, std::byte*) const {
+    return panel + data_offset() + first * kTileBytes;
+  }
+};
+
+struct W4 {
+  static constexpr int64_t kTiles = 2;
+  int64_t k, group;
+
+  explicit W4(const MatmulArgs& args) : k(args.k), group(args.group) {}
+  int64_t blocks() const { return (tiles_of(k) + 1) / 2; }
+  int64_t data_offset() const {
+    const int64_t groups = (blocks() * 2 * kTileK + group - 1) / group;
+    return kHeaderBytes + (groups * 16 + kQuantLine - 1) / kQuantLine * kQuantLine;
+  }
+  int64_t panel_bytes() const { return data_offset() + blocks() * kTileBytes; }
+
+  const int8_t* multipliers(const std::byte* panel, int64_t at_k) const {
+    return reinterpret_cast<const int8_t*>(panel + kHeaderBytes) + at_k / group * 16;
+  }
+
+  // The two int8 tiles of a block.
+  template <typename I>
+  void unpack(const std::byte* panel, int64_t block, std::byte* to) const {
+    constexpr int64_t kAhead = 2048;
+    constexpr int64_t kRun = 8;  // lines that surely share their multipliers: 32 k
+    const std::byte* codes = panel + data_offset() + block * kTileBytes;
+    for (int64_t line = 0; line < kTileLines; line += kRun) {
+      const int64_t low_k = block * 2 * kTileK + line * 4;
+      const auto low = I::multipliers(multipliers(panel, low_k));
+      const auto high = I::multipliers(multipliers(panel, low_k + kTileK));
+#pragma GCC unroll 8
+      for (int64_t l = line; l < line + kRun; ++l) {
+        I::prefetch(codes + l * kQuantLine + kAhead);
+        I::unpack(codes + l * kQuantLine, low, high, to + l * kQuantLine, to + kTileBytes + l * kQuantLine);
+      }
+    }
+  }
+
+  // Tiles [first, first + count), first even, unpacked to `to`, which has room for one more.
+  template <typename I>
+  const std::byte* tiles(const std::byte* panel, int64_t first, int64_t count, std::byte* to) const {
+    for (int64_t tile = 0; tile < count; tile += 2) unpack<I>(panel, (first + tile) / 2, to + tile * kTileBytes);
+    return to;
+  }
+};
+
+inline const float* panel_scales(const std::byte* panel) { return reinterpret_cast<const float*>(panel); }
+
+// Lines of int8 → lines of float32: one k of 16 columns each.
+template <typename I>
+void widen_lines(const std::byte* lines, int64_t count, float* to) {
+  const auto widen = [&]<int kByte>(const std::byte* line, float* row) {
+    for (int64_t i = 0; i < 16; i += I::kWidth) I::store(row + i, I::template load_quads<kByte>(line + i * 4));
+  };
+  for (int64_t l = 0; l < count; ++l, lines += kQuantLine, to += 4 * 16) {
+    widen.template operator()<0>(lines, to);
+    widen.template operator()<1>(lines, to + 16);
+    widen.template operator()<2>(lines, to + 32);
+    widen.template operator()<3>(lines, to + 48);
+  }
+}
+
+// Lines of int8 → twice as many of bf16: pairs of k of 16 columns, exact.
+template <typename I>
+void narrow_lines(const std::byte* lines, int64_t count, std::byte* to) {
+  for (int64_t l = 0; l < count; ++l, lines += kQuantLine, to += 2 * kQuantLine)
+    for (int64_t i = 0; i < 16; i += I::kWidth) {
+      const std::byte* quads = lines + i * 4;
+      I::store_bf16_pairs(to + i * 4, I::template load_quads<0>(quads), I::template load_quads<1>(quads));
+      I::store_bf16_pairs(to + kQuantLine + i * 4, I::template load_quads<2>(quads), I::template load_quads<3>(quads));
+    }
+}
+
+}  // namespace
+}  // namespace ingot

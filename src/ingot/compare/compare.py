@@ -1,0 +1,97 @@
+"""Engine and source → Comparison, the main path of `ingot verify --against`.
+
+source: Checkpoint, or Hugging Face directory converted into one that lives as long as the comparison
+→ the same steps, wiring, attributes and shapes? → tokens → for every step, in order:
+
+    weights   packed against source                     names a wrong value, scale, head
+    output    kernel against the op's reference         on the engine's own inputs: names a wrong kernel
+    output    engine against the source's own graph     names what is right by itself and wrong in its place
+
+→ KL divergence, agreement and perplexity of the logits
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ingot.builder.source import open_source
+from ingot.checkpoint import is_checkpoint
+from ingot.compare.report import Comparison
+from ingot.compare.run import Progress, Run
+from ingot.compare.structure import require_same_structure
+from ingot.compare.taps import blocks_needed, longest_sequence
+from ingot.compare.tokens import read_tokens
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.engine import Engine, open_engine
+from ingot.errors import TargetError, UsageError
+from ingot.plugins.registry import find_target
+from ingot.plugins.target import SessionOptions
+from ingot.step_io import Int32, TapSession
+
+DEFAULT_TOKENS = 128
+GROUP_BYTES = 256 << 20  # of float64 logits at a time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CompareOptions:
+    """tokens: of the text, at most. text: None is the text that ships with ingot."""
+
+    tokens: int = DEFAULT_TOKENS
+    text: Path | None = None
+    threads: int | None = None
+    isa: str | None = None
+
+
+def compare(
+    directory: Path, against: Path, options: CompareOptions, progress: Progress = lambda what, done, total: None
+) -> Comparison:
+    """Raises IngotErrors for what cannot be compared; what is wrong in numbers is in the result."""
+    with open_engine(directory) as engine, _checkpoint_of(against, progress) as checkpoint:
+        plan = engine.plan
+        with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block) as source:
+            require_same_structure(plan, source.plan, str(directory), str(against))
+            group = max(2, min(512, GROUP_BYTES // (8 * plan.vocab_size)))
+            longest = min(longest_sequence(plan), group)
+            tokens = read_tokens(directory, plan.vocab_size, options.tokens, options.text, longest)
+            at_once = max(1, group // tokens.sequences.shape[1])
+            with _session(engine, tokens.sequences[:at_once], options) as session:
+                run = Run(engine=engine, source=source, session=session, progress=progress, tokens=tokens)
+                for begin in range(0, len(tokens.sequences), at_once):
+                    run.compare_group(begin, tokens.sequences[begin : begin + at_once])
+        return run.result(directory, against)
+
+
+@contextlib.contextmanager
+def _checkpoint_of(against: Path, progress: Progress) -> Iterator[Path]:
+    """The Checkpoint itself, or a temporary one of a Hugging Face directory."""
+    if is_checkpoint(against):
+        yield against
+        return
+    if not (against / "config.json").is_file():
+        raise UsageError(
+            "this is neither a Checkpoint nor a Hugging Face directory", where=f"--against {against}",
+            expected="a directory with config.json", got="no such directory" if not against.exists() else None,
+            hint="give what the engine was built from",
+        )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="ingot-verify-") as work:
+        checkpoint = Path(work) / "checkpoint"
+        convert(ConvertOptions(model_dir=against, output_dir=checkpoint), progress)
+        yield checkpoint
+
+
+@contextlib.contextmanager
+def _session(engine: Engine, sequences: Int32, options: CompareOptions) -> Iterator[TapSession]:
+    target = find_target(engine.manifest.target)
+    if (reason := target.missing(options.isa)) is not None:
+        raise TargetError(
+            "this machine cannot run the engine, so its numbers cannot be compared here", where=str(engine.directory),
+            expected=engine.manifest.target, got=reason, hint="verify it on the machine that it was built for",
+        )  # fmt: skip
+    wanted = SessionOptions(num_blocks=blocks_needed(engine.plan, sequences), threads=options.threads)
+    with contextlib.closing(target.open_session(engine.plan, engine.weights, wanted)) as session:
+        if not isinstance(session, TapSession):
+            raise TargetError("sessions of this target show nothing of their inside yet", where=engine.manifest.target)
+        yield session

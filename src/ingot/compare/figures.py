@@ -1,0 +1,46 @@
+"""Logits of engine and source → KL divergence, agreement, perplexity."""
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.compare.report import LogitFigures
+from ingot.step_io import Int32
+
+Float64 = npt.NDArray[np.float64]
+
+
+class LogitMeter:
+    """Adds up over groups of sequences. is_text: whether the tokens are of a text, so that a perplexity means one."""
+
+    def __init__(self, *, is_text: bool) -> None:
+        self._is_text = is_text
+        self._kl: list[Float64] = []
+        self._agree: list[npt.NDArray[np.bool_]] = []
+        self._surprise: list[Float64] = []  # [engine, source] of each token that was foretold
+
+    def add(self, sequences: Int32, engine: npt.NDArray[np.floating], source: Float64) -> None:
+        """sequences [count, length]; logits [count * length, vocab]"""
+        ours, theirs = _log_softmax(engine.astype(np.float64)), _log_softmax(source)
+        with np.errstate(invalid="ignore"):
+            self._kl.append(np.sum(np.exp(theirs) * (theirs - ours), axis=1))
+        self._agree.append(ours.argmax(axis=1) == theirs.argmax(axis=1))
+        count, length = sequences.shape
+        rows = np.arange(count * length).reshape(count, length)[:, :-1].reshape(-1)
+        following = sequences[:, 1:].reshape(-1)
+        self._surprise.append(-np.stack([ours[rows, following], theirs[rows, following]]))
+
+    def figures(self) -> LogitFigures:
+        """Of everything so far."""
+        kl, agree = np.concatenate(self._kl), np.concatenate(self._agree)
+        surprise = np.concatenate(self._surprise, axis=1)
+        has_perplexity = self._is_text and surprise.size > 0
+        ours, theirs = np.exp(surprise.mean(axis=1)).tolist() if has_perplexity else (None, None)
+        return LogitFigures(
+            positions=len(kl), kl_mean=float(kl.mean()), kl_max=float(kl.max()), top1_agreement=float(agree.mean()),
+            perplexity=ours, source_perplexity=theirs,
+        )  # fmt: skip
+
+
+def _log_softmax(logits: Float64) -> Float64:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))

@@ -1,0 +1,177 @@
+"""One step by itself: the op's numpy reference, fed with what the engine's kernel was fed with.
+
+How far a kernel may be off follows from the arithmetic: each rounding moves a value by at most one part in 2^24, and K
+of them in a sum add up like a few times sqrt(K). So the bound of an output is a few times sqrt(K) roundings of the
+largest value in its row, and of what the same rounding of the inputs would do to it. For the latter the reference is
+computed a second time with inputs that are moved by one part in 2^10, whatever the op is.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ingot.compare.packed import PackedWeights
+from ingot.dtypes import DType
+from ingot.plan import KvLayout, Step
+from ingot.plugins.op import Array, Call, KvCache
+from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.registry import find_op
+from ingot.step_io import StepBatch
+
+ROUNDING = 2.0**-24  # of float32, relative
+MOVED = 2.0**-10  # how far inputs are moved to see what that does to the result
+CACHE = ("keys", "values")  # what rope_kv_write writes beside its output
+SLACK = 32.0  # roundings that every kernel may make beside those of its sums
+# Distance of neighbours: of a bf16 relative to itself, of int8 relative to the largest number of its token and head.
+KV_ROUNDING = {DType.F32: 0.0, DType.BF16: 2.0**-7, DType.I8: 1 / 127}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OutputError:
+    """The value that is farthest beyond its bound, or nearest to it: what it is, what the reference says, the bound.
+
+    ratio  largest difference over bound: above 1 is wrong
+    """
+
+    what: str
+    place: str
+    got: float
+    expected: float
+    bound: float
+    ratio: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class KvPools:
+    """Keys and values of one layer in the engine's cache, each [blocks, kv_heads, tokens_per_block, head_dim]."""
+
+    keys: Array
+    values: Array
+
+
+class StepChecker:
+    """batch: the step that all tapped outputs belong to."""
+
+    def __init__(self, packed: PackedWeights, kv: KvLayout, batch: StepBatch) -> None:
+        self._packed, self._batch = packed, batch
+        self._kv = dataclasses.replace(kv, num_layers=1, dtype=DType.F32)
+        self._kv_dtype, self._noise = kv.dtype, np.random.default_rng(0)
+
+    def check(
+        self, step: Step, inputs: Mapping[str, Array], outputs: Mapping[str, Array], pools: KvPools | None
+    ) -> OutputError:
+        """inputs: what the buffers held before the step. pools: of the step's layer, where it has one."""
+        width = max((values.shape[1] for values in inputs.values()), default=1)
+        if step.op == "paged_attention":
+            width += len(self._batch.ids)
+        roundings = ROUNDING * (SLACK + 4 * np.sqrt(width))
+        exact = {name for name, role in zip(step.inputs, find_op(step.op).inputs, strict=True) if role == "ids"}
+        moved = {name: values if name in exact else self._moved(values) for name, values in inputs.items()}
+        found: list[OutputError] = []
+        for what, got, expected, other in self._compared(step, inputs, moved, outputs, pools):
+            changed = np.abs(other - expected).max(axis=1, initial=0.0, keepdims=True)
+            largest = np.abs(expected).max(axis=1, initial=0.0, keepdims=True)
+            bound = roundings * (changed / MOVED + largest / 2)
+            if what in CACHE:
+                of = largest if self._kv_dtype is DType.I8 else np.abs(expected)
+                bound = bound + KV_ROUNDING[self._kv_dtype] * of
+            found.append(_worst(what, got, expected, np.broadcast_to(bound, got.shape)))
+        return max(found, key=lambda each: each.ratio)
+
+    def _compared(
+        self,
+        step: Step,
+        inputs: Mapping[str, Array],
+        moved: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        pools: KvPools | None,
+    ) -> Iterator[tuple[str, Array, Array, Array]]:
+        """(what, the engine's, the reference's, the reference's of the moved inputs), each [rows, cols]."""
+        if step.op == "matmul":  # reading a weight costs more than a few rows
+            both = {name: np.concatenate([values, moved[name]]) for name, values in inputs.items()}
+            expected, other = np.split(self._product(step, both), 2)
+            yield "output", outputs[step.outputs[0]], expected, other
+            return
+        moved_pools = None if pools is None else KvPools(keys=self._moved(pools.keys), values=self._moved(pools.values))
+        of_moved = self._pairs(step, moved, outputs, moved_pools)
+        for (what, got, expected), (_, _, other) in zip(
+            self._pairs(step, inputs, outputs, pools), of_moved, strict=True
+        ):
+            yield what, got, expected, other
+
+    def _moved(self, values: Array) -> Array:
+        noise = self._noise.uniform(-1, 1, values.shape).astype(np.float32)
+        return values * (1 + np.float32(MOVED) * noise)
+
+    def _pairs(
+        self, step: Step, inputs: Mapping[str, Array], outputs: Mapping[str, Array], pools: KvPools | None
+    ) -> Iterator[tuple[str, Array, Array]]:
+        """(what, the engine's, the reference's), each [rows, cols]."""
+        cache = KvCache(self._kv, len(pools.keys) if pools is not None else 0)
+        if step.op == "paged_attention" and pools is not None:
+            cache.keys[0], cache.values[0] = pools.keys, pools.values
+        results = self._reference(step, [self._operand(step, name, inputs) for name in step.inputs], cache)
+        for name, result in zip(step.outputs, results, strict=False):
+            if name:
+                yield "output", outputs[name], result
+        if step.op == "rope_kv_write" and pools is not None:
+            dim = self._kv.head_dim
+            for what, got, wanted in zip(
+                CACHE, (pools.keys, pools.values), (cache.keys[0], cache.values[0]), strict=True
+            ):
+                written = ~np.isnan(wanted)
+                yield what, _rows_of(np.where(written, got, 0), dim), _rows_of(np.where(written, wanted, 0), dim)
+
+    def _operand(self, step: Step, name: str, inputs: Mapping[str, Array]) -> Array | None:
+        if not name or name in inputs:
+            return inputs.get(name)
+        return None if step.op == "embedding" else self._packed.whole(name)
+
+    def _reference(
+        self, step: Step, operands: Sequence[Array | QuantisedRows | None], cache: KvCache
+    ) -> tuple[Array, ...]:
+        batch = self._batch
+        if step.op == "embedding":  # of the tables only the rows that are read
+            batch, operands = self._few_rows(step)
+        attrs = {**step.attrs, "layer": 0} if "layer" in step.attrs else step.attrs
+        return find_op(step.op).reference(Call(inputs=operands, attrs=attrs, batch=batch, kv=cache))
+
+    def _few_rows(self, step: Step) -> tuple[StepBatch, list[Array | None]]:
+        tokens, places = np.unique(self._batch.ids, return_inverse=True)
+        batch = dataclasses.replace(self._batch, ids=places.reshape(-1).astype(np.int32))
+        table = self._packed.rows(step.inputs[0], tokens)
+        longest = int(np.diff(batch.query_starts).max())
+        positions = self._packed.rows(step.inputs[1], np.arange(longest)) if step.inputs[1] else None
+        return batch, [table, positions]
+
+    def _product(self, step: Step, inputs: Mapping[str, Array]) -> Array:
+        """A product, some of its columns at a time, joined again: a row's bound needs the whole row."""
+        x, weight, bias, residual = step.inputs
+        bias_values = self._packed.whole(bias) if bias else None
+        columns: list[Array] = []
+        for block in self._packed.blocks(weight):
+            operands = [
+                inputs[x], block.rows, None if bias_values is None else bias_values[block.numbers],
+                inputs[residual][:, block.begin : block.end] if residual else None,
+            ]  # fmt: skip
+            columns += self._reference(step, operands, KvCache(self._kv, 0))
+        return np.concatenate(columns, axis=1)
+
+
+def _rows_of(pool: Array, dim: int) -> Array:
+    return pool.reshape(-1, dim)
+
+
+def _worst(what: str, got: Array, expected: Array, bound: Array) -> OutputError:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        difference = np.abs(got - expected)
+        ratio = np.where(difference == 0, 0.0, difference / bound)
+        ratio = np.where(np.isnan(got) & np.isnan(expected) | (got == expected), 0.0, ratio)
+        ratio = np.nan_to_num(ratio, nan=np.inf, posinf=np.inf)
+    row, col = np.unravel_index(np.argmax(ratio), ratio.shape)
+    place = f"{'slot' if what in CACHE else 'token'} {row}, column {col}"
+    return OutputError(
+        what=what, place=place, got=float(got[row, col]), expected=float(expected[row, col]),
+        bound=float(bound[row, col]), ratio=float(ratio[row, col]),
+    )  # fmt: skip

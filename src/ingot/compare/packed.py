@@ -1,0 +1,92 @@
+"""The packed weights of an engine, a few rows at a time, whatever their layout.
+
+Blocks of a weight hold rows [begin, end); those of a gated product the gate's rows, then the up rows of the same
+numbers, as the product's columns need them. The matrices of experts come one after the other.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.plan import Piece, Plan, Weight
+from ingot.plugins.layouts import PANEL, num_panels
+from ingot.plugins.op import Array
+from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.ref.weights import read_weight
+
+BLOCK_BYTES = 4 << 20  # of a weight as float32
+
+GATED = ".gated"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """numbers: which rows of the weight `rows` are, those of experts numbered through. [begin, end): the columns of
+    the product that they make."""
+
+    begin: int
+    end: int
+    numbers: npt.NDArray[np.int64]
+    rows: Array | QuantisedRows
+
+
+class PackedWeights:
+    """section: all packed weights of an engine, bytes."""
+
+    def __init__(self, plan: Plan, section: npt.NDArray[np.uint8]) -> None:
+        self.weights = {weight.name: weight for weight in plan.weights}
+        self._section = section
+
+    def whole(self, name: str) -> Array:
+        """A norm weight, a bias, a table of frequencies: small and never quantised."""
+        values = read_weight(self._section, self.weights[name])
+        assert isinstance(values, np.ndarray), f"{name} is quantised"
+        return values
+
+    def rows(self, name: str, numbers: npt.NDArray[np.integer]) -> Array:
+        """Rows of a table, float32 [len(numbers), cols]."""
+        weight = self.weights[name]
+        found = (read_weight(self._section, cut(weight, int(row), int(row) + 1)) for row in numbers)
+        return np.concatenate([rows.values if isinstance(rows, QuantisedRows) else rows for rows in found])
+
+    def blocks(self, name: str) -> Iterator[Block]:
+        """All of a weight, in order."""
+        weight = self.weights[name]
+        matrix = weight.shape[-2:]
+        gated, n, cols = weight.layout.endswith(GATED), matrix[0], matrix[1] if len(matrix) == 2 else 1
+        out = n // 2 if gated else n
+        step = max(PANEL, BLOCK_BYTES // (4 * cols * (2 if gated else 1)) // PANEL * PANEL)
+        for expert, begin in itertools.product(range(_experts(weight)), range(0, out, step)):
+            end = min(begin + step, out)
+            numbers = expert * n + np.arange(begin, end)
+            if gated:
+                numbers = np.concatenate([numbers, out + numbers])
+            rows = read_weight(self._section, cut(weight, begin, end, expert))
+            yield Block(begin=begin, end=end, numbers=numbers, rows=rows)
+
+
+def cut(weight: Weight, begin: int, end: int, expert: int = 0) -> Weight:
+    """Output columns [begin, end) of a product (begin: a multiple of PANEL), or these rows of a table or vector."""
+    gated, panels = weight.layout.endswith(GATED), weight.layout.startswith("panel")
+    matrix = weight.shape[-2:]
+    units = num_panels(matrix[0], gated=gated) if panels else matrix[0]
+    unit_bytes, per_unit = weight.nbytes // (_experts(weight) * units), PANEL if panels else 1
+    pairs = 2 if gated else 1
+    first, last = begin // per_unit * pairs, -(-end // per_unit) * pairs
+    pieces = []
+    for piece in weight.pieces:
+        low, high = max(first, piece.begin), min(last, piece.end)
+        if low < high:
+            units_before = expert * (piece.end - piece.begin) + low - piece.begin
+            offset = piece.offset + units_before * unit_bytes
+            pieces.append(Piece(begin=low - first, end=high - first, offset=offset))
+    return dataclasses.replace(
+        weight, shape=((end - begin) * pairs, *matrix[1:]), nbytes=(last - first) * unit_bytes, pieces=tuple(pieces)
+    )
+
+
+def _experts(weight: Weight) -> int:
+    return weight.shape[0] if len(weight.shape) == 3 else 1

@@ -1,0 +1,133 @@
+"""What a comparison found: every step, the first one beyond its tolerance, and figures for people and programs."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import EngineError
+from ingot.manifest import Fact
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Something beyond its tolerance. what: which weight or output of the step, and where in it."""
+
+    step: str
+    what: str
+    expected: str
+    got: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepFigures:
+    """One step.
+
+    weight_error   largest relative difference of a weight from the source's, root mean square
+    kernel_error   largest difference of an output from the op's reference on the same inputs, in parts of the bound
+    model_error    relative difference of an output from the source's own value, root mean square; None where the
+                   source's graph has no such value
+    model_bound    what the roundings up to here explain
+    """
+
+    name: str
+    kernel: str
+    weight_error: float
+    kernel_error: float
+    model_error: float | None
+    model_bound: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LogitFigures:
+    """KL divergence of the engine's next-token distributions from the source's, in nats; perplexities are of the text,
+    None where token ids were drawn at random."""
+
+    positions: int
+    kl_mean: float
+    kl_max: float
+    top1_agreement: float
+    perplexity: float | None
+    source_perplexity: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """notes: e.g. that the engine names other source files. findings: in the order of the steps."""
+
+    engine: Path
+    source: Path
+    text: str
+    steps: tuple[StepFigures, ...]
+    findings: tuple[Finding, ...]
+    logits: LogitFigures
+    notes: tuple[str, ...]
+
+    @property
+    def worst_step(self) -> StepFigures:
+        """The step whose output is farthest from the source's."""
+        return max(self.steps, key=lambda step: step.model_error or 0.0)
+
+    def raise_if_wrong(self) -> None:
+        """Raise EngineError for the first step beyond its tolerance."""
+        if not self.findings:
+            return
+        first, steps = self.findings[0], list(dict.fromkeys(finding.step for finding in self.findings))
+        later = len(steps) - 1
+        others = f"; {later} later {'step is' if later == 1 else 'steps are'} beyond theirs, too" if later else ""
+        raise EngineError(
+            f"the engine does not compute what its source says: the first step beyond its tolerance is {first.step}",
+            where=f"{self.engine}: {first.what}", expected=first.expected, got=first.got + others,
+            hint=" ".join([*self.notes, "build the engine again; if it stays so, this is a bug of ingot"]),
+        )  # fmt: skip
+
+    def passport(self) -> dict[str, Fact]:
+        """What an engine keeps of a comparison."""
+        return {
+            "text": self.text, **dataclasses.asdict(self.logits), "worst_step": self.worst_step.name,
+            "worst_error": self.worst_step.model_error,
+        }  # fmt: skip
+
+    def document(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
+            "engine": str(self.engine), "source": str(self.source), "ok": not self.findings,
+            "findings": [dataclasses.asdict(finding) for finding in self.findings], "summary": _finite(self.passport()),
+            "steps": [_finite(dataclasses.asdict(step)) for step in self.steps], "notes": list(self.notes),
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """One screen."""
+        weight = max(self.steps, key=lambda step: step.weight_error)
+        kernel = max(self.steps, key=lambda step: step.kernel_error)
+        return [
+            f"{self.engine} against {self.source}: {len(self.steps)} steps, {self.logits.positions} tokens of "
+            f"{self.text}",
+            f"weights     farthest from the source: {weight.name}, {_share(weight.weight_error)}",
+            f"kernels     nearest to its bound: {kernel.name}, {kernel.kernel_error:.2f} of it",
+            f"layers      farthest from the source: {self.worst_step.name}, {_share(self.worst_step.model_error or 0)}",
+            *passport_lines(self.passport()),
+        ]  # fmt: skip
+
+
+def passport_lines(passport: Mapping[str, Fact]) -> list[str]:
+    """Its figures, for people."""
+    lines = [
+        f"KL          mean {passport['kl_mean']:.2e}, at most {passport['kl_max']:.2e} nats",
+        f"top-1       {passport['top1_agreement']:.2%} of {passport['positions']} positions agree",
+    ]
+    if passport["perplexity"] is not None:
+        lines.append(f"perplexity  {passport['perplexity']:.4f}, of the source {passport['source_perplexity']:.4f}")
+    return lines
+
+
+def _share(value: float) -> str:
+    return f"{value:.2%}" if value >= 1e-3 else f"{value:.1e}"
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no word for what is no number: null."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+    }

@@ -1,0 +1,193 @@
+"""Goes through the steps of an engine and holds everything against the source: weights, kernels, the model's values."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.builder.evaluate import Evaluation, Float64
+from ingot.builder.source import Source
+from ingot.compare.figures import LogitMeter
+from ingot.compare.ops import KV_ROUNDING, KvPools, OutputError, StepChecker
+from ingot.compare.packed import PackedWeights
+from ingot.compare.report import Comparison, Finding, StepFigures
+from ingot.compare.taps import Outputs, TappedRun
+from ingot.compare.tokens import Tokens
+from ingot.compare.weights import WeightError, place, weight_error
+from ingot.dtypes import round_to_bf16
+from ingot.engine import Engine
+from ingot.plan import Step
+from ingot.plugins.op import Array
+from ingot.plugins.quantised import round_to_int8
+from ingot.step_io import Int32, TapSession
+
+AMPLIFIED = 6.0  # how much larger than all the roundings before it an error may be: layers amplify
+UNLIKE = 1.0  # an output that is farther off than this has nothing to do with the source's
+UNSEEN = 1e-6  # rounding of every step that is not counted otherwise, relative
+
+Progress = Callable[[str, int, int], None]
+"""(what is being done, steps done, steps in all)"""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Worst:
+    """The largest errors of one step, over all groups, as in `StepFigures`."""
+
+    weight: float = 0.0
+    kernel: float = 0.0
+    model: float | None = None
+    bound: float = 0.0
+
+
+class Run:
+    """Goes through the steps for one group of sequences after the other."""
+
+    def __init__(
+        self, *, engine: Engine, source: Source, session: TapSession, progress: Progress, tokens: Tokens
+    ) -> None:
+        self._engine, self._source, self._session, self._progress = engine, source, session, progress
+        self._plan = engine.plan
+        self._packed = PackedWeights(engine.plan, engine.weights)
+        self._tokens, self._meter = tokens, LogitMeter(is_text=tokens.is_text)
+        self._worst = {step.name: Worst() for step in self._plan.steps}
+        self._errors: dict[str, WeightError] = {}
+        self._findings: dict[str, dict[str, Finding]] = {step.name: {} for step in self._plan.steps}
+
+    def compare_group(self, begin: int, sequences: Int32) -> None:
+        """All steps, for sequences that fit into memory together."""
+        run = TappedRun(self._session, self._plan, sequences)
+        checker = StepChecker(self._packed, self._plan.kv, run.batch)
+        wanted = {name for names in self._source.tensors.values() for name in names if name}
+        values = self._source.evaluate(sequences.astype(np.int64), wanted)
+        live: dict[str, Array] = {}
+        total = len(self._plan.steps) * len(self._tokens.sequences)
+        explained = 0.0  # squared relative error that the roundings so far bring
+        theirs: dict[str, Float64] = {}  # what the step before should have written, by buffer
+        for number, (step, (_, outputs)) in enumerate(zip(self._plan.steps, run.steps(), strict=True)):
+            self._check_weights(step)
+            inputs = {name: live[name] for name in step.inputs if name in live}
+            pools = _pools(run, step)
+            self._check_kernel(step, checker.check(step, inputs, outputs, pools))
+            live.update(outputs)
+            explained += self._local_error(step, inputs, theirs) ** 2
+            bound = min(AMPLIFIED * float(np.sqrt(explained)), UNLIKE)
+            theirs = self._check_model(step, outputs, values, bound, sequences)
+            self._progress("comparing steps", begin * len(self._plan.steps) + (number + 1) * len(sequences), total)
+
+    def result(self, directory: Path, against: Path) -> Comparison:
+        """What was found in all groups."""
+        steps = tuple(
+            StepFigures(
+                name=step.name, kernel=step.kernel, weight_error=worst.weight, kernel_error=worst.kernel,
+                model_error=worst.model, model_bound=worst.bound,
+            )
+            for step, worst in ((step, self._worst[step.name]) for step in self._plan.steps)
+        )  # fmt: skip
+        findings = tuple(finding for by_kind in self._findings.values() for finding in by_kind.values())
+        return Comparison(
+            engine=directory, source=against, text=self._tokens.origin, steps=steps, findings=findings,
+            logits=self._meter.figures(), notes=self._notes(),
+        )  # fmt: skip
+
+    def _check_weights(self, step: Step) -> None:
+        """Once per weight; a later step that shares it reports it again."""
+        for name in step.inputs:
+            if name not in self._packed.weights:
+                continue
+            if name not in self._errors:
+                self._errors[name] = weight_error(name, self._packed, self._source)
+            error = self._errors[name]
+            worst = self._worst[step.name]
+            worst.weight = max(worst.weight, error.relative)
+            if error.worst is not None:
+                value = error.worst
+                many = f" ({error.wrong_values:,} values in {error.wrong_rows:,} rows are wrong)"
+                self._find(
+                    step, "weight", f"weight {name}, {place(self._plan, step, name, value.row, value.col)}",
+                    f"{value.expected:.7g} within {value.bound:.2g}: the source's value in this precision",
+                    f"{value.got:.7g}{many if error.wrong_values > 1 else ''}",
+                )  # fmt: skip
+
+    def _check_kernel(self, step: Step, error: OutputError) -> None:
+        worst = self._worst[step.name]
+        worst.kernel = max(worst.kernel, error.ratio)
+        if error.ratio > 1:
+            self._find(
+                step, "kernel", f"{error.what} of kernel {step.kernel}, {error.place}",
+                f"{error.expected:.7g} within {error.bound:.2g}: the op's reference on the same inputs",
+                f"{error.got:.7g}",
+            )  # fmt: skip
+
+    def _check_model(
+        self, step: Step, outputs: Outputs, values: Evaluation, bound: float, sequences: Int32
+    ) -> dict[str, Float64]:
+        """Returns the source's values, by buffer."""
+        worst, theirs = self._worst[step.name], dict[str, Float64]()
+        worst.bound = max(worst.bound, bound)
+        for buffer, tensor in zip(step.outputs, self._source.tensors[step.name], strict=False):
+            if not buffer or not tensor:
+                continue
+            theirs[buffer] = wanted = values.value(tensor).reshape(outputs[buffer].shape)
+            error = _relative(outputs[buffer], wanted)
+            worst.model = max(worst.model or 0.0, error)
+            if not error <= bound:
+                self._find(
+                    step, "model", f"output {buffer} beside {tensor} of the source's graph",
+                    f"at most {bound:.2e} off: what the roundings up to here explain", f"{error:.2e} off",
+                )  # fmt: skip
+            if tensor == self._source.logits:
+                self._meter.add(sequences, outputs[buffer], wanted)
+        return theirs
+
+    def _local_error(self, step: Step, inputs: dict[str, Array], before: dict[str, Float64]) -> float:
+        """Relative error that the precision of this step brings: of its weights, inputs and keys and values."""
+        errors = [UNSEEN, self._worst[step.name].weight]
+        if step.op == "rope_kv_write":
+            errors.append(KV_ROUNDING[self._plan.kv.dtype])
+        if step.op == "moe_route":
+            logits = step.inputs[0]
+            errors.append(_other_experts(inputs[logits], before.get(logits), int(step.attrs["per_token"])))
+        if step.attrs.get("activations") == "bf16":
+            x = inputs[step.inputs[0]]
+            errors.append(_relative(round_to_bf16(x), x))
+        if step.attrs.get("activations") == "int8":
+            x = inputs[step.inputs[0]]
+            codes, scale = round_to_int8(x)
+            errors.append(_relative(codes * scale[:, None], x))
+        return float(np.sqrt(sum(error**2 for error in errors)))
+
+    def _find(self, step: Step, kind: str, what: str, expected: str, got: str) -> None:
+        """The first finding of each kind stands for the step."""
+        self._findings[step.name].setdefault(kind, Finding(step=step.name, what=what, expected=expected, got=got))
+
+    def _notes(self) -> tuple[str, ...]:
+        mine, theirs = self._engine.manifest.sources, self._source.hashes
+        other = sorted(name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name])
+        if not other:
+            return ()
+        return (f"The engine was built from other files than this source: {', '.join(other)} differ in SHA-256.",)
+
+
+def _other_experts(ours: Array, theirs: Float64 | None, taken: int) -> float:
+    """What tokens that take other experts than in the source bring: near ties, since the router's logits have been
+    compared. It is no rounding that layers amplify, so it is counted in parts of AMPLIFIED."""
+    if theirs is None:
+        return 1.0
+    first, second = (np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :taken]) for logits in (ours, theirs))
+    return float(np.sqrt(np.mean((first != second).any(axis=1)))) * 2 / AMPLIFIED
+
+
+def _pools(run: TappedRun, step: Step) -> KvPools | None:
+    if "layer" not in step.attrs:
+        return None
+    keys, values = run.kv(int(step.attrs["layer"]))
+    return KvPools(keys=keys, values=values)
+
+
+def _relative(got: npt.NDArray[np.floating], wanted: npt.NDArray[np.floating]) -> float:
+    """Root mean square of the difference over that of `wanted`."""
+    difference = np.linalg.norm(got.astype(np.float64) - wanted)
+    size = np.linalg.norm(wanted.astype(np.float64))
+    return float(difference / size) if size else float(difference > 0)

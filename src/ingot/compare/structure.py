@@ -1,0 +1,72 @@
+"""Is a plan the one that a source makes? The same steps, wiring, attributes and shapes, whatever the precision."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from ingot.errors import EngineError
+from ingot.plan import Attr, Plan
+
+PRECISION_ATTRS = frozenset({"activations", "group"})  # an engine's own choice
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Outline:
+    """A step without what precision and memory decide. inputs: where each comes from, weights with their shape."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: dict[str, Attr]
+
+
+def require_same_structure(plan: Plan, source: Plan, engine_name: str, source_name: str) -> None:
+    """Raises EngineError for the first step that differs."""
+    sizes, wanted_sizes = _sizes(plan), _sizes(source)
+    for name, size in sizes.items():
+        if size != wanted_sizes[name]:
+            raise _foreign(engine_name, name, str(wanted_sizes[name]), str(size), source_name)
+    ours, theirs = list(_outlines(plan)), list(_outlines(source))
+    for mine, wanted in zip(ours, theirs, strict=False):
+        for field in ("name", "op", "inputs", "outputs", "attrs"):
+            got, expected = getattr(mine, field), getattr(wanted, field)
+            if got != expected:
+                raise _foreign(engine_name, f"step {wanted.name}: {field}", _words(expected), _words(got), source_name)
+    if len(ours) != len(theirs):
+        raise _foreign(engine_name, "number of steps", str(len(theirs)), str(len(ours)), source_name)
+
+
+def _sizes(plan: Plan) -> dict[str, int]:
+    return {
+        "vocab_size": plan.vocab_size, "max_positions": plan.max_positions, "num_layers": plan.kv.num_layers,
+        "kv_heads": plan.kv.kv_heads, "head_dim": plan.kv.head_dim,
+    }  # fmt: skip
+
+
+def _outlines(plan: Plan) -> Iterator[_Outline]:
+    weights = {weight.name: weight for weight in plan.weights}
+    cols = {buffer.name: f"{buffer.cols} columns per row of {buffer.rows.value}" for buffer in plan.buffers}
+    made_by: dict[str, str] = {}
+    for step in plan.steps:
+        inputs = tuple(
+            f"weight {name} {weights[name].shape}" if name in weights else made_by.get(name, "") for name in step.inputs
+        )
+        yield _Outline(
+            name=step.name, op=step.op, inputs=inputs, outputs=tuple(name and cols[name] for name in step.outputs),
+            attrs={key: value for key, value in step.attrs.items() if key not in PRECISION_ATTRS},
+        )  # fmt: skip
+        made_by |= {name: f"output {index} of {step.name}" for index, name in enumerate(step.outputs)}
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {value[key]}" for key in sorted(value))
+    return ", ".join(each or "nothing" for each in value) if isinstance(value, tuple) else str(value)
+
+
+def _foreign(engine: str, where: str, expected: str, got: str, source: str) -> EngineError:
+    return EngineError(
+        "the engine was not built from this source: they describe different models", where=f"{engine}: {where}",
+        expected=f"{expected} (in {source})", got=got,
+        hint="give the Checkpoint or Hugging Face directory that it was built from, or build it again with this ingot",
+    )  # fmt: skip

@@ -1,0 +1,138 @@
+"""auto activations: the error is what the product loses, and a product that loses much keeps float inputs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.builder.build import BuildReport, build
+from ingot.builder.calibrate import MAX_TOKENS, sample_ids
+from ingot.checkpoint import Checkpoint
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.configs.recipe import LayerRule
+from ingot.convert.convert import convert
+from ingot.dtypes import DType
+from ingot.engine import read_manifest
+from ingot.errors import NoKernelError
+from ingot.plugins.quantised import round_to_int8
+from ingot.plugins.ref.target import RefTarget
+from ingot.quickstart import SHIPPED
+from tests.builder.engines import engine_logits
+from tests.handmade import TINY_GPT2, TINY_LLAMA, random_tensors, write_model, write_safetensors
+
+LLAMA = {**TINY_LLAMA, "num_hidden_layers": 1}
+
+
+def make_checkpoint(folder: Path, config: dict[str, object] = LLAMA) -> Path:
+    convert(ConvertOptions(model_dir=write_model(folder / "m", config), output_dir=folder / "c"))
+    return folder / "c"
+
+
+def activations(report: BuildReport) -> dict[str, object]:
+    return {step.name: step.attrs["activations"] for step in report.plan.steps if step.op == "matmul"}
+
+
+def test_the_first_product_by_hand(tmp_path: Path) -> None:
+    """Its input is an RMS norm of rows of the table."""
+    checkpoint = make_checkpoint(tmp_path)
+    report = build(BuildConfig(target="ref", precision="w8"), checkpoint, tmp_path / "e")
+    tensors = {
+        name: bits.astype(np.float64) for name, (_, bits) in random_tensors(LLAMA).items() if bits.dtype == np.float32
+    }
+    x = tensors["model.embed_tokens.weight"][sample_ids(Checkpoint.open(checkpoint), 61, 64)]
+    x = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-6) * tensors["model.layers.0.input_layernorm.weight"]
+    weight = np.concatenate([tensors[f"model.layers.0.self_attn.{name}_proj.weight"] for name in "qkv"])
+    codes, scale = round_to_int8(x.astype(np.float32))
+    exact, rounded = x @ weight.T, codes.astype(np.float64) * scale[:, None] @ weight.T
+    errors = ((rounded - exact) ** 2).sum(axis=1) / (exact * exact).sum(axis=1)
+    measured = read_manifest(tmp_path / "e").activation_errors
+    assert measured["layers.0/qkv"] == pytest.approx(np.sqrt(errors.mean()), rel=0.02)
+    assert set(activations(report).values()) == {"int8"}
+    assert any("int8 in 5 of 5 products" in note for note in report.notes)
+
+
+def test_an_outlier_keeps_its_product_in_float(tmp_path: Path) -> None:
+    """One huge input that meets a weight of zero: all that counts is rounded away."""
+    folder, tensors = write_model(tmp_path / "m", LLAMA), random_tensors(LLAMA)
+    norm, gate, up = (
+        tensors[f"model.layers.0.{name}.weight"][1]
+        for name in ("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj")
+    )
+    norm[3], gate[:, 3], up[:, 3] = 1e4, 0, 0
+    write_safetensors(folder / "model.safetensors", tensors)
+    convert(ConvertOptions(model_dir=folder, output_dir=tmp_path / "c"))
+    report = build(BuildConfig(target="ref", precision="w4g32"), tmp_path / "c", tmp_path / "e")
+    assert activations(report) == {
+        "layers.0/qkv": "int8", "layers.0/attention_out": "int8", "layers.0/gate_up": "f32", "layers.0/down": "int8",
+        "lm_head": "int8",
+    }  # fmt: skip
+    assert (read_manifest(tmp_path / "e").activation_errors["layers.0/gate_up"] or 0) > 0.3
+    assert any("not rounded: layers.0/gate_up" in note for note in report.notes)
+    forced = build(BuildConfig(target="ref", precision="w4g32", activations="int8"), tmp_path / "c", tmp_path / "f")
+    assert set(activations(forced).values()) == {"int8"}
+    assert read_manifest(tmp_path / "f").activation_errors == {}
+
+
+def test_options_and_rules_decide(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path)
+    report = build(BuildConfig(target="ref", precision="w8", activations="bf16"), checkpoint, tmp_path / "e")
+    assert set(activations(report).values()) == {"f32"}
+    rules = (LayerRule(pattern="*/down", activations="bf16"), LayerRule(pattern="lm_head", precision="bf16"))
+    report = build(BuildConfig(target="ref", precision="w8", layers=rules), checkpoint, tmp_path / "e")
+    chosen = activations(report)
+    assert [chosen[name] for name in ("layers.0/qkv", "layers.0/down", "lm_head")] == ["int8", "f32", "f32"]
+    assert set(read_manifest(tmp_path / "e").activation_errors) == {
+        "layers.0/qkv", "layers.0/attention_out", "layers.0/gate_up"
+    }  # fmt: skip
+    kernels = {step.name: step.kernel for step in report.plan.steps}
+    assert kernels["layers.0/qkv"] == "matmul.w8a8.ref"
+    assert kernels["layers.0/down"] == "matmul.w8.ref"
+    assert kernels["lm_head"] == "matmul.bf16.ref"
+
+
+def test_a_target_with_one_mode_takes_it_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, every = make_checkpoint(tmp_path), RefTarget().kernels()
+    for missing, left in (("matmul.w8a8.ref", "f32"), ("matmul.w8.ref", "int8")):
+        names = tuple(name for name in every if name != missing)
+        monkeypatch.setattr(RefTarget, "kernels", lambda self, names=names: names)
+        report = build(BuildConfig(target="ref", precision="w8"), checkpoint, tmp_path / "e")
+        assert set(activations(report).values()) == {left}
+        assert any("has no kernels for anything else" in note for note in report.notes)
+        other = "bf16" if left == "int8" else "int8"
+        with pytest.raises(NoKernelError, match="has no kernel for op matmul"):
+            build(BuildConfig(target="ref", precision="w8", activations=other), checkpoint, tmp_path / "f")
+
+
+def test_the_sample_is_text_where_there_is_a_tokenizer(tmp_path: Path) -> None:
+    plain = Checkpoint.open(make_checkpoint(tmp_path))
+    ids = sample_ids(plain, 61, 64)
+    assert len(ids) == MAX_TOKENS
+    assert len(set(ids)) > 20
+    assert max(ids) < 61
+    assert len(sample_ids(plain, 61, 9)) == 9
+    convert(ConvertOptions(model_dir=SHIPPED, output_dir=tmp_path / "s"))
+    shipped = Checkpoint.open(tmp_path / "s")
+    text = sample_ids(shipped, 100_000, 1000)
+    assert text[0] == 1, "the model's first token"
+    assert len(text) == MAX_TOKENS
+    assert max(sample_ids(shipped, 300, 1000)) < 300
+    (tmp_path / "s/tokenizer.json").write_text(json.dumps({"model": 5}))
+    assert sample_ids(shipped, 61, 64) == ids
+
+
+@pytest.mark.parametrize("config", [TINY_LLAMA, TINY_GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize(("precision", "most"), [("w8", 0.02), ("w4g32", 0.2), ("w4g128", 0.25)])
+def test_quantised_engines_stay_near(config: dict[str, object], precision: str, most: float, tmp_path: Path) -> None:
+    """Tied tables, biases, learned positions, gated and plain MLPs; K = 172 and 44, N of every kind."""
+    checkpoint = make_checkpoint(tmp_path, {**config, "intermediate_size": 172})
+    ids = np.random.default_rng(2).integers(0, 61, (2, 13))
+    for name in ("f32", precision):
+        build(BuildConfig(target="ref", precision=name), checkpoint, tmp_path / name)
+    exact, found = (engine_logits(tmp_path / name, ids) for name in ("f32", precision))
+    error = np.sqrt(((found - exact) ** 2).mean()) / exact.std()
+    assert 1e-4 < error < most
+    plan_dtypes = {DType.W8, DType.F32} if precision == "w8" else {DType.W8, DType.W4, DType.F32}
+    report = build(BuildConfig(target="ref", precision=precision, dry_run=True), checkpoint, tmp_path / "d")
+    assert {weight.dtype for weight in report.plan.weights} == plan_dtypes

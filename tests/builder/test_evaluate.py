@@ -1,0 +1,61 @@
+"""The graph in float64 numpy is what onnxruntime computes in float32, for every family."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from ingot.builder.evaluate import Evaluation
+from ingot.builder.expressions import WeightReader
+from ingot.builder.graph import Graph
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.convert.family import family_names, find_family
+from ingot.errors import CheckpointError
+from tests.handmade import TINY_LLAMA, write_model
+
+IDS = np.random.default_rng(1).integers(0, 61, (2, 23))
+
+
+def _checkpoint(folder: Path, config: Mapping[str, object]) -> Path:
+    convert(ConvertOptions(model_dir=write_model(folder / "model", config), output_dir=folder / "checkpoint"))
+    return folder / "checkpoint"
+
+
+@pytest.mark.parametrize("name", family_names())
+def test_logits_of_every_family(name: str, tmp_path: Path) -> None:
+    checkpoint = _checkpoint(tmp_path, find_family(name).tiny)
+    expected = onnxruntime.InferenceSession(checkpoint / "model.onnx").run(None, {"input_ids": IDS})[0]
+    graph = Graph.load(checkpoint / "model.onnx")
+    with WeightReader(checkpoint) as reader:
+        found = Evaluation(graph, reader, IDS, {graph.logits.name}).value(graph.logits.name)
+    assert found.dtype == np.float64
+    assert np.abs(found - expected).max() < 1e-5 * np.ptp(expected)
+
+
+def test_values_come_in_any_order_and_once(tmp_path: Path) -> None:
+    checkpoint = _checkpoint(tmp_path, TINY_LLAMA)
+    graph = Graph.load(checkpoint / "model.onnx")
+    names = [node.outputs[0].name for node in graph.nodes if node.op == "RMSNormalization"]
+    with WeightReader(checkpoint) as reader:
+        values = Evaluation(graph, reader, IDS, names)
+        last, first = values.value(names[-1]), values.value(names[0])
+        assert last.shape == first.shape == (2, 23, 32)
+        with pytest.raises(CheckpointError, match="does not compute"):
+            values.value(names[0])
+
+
+def test_a_node_that_numpy_cannot_compute_is_named(tmp_path: Path) -> None:
+    checkpoint = _checkpoint(tmp_path, TINY_LLAMA)
+    model = onnx.load(checkpoint / "model.onnx", load_external_data=False)
+    next(node for node in model.graph.node if node.op_type == "Sigmoid").op_type = "Riddle"
+    onnx.save(model, checkpoint / "model.onnx")
+    graph = Graph.load(checkpoint / "model.onnx")
+    with (
+        WeightReader(checkpoint) as reader,
+        pytest.raises(CheckpointError, match=r"cannot be computed(.|\n)*Riddle 'layers.0/mlp"),
+    ):
+        Evaluation(graph, reader, IDS, {graph.logits.name}).value(graph.logits.name)

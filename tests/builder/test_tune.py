@@ -1,0 +1,130 @@
+"""Autotuning: what is timed, chosen, remembered and refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot.builder.tune as tuning
+from ingot.builder.tune import tune
+from ingot.errors import UsageError
+from ingot.plan import Attr, Plan
+from ingot.plugins.ref.target import RefTarget
+from ingot.plugins.target import Product
+from tests.plugins.cpu.one_step import Input, Quantised, one_step_plan, plain_batch
+from tests.plugins.ops.calls import random_rows
+
+
+class Stopwatch(RefTarget):
+    """Claims that the second way is faster for more than `slow_rows` rows."""
+
+    def __init__(self, slow_rows: int = 8, gain: float = 0.5, processor: str = "A", unit: float = 0.001) -> None:
+        self.slow_rows, self.gain, self.processor, self.unit = slow_rows, gain, processor, unit
+        self.timed: list[tuple[int, int, int]] = []  # (n, rows, tactic)
+
+    def machine(self) -> str:
+        return self.processor
+
+    def time_product(self, product: Product, rows: int, tactic: int) -> float:
+        self.timed.append((product.n, rows, tactic))
+        return self.unit * (self.gain if tactic and rows > self.slow_rows else 1.0)
+
+
+class Absent(Stopwatch):
+    def missing(self, isa: str | None = None) -> str | None:
+        return "cpu/amx needs AMX"
+
+
+def _plan(tokens: int = 600, n: int = 20, k: int = 70) -> Plan:
+    inputs: list[Input] = [np.zeros((tokens, k), np.float32), Quantised.of(random_rows(n, k, 32)), None, None]
+    attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "int8", "group": 32}
+    return one_step_plan("matmul.w4a8.avx2", inputs, attrs, plain_batch(tokens))[0]
+
+
+@pytest.fixture(autouse=True)
+def tiny_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MIN_WEIGHTS", 1000)
+
+
+def test_every_class_of_rows_is_timed_both_ways_and_the_faster_is_taken() -> None:
+    target = Stopwatch()
+    result = tune(_plan(), target, None)
+    turns = [(20, rows, tactic) for rows in (1, 8, 32, 512) for _ in range(tuning.ROUNDS) for tactic in (0, 1)]
+    assert target.timed == turns
+    assert result.tactics == {"step": "0011"}
+    assert result.table[0] == ("matmul.w4a8.avx2 20 x 70 g32, 1 row: panel by panel 1.000 ms (chosen), blocks 1.000 ms")
+    assert result.table[2].endswith("32 rows: as shipped 1.000 ms, other blocks 0.500 ms (chosen)")
+    assert result.notes == ()
+
+
+def test_long_products_are_timed_less_often() -> None:
+    target = Stopwatch(unit=0.1)
+    tune(_plan(), target, None)
+    assert len(target.timed) == 4 * 2 * 2
+
+
+def test_a_small_gain_is_noise() -> None:
+    assert tune(_plan(), Stopwatch(gain=0.97), None).tactics == {"step": "0000"}
+
+
+def test_rows_beyond_the_limits_are_not_timed() -> None:
+    target = Stopwatch()
+    assert tune(_plan(tokens=20), target, None).tactics == {"step": "0010"}
+    assert {rows for _, rows, _ in target.timed} == {1, 8, 20}
+
+
+def test_tiny_products_are_left_alone() -> None:
+    target = Stopwatch()
+    result = tune(_plan(n=2), target, None)
+    assert (result.tactics, result.table, target.timed) == ({}, (), [])
+
+
+def test_only_some_columns_of_a_large_product_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MAX_BYTES", 3000)
+    target = Stopwatch()
+    tune(_plan(n=100), target, None)
+    assert {n for n, _, _ in target.timed} == {32}
+
+
+def test_other_machines_and_targets_take_the_shipped_way() -> None:
+    assert tune(_plan(), Absent(), None).notes == ("nothing is timed for ref: cpu/amx needs AMX",)
+    assert tune(_plan(), RefTarget(), None).notes == ()
+    assert tune(_plan(), RefTarget(), Path("f")).notes == ("nothing is timed for ref: its products have one way each",)
+
+
+def test_the_cache_saves_the_timing(tmp_path: Path) -> None:
+    cache = tmp_path / "cache.json"
+    first, again = Stopwatch(), Stopwatch(slow_rows=1000)
+    assert tune(_plan(), first, cache).tactics == tune(_plan(), again, cache).tactics == {"step": "0011"}
+    assert again.timed == []
+    tune(_plan(n=40), again, cache)
+    assert {n for n, _, _ in again.timed} == {40}
+
+
+def test_each_machine_has_its_own_times(tmp_path: Path) -> None:
+    cache = tmp_path / "cache.json"
+    tune(_plan(), Stopwatch(), cache)
+    other = Stopwatch(slow_rows=1000, processor="B")
+    result = tune(_plan(), other, cache)
+    assert result.tactics == {"step": "0000"}
+    assert result.notes == ("the timing cache holds nothing of this machine, only of: A",)
+    assert set(json.loads(cache.read_text())["machines"]) == {"A", "B"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"timing_cache": 2, "machines": {}}', '{"timing_cache": 1, "machines": {"A": {"p": [0.0, 1.0]}}}',
+     '{"timing_cache": 1, "machines": {"A": {"p": ["x"]}}}', '{"timing_cache": 1, "machines": {"A": {"p": 3}}}'],
+)  # fmt: skip
+def test_what_is_no_cache_is_refused_and_kept(tmp_path: Path, text: str) -> None:
+    cache = tmp_path / "cache.json"
+    cache.write_text(text)
+    with pytest.raises(UsageError, match="no timing cache of this version"):
+        tune(_plan(), Stopwatch(), cache)
+    assert cache.read_text() == text
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        tune(_plan(), Stopwatch(), tmp_path / "nowhere" / "cache.json")

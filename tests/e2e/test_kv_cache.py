@@ -1,0 +1,84 @@
+"""The type of the KV cache, from the option to the bytes: what it costs, what it saves, and that it changes no rule."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ingot.configs.sizes import format_bytes
+from ingot.runtime.model_runner import ModelRunner
+from tests.e2e.command import ingot
+
+LAYERS, KV_HEADS, DIM, CONTEXT = 4, 2, 64, 512  # of the shipped model
+
+
+@pytest.fixture(scope="module")
+def int8_engine(shipped_checkpoint: Path) -> Path:
+    folder = shipped_checkpoint.with_name("int8-kv")
+    build = ("build", "--checkpoint_dir", shipped_checkpoint, "--output_dir", folder, "--kv_cache_dtype", "int8")
+    assert "bf16 with a KV cache in int8" in ingot(*build).succeeds().err
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(shipped_engine: Path) -> list[int]:
+    """As many tokens as the model has positions, in its own words."""
+    with ModelRunner.from_dir(shipped_engine) as runner:
+        out = runner.generate([[1, 1680]], max_new_tokens=CONTEXT - 2, temperature=1.0, random_seed=4, end_id=-1)
+    tokens: list[int] = out[0, 0].tolist()
+    return tokens
+
+
+def log_probs(
+    engine: Path, prompts: list[list[int]], max_num_tokens: int | None = None
+) -> list[npt.NDArray[np.float32]]:
+    """Of every token of each prompt, from the raw logits."""
+    with ModelRunner.from_dir(engine, max_num_tokens=max_num_tokens) as runner:
+        out = runner.generate(prompts, max_new_tokens=1, end_id=-1, return_dict=True, output_context_logits=True)
+    logits: list[npt.NDArray[np.float32]] = out["context_logits"]
+    tops = [each.max(axis=1, keepdims=True) for each in logits]
+    return [
+        each - top - np.log(np.exp(each - top).sum(axis=1, keepdims=True))
+        for each, top in zip(logits, tops, strict=True)
+    ]
+
+
+def test_inspect_says_what_a_token_takes(int8_engine: Path, shipped_engine: Path) -> None:
+    kv, usual = (json.loads(ingot("inspect", each, "--json").out)["kv"] for each in (int8_engine, shipped_engine))
+    assert (kv["dtype"], usual["dtype"]) == ("int8", "bf16")
+    assert kv["bytes_per_token"] == LAYERS * KV_HEADS * 2 * (DIM + 4)
+    assert usual["bytes_per_token"] == LAYERS * KV_HEADS * 2 * DIM * 2
+    text = ingot("inspect", int8_engine).out
+    assert f"KV cache    int8, {format_bytes(kv['bytes_per_token'])} a token, 32 tokens a block" in text
+    assert "paged_attention.int8." in text
+
+
+def test_the_same_memory_holds_more_tokens(int8_engine: Path, shipped_engine: Path) -> None:
+    blocks = []
+    for engine in (int8_engine, shipped_engine):
+        with ModelRunner.from_dir(engine, kv_cache_memory="4MiB") as runner:
+            blocks.append(runner.stats()["blocks_total"])
+    assert blocks == [(4 << 20) // (32 * 1088), (4 << 20) // (32 * 2048)]
+
+
+def test_it_costs_little(int8_engine: Path, shipped_engine: Path, text: list[int]) -> None:
+    (found,), (usual,) = log_probs(int8_engine, [text]), log_probs(shipped_engine, [text])
+    divergence = float((np.exp(usual) * (usual - found)).sum(axis=1).mean())
+    assert 1e-6 < divergence < 2e-4, "codes are coarser than bf16, but not much"
+    assert np.mean(found.argmax(axis=1) == usual.argmax(axis=1)) > 0.97
+
+
+def test_no_bit_depends_on_the_company(int8_engine: Path, text: list[int]) -> None:
+    prompts = [text[:300], text[100:117], text[:7]]
+    together = log_probs(int8_engine, prompts, max_num_tokens=48)
+    for prompt, found in zip(prompts, together, strict=True):
+        np.testing.assert_array_equal(log_probs(int8_engine, [prompt])[0], found)
+
+
+def test_ref_agrees(shipped_checkpoint: Path, int8_engine: Path, text: list[int], tmp_path: Path) -> None:
+    options = ("--kv_cache_dtype", "int8", "--target", "ref")
+    ingot("build", "--checkpoint_dir", shipped_checkpoint, "--output_dir", tmp_path / "ref", *options).succeeds()
+    (found,), (expected,) = log_probs(int8_engine, [text[:60]]), log_probs(tmp_path / "ref", [text[:60]])
+    assert np.abs(found - expected).max() < 0.02 * np.ptp(expected)

@@ -1,0 +1,354 @@
+"""Sound engines agree with their source; an error planted in an engine is named at its step."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.builder.build import build
+from ingot.builder.source import open_source
+from ingot.compare.compare import CompareOptions, compare
+from ingot.compare.report import Comparison
+from ingot.compare.run import Run
+from ingot.compare.taps import blocks_needed
+from ingot.compare.tokens import read_tokens
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.convert.family import family_names, find_family
+from ingot.engine import open_engine
+from ingot.errors import EngineError, UsageError
+from ingot.plan import Plan, Step
+from ingot.plugins.op import Array
+from ingot.plugins.ref.session import RefSession
+from ingot.plugins.target import SessionOptions
+from ingot.quickstart import SHIPPED
+from ingot.step_io import StepBatch
+from tests.hall.planted import Bytes, Edit, floats, panel, replant, swap_panels, with_attr
+from tests.handmade import random_tensors, write_model
+
+LLAMA = {**find_family("llama").tiny, "num_key_value_heads": 2, "head_dim": 16}
+OPTIONS = CompareOptions(tokens=40)
+KL = {"f3": 1e-9, "bf": 3e-4, "w8": 2e-3, "w4": 0.2}  # mean, by the beginning of the precision
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Built:
+    """A model directory, its Checkpoint, and engines of it, named by target, precision and cache: cpu-bf16-int8."""
+
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def engine(self, kind: str) -> Path:
+        engine = self.folder / kind
+        if not engine.exists():
+            target, precision, kv = (*kind.split("-"), "auto")[:3]
+            config = BuildConfig(
+                target=target, precision=precision, kv_cache_dtype=kv, tokens_per_block=16, max_num_tokens=24, shards=2
+            )
+            build(config, self.checkpoint, engine)
+        return engine
+
+
+def built(folder: Path, config: Mapping[str, object], seed: int = 0) -> Built:
+    model = write_model(folder / "model", config, tensors=random_tensors(config, seed=seed))
+    convert(ConvertOptions(model_dir=model, output_dir=folder / "checkpoint"))
+    return Built(folder=folder)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return built(tmp_path_factory.mktemp("llama"), LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [(name, kind) for name in family_names() for kind in ("cpu-bf16", "ref-f32")]
+    + [("llama", kind) for kind in ("cpu-f32", "ref-bf16", "ref-w8", "ref-w4g32", "ref-w4g128")]
+    + [("llama", kind) for kind in ("cpu-bf16-int8", "ref-f32-int8", "cpu-w8", "cpu-w4g64", "cpu-w4g32-int8")]
+    + [("gpt2", "ref-w4g64"), ("gemma2", "cpu-w8"), ("starcoder2", "cpu-w4g32"), ("qwen3", "cpu-w4g128-int8")],
+)
+def test_a_sound_engine_of_every_family(family: str, kind: str, tmp_path: Path) -> None:
+    model = built(tmp_path, find_family(family).tiny)
+    comparison = compare(model.engine(kind), model.checkpoint, OPTIONS)
+    comparison.raise_if_wrong()
+    assert comparison.logits.positions == 40
+    assert comparison.logits.kl_mean < KL["w8" if kind.endswith("f32-int8") else kind.split("-")[1][:2]]
+    assert comparison.logits.perplexity is None, "random tokens are no text"
+    assert {step.name for step in comparison.steps if step.model_error is not None} >= {"embed", "lm_head"}
+
+
+def test_the_shipped_model_and_its_text(tmp_path: Path) -> None:
+    """Against the Hugging Face directory, in as many whole sequences as the tokens fill."""
+    convert(ConvertOptions(model_dir=SHIPPED, output_dir=tmp_path / "checkpoint"))
+    build(BuildConfig(max_seq_len=33), tmp_path / "checkpoint", tmp_path / "engine")
+    comparison = compare(tmp_path / "engine", SHIPPED, CompareOptions(tokens=80))
+    comparison.raise_if_wrong()
+    figures = comparison.logits
+    assert figures.positions == 64
+    assert figures.kl_mean < KL["bf"]
+    assert figures.top1_agreement > 0.97
+    assert figures.perplexity is not None
+    assert figures.source_perplexity is not None
+    assert figures.perplexity == pytest.approx(figures.source_perplexity, rel=2e-3)
+
+
+def one_weight(plan: Plan, section: Bytes) -> None:
+    """The smallest step that bf16 knows, in one of 40,000 values."""
+    panel(plan, section, "layers.1/attention_out.weight", 20).view(np.uint16)[77] ^= 1
+
+
+def swapped_query_heads(plan: Plan, section: Bytes) -> None:
+    swap_panels(plan, section, "layers.0/qkv.weight", 0, 16)
+
+
+def swapped_kv_heads(plan: Plan, section: Bytes) -> None:
+    swap_panels(plan, section, "layers.1/qkv.weight", 64, 80)
+
+
+def norm_weight(plan: Plan, section: Bytes) -> None:
+    floats(plan, section, "layers.1/mlp_norm.weight")[5] *= 1.001
+
+
+def rope_table(plan: Plan, section: Bytes) -> None:
+    floats(plan, section, "rope_table.inv_freq")[:] *= 0.5
+
+
+def transposed_gate(plan: Plan, section: Bytes) -> None:
+    """Gate and up exchanged in the first pair of panels."""
+    one, other = (next(w for w in plan.weights if w.name == "layers.0/gate_up.weight").pieces[0].offset, 0)
+    size = 48 // 32 * 32 + 32
+    pair = section[one + other : one + 2 * size * 32].reshape(2, -1)
+    pair[:] = pair[::-1].copy()
+
+
+def token(plan: Plan, section: Bytes) -> None:
+    """A token that is not in the text: its row is compared all the same."""
+    weight = next(weight for weight in plan.weights if weight.name == "embed.table")
+    section[weight.pieces[0].offset :][: weight.nbytes].view(np.uint16).reshape(weight.shape)[7] = 0
+
+
+def nan(plan: Plan, section: Bytes) -> None:
+    panel(plan, section, "lm_head.weight", 0).view(np.uint16)[0] = 0x7FC0
+
+
+PLANTED: list[tuple[Edit, str, str]] = [
+    (one_weight, "layers.1/attention_out", r"column \d+ \(head \d\)"),
+    (swapped_query_heads, "layers.0/qkv", r"\(query head [01]\)"),
+    (swapped_kv_heads, "layers.1/qkv", r"\(key head [01]\)"),
+    (norm_weight, "layers.1/mlp_norm", "element 5"),
+    (rope_table, "rope_table", r"rope_table.inv_freq"),
+    (transposed_gate, "layers.0/gate_up", "(gate|up) row"),
+    (token, "embed", "token 7"),
+    (nan, "lm_head", "lm_head.weight, token"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "step", "where"), PLANTED, ids=[edit.__name__ for edit, _, _ in PLANTED])
+@pytest.mark.parametrize("target", ["cpu", "ref"])
+def test_an_error_in_the_packed_bytes_is_named(
+    edit: Edit, step: str, where: str, target: str, llama: Built, tmp_path: Path
+) -> None:
+    engine = replant(llama.engine(f"{target}-bf16"), tmp_path / "engine", edit)
+    with pytest.raises(EngineError, match=rf"first step beyond its tolerance is {step}\n(.|\n)*{where}"):
+        compare(engine, llama.checkpoint, OPTIONS).raise_if_wrong()
+
+
+def scale(plan: Plan, section: Bytes) -> None:
+    """One of 128, by one part in eight."""
+    panel(plan, section, "layers.0/qkv.weight", 21)[:64].view(np.float32)[21 % 16] *= 1.125
+
+
+def tiny_scale(plan: Plan, section: Bytes) -> None:
+    panel(plan, section, "layers.1/down.weight", 3)[:64].view(np.float32)[3] *= 0.01
+
+
+def code(plan: Plan, section: Bytes) -> None:
+    """The integer of row 18, column 5, by one."""
+    panel(plan, section, "layers.1/attention_out.weight", 18)[128:].reshape(-1, 16, 4)[5 // 4, 18 % 16, 5 % 4] += 1
+
+
+def multiplier(plan: Plan, section: Bytes) -> None:
+    values = panel(plan, section, "layers.1/attention_out.weight", 18)[128 : 128 + 32].view(np.int8).reshape(2, 16)
+    values[1, 2] += np.int8(1 if values[1, 2] < 8 else -1)
+
+
+def table_scale(plan: Plan, section: Bytes) -> None:
+    weight = next(weight for weight in plan.weights if weight.name == "embed.table")
+    rows = section[weight.pieces[0].offset :][: weight.nbytes].reshape(weight.shape[0], -1)
+    rows[7, :4].view(np.float32)[0] *= 1.02
+
+
+QUANTISED: list[tuple[str, Edit, str, str]] = [
+    ("w8", scale, "layers.0/qkv", r"row 21 \(query head 1\)"),
+    ("w8", tiny_scale, "layers.1/down", "row 3,"),
+    ("w8", code, "layers.1/attention_out", r"row 18, column 5 "),
+    ("w8", table_scale, "embed", "token 7,"),
+    ("w8", swapped_kv_heads, "layers.1/qkv", r"\(key head [01]\)"),
+    ("w4g32", scale, "layers.0/qkv", r"row 21 \(query head 1\)"),
+    ("w4g32", multiplier, "layers.1/attention_out", r"row 18, column (3[2-9]|4\d|5\d|6[0-3]) "),
+    ("w4g32", swapped_query_heads, "layers.0/qkv", r"\(query head [01]\)"),
+    ("w4g128", tiny_scale, "layers.1/down", "row 3,"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["cpu", "ref"])
+@pytest.mark.parametrize(
+    ("precision", "edit", "step", "where"), QUANTISED, ids=[f"{each[0]}-{each[1].__name__}" for each in QUANTISED]
+)
+def test_an_error_in_quantised_bytes_is_named(
+    target: str, precision: str, edit: Edit, step: str, where: str, llama: Built, tmp_path: Path
+) -> None:
+    engine = replant(llama.engine(f"{target}-{precision}"), tmp_path / "engine", edit)
+    with pytest.raises(EngineError, match=rf"first step beyond its tolerance is {step}\n(.|\n)*{where}"):
+        compare(engine, llama.checkpoint, OPTIONS).raise_if_wrong()
+
+
+@pytest.mark.parametrize(
+    ("step", "attrs", "field"),
+    [
+        ("layers.1/mlp_norm", {"eps": 1e-3}, "eps 9.99[0-9]+e-07(.|\n)*eps 0.001"),
+        ("layers.0/attention", {"scale": 0.26}, "scale 0.25(.|\n)*scale 0.26"),
+        ("layers.1/gate_up", {"activation": "gelu"}, "activation silu(.|\n)*activation gelu"),
+        ("layers.1/rope_kv_write", {"interleaved": 1}, "interleaved 0(.|\n)*interleaved 1"),
+    ],
+)  # fmt: skip
+def test_an_error_in_the_plan_is_named(
+    step: str, attrs: dict[str, float | str], field: str, llama: Built, tmp_path: Path
+) -> None:
+    engine = replant(llama.engine("cpu-f32"), tmp_path / "engine", lambda plan, section: with_attr(plan, step, **attrs))
+    with pytest.raises(EngineError, match=rf"not built from this source(.|\n)*step {step}: attrs(.|\n)*{field}"):
+        compare(engine, llama.checkpoint, OPTIONS)
+
+
+class WrongKernel(RefSession):
+    """A numpy session one of whose kernels is wrong."""
+
+    wrong: str
+    spoil: Callable[[Array], Array]
+
+    def _store(self, step: Step, results: list[Array], batch: StepBatch) -> None:
+        super()._store(step, [self.spoil(each) for each in results] if step.name == self.wrong else results, batch)
+
+
+def run_on(session: RefSession, engine: Path, checkpoint: Path) -> Comparison:
+    """As `compare`, with this session."""
+    with open_engine(engine) as opened:
+        plan = opened.plan
+        tokens = read_tokens(engine, plan.vocab_size, 40, None, 40)
+        assert session.num_blocks >= blocks_needed(plan, tokens.sequences)
+        with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block) as source:
+            run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None)
+            run.compare_group(0, tokens.sequences)
+            return run.result(engine, checkpoint)
+
+
+def spoil_one(values: Array) -> Array:
+    values[-1, 3] += 1e-3 * np.abs(values).max()
+    return values
+
+
+@pytest.mark.parametrize(
+    "step", ["embed", "layers.0/qkv", "layers.0/rope_kv_write", "layers.1/attention", "layers.1/down", "final_norm"]
+)
+def test_a_kernel_that_is_wrong_in_one_value_is_named(step: str, llama: Built) -> None:
+    engine = llama.engine("ref-f32")
+    with open_engine(engine) as opened:
+        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=8))
+        session.wrong, session.spoil = step, spoil_one
+        comparison = run_on(session, engine, llama.checkpoint)
+    assert comparison.findings[0].step == step
+    assert "output of kernel" in comparison.findings[0].what
+    assert re.search(r"token (23|38|39), column 3", comparison.findings[0].what), "the last of each chunk"
+
+
+def test_keys_that_are_written_wrong_are_named_where_they_are_written(llama: Built) -> None:
+    class WrongCache(RefSession):
+        def read_kv(self, layer: int, block: int) -> tuple[Array, Array]:
+            keys, values = super().read_kv(layer, block)
+            return np.roll(keys, layer, axis=0), values  # heads exchanged from the second layer on
+
+    engine = llama.engine("ref-bf16")
+    with open_engine(engine) as opened:
+        session = WrongCache(opened.plan, opened.weights, SessionOptions(num_blocks=8))
+        first = run_on(session, engine, llama.checkpoint).findings[0]
+    assert first.step == "layers.1/rope_kv_write"
+    assert first.what.startswith("keys of kernel")
+
+
+def test_what_is_right_by_itself_but_not_in_the_model_is_named(llama: Built) -> None:
+    """As if a pass had taken one tensor of the graph for another."""
+    engine = llama.engine("ref-f32")
+    with open_engine(engine) as opened:
+        plan = opened.plan
+        tokens = read_tokens(engine, plan.vocab_size, 40, None, 40)
+        session = RefSession(plan, opened.weights, SessionOptions(num_blocks=8))
+        with open_source(llama.checkpoint, plan.limits, plan.kv.tokens_per_block) as source:
+            names = dict(source.tensors)
+            names["layers.0/attention_out"], names["layers.0/down"] = (
+                names["layers.0/down"], names["layers.0/attention_out"],
+            )  # fmt: skip
+            source = dataclasses.replace(source, tensors=names)
+            run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None)
+            run.compare_group(0, tokens.sequences)
+            first = run.result(engine, llama.checkpoint).findings[0]
+    assert (first.step, first.what.split()[0]) == ("layers.0/attention_out", "output")
+    assert "the source's graph" in first.what
+
+
+def test_another_model_of_the_same_shape(llama: Built, tmp_path: Path) -> None:
+    other = built(tmp_path, LLAMA, seed=1)
+    comparison = compare(llama.engine("cpu-bf16"), other.checkpoint, OPTIONS)
+    with pytest.raises(EngineError, match=r"is embed\n(.|\n)*later steps(.|\n)*model.safetensors differ in SHA-256"):
+        comparison.raise_if_wrong()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vocab_size": 67}, r"vocab_size(.|\n)*expected: 67(.|\n)*got: 61"),
+        ({"num_hidden_layers": 3}, r"num_layers(.|\n)*expected: 3(.|\n)*got: 2"),
+        ({"intermediate_size": 100}, r"step layers.0/gate_up: inputs(.|\n)*\(200, 48\)(.|\n)*\(168, 48\)"),
+        ({"rms_norm_eps": 1e-4}, r"step layers.0/attention_norm: attrs(.|\n)*eps 9.99\d+e-05|eps 0.0001"),
+        ({"model_type": "mistral", "sliding_window": 16}, r"step layers.0/attention: attrs(.|\n)*window 16"),
+    ],
+)  # fmt: skip
+def test_a_model_of_another_shape(change: dict[str, object], words: str, llama: Built, tmp_path: Path) -> None:
+    other = built(tmp_path, {**LLAMA, **change})
+    with pytest.raises(EngineError, match=rf"not built from this source(.|\n)*({words})"):
+        compare(llama.engine("cpu-bf16"), other.checkpoint, OPTIONS)
+
+
+def test_what_is_no_source(llama: Built, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nothing", llama.engine("cpu-f32") / "config.json"):
+        with pytest.raises(UsageError, match="neither a Checkpoint nor a Hugging Face directory"):
+            compare(llama.engine("cpu-f32"), path, OPTIONS)
+
+
+def test_pieces_and_groups_change_nothing(llama: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one output, one panel and one sequence of 8 tokens at a time."""
+    engine = llama.engine("cpu-bf16")
+    options = CompareOptions(tokens=24)
+    monkeypatch.setattr("ingot.compare.compare.GROUP_BYTES", 8 * 8 * 61)
+    whole = compare(engine, llama.checkpoint, options)
+    monkeypatch.setattr("ingot.compare.taps.TAP_BYTES", 1)
+    monkeypatch.setattr("ingot.compare.packed.BLOCK_BYTES", 1)
+    pieces = compare(engine, llama.checkpoint, options)
+    pieces.raise_if_wrong()
+    assert pieces.logits == whole.logits
+    assert pieces.logits.positions == 24
+    assert [step.kernel_error for step in pieces.steps] == [step.kernel_error for step in whole.steps]
+
+
+def test_an_engine_that_takes_a_single_token(llama: Built, tmp_path: Path) -> None:
+    """Sequences of one token: no chunk before the last one, nothing to foretell."""
+    build(BuildConfig(precision="f32", max_seq_len=2, max_num_tokens=1), llama.checkpoint, tmp_path / "engine")
+    comparison = compare(tmp_path / "engine", llama.checkpoint, CompareOptions(tokens=5))
+    comparison.raise_if_wrong()
+    assert comparison.logits.positions == 5

@@ -1,0 +1,195 @@
+"""Products of w8 and w4 weights: exact where rows are rounded to int8, and the same bits in every company."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ingot.errors import EngineError
+from ingot.plan import Attr
+from ingot.plugins.activations import ACTIVATIONS
+from ingot.plugins.cpu.target import CpuSession, kernel_table, open_native
+from ingot.plugins.op import Array
+from ingot.plugins.quantised import MAX_K, QuantisedRows
+from ingot.plugins.target import SessionOptions
+from tests.plugins.cpu.one_step import (
+    Input,
+    Packed,
+    Quantised,
+    native_outputs,
+    one_step_plan,
+    open_step,
+    plain_batch,
+    reference_outputs,
+    runnable_isa,
+)
+from tests.plugins.ops.calls import random_rows
+
+pytestmark = pytest.mark.native
+
+KERNELS = [name for name in kernel_table() if name.startswith("matmul.w")]
+EXACT = [name for name in KERNELS if name.split(".")[1].endswith("a8")]
+ROWS = (1, 2, 3, 4, 5, 6, 7, 15, 16, 17, 33, 63, 65)
+KS = (1, 17, 63, 64, 129, 172, 300)
+NS = (1, 15, 17, 40)
+TOLERANCE = 4e-6  # of float sums, relative to the largest number of the result
+ROUNDING = 4e-7  # of activation functions
+
+
+def _normal(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _group(kernel: str, index: int) -> int:
+    """0 for w8; w4 in groups that may be longer than K."""
+    return (32, 64, 128)[index % 3] if kernel.startswith("matmul.w4") else 0
+
+
+def _attrs(kernel: str, group: int, activation: str = "none", gated: bool = False) -> dict[str, Attr]:
+    isa = kernel.split(".")[2]
+    activations = "int8" if kernel in EXACT else "bf16" if isa.startswith("amx") else "f32"
+    return {"activation": activation, "gated": int(gated), "activations": activations, "group": group}
+
+
+def _tolerance(kernel: str, activation: str) -> float:
+    if kernel not in EXACT:
+        return TOLERANCE
+    return 0.0 if activation in ("none", "relu") else ROUNDING
+
+
+def _assert_close(got: Array, expected: Array, tolerance: float, what: str) -> None:
+    scale = float(np.abs(expected).max(initial=0))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * scale, err_msg=what)
+
+
+def _run(session: CpuSession, rows: int) -> Array:
+    (y,) = native_outputs(session, plain_batch(rows))
+    return y
+
+
+def _cases(kernel: str) -> Iterator[tuple[list[Input], dict[str, Attr]]]:
+    """Every K with every N; group, activation, gate, bias and residual go round. 65 rows of x."""
+    for index, (k, out) in enumerate(itertools.product(KS, NS)):
+        gated, group = index % 3 == 0, _group(kernel, index // 2)
+        n = 2 * out if gated else out
+        weight = Quantised.of(random_rows(n, k, group), gated=gated)
+        bias = Packed(values=_normal(index, n)) if index % 2 else None
+        residual = _normal(index + 1, max(ROWS), out) if index % 4 < 2 else None
+        activation = ("none", *ACTIVATIONS)[index % (len(ACTIVATIONS) + 1)]
+        yield [_normal(index + 2, max(ROWS), k), weight, bias, residual], _attrs(kernel, group, activation, gated)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_the_specification_says_in_every_company(kernel: str) -> None:
+    """65 rows match the reference, bit for bit with int8 rows; any first rows and a row alone get the same bits."""
+    for index, (inputs, attrs) in enumerate(_cases(kernel)):
+        batch = plain_batch(max(ROWS))
+        session = open_step(kernel, inputs, attrs, batch, threads=1 + index % 3, pieces=1 + index % 2)
+        whole = _run(session, max(ROWS))
+        (expected,) = reference_outputs(kernel, inputs, attrs, batch)
+        _assert_close(whole, expected, _tolerance(kernel, str(attrs["activation"])), f"case {index}")
+        for rows in ROWS:
+            assert _run(session, rows).tobytes() == whole[:rows].tobytes(), f"case {index}, {rows} rows"
+        for name, value in (("in0", inputs[0]), ("in3", inputs[3])):
+            if isinstance(value, np.ndarray):
+                session.native.write_buffer(name, value[40:41])
+        assert _run(session, 1).tobytes() == whole[40:41].tobytes(), f"case {index}, row 40 alone"
+        session.close()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("rows", "n", "k"), [(150, 70, 2200), (3, 1500, 70), (530, 20, 40)])
+def test_products_of_many_blocks(kernel: str, rows: int, n: int, k: int) -> None:
+    """More rows, panels and k than one block holds, on any number of threads."""
+    group = _group(kernel, n)
+    inputs: list[Input] = [_normal(1, rows, k), Quantised.of(random_rows(n, k, group)), None, None]
+    attrs, batch = _attrs(kernel, group), plain_batch(rows)
+    (expected,) = reference_outputs(kernel, inputs, attrs, batch)
+    first = _run(open_step(kernel, inputs, attrs, batch), rows)
+    _assert_close(first, expected, _tolerance(kernel, "none"), kernel)
+    for threads in (2, 5):
+        again = _run(open_step(kernel, inputs, attrs, batch, threads=threads, pieces=2), rows)
+        assert again.tobytes() == first.tobytes()
+
+
+@pytest.mark.parametrize("kernel", EXACT)
+@pytest.mark.parametrize(("group", "k"), [(32, MAX_K), (64, 640), (128, 641)])
+def test_the_largest_integers(kernel: str, group: int, k: int) -> None:
+    """Codes of -8 under multipliers of 15 and -15, or of 127, and rows of nothing but 127: no sum overflows."""
+    runnable_isa(kernel)
+    rows = random_rows(17, k, group if _group(kernel, 0) else 0)
+    rows.codes[:] = -8 if rows.group else 127
+    rows.codes[1] = 7 if rows.group else -127
+    rows.codes[2, 1::2] = 7 if rows.group else -127
+    if rows.multipliers is not None:
+        rows.multipliers[:] = 15
+        rows.multipliers[::2] = -15
+    x = np.full((7, k), 3.0, np.float32)
+    x[1] = -3
+    x[2, ::2] = -3
+    x[3, ::4] = -3
+    x[4, : k // 2] = -3
+    inputs: list[Input] = [x, Quantised.of(rows), None, None]
+    attrs = _attrs(kernel, rows.group)
+    (expected,) = reference_outputs(kernel, inputs, attrs, plain_batch(7))
+    session = open_step(kernel, inputs, attrs, plain_batch(7))
+    for count in (1, 2, 7):
+        assert _run(session, count).tobytes() == expected[:count].tobytes()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("rows", [1, 4, 6, 40])
+def test_rows_that_int8_cannot_hold(kernel: str, rows: int) -> None:
+    """NaN and infinity stay in their row; rows of zeros and of the smallest numbers are zero."""
+    group = _group(kernel, rows)
+    weight, attrs = Quantised.of(random_rows(17, 33, group)), _attrs(kernel, group)
+    x = _normal(1, rows, 33)
+    clean = _run(open_step(kernel, [x, weight, None, None], attrs, plain_batch(rows)), rows)
+    for position, value in ((0, np.nan), (32, np.inf), (31, -np.inf)):
+        bad = rows // 2
+        dirty = x.copy()
+        dirty[bad, position] = value
+        got = _run(open_step(kernel, [dirty, weight, None, None], attrs, plain_batch(rows), threads=2), rows)
+        assert not np.isfinite(got[bad]).any()
+        assert np.delete(got, bad, axis=0).tobytes() == np.delete(clean, bad, axis=0).tobytes()
+    for nothing in (0.0, 1e-38, 1e-45):
+        x[0] = nothing
+        got = _run(open_step(kernel, [x, weight, None, None], attrs, plain_batch(rows)), rows)
+        assert np.abs(got[0]).max() <= 33 * 127 * nothing
+        assert got[1:].tobytes() == clean[1:].tobytes()
+
+
+@pytest.mark.parametrize("kernel", EXACT)
+def test_ties_are_rounded_to_even(kernel: str) -> None:
+    """A row whose largest number is 127 keeps its halves: 0.5, 1.5, 2.5 become 0, 2, 2."""
+    x = np.array([[127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5]], np.float32)
+    rows = QuantisedRows(scale=np.ones(8, np.float32), codes=np.eye(8, dtype=np.int8))
+    if group := _group(kernel, 0):
+        rows = dataclasses.replace(rows, multipliers=np.ones((8, 1), np.int8), group=group)
+    y = _run(open_step(kernel, [x, Quantised.of(rows), None, None], _attrs(kernel, group), plain_batch(1)), 1)
+    assert y.tolist() == [[127, 0, 2, 2, 0, -2, -2, 126]]
+
+
+def _refusal(kernel: str, k: int, packed_group: int, **changes: Attr) -> str:
+    rows = QuantisedRows(scale=np.ones(1, np.float32), codes=np.zeros((1, k), np.int8))
+    if packed_group:
+        rows = dataclasses.replace(rows, multipliers=np.ones((1, -(-k // packed_group)), np.int8), group=packed_group)
+    x = np.zeros((1, k), np.float32)
+    plan, section = one_step_plan(
+        kernel, [x, Quantised.of(rows), None, None], _attrs(kernel, packed_group) | changes, plain_batch(1)
+    )
+    with pytest.raises(EngineError) as refused:
+        open_native(plan, section, SessionOptions(num_blocks=1, threads=1), runnable_isa(kernel))
+    return str(refused.value)
+
+
+def test_plans_that_do_not_fit_the_kernel_are_refused() -> None:
+    assert "w4 weight does not come in groups of 16" in _refusal("matmul.w4a8.avx2", 70, 32, group=16)
+    assert "must be [N, K] of layout panel16.w4g64" in _refusal("matmul.w4a8.avx2", 70, 32, group=64)
+    assert "w8 weight does not come in groups of 32" in _refusal("matmul.w8a8.avx2", 70, 0, group=32)
+    assert "does not take w8 weights with f32 activations" in _refusal("matmul.w8a8.avx2", 70, 0, activations="f32")
+    assert "does not take w8 weights with int8 activations" in _refusal("matmul.w8.avx2", 70, 0, activations="int8")
+    assert "does not take bf16 activations" in _refusal("matmul.w8.avx2", 70, 0, activations="bf16")
+    assert "too long for int8 activations" in _refusal("matmul.w8a8.avx2", MAX_K + 1, 0)

@@ -1,0 +1,70 @@
+"""Tactics of matrix products: every way gives the same bits, and the native module can time it."""
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType
+from ingot.errors import EngineError
+from ingot.plan import Attr
+from ingot.plugins.cpu.target import TARGETS, detect_isa, kernel_table
+from ingot.plugins.layouts import panel_bytes
+from ingot.plugins.op import Array
+from ingot.plugins.target import Product, Tunable
+from tests.plugins.cpu.one_step import Input, Packed, Quantised, native_outputs, open_step, plain_batch
+from tests.plugins.ops.calls import random_rows
+
+pytestmark = pytest.mark.native
+
+KERNELS = [name for name in kernel_table() if name.startswith("matmul.")]
+ROWS = (1, 4, 8, 20, 33, 230)
+
+
+def _case(kernel: str, n: int, k: int) -> tuple[list[Input], dict[str, Attr]]:
+    _, dtype, isa = kernel.split(".")
+    x = np.random.default_rng(n).standard_normal((max(ROWS), k)).astype(np.float32)
+    group = 64 if dtype.startswith("w4") else 0
+    weight = (
+        Quantised.of(random_rows(n, k, group), gated=True)
+        if dtype.startswith("w")
+        else Packed(values=random_rows(n, k).values, dtype=DType(dtype), panels=True, gated=True)
+    )
+    rounded = "int8" if dtype.endswith("a8") else "bf16" if isa.startswith("amx") else "f32"
+    return [x, weight, None, None], {"activation": "silu", "gated": 1, "activations": rounded, "group": group}
+
+
+def _run(kernel: str, rows: int, tactics: str | None, threads: int) -> Array:
+    inputs, attrs = _case(kernel, 600, 150)
+    session = open_step(kernel, inputs, attrs, plain_batch(max(ROWS)), threads=threads, tactics=tactics)
+    (y,) = native_outputs(session, plain_batch(rows))
+    session.close()
+    return y
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_tactics_never_change_a_bit(kernel: str) -> None:
+    whole = _run(kernel, max(ROWS), None, 2)
+    for rows in ROWS:
+        for tactics, threads in (("1111", 1), ("1111", 3), ("0000", 2)):
+            assert _run(kernel, rows, tactics, threads).tobytes() == whole[:rows].tobytes(), f"{rows} rows"
+
+
+@pytest.mark.parametrize("tactics", ["", "000", "0002", "00000"])
+def test_tactics_that_are_none_are_refused(tactics: str) -> None:
+    with pytest.raises(EngineError, match="four digits"):
+        _run("matmul.w8a8.avx2", 1, tactics, 1)
+
+
+@pytest.mark.skipif(detect_isa() == "none", reason="this machine lacks avx2")
+@pytest.mark.parametrize("dtype", ["f32", "w4a8"])
+def test_products_are_timed(dtype: str) -> None:
+    target = next(each for each in TARGETS if each.name == "cpu/avx2")
+    assert isinstance(target, Tunable)
+    assert "avx" in target.machine() or "amx" in target.machine()
+    group = 32 if dtype == "w4a8" else 0
+    product = Product(
+        kernel=f"matmul.{dtype}.avx2", n=64, k=100, group=group, gated=True,
+        panel_bytes=panel_bytes(100, DType.W4 if group else DType.F32, group),
+    )  # fmt: skip
+    for rows in (1, 40):
+        for tactic in range(product.tactics):
+            assert 0 < target.time_product(product, rows, tactic) < 1

@@ -1,0 +1,103 @@
+"""Packed layouts of quantised weights: what is packed comes back, and every byte lies where the drawing says."""
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType
+from ingot.plugins.layouts import (
+    deinterleave_quantised,
+    group_of,
+    interleave_quantised,
+    pack_quantised,
+    pack_table,
+    panel_bytes,
+    panel_layout,
+    row_bytes,
+    unpack_quantised,
+    unpack_table,
+)
+from ingot.plugins.quantised import QuantisedRows
+from tests.plugins.ops.calls import random_rows
+
+SHAPES = [(1, 1), (15, 172), (16, 64), (17, 128), (40, 300), (48, 129)]
+
+
+def assert_equal(got: QuantisedRows, expected: QuantisedRows) -> None:
+    np.testing.assert_array_equal(got.scale, expected.scale)
+    np.testing.assert_array_equal(got.codes, expected.codes)
+    np.testing.assert_array_equal(got.integers, expected.integers)
+    assert got.group == expected.group
+
+
+@pytest.mark.parametrize("group", [0, 32, 64, 128])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_panels_come_back(n: int, k: int, group: int) -> None:
+    rows, dtype = random_rows(n, k, group), DType.W4 if group else DType.W8
+    packed = pack_quantised(rows)
+    assert packed.shape == (-(-n // 16), panel_bytes(k, dtype, group))
+    assert panel_bytes(k, dtype, group) % 64 == 0
+    assert_equal(unpack_quantised(packed.reshape(-1), n, k, group), rows)
+
+
+@pytest.mark.parametrize("group", [0, 32])
+@pytest.mark.parametrize("half", [1, 15, 16, 33])
+def test_gated_rows_come_back(half: int, group: int) -> None:
+    rows = random_rows(2 * half, 70, group)
+    mixed = interleave_quantised(rows)
+    assert mixed.shape[0] % 32 == 0
+    assert_equal(deinterleave_quantised(mixed, half), rows)
+    padding = np.ones(len(mixed.scale), np.bool_)
+    padding[np.isin(mixed.scale, rows.scale)] = False
+    assert padding.sum() == len(mixed.scale) - 2 * half
+    assert not mixed.integers[padding].any()
+    assert mixed.multipliers is None or (mixed.multipliers != 0).all()
+
+
+def test_every_byte_of_a_w8_panel() -> None:
+    rows = random_rows(17, 70)
+    second = pack_quantised(rows)[1]
+    assert second[:64].view(np.float32).tolist() == [float(rows.scale[16]), *[0.0] * 15]
+    assert second[64:128].view(np.int32).tolist() == [int(rows.codes[16].sum(dtype=np.int64)), *[0] * 15]
+    first = pack_quantised(rows)[0][128:].view(np.int8)
+    for n, k in np.ndindex(16, 128):
+        tile, row, column = k // 64, k % 64 // 4, k % 4
+        assert first[tile * 1024 + row * 64 + n * 4 + column] == (rows.codes[n, k] if k < 70 else 0)
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_every_byte_of_a_w4_panel(group: int) -> None:
+    rows = random_rows(16, 150, group)
+    assert rows.multipliers is not None
+    panel, groups = pack_quantised(rows)[0], 256 // group
+    multipliers = panel[128 : 128 + 16 * groups].view(np.int8).reshape(groups, 16)
+    real = rows.multipliers.shape[1]
+    np.testing.assert_array_equal(multipliers[:real], rows.multipliers.T)
+    assert (multipliers[real:] == 1).all()
+    blocks = panel[-2 * 1024 :]
+    for n, k in np.ndindex(16, 256):
+        byte = int(blocks[k // 128 * 1024 + k % 64 // 4 * 64 + n * 4 + k % 4])
+        nibble = byte >> 4 if k % 128 >= 64 else byte & 15
+        assert nibble - 8 == (rows.codes[n, k] if k < 150 else 0)
+
+
+@pytest.mark.parametrize("k", [1, 64, 70])
+def test_tables_come_back(k: int) -> None:
+    rows = random_rows(5, k)
+    table = pack_table(rows)
+    assert table.shape == (5, row_bytes(k, DType.W8))
+    assert_equal(unpack_table(table.reshape(-1), k), rows)
+    assert table[3, :4].view(np.float32)[0] == rows.scale[3]
+
+
+def test_names() -> None:
+    assert panel_layout(DType.W8) == "panel16.w8"
+    assert panel_layout(DType.W4, 64) == "panel16.w4g64"
+    assert [group_of(name) for name in ("row", "panel16.w4g128.gated", "panel16.bf16")] == [0, 128, 0]
+
+
+@pytest.mark.parametrize(("dtype", "group", "bits"), [
+    (DType.W8, 0, 8), (DType.W4, 128, 4.0625), (DType.W4, 64, 4.125), (DType.W4, 32, 4.25),
+])  # fmt: skip
+def test_panels_are_as_large_as_their_bits(dtype: DType, group: int, bits: float) -> None:
+    """Beside scale and sum, 8 bytes a column."""
+    assert panel_bytes(2048, dtype, group) * 8 / (16 * 2048) == bits + 64 / 2048
