@@ -15,6 +15,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
+from ingot.errors import NoKernelError
 from ingot.plugins.registry import targets
 from ingot.runtime.model_runner import ModelRunner
 from tests.handmade import write_model
@@ -31,12 +32,13 @@ GPU_TARGETS = tuple(target.name for target in targets() if target.name.startswit
 
 class Support(enum.Enum):
     """TESTED: runs and agrees with `ref`. BUILDS: the machine that tried lacks what running it needs.
-    UNPROVEN: planned, compiled and emulated by tests, never run on the real thing.
+    UNPROVEN: planned, compiled and emulated by tests, never run on the real thing. NO: refused with a reason.
     """
 
     TESTED = "tested"
     BUILDS = "builds"
     UNPROVEN = "not executed by us"
+    NO = "no"
 
 
 def columns() -> list[str]:
@@ -58,9 +60,7 @@ def find_support(work: Path) -> dict[Row, dict[str, Support]]:
             expected = None
             for target in sorted(targets(), key=lambda target: target.name != "ref"):
                 if target.name in GPU_TARGETS:
-                    plan_only = BuildConfig(target=target.name, precision=precision, dry_run=True)
-                    build(plan_only, work / f"{family}-checkpoint", work / "never")
-                    row["cuda/smXX"] = Support.UNPROVEN
+                    row["cuda/smXX"] = _on_gpu(target.name, precision, work / f"{family}-checkpoint")
                     continue
                 engine = work / f"{family}-{precision}-{target.name.replace('/', '-')}"
                 config = BuildConfig(target=target.name, precision=precision)
@@ -73,6 +73,15 @@ def find_support(work: Path) -> dict[Row, dict[str, Support]]:
                     assert error < TOLERANCE[precision], f"{family} {precision} {target.name}: off by {error:.1e}"
                     row[target.name] = Support.TESTED
     return found
+
+
+def _on_gpu(target: str, precision: str, checkpoint: Path) -> Support:
+    """Whether the plan can be made; compiling it is for the target's own tests."""
+    try:
+        build(BuildConfig(target=target, precision=precision, dry_run=True), checkpoint, checkpoint / "never")
+    except NoKernelError:
+        return Support.NO
+    return Support.UNPROVEN
 
 
 def _logits(engine: Path) -> npt.NDArray[np.float32]:
