@@ -22,6 +22,7 @@ from ingot.plugins.cuda.work import (
     Multiply,
     ScratchBytes,
     Work,
+    cache_places,
     integer,
     number,
     pointer,
@@ -292,9 +293,7 @@ class _Binder:
 
     def _cache(self, layer: int) -> tuple[int, int]:
         """Where the layer's keys and values begin."""
-        kv, blocks = self._plan.kv, self._at.num_blocks
-        keys = self._at.kv + layer * blocks * (kv.k_block_bytes + kv.v_block_bytes)
-        return keys, keys + blocks * kv.k_block_bytes
+        return cache_places(self._plan.kv, self._at, layer)
 
     def _convert(self, to: int, source: int, cols: int, rows: Rows) -> Launch:
         return self._elementwise(to, source, cols=cols, ld=cols, rows=rows, kind="none", narrow=True)

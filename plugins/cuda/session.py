@@ -10,6 +10,7 @@ first step of a bucket runs launch by launch, the second one is captured. Idle r
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.shapes import attention_tiles, batch_buckets, partial_rows, split_count
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch
-from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, draw_arguments
+from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places, draw_arguments
 from ingot.plugins.ops.sample import sample
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
@@ -115,7 +116,9 @@ class CudaSession:
             self._decode(bucket, counts)
         return self._result(batch)
 
-    def run_tapped(self, batch: StepBatch, steps: list[str]) -> tuple[StepResult, dict[str, dict[str, Float32]]]:
+    def run_tapped(
+        self, batch: StepBatch, steps: Sequence[str]
+    ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
         check_batch(batch, self._plan, self.num_blocks)
         self.device.enter()
@@ -128,6 +131,21 @@ class CudaSession:
             if bound.step.name in steps:
                 outputs[bound.step.name] = self._outputs(bound, counts)
         return self._result(batch), outputs
+
+    def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
+        """Keys and values of a block, each [kv_heads, tokens_per_block, head_dim]."""
+        kv = self._plan.kv
+        self.device.enter()
+        found: list[Float32] = []
+        for place, block_bytes, dim in zip(
+            cache_places(kv, self.addresses, layer), (kv.k_block_bytes, kv.v_block_bytes), (kv.head_dim, kv.padded_dim),
+            strict=True,
+        ):  # fmt: skip
+            stored = np.empty((kv.kv_heads, kv.tokens_per_block, dim), kv.dtype.storage)
+            self.device.fetch(stored, place + block * block_bytes)
+            self.device.wait()
+            found.append(to_float32(stored, kv.dtype)[..., : kv.head_dim])
+        return found[0], found[1]
 
     def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
         """Draw from given logits, on the host."""

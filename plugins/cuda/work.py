@@ -4,7 +4,7 @@ import ctypes
 import dataclasses
 from collections.abc import Callable
 
-from ingot.plan import Rows, Step
+from ingot.plan import KvLayout, Rows, Step
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.products import Product
 from ingot.plugins.cuda.step_tables import Counts
@@ -73,6 +73,12 @@ class ScratchBytes:
 
     sums: int
     inputs: int
+
+
+def cache_places(kv: KvLayout, at: Addresses, layer: int) -> tuple[int, int]:
+    """Where a layer's keys and values begin."""
+    keys = at.kv + layer * at.num_blocks * (kv.k_block_bytes + kv.v_block_bytes)
+    return keys, keys + at.num_blocks * kv.k_block_bytes
 
 
 def draw_arguments(ids: int, log_probs: int, logits: int, at: Addresses, vocab: int) -> tuple[Argument, ...]:
