@@ -50,7 +50,7 @@ struct Graph {
 
 int devices = 1;
 bool initialised = false, capturing = false;
-int backwards = 0, launches = 0, replays = 0;
+int backwards = 0;
 std::vector<Work> queue, captured;
 std::vector<Work> uploads;  // copies from pageable memory: on their way, no stream waits for them
 std::map<uintptr_t, std::pair<size_t, void*>> allocated;  // address → bytes, what malloc gave
@@ -82,8 +82,6 @@ extern "C" {
 // For tests and for the emulated cuBLASLt.
 void emulated_set_devices(int count) { devices = count; }
 void emulated_run_backwards(int yes) { backwards = yes; }
-int emulated_launches() { return launches; }
-int emulated_replays() { return replays; }
 bool emulated_inside(uintptr_t address, size_t bytes) { return inside(address, bytes); }
 void emulated_enqueue(Work work) { (capturing ? captured : queue).push_back(std::move(work)); }
 
@@ -225,7 +223,6 @@ int cuGraphExecDestroy(void* executable) {
     return kSuccess;
 }
 int cuGraphLaunch(void* executable, void*) {
-    ++replays;
     for (const Work& each : static_cast<Graph*>(executable)->work) queue.push_back(each);
     return require_context();
 }
@@ -280,7 +277,6 @@ int cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned th
         for (auto& value : values) pointers.push_back(value.data());
         const unsigned grid[] = {x, y, z};
         const char* wrong = function->module->launch(function->open, pointers.data(), grid, threads, shared, backwards);
-        ++launches;
         if (wrong) std::fprintf(stderr, "emulated GPU: %s: %s\n", function->name.c_str(), wrong);
         return wrong ? kLaunchFailed : kSuccess;
     });
