@@ -17,7 +17,7 @@ from pathlib import Path
 from ingot import __version__
 from ingot.builder.activations import choose_activations
 from ingot.builder.expressions import WeightReader, check_sources
-from ingot.builder.facts import model_facts, read_token_ids
+from ingot.builder.facts import model_facts
 from ingot.builder.graph import Graph, ours
 from ingot.builder.limits import fit_limits
 from ingot.builder.lower import Lowering, read_shape
@@ -30,11 +30,12 @@ from ingot.builder.tune import MEMORY as TUNING_MEMORY
 from ingot.builder.tune import tune
 from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
-from ingot.configs.sizes import format_bytes
+from ingot.configs.token_ids import read_token_ids
 from ingot.dtypes import DType, Precision
 from ingot.engine import SECTION_ALIGNMENT, is_engine
 from ingot.engine_writer import Block, write_engine
-from ingot.errors import BuildError, CapacityError, CheckpointError, IngotError, UsageError
+from ingot.errors import BuildError, CheckpointError, IngotError, UsageError
+from ingot.forecast import Forecast
 from ingot.manifest import Manifest
 from ingot.output_dir import OutputDir
 from ingot.plan import KvLayout, Plan
@@ -44,6 +45,7 @@ from ingot.plugins.target import Constant, Target
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
 BASE_MEMORY = 80 << 20
 GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
+MANIFEST_BYTES = 1 << 20  # of disk: manifest and the ends of sections
 BLOCK_COPIES = 6  # a block as stored, as float32, rounded or quantised, packed; one in each thread, and one to write
 
 CAPABILITIES = ("context_logits", "generation_logits", "greedy", "log_probs", "paged_kv", "sampling")
@@ -91,23 +93,32 @@ class _Job:
     timings: tuple[str, ...]
 
 
-def build(config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress: Progress | None = None) -> BuildReport:
-    """Write an Engine. Raises an IngotError in words; then, as after Ctrl-C, no output is left behind."""
+def build(
+    config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+) -> BuildReport:  # fmt: skip
+    """Write an Engine. say: gets the forecast before the first byte is written.
+
+    Raises an IngotError in words; then, as after Ctrl-C, no output is left behind.
+    """
     begin = time.monotonic()
     checkpoint = Checkpoint.open(Path(checkpoint_dir))
     target = find_target(config.target)
     if not config.dry_run and (reason := target.unbuildable()) is not None:
         raise BuildError(f"this machine cannot build for {target.name}", got=reason, hint="see ingot doctor")
-    memory = _check_memory(config, checkpoint)
+    _forecast(config, checkpoint, output_dir, 0).check_memory(config.max_mem)
     with graph_errors(checkpoint.graph_path):
         job = _decide(config, checkpoint, target, progress)
+        forecast = _forecast(config, checkpoint, output_dir, _engine_bytes(job.plan))
+        if say is not None:
+            say(f"the build {forecast}")
         if not config.dry_run:
             with OutputDir(Path(output_dir), is_previous=is_engine) as out:
-                out.require_space(job.plan.weight_bytes + 2 * SECTION_ALIGNMENT)
+                out.require_space(forecast.disk)
                 job.notes.extend(_write(job, checkpoint, out.path, progress))
     return BuildReport(
         output_dir=Path(output_dir), dry_run=config.dry_run, target=target.name, precision=str(job.precision),
-        plan=job.plan, passes=tuple(job.reports), notes=tuple(job.notes), timings=job.timings, memory=memory,
+        plan=job.plan, passes=tuple(job.reports), notes=tuple(job.notes), timings=job.timings, memory=forecast.memory,
         engine_bytes=_engine_bytes(job.plan), seconds=time.monotonic() - begin,
     )  # fmt: skip
 
@@ -180,16 +191,12 @@ def _kv_dtype(config: BuildConfig, precision: Precision) -> DType:
     return DType.BF16 if precision.dtype.is_quantised else precision.dtype
 
 
-def _check_memory(config: BuildConfig, checkpoint: Checkpoint) -> int:
-    """The forecast of peak memory. Raises CapacityError before any work where it is more than allowed."""
-    forecast = BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
-    forecast += max((_threads() + 1) * BLOCK_COPIES * BLOCK_BYTES, TUNING_MEMORY if config.autotune else 0)
-    if config.max_mem is not None and forecast > config.max_mem:
-        raise CapacityError(
-            "the build needs more memory than --max_mem allows", expected=f"at least {format_bytes(forecast)}",
-            got=format_bytes(config.max_mem), hint="the weights are streamed: more than this is never needed",
-        )  # fmt: skip
-    return forecast
+def _forecast(config: BuildConfig, checkpoint: Checkpoint, target: Path, engine_bytes: int) -> Forecast:
+    """Of memory before any work; of disk as soon as the size of the engine is known."""
+    memory = BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
+    memory += max((_threads() + 1) * BLOCK_COPIES * BLOCK_BYTES, TUNING_MEMORY if config.autotune else 0)
+    carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
+    return Forecast.at(target, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
 
 
 def _write(job: _Job, checkpoint: Checkpoint, directory: Path, progress: Progress | None) -> list[str]:

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from ingot.builder.expressions import WeightReader, matrix_shape
-from ingot.builder.facts import read_token_ids
 from ingot.builder.pack import BLOCK_BYTES, WeightUse
 from ingot.checkpoint import Checkpoint
+from ingot.configs.token_ids import read_token_ids
 from ingot.plan import Plan, Step
 from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.ops.matmul import epilogue

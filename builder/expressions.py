@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from ingot.dtypes import DType, from_float32, to_float32
 from ingot.errors import BuildError, CheckpointError
 
 Float32 = npt.NDArray[np.float32]
+Bits = npt.NDArray[Any]
+Block = tuple[int, int, int, int]  # rows [0, 1), columns [2, 3)
 _RESHAPING = ("Reshape", "Unsqueeze")
 
 
@@ -47,6 +50,18 @@ def stored_dtypes(tensor: gs.Tensor) -> Iterator[tuple[DType, int]]:
     node = tensor.inputs[0]
     for each in node.inputs[:1] if node.op in _RESHAPING else node.inputs:
         yield from stored_dtypes(each)
+
+
+def is_copy(tensor: gs.Tensor, dtype: DType) -> bool:
+    """Whether an expression only moves stored values of `dtype` about: rounding it to that type changes nothing."""
+    if isinstance(tensor, gs.Constant):
+        return _external(tensor) is not None and _dtype(tensor) is dtype
+    node = tensor.inputs[0]
+    if node.op == "Cast":
+        return DType.from_onnx(node.attrs["to"]) in (DType.F32, dtype) and is_copy(node.inputs[0], dtype)
+    if node.op in _RESHAPING:
+        return is_copy(node.inputs[0], dtype)
+    return node.op in ("Transpose", "Concat") and all(is_copy(each, dtype) for each in node.inputs)
 
 
 def check_sources(tensor: gs.Tensor, checkpoint: Checkpoint) -> None:
@@ -91,10 +106,16 @@ class WeightReader:
         """Rows [begin, end) as float32 [end - begin, cols]."""
         return self._read(tensor, begin, end, 0, matrix_shape(tensor)[1])
 
-    def _read(self, tensor: gs.Tensor, r0: int, r1: int, c0: int, c1: int) -> Float32:
+    def read_bits(self, tensor: gs.Tensor, begin: int, end: int) -> Bits:
+        """Rows [begin, end) as they are stored [end - begin, cols], of an expression that `is_copy`."""
+        return self._read(tensor, begin, end, 0, matrix_shape(tensor)[1], bits=True)
+
+    def _read(self, tensor: gs.Tensor, r0: int, r1: int, c0: int, c1: int, *, bits: bool = False) -> Bits:
         node = producer(tensor)
         if node is None:
-            return self._leaf(tensor, r0, r1, c0, c1)
+            return self._leaf(tensor, r0, r1, c0, c1, bits)
+        if node.op == "Cast" and bits:
+            return self._read(node.inputs[0], r0, r1, c0, c1, bits=True)
         if node.op == "Cast":
             dtype = DType.from_onnx(node.attrs["to"])
             if dtype not in (DType.F32, DType.F16, DType.BF16):
@@ -102,21 +123,22 @@ class WeightReader:
             values = self._read(node.inputs[0], r0, r1, c0, c1)
             return to_float32(from_float32(values, dtype), dtype)
         if node.op == "Transpose" and len(weight_shape(tensor)) == 2:
-            return self._transposed(node, r0, r1, c0, c1)
+            return self._transposed(node, (r0, r1, c0, c1), bits)
         if node.op == "Concat" and node.attrs["axis"] in (0, 1, -1, -2) and len(weight_shape(tensor)) <= 2:
-            return self._concat(node, r0, r1, c0, c1)
+            return self._concat(node, (r0, r1, c0, c1), bits)
         if node.op == "Add":
             return self._sum(node, matrix_shape(tensor), (r0, r1, c0, c1))
         if node.op in _RESHAPING and matrix_shape(tensor) == matrix_shape(node.inputs[0]):
-            return self._read(node.inputs[0], r0, r1, c0, c1)
+            return self._read(node.inputs[0], r0, r1, c0, c1, bits=bits)
         raise BuildError("a weight expression cannot be evaluated", where=describe(node))
 
-    def _transposed(self, node: gs.Node, r0: int, r1: int, c0: int, c1: int) -> Float32:
+    def _transposed(self, node: gs.Node, block: Block, bits: bool) -> Bits:
+        r0, r1, c0, c1 = block
         if list(node.attrs.get("perm", [1, 0])) == [0, 1]:
-            return self._read(node.inputs[0], r0, r1, c0, c1)
-        return self._read(node.inputs[0], c0, c1, r0, r1).T
+            return self._read(node.inputs[0], r0, r1, c0, c1, bits=bits)
+        return self._read(node.inputs[0], c0, c1, r0, r1, bits=bits).T
 
-    def _sum(self, node: gs.Node, shape: tuple[int, int], block: tuple[int, int, int, int]) -> Float32:
+    def _sum(self, node: gs.Node, shape: tuple[int, int], block: Block) -> Float32:
         """A block of the sum of two weights of one shape, or of a weight and a number."""
         numbers = [scalar(each) for each in node.inputs]
         if any(
@@ -129,7 +151,8 @@ class WeightReader:
         )
         return np.asarray(first + second, np.float32)
 
-    def _concat(self, node: gs.Node, r0: int, r1: int, c0: int, c1: int) -> Float32:
+    def _concat(self, node: gs.Node, block: Block, bits: bool) -> Bits:
+        r0, r1, c0, c1 = block
         rank = len(weight_shape(node.inputs[0]))
         axis = node.attrs["axis"] % rank
         begin, end = (r0, r1) if axis == 0 else (c0, c1)
@@ -138,12 +161,12 @@ class WeightReader:
             size = matrix_shape(each)[axis]
             low, high = max(begin - start, 0), min(end - start, size)
             if low < high:
-                block = (low, high, c0, c1) if axis == 0 else (r0, r1, low, high)
-                pieces.append(self._read(each, *block))
+                part = (low, high, c0, c1) if axis == 0 else (r0, r1, low, high)
+                pieces.append(self._read(each, *part, bits=bits))
             start += size
         return np.concatenate(pieces, axis=axis) if pieces else np.empty((r1 - r0, c1 - c0), np.float32)
 
-    def _leaf(self, tensor: gs.Constant, r0: int, r1: int, c0: int, c1: int) -> Float32:
+    def _leaf(self, tensor: gs.Constant, r0: int, r1: int, c0: int, c1: int, bits: bool) -> Bits:
         rows, cols = matrix_shape(tensor)
         proto, dtype = _external(tensor), _dtype(tensor)
         if proto is None:
@@ -155,7 +178,8 @@ class WeightReader:
             offsets = (base + (row * cols + c0) * dtype.itemsize for row in range(r0, r1))
             width = (c1 - c0) * dtype.itemsize
             data = b"".join(self._bytes(tensor, location, offset, width) for offset in offsets)
-        return to_float32(np.frombuffer(data, dtype.storage).reshape(r1 - r0, c1 - c0), dtype)
+        stored = np.frombuffer(data, dtype.storage).reshape(r1 - r0, c1 - c0)
+        return stored if bits else to_float32(stored, dtype)
 
     def _bytes(self, tensor: gs.Constant, location: str, offset: int, count: int) -> bytes:
         descriptor = self._open(location)

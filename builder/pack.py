@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ingot.builder.expressions import WeightReader, matrix_shape
+from ingot.builder.expressions import WeightReader, is_copy, matrix_shape
 from ingot.builder.quantise import quantise
-from ingot.dtypes import DType, Precision, from_float32
+from ingot.dtypes import DType, Precision, count_nonfinite, from_float32
 from ingot.engine import PIECE_ALIGNMENT, SECTION_ALIGNMENT, aligned
 from ingot.plan import Piece, Plan, Weight
 from ingot.plugins.layouts import (
@@ -44,6 +44,7 @@ BLOCK_BYTES = 4 << 20  # float32 bytes of weight in memory at a time
 Progress = Callable[[int], None]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,13 +194,19 @@ class Packer:
 
     def _packed(self, block: _Block) -> tuple[_Block, npt.NDArray[np.generic], int]:
         """(the block, its bytes, how many of its values are not finite)"""
-        values = self._values(block)
+        use = block.use
+        if is_copy(use.tensor, use.dtype):
+            stored = self._rows(block, self._reader.read_bits)
+            return block, _pack_stored(use, stored), count_nonfinite(stored, use.dtype)
+        values = self._rows(block, self._reader.read_rows)
         bad = int(values.size - np.count_nonzero(np.isfinite(values)))
-        return block, _pack(block.use, values), bad
+        if use.dtype.is_quantised:
+            return block, _pack_quantised(use, values), bad
+        return block, _pack_stored(use, from_float32(values, use.dtype)), bad
 
-    def _values(self, block: _Block) -> npt.NDArray[np.float32]:
-        """The rows of a block, float32; gate rows, then up rows."""
-        use, read = block.use, self._reader.read_rows
+    def _rows(self, block: _Block, read: Callable[[gs.Tensor, int, int], npt.NDArray[Number]]) -> npt.NDArray[Number]:
+        """The rows of a block; gate rows, then up rows."""
+        use = block.use
         if not use.panels:
             return read(use.tensor, block.begin, block.end)
         n = use.shape[0]
@@ -210,17 +217,18 @@ class Packer:
         return np.concatenate([read(use.tensor, low, high), read(use.tensor, half + low, half + high)])
 
 
-def _pack(use: WeightUse, values: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
-    """Rows → the bytes of their layout."""
-    if use.dtype.is_quantised:
-        rows = quantise(values, use.precision)
-        if not use.panels:
-            return pack_table(rows)
-        return pack_quantised(interleave_quantised(rows) if use.gated else rows)
-    stored = from_float32(values, use.dtype)
+def _pack_stored(use: WeightUse, stored: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Rows in the stored type → the bytes of their layout."""
     if not use.panels:
         return stored
     return pack_panels(interleave_gated(stored) if use.gated else stored, use.dtype)
+
+
+def _pack_quantised(use: WeightUse, values: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
+    rows = quantise(values, use.precision)
+    if not use.panels:
+        return pack_table(rows)
+    return pack_quantised(interleave_quantised(rows) if use.gated else rows)
 
 
 def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from ingot.dtypes import DType
 from ingot.errors import UsageError
 
+ROPE_FACTORS = ("short", "long")
 WEIGHT_DTYPES = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.BF16}
 
 
@@ -26,6 +27,7 @@ class ConvertOptions:
     config          a Hugging Face config.json; the weights are drawn from the seed `random_weights`
     dtype           type of the stored weights; None keeps each as it is (random weights: bf16)
     max_mem         bytes this process may use
+    rope_factors    "short" or "long": which of longrope's factors turn the tokens; None: short, where there are any
     """
 
     output_dir: Path
@@ -34,6 +36,7 @@ class ConvertOptions:
     random_weights: int | None = None
     dtype: DType | None = None
     max_mem: int | None = None
+    rope_factors: str | None = None
     build_defaults: BuildDefaults = dataclasses.field(default_factory=BuildDefaults)
 
     def __post_init__(self) -> None:
@@ -44,6 +47,8 @@ class ConvertOptions:
                 "--config and --random_weights go together",
                 hint="for real weights give the model's directory as --model_dir",
             )
+        if self.rope_factors not in (None, *ROPE_FACTORS):
+            raise UsageError("--rope_factors is unknown", expected=", ".join(ROPE_FACTORS), got=self.rope_factors)
         if self.random_weights is not None and self.random_weights < 0:
             raise UsageError("--random_weights must not be negative", got=str(self.random_weights))
         if self.dtype is not None and self.dtype not in WEIGHT_DTYPES.values():

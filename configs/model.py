@@ -37,20 +37,38 @@ class Llama3Scaling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class YarnScaling:
+    """Frequencies by how often they turn in original_positions: up to beta_slow times they are divided by `factor`,
+    from beta_fast times on they stay, and between lies a ramp over the pairs. truncate: it begins and ends at whole
+    pairs."""
+
+    factor: float
+    original_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
     """Rotary positions: pair i of the first `rotary_dim` dimensions turns by position * theta^(-2 i / rotary_dim).
 
     linear_factor  divides every frequency
     factors        divide one frequency each; empty: none
+    long_factors   what `factors` could be instead, for texts of any length
     scale          of cosines and sines
+    positions      that the rotation is made for, where they are not the model's; 0: they are
     """
 
     theta: float
     rotary_dim: int
     linear_factor: float = 1.0
     llama3: Llama3Scaling | None = None
+    yarn: YarnScaling | None = None
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
     scale: float = 1.0
+    positions: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

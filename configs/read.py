@@ -19,6 +19,9 @@ from ingot.errors import ConfigError, IngotError
 
 Record = TypeVar("Record")
 
+MAX_JSON = 32 << 20  # bytes: twice the index of the largest models; as Python objects it is some hundred MB
+_MOST = (1 << 63) - 1  # what a size may be at most: ONNX and files count in 64 bits
+
 
 def parse_json(text: bytes, where: str, error: type[IngotError] = ConfigError) -> object:
     """JSON of untrusted origin. Duplicate keys and endless nesting are errors like every other syntax error."""
@@ -56,6 +59,12 @@ class Section:
     def from_file(cls, path: Path) -> "Section":
         """The object in a JSON file. Raises ConfigError if the file is unreadable or holds something else."""
         try:
+            size = path.stat().st_size
+            if size > MAX_JSON:
+                raise ConfigError(
+                    "the file is too large for what it should hold", where=str(path),
+                    expected=f"at most {MAX_JSON:,} bytes", got=f"{size:,} bytes",
+                )  # fmt: skip
             text = path.read_bytes()
         except OSError as error:
             raise ConfigError("the file cannot be read", where=str(path), got=error.strerror) from error
@@ -85,7 +94,7 @@ class Section:
     def integer(self, key: str, default: int | None = None, *, minimum: int = 0) -> int:
         """A whole number. Without default the key must be there."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _MOST:
             raise self._wrong(key, f"a whole number, at least {minimum}", value)
         return value
 
@@ -155,7 +164,11 @@ class Section:
         return value
 
     def _wrong(self, key: str, expected: str, got: object) -> ConfigError:
-        return ConfigError("a value is not usable", where=self.place(key), expected=expected, got=repr(got)[:200])
+        try:
+            shown = repr(got)[:200]
+        except RecursionError:  # a file may nest deeper than can be shown
+            shown = type(got).__name__
+        return ConfigError("a value is not usable", where=self.place(key), expected=expected, got=shown)
 
 
 def read_record(record: type[Record], section: Section) -> Record:

@@ -23,18 +23,17 @@ from ingot.convert.decoder import build_graph
 from ingot.convert.job import Job, Weight, job_from_directory, job_from_seed
 from ingot.convert.source import sha256
 from ingot.convert.weights import Bits
-from ingot.dtypes import DType, from_float32, to_float32
-from ingot.errors import CapacityError
+from ingot.dtypes import DType, count_nonfinite, from_float32, to_float32
+from ingot.forecast import Forecast
 from ingot.output_dir import OutputDir
 from ingot.tensor_file import StoredTensor, TensorFileWriter
 
-# What the process needs beside weights: interpreter, numpy, onnx, the Graph, and the copies of one block.
-BASE_MEMORY = 128 << 20  # bytes
+# What the process needs beside weights: interpreter, numpy, onnx, and the copies of one block.
+BASE_MEMORY = 112 << 20  # bytes
+TENSOR_MEMORY = 8 << 10  # bytes: what is known of one tensor, its nodes in the Graph
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, bytes done, bytes in all)"""
-
-_EXPONENT = {DType.F32: (np.uint32, 0x7F800000), DType.F16: (np.uint16, 0x7C00), DType.BF16: (np.uint16, 0x7F80)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +52,13 @@ class ConvertReport:
     warnings: tuple[str, ...]
 
 
-def convert(options: ConvertOptions, progress: Progress | None = None) -> ConvertReport:
-    """Write a Checkpoint. Raises an IngotError in words; then, as after Ctrl-C, no output is left behind."""
+def convert(
+    options: ConvertOptions, progress: Progress | None = None, say: Callable[[str], None] | None = None
+) -> ConvertReport:
+    """Write a Checkpoint. say: gets the forecast before the work starts.
+
+    Raises an IngotError in words; then, as after Ctrl-C, no output is left behind.
+    """
     begin = time.monotonic()
     if options.model_dir is not None:
         job = job_from_directory(options.model_dir, options)
@@ -62,20 +66,23 @@ def convert(options: ConvertOptions, progress: Progress | None = None) -> Conver
         assert options.config is not None, "ConvertOptions has one of the two"
         assert options.random_weights is not None, "ConvertOptions has a seed with every config"
         job = job_from_seed(options.config, options.random_weights, options)
-    _check_memory(job, options.max_mem)
+    forecast = _forecast(job, options.output_dir)
+    if say is not None:
+        say(f"the conversion {forecast}")
+    forecast.check_memory(options.max_mem)
     with OutputDir(options.output_dir, is_previous=is_checkpoint) as out:
-        out.require_space(job.nbytes)
-        meter = _Meter(progress, job.nbytes + sum(file.stat().st_size for file in job.read_files))
-        writer = _WeightWriter(meter)
+        out.require_space(forecast.disk)
+        writer = _WeightWriter(_stage(progress, "weights", job.nbytes))
         for name, weights in job.files.items():
             writer.write_file(out.path / name, weights)
         graph = build_graph(job.model, writer.tensors)
         (out.path / GRAPH_FILE).write_bytes(graph.SerializeToString())
         _write_companions(job, out.path)
+        hashed = _stage(progress, "hashing", sum(file.stat().st_size for file in job.read_files))
         config = CheckpointConfig(
             ingot_version=__version__,
             model=job.model,
-            sources={_name(file, job): sha256(file, meter.advance("hashing")) for file in job.read_files},
+            sources={_name(file, job): sha256(file, hashed) for file in job.read_files},
             nonfinite=writer.nonfinite,
             random_seed=options.random_weights,
             build_defaults=options.build_defaults,
@@ -91,21 +98,17 @@ def convert(options: ConvertOptions, progress: Progress | None = None) -> Conver
     )
 
 
-class _Meter:
-    """Adds up bytes and tells the caller."""
+def _stage(progress: Progress | None, what: str, total: int) -> Callable[[int], None]:
+    """A function that takes the bytes done since its last call, and tells the caller of the conversion."""
+    done = 0
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(what, done, total)
 
-    def advance(self, what: str) -> Callable[[int], None]:
-        """A function that takes the bytes done since its last call."""
-
-        def add(nbytes: int) -> None:
-            self._done += nbytes
-            if self._progress:
-                self._progress(what, self._done, self._total)
-
-        return add
+    return advance
 
 
 class _WeightWriter:
@@ -115,8 +118,8 @@ class _WeightWriter:
     nonfinite  weight → how many of its written values are NaN or infinite
     """
 
-    def __init__(self, meter: _Meter) -> None:
-        self._advance = meter.advance("weights")
+    def __init__(self, advance: Callable[[int], None]) -> None:
+        self._advance = advance
         self.tensors: dict[str, StoredTensor] = {}
         self.nonfinite: dict[str, int] = {}
         self.warnings: list[str] = []
@@ -131,8 +134,8 @@ class _WeightWriter:
         before = after = 0
         for bits in weight.read():
             written = _rounded(bits, weight.stored, weight.spec.dtype)
-            found = _nonfinite(written, weight.spec.dtype)
-            before += found if written is bits else _nonfinite(bits, weight.stored)
+            found = count_nonfinite(written, weight.spec.dtype)
+            before += found if written is bits else count_nonfinite(bits, weight.stored)
             after += found
             file.write(written)
             self._advance(written.nbytes)
@@ -154,20 +157,15 @@ def _rounded(bits: Bits, stored: DType, wanted: DType) -> Bits:
         return from_float32(to_float32(bits, stored), wanted)
 
 
-def _nonfinite(bits: Bits, dtype: DType) -> int:
-    """How many values have all exponent bits set: NaN and the infinities."""
-    unsigned, exponent = _EXPONENT[dtype]
-    return int(np.count_nonzero((bits.view(unsigned) & unsigned(exponent)) == exponent))
-
-
-def _check_memory(job: Job, max_mem: int | None) -> None:
-    """Raise CapacityError if the largest step would not fit."""
-    needed = BASE_MEMORY + max(weight.memory for weights in job.files.values() for weight in weights)
-    if max_mem is not None and needed > max_mem:
-        raise CapacityError(
-            "the conversion needs more memory than --max_mem allows", expected=f"at most {max_mem:,} bytes",
-            got=f"{needed:,} bytes", hint=f"give --max_mem {-(-needed >> 20)}MiB or more",
-        )  # fmt: skip
+def _forecast(job: Job, target: Path) -> Forecast:
+    weights = [weight for file in job.files.values() for weight in file]
+    carried = 0
+    if job.companions is not None:
+        carried = sum((job.companions / name).stat().st_size for name in companions(job.companions))
+    known = TENSOR_MEMORY * len(weights)
+    return Forecast.at(
+        target, memory=BASE_MEMORY + known + max(weight.memory for weight in weights), disk=job.nbytes + known + carried
+    )
 
 
 def _write_companions(job: Job, folder: Path) -> None:

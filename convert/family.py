@@ -8,10 +8,13 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Mapping
 
+import numpy as np
+
 import ingot.convert.families as families_package
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section, nearest
 from ingot.convert.refused import MISSING
+from ingot.convert.rope import inverse_frequencies
 from ingot.convert.weights import Drop, Row, Take, rename, with_heads
 from ingot.errors import ConfigError, UnsupportedModelError
 
@@ -37,6 +40,11 @@ REFUSED = (
 REFUSED_UNLESS_READ = ("sliding_window", "layer_types")
 
 
+_MOST_LAYERS = 10_000
+_MOST_POSITIONS = (1 << 31) - 1
+_LARGEST_HEAD = 1 << 16
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
     """name            the model_type
@@ -44,6 +52,7 @@ class Family:
     rows            one per weight of `decoder.weight_shapes`; "{i}" stands for the layer
     drops           tensors that some files hold and nothing needs
     optional_prefix some files leave this away from every name
+    other_names     tensors that some files call otherwise: usual name → other name
     tiny            a config.json of a tiny model, for tests
     """
 
@@ -52,6 +61,7 @@ class Family:
     rows: tuple[Row, ...]
     drops: tuple[Drop, ...] = ()
     optional_prefix: str = ""
+    other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tiny: Mapping[str, object]
 
     def table(self, model: ModelConfig, names: Collection[str]) -> tuple[list[Row], list[Drop]]:
@@ -62,6 +72,9 @@ class Family:
         if self.optional_prefix and not any(name.startswith(self.optional_prefix) for name in names):
             rows = [Row(row.name, rename(row.expr, self.optional_prefix, "")) for row in rows]
             drops = [Drop(drop.name.replace(self.optional_prefix, "")) for drop in drops]
+        for usual, other in self.other_names.items():
+            if usual not in names and other in names:
+                rows = [Row(row.name, rename(row.expr, usual, other)) for row in rows]
         for row in [row for row in rows if "{i}" in row.name]:
             rows.remove(row)
             rows += [Row(row.name.replace("{i}", str(i)), rename(row.expr, "{i}", str(i))) for i in range(layers)]
@@ -103,6 +116,10 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
         raise ConfigError("config.json does not say what model it is", where=section.place("model_type"),
                           expected=", ".join(family_names()))  # fmt: skip
     family = find_family(section.text("model_type"))
+    for key in ("num_hidden_layers", "n_layer"):  # before lists of that length are made
+        if section.integer(key, 0) > _MOST_LAYERS:
+            raise ConfigError("the model has too many layers", where=section.place(key),
+                              expected=f"at most {_MOST_LAYERS:,}", got=str(section.raw(key)))  # fmt: skip
     for key in REFUSED:
         _refuse(section, key)
     for key in WITHOUT_EFFECT:
@@ -113,11 +130,36 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
             "the query heads cannot be shared evenly among the key heads", where=section.where,
             got=f"{config.heads} query heads, {config.kv_heads} key and value heads",
         )  # fmt: skip
+    if config.rope is not None and config.rope.positions:
+        config = dataclasses.replace(config, max_positions=config.rope.positions)
+    _refuse_out_of_range(config, section)
     unread = section.unread()
     for key in REFUSED_UNLESS_READ:
         if key in unread:
             _refuse(section, key)
     return family, config, section.unread()
+
+
+def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
+    """Raise ConfigError for numbers that no model has, and those that float32 arithmetic cannot follow."""
+    for what, most, count in (
+        ("the model has too many positions", _MOST_POSITIONS, config.max_positions),
+        ("the heads of the model are too large", _LARGEST_HEAD, config.head_dim),
+    ):
+        if count > most:
+            raise ConfigError(what, where=section.where, expected=f"at most {most:,}", got=f"{count:,}")
+    with np.errstate(all="ignore"):
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
+            if isinstance(value, float) and not np.isfinite(np.float32(value)):
+                raise ConfigError(f"{field.name} is too large", where=section.where, got=f"{value:g}")
+        for rope in (config.rope, config.local_rope):
+            turns = np.array([1.0], np.float32) if rope is None else inverse_frequencies(rope) * np.float32(rope.scale)
+            if not (np.isfinite(turns).all() and (turns > 0).all()):
+                raise ConfigError(
+                    "the rotary positions turn infinitely fast, or not at all", where=section.where,
+                    got=repr(rope)[:200], hint="check rope_theta and the scaling of the rotary positions",
+                )  # fmt: skip
 
 
 def _refuse(section: Section, key: str) -> None:

@@ -1,10 +1,11 @@
 """How config.json spells rotary positions: rope_theta and rope_scaling, or one object rope_parameters."""
 
+import dataclasses
 import math
 
-from ingot.configs.model import Llama3Scaling, RopeConfig
+from ingot.configs.model import Llama3Scaling, ModelConfig, RopeConfig, YarnScaling
 from ingot.configs.read import Section
-from ingot.errors import ConfigError, UnsupportedModelError
+from ingot.errors import ConfigError, UnsupportedModelError, UsageError
 
 
 def read_rope(
@@ -49,22 +50,26 @@ def read_frequencies(rope: Section, section: Section, theta: float, rotary_dim: 
             return RopeConfig(theta=theta, rotary_dim=rotary_dim, linear_factor=rope.number("factor", above=0))
         case "llama3":
             return RopeConfig(theta=theta, rotary_dim=rotary_dim, llama3=_llama3(rope, section, max_positions))
+        case "yarn":
+            return _yarn(rope, section, theta, rotary_dim, max_positions)
         case "longrope" | "su":
             return _longrope(rope, section, theta, rotary_dim, max_positions)
+        case "dynamic":  # changes the frequencies of texts that are longer than the model's positions: none is here
+            rope.number("factor", above=0)
+            return RopeConfig(theta=theta, rotary_dim=rotary_dim)
         case _:
             raise UnsupportedModelError(
                 "the scaling of rotary positions is not supported", where=rope.place("rope_type"),
-                expected="default, linear, llama3, longrope", got=kind,
+                expected="default, dynamic, linear, llama3, longrope, yarn", got=kind,
             )  # fmt: skip
 
 
 def _llama3(rope: Section, section: Section, max_positions: int) -> Llama3Scaling:
-    inner = rope.integer("original_max_position_embeddings", max_positions, minimum=1)
     scaling = Llama3Scaling(
         factor=rope.number("factor", above=0),
         low_freq_factor=rope.number("low_freq_factor", above=0),
         high_freq_factor=rope.number("high_freq_factor", above=0),
-        original_positions=section.integer("original_max_position_embeddings", inner, minimum=1),
+        original_positions=_original_positions(rope, section, max_positions),
     )
     if scaling.high_freq_factor <= scaling.low_freq_factor:
         raise ConfigError(
@@ -74,23 +79,94 @@ def _llama3(rope: Section, section: Section, max_positions: int) -> Llama3Scalin
     return scaling
 
 
-def original_positions(rope: Section, section: Section, max_positions: int) -> int:
-    """The positions a longrope model was first trained with: up to there its short factors hold."""
-    inner = rope.integer("original_max_position_embeddings", max_positions, minimum=1)
-    return section.integer("original_max_position_embeddings", inner, minimum=1)
+def _yarn(rope: Section, section: Section, theta: float, rotary_dim: int, max_positions: int) -> RopeConfig:
+    """The factor counts from original_max_position_embeddings: the model has that many times as many positions, even
+    where max_position_embeddings was left as it had been."""
+    original = _original_positions(rope, section, max_positions)
+    factor = rope.number("factor", max_positions / original, above=0)
+    scaling = YarnScaling(
+        factor=factor, original_positions=original,
+        truncate=rope_section(section).boolean("truncate", True),  # transformers reads no layer type's own
+        beta_fast=rope.number("beta_fast", 32.0, above=0), beta_slow=rope.number("beta_slow", 1.0, above=0),
+    )  # fmt: skip
+    if scaling.beta_fast <= scaling.beta_slow:
+        raise ConfigError(
+            "the frequency bounds are in the wrong order", where=rope.place("beta_fast"),
+            expected=f"more than beta_slow ({scaling.beta_slow:g})", got=f"{scaling.beta_fast:g}",
+        )  # fmt: skip
+    if theta <= 1:
+        raise ConfigError("yarn needs waves of growing length", where=rope.place("rope_theta"), expected="above 1",
+                          got=f"{theta:g}")  # fmt: skip
+    return RopeConfig(
+        theta=theta, rotary_dim=rotary_dim, yarn=scaling, scale=_yarn_scale(rope, factor),
+        positions=max(max_positions, int(original * factor)),
+    )  # fmt: skip
+
+
+def _yarn_scale(rope: Section, factor: float) -> float:
+    """attention_factor, or what follows from the factor: with mscale and mscale_all_dim a ratio of two such scales."""
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+    above, below = (rope.number(key, 0.0) for key in ("mscale", "mscale_all_dim"))
+    usual = scale(above) / scale(below) if above and below else scale(1.0)
+    return rope.number("attention_factor", usual, above=0)
+
+
+def _original_positions(rope: Section, section: Section, max_positions: int) -> int:
+    """The positions a model was first trained with; what stands outside of `rope` counts more."""
+    key = "original_max_position_embeddings"
+    return section.integer(key, rope.integer(key, max_positions, minimum=1), minimum=1)
 
 
 def _longrope(rope: Section, section: Section, theta: float, rotary_dim: int, max_positions: int) -> RopeConfig:
-    """The short factors: the long ones turn every token another way once a text is long, its first tokens too."""
-    factors = rope.numbers("short_factor")
-    rope.numbers("long_factor")
-    if len(factors) != rotary_dim // 2 or min(factors) <= 0:
-        raise ConfigError(
-            "the factors of the frequencies do not fit", where=rope.place("short_factor"),
-            expected=f"{rotary_dim // 2} numbers above 0", got=f"{len(factors)} numbers",
-        )  # fmt: skip
-    original = original_positions(rope, section, max_positions)
+    """The short factors, which hold up to the original positions. Where a text is longer, the long ones turn every
+    token another way, its first tokens too: no KV cache can follow, so a conversion is for one of the two."""
+    short, long = (_factors(rope, key, rotary_dim // 2) for key in ("short_factor", "long_factor"))
+    key = "original_max_position_embeddings"
+    if not (rope.has(key) or section.has(key)):
+        raise ConfigError("longrope needs the positions of its short factors", where=rope.place(key))
+    original = _original_positions(rope, section, max_positions)
     stretch = rope.number("factor", max_positions / original, above=0)
     usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 and original > 1 else 1.0
-    scale = rope.number("attention_factor", usual, above=0)
-    return RopeConfig(theta=theta, rotary_dim=rotary_dim, factors=factors, scale=scale)
+    return RopeConfig(
+        theta=theta, rotary_dim=rotary_dim, factors=short, long_factors=long, positions=min(max_positions, original),
+        scale=rope.number("attention_factor", usual, above=0),
+    )  # fmt: skip
+
+
+def _factors(rope: Section, key: str, count: int) -> tuple[float, ...]:
+    factors = rope.numbers(key)
+    if len(factors) != count or min(factors) <= 0:
+        raise ConfigError(
+            "the factors of the frequencies do not fit", where=rope.place(key), expected=f"{count} numbers above 0",
+            got=f"{len(factors)} numbers",
+        )  # fmt: skip
+    return factors
+
+
+def choose_factors(model: ModelConfig, section: Section, wanted: str | None) -> tuple[ModelConfig, tuple[str, ...]]:
+    """(the model with one of its longrope factors, a sentence where it loses positions). wanted: short or long.
+
+    Raises UsageError where a choice was made for a model that has none.
+    """
+    rope = model.rope
+    if rope is None or not rope.long_factors:
+        if wanted is not None:
+            raise UsageError(
+                f"--rope_factors {wanted}: the model has no longrope factors", where=section.where,
+                hint="leave --rope_factors out",
+            )  # fmt: skip
+        return model, ()
+    most = section.integer("max_position_embeddings", model.max_positions)
+    if wanted == "long":
+        longer = dataclasses.replace(rope, factors=rope.long_factors, long_factors=(), positions=most)
+        return dataclasses.replace(model, rope=longer, max_positions=most), ()
+    model = dataclasses.replace(model, rope=dataclasses.replace(rope, long_factors=()))
+    if most <= model.max_positions or wanted == "short":
+        return model, ()
+    return model, (
+        f"the model keeps {model.max_positions:,} of {most:,} positions, for which its short rotary factors hold; "
+        "--rope_factors long takes the long ones for texts of any length",
+    )

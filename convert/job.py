@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import numpy as np
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
+from ingot.configs.token_ids import read_token_ids, token_ids
 from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import read_model
+from ingot.convert.hf_rope import choose_factors
 from ingot.convert.random_weights import random_blocks
-from ingot.convert.source import SINGLE_FILE, Source
+from ingot.convert.source import SINGLE_FILE, Source, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
 from ingot.convert.weights import Bits, Drop, Row, Take, blocks, claim, infer, sources
 from ingot.dtypes import DType
@@ -65,6 +68,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
     """Copy the weights of a Hugging Face directory, file by file in the order of their bits."""
     source = Source.open(folder)
     family, model, unknown = read_model(source.config, source.tensors)
+    model, remarks = choose_factors(model, source.config, options.rope_factors)
     rows, drops = family.table(model, source.tensors)
     if model.tied_embeddings:
         drops += _tied_copy(rows, source.tensors)
@@ -73,15 +77,15 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
     chosen.sort(key=lambda row: (first[row.name].file, first[row.name].offset))
     files: dict[str, list[Weight]] = {}
     for row in chosen:
-        files.setdefault(first[row.name].file.name, []).append(_weight(row, source.tensors, options.dtype))
+        files.setdefault(safetensors_name(first[row.name].file), []).append(_weight(row, source.tensors, options.dtype))
     return Job(
         model=model,
         files=files,
         read_files=source.files,
         companions=source.path,
         tokenizer=make_tokenizer(source.path),
-        generation=_generation(source.config),
-        warnings=_unknown_keys(unknown),
+        generation=_generation(source.config, source.path),
+        warnings=(*_unknown_keys(unknown), *remarks),
     )
 
 
@@ -89,6 +93,7 @@ def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
     """A model of the shape that a config.json describes, its weights drawn from a seed (bf16 unless asked)."""
     section = Section.from_file(config)
     _, model, unknown = read_model(section, None)
+    model, remarks = choose_factors(model, section, options.rope_factors)
     dtype = options.dtype or DType.BF16
     weights = [
         Weight(
@@ -104,7 +109,7 @@ def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
         read_files=(config,),
         companions=None,
         generation=_generation(section),
-        warnings=_unknown_keys(unknown),
+        warnings=(*_unknown_keys(unknown), *remarks),
     )
 
 
@@ -112,8 +117,7 @@ def _weight(row: Row, tensors: Mapping[str, StoredTensor], dtype: DType | None) 
     stored, shape = infer(row.expr, tensors)
     spec = TensorSpec(name=row.name, dtype=dtype or stored, shape=shape)
     streamed = isinstance(row.expr, Take)
-    # made in memory: its parts, itself, and its float32 form with the copies that rounding takes
-    memory = 0 if streamed else 6 * max(spec.nbytes, 4 * spec.nbytes // spec.dtype.itemsize)
+    memory = 0 if streamed else 2 * math.prod(shape) * stored.itemsize  # made in memory: its parts and itself
     return Weight(spec=spec, stored=stored, read=functools.partial(blocks, row.expr, tensors, BLOCK), memory=memory)
 
 
@@ -138,10 +142,15 @@ def _tied_copy(rows: Sequence[Row], tensors: Mapping[str, StoredTensor]) -> list
     return [Drop(head.name)]
 
 
-def _generation(config: Section) -> dict[str, object]:
-    """Token ids that older models keep in config.json."""
-    keys = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {key: config.raw(key) for key in keys if config.has(key)}
+def _generation(config: Section, folder: Path | None = None) -> dict[str, object]:
+    """Token ids that older models keep in config.json. Raises ConfigError where they, or those of the folder's
+    generation_config.json, are none."""
+    ids = token_ids(config)
+    if folder is not None:
+        read_token_ids(folder)
+    found = {"bos_token_id": ids.bos, "eos_token_id": config.raw("eos_token_id") if ids.eos else None,
+             "pad_token_id": ids.pad}  # fmt: skip
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _unknown_keys(keys: Sequence[str]) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """RopeConfig → the frequencies of its rotations, rounded like the float32 formulae that models are trained with."""
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
-from ingot.configs.model import Llama3Scaling, RopeConfig
+from ingot.configs.model import Llama3Scaling, RopeConfig, YarnScaling
 
 Frequencies = npt.NDArray[np.float32]
 
@@ -15,6 +17,8 @@ def inverse_frequencies(rope: RopeConfig) -> Frequencies:
     frequencies = frequencies / np.float32(rope.linear_factor)
     if rope.factors:
         frequencies = np.float32(1) / (np.array(rope.factors, np.float32) * (np.float32(rope.theta) ** exponent))
+    if rope.yarn:
+        return _ramp(rope, rope.yarn)
     return _blend(frequencies, rope.llama3) if rope.llama3 else frequencies
 
 
@@ -24,4 +28,25 @@ def _blend(frequencies: Frequencies, scaling: Llama3Scaling) -> Frequencies:
     low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
     kept = np.clip((turns - low) / (high - low), 0, 1)
     blended: Frequencies = (1 - kept) * frequencies / np.float32(scaling.factor) + kept * frequencies
+    return blended
+
+
+def _ramp(rope: RopeConfig, scaling: YarnScaling) -> Frequencies:
+    """The first pairs turn as they did, the last ones `factor` times slower, those between in proportion."""
+    low, high = (
+        rope.rotary_dim * math.log(scaling.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    if low == high:
+        high += 0.001  # a step instead of a ramp
+    slowed = np.clip(
+        (np.arange(rope.rotary_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1
+    )
+    exponent = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
+    waves = np.power(np.float32(rope.theta), exponent)
+    kept = 1 - slowed
+    blended: Frequencies = 1 / (np.float32(scaling.factor) * waves) * (1 - kept) + 1 / waves * kept
     return blended

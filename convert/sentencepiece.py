@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from ingot.configs.read import Section
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, ConfigError
 
 Value = TypeVar("Value", int, bytes)
 Fields = Mapping[int, list[int | bytes]]
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _BPE = 2
+_MAX_MODEL = 16 << 20  # bytes: three times the largest vocabularies
 _SPACE = "\u2581"
 HINT = "save the tokenizer as tokenizer.json with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
 
@@ -34,6 +35,11 @@ def tokenizer_json(path: Path, settings: Section) -> dict[str, object]:
 
     Raises CheckpointError where the file is no sentencepiece model, or one of another kind than byte pairs.
     """
+    if path.stat().st_size > _MAX_MODEL:
+        raise CheckpointError(
+            "the tokenizer is too large for a sentencepiece model", where=str(path),
+            expected=f"at most {_MAX_MODEL:,} bytes", got=f"{path.stat().st_size:,} bytes", hint=HINT,
+        )  # fmt: skip
     try:
         message = _message(path.read_bytes())
         pieces = [_piece(bytes(data)) for data in message.get(1, ()) if isinstance(data, bytes)]
@@ -106,6 +112,8 @@ def _added(pieces: list[_Piece], settings: Section) -> list[dict[str, object]]:
     }
     extra = settings.section("added_tokens_decoder")
     for name in extra.unread():
+        if not (name.isascii() and name.isdigit()):
+            raise ConfigError("a token has no id", where=extra.place(name), expected="a number as the key", got=name)
         token = extra.section(name)
         tokens[int(name)] = {
             "content": token.text("content"), "normalized": token.boolean("normalized", False),

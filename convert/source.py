@@ -1,4 +1,4 @@
-"""A Hugging Face directory, checked before anything is read from it: config.json, safetensors, tokenizer files.
+"""A Hugging Face directory, checked before anything is read from it: config.json, weights, tokenizer files.
 
 Links are followed (the Hugging Face cache is made of them); what is written later are copies, never links.
 """
@@ -8,14 +8,19 @@ import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ingot.checkpoint import companions
+from ingot.checkpoint import COMPANION_FILES, companions
 from ingot.configs.read import Section
+from ingot.convert.pickled import read_pickled
 from ingot.errors import CheckpointError
 from ingot.tensor_file import StoredTensor, read_header
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+PICKLED_FILE = "pytorch_model.bin"
+PICKLED_INDEX_FILE = "pytorch_model.bin.index.json"
 
+Reader = Callable[[Path], dict[str, StoredTensor]]
+_LONGEST_NAME = 255  # characters: no file system has more
 _HASH_BLOCK = 1 << 22  # bytes
 
 
@@ -51,26 +56,44 @@ class Source:
                 "this is a Checkpoint or an Engine already, not a Hugging Face directory", where=str(path),
                 hint="give a Checkpoint to ingot build",
             )  # fmt: skip
+        _check_entries(path)
         tensors, weight_files = _tensors(path)
         carried = [path / name for name in companions(path)]
         return cls(path=path, config=config, tensors=tensors, files=(config_file, *weight_files, *carried))
 
 
+def _check_entries(path: Path) -> None:
+    """A link that leads nowhere, or in circles, is a file that the model lost. Raises CheckpointError."""
+    names = (SINGLE_FILE, INDEX_FILE, PICKLED_FILE, PICKLED_INDEX_FILE, *COMPANION_FILES)
+    for file in (path / name for name in names if "*" not in name):
+        if (file.is_symlink() or file.exists()) and not file.is_file():
+            raise CheckpointError(
+                "a file of the model cannot be read", where=str(file), expected="a file",
+                got="a directory or device" if file.exists() else "a link that leads nowhere, or in circles",
+                hint="finish the download, or remove the entry",
+            )  # fmt: skip
+
+
 def _tensors(path: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
     """All tensors, and the files that say where they are."""
-    single, index = path / SINGLE_FILE, path / INDEX_FILE
-    if single.is_file():
-        return read_header(single), [single]
-    if index.is_file():
-        shards = _shards(index)
-        return _sharded(index, shards), [index, *sorted(set(shards.values()))]
-    pickled = sorted(file.name for file in path.glob("*.bin"))
+    names = ((SINGLE_FILE, INDEX_FILE, read_header), (PICKLED_FILE, PICKLED_INDEX_FILE, read_pickled))
+    for single_name, index_name, read in names:
+        single, index = path / single_name, path / index_name
+        if single.is_file():
+            return read(single), [single]
+        if index.is_file():
+            shards = _shards(index)
+            return _sharded(index, shards, read), [index, *sorted(set(shards.values()))]
     raise CheckpointError(
-        f"the model directory has neither {SINGLE_FILE} nor {INDEX_FILE}",
-        where=str(path),
-        got=_listing(path),
-        hint="save the model as safetensors: from_pretrained(...).save_pretrained(...)" if pickled else None,
-    )
+        f"the model directory has neither {SINGLE_FILE} nor {INDEX_FILE}", where=str(path),
+        expected=f"one of them, or {PICKLED_FILE}, or {PICKLED_INDEX_FILE}", got=_listing(path),
+        hint="download the weights in one of these forms, or save the model: from_pretrained(...).save_pretrained(...)",
+    )  # fmt: skip
+
+
+def safetensors_name(file: Path) -> str:
+    """What the file of a Checkpoint is called whose weights come from this one."""
+    return file.name if file.suffix != ".bin" else f"{file.stem.replace('pytorch_model', 'model')}.safetensors"
 
 
 def _shards(index: Path) -> dict[str, Path]:
@@ -80,13 +103,16 @@ def _shards(index: Path) -> dict[str, Path]:
     if not names:
         raise CheckpointError("the index names no tensors", where=str(index), expected="weight_map")
     for tensor, file in names.items():
-        if Path(file).name != file or file in ("", ".", ".."):
+        if Path(file).name != file or file in ("", ".", "..") or len(file) > _LONGEST_NAME:
             raise CheckpointError(
-                "the index points outside its directory",
-                where=f"{index}: {tensor}",
-                expected="a file name",
-                got=repr(file),
-            )
+                "the index points outside its directory", where=f"{index}: {tensor}", expected="a file name",
+                got=repr(file)[:200],
+            )  # fmt: skip
+        if Path(file).suffix not in (".safetensors", ".bin"):
+            raise CheckpointError(
+                "the index names a file of another kind", where=f"{index}: {tensor}",
+                expected="a .safetensors or .bin file", got=repr(file)[:200],
+            )  # fmt: skip
     missing = sorted({file for file in names.values() if not (index.parent / file).is_file()})
     if missing:
         raise CheckpointError(
@@ -99,11 +125,11 @@ def _shards(index: Path) -> dict[str, Path]:
     return {tensor: index.parent / file for tensor, file in names.items()}
 
 
-def _sharded(index: Path, shards: Mapping[str, Path]) -> dict[str, StoredTensor]:
+def _sharded(index: Path, shards: Mapping[str, Path], read: Reader) -> dict[str, StoredTensor]:
     """The tensors of all shards; index and headers must name the same ones in the same files."""
     tensors: dict[str, StoredTensor] = {}
     for file in sorted(set(shards.values())):
-        header = read_header(file)
+        header = read(file)
         expected = {name for name, place in shards.items() if place == file}
         if absent := sorted(expected - set(header)):
             raise CheckpointError(

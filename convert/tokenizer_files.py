@@ -1,9 +1,9 @@
-"""The tokenizer of a model directory: tokenizer.json is carried along, tokenizer.model converted, others refused."""
+"""The tokenizer of a model directory: tokenizer.json is carried along, older files converted, or refused."""
 
 from pathlib import Path
 
 from ingot.configs.read import Section
-from ingot.convert.sentencepiece import HINT, tokenizer_json
+from ingot.convert import byte_level, sentencepiece
 from ingot.errors import CheckpointError
 
 _OTHERS = ("*.tiktoken", "tiktoken.model", "tekken.json", "vocab.json", "spiece.model")
@@ -18,13 +18,15 @@ def make_tokenizer(folder: Path) -> dict[str, object] | None:
     if (folder / "tokenizer.json").is_file():
         return None
     settings = folder / "tokenizer_config.json"
+    section = Section.from_file(settings) if settings.is_file() else Section({}, str(settings))
     if (folder / "tokenizer.model").is_file():
-        section = Section.from_file(settings) if settings.is_file() else Section({}, str(settings))
-        return tokenizer_json(folder / "tokenizer.model", section)
+        return sentencepiece.tokenizer_json(folder / "tokenizer.model", section)
+    if (folder / byte_level.VOCAB_FILE).is_file() and (folder / byte_level.MERGES_FILE).is_file():
+        return byte_level.tokenizer_json(folder, section)
     others = [file for pattern in _OTHERS for file in sorted(folder.glob(pattern))]
     if others:
         raise CheckpointError(
             "the tokenizer of the model is not converted", where=str(others[0]),
-            expected="tokenizer.json, or a sentencepiece tokenizer.model", hint=HINT,
+            expected="tokenizer.json, tokenizer.model, or vocab.json with merges.txt", hint=sentencepiece.HINT,
         )  # fmt: skip
     return None

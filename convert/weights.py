@@ -166,13 +166,15 @@ def _unfit(expr: Expr, expected: str, got: str) -> CheckpointError:
 
 
 def blocks(expr: Expr, tensors: Mapping[str, StoredTensor], block: int) -> Iterator[Bits]:
-    """The stored bits in C order, flat, at most `block` elements at a time where the expression is a Take."""
+    """The stored bits in C order, flat, at most `block` elements at a time."""
     if isinstance(expr, Take):
         size = math.prod(tensors[expr.name].shape)
         for begin in range(0, size, block):
             yield read_elements(tensors[expr.name], begin, min(begin + block, size))
     else:
-        yield _evaluate(expr, tensors).reshape(-1)
+        whole = _evaluate(expr, tensors).reshape(-1)
+        for begin in range(0, whole.size, block):
+            yield whole[begin : begin + block]
 
 
 def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:

@@ -75,12 +75,13 @@ def pack_panels(rows: npt.NDArray[np.generic], dtype: DType) -> npt.NDArray[np.g
     """[n, K] stored bits of `dtype` (n <= any) → [ceil(n/16), ...] panels, C-contiguous."""
     n, k = rows.shape
     panels = -(-n // PANEL)
-    padded = np.zeros((panels * PANEL, padded_k(k, dtype)), dtype=dtype.storage)
-    padded[:n, :k] = rows
-    tiles = padded.reshape(panels, PANEL, -1)
-    if dtype is DType.F32:
-        return np.ascontiguousarray(tiles.transpose(0, 2, 1))
-    return np.ascontiguousarray(tiles.reshape(panels, PANEL, -1, 2).transpose(0, 2, 1, 3))
+    padded = rows
+    if (panels * PANEL, padded_k(k, dtype)) != rows.shape or not rows.flags.c_contiguous:
+        padded = np.zeros((panels * PANEL, padded_k(k, dtype)), dtype=dtype.storage)
+        padded[:n, :k] = rows
+    words = padded.view(np.uint32).reshape(panels, PANEL, -1)  # a float32, or a pair of bf16 that stay neighbours
+    packed = np.ascontiguousarray(words.transpose(0, 2, 1)).view(dtype.storage)
+    return packed if dtype is DType.F32 else packed.reshape(panels, -1, PANEL, 2)
 
 
 def unpack_panels(panels: npt.NDArray[np.generic], n: int, k: int, dtype: DType) -> npt.NDArray[np.generic]:

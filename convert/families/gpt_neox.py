@@ -71,6 +71,7 @@ FAMILY = Family(
         Row(f"layers.{{i}}/attn/qkv/{x}", Regroup(Take(f"{_LAYER}.attention.query_key_value.{x}"), parts=3))
         for x in ("weight", "bias")
     ),
+    other_names={"embed_out.weight": "lm_head.weight"},  # as transformers 5 calls it in memory
     drops=tuple(Drop(f"{_LAYER}.attention.{x}") for x in ("bias", "masked_bias", "rotary_emb.inv_freq")),  # old files
     tiny={
         "model_type": "gpt_neox", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 84,

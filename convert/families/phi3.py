@@ -8,24 +8,14 @@ from ingot.configs.read import Section
 from ingot.convert.families import llama
 from ingot.convert.family import takes
 from ingot.convert.hf_config import read_window
-from ingot.convert.hf_rope import original_positions, rope_section
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
-    """config.json of a Phi3ForCausalLM; defaults are those of transformers.
-
-    A model with longrope is converted for the positions that its short factors hold for.
-    """
+    """config.json of a Phi3ForCausalLM; defaults are those of transformers."""
     model = llama.read_llama(section, positions=4096, eps=1e-5, partial_rotary=1.0, has_attention_bias=False)
-    rope, positions = rope_section(section), model.max_positions
-    if model.rope is not None and model.rope.factors:
-        positions = min(
-            positions, original_positions(rope, section, section.integer("original_max_position_embeddings", 4096))
-        )
     window = read_window(section)
     return dataclasses.replace(
-        model, fused_qkv=True, fused_gate_up=True, max_positions=positions,
-        windows=(window,) * model.num_layers if window else (),
+        model, fused_qkv=True, fused_gate_up=True, windows=(window,) * model.num_layers if window else (),
     )  # fmt: skip
 
 

@@ -95,6 +95,8 @@ _SAFETENSORS = {
 _FROM_SAFETENSORS = {name: dtype for dtype, name in _SAFETENSORS.items()}
 _FROM_ONNX = {number: dtype for dtype, number in _ONNX.items()}
 
+_EXPONENT = {DType.F32: (np.uint32, 0x7F800000), DType.F16: (np.uint16, 0x7C00), DType.BF16: (np.uint16, 0x7F80)}
+
 
 def bf16_to_float32(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
     """Exact: a bf16 is the upper half of a float32."""
@@ -103,15 +105,29 @@ def bf16_to_float32(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
 
 def float32_to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Round to nearest, ties to even; a NaN stays a (quiet) NaN."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    return np.where(nan, (bits >> 16) | 0x40, rounded).astype(np.uint16)
+    values = np.ascontiguousarray(values, dtype=np.float32)
+    bits = values.view(np.uint32)
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    stored = rounded.astype(np.uint16)
+    nan = np.isnan(values)
+    if nan.any():
+        stored[nan] = (bits[nan] >> 16) | 0x40
+    return stored
 
 
 def round_to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """The float32 values nearest to `values` that bf16 can hold."""
     return bf16_to_float32(float32_to_bf16(values))
+
+
+def count_nonfinite(bits: npt.NDArray[np.generic], dtype: DType) -> int:
+    """How many stored values have all exponent bits set: NaN and the infinities."""
+    unsigned, exponent = _EXPONENT[dtype]
+    return int(np.count_nonzero((bits.view(unsigned) & unsigned(exponent)) == exponent))
 
 
 def to_float32(stored: npt.NDArray[np.generic], dtype: DType) -> npt.NDArray[np.float32]:

@@ -2,9 +2,13 @@
 
 out/          the target, untouched until the end
 .out.partial-1f3a09/   where the work writes; renamed to `out` on success, removed on failure or Ctrl-C
+
+The process that writes holds a lock on the hidden directory, which the system takes away when it dies, however it
+dies: a hidden directory without a lock is what is left of killed work, and the next work on the same target removes it.
 """
 
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -15,6 +19,7 @@ from types import TracebackType
 from ingot.errors import CapacityError, IngotError, UsageError
 
 # EFBIG: the process's own file-size limit; EDQUOT: the user's quota. For the reader they all mean "no room".
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -36,12 +41,14 @@ class OutputDir:
         self.target = Path(os.path.realpath(target))  # a link to a directory stays a link
         self.path = self.target.with_name(f".{self.target.name}.partial-{secrets.token_hex(3)}")
         self._is_previous = is_previous
+        self._lock: int | None = None
 
     def __enter__(self) -> "OutputDir":
         self._refuse_foreign_target()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.mkdir()
+            self._remove_dead()
+            self._make_path()
         except OSError as error:
             raise _in_words(error, self.target) or UsageError(
                 "the output directory cannot be created",
@@ -49,6 +56,9 @@ class OutputDir:
                 got=error.strerror,
                 hint="choose another directory",
             ) from error
+        except BaseException:  # interrupted: __exit__ is only called once this has returned
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
         return self
 
     def __exit__(
@@ -63,12 +73,37 @@ class OutputDir:
             ) from failure
         finally:
             shutil.rmtree(self.path, ignore_errors=True)
+            if self._lock is not None:
+                os.close(self._lock)
         if isinstance(error, OSError):
             raise _in_words(error, self.target) or IngotError(
                 "a file cannot be read or written; nothing was left behind",
                 where=str(error.filename or self.target),
                 got=error.strerror or str(error),
             ) from error
+
+    def _make_path(self) -> None:
+        """Make the hidden directory and lock it; if another process took it for a dead one meanwhile, make another."""
+        while True:
+            self.path.mkdir()
+            self._lock = os.open(self.path, _DIRECTORY)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            except OSError:  # a file system without locks: nothing is ever taken for dead there
+                return
+            if self.path.exists():
+                return
+            os.close(self._lock)
+            self.path = self.path.with_name(f".{self.target.name}.partial-{secrets.token_hex(3)}")
+
+    def _remove_dead(self) -> None:
+        """Remove what killed processes left beside the target; an earlier output only where a later one is in place."""
+        for entry in list(self.path.parent.iterdir()):
+            kind, dash, _ = entry.name.removeprefix(f".{self.target.name}.").partition("-")
+            if not (entry.name.startswith(f".{self.target.name}.") and dash and kind in ("partial", "previous")):
+                continue
+            if kind == "partial" or self.target.exists():
+                _remove_unlocked(entry)
 
     def require_space(self, nbytes: int) -> None:
         """Raise CapacityError now if the disk has not `nbytes` free, rather than after an hour of work."""
@@ -122,3 +157,18 @@ def _in_words(error: OSError, target: Path) -> CapacityError | None:
         got=error.strerror,
         hint="free space or choose another disk, then run the command again",
     )
+
+
+def _remove_unlocked(path: Path) -> None:
+    """Remove a directory unless a process holds its lock."""
+    try:
+        descriptor = os.open(path, _DIRECTORY)
+    except OSError:  # gone meanwhile, or no directory of ours
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:  # its process is at work, or the file system has no locks
+        return
+    finally:
+        os.close(descriptor)

@@ -20,11 +20,10 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ingot.configs.read import parse_json
+from ingot.configs.read import MAX_JSON, parse_json
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
 
-_MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _ALIGN = 64  # where our files begin their tensor bits
 
 # Bits per element of what the format can hold; ingot reads a tensor only if DType knows its type too.
@@ -69,7 +68,13 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, _MAX_HEADER):
+            if MAX_JSON < length <= size - 8:
+                raise CheckpointError(
+                    "the header of the safetensors file is too large", where=str(path),
+                    expected=f"at most {MAX_JSON:,} bytes", got=f"{length:,} bytes",
+                    hint="save the model in several files",
+                )  # fmt: skip
+            if size < 8 or length > size - 8:
                 raise _broken(path, "it is shorter than its header says", f"{8 + length:,} bytes", f"{size:,} bytes")
             text = file.read(length)
     except OSError as error:

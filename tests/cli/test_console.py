@@ -31,6 +31,29 @@ def test_a_log_gets_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
+def test_bytes_have_a_rate_and_a_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 MiB/s from the second call of a stage on; what was done in an earlier stage does not count."""
+    clock = iter(range(0, 100, 10))
+    monkeypatch.setattr("ingot.cli.console.time.monotonic", lambda: float(next(clock)))
+    log = io.StringIO()
+    with Talk(Level.INFO, log) as talk:
+        talk.progress_bytes("hashing", 1000 << 20, 4000 << 20)
+        for done in (1000, 1040, 1080, 4000):
+            talk.progress_bytes("weights", done << 20, 4000 << 20)
+        talk.progress("rounds", 1, 3)
+        talk.progress("rounds", 2, 3)
+    assert log.getvalue().splitlines() == [
+        "hashing 25%", "weights 25%", "weights 26%, 4 MiB/s, 12:20 left", "weights 27%, 4 MiB/s, 12:10 left",
+        "weights 100%, 100 MiB/s", "rounds 33%", "rounds 67%, 0:10 left",
+    ]  # fmt: skip
+    screen = Terminal()
+    with Talk(Level.INFO, screen) as talk:
+        talk.progress_bytes("weights", 0, 4000 << 20)
+        talk.progress_bytes("weights", 1000 << 20, 4000 << 20)
+    assert "25%" in screen.getvalue()
+    assert "/s, " in screen.getvalue()
+
+
 def test_a_terminal_gets_a_bar_that_goes_away() -> None:
     screen = Terminal()
     _work(Talk(Level.INFO, screen))

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import BuildDefaults, ConvertOptions
 from ingot.convert import convert as convert_module
-from ingot.convert.convert import BASE_MEMORY, convert
+from ingot.convert.convert import convert
+from ingot.convert.family import find_family
 from ingot.convert.source import Source
 from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
 from ingot.errors import CapacityError, CheckpointError, ConfigError, UsageError
@@ -44,6 +46,16 @@ def test_names_without_prefix(tmp_path: Path) -> None:
     tensors["h.1.attn.masked_bias"] = (DType.F32, np.array(-1e4, dtype=np.float32))
     stored = converted(write_model(tmp_path / "m", TINY_GPT2, tensors=tensors), tmp_path / "c").tensors()
     assert len(stored) == len(tensors) - 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_head_of_gpt_neox_has_two_names(tmp_path: Path, tied: bool) -> None:
+    config = {**find_family("gpt_neox").tiny, "tie_word_embeddings": tied}
+    tensors = random_tensors(config)
+    found = tensors.pop("embed_out.weight", tensors["gpt_neox.embed_in.weight"])
+    tensors["lm_head.weight"] = found
+    stored = converted(write_model(tmp_path / "m", config, tensors=tensors), tmp_path / "c").tensors()
+    assert ("lm_head/weight" in stored) is not tied
 
 
 def test_rounding_is_to_nearest_even(tmp_path: Path) -> None:
@@ -115,9 +127,10 @@ def test_progress_reaches_the_end(tmp_path: Path) -> None:
         lambda what, done, total: calls.append((what, done, total)),
     )
     assert [what for what, _, _ in calls] == sorted((what for what, _, _ in calls), reverse=True)
-    assert {what for what, _, _ in calls} == {"weights", "hashing"}
-    assert calls[-1][1] == calls[-1][2]
-    assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
+    for stage in ("weights", "hashing"):
+        done = [done for what, done, _ in calls if what == stage]
+        assert done == sorted(done)
+        assert {total for what, _, total in calls if what == stage} == {done[-1]}
 
 
 def poisoned(name: str, **values: float) -> Tensors:
@@ -236,9 +249,21 @@ def test_options_that_do_not_go_together(options: dict[str, object], words: str)
 
 def test_too_little_memory_is_refused_ahead(tmp_path: Path) -> None:
     options = ConvertOptions(model_dir=write_model(tmp_path / "m"), output_dir=tmp_path / "c", max_mem=64 << 20)
-    with pytest.raises(CapacityError, match=f"at most 67,108,864 bytes(.|\n)*{BASE_MEMORY >> 20}MiB"):
+    with pytest.raises(CapacityError, match=r"than --max_mem allows(.|\n)*64 MiB(.|\n)*--max_mem \d+MiB"):
         convert(options)
     assert not (tmp_path / "c").exists()
+
+
+def test_too_little_disk_is_refused_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ConvertOptions(model_dir=write_model(tmp_path / "m"), output_dir=tmp_path / "c")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 9999))
+    monkeypatch.setattr(TensorFileWriter, "write", lambda *_: pytest.fail("a byte was written"))
+    said: list[str] = []
+    with pytest.raises(CapacityError, match=r"not enough disk space(.|\n)*9,999 bytes free"):
+        convert(options, say=said.append)
+    assert said[0].startswith("the conversion needs at most ")
+    assert "9.765 KiB are free" in said[0]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m"]
 
 
 class FullDisk:

@@ -10,13 +10,19 @@ from ingot.configs.model import Activation, Llama3Scaling, ModelConfig, RopeConf
 from ingot.configs.read import Section
 from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import family_names, find_family, read_model
+from ingot.convert.hf_rope import choose_factors
 from ingot.convert.rope import inverse_frequencies
 from ingot.convert.weights import sources
-from ingot.errors import ConfigError, IngotError, UnsupportedModelError
+from ingot.errors import ConfigError, IngotError, UnsupportedModelError, UsageError
 from tests.handmade import TINY_GPT2, TINY_LLAMA
 
 LLAMA3 = {
     "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+LONG = {
+    "type": "longrope", "short_factor": [1.0] * 6, "long_factor": [3.0] * 6, "original_max_position_embeddings": 32,
 }  # fmt: skip
 
 
@@ -63,6 +69,11 @@ def test_spellings_of_rotary_positions(changes: dict[str, object], expected: Rop
         {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
         {"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3},
         {"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3, "factor": 32.0},
+        {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 3.0},
+        {"rope_theta": 1e6, **YARN},
+        {"rope_theta": 1e6, **YARN, "factor": 32.0, "truncate": False, "attention_factor": 1.5},
+        {"rope_theta": 1e4, **YARN, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.1},
+        {"rope_theta": 1e4, **YARN, "factor": 0.5, "mscale": 0.7},
     ],
 )
 @pytest.mark.parametrize("head_dim", [12, 64, 128])
@@ -72,8 +83,45 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any], head_dim: i
     )
     ours = read(TINY_LLAMA, head_dim=head_dim, rope_parameters=rope, max_position_embeddings=131072).rope
     assert ours is not None
-    expected = LlamaRotaryEmbedding(config).inv_freq.numpy()
-    assert inverse_frequencies(ours) == pytest.approx(expected, rel=3e-7)
+    theirs = LlamaRotaryEmbedding(config)
+    assert inverse_frequencies(ours) == pytest.approx(theirs.inv_freq.numpy(), rel=3e-7)
+    assert ours.scale == pytest.approx(theirs.attention_scaling)
+
+
+def test_yarn_counts_positions_from_the_original_ones() -> None:
+    assert read(TINY_LLAMA, max_position_embeddings=5000, rope_scaling=YARN).max_positions == 4 * 4096
+    assert read(TINY_LLAMA, max_position_embeddings=99999, rope_scaling=YARN).max_positions == 99999
+
+
+def test_truncate_stands_beside_the_layer_types_not_in_them() -> None:
+    """transformers reads it there alone: elsewhere it is a key without effect."""
+    kinds = ("full_attention", "sliding_attention")
+    inner = {kind: {"rope_theta": 1e6, **YARN, "truncate": False} for kind in kinds}
+    tiny = dict(find_family("gemma3_text").tiny)
+    for truncate in (True, False):
+        values = {**tiny, "rope_parameters": {**inner, "truncate": truncate}}
+        _, model, unknown = read_model(Section(values, "config.json"), None)
+        assert [rope is not None and rope.yarn and rope.yarn.truncate for rope in (model.rope, model.local_rope)] == [
+            truncate, truncate,
+        ]  # fmt: skip
+        assert unknown == tuple(f"rope_parameters.{kind}.truncate" for kind in kinds)
+
+
+def test_longrope_is_for_the_short_factors_or_the_long() -> None:
+    section = Section({**TINY_LLAMA, "rope_scaling": LONG}, "config.json")
+    model = read_model(section, None)[1]
+    short, (remark,) = choose_factors(model, section, None)
+    assert short == choose_factors(model, section, "short")[0]
+    long, remarks = choose_factors(model, section, "long")
+    assert (short.max_positions, long.max_positions, remarks) == (32, 64, ())
+    assert "32 of 64 positions" in remark
+    assert short.rope is not None
+    assert long.rope is not None
+    assert (short.rope.factors, long.rope.factors) == ((1.0,) * 6, (3.0,) * 6)
+    assert short.rope.scale == long.rope.scale > 1
+    plain = Section(TINY_LLAMA, "config.json")
+    with pytest.raises(UsageError, match="no longrope factors"):
+        choose_factors(read_model(plain, None)[1], plain, "long")
 
 
 def test_defaults_are_those_of_transformers() -> None:
@@ -131,8 +179,14 @@ def test_activations(name: str, expected: Activation) -> None:
         ({"model_type": "../llama"}, UnsupportedModelError, "not supported"),
         ({"model_type": None}, ConfigError, "what model it is(.|\n)*config.json:model_type"),
         ({"hidden_act": "relu2"}, UnsupportedModelError, "activation(.|\n)*config.json:hidden_act(.|\n)*relu2"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, UnsupportedModelError, "rope_scaling.rope_type(.|\n)*yarn"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, UnsupportedModelError, "dynamic"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, UnsupportedModelError, "rope_scaling.rope_type(.|\n)*spiral"),
+        ({"rope_scaling": {"type": "dynamic"}}, ConfigError, "config.json:rope_scaling.factor"),
+        ({"rope_scaling": {**YARN, "beta_fast": 1.0}}, ConfigError, "beta_fast(.|\n)*more than beta_slow"),
+        ({"rope_scaling": {**YARN, "factor": 0}}, ConfigError, "config.json:rope_scaling.factor"),
+        ({"rope_theta": 1, "rope_scaling": YARN}, ConfigError, "growing length"),
+        ({"rope_scaling": {**YARN, "truncate": 1}}, ConfigError, "rope_scaling.truncate"),
+        ({"rope_scaling": {**LONG, "long_factor": [1] * 5}}, ConfigError, "rope_scaling.long_factor(.|\n)*6 numbers"),
+        ({"rope_scaling": {k: LONG[k] for k in ("type", "short_factor", "long_factor")}}, ConfigError, "positions of"),
         ({"rope_scaling": {"type": "linear"}}, ConfigError, "config.json:rope_scaling.factor"),
         ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}}, ConfigError, "wrong order"),
         ({"rope_scaling": {}, "rope_parameters": {}}, ConfigError, "both given"),

@@ -30,6 +30,9 @@ LLAMAS: dict[str, dict[str, Any]] = {
     "head_dim 256, inter 7": {"head_dim": 256, "heads": 2, "kv_heads": 1, "inter": 7, "layers": 1},
     "llama3 scaling": {"rope": LLAMA3},
     "linear scaling": {"rope": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    "yarn scaling": {
+        "rope": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    },
     "bf16, tied": {"dtype": torch.bfloat16, "tied": True},
     "f16": {"dtype": torch.float16, "biases": True},
     "gelu": {"hidden_act": "gelu", "rms_norm_eps": 1e-2},
@@ -75,6 +78,16 @@ def test_gpt2(tmp_path: Path, name: str) -> None:
 def test_every_family(tmp_path: Path, name: str) -> None:
     config = dict(find_family(name).tiny)
     assert_golden(tiny_model(tmp_path / "model", config), tmp_path / "checkpoint", 61)
+
+
+def test_long_factors_are_those_of_long_texts(tmp_path: Path) -> None:
+    """transformers takes them for texts of more than the 128 original positions."""
+    model = tiny_model(tmp_path / "model", dict(find_family("phi3").tiny))
+    convert(ConvertOptions(model_dir=model.folder, output_dir=tmp_path / "checkpoint", rope_factors="long"))
+    ids = np.random.default_rng(1).integers(0, 61, (1, 150))
+    expected = model.logits(ids)
+    error = np.abs(logits_of_graph(tmp_path / "checkpoint", ids) - expected).max() / np.ptp(expected)
+    assert error < TOLERANCE
 
 
 @pytest.mark.shared

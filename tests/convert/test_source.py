@@ -93,9 +93,6 @@ def test_no_directory_no_config_no_weights(tmp_path: Path) -> None:
     (tmp_path / "m" / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
         Source.open(tmp_path / "m")
-    (tmp_path / "m" / "pytorch_model.bin").write_text("")
-    with pytest.raises(CheckpointError, match="save the model as safetensors"):
-        Source.open(tmp_path / "m")
 
 
 def test_our_own_artifacts_are_no_source(tmp_path: Path) -> None:

@@ -203,6 +203,19 @@ def test_interrupted_work_leaves_nothing(command: str, large_checkpoint: Path, t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_kill_left_is_removed_by_the_next_run(large_checkpoint: Path, tmp_path: Path) -> None:
+    work = ("build", "--checkpoint_dir", large_checkpoint, "--output_dir", tmp_path / "out")
+    process = start(*work)
+    while process.poll() is None and not list(tmp_path.glob(".out.partial-*/*")):
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".out.partial-")
+    ingot(*work).succeeds()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
 def test_the_header_length_of_safetensors_is_not_believed(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     raw = (model / "model.safetensors").read_bytes()

@@ -1,11 +1,15 @@
-"""Weights are used where they lie in the mapped file: generating takes little beside the engine and its KV cache."""
+"""Generating takes little beside the engine and its KV cache; converting and building take what they foresaw."""
 
+import contextlib
 import json
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from tests.e2e.command import ingot
+from tests.e2e.command import finish, ingot, start
+from tests.handmade import write_model
 
 ALLOWANCE = 150 << 20  # bytes beside engine and KV: interpreter, numpy, activations
 
@@ -29,3 +33,45 @@ def test_resident_memory_while_generating(large_checkpoint: Path, tmp_path: Path
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "e")]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert engine < found["resident"] < engine + found["kv"] + ALLOWANCE
+
+
+NEOX = {
+    "model_type": "gpt_neox", "vocab_size": 500, "hidden_size": 1536, "intermediate_size": 1024,
+    "num_hidden_layers": 2, "num_attention_heads": 12, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def resident(output: Path, *args: object) -> tuple[int, int]:
+    """(most bytes that a command had resident, bytes that it foresaw), the first as seen from outside.
+
+    What it foresaw to write must be true as well.
+    """
+    with start(*args, "--output_dir", output) as process:
+        most = 0
+        while process.poll() is None:
+            with contextlib.suppress(OSError, KeyError):  # the process may end at any moment
+                status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                most = int(dict(line.split(":", 1) for line in status)["VmHWM"].split()[0]) * 1024
+            time.sleep(0.001)
+        result = finish(process).succeeds()
+    forecast = re.search(r"needs at most (\S+) MiB of memory and (\S+) MiB of disk", result.err)
+    assert forecast is not None
+    memory, disk = (round(float(size) * (1 << 20)) for size in forecast.groups())
+    written = sum(file.stat().st_size for file in output.iterdir())
+    assert written < disk < 1.05 * written
+    return most, memory
+
+
+def test_memory_of_a_conversion(tmp_path: Path) -> None:
+    """Of 110 MB of weights, the largest, of 28 MB, are made in memory, for their rows are stored in another order."""
+    source = write_model(tmp_path / "m", NEOX)
+    most, forecast = resident(tmp_path / "c", "convert", "--model_dir", source, "--dtype", "float16")
+    assert most < forecast < 2.5 * most
+    made = 3 * 1536 * 1536 * 4
+    assert forecast < (130 << 20) + 2 * made, "the limit is that of the largest tensor made in memory"
+
+
+def test_memory_of_a_build(large_checkpoint: Path, tmp_path: Path) -> None:
+    """It does not grow with the model: of 110 MB of weights, some blocks are in memory at a time."""
+    most, forecast = resident(tmp_path / "e", "build", "--checkpoint_dir", large_checkpoint)
+    assert most < forecast < 2 * most

@@ -1,6 +1,10 @@
 """An output directory appears complete or not at all."""
 
 import errno
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,3 +107,63 @@ def test_a_parent_that_is_a_file_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be created"):
         make(tmp_path / "file" / "out")
+
+
+WORK = """
+import sys
+from pathlib import Path
+from ingot.output_dir import OutputDir
+
+with OutputDir(Path(sys.argv[1]), is_previous=lambda _: True) as out:
+    (out.path / "half").write_text("x")
+    print(out.path, flush=True)
+    input()
+"""
+
+
+def started(target: Path) -> "tuple[subprocess.Popen[str], Path]":
+    """A process at work, and its hidden directory."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORK, str(target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_what_killed_work_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    """And neither what work at the same time writes, nor what only looks alike."""
+    killed, dead = started(tmp_path / "out")
+    killed.kill()
+    killed.communicate()
+    working, alive = started(tmp_path / "out")
+    assert not dead.exists()
+    others = [tmp_path / name for name in (".out2.partial-1", ".out.partial", "out.partial-1", ".out.other-1")]
+    for other in others:
+        other.mkdir()
+    (tmp_path / ".out.partial-file").write_text("no directory")
+    (tmp_path / ".out.partial-link").symlink_to(others[0])
+    (tmp_path / ".out.previous-1").mkdir()
+    make(tmp_path / "out")
+    assert (alive / "half").exists()
+    assert all(other.exists() for other in others)
+    assert (tmp_path / ".out.previous-1").exists(), "kept as long as nothing else was in place"
+    make(tmp_path / "out")
+    assert not (tmp_path / ".out.previous-1").exists()
+    working.communicate("\n")
+    assert (tmp_path / "out" / "half").exists()
+    assert not alive.exists()
+
+
+def test_interrupted_work_leaves_nothing(tmp_path: Path) -> None:
+    process, _ = started(tmp_path / "out")
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_descriptor_stays_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    make(tmp_path / "out")
+    with pytest.raises(RuntimeError):
+        fail(tmp_path / "out", RuntimeError())
+    assert len(os.listdir("/proc/self/fd")) == before

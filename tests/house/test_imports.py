@@ -18,14 +18,15 @@ MAY = {
     "ingot.step_io": "errors dtypes plan",
     "ingot.manifest": "errors dtypes configs plan",
     "ingot.output_dir": "errors",
+    "ingot.forecast": "errors configs",
     "ingot.tensor_file": "errors dtypes configs",
     "ingot.checkpoint": "errors dtypes configs output_dir tensor_file",
     "ingot.engine": "errors dtypes configs plan manifest engine",
     "ingot.engine_writer": "errors dtypes configs plan manifest engine output_dir",
     "ingot.plugins": "errors dtypes configs plan step_io plugins _cpu",
-    "ingot.convert": "errors dtypes configs checkpoint tensor_file output_dir convert",
-    "ingot.builder": "errors dtypes configs checkpoint tensor_file output_dir plan manifest engine engine_writer "
-    "step_io plugins builder",
+    "ingot.convert": "errors dtypes configs checkpoint tensor_file output_dir forecast convert",
+    "ingot.builder": "errors dtypes configs checkpoint tensor_file output_dir forecast plan manifest engine "
+    "engine_writer step_io plugins builder",
     "ingot.runtime": "errors dtypes configs plan step_io manifest engine plugins runtime",
 }
 TOP = (
@@ -49,14 +50,14 @@ FENCES = {
     "onnxruntime": (),
     "tensorrt": ("ingot.plugins",),
     "cuda": ("ingot.plugins",),
-    "torch": ("ingot.convert.source",),
+    "torch": (),
     "transformers": (),
     "click": ("ingot.cli",),
     "rich": ("ingot.cli",),
     "tokenizers": ("ingot.runtime.tokenizer", "ingot.builder.calibrate"),
     "ingot._cpu": ("ingot.plugins.cpu.target",),
 }
-OPTIONAL = {"torch", "tensorrt", "cuda"}  # extras: may be imported inside functions
+OPTIONAL = {"tensorrt", "cuda"}  # extras: may be imported inside functions
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:

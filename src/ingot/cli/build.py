@@ -71,7 +71,7 @@ def command(checkpoint_dir: Path, output_dir: Path, log_level: str, **options: A
         for note in judge_all(options):
             talk.note(note)
         defaults = Checkpoint.open(checkpoint_dir).config.build_defaults
-        report = build(_config(options, defaults, talk), checkpoint_dir, output_dir, talk.progress)
+        report = build(_config(options, defaults, talk), checkpoint_dir, output_dir, talk.progress_bytes, talk.note)
         _tell(report, talk)
 
 

@@ -3,11 +3,14 @@
 import enum
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+
+from ingot.configs.sizes import format_bytes
 
 
 class Level(enum.IntEnum):
@@ -44,11 +47,17 @@ class Talk:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._stage = ""
+        self._begin, self._before = 0.0, 0  # of the stage: when it began, what was done before it
         self._last = 0.0
 
     def __enter__(self) -> "Talk":
         if self._stream.isatty() and self._level >= Level.INFO:
-            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[pace]}"),
+            )
             self._bar = Progress(*columns, console=Console(file=self._stream), transient=True)
             self._bar.start()
         return self
@@ -61,19 +70,28 @@ class Talk:
             self._bar = None
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """`done` of `total` (bytes, passes, rounds: of anything) are finished; `stage` is what happens now."""
+        """`done` of `total` (passes, rounds: of anything) are finished; `stage` is what happens now."""
+        self._progress(stage, done, total, None)
+
+    def progress_bytes(self, stage: str, done: int, total: int) -> None:
+        """`progress` of bytes: their rate is shown too."""
+        self._progress(stage, done, total, format_bytes)
+
+    def _progress(self, stage: str, done: int, total: int, spell: Callable[[int], str] | None) -> None:
         if self._level < Level.INFO:
             return
+        now = time.monotonic()
+        is_new = stage != self._stage
+        if is_new:
+            self._stage, self._begin, self._before = stage, now, done
+        pace = _pace(now - self._begin, done - self._before, total - done, spell)
         if self._bar is not None:
-            if stage != self._stage or self._task is None:
-                self._task = self._bar.add_task(stage, total=total)
-            self._bar.update(self._task, completed=done, total=total)
-        else:
-            now = time.monotonic()
-            if stage != self._stage or done >= total or now - self._last > self.PERIOD:
-                self._say(f"{stage} {done / total:.0%}" if total else stage)
-                self._last = now
-        self._stage = stage
+            if is_new or self._task is None:
+                self._task = self._bar.add_task(stage, total=total, pace=pace)
+            self._bar.update(self._task, completed=done, total=total, pace=pace)
+        elif is_new or done >= total or now - self._last > self.PERIOD:
+            self._say(f"{stage} {done / total:.0%}{pace and f', {pace}'}" if total else stage)
+            self._last = now
 
     def warn(self, text: str) -> None:
         if self._level >= Level.WARNING:
@@ -92,3 +110,15 @@ class Talk:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
             print(text, file=self._stream, flush=True)
+
+
+def _pace(seconds: float, done: int, left: int, spell: Callable[[int], str] | None) -> str:
+    """Rate and remaining time of what was done in `seconds`; empty before there is anything to say."""
+    if seconds <= 0 or done <= 0:
+        return ""
+    rate = done / seconds
+    said = [f"{spell(round(rate))}/s"] if spell is not None else []
+    if left > 0:
+        minutes, rest = divmod(round(left / rate), 60)
+        said.append(f"{minutes}:{rest:02} left")
+    return ", ".join(said)

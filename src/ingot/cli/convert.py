@@ -6,7 +6,7 @@ import click
 
 from ingot.cli.console import LEVELS, Talk
 from ingot.cli.values import WEIGHT_ONLY, byte_size, log_level, weight_only
-from ingot.configs.convert import WEIGHT_DTYPES, BuildDefaults, ConvertOptions
+from ingot.configs.convert import ROPE_FACTORS, WEIGHT_DTYPES, BuildDefaults, ConvertOptions
 from ingot.configs.sizes import format_bytes
 from ingot.convert.convert import convert
 
@@ -21,6 +21,8 @@ from ingot.convert.convert import convert
     show_default=True,
     help="Type of the stored weights; auto keeps each as it is.",
 )
+@click.option("--rope_factors", type=click.Choice(ROPE_FACTORS), help="Of longrope models (Phi 3 128k): "
+              "the short ones hold up to the original positions, the long ones for texts of any length.")  # fmt: skip
 @click.option("--max_mem", type=byte_size, metavar="SIZE", help="Memory that the conversion may use, e.g. 8GiB.")
 @click.option("--config", type=click.Path(path_type=Path), help="A config.json alone: needs --random_weights.")
 @click.option("--random_weights", type=int, metavar="SEED", help="Draw the weights: a model of that exact shape.")
@@ -35,6 +37,7 @@ def command(
     model_dir: Path | None,
     output_dir: Path,
     dtype: str,
+    rope_factors: str | None,
     max_mem: int | None,
     config: Path | None,
     random_weights: int | None,
@@ -56,12 +59,13 @@ def command(
         random_weights=random_weights,
         dtype=WEIGHT_DTYPES.get(dtype),
         max_mem=max_mem,
+        rope_factors=rope_factors,
         build_defaults=BuildDefaults(
             precision=weight_only(use_weight_only, weight_only_precision), tp_size=tp_size, pp_size=pp_size
         ),
     )
     with Talk(LEVELS[log_level]) as talk:
-        report = convert(options, talk.progress)
+        report = convert(options, talk.progress_bytes, talk.note)
         for warning in report.warnings:
             talk.warn(warning)
         talk.note(

@@ -30,7 +30,7 @@ def command(output_dir: Path | None, target: str, as_json: bool, log_level: str)
     """
     place = contextlib.nullcontext(output_dir) if output_dir else tempfile.TemporaryDirectory(prefix="ingot-")
     with place as work, Talk(LEVELS[log_level]) as talk:
-        report = quickstart(Path(work), target, talk.progress, _write_err if as_json else _write)
+        report = quickstart(Path(work), target, talk.progress_bytes, _write_err if as_json else _write)
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
     else:

@@ -49,7 +49,7 @@ def command(
         raise UsageError("--text, --tokens and --store_passport go with --against", hint="say what to compare with")
     options = CompareOptions(tokens=tokens or DEFAULT_TOKENS, text=text, threads=threads, isa=isa)
     with Talk(LEVELS[log_level]) as talk:
-        report = verify(engine, talk.progress)
+        report = verify(engine, talk.progress_bytes)
         comparison = None if against is None else compare(engine, against, options, talk.progress)
         for step in () if comparison is None else comparison.steps:
             talk.detail(_line(step))

@@ -66,7 +66,7 @@ def _matmuls(dtype: DType) -> Iterator[Case]:
             weight = Packed(values=_normal(k, n, k) / np.float32(k**0.5), dtype=dtype)
             out = n // 2 if gated else n
             attrs: dict[str, Attr] = {
-                "activation": (*ACTIVATIONS,)[index], "gated": gated, "activations": dtype.value,
+                "activation": (*ACTIVATIONS,)[index], "gated": gated, "activations": dtype.value, "group": 0,
             }  # fmt: skip
             bias, residual = Packed(values=_normal(2, n)), _normal(3, rows, out)
             extra = ([None, None], [bias, residual], [None, residual], [bias, None])[(index + n) % 4]

@@ -1,0 +1,27 @@
+"""What work will need is said before it starts, and held against what it may use."""
+
+from pathlib import Path
+
+import pytest
+
+from ingot.errors import CapacityError
+from ingot.forecast import Forecast
+
+
+def test_is_a_sentence() -> None:
+    forecast = Forecast(memory=100 << 20, disk=3 << 30, free=7 << 30)
+    assert str(forecast) == "needs at most 100 MiB of memory and 3 GiB of disk, of which 7 GiB are free"
+
+
+def test_free_space_is_that_of_the_nearest_folder_there_is(tmp_path: Path) -> None:
+    here, below = (Forecast.at(target, memory=1, disk=1) for target in (tmp_path, tmp_path / "a" / "b" / "c"))
+    assert below.free == pytest.approx(here.free, rel=0.1)
+    assert here.free > 0
+
+
+def test_memory_is_held_against_max_mem() -> None:
+    forecast = Forecast(memory=(100 << 20) + 1, disk=1, free=1)
+    forecast.check_memory(None)
+    forecast.check_memory(101 << 20)
+    with pytest.raises(CapacityError, match=r"100 MiB(.|\n)*got: 64 MiB(.|\n)*--max_mem 101MiB"):
+        forecast.check_memory(64 << 20)
