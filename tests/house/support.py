@@ -60,7 +60,8 @@ def find_support(work: Path) -> dict[Row, dict[str, Support]]:
             expected = None
             for target in sorted(targets(), key=lambda target: target.name != "ref"):
                 if target.name in GPU_TARGETS:
-                    row["cuda/smXX"] = _on_gpu(target.name, precision, work / f"{family}-checkpoint")
+                    if "cuda/smXX" not in row:  # the plan is the same for all of them
+                        row["cuda/smXX"] = _on_gpu(target.name, precision, work / f"{family}-checkpoint")
                     continue
                 engine = work / f"{family}-{precision}-{target.name.replace('/', '-')}"
                 config = BuildConfig(target=target.name, precision=precision)
