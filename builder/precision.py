@@ -26,7 +26,7 @@ class ProductChoice:
 
 
 def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[str]) -> Precision:
-    """auto: what most of the weights are stored in, f16 as bf16; f32 where the target has no bf16 product."""
+    """auto: what most of the weights are stored in; bf16, else f32, where the target has no product of that type."""
     if config.precision != "auto":
         return _of_experts_too(Precision.parse(config.precision), graph)
     stored: Counter[DType] = Counter()
@@ -35,9 +35,8 @@ def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[s
             for dtype, nbytes in stored_dtypes(node.inputs[-1 if ours(node, *EXPERTS) else 1]):
                 stored[dtype] += nbytes
     most = stored.most_common(1)[0][0]
-    chosen = DType.F32 if most is DType.F32 else DType.BF16
-    if chosen is DType.BF16 and not any(name.startswith("matmul.bf16.") for name in target.kernels()):
-        chosen = DType.F32
+    offered = {name.split(".")[1] for name in target.kernels() if name.startswith("matmul.")}
+    chosen = next((dtype for dtype in (most, DType.BF16) if dtype.value in offered), DType.F32)
     why = "" if most is chosen else f"; {target.name} computes no {most.value}"
     notes.append(f"precision {chosen.value}: most weights are stored in {most.value}{why}")
     return Precision(dtype=chosen)

@@ -16,5 +16,5 @@ def test_the_readme_lists_what_was_tried(tmp_path: Path) -> None:
 
 def test_a_table_reads_back() -> None:
     found = {("llama", "f32"): {"cpu/amx": Support.BUILDS, "cpu/avx512": Support.BUILDS, "cpu/avx2": Support.TESTED,
-                                "ref": Support.TESTED}}  # fmt: skip
+                                "cuda/smXX": Support.UNPROVEN, "ref": Support.TESTED}}  # fmt: skip
     assert parse(table(found)) == found
