@@ -84,7 +84,7 @@ def _on_gpu(target: str, precision: str, checkpoint: Path) -> Support:
     """Whether the plan can be made; compiling it is for the target's own tests."""
     try:
         build(BuildConfig(target=target, precision=precision, dry_run=True), checkpoint, checkpoint / "never")
-    except NoKernelError:
+    except (NoKernelError, UsageError):
         return Support.REFUSED
     return Support.UNPROVEN
 
