@@ -16,7 +16,7 @@ from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.dtypes import DType
 from ingot.engine import Engine, open_engine
-from ingot.errors import RequestError
+from ingot.errors import NoKernelError, RequestError
 from ingot.plugins.cuda.gpu import Device, find_gpus
 from ingot.plugins.cuda.session import CudaSession
 from ingot.plugins.ops.sample import sample
@@ -31,6 +31,7 @@ from tests.plugins.cpu.one_step import batch_of, draws, one_step_plan
 from tests.plugins.cuda.one_step import layout_of, open_gpu
 
 TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f16": 3e-3}  # of the range of the logits
+MIXTURES = ("mixtral", "qwen3_moe")
 PROMPTS = [[5, 9, 3, 7, 11], [1, 7], list(range(3, 40))]
 
 Generate = Callable[..., dict[str, Any]]
@@ -87,9 +88,15 @@ def _compare(engine: Path, precision: str, count: int = 12) -> None:
         assert (chosen > logits[len(prompt) - 1 :].max(axis=-1) - 2 * tolerance).all()
 
 
-@pytest.mark.parametrize("family", family_names())
+@pytest.mark.parametrize("family", [family for family in family_names() if family not in MIXTURES])
 def test_every_family(gpu: ctypes.CDLL, family: str, tmp_path: Path) -> None:
     _compare(_engine(tmp_path, family, precision="f32"), "f32")
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_are_refused(family: str, tmp_path: Path) -> None:
+    with pytest.raises(NoKernelError, match="no kernel for op moe_"):
+        _engine(tmp_path, family, precision="f32")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
