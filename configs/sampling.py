@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ingot.errors import RequestError
 
 _MAX_SEED = 2**64 - 1
+_MAX_FLOAT32 = 3.4028234e38  # steps compute with float32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,5 +133,5 @@ def check_integer(name: str, value: object, minimum: int, maximum: int | None = 
 def check_number(name: str, value: object, minimum: float, maximum: float, expected: str) -> None:
     """Raise RequestError unless `value` is a finite number in [minimum, maximum]."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not minimum <= value <= maximum:  # type: ignore[arg-type, operator]
+    if not number or not minimum <= value <= maximum or not abs(value) <= _MAX_FLOAT32:  # type: ignore[operator, arg-type]
         raise RequestError(f"{name} must be {expected}", got=repr(value)[:100])

@@ -226,6 +226,8 @@ def _rules(
         )  # fmt: skip
     for token in params.logit_bias or ():
         check_integer("a token id of logit_bias", token, 0, vocab_size - 1)
+    for token in params.stop_token_ids:
+        check_integer("stop_token_ids", token, 0, vocab_size - 1)
     rules = Rules(
         min_p=float(params.min_p),
         repetition_penalty=float(params.repetition_penalty),

@@ -8,6 +8,7 @@ There is no thread of its own: a caller that waits for news runs the next step, 
 then it waits for that step. Requests of all callers share every step. While a step computes, others can add and abort.
 """
 
+import dataclasses
 import threading
 import time
 from collections import deque
@@ -50,8 +51,22 @@ class Stats(TypedDict):
     prefix_hit_tokens: int
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """One step. Seconds by phase: choosing and laying out the tokens, the session, handing out the results."""
+
+    prefill_tokens: int
+    decode_rows: int
+    schedule_seconds: float
+    session_seconds: float
+    finish_seconds: float
+
+
 class Executor:
-    """Thread-safe. `session` belongs to the executor: `close` closes it."""
+    """Thread-safe. `session` belongs to the executor: `close` closes it.
+
+    on_step  is told of every step, with the lock held: it must be quick
+    """
 
     def __init__(self, session: Session, scheduler: Scheduler, blocks: BlockManager) -> None:
         self._session, self._scheduler, self._blocks = session, scheduler, blocks
@@ -60,6 +75,7 @@ class Executor:
         self._closed = False
         self._arrivals = 0
         self._session_seconds = 0.0
+        self.on_step: Callable[[StepReport], None] | None = None
         self._last: ScheduledStep | None = None
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
 
@@ -178,7 +194,8 @@ class Executor:
         start = time.perf_counter()
         chunks = self._scheduler.schedule()
         assert chunks, "the oldest request can always advance"
-        self._steps.append(count_kinds(chunks))
+        kinds = count_kinds(chunks)
+        self._steps.append(kinds)
         step = self._last = assemble(chunks, self._last)
         self._stepping = True
         self._turn.release()
@@ -193,6 +210,12 @@ class Executor:
             self._turn.notify_all()
         for part, outcome in outcomes:
             self._finish_step(part, outcome)
+        if self.on_step is not None:
+            report = StepReport(
+                prefill_tokens=kinds[0], decode_rows=kinds[1], schedule_seconds=begin - start, session_seconds=taken,
+                finish_seconds=time.perf_counter() - begin - taken,
+            )  # fmt: skip
+            self.on_step(report)
         if self._scheduler.pace is not None and len(outcomes) == 1:
             self._scheduler.pace.times.observe(len(step.batch.ids), 1e3 * (time.perf_counter() - start))
 

@@ -58,7 +58,8 @@ class Request:
     priority                 lower goes first. A level is worth a head start of PRIORITY_STEP arrivals and no more, so
                              that everybody's turn comes
     arrival                  order of arrival, set by the executor; smaller is older
-    num_cached               prompt tokens that the prefix cache gave when it started; None before
+    started                  when it first took part in a step, time.monotonic(); None before
+    num_cached               prompt tokens that the prefix cache gave then; None before
     num_lost                 tokens that were in the KV cache when it was preempted last
     context_logits           pieces of float32 [n, vocab], in order, where wanted
     generation_logits        one float32 [vocab] per generated token, where wanted
@@ -100,6 +101,7 @@ class Request:
         self.tokens[: len(prompt)] = prompt
         self.blocks = BlockTable(cache_salt)
         self.priority, self.arrival = priority, -1
+        self.started: float | None = None
         self.num_cached: int | None = None
         self.num_lost = 0
 

@@ -12,6 +12,7 @@ First the requests with a single pending token, then other running ones, then wa
 import bisect
 import dataclasses
 import operator
+import time
 
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
@@ -195,6 +196,7 @@ class Scheduler:
     def _count_hits(self, request: Request) -> None:
         """A start counts what the cache gave; another start after preemption, what it did not give back."""
         if request.num_cached is None:
+            request.started = time.monotonic()
             request.num_cached = request.num_computed
             self.prefix_hit_tokens += request.num_computed
         else:

@@ -6,12 +6,14 @@
 Both sleep while there is nothing to do, and begin with the first request.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.model_runner import ModelRunner
-from ingot.runtime.text_stream import TextEvent, TextStream
+from ingot.runtime.request import FinishReason
+from ingot.runtime.text_stream import News, TextEvent, TextStream
 from ingot.runtime.tokenizer import Tokenizer
 
 Sink = Callable[[TextEvent], None]
@@ -19,7 +21,7 @@ Sink = Callable[[TextEvent], None]
 
 
 class TextLoop:
-    """Thread-safe. Does not own the runner."""
+    """Thread-safe. Does not own the runner. `failure`: what ended the step thread, if it should not have ended."""
 
     def __init__(self, runner: ModelRunner, tokenizer: Tokenizer) -> None:
         self.runner, self.tokenizer = runner, tokenizer
@@ -27,6 +29,7 @@ class TextLoop:
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._closed = False
+        self.failure: BaseException | None = None
 
     def submit(self, streams: Sequence[TextStream], sink: Sink) -> None:
         """Queue the requests of streams. Raises, before any is queued, if one can never run."""
@@ -70,10 +73,13 @@ class TextLoop:
         try:
             self.runner.executor.run_until(lambda: self._closed)
         except BaseException as error:  # whoever waits for events must not wait for ever
+            self.failure = error
             self._closed = True
             for stream in tuple(self._sinks):
                 stream.request.error = RequestError("the step thread failed", got=repr(error))
-            self.runner.executor.abort([stream.request for stream in tuple(self._sinks)])
+                with contextlib.suppress(Exception):  # what broke the step may break this too
+                    self.runner.executor.abort([stream.request])
+            self.runner.executor.wake()
             raise
 
     def _write(self) -> None:
@@ -86,10 +92,24 @@ class TextLoop:
             if not news:
                 return
             for stream, taken in news:
-                event = stream.event(taken)
+                event = self._event(stream, taken)
                 sink = self._sinks.get(stream)
                 if stream.done:
                     self.runner.executor.abort([stream.request])
                     self._forget([stream])
                 if sink is not None:
                     sink(event)
+
+    @staticmethod
+    def _event(stream: TextStream, taken: News) -> TextEvent:
+        """What goes wrong with the text of one request ends that request only."""
+        try:
+            return stream.event(taken)
+        except Exception as error:
+            stream.done = True
+            return TextEvent(
+                index=stream.index,
+                sequence=stream.sequence,
+                finish_reason=FinishReason.ABORT,
+                error=RequestError("the tokens cannot be turned into text", got=repr(error)),
+            )

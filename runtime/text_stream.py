@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError
-from ingot.runtime.admission import make_requests, read_ids
+from ingot.runtime.admission import make_requests, read_ids, read_turn
 from ingot.runtime.logprobs import LogprobTable, as_tables
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import FinishReason, Request, TokenProbs
@@ -15,10 +15,14 @@ from ingot.runtime.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TextRequest:
-    """prompt: text, or token ids."""
+    """prompt: text, or token ids. priority, cache_salt: see Request. default_max_tokens: where params.max_tokens is
+    None; lowered to what fits; None: as many as fit."""
 
     prompt: str | Sequence[int]
     params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    default_max_tokens: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +38,7 @@ class TextEvent:
     prompt_logprobs  one table per prompt token, None for the first, where asked: in the first event of sequence 0
     finish_reason    set in the last event of a sequence
     stop_reason      the stop text or token that ended it; None for the model's own end tokens
+    end_token        whether the last of token_ids ended the request and is no part of the text
     error            why it failed; then it is the last event too
     """
 
@@ -46,6 +51,7 @@ class TextEvent:
     prompt_logprobs: tuple[LogprobTable | None, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    end_token: bool = False
     error: IngotError | None = None
 
 
@@ -64,7 +70,7 @@ class TextStream:
     """One sequence. `done`: its last event is out."""
 
     def __init__(self, index: int, sequence: int, asked: TextRequest, request: Request, tokenizer: Tokenizer) -> None:
-        self._index, self._sequence, self._params, self.request = index, sequence, asked.params, request
+        self.index, self.sequence, self._params, self.request = index, sequence, asked.params, request
         self._tokenizer = tokenizer
         prompt = request.tokens[: request.num_prompt].tolist()
         self._detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=asked.params.skip_special_tokens)
@@ -91,11 +97,12 @@ class TextStream:
     def event(self, news: News) -> TextEvent:
         """What `take` gave, with its text. Where a stop text appears, the rest is dropped and `done` is set: the
         caller then aborts the request if it still runs."""
-        pieces, count, found = [], 0, None
+        pieces, count, found, ended = [], 0, None, False
         for count, token in enumerate(news.tokens, start=1):
             last = news.reason is FinishReason.STOP and count == len(news.tokens)
             if last and token in self.request.end_ids and not self._params.include_stop_str:
-                break  # an end token is no text
+                ended = True  # an end token is no text
+                break
             generated = self._sent - len(news.tokens) + count
             may_stop = generated >= self._params.min_tokens
             text, found = self._stop.push(self._detokenizer.push([token]), may_stop=may_stop)
@@ -111,8 +118,8 @@ class TextStream:
         failed = self.request.error if found is None else None
         stop_token = news.tokens[-1] if news.tokens and found is None and reason is FinishReason.STOP else None
         return TextEvent(
-            index=self._index,
-            sequence=self._sequence,
+            index=self.index,
+            sequence=self.sequence,
             text="".join(pieces),
             token_ids=news.tokens[:count],
             log_probs=news.log_probs[:count],
@@ -120,6 +127,7 @@ class TextStream:
             prompt_logprobs=self._prompt_tables(news),
             finish_reason=reason,
             stop_reason=stop_token if stop_token in self._params.stop_token_ids else found,
+            end_token=ended,
             error=failed,
         )
 
@@ -139,5 +147,9 @@ def make_streams(runner: ModelRunner, tokenizer: Tokenizer, index: int, asked: T
     where = f"prompt {index}"
     prompt = read_ids(ids, runner.facts.vocab_size, where)
     bad_words = [form for word in asked.params.bad_words or () for form in tokenizer.forms(word)]
-    group = make_requests(prompt, asked.params, runner.facts, where=where, bad_words=bad_words)
+    priority, salt = read_turn(asked.priority, asked.cache_salt)
+    group = make_requests(
+        prompt, asked.params, runner.facts, where=where, default_max_tokens=asked.default_max_tokens,
+        bad_words=bad_words, priority=priority, cache_salt=salt,
+    )  # fmt: skip
     return [TextStream(index, sequence, asked, request, tokenizer) for sequence, request in enumerate(group)]

@@ -8,6 +8,7 @@
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,16 @@ _HALF = "\ufffd"  # what the decoder puts where bytes are no character (yet)
 _PATIENCE = 16  # pending tokens after which bytes that are still no character will not become one
 
 
+def _byte_symbols() -> dict[str, int]:
+    """Symbol → byte of byte-level tokenizers: printable Latin-1 stands for itself, the others follow from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _byte_symbols()
+
+
 class Tokenizer:
     """tokenizer.json of a directory, and what tokenizer_config.json says about BOS."""
 
@@ -27,7 +38,7 @@ class Tokenizer:
         self._anchor: int = next(iter(reversed(hf.encode("a", add_special_tokens=False).ids)), 0)
         self._token_texts: dict[int, str] = {}
         # the library itself skips no special token that is marked as normalised, as those of Llama 2 are
-        self._special_ids = {index for index, token in hf.get_added_tokens_decoder().items() if token.special}
+        self.special_ids = frozenset(i for i, token in hf.get_added_tokens_decoder().items() if token.special)
 
     @classmethod
     def from_dir(cls, directory: Path | str) -> "Tokenizer":
@@ -81,7 +92,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids, all at once."""
         if skip_special_tokens:
-            ids = [token for token in ids if token not in self._special_ids]
+            ids = [token for token in ids if token not in self.special_ids]
         return str(self._hf.decode(list(ids), skip_special_tokens=False))
 
     def token_text(self, token: int) -> str:
@@ -92,6 +103,17 @@ class Tokenizer:
             text = self.decode([self._anchor, token], skip_special_tokens=False).removeprefix(before)
             self._token_texts[token] = text
         return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of `token_text`; of half a character its own bytes."""
+        text, piece = self.token_text(token), self._hf.id_to_token(token)
+        if _HALF not in text or piece is None:
+            return text.encode()
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
+            return bytes.fromhex(piece[3:5])
+        if all(symbol in _BYTES for symbol in piece):
+            return bytes(_BYTES[symbol] for symbol in piece)
+        return text.encode()
 
     def forms(self, word: str) -> list[tuple[int, ...]]:
         """Token sequences of a word at the beginning of a text and after a space."""

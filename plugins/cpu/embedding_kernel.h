@@ -34,7 +34,7 @@ struct W8Table {
     const int8_t* codes;
     typename S::V scale;
     typename S::V lanes(int64_t i, int64_t left) const {
-      return S::mul(left >= S::kWidth ? S::load_int8(codes + i) : S::load_int8_partial(codes + i, left), scale);
+      return S::mul(left >= S::kWidth ? S::load_i8(codes + i) : S::load_i8_partial(codes + i, left), scale);
     }
   };
   template <typename S>

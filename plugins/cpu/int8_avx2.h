@@ -58,17 +58,10 @@ struct Int8Avx2 : SimdAvx2 {
   }
   // To the nearest integer, ties to even, for |v| < 2^22.
   INGOT_INLINE V round(V v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  // Whole numbers from -128 to 127.
-  INGOT_INLINE void store_int8(int8_t* p, V v) {
-    const __m256i wide = _mm256_cvtps_epi32(v);
-    const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(half, half));
-  }
-  INGOT_INLINE V load_int8(const int8_t* p) { return _mm256_cvtepi32_ps(columns(p)); }
-  INGOT_INLINE V load_int8_partial(const int8_t* p, int64_t n) {
+  INGOT_INLINE V load_i8_partial(const int8_t* p, int64_t n) {
     int8_t lanes[kWidth] = {};
     std::memcpy(lanes, p, static_cast<size_t>(n));
-    return load_int8(lanes);
+    return load_i8(lanes);
   }
 
   // Sums of (code - 8) * x for up to 64 k, in int16: each lane of 32 bits, a column, has one for the first and one for

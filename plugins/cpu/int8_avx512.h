@@ -39,11 +39,7 @@ struct Int8Avx512 : SimdAvx512 {
 
   INGOT_INLINE V load_int(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
   INGOT_INLINE V round(V v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  INGOT_INLINE void store_int8(int8_t* p, V v) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
-  }
-  INGOT_INLINE V load_int8(const int8_t* p) { return _mm512_cvtepi32_ps(columns(p)); }
-  INGOT_INLINE V load_int8_partial(const int8_t* p, int64_t n) {
+  INGOT_INLINE V load_i8_partial(const int8_t* p, int64_t n) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
   }
 

@@ -34,11 +34,7 @@ struct Int8Emulated : SimdEmulated {
     const Floats shift = Floats{} + 0x1.8p23f;
     return {(v.lane + shift) - shift};
   }
-  INGOT_INLINE void store_int8(int8_t* p, V v) {
-    for (int i = 0; i < kWidth; ++i) p[i] = static_cast<int8_t>(v.lane[i]);
-  }
-  INGOT_INLINE V load_int8(const int8_t* p) { return load_int8_partial(p, kWidth); }
-  INGOT_INLINE V load_int8_partial(const int8_t* p, int64_t n) {
+  INGOT_INLINE V load_i8_partial(const int8_t* p, int64_t n) {
     V v = zero();
     for (int i = 0; i < n; ++i) v.lane[i] = p[i];
     return v;

@@ -48,7 +48,7 @@ RoundedRow round_row(const float* x, int64_t k, int64_t padded_k, Place place) {
       V code = I::zero();
       if (usable && i < k) code = I::round(I::mul(load_lanes<I>(x + i, k - i), I::set1(inverse)));
       sum = I::add(sum, code);
-      I::store_int8(to, code);
+      I::store_i8(to, code);
     }
   }
   return {highest <= kLargest ? highest / 127.0f : NAN, static_cast<int32_t>(I::reduce_add(sum))};

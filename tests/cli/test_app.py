@@ -1,6 +1,8 @@
 """The frame of the command line: names, typos, help, and how errors become words and exit codes."""
 
 import errno
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,10 +60,32 @@ def test_underscores_and_hyphens_are_the_same(option: str, capsys: pytest.Captur
     assert "does-not-exist" in capsys.readouterr().err
 
 
-def test_serve_and_later_benches_are_refused_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    for args in (["serve", "--engine_dir", "e", "--port", "8000"], ["bench", "kernels"]):
-        assert app.run(args) == 1
-        assert "does not exist in this version" in capsys.readouterr().err
+def test_later_benches_are_refused_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["bench", "kernels"]) == 1
+    assert "does not exist in this version" in capsys.readouterr().err
+
+
+def test_serve_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['uvicorn'] = None\n"
+        "from ingot.cli import app; sys.exit(app.run(['serve', '--engine_dir', 'e']))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "pip install 'ingot[serve]'" in result.stderr
+
+
+def test_serve_refuses_wrong_values(capsys: pytest.CaptureFixture[str]) -> None:
+    for args, words in (
+        (["--engine_dir", "e"], "e"), (["--engine_dir", "e", "--request_timeout", "0"], "request_timeout"),
+        (["--engine_dir", "e", "--api_key", " "], "API key"),
+        (["--engine_dir", "e", "--otlp_endpoint", "collector:4318"], "OTLP"),
+        (["--engine_dir", "e", "--api_key_file", "e"], "API keys"),
+    ):  # fmt: skip
+        assert app.run(["serve", *args]) in (1, 2)
+        err = capsys.readouterr().err
+        assert words in err
+        assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
@@ -116,7 +140,7 @@ def test_bench_serve_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str], 
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
     args = ["bench", "serve", "--engine_dir", str(tmp_path / "none"), "--trace", str(trace)]
-    assert app.run(args) == 1
-    assert "add --offline" in capsys.readouterr().err
+    assert app.run(args) == 2
+    assert "--url URL, or --offline" in capsys.readouterr().err
     assert app.run([*args, "--offline"]) == 1
     assert str(tmp_path / "none") in capsys.readouterr().err

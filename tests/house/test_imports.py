@@ -55,9 +55,19 @@ FENCES = {
     "click": ("ingot.cli",),
     "rich": ("ingot.cli",),
     "tokenizers": ("ingot.runtime.tokenizer", "ingot.builder.calibrate"),
+    "jinja2": ("ingot.runtime.chat_template",),
+    "pydantic": ("ingot.runtime.server.protocol",),
+    "pydantic_core": ("ingot.runtime.server.protocol",),
+    "prometheus_client": ("ingot.runtime.server.metrics",),
+    "starlette": ("ingot.runtime.server",),
+    "matplotlib": ("ingot.bench.plot",),
+    "uvicorn": ("ingot.runtime.server.http_server",),
     "ingot._cpu": ("ingot.plugins.cpu.target",),
 }
-OPTIONAL = {"tensorrt", "cuda"}  # extras: may be imported inside functions
+OPTIONAL = {  # extras: may be imported inside functions
+    "tensorrt", "cuda", "jinja2", "pydantic", "pydantic_core", "prometheus_client", "starlette", "uvicorn",
+    "matplotlib",
+}  # fmt: skip
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:

@@ -1,8 +1,13 @@
-"""A recorded trace of requests (Azure's CSV: TIMESTAMP,ContextTokens,GeneratedTokens) → lengths and arrival times."""
+"""A recorded trace of requests → lengths and arrival times.
+
+CSV     TIMESTAMP,ContextTokens,GeneratedTokens, as Azure publishes them
+JSONL   {"arrival": seconds, "input_len": tokens, "output_len": tokens}
+"""
 
 import csv
 import dataclasses
 import datetime
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,24 +31,15 @@ class TraceRow:
 def read_trace(path: Path, count: int) -> list[TraceRow]:
     """The first `count` rows. Raises UsageError."""
     try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            if not set(_COLUMNS) <= set(reader.fieldnames or ()):
-                raise UsageError("the trace lacks columns", where=str(path), expected=",".join(_COLUMNS),
-                                 got=",".join(reader.fieldnames or ()))  # fmt: skip
-            read = [_read_row(row, f"{path}:{line}") for line, row in zip(range(2, count + 2), reader, strict=False)]
+        rows = _read_lines(path, count) if path.suffix in (".jsonl", ".json") else _read_csv(path, count)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError("the trace cannot be read", where=str(path), got=str(error)) from error
-    if len(read) < count:
-        raise UsageError("the trace has too few requests", where=str(path), expected=str(count), got=str(len(read)))
-    first = read[0][0]
-    times = [(when - first).total_seconds() for when, _, _ in read]
+    if len(rows) < count:
+        raise UsageError("the trace has too few requests", where=str(path), expected=str(count), got=str(len(rows)))
+    times = [row.arrival - rows[0].arrival for row in rows]
     if times != sorted(times):
         raise UsageError("the trace is not in order of time", where=str(path))
-    return [
-        TraceRow(arrival=time, input_len=context, output_len=generated)
-        for time, (_, context, generated) in zip(times, read, strict=True)
-    ]
+    return [dataclasses.replace(row, arrival=time) for row, time in zip(rows, times, strict=True)]
 
 
 def scale_lengths(rows: Sequence[TraceRow], scale: float, max_input: int, max_output: int) -> list[TraceRow]:
@@ -71,6 +67,37 @@ def arrivals_at(rows: Sequence[TraceRow], rate: float, *, poisson: bool, seed: i
     natural = times[-1]
     stretched: list[float] = (times * ((len(rows) - 1) / rate / natural) if natural else times).tolist()
     return stretched
+
+
+def _read_csv(path: Path, count: int) -> list[TraceRow]:
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if not set(_COLUMNS) <= set(reader.fieldnames or ()):
+            raise UsageError("the trace lacks columns", where=str(path), expected=",".join(_COLUMNS),
+                             got=",".join(reader.fieldnames or ()))  # fmt: skip
+        found = [_read_row(row, f"{path}:{line}") for line, row in zip(range(2, count + 2), reader, strict=False)]
+    return [
+        TraceRow(arrival=(when - found[0][0]).total_seconds(), input_len=context, output_len=generated)
+        for when, context, generated in found
+    ]
+
+
+def _read_lines(path: Path, count: int) -> list[TraceRow]:
+    rows = []
+    with path.open() as file:
+        for line, text in zip(range(1, count + 1), file, strict=False):
+            try:
+                values = json.loads(text)
+                arrival, lengths = float(values["arrival"]), (values["input_len"], values["output_len"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise UsageError(
+                    "a line of the trace cannot be read", where=f"{path}:{line}", got=repr(error),
+                    expected='{"arrival": seconds, "input_len": tokens, "output_len": tokens}',
+                ) from error  # fmt: skip
+            if not all(isinstance(length, int) and length >= 1 for length in lengths):
+                raise UsageError("a line of the trace has no tokens", where=f"{path}:{line}", got=str(lengths))
+            rows.append(TraceRow(arrival=arrival, input_len=lengths[0], output_len=lengths[1]))
+    return rows
 
 
 def _read_row(row: dict[str, str], where: str) -> tuple[datetime.datetime, int, int]:

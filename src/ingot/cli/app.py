@@ -21,7 +21,7 @@ COMMANDS = {
     "convert": "Hugging Face directory to Checkpoint.",
     "build": "Checkpoint to Engine.",
     "run": "Text in, text out.",
-    "serve": "OpenAI-compatible HTTP server (arrives later).",
+    "serve": "OpenAI-compatible HTTP server.",
     "bench": "Latency and throughput of an Engine on this machine.",
     "inspect": "Show a Checkpoint, a graph or an Engine.",
     "verify": "Check every hash of an Engine, or its numbers against the source.",

@@ -1,20 +1,108 @@
-"""`ingot serve`: named in the contract, refused until the server exists."""
+"""`ingot serve`: OpenAI's protocol over HTTP."""
+
+import importlib
+from pathlib import Path
+from typing import Any
 
 import click
 
-from ingot.errors import IngotError
+from ingot.cli.console import LEVELS, Talk
+from ingot.cli.values import byte_size, log_level, positive, target_isa
+from ingot.configs.runtime import Policy
+from ingot.configs.serve import ServeConfig
+from ingot.errors import UsageError
+from ingot.runtime.model_runner import ModelRunner
+
+_seconds = click.FloatRange(min=0)
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--engine_dir", metavar="E", help="Engine directory.")
-@click.argument("others", nargs=-1, type=click.UNPROCESSED)
-def command(engine_dir: str | None, others: tuple[str, ...]) -> None:
-    """OpenAI-compatible HTTP server: arrives in a later version.
+@click.command()
+@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to serve.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--api_key", "api_keys", multiple=True, metavar="KEY", help="Opens the door; may be given several times.")
+@click.option("--api_key_file", type=click.Path(path_type=Path), help="One key per line; not seen in process lists.")
+@click.option("--chat_template", metavar="F|chatml", help="jinja2 file, or chatml. Unless given: the engine's own.")
+@click.option(
+    "--served_model_name", "model_names", multiple=True, metavar="NAME", help="Unless given: the directory's."
+)
+@click.option("--max_queue", type=click.IntRange(min=0), default=256, show_default=True,
+              help="Sequences that may wait; more are answered 429.")  # fmt: skip
+@click.option("--max_body_size", type=byte_size, default="1MiB", show_default=True, help="Of one request.")
+@click.option("--request_timeout", type=_seconds, default=600, show_default=True, help="Seconds for a whole request.")
+@click.option("--body_timeout", type=_seconds, default=30, show_default=True, help="Seconds for a body to arrive.")
+@click.option("--write_timeout", type=_seconds, default=60, show_default=True, help="Seconds a client may not read.")
+@click.option("--stall_timeout", type=_seconds, default=4, show_default=True,
+              help="Seconds without a finished step until the server is not ready.")  # fmt: skip
+@click.option("--drain_timeout", type=_seconds, default=30, show_default=True, help="Seconds to finish after SIGTERM.")
+@click.option("--cors_origin", "cors_origins", multiple=True, metavar="URL", help="Pages of it may call; * is all.")
+@click.option("--log_json", is_flag=True, help="Log JSON lines.")
+@click.option("--otlp_endpoint", metavar="URL", help="Send OpenTelemetry spans there, e.g. http://collector:4318.")
+@click.option("--debug_hooks", is_flag=True, help="Offer POST /debug/stall, which stops the next step for a while.")
+@click.option("--threads", type=positive, help="Threads; every core unless given.")
+@click.option("--kv_cache_memory", type=byte_size, metavar="SIZE", help="Memory of the KV cache, e.g. 2GiB.")
+@click.option("--max_batch_size", type=positive, help="Sequences running at once; at most the engine's.")
+@click.option("--max_num_tokens", type=positive, help="Tokens per step; at most the engine's.")
+@click.option("--policy", type=click.Choice([policy.value for policy in Policy]), default="max_utilization",
+              show_default=True, help="Preempt when blocks run out, or start only what surely fits.")  # fmt: skip
+@click.option("--tpot_target", type=click.FloatRange(min=0, min_open=True), metavar="MS",
+              help="Milliseconds that steps with decode rows should take at most.")  # fmt: skip
+@target_isa
+@log_level
+def command(
+    engine_dir: Path,
+    api_keys: tuple[str, ...],
+    api_key_file: Path | None,
+    max_body_size: int,
+    threads: int | None,
+    kv_cache_memory: int | None,
+    max_batch_size: int | None,
+    max_num_tokens: int | None,
+    policy: str,
+    tpot_target: float | None,
+    isa: str | None,
+    log_level: str,
+    **others: Any,
+) -> int:
+    """OpenAI-compatible HTTP server: /v1/chat/completions, /v1/completions, /v1/models and more.
+
+    SIGTERM drains: new requests are refused, running ones finish, exit code 0.
 
     \b
-    Example: ingot run --engine_dir ENGINE --input_file requests.jsonl --json
+    Example: ingot serve --engine_dir engine --port 8000
     """
-    raise IngotError(
-        "ingot serve does not exist in this version",
-        hint="use `ingot run --engine_dir E --input_file requests.jsonl --json`, or ModelRunner in Python",
-    )
+    talk = Talk(LEVELS[log_level])
+    keys = (*api_keys, *(_read_keys(api_key_file) if api_key_file else ()))
+    config = ServeConfig(api_keys=keys, max_body_bytes=max_body_size, **others)
+    try:
+        room = importlib.import_module("ingot.runtime.server.serve")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ingot"):
+            raise
+        raise UsageError(
+            "ingot serve needs packages that are not installed", got=f"no module {error.name}",
+            hint="pip install 'ingot[serve]'",
+        ) from error  # fmt: skip
+
+    def open_runner() -> ModelRunner:
+        return ModelRunner.from_dir(
+            engine_dir, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
+            max_num_tokens=max_num_tokens, policy=policy, tpot_target=tpot_target,
+        )  # fmt: skip
+
+    def on_start(host: str, port: int) -> None:
+        shown = f"[{host}]" if ":" in host else host
+        talk.note(f"serving {engine_dir} at http://{shown}:{port}")
+
+    code: int = room.serve(engine_dir, open_runner, config, talk.warn, on_start)
+    return code
+
+
+def _read_keys(path: Path) -> list[str]:
+    try:
+        keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("the file of API keys cannot be read", where=str(path), got=str(error)) from error
+    if not keys:
+        raise UsageError("the file of API keys is empty", where=str(path))
+    return keys

@@ -1,0 +1,67 @@
+"""How an engine is served over HTTP: what `ingot serve` takes beside what `ModelRunner` takes."""
+
+import dataclasses
+import ipaddress
+import re
+
+from ingot.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ServeConfig:
+    """host, port         where to listen; port 0 takes a free one
+    model_names           names under which the engine is served; the first is its own
+    api_keys              any of them opens the door; none: it is open
+    chat_template         a file, "chatml", or None: what the engine carries
+    max_queue             sequences that may wait beside those that run; more are answered 429
+    max_body_bytes        of one request
+    request_timeout       seconds from the arrival of a request to its end
+    body_timeout          seconds in which a request's head, and then its body, must arrive
+    write_timeout         seconds that a client may leave a piece of its answer unread
+    stall_timeout         seconds without a finished step after which the server is not ready
+    drain_timeout         seconds that running requests get after SIGTERM
+    cors_origins          origins whose pages may call the server
+    log_json              logs as JSON lines
+    otlp_endpoint         where OpenTelemetry spans are sent; None: nowhere
+    debug_hooks           offers POST /debug/stall, for tests of whoever watches the server
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    chat_template: str | None = None
+    max_queue: int = 256
+    max_body_bytes: int = 1 << 20
+    request_timeout: float = 600.0
+    body_timeout: float = 30.0
+    write_timeout: float = 60.0
+    stall_timeout: float = 4.0
+    drain_timeout: float = 30.0
+    cors_origins: tuple[str, ...] = ()
+    log_json: bool = False
+    otlp_endpoint: str | None = None
+    debug_hooks: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("request_timeout", "body_timeout", "write_timeout", "stall_timeout"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be a number of seconds, more than 0", got=repr(getattr(self, name)))
+        if self.drain_timeout < 0:
+            raise UsageError("drain_timeout must be a number of seconds, at least 0", got=repr(self.drain_timeout))
+        if any(not key.strip() or key != key.strip() for key in self.api_keys):
+            raise UsageError("an API key is empty, or has spaces around it")
+        if self.otlp_endpoint is not None and not re.match(r"https?://[^/]", self.otlp_endpoint):
+            raise UsageError("the OTLP endpoint is no URL", expected="http://collector:4318", got=self.otlp_endpoint)
+        if any(not name for name in self.model_names):
+            raise UsageError("a model name is empty")
+
+    @property
+    def is_public(self) -> bool:
+        """Whether other machines may reach the address."""
+        if self.host == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return True

@@ -1,0 +1,247 @@
+"""Messages → the text of a prompt, by the jinja2 templates that a checkpoint brings; the same bytes as transformers.
+
+    chat_template.jinja, additional_chat_templates/*.jinja       first, as transformers looks for them
+    tokenizer_config.json: chat_template, one text or a list of {name, template}
+    chat_template.json
+
+Templates run in jinja2's immutable sandbox: they see messages, tools, special tokens and arguments, and change nothing.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from ingot.errors import ConfigError, RequestError, UsageError
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] | default('', true) + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing; the first is the one in use
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplates:
+    """The templates of a model by name; "default" is used, or "tool_use" with tools.
+
+    source    where they come from, in words
+    built_in  True: the model has none, and chatml stands in
+    """
+
+    def __init__(
+        self, texts: Mapping[str, str], special_tokens: Mapping[str, str], *, source: str, built_in: bool = False
+    ) -> None:
+        self.source, self.built_in = source, built_in
+        self._special_tokens = dict(special_tokens)
+        environment = _environment()
+        self._compiled: dict[str, jinja2.Template] = {}
+        for name, text in texts.items():
+            try:
+                self._compiled[name] = environment.from_string(text)
+            except jinja2.TemplateSyntaxError as error:
+                raise ConfigError(
+                    f"the chat template {name!r} is not valid jinja2", where=source, got=f"line {error.lineno}: {error}"
+                ) from error
+
+    @classmethod
+    def from_dir(cls, directory: Path, given: str | None = None) -> "ChatTemplates":
+        """given: a file, "chatml", or None for what the directory has, and else chatml. Raises UsageError and
+        ConfigError."""
+        tokens = _special_tokens(directory)
+        if given == "chatml":
+            return cls({"default": CHATML}, tokens, source="the built-in chatml template", built_in=True)
+        if given is not None:
+            try:
+                return cls({"default": Path(given).read_text(encoding="utf-8")}, tokens, source=given)
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(
+                    "the chat template cannot be read", where=given, expected="a file, or chatml", got=str(error)
+                ) from error
+        texts, source = _find(directory)
+        if not texts:
+            return cls({"default": CHATML}, tokens, source="the built-in chatml template", built_in=True)
+        return cls(texts, tokens, source=source)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text. Raises RequestError where the template refuses the messages.
+
+        arguments  further variables of the template, e.g. enable_thinking
+        """
+        for name in arguments or ():
+            if name in _RESERVED:
+                raise RequestError(f"chat_template_kwargs must not set {name!r}", hint="it has a field of its own")
+        try:
+            return self._choose(tools).render(
+                messages=[_with_reasoning(message) for message in messages],
+                tools=None if tools is None else list(tools),
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **{**self._special_tokens, **(arguments or {})},
+            )
+        except jinja2.TemplateError as error:
+            raise RequestError("the chat template refuses these messages", got=str(error)) from error
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise RequestError("the chat template cannot render these messages", got=repr(error)[:200]) from error
+
+    def _choose(self, tools: object) -> jinja2.Template:
+        for name in (*(["tool_use"] if tools is not None else []), "default"):
+            if name in self._compiled:
+                return self._compiled[name]
+        raise RequestError(
+            "the model has several chat templates and none is the default", expected=", ".join(self._compiled),
+            hint="start the server with --chat_template FILE",
+        )  # fmt: skip
+
+
+def _with_reasoning(message: Message) -> dict[str, Any]:
+    """Without keys that hold nothing; reasoning under every name that templates look for."""
+    kept = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((kept[key] for key in _REASONING if key in kept), None)
+    return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+
+
+def _find(directory: Path) -> tuple[dict[str, str], str]:
+    """Name → text, and where they stand."""
+    texts: dict[str, str] = {}
+    main = directory / "chat_template.jinja"
+    if main.is_file():
+        texts["default"] = main.read_text(encoding="utf-8")
+    for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
+        texts[path.stem] = path.read_text(encoding="utf-8")
+    if texts:
+        return texts, str(main)
+    for path in (directory / "tokenizer_config.json", directory / "chat_template.json"):
+        texts = _named(_read_object(path).get("chat_template"), path)
+        if texts:
+            return texts, f"{path}:chat_template"
+    return {}, ""
+
+
+def _named(value: object, path: Path) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        pairs = [(entry.get("name"), entry.get("template")) for entry in value if isinstance(entry, dict)]
+        if len(pairs) == len(value) and all(isinstance(part, str) for pair in pairs for part in pair):
+            return {str(name): str(text) for name, text in pairs}
+    raise ConfigError(
+        "the chat template is neither text nor a list of names with texts", where=f"{path}:chat_template",
+        got=repr(value)[:100],
+    )  # fmt: skip
+
+
+def _special_tokens(directory: Path) -> dict[str, str]:
+    """bos_token and its like, as templates name them."""
+    tokens: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        for key, value in _read_object(directory / name).items():
+            content = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(content, str):
+                tokens[key] = content
+    return tokens
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError("the file is not JSON", where=str(path), got=str(error)) from error
+    return value if isinstance(value, dict) else {}
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} ... {% endgeneration %}, which marks what the model wrote: the text itself, unchanged."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
+
+    @staticmethod
+    def _same(caller: jinja2.runtime.Macro) -> str:
+        return caller()
+
+
+class _Dict:
+    """`dict` inside templates, without the attributes of the class."""
+
+    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*args, **values)
+
+    def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace` inside templates; names that begin with _ lead to Python's insides."""
+
+    def __init__(*args: Any, **values: Any) -> None:
+        self, args = args[0], args[1:]
+        given = dict(*args, **values)
+        for name in given:
+            _refuse_underscore(name)
+        jinja2.utils.Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own, escapes nothing for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)

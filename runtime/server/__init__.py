@@ -1,0 +1,1 @@
+"""The HTTP room: OpenAI's protocol in front of the executor. The only place where HTTP is spoken."""

@@ -1,0 +1,194 @@
+"""A Generation → an HTTP answer: server-sent events or one JSON, given up at once when the client is gone.
+
+Whatever ends the answer (the end, an error, a hang-up, a deadline, a reader that does not read), `Service.release`
+follows, and the blocks come back.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from starlette.types import Receive, Scope, Send
+
+from ingot.runtime.server.api_error import ApiError, ClientGoneError
+from ingot.runtime.server.replies import Json, Writer, usage
+from ingot.runtime.server.service import Generation, Service
+from ingot.runtime.server.tracing import Attribute, Span
+
+KEEP_ALIVE = 15.0  # seconds without a piece after which a stream says that it still lives
+_LOG = logging.getLogger("ingot.server")
+
+
+class Answer:
+    """An ASGI response.
+
+    generation   what is answered
+    writer       makes the JSON
+    stream       server-sent events; otherwise one JSON
+    with_usage   a stream ends with the counts of tokens
+    count_none   generated tokens are not part of the answer (echo of a prompt alone)
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        generation: Generation,
+        writer: Writer,
+        *,
+        route: str,
+        n: int,
+        stream: bool,
+        with_usage: bool = False,
+        count_none: bool = False,
+        model: str,
+    ) -> None:
+        self._service, self._generation, self._writer = service, generation, writer
+        self._route, self._n, self._stream = route, n, stream
+        self._with_usage, self._count_none, self._model = with_usage, count_none, model
+        self._status = 0  # once the head of the answer is out
+        self._sending: float | None = None  # since when a piece waits for the client
+        self._last = time.monotonic()  # when the last piece was out
+        self._task: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and release what was asked of the executor however that ends."""
+        watch = asyncio.create_task(self._watch(receive))
+        abort: Callable[[], None] = scope.get("state", {}).get("abort", lambda: None)
+        self._service.answers.add(self)
+        self._task = asyncio.current_task()
+        outcome = "done"
+        try:
+            await (self._send_stream(send) if self._stream else self._send_whole(send))
+        except ClientGoneError:
+            outcome = "client gone"
+        except ApiError as error:
+            outcome = error.code or error.kind
+            await self._send_error(send, error)
+        except asyncio.CancelledError:  # see `look`; nobody else cancels an answer
+            outcome = "client does not read"
+            abort()
+            await asyncio.sleep(0)  # the server notes that the connection is lost
+        finally:
+            watch.cancel()
+            self._service.answers.discard(self)
+            self._service.release(self._generation)
+            self._note(outcome)
+
+    def look(self, now: float) -> None:
+        """Once a second: give up a client that does not read, wake a stream that has long been silent."""
+        if self._sending is not None:
+            if now - self._sending > self._service.config.write_timeout and self._task is not None:
+                self._task.cancel()
+        elif self._stream and now - self._last > KEEP_ALIVE:
+            self._generation.inbox.poke()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._generation.inbox.interrupt(ClientGoneError())
+
+    async def _send_stream(self, send: Send) -> None:
+        unfinished = self._generation.count
+        while unfinished:
+            events = await self._generation.events()
+            pieces = [] if self._status else self._writer.openings()
+            touched: dict[int, None] = {}  # in order
+            for event in events:
+                choice = event.index * self._n + event.sequence
+                self._writer.take(choice, event)
+                unfinished -= event.finish_reason is not None
+                touched[choice] = None
+            pieces += [piece for choice in touched if (piece := self._writer.piece(choice)) is not None]
+            if pieces or not events:
+                await self._send_pieces(send, [_data(piece) for piece in pieces] or [b": waiting\n\n"])
+        last = [_data(self._writer.ending(self._usage()))] if self._with_usage else []
+        await self._send_pieces(send, [*last, b"data: [DONE]\n\n"], more=False)
+
+    async def _send_whole(self, send: Send) -> None:
+        unfinished = self._generation.count
+        while unfinished:
+            for event in await self._generation.events():
+                self._writer.take(event.index * self._n + event.sequence, event)
+                unfinished -= event.finish_reason is not None
+        document, choices = self._writer.whole(self._usage())
+        written = []
+        for choice in choices:  # each may be large: let others have their turn
+            written.append(_json(choice))
+            await asyncio.sleep(0)
+        body = b"".join([_json(document)[:-1], b',"choices":[', b",".join(written), b"]}"])
+        await self._start(send, 200, "application/json", {"content-length": str(len(body))})
+        await self._send(send, body, more=False)
+
+    async def _send_pieces(self, send: Send, pieces: list[bytes], *, more: bool = True) -> None:
+        if not self._status:
+            await self._start(send, 200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
+        await self._send(send, b"".join(pieces), more=more)
+
+    async def _send_error(self, send: Send, error: ApiError) -> None:
+        """As the answer itself, or, where it has begun, as the last piece of the stream."""
+        body = _json(error.body())
+        if self._status:
+            await self._send(send, b"data: " + body + b"\n\n", more=False)
+            return
+        await self._start(send, error.status, "application/json", {"content-length": str(len(body)), **error.headers})
+        await self._send(send, body, more=False)
+
+    async def _start(self, send: Send, status: int, media: str, headers: Mapping[str, str]) -> None:
+        self._status = status
+        pairs = {"content-type": media, **headers}
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _send(self, send: Send, body: bytes, *, more: bool) -> None:
+        self._sending = time.monotonic()
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sending, self._last = None, time.monotonic()
+
+    def _usage(self) -> Json:
+        generation = self._generation
+        generated = 0 if self._count_none else generation.generated
+        return usage(generation.prompt_tokens(), generation.cached_tokens(), generated)
+
+    def _note(self, outcome: str) -> None:
+        generation, now = self._generation, time.monotonic()
+        seconds = now - generation.arrived
+        self._service.metrics.answered(self._route, self._status, seconds)
+        if self._service.tracer is not None:
+            self._service.tracer.record(self._span(outcome, now))
+        _LOG.info(
+            "%s", outcome,
+            extra={
+                "request_id": generation.request_id, "answer_id": generation.answer_id, "route": self._route,
+                "status": self._status, "prompt_tokens": generation.prompt_tokens(),
+                "generated_tokens": generation.generated, "seconds": round(seconds, 4),
+            },
+        )  # fmt: skip
+
+    def _span(self, outcome: str, now: float) -> Span:
+        generation = self._generation
+        attributes: dict[str, Attribute] = {
+            "gen_ai.operation.name": "chat" if "chat" in self._route else "text_completion",
+            "gen_ai.request.model": self._model,
+            "gen_ai.response.id": generation.answer_id,
+            "gen_ai.usage.input_tokens": generation.prompt_tokens(),
+            "gen_ai.usage.output_tokens": generation.generated,
+            "http.route": self._route,
+            "http.response.status_code": self._status,
+            "ingot.request_id": generation.request_id,
+            "ingot.cached_tokens": generation.cached_tokens(),
+            "ingot.sequences": generation.count,
+        }
+        return Span(
+            name=f"POST {self._route}", traceparent=generation.traceparent, start=generation.arrived, end=now,
+            attributes=attributes, events=generation.moments, error=None if outcome == "done" else outcome,
+        )  # fmt: skip
+
+
+def _json(document: Json | dict[str, object]) -> bytes:
+    return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _data(piece: Json) -> bytes:
+    return b"data: " + _json(piece) + b"\n\n"

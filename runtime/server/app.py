@@ -1,0 +1,355 @@
+"""The routes: OpenAI's, tokens, health, metrics. Each handler reads a body, asks the service, and answers."""
+
+import base64
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ingot import __version__
+from ingot.configs.sampling import SamplingParams
+from ingot.errors import RequestError
+from ingot.runtime.admission import read_ids
+from ingot.runtime.server.answer import Answer
+from ingot.runtime.server.api_error import ApiError, ClientGoneError, not_ready, refused
+from ingot.runtime.server.asking import chat_params, chat_prompt, completion_params, text_requests
+from ingot.runtime.server.guard import Guard, limited_body
+from ingot.runtime.server.openapi import document
+from ingot.runtime.server.protocol import (
+    AnyBody,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Generate,
+    StallRequest,
+    TokenizeRequest,
+    read_body,
+)
+from ingot.runtime.server.replies import ChatWriter, CompletionWriter, Echo, Head, Json
+from ingot.runtime.server.service import Generation, Service
+from ingot.runtime.server.stall import stalling_request
+from ingot.runtime.text_stream import TextRequest
+
+_PAGE = Path(__file__).with_name("page.html")
+_ELSEWHERE = {
+    "embeddings": "the engine generates text; it gives no embeddings",
+    "responses": "use /v1/chat/completions; the responses API does not exist in this version",
+    "audio": "the engine reads and writes text only",
+    "images": "the engine reads and writes text only",
+    "videos": "the engine reads and writes text only",
+    "realtime": "the engine reads and writes text only",
+    "moderations": "the engine generates text; it judges none",
+    "files": "the server stores nothing",
+    "uploads": "the server stores nothing",
+    "batches": "send the requests themselves: they share every step",
+    "vector_stores": "the server stores nothing",
+    "conversations": "the server stores nothing",
+    "containers": "the server stores nothing",
+    "fine_tuning": "engines are built, not trained",
+    "evals": "engines are measured with ingot bench",
+    "assistants": "assistants do not exist here",
+    "threads": "the server stores nothing",
+}
+"""First part of a path below /v1 → why it is not there."""
+
+
+class Api:
+    """The handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._config = service, service.config
+        engine = service.runner.engine
+        self._names = self._config.model_names or (engine.directory.resolve().name,)
+        digest = hashlib.sha256(engine.manifest.to_json().encode()).hexdigest()
+        self._fingerprint = f"ingot-{__version__}-{digest[:12]}"
+        self._page = _PAGE.read_bytes()
+        self._page_headers = {"content-security-policy": _policy(self._page), "x-content-type-options": "nosniff"}
+        self._document = document(debug_hooks=self._config.debug_hooks)
+
+    def routes(self) -> list[Route]:
+        """Path → handler."""
+        table: list[tuple[str, str, Callable[[Request], Awaitable[Any]]]] = [
+            ("POST", "/v1/chat/completions", self.chat),
+            ("POST", "/v1/completions", self.completions),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{model:path}", self.model),
+            ("POST", "/v1/requests/{request_id}/cancel", self.cancel),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/health", self.ready),
+            ("GET", "/health/live", self.live),
+            ("GET", "/health/ready", self.ready),
+            ("GET", "/version", self.version),
+            ("GET", "/openapi.json", self.openapi),
+            ("GET", "/", self.page),
+        ]
+        if self._config.debug_hooks:
+            table.append(("POST", "/debug/stall", self.stall))
+        return [Route(path, handler, methods=[method]) for method, path, handler in table]
+
+    async def chat(self, request: Request) -> Answer:
+        """POST /v1/chat/completions."""
+        asked = await self._read(request, ChatRequest)
+        params = _checked(lambda: chat_params(asked, self._service.defaults))
+
+        def prepare() -> list[TextRequest]:
+            ids = chat_prompt(
+                asked.messages,
+                self._service.templates,
+                self._service.tokenizer,
+                add_generation_prompt=asked.add_generation_prompt,
+                arguments=asked.chat_template_kwargs,
+            )
+            return text_requests(asked, [ids], params)
+
+        generation = await self._start(request, asked, "chatcmpl", asked.n, prepare)
+        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        writer = ChatWriter(
+            self._head(generation), self._service.tokenizer, asked.n, params.logprobs, with_usage=with_usage
+        )
+        return Answer(
+            self._service, generation, writer, route="/v1/chat/completions", n=asked.n, stream=asked.stream,
+            with_usage=with_usage, model=self._names[0],
+        )  # fmt: skip
+
+    async def completions(self, request: Request) -> Answer:
+        """POST /v1/completions."""
+        asked = await self._read(request, CompletionRequest)
+        params = _checked(lambda: completion_params(asked, self._service.defaults))
+        prompts = asked.prompts()
+        count = len(prompts) * asked.n
+        generation = await self._start(request, asked, "cmpl", count, lambda: text_requests(asked, prompts, params))
+        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        only_echo = asked.echo and asked.max_tokens == 0
+        echoes = self._echoes(asked, prompts, generation, alone=only_echo)
+        writer = CompletionWriter(
+            self._head(generation), self._service.tokenizer, count, n=asked.n, logprobs=params.logprobs is not None,
+            skip_special_tokens=asked.skip_special_tokens, with_usage=with_usage, echoes=echoes,
+        )  # fmt: skip
+        return Answer(
+            self._service, generation, writer, route="/v1/completions", n=asked.n, stream=asked.stream,
+            with_usage=with_usage, count_none=only_echo, model=self._names[0],
+        )  # fmt: skip
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self._names]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{model}."""
+        name = request.path_params["model"]
+        self._check_model(name)
+        return JSONResponse(self._model(name))
+
+    async def cancel(self, request: Request) -> Response:
+        """POST /v1/requests/{id}/cancel: the id of an answer, or the X-Request-Id of a request."""
+        request_id = request.path_params["request_id"]
+        if not self._service.cancel(request_id):
+            raise ApiError(404, f"no request with the id {request_id!r} is running", code="request_not_found")
+        return JSONResponse({"id": request_id, "cancelled": True})
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+        asked = await self._read(request, TokenizeRequest)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise ApiError(400, "give either prompt or messages", param="prompt", code="invalid_value")
+        tokenizer = self._service.tokenizer
+
+        def work() -> Json:
+            if asked.messages is not None:
+                ids = chat_prompt(
+                    asked.messages, self._service.templates, tokenizer,
+                    add_generation_prompt=asked.add_generation_prompt, arguments=asked.chat_template_kwargs,
+                )  # fmt: skip
+            else:
+                ids = tokenizer.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens)
+            limit = self._service.runner.facts.limits.max_seq_len
+            texts = [tokenizer.token_text(token) for token in ids] if asked.return_token_strs else None
+            return {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": texts}
+
+        return JSONResponse(await self._service.run(work))
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+        asked = await self._read(request, DetokenizeRequest)
+
+        def work() -> Json:
+            if not asked.tokens:
+                return {"prompt": ""}
+            ids = read_ids(asked.tokens, self._service.runner.facts.vocab_size, "tokens")
+            return {"prompt": self._service.tokenizer.decode(ids.tolist(), skip_special_tokens=False)}
+
+        return JSONResponse(await self._service.run(work))
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self._service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def live(self, request: Request) -> Response:
+        """GET /health/live: this loop turns. A server that drains, or whose steps stall, lives."""
+        return JSONResponse({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """GET /health/ready: tokens flow, and new requests are welcome."""
+        reason = self._why_not()
+        if reason is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "reason": reason}, 503, {"retry-after": "5"})
+
+    async def version(self, request: Request) -> Response:
+        """GET /version."""
+        manifest = self._service.runner.engine.manifest
+        return JSONResponse(
+            {"version": __version__, "engine": {"target": manifest.target, "precision": manifest.precision,
+                                                "built_with": manifest.ingot_version, **manifest.model}}
+        )  # fmt: skip
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return JSONResponse(self._document)
+
+    async def page(self, request: Request) -> Response:
+        """GET /: chat with the engine in a browser."""
+        return Response(self._page, media_type="text/html; charset=utf-8", headers=self._page_headers)
+
+    async def stall(self, request: Request) -> Response:
+        """POST /debug/stall: the next step takes so long. Only with --debug_hooks."""
+        asked = await self._read(request, StallRequest)
+        vocab = self._service.runner.facts.vocab_size
+        generation = await self._service.start(
+            f"stall-{secrets.token_hex(8)}", "stall", 1, lambda: [stalling_request(vocab, asked.seconds)], None
+        )
+        self._service.discard(generation)
+        return JSONResponse({"stalling": asked.seconds}, 202)
+
+    def _why_not(self) -> str | None:
+        if self._service.texts.failure is not None:
+            return f"the step loop has died: {self._service.texts.failure!r}"
+        return "the server is shutting down" if self._service.draining else self._service.pulse.stalled()
+
+    async def _read(self, request: Request, kind: type[AnyBody]) -> AnyBody:
+        data = await limited_body(request, self._config.max_body_bytes, self._config.body_timeout)
+        asked = read_body(kind, data)
+        if asked.model is not None:
+            self._check_model(asked.model)
+        return asked
+
+    async def _start(
+        self,
+        request: Request,
+        asked: Generate,
+        prefix: str,
+        count: int,
+        prepare: Callable[[], list[TextRequest]],
+    ) -> Generation:
+        if self._service.texts.failure is not None:
+            raise not_ready(str(self._why_not()))
+        if asked.stream_options is not None and not asked.stream:
+            raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
+        answer_id = f"{prefix}-{secrets.token_hex(12)}"
+        generation = await self._service.start(answer_id, request.state.request_id, count, prepare, asked.timeout)
+        generation.traceparent = request.headers.get("traceparent", "")
+        return generation
+
+    def _echoes(
+        self, asked: CompletionRequest, prompts: Sequence[str | list[int]], generation: Generation, *, alone: bool
+    ) -> list[Echo]:
+        if not asked.echo:
+            return []
+        decode = self._service.tokenizer.decode
+        found = []
+        for prompt, group in zip(prompts, generation.groups, strict=True):
+            ids = group[0].request.tokens[: group[0].request.num_prompt].tolist()
+            text = prompt if isinstance(prompt, str) else decode(ids, skip_special_tokens=asked.skip_special_tokens)
+            found.append(Echo(text=text, token_ids=ids, alone=alone))
+        return found
+
+    def _head(self, generation: Generation) -> Head:
+        return Head(
+            answer_id=generation.answer_id,
+            created=generation.created,
+            model=self._names[0],
+            fingerprint=self._fingerprint,
+        )
+
+    def _check_model(self, name: str) -> None:
+        if name not in self._names:
+            raise ApiError(
+                404, f"the model {name[:100]!r} does not exist; here is {', '.join(self._names)}", param="model",
+                code="model_not_found",
+            )  # fmt: skip
+
+    def _model(self, name: str) -> Json:
+        engine = self._service.runner.engine
+        created = int((engine.directory / "config.json").stat().st_mtime)
+        return {"id": name, "object": "model", "created": created, "owned_by": "ingot"}
+
+
+def _policy(page: bytes) -> str:
+    """Only the page's own script runs, and it talks to this server only."""
+    script = page.split(b"<script>")[1].split(b"</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def make_app(service: Service) -> Starlette:
+    """The ASGI application."""
+    config = service.config
+    middleware = [Middleware(Guard, api_keys=config.api_keys)]
+    if config.cors_origins:
+        cors = Middleware(
+            CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+        middleware.insert(0, cors)
+    handlers: dict[Any, Any] = {
+        ApiError: _api_error, ClientGoneError: _client_gone, HTTPException: _http_error, Exception: _our_fault,
+    }  # fmt: skip
+    return Starlette(routes=Api(service).routes(), middleware=middleware, exception_handlers=handlers)
+
+
+def _checked(make: Callable[[], SamplingParams]) -> SamplingParams:
+    try:
+        return make()
+    except RequestError as error:
+        raise refused(error) from None
+
+
+async def _api_error(request: Request, error: ApiError) -> Response:
+    return JSONResponse(error.body(), error.status, error.headers)
+
+
+async def _client_gone(request: Request, error: ClientGoneError) -> Response:
+    return Response(status_code=499)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    path = request.url.path
+    first = path.removeprefix("/v1/").split("/")[0]
+    if error.status_code == 404 and path.startswith("/v1/") and first in _ELSEWHERE:
+        message, code = f"{path}: {_ELSEWHERE[first]}", "unsupported_endpoint"
+    elif error.status_code == 404:
+        message, code = f"there is no {path[:200]}; /openapi.json lists what there is", "unknown_url"
+    else:
+        message, code = f"{request.method} {path[:200]}: {error.detail}", None
+    found = ApiError(error.status_code, message, code=code, headers=error.headers)
+    return JSONResponse(found.body(), error.status_code, found.headers)
+
+
+async def _our_fault(request: Request, error: Exception) -> Response:
+    found = ApiError(
+        500, "the server made a mistake; its log says which", kind="server_error", headers={"x-should-retry": "false"}
+    )
+    return JSONResponse(found.body(), 500, found.headers)

@@ -1,0 +1,108 @@
+"""What a request of the protocol asks the executor for: sampling parameters and prompts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ingot.configs.generation import GenerationDefaults
+from ingot.configs.sampling import SamplingParams
+from ingot.runtime.chat_template import ChatTemplates
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.protocol import ChatMessage, ChatRequest, CompletionRequest, Generate
+from ingot.runtime.text_stream import TextRequest
+from ingot.runtime.tokenizer import Tokenizer
+
+_COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in completions
+
+
+def completion_params(asked: CompletionRequest, defaults: GenerationDefaults) -> SamplingParams:
+    """With echo, max_tokens=0 asks for the prompt alone: one token is made, and dropped."""
+    if asked.max_tokens == 0 and not asked.echo:
+        raise ApiError(400, "max_tokens: 0 tokens make sense with echo only", param="max_tokens", code="invalid_value")
+    if asked.echo and asked.logprobs is not None and asked.n > 1 and asked.stream:
+        raise ApiError(400, "echo with logprobs streams one completion only", param="n", code="unsupported_value")
+    limit = None if asked.max_tokens is None else max(asked.max_tokens, 1)
+    prompt_logprobs = asked.logprobs if asked.echo else None
+    return _params(asked, defaults, max_tokens=limit, logprobs=asked.logprobs, prompt_logprobs=prompt_logprobs)
+
+
+def chat_params(asked: ChatRequest, defaults: GenerationDefaults) -> SamplingParams:
+    """Without a limit: as many tokens as the engine allows."""
+    limits = {limit for limit in (asked.max_tokens, asked.max_completion_tokens) if limit is not None}
+    if len(limits) > 1:
+        raise ApiError(
+            400, "max_tokens and max_completion_tokens are two names of one limit, and differ",
+            param="max_completion_tokens", code="invalid_value",
+        )  # fmt: skip
+    if 0 in limits:
+        raise ApiError(400, "max_completion_tokens must be at least 1", param="max_completion_tokens")
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
+    logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+    return _params(asked, defaults, max_tokens=next(iter(limits), None), logprobs=logprobs)
+
+
+def text_requests(asked: Generate, prompts: Sequence[str | Sequence[int]], params: SamplingParams) -> list[TextRequest]:
+    """One per prompt. Where the request gives no limit: OpenAI's for completions, what fits for chats."""
+    default = _COMPLETION_TOKENS if isinstance(asked, CompletionRequest) else None
+    return [
+        TextRequest(
+            prompt=prompt, params=params, priority=asked.priority, cache_salt=asked.cache_salt,
+            default_max_tokens=default,
+        )
+        for prompt in prompts
+    ]  # fmt: skip
+
+
+def chat_prompt(
+    messages: Sequence[ChatMessage],
+    templates: ChatTemplates,
+    tokenizer: Tokenizer,
+    *,
+    add_generation_prompt: bool,
+    arguments: dict[str, Any],
+) -> list[int]:
+    """Token ids of a conversation. Templates of models write their own BOS; the built-in one has none to write."""
+    text = templates.render(
+        [message.for_template() for message in messages],
+        add_generation_prompt=add_generation_prompt,
+        arguments=arguments,
+    )
+    return tokenizer.encode(text, add_special_tokens=templates.built_in)
+
+
+def _params(
+    asked: Generate,
+    defaults: GenerationDefaults,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """What the request says, then generation_config.json, then SamplingParams' own defaults."""
+    temperature, top_k, top_p = defaults.resolve(asked.temperature, asked.top_k, asked.top_p)
+    values: dict[str, Any] = dict(defaults.others)
+    for name in ("min_p", "repetition_penalty"):
+        if getattr(asked, name) is not None:
+            values[name] = getattr(asked, name)
+    bias = None if asked.logit_bias is None else {int(token): value for token, value in asked.logit_bias.items()}
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=asked.min_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=None if asked.seed is None else asked.seed % 2**64,
+        n=asked.n,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        stop=asked.stop,
+        stop_token_ids=asked.stop_token_ids,
+        bad_words=asked.bad_words or None,
+        ignore_eos=asked.ignore_eos,
+        logit_bias=bias,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        include_stop_str=asked.include_stop_str_in_output,
+        skip_special_tokens=asked.skip_special_tokens,
+        **values,
+    )

@@ -1,0 +1,111 @@
+"""uvicorn with the manners that a server of long answers needs: a first SIGTERM drains, a second one ends at once.
+
+SIGTERM ─▶ new requests: 503, readiness: 503 ─▶ running ones end, at most drain_timeout ─▶ exit 0
+"""
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ingot.runtime.server.api_error import shutting_down
+from ingot.runtime.server.app import make_app
+from ingot.runtime.server.service import Service
+
+_LOG = logging.getLogger("ingot.server")
+_SEND_BUFFER = 128 << 10  # bytes that the kernel keeps for a client that does not read
+_LAST_WORDS = 2.0  # seconds in which answers that were cut short are sent
+_LAST_LOOK = 5.0  # seconds in which a server whose step loop died still tells why it is not ready
+
+
+def _protocol(head_timeout: float) -> type[H11Protocol]:
+    class Protocol(H11Protocol):
+        """Lends answers a way to cut the connection, and cuts those on which no request comes."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.app_state = {**self.app_state, "abort": transport.abort}
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            self._silent = self.loop.call_later(head_timeout, self._cut_if_silent)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._silent.cancel()
+            super().connection_lost(exc)
+
+        def _cut_if_silent(self) -> None:
+            if self.cycle is None:
+                self.transport.abort()
+
+    return Protocol
+
+
+class HttpServer(uvicorn.Server):
+    """Runs the app on the loop of its service. `on_start` gets the address once it listens."""
+
+    def __init__(self, service: Service, on_start: Callable[[str, int], None]) -> None:
+        config = service.config
+        super().__init__(
+            uvicorn.Config(
+                make_app(service),
+                host=config.host,
+                port=config.port,
+                http=_protocol(config.body_timeout),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=2048,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=round(_LAST_WORDS) + 1,
+            )
+        )
+        self._service, self._on_start = service, on_start
+        self._loop = asyncio.get_running_loop()
+        self._draining: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.exit_code = 0
+
+    async def startup(self, sockets: object = None) -> None:
+        """Listen, then say where."""
+        await super().startup()
+        if self.started:
+            address = self.servers[0].sockets[0].getsockname()
+            self._on_start(address[0], address[1])
+            self._watch = asyncio.create_task(self._watch_over())
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM or SIGINT, in the middle of anything."""
+        self._loop.call_soon_threadsafe(self.drain)
+
+    def drain(self) -> None:
+        """End in good manner; called again: end now."""
+        if self._draining is not None:
+            self._service.end_all(shutting_down(1))
+            self.should_exit = self.force_exit = True
+            return
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        _LOG.info("draining: %d requests are running", len(self._service.active))
+        if not await self._service.drain():
+            _LOG.warning("drain_timeout: %d requests are cut short", len(self._service.active))
+            self._service.end_all(shutting_down(1))
+            await asyncio.sleep(_LAST_WORDS)
+        self.should_exit = True
+
+    async def _watch_over(self) -> None:
+        """Look after answers; end with code 1 when the step loop has died, after its requests were told."""
+        care = asyncio.create_task(self._service.look_after_answers())
+        while self._service.texts.failure is None:
+            await asyncio.sleep(0.25)
+        print(f"error: the step loop has died: {self._service.texts.failure!r}", file=sys.stderr, flush=True)
+        await asyncio.sleep(_LAST_LOOK)
+        care.cancel()
+        self.exit_code = 1
+        self.should_exit = True

@@ -1,0 +1,73 @@
+"""Events from the text thread to the event loop: at most one wake-up of the loop is under way, however many arrive.
+
+text thread    put ─▶ [event event event]          a slow reader finds all of them at once; they never hold more
+event loop     take ◀─────── everything            than the tokens that its own request asked for
+"""
+
+import asyncio
+import threading
+import time
+
+from ingot.runtime.text_stream import TextEvent
+
+
+class Crossing:
+    """Sets asyncio events from other threads, many with one wake-up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._ready: list[asyncio.Event] = []
+
+    def wake(self, event: asyncio.Event) -> None:
+        """Set `event` soon. From any thread."""
+        with self._lock:
+            self._ready.append(event)
+            first = len(self._ready) == 1
+        if first and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        with self._lock:
+            ready, self._ready = self._ready, []
+        for event in ready:
+            event.set()
+
+
+class Inbox:
+    """The events of one HTTP request."""
+
+    def __init__(self, crossing: Crossing) -> None:
+        self._crossing = crossing
+        self._lock = threading.Lock()
+        self._events: list[tuple[float, TextEvent]] = []
+        self._news = asyncio.Event()
+        self._error: Exception | None = None
+
+    def put(self, event: TextEvent) -> None:
+        """From the text thread."""
+        with self._lock:
+            self._events.append((time.monotonic(), event))
+            first = len(self._events) == 1
+        if first:
+            self._crossing.wake(self._news)
+
+    async def take(self) -> list[tuple[float, TextEvent]]:
+        """Everything since the last take with the time of its arrival, as soon as there is anything; nothing after
+        `poke`. Raises what `interrupt` was given."""
+        await self._news.wait()
+        if self._error is not None:
+            raise self._error
+        with self._lock:
+            events, self._events = self._events, []
+            self._news.clear()
+        return events
+
+    def interrupt(self, error: Exception) -> None:
+        """End the wait with an error, whatever arrived; the first one counts. On the event loop."""
+        self._error = self._error or error
+        self._news.set()
+
+    def poke(self) -> None:
+        """Let the reader look up. On the event loop."""
+        self._news.set()

@@ -1,0 +1,112 @@
+"""`ingot serve`: an engine directory → a listening server, until a signal ends it."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ingot.configs.generation import read_generation_defaults
+from ingot.configs.serve import ServeConfig
+from ingot.errors import IngotError
+from ingot.runtime.chat_template import ChatTemplates
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.server.http_server import HttpServer
+from ingot.runtime.server.metrics import Metrics
+from ingot.runtime.server.service import Service
+from ingot.runtime.tokenizer import Tokenizer
+
+_CLOSING = 10.0  # seconds for the last step to end
+
+
+def serve(
+    engine_dir: Path,
+    open_runner: Callable[[], ModelRunner],
+    config: ServeConfig,
+    warn: Callable[[str], None],
+    on_start: Callable[[str, int], None],
+) -> int:
+    """Serve until a signal; the exit code. Raises IngotError before it listens. on_start: gets host and port."""
+    with contextlib.ExitStack() as closing:
+        runner = closing.enter_context(open_runner())
+        tokenizer = Tokenizer.from_dir(engine_dir)
+        templates = ChatTemplates.from_dir(engine_dir, config.chat_template)
+        defaults = read_generation_defaults(engine_dir)
+        closing.pop_all()  # from here on the service closes the runner
+    if templates.built_in and config.chat_template is None:
+        warn("the engine has no chat template: chat completions use chatml; --chat_template FILE gives another")
+    for setting in defaults.not_followed:
+        warn(f"generation_config.json: {setting} is not followed in this version")
+    if config.is_public and not config.api_keys:
+        warn(f"{config.host} may be reached from other machines, and no --api_key is set: anybody may use the engine")
+    _set_up_logs(as_json=config.log_json)
+
+    async def run() -> int:
+        service = Service(runner, tokenizer, templates, defaults, config, Metrics())
+        server = HttpServer(service, on_start)
+        try:
+            await server.serve()
+        except SystemExit:  # uvicorn has said why it cannot listen
+            raise IngotError(
+                "the server cannot listen", where=f"{config.host}:{config.port}", hint="choose another --host or --port"
+            ) from None
+        finally:
+            _close(service)
+        return server.exit_code
+
+    return asyncio.run(run())
+
+
+def _close(service: Service) -> None:
+    """A step that never ends must not keep the process."""
+    closing = threading.Thread(target=service.close, daemon=True)
+    closing.start()
+    closing.join(_CLOSING)
+    if closing.is_alive():
+        print("error: a step does not end; leaving it behind", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        document = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(), "message": record.getMessage(), **_extras(record),
+        }  # fmt: skip
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document, ensure_ascii=False)
+
+
+class _Words(logging.Formatter):
+    """One line for people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        extras = " ".join(f"{name}={value}" for name, value in _extras(record).items())
+        text = f"{record.levelname.lower()}: {record.getMessage()}" + (f" {extras}" if extras else "")
+        return text + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
+
+
+_KNOWN = (*vars(logging.makeLogRecord({})), "message", "asctime", "color_message")
+
+
+def _extras(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in _KNOWN}
+
+
+def _set_up_logs(*, as_json: bool) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonLines() if as_json else _Words())
+    for name, level in (("ingot.server", logging.INFO), ("uvicorn.error", logging.ERROR)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)

@@ -1,0 +1,266 @@
+"""Requests of HTTP on their way through the executor: who is in, who must wait outside, who is cancelled.
+
+    start ──thread pool──▶ template, tokenizer, executor.add ──▶ Generation ──events──▶ whoever answers
+                                                                   release: from any end, blocks come back
+
+The event loop never waits for a step, a template or a tokenizer, and never for the executor's lock.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from ingot.configs.generation import GenerationDefaults
+from ingot.configs.serve import ServeConfig
+from ingot.errors import IngotError
+from ingot.runtime.chat_template import ChatTemplates
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.server.api_error import ApiError, cancelled, failed, refused, shutting_down, timed_out
+from ingot.runtime.server.health import Pulse
+from ingot.runtime.server.inbox import Crossing, Inbox
+from ingot.runtime.server.metrics import Metrics
+from ingot.runtime.server.tracing import Tracer
+from ingot.runtime.text_loop import TextLoop
+from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
+from ingot.runtime.tokenizer import Tokenizer
+
+
+class Generation:
+    """One HTTP request in the executor: its prompts, each with its sequences.
+
+    answer_id  ours, of the answer; request_id: the client's, or the same
+    count      sequences
+    """
+
+    def __init__(self, answer_id: str, request_id: str, count: int, inbox: Inbox, metrics: Metrics) -> None:
+        self.answer_id, self.request_id, self.count, self.inbox = answer_id, request_id, count, inbox
+        self.created = int(time.time())
+        self.arrived = time.monotonic()
+        self.groups: list[list[TextStream]] = []
+        self.deadline: asyncio.TimerHandle | None = None
+        self.generated = 0  # tokens of all sequences
+        self.traceparent = ""
+        self.moments: dict[str, float] = {}  # when the first sequence to do so had its first step, its first token
+        self._metrics = metrics
+        # (prompt, sequence) → when its first and its last token came, and how many
+        self._times: dict[tuple[int, int], tuple[float, float, int]] = {}
+
+    async def events(self) -> list[TextEvent]:
+        """What is new; empty when poked. Raises ApiError and ClientGoneError."""
+        events = []
+        for when, event in await self.inbox.take():
+            if event.error is not None:
+                raise failed(event.error)
+            self._count(when, event)
+            events.append(event)
+        return events
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sequence has had its last event."""
+        return bool(self.groups) and all(stream.done for group in self.groups for stream in group)
+
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(group[0].request.num_prompt for group in self.groups)
+
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache gave."""
+        return sum(group[0].request.num_cached or 0 for group in self.groups)
+
+    def _count(self, when: float, event: TextEvent) -> None:
+        key, count = (event.index, event.sequence), len(event.token_ids)
+        self.generated += count
+        first, last, tokens = self._times.get(key, (when, when, 0))
+        if count and not tokens:
+            request = self.groups[event.index][event.sequence].request
+            self._metrics.first_step((request.started or when) - self.arrived, request.num_prompt)
+            self._metrics.first_token(when - self.arrived)
+            self.moments = self.moments or {"first_step": request.started or when, "first_token": when}
+            self._metrics.more_tokens(0.0, count - 1)
+        elif count:
+            self._metrics.more_tokens(when - last, count)
+        tokens += count
+        self._times[key] = (first, when if count else last, tokens)
+        if event.finish_reason is not None and tokens > 1:
+            self._metrics.sequence_ended((self._times[key][1] - first) / (tokens - 1))
+
+
+class Looked(Protocol):
+    """What wants to be looked at once a second."""
+
+    def look(self, now: float) -> None: ...
+
+
+class Service:
+    """Lives on one event loop; `texts` and `runner` have threads of their own."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        templates: ChatTemplates,
+        defaults: GenerationDefaults,
+        config: ServeConfig,
+        metrics: Metrics,
+    ) -> None:
+        self.runner, self.tokenizer, self.templates = runner, tokenizer, templates
+        self.defaults, self.config, self.metrics = defaults, config, metrics
+        self.texts = TextLoop(runner, tokenizer)
+        self.pulse = Pulse(runner, config.stall_timeout, metrics.count_steps)
+        self.active: dict[str, Generation] = {}  # by answer_id
+        self.answers: set[Looked] = set()
+        self._discarded: set[asyncio.Task[None]] = set()
+        self.draining = False
+        self.sequences = 0  # in the executor, or on the way in or out
+        metrics.watch(lambda: self.pulse.stats)
+        runner.executor.on_step = metrics.step
+        self._capacity = runner.facts.limits.max_batch_size + config.max_queue
+        self._work = ThreadPoolExecutor(4, thread_name_prefix="ingot text")
+        self._control = ThreadPoolExecutor(2, thread_name_prefix="ingot control")
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.tracer = None if config.otlp_endpoint is None else Tracer(config.otlp_endpoint)
+        self._crossing = Crossing(asyncio.get_running_loop())
+        self._ends: list[float] = []  # when sequences ended, the latest ones
+
+    async def start(
+        self,
+        answer_id: str,
+        request_id: str,
+        count: int,
+        prepare: Callable[[], list[TextRequest]],
+        timeout: float | None,
+    ) -> Generation:
+        """Submit what `prepare` returns, `count` sequences in all; it runs in a thread. Raises ApiError."""
+        self._admit(count, timeout)
+        generation = Generation(answer_id, request_id, count, Inbox(self._crossing), self.metrics)
+        self.sequences += count
+        self.active[answer_id] = generation
+        self._idle.clear()
+        loop = asyncio.get_running_loop()
+        seconds = timeout or self.config.request_timeout
+        generation.deadline = loop.call_later(seconds, generation.inbox.interrupt, timed_out(seconds))
+        try:
+            await loop.run_in_executor(self._work, self._submit, generation, prepare)
+        except BaseException as error:
+            self._forget(generation)
+            raise refused(error) if isinstance(error, IngotError) else error from None
+        return generation
+
+    def release(self, generation: Generation) -> None:
+        """The answer is out, or nobody wants it: abort what still runs."""
+        if generation.finished:
+            self._forget(generation)
+            return
+        streams = [stream for group in generation.groups for stream in group]
+        done = asyncio.get_running_loop().run_in_executor(self._control, self.texts.cancel, streams)
+        done.add_done_callback(lambda _: self._forget(generation))
+
+    def discard(self, generation: Generation) -> None:
+        """Let it run to its end; nobody wants the answer."""
+
+        async def read() -> None:
+            try:
+                while not generation.finished:
+                    await generation.events()
+            except ApiError:
+                pass
+            finally:
+                self.release(generation)
+
+        task = asyncio.create_task(read())
+        self._discarded.add(task)
+        task.add_done_callback(self._discarded.discard)
+
+    def cancel(self, request_id: str) -> bool:
+        """End every request with this id, the answer's or the client's; False if there is none."""
+        found = [each for each in self.active.values() if request_id in (each.answer_id, each.request_id)]
+        for generation in found:
+            generation.inbox.interrupt(cancelled())
+        return bool(found)
+
+    async def run(self, work: Callable[[], object]) -> object:
+        """Tokenising and templates outside of requests: in the thread pool. Raises ApiError."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._work, work)
+        except IngotError as error:
+            raise refused(error) from None
+
+    async def look_after_answers(self) -> None:
+        """For a task of its own."""
+        while True:
+            await asyncio.sleep(1)
+            for answer in tuple(self.answers):
+                answer.look(time.monotonic())
+
+    async def drain(self) -> bool:
+        """Take no more; wait for what runs, at most drain_timeout, then end it. Whether everything ended by itself."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), self.config.drain_timeout or 0.001)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    def end_all(self, error: ApiError) -> None:
+        """Answer everything that runs with an error."""
+        for generation in tuple(self.active.values()):
+            generation.inbox.interrupt(error)
+
+    def close(self) -> None:
+        """End the threads and release the engine; waits for the step that runs."""
+        self.pulse.close()
+        self.texts.close()
+        self.runner.close()
+        self._work.shutdown()
+        self._control.shutdown()
+        if self.tracer is not None:
+            self.tracer.close()
+
+    def _admit(self, count: int, timeout: float | None) -> None:
+        if self.draining:
+            raise shutting_down(self.config.drain_timeout)
+        if timeout is not None and timeout > self.config.request_timeout:
+            raise ApiError(
+                400, f"timeout: at most {self.config.request_timeout:g} s; got {timeout:g}", param="timeout",
+                code="invalid_value",
+            )  # fmt: skip
+        if count > self._capacity:
+            raise ApiError(
+                400, f"the request asks for {count} sequences, and the server takes {self._capacity} at once",
+                param="n", code="invalid_value",
+            )  # fmt: skip
+        if self.sequences + count > self._capacity:
+            raise ApiError(
+                429, f"{self.sequences} sequences run or wait, and the server takes {self._capacity}",
+                kind="rate_limit_error", code="queue_full", headers={"retry-after": str(self._retry_after())},
+            )  # fmt: skip
+
+    def _retry_after(self) -> int:
+        """Whole seconds in which, at the pace of late, a tenth of what is in ends."""
+        if len(self._ends) < 2:
+            return 1
+        pace = (time.monotonic() - self._ends[0]) / len(self._ends)
+        return min(max(1, math.ceil(pace * self._capacity / 10)), 60)
+
+    def _submit(self, generation: Generation, prepare: Callable[[], list[TextRequest]]) -> None:
+        asked = prepare()
+        groups = [make_streams(self.runner, self.tokenizer, index, each) for index, each in enumerate(asked)]
+        streams = [stream for group in groups for stream in group]
+        assert len(streams) == generation.count, "a request was admitted for other sequences than it asks for"
+        generation.groups = groups
+        self.texts.submit(streams, generation.inbox.put)
+
+    def _forget(self, generation: Generation) -> None:
+        if self.active.pop(generation.answer_id, None) is None:
+            return
+        if generation.deadline is not None:
+            generation.deadline.cancel()
+        self.sequences -= generation.count
+        self._ends = [*self._ends[-99:], *([time.monotonic()] * min(generation.count, 100))]
+        if not self.active:
+            self._idle.set()

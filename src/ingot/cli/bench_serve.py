@@ -1,0 +1,167 @@
+"""`ingot bench serve`: goodput of an engine in this process, or load on a server over HTTP."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ingot.bench.online import OnlineOptions, OnlineReport, Percentiles, bench_online
+from ingot.bench.plot import check_plotting, plot
+from ingot.bench.serve import ServeOptions, ServeReport, bench_serve
+from ingot.cli.console import LEVELS, Talk
+from ingot.cli.values import as_json, log_level, positive, target_isa
+from ingot.errors import UsageError
+
+_milliseconds = click.FloatRange(min=0, min_open=True)
+_above_zero = click.FloatRange(min=0, min_open=True)
+_STEADY = 1.15  # a larger drift of the machine's speed is told
+_OFFLINE = (
+    "engine_dir",
+    "start_rate",
+    "precision",
+    "tpot_target",
+    "max_batch_size",
+    "max_num_tokens",
+    "threads",
+    "isa",
+)
+_ONLINE = ("url", "model", "api_key", "chat", "rates", "concurrencies", "input_len", "output_len", "ignore_eos",
+           "temperature", "timeout", "plot_file")  # fmt: skip
+
+
+@click.command()
+@click.option("--url", help="Load on the OpenAI-compatible server there.")
+@click.option("--offline", is_flag=True, help="Measure the executor in this process, without HTTP.")
+@click.option("--trace", type=click.Path(path_type=Path),
+              help="CSV: TIMESTAMP,ContextTokens,GeneratedTokens (Azure's traces); or JSONL: arrival, input_len, "
+              "output_len.")  # fmt: skip
+@click.option("--num_requests", type=click.IntRange(min=2), default=100, show_default=True,
+              help="Per run; the first of the trace.")  # fmt: skip
+@click.option("--ttft_ms", type=_milliseconds, default=1000.0, show_default=True, help="A good request's TTFT at most.")
+@click.option("--tpot_ms", type=_milliseconds, default=100.0, show_default=True, help="A good request's TPOT at most.")
+@click.option(
+    "--length_scale", type=_above_zero, default=0.25, show_default=True, help="Lengths of the trace times this."
+)
+@click.option("--max_input", type=positive, help="Longest prompt (offline: 768, or what the engine takes).")
+@click.option("--max_output", type=positive, help="Longest answer (offline: 256, or what the engine holds).")
+@click.option("--poisson", is_flag=True, help="Poisson arrivals instead of the trace's own times.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of prompts and Poisson gaps.")
+@click.option("--rate", "rates", type=_above_zero, multiple=True,
+              help="--url: open loop, requests per second; may be given several times.")  # fmt: skip
+@click.option("--concurrency", "concurrencies", type=positive, multiple=True,
+              help="--url: closed loop, requests at once; may be given several times.")  # fmt: skip
+@click.option("--model", help="--url: as the server calls it; the first that it lists unless given.")
+@click.option("--api_key", help="--url: of the server.")
+@click.option("--chat", is_flag=True, default=None, help="--url: chat completions instead of completions.")
+@click.option("--input_len", type=positive, help="--url, without a trace: prompt tokens, about (128).")
+@click.option("--output_len", type=positive, help="--url, without a trace: generated tokens at most (64).")
+@click.option("--ignore_eos", is_flag=True, default=None, help="--url: ask for all tokens; not every server knows it.")
+@click.option("--temperature", type=click.FloatRange(min=0), help="--url: of every request (0).")
+@click.option("--timeout", type=_above_zero, help="--url: seconds that a request may take (600).")
+@click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="PNG", help="--url: draw the latencies.")
+@click.option("--engine_dir", type=click.Path(path_type=Path), help="--offline: engine to measure.")
+@click.option("--start_rate", type=_above_zero,
+              help="--offline: requests per second to begin with; else half of what the engine can do.")  # fmt: skip
+@click.option("--precision", type=click.FloatRange(min=0.01, max=1),
+              help="--offline: how close the search comes, relatively (0.1).")  # fmt: skip
+@click.option("--tpot_target", type=_milliseconds, help="--offline: let the runner bound its steps by so many ms.")
+@click.option("--max_batch_size", type=positive, help="--offline: requests running at once; else the engine's limit.")
+@click.option("--max_num_tokens", type=positive, help="--offline: tokens per step; else the engine's limit.")
+@click.option("--threads", type=positive, help="--offline: threads; every core unless given.")
+@target_isa
+@as_json
+@log_level
+def serve(offline: bool, as_json: bool, log_level: str, **options: Any) -> int:
+    """With --url: TTFT, TPOT and ITL that clients of a server see, and its goodput, in closed and open loops.
+    With --offline: the highest rate at which 90 % of a trace's requests meet both limits, with chunked and mixed steps
+    against neither.
+
+    \b
+    Example: ingot bench serve --url http://127.0.0.1:8000 --concurrency 16 --rate 4 --plot latency.png
+    Example: ingot bench serve --offline --engine_dir ENGINE --trace conv.csv --ttft_ms 500 --tpot_ms 50
+    """
+    if offline == (options["url"] is not None):
+        raise UsageError("say what is measured", expected="--url URL, or --offline --engine_dir ENGINE")
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    for name in _ONLINE if offline else _OFFLINE:
+        if name in given:
+            raise UsageError(f"--{name.removesuffix('_file')} goes with {'--url' if offline else '--offline'} only")
+    with Talk(LEVELS[log_level]) as talk:
+        report = _online(given, talk) if options["url"] else _offline(given, talk)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(report), indent=1))
+    elif isinstance(report, OnlineReport):
+        _show_online(report)
+    else:
+        _show_offline(report)
+    return int(isinstance(report, OnlineReport) and any(run.failed == run.requests for run in report.runs))
+
+
+def _online(given: dict[str, Any], talk: Talk) -> OnlineReport:
+    target = given.pop("plot_file", None)
+    if target is not None:
+        check_plotting()
+    report = bench_online(OnlineOptions(**given), talk.progress)
+    if target is not None:
+        plot(report, target)
+        talk.note(f"drawn: {target}")
+    return report
+
+
+def _offline(given: dict[str, Any], talk: Talk) -> ServeReport:
+    for name in ("engine_dir", "trace"):
+        if name not in given:
+            raise UsageError(f"--offline needs --{name}")
+    return bench_serve(ServeOptions(**given), talk.progress)
+
+
+def _show_online(report: OnlineReport) -> None:
+    title = f"{report.model} at {report.url}; good: TTFT <= {report.ttft_ms:g} ms, TPOT <= {report.tpot_ms:g} ms"
+    table = Table("load", "requests/s", "tokens/s", "good", "TTFT ms p50, p90, p99", "TPOT ms", "ITL ms", title=title)
+    for run in report.runs:
+        table.add_row(
+            run.load, f"{run.requests_per_second:.2f}", f"{run.output_tokens_per_second:.1f}", f"{run.good_share:.0%}",
+            _three(run.ttft), _three(run.tpot), _three(run.itl),
+        )  # fmt: skip
+    Console().print(table)
+    for run in report.runs:
+        print(f"goodput, {run.load}: {run.goodput:.3f} requests/s" + (f"; {run.failed} failed" if run.failed else ""))
+        for words, count in run.errors.items():
+            print(f"  {count} times: {words}")
+
+
+def _three(values: Percentiles | None) -> str:
+    return "" if values is None else f"{values.p50:.1f}, {values.p90:.1f}, {values.p99:.1f}"
+
+
+def _show_offline(report: ServeReport) -> None:
+    title = (
+        f"{report.engine}: {report.num_requests} requests of {report.trace}, {report.input_len_mean:.0f} tokens in, "
+        f"{report.output_len_mean:.0f} out; TTFT <= {report.ttft_ms:g} ms, TPOT <= {report.tpot_ms:g} ms"
+    )
+    table = Table("steps", "requests/s", "good", "TTFT ms p50, p90", "TPOT ms p50, p90", "mixed steps", title=title)
+    for mode in report.modes:
+        for run in sorted(mode.rates, key=lambda run: run.rate):
+            table.add_row(
+                mode.mode.replace("_", ", "),
+                f"{run.rate:.3f}",
+                f"{run.good_share:.0%}" if run.complete else "given up",
+                ", ".join("" if value is None else f"{value:.0f}" for value in (run.ttft_ms_p50, run.ttft_ms_p90)),
+                ", ".join("" if value is None else f"{value:.1f}" for value in (run.tpot_ms_p50, run.tpot_ms_p90)),
+                f"{run.mixed_steps} of {run.steps}",
+            )
+    Console().print(table)
+    for mode in report.modes:
+        before, after = mode.saturated
+        print(
+            f"goodput, {mode.mode.replace('_', ', ')}: {mode.goodput:.3f} requests/s "
+            f"(all at once: {before:.3f} before, {after:.3f} after)"
+        )
+    if report.ratio is not None:
+        print(f"ratio: {report.ratio:.2f}")
+    if report.drift > _STEADY:
+        print(f"the machine's speed changed {report.drift:.2f} times meanwhile: measure again when it is quiet")

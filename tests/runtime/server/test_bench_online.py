@@ -1,0 +1,98 @@
+"""`ingot bench serve --url` on a server of our own: counts, limits, errors, the picture."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.bench.online import OnlineOptions, bench_online
+from ingot.cli import app
+from ingot.errors import IngotError, UsageError
+from tests.runtime.server.served import CONFIG, Served, serving_engine
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(scope="module")
+def behind_a_key(engine: Path) -> Iterator[Served]:
+    with serving_engine(engine, dataclasses.replace(CONFIG, api_keys=("key",))) as served:
+        yield served
+
+
+def run(*args: object) -> int:
+    return app.run(["bench", "serve", *map(str, args)])
+
+
+def test_closed_and_open_loops(behind_a_key: Served, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "latency.png"
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"arrival": 0.1 * place, "input_len": 40 + place, "output_len": 12} for place in range(8)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code = run(
+        "--url", behind_a_key.url, "--api_key", "key", "--concurrency", 3, "--rate", 40, "--trace", trace,
+        "--ignore_eos", "--num_requests", 8, "--length_scale", 1, "--ttft_ms", 1e5, "--tpot_ms", 1e5,
+        "--plot", picture, "--json",
+    )  # fmt: skip
+    assert code == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert report["model"] == "tiny"
+    assert [run["load"] for run in report["runs"]] == ["3 at once", "40 requests/s"]
+    for each in report["runs"]:
+        assert (each["requests"], each["failed"], each["good_share"]) == (8, 0, 1.0)
+        assert each["output_tokens_mean"] == 12
+        assert 35 < each["prompt_tokens_mean"] < 53
+        assert 0 < each["ttft"]["p50"] <= each["ttft"]["p90"] <= each["e2e"]["p99"]
+        assert len(each["samples"]["ttft"]) == len(each["samples"]["tpot"]) == 8
+        assert each["goodput"] == pytest.approx(8 / each["seconds"])
+    assert report["runs"][1]["seconds"] >= 7 / 40
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_limits_and_the_table(behind_a_key: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    url, key = behind_a_key.url, "key"
+    assert (
+        run("--url", url, "--api_key", key, "--concurrency", 2, "--num_requests", 4, "--chat", "--ttft_ms", 0.001) == 0
+    )
+    assert "goodput, 2 at once: 0.000" in capsys.readouterr().out
+    assert run("--url", url, "--api_key", key, "--rate", 50, "--num_requests", 2, "--output_len", 100_000) == 1
+    assert "status 400: prompt and new tokens together" in capsys.readouterr().out
+
+
+def test_servers_that_cannot_be_used(behind_a_key: Served) -> None:
+    def nothing(stage: str, done: int, total: int) -> None: ...
+
+    with pytest.raises(IngotError, match="status 401"):
+        bench_online(OnlineOptions(url=behind_a_key.url, rates=(1.0,)), nothing)
+    with pytest.raises(IngotError, match="lists no model"):
+        bench_online(OnlineOptions(url="http://127.0.0.1:9", rates=(1.0,)), nothing)
+    with pytest.raises(UsageError, match="cannot be used"):
+        bench_online(OnlineOptions(url="ftp://x", rates=(1.0,)), nothing)
+    with pytest.raises(UsageError, match="how much load"):
+        OnlineOptions(url=behind_a_key.url)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [((), "say what is measured"), (("--url", "u", "--offline"), "say what is measured"),
+     (("--url", "http://u", "--threads", 2), "--threads goes with --offline"),
+     (("--offline", "--rate", 2), "--rates goes with --url"), (("--offline", "--trace", "t"), "needs --engine_dir")],
+)  # fmt: skip
+def test_options_that_do_not_go_together(
+    args: tuple[object, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*args) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_traces_in_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.jsonl"
+    for text, words in (
+        ("{}\n{}\n", "cannot be read"), ('{"arrival": 0, "input_len": 0, "output_len": 1}\n' * 2, "no tokens"),
+        ('{"arrival": 0, "input_len": 1, "output_len": 1}\n', "too few"),
+    ):  # fmt: skip
+        trace.write_text(text)
+        assert run("--url", "http://x", "--rate", 1, "--trace", trace, "--num_requests", 2) == 2
+        assert words in capsys.readouterr().err

@@ -1,0 +1,196 @@
+"""What ends or refuses a request without touching the others: limits, deadlines, cancellation, hang-ups, keys."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.runtime.server.served import CONFIG, Served, eventually, serving_engine
+
+pytestmark = pytest.mark.native
+LONG: dict[str, Any] = {"model": "tiny", "prompt": "The prince", "max_tokens": 500, "ignore_eos": True}
+KEYS = ("first-key", "second-key")
+
+
+@pytest.fixture(scope="module")
+def strict(engine: Path) -> Iterator[Served]:
+    """Small limits, two keys, one foreign page."""
+    config = dataclasses.replace(
+        CONFIG, api_keys=KEYS, max_queue=1, max_body_bytes=2000, body_timeout=0.4, write_timeout=0.5,
+        request_timeout=30, cors_origins=("https://chat.example",),
+    )  # fmt: skip
+    with serving_engine(engine, config, max_batch_size=2) as served:
+        yield served
+
+
+def running(served: Served, count: int = 1) -> bool:
+    return eventually(lambda: served.runner.stats()["requests_running"] >= count)
+
+
+def open_socket(served: Served, body: dict[str, Any], *, key: str = "", path: str = "/v1/completions") -> socket.socket:
+    """A request on a plain socket, whose answer nobody has read yet."""
+    port = int(served.url.rsplit(":", 1)[1])
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", port))
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_is_cancelled(served: Served, stream: bool) -> None:
+    before = len(served.runner.step_log())
+    connection = open_socket(served, {**LONG, "stream": stream, "n": 2})
+    assert running(served, 2)
+    connection.close()
+    assert eventually(served.is_empty)
+    assert len(served.runner.step_log()) - before < 450, "it ran to its end"
+
+
+def test_cancel_by_either_id(served: Served) -> None:
+    with served.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
+        whole = pool.submit(http.post, "/v1/completions", json=LONG, headers={"x-request-id": "mine-1"})
+        assert running(served)
+        assert http.post("/v1/requests/mine-1/cancel").json() == {"id": "mine-1", "cancelled": True}
+        answer = whole.result()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (499, "request_cancelled")
+        assert answer.headers["x-request-id"] == "mine-1"
+        assert answer.headers["x-should-retry"] == "false"
+        with http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as pieces:
+            lines = pieces.iter_lines()
+            first = json.loads(next(lines).removeprefix("data: "))
+            http.post(f"/v1/requests/{first['id']}/cancel").raise_for_status()
+            last = [line for line in lines if line][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_cancelled"
+        gone = http.post("/v1/requests/mine-1/cancel")
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "request_not_found")
+    assert eventually(served.is_empty)
+
+
+def test_deadlines(served: Served) -> None:
+    with served.http() as http:
+        late = http.post("/v1/completions", json={**LONG, "timeout": 0.05})
+        assert (late.status_code, late.json()["error"]["code"]) == (408, "deadline_exceeded")
+        too_much = http.post("/v1/completions", json={**LONG, "timeout": 6000})
+        assert (too_much.status_code, too_much.json()["error"]["param"]) == (400, "timeout")
+    with served.client() as client:
+        pieces = client.completions.create(
+            model="tiny", prompt="The prince", max_tokens=500, stream=True, extra_body={"timeout": 0.05}
+        )
+        with pytest.raises(openai.APIError, match="did not end within"):
+            list(pieces)
+    assert eventually(served.is_empty)
+
+
+def test_a_slow_reader_stalls_nobody(served: Served) -> None:
+    slow = open_socket(served, {**LONG, "stream": True, "logprobs": 20, "n": 2})
+    assert running(served, 2)
+    begin = time.monotonic()
+    with served.http() as http:
+        quick = http.post("/v1/completions", json={**LONG, "max_tokens": 8, "ignore_eos": False})
+    assert quick.status_code == 200
+    assert time.monotonic() - begin < 3
+    assert eventually(served.is_empty, 20), "whoever does not read must not hold blocks"
+    with slow, slow.makefile("rb") as answer:  # all of it is still there for the slow one
+        assert any(line == b"data: [DONE]\n" for line in answer)
+
+
+def test_who_never_reads_is_cut_off(strict: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ingot.server"):
+        deaf = open_socket(strict, {**LONG, "stream": True, "logprobs": 20, "n": 3}, key=KEYS[0])
+        assert eventually(lambda: bool(strict.service.active))
+        assert eventually(lambda: not strict.service.active, 15)
+    assert [record.getMessage() for record in caplog.records] == ["client does not read"]
+    assert eventually(strict.is_empty)
+    deaf.close()
+
+
+def test_a_full_queue_says_when_to_come_back(strict: Served) -> None:
+    with strict.http(KEYS[1]) as http, concurrent.futures.ThreadPoolExecutor() as pool:
+        some = [pool.submit(http.post, "/v1/completions", json=LONG, headers={"x-request-id": "s"}) for _ in range(3)]
+        assert eventually(lambda: strict.service.sequences == 3)
+        full = http.post("/v1/completions", json=LONG)
+        assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
+        assert 1 <= int(full.headers["retry-after"]) <= 60
+        with pytest.raises(openai.RateLimitError):
+            _client(strict, KEYS[0]).completions.create(model="tiny", prompt="a")
+        never = http.post("/v1/completions", json={**LONG, "n": 4})
+        assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
+        http.post("/v1/requests/s/cancel")
+        assert [one.result().status_code for one in some] == [499, 499, 499]
+        assert eventually(lambda: not strict.service.sequences)
+        assert http.post("/v1/completions", json={**LONG, "max_tokens": 2}).status_code == 200
+
+
+def _client(served: Served, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)
+
+
+def test_bodies_have_limits(strict: Served) -> None:
+    with strict.http(KEYS[0]) as http:
+        large = http.post("/v1/completions", json={"prompt": "a" * 3000})
+        assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
+        chunked = http.post("/v1/completions", content=iter([b"a" * 1500, b"a" * 1500]))
+        assert chunked.status_code == 413
+    port = int(strict.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port)) as half:
+        head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS[0]}\r\nContent-Length: 9\r\n\r\n"
+        half.sendall(head.encode() + b"{")
+        assert half.recv(1000).startswith(b"HTTP/1.1 408")
+    with socket.create_connection(("127.0.0.1", port)) as silent:
+        silent.settimeout(5)
+        silent.sendall(b"POST /v1/com")
+        with contextlib.suppress(ConnectionResetError):
+            assert silent.recv(1000) == b"", "a head that does not come is not waited for"
+
+
+def test_keys_open_the_door(strict: Served) -> None:
+    for key in (None, "wrong", KEYS[0][:-1], KEYS[0] + "x", "ké"):
+        headers = {} if key is None else {"authorization": f"Bearer {key}".encode()}
+        shut = httpx.post(f"{strict.url}/v1/completions", json=LONG, headers=headers)  # type: ignore[arg-type]
+        assert (shut.status_code, shut.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert httpx.get(f"{strict.url}/v1/models").status_code == 401
+    assert httpx.post(f"{strict.url}/tokenize", json={"prompt": "a"}).status_code == 401
+    for path in ("/health/live", "/health/ready", "/version", "/metrics"):
+        assert httpx.get(f"{strict.url}{path}").status_code == 200
+    for key in KEYS:
+        assert [model.id for model in _client(strict, key).models.list()] == ["tiny"]
+
+
+def test_other_pages_may_call_only_where_asked(strict: Served, served: Served) -> None:
+    for server, allowed in ((strict, "https://chat.example"), (served, None)):
+        headers = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+        answer = httpx.options(f"{server.url}/v1/completions", headers=headers)
+        assert answer.headers.get("access-control-allow-origin") == allowed
+
+
+def test_one_request_fails_and_the_others_go_on(served: Served) -> None:
+    """Every token but the last is banned by name, then that one too."""
+    vocab = served.runner.facts.vocab_size
+    words = [f"{served.service.tokenizer.token_text(token)}" for token in range(vocab)]
+    bad = {"prompt": "a", "max_tokens": 4, "bad_words": [word for word in words if word.strip()], "ignore_eos": True,
+           "min_tokens": 4, "stop_token_ids": list(range(vocab))}  # fmt: skip
+    results: list[httpx.Response] = []
+    with served.http() as http:
+        thread = threading.Thread(target=lambda: results.append(http.post("/v1/completions", json=LONG)))
+        thread.start()
+        assert running(served)
+        failed = http.post("/v1/completions", json=bad)
+        assert failed.status_code == 400
+        assert "leave no token to choose" in failed.json()["error"]["message"]
+        thread.join()
+    assert results[0].status_code == 200
+    assert eventually(served.is_empty)

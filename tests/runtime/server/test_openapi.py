@@ -1,0 +1,79 @@
+"""The OpenAPI document is true: requests made from it get answers that it describes."""
+
+from typing import Any
+
+import httpx
+import hypothesis
+import jsonschema
+import pytest
+import schemathesis
+from schemathesis.checks import load_all_checks
+
+from tests.runtime.server.served import Served, eventually
+
+pytestmark = pytest.mark.native
+load_all_checks()
+
+
+@pytest.mark.filterwarnings("ignore::Warning:schemathesis", "ignore::Warning:jsonschema")
+def test_schemathesis(served: Served) -> None:
+    schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    for result in schema.get_all_operations():
+        operation: Any = result.ok()  # type: ignore[union-attr]
+        if operation.path.startswith("/debug"):
+            continue
+
+        @hypothesis.settings(
+            max_examples=3, deadline=None, database=None, derandomize=True,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )  # fmt: skip
+        @hypothesis.given(case=operation.as_strategy())
+        def holds(case: Any) -> None:
+            case.call_and_validate(excluded_checks=[schemathesis.checks.CHECKS.get_one("positive_data_acceptance")])
+
+        holds()
+    assert eventually(served.is_empty, 30)
+
+
+def test_errors_look_as_described(served: Served) -> None:
+    document = httpx.get(f"{served.url}/openapi.json").json()
+    schema = document["components"]["schemas"]["Error"]
+    with served.http() as http:
+        for answer in (
+            http.post("/v1/completions", json={}), http.get("/v1/completions"), http.get("/v1/embeddings"),
+            http.get("/nowhere"), http.post("/v1/chat/completions", content=b"{"),
+        ):  # fmt: skip
+            assert 400 <= answer.status_code < 500
+            jsonschema.validate(answer.json(), schema)
+            assert answer.headers["x-request-id"]
+
+
+def test_tokens_there_and_back(served: Served) -> None:
+    with served.http() as http:
+        text = "The prince é 你"
+        there = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+        assert there["tokens"] == served.service.tokenizer.encode(text)
+        assert there["count"] == len(there["tokens"]) == len(there["token_strs"])
+        assert there["max_model_len"] == served.runner.facts.limits.max_seq_len
+        plain = http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
+        assert http.post("/detokenize", json={"tokens": plain}).json() == {"prompt": text}
+        messages = [{"role": "user", "content": "hi"}]
+        chat = http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+        assert chat[0] == served.runner.engine.manifest.bos_id, "the built-in template has no BOS of its own"
+        assert chat.count(chat[0]) == 1
+        answer = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1}).json()
+        assert answer["usage"]["prompt_tokens"] == len(chat)
+        for body in ({}, {"prompt": "a", "messages": messages}, {"tokens": [1]}):
+            assert http.post("/tokenize", json=body).status_code == 400
+        for tokens in ([10**9], [-1], "a"):
+            assert http.post("/detokenize", json={"tokens": tokens}).status_code == 400
+        assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+
+
+def test_version_and_fingerprint(served: Served) -> None:
+    with served.http() as http:
+        version = http.get("/version").json()
+        assert version["engine"]["target"] == served.runner.engine.manifest.target
+        answers = [http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).json() for _ in range(2)]
+        assert len({answer["system_fingerprint"] for answer in answers}) == 1
+        assert len({answer["id"] for answer in answers}) == 2

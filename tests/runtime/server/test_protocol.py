@@ -1,0 +1,151 @@
+"""Bodies: every field is applied, accepted without effect where the contract says so, or refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+
+from ingot.configs.generation import GenerationDefaults
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.asking import chat_params, completion_params, text_requests
+from ingot.runtime.server.protocol import (
+    ACCEPTED,
+    REFUSED,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    read_body,
+)
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"prompt": "hi"}
+NOTHING = GenerationDefaults()
+
+
+def refusal(kind: Any, body: object) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        read_body(kind, body if isinstance(body, bytes) else json.dumps(body).encode())
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_every_field_of_openai_has_a_place() -> None:
+    for theirs, ours in ((ChatParams, ChatRequest), (CompletionParams, CompletionRequest)):
+        fields = {*theirs.__annotations__, "stream"}
+        assert len(fields) > 15
+        assert [name for name in fields if name not in ours.model_fields and name not in REFUSED] == []
+    assert not set(REFUSED) & (set(ChatRequest.model_fields) | set(CompletionRequest.model_fields))
+    assert set(ACCEPTED) <= set(ChatRequest.model_fields)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_give_the_reason(name: str) -> None:
+    error = refusal(ChatRequest, {**CHAT, name: {"a": 1}})
+    assert (error.param, error.code) == (name, "unsupported_parameter")
+    assert REFUSED[name] in error.message
+    read_body(ChatRequest, json.dumps({**CHAT, name: None}).encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({**TEXT, "temprature": 1}, "temprature"), ({**TEXT, "zzz": None}, "zzz"), ({}, "prompt"),
+        ({"prompt": 5}, "prompt"), ({"prompt": [1, -2]}, "prompt.1"), ({"prompt": [[1], ["a"]]}, "prompt.1.0"),
+        ({"prompt": []}, "prompt"), ({"prompt": ["a"] * 2049}, "prompt"), ({**TEXT, "n": "2"}, "n"),
+        ({**TEXT, "n": 2.0}, "n"), ({**TEXT, "n": True}, "n"), ({**TEXT, "stream": 1}, "stream"),
+        ({**TEXT, "stop": [""]}, "stop.0"), ({**TEXT, "logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({**TEXT, "logit_bias": {"5": 101}}, "logit_bias.5"), ({**TEXT, "store": True}, "store"),
+        ({**TEXT, "service_tier": "flex"}, "service_tier"), ({**TEXT, "logprobs": 21}, "logprobs"),
+        ({**TEXT, "stream_options": {"x": 1}}, "stream_options.x"), ({**TEXT, "timeout": 0}, "timeout"),
+        ({**TEXT, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
+    error = refusal(CompletionRequest, body)
+    assert error.param == param
+    assert param.split(".")[0] in error.message
+    assert error.body()["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+
+
+def test_typos_and_broken_json() -> None:
+    assert "did you mean 'temperature'?" in refusal(CompletionRequest, {**TEXT, "temprature": 1}).message
+    for data in (b"{", b"[]", b"", b"\xff", b'{"prompt": NaN}', b'{"prompt": "\\ud800"}', b"[" * 100_000):
+        refusal(CompletionRequest, data)
+
+
+def test_messages() -> None:
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    assert refusal(ChatRequest, {"messages": [{"role": "user", "content": image}]}).param == "messages.0.content.0.type"
+    assert refusal(ChatRequest, {"messages": [{"role": "bot", "content": "a"}]}).param == "messages.0.role"
+    assert refusal(ChatRequest, {"messages": [{"role": "user", "content": "a", "x": 1}]}).param == "messages.0.x"
+    assert refusal(ChatRequest, {"messages": []}).param == "messages"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked = read_body(ChatRequest, json.dumps({"messages": [{"role": "developer", "content": parts}]}).encode())
+    assert asked.messages[0].for_template() == {"role": "system", "content": "a\nb"}
+
+
+def test_prompts() -> None:
+    for prompt, expected in (
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ):
+        assert read_body(CompletionRequest, json.dumps({"prompt": prompt}).encode()).prompts() == expected
+    assert read_body(DetokenizeRequest, b'{"tokens": [1]}').tokens == [1]
+    assert refusal(TokenizeRequest, {"content": "a"}).param == "content"
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return read_body(CompletionRequest, json.dumps({**TEXT, **fields}).encode())
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return read_body(ChatRequest, json.dumps({**CHAT, **fields}).encode())
+
+
+def test_parameters() -> None:
+    params = completion_params(
+        completion(seed=-1, logit_bias={"7": -100}, stop=["a"], top_k=5, temperature=0.5, logprobs=2, echo=True),
+        NOTHING,
+    )
+    assert (params.seed, params.logit_bias, params.stop) == (2**64 - 1, {7: -100.0}, ["a"])
+    assert (params.top_k, params.temperature, params.logprobs, params.prompt_logprobs) == (5, 0.5, 2, 2)
+    (asked,) = text_requests(completion(), ["hi"], params)
+    assert asked.default_max_tokens == 16, "OpenAI's default for completions"
+    assert text_requests(chat(), ["hi"], params)[0].default_max_tokens is None
+    assert completion_params(completion(max_tokens=0, echo=True), NOTHING).max_tokens == 1
+    assert chat_params(chat(), NOTHING).max_tokens is None
+    assert chat_params(chat(max_tokens=5), NOTHING).max_tokens == 5
+    assert chat_params(chat(max_tokens=5, max_completion_tokens=5), NOTHING).max_tokens == 5
+    assert chat_params(chat(logprobs=True), NOTHING).logprobs == 0
+    assert chat_params(chat(logprobs=True, top_logprobs=4), NOTHING).logprobs == 4
+
+
+def test_generation_config_speaks_where_the_request_does_not() -> None:
+    defaults = GenerationDefaults(do_sample=True, temperature=0.7, top_k=40, others={"min_p": 0.1})
+    params = completion_params(completion(), defaults)
+    assert (params.temperature, params.top_k, params.min_p) == (0.7, 40, 0.1)
+    params = completion_params(completion(temperature=0.1, min_p=0.2), defaults)
+    assert (params.temperature, params.top_k, params.min_p) == (0.1, 40, 0.2)
+    assert completion_params(completion(), NOTHING).temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"), ({"top_logprobs": 2}, "top_logprobs"),
+     ({"max_tokens": 0}, "max_completion_tokens")],
+)  # fmt: skip
+def test_contradictions_in_chats(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat_params(chat(**fields), NOTHING)
+    assert caught.value.param == param
+
+
+def test_contradictions_in_completions() -> None:
+    for fields in ({"max_tokens": 0}, {"echo": True, "logprobs": 1, "n": 2, "stream": True}):
+        with pytest.raises(ApiError):
+            completion_params(completion(**fields), NOTHING)
