@@ -47,7 +47,7 @@ def _case(
     values = _normal(k, experts, 2 * n if gated else n, k) / np.float32(k**0.5)
     weight = Packed(values=values, dtype=DType(dtype), panels=True, gated=gated)
     ids = _ids(k + n, rows, experts, slots)
-    attrs: dict[str, Attr] = {"activations": "bf16" if isa.startswith("amx") else "f32"}
+    attrs: dict[str, Attr] = {"activations": "bf16" if isa.startswith("amx") else "f32", "group": 0}
     if gated:
         return [_normal(1, rows, k), ids, weight], attrs | {"activation": "silu"}
     return [_normal(1, rows, slots * k), ids, np.abs(_normal(2, rows, slots)), weight], attrs
