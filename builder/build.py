@@ -17,7 +17,7 @@ from ingot import __version__
 from ingot.builder.activations import choose_activations
 from ingot.builder.expressions import WeightReader, check_sources
 from ingot.builder.facts import model_facts
-from ingot.builder.graph import Graph, ours
+from ingot.builder.graph import Graph
 from ingot.builder.limits import fit_limits
 from ingot.builder.lower import Lowering, read_shape
 from ingot.builder.names import name_nodes
