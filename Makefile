@@ -14,7 +14,8 @@ PYTEST_ARGS ?=
 PIP := $(VENV)/bin/pip --disable-pip-version-check -q
 ROOMS := src convert builder plugins runtime configs
 SOURCES := pyproject.toml $(wildcard CMakeLists.txt) $(shell find $(ROOMS) -type f \( -name '*.py' -o -name '*.pyi' \
-	-o -name '*.cpp' -o -name '*.h' -o -name '*.txt' -o -name '*.cmake' -o -name '*.toml' -o -name '*.json' \
+	-o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.txt' -o -name '*.cmake' -o -name '*.toml' \
+	-o -name '*.json' \
 	-o -name '*.safetensors' -o -name '*.md' -o -name '*.html' \))
 
 unexport PYTHONPATH # what is tested is what was installed

@@ -8,6 +8,7 @@ The graph is the only source: config.json of the checkpoint only adds facts for 
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from ingot.builder.graph import Graph
 from ingot.builder.limits import fit_limits
 from ingot.builder.lower import Lowering, read_shape
 from ingot.builder.names import name_nodes
-from ingot.builder.pack import BLOCK_BYTES, Packer
+from ingot.builder.pack import BLOCK_BYTES, Packer, add_constants
 from ingot.builder.passes.base import PassReport
 from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
 from ingot.builder.precision import choose_main, choose_products, choose_routers, products_of, table_dtype
@@ -32,14 +33,14 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.token_ids import read_token_ids
 from ingot.dtypes import DType, Precision
 from ingot.engine import SECTION_ALIGNMENT, is_engine
-from ingot.engine_writer import write_engine
-from ingot.errors import CheckpointError, IngotError, UsageError
+from ingot.engine_writer import Block, write_engine
+from ingot.errors import BuildError, CheckpointError, IngotError, UsageError
 from ingot.forecast import Forecast
 from ingot.manifest import Manifest
 from ingot.output_dir import OutputDir
 from ingot.plan import KvLayout, Plan
 from ingot.plugins.registry import find_target
-from ingot.plugins.target import Target
+from ingot.plugins.target import Constant, Target
 
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
 BASE_MEMORY = 80 << 20
@@ -86,6 +87,7 @@ class _Job:
     activation_errors: dict[str, float | None]
     plan: Plan
     lowering: Lowering
+    constants: tuple[Constant, ...]
     reports: list[PassReport]
     notes: list[str]
     timings: tuple[str, ...]
@@ -102,6 +104,8 @@ def build(
     begin = time.monotonic()
     checkpoint = Checkpoint.open(Path(checkpoint_dir))
     target = find_target(config.target)
+    if not config.dry_run and (reason := target.unbuildable()) is not None:
+        raise BuildError(f"this machine cannot build for {target.name}", got=reason, hint="see ingot doctor")
     _forecast(config, checkpoint, output_dir, 0).check_memory(config.max_mem)
     with graph_errors(checkpoint.graph_path):
         job = _decide(config, checkpoint, target, progress)
@@ -158,7 +162,7 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target, progres
         num_layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
         tokens_per_block=config.tokens_per_block, dtype=kv_dtype,
     )  # fmt: skip
-    lowering = Lowering(graph)
+    lowering = Lowering(graph, panels=target.packs_products)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
     plan = lowering.plan(limits, kv, shape, config.shards or _threads())
@@ -167,9 +171,10 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target, progres
         tuning = tune(plan, target, config.timing_cache, progress)
         plan, timings = dataclasses.replace(plan, tactics=tuning.tactics), tuning.table
         notes.extend(tuning.notes)
+    constants = () if config.dry_run else target.constants(plan)
     return _Job(
-        target=target, precision=precision, activation_errors=errors, plan=plan, lowering=lowering, reports=reports,
-        notes=[*notes, *lowered], timings=timings,
+        target=target, precision=precision, activation_errors=errors, plan=add_constants(plan, constants),
+        lowering=lowering, constants=constants, reports=reports, notes=[*notes, *lowered], timings=timings,
     )  # fmt: skip
 
 
@@ -185,7 +190,7 @@ def _make_folder(folder: Path) -> None:
 def _kv_dtype(config: BuildConfig, precision: Precision) -> DType:
     if config.kv_cache_dtype != "auto":
         return DType(config.kv_cache_dtype)
-    return DType.F32 if precision.dtype is DType.F32 else DType.BF16
+    return DType.BF16 if precision.dtype.is_quantised else precision.dtype
 
 
 def _forecast(config: BuildConfig, checkpoint: Checkpoint, target: Path, engine_bytes: int) -> Forecast:
@@ -217,8 +222,15 @@ def _write(job: _Job, checkpoint: Checkpoint, directory: Path, progress: Progres
     with WeightReader(checkpoint.path) as reader:
         packer = Packer(reader, job.lowering.uses, plan.weights, _threads())
         files = [checkpoint.path / name for name in checkpoint.companions()]
-        write_engine(directory, manifest, plan, packer.blocks(advance), files, checkpoint.path)
+        blocks = itertools.chain(packer.blocks(advance), _constant_blocks(job))
+        write_engine(directory, manifest, plan, blocks, files, checkpoint.path)
     return [f"weight {name} holds {count} values that are NaN or infinite" for name, count in packer.nonfinite.items()]
+
+
+def _constant_blocks(job: _Job) -> Iterator[Block]:
+    places = {weight.name: weight.pieces[0].offset for weight in job.plan.weights}
+    for constant in job.constants:
+        yield places[constant.name], memoryview(constant.data)
 
 
 def _threads() -> int:

@@ -12,6 +12,7 @@ def model_facts(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
     attention = next(step for step in plan.steps if step.op == "paged_attention")
     embedding = next(step for step in plan.steps if step.op == "embedding")
     shapes = {weight.name: weight.shape for weight in plan.weights}
+    used = {name for step in plan.steps for name in step.inputs}  # machine code is none
     model = checkpoint.config.model
     return {
         "model_type": None if model is None else model.family,
@@ -24,7 +25,7 @@ def model_facts(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
         "vocab_size": plan.vocab_size,
         "positions": plan.max_positions,
         **_expert_facts(plan),
-        "packed_parameters": sum(math.prod(shape) for shape in shapes.values()),
+        "packed_parameters": sum(math.prod(shape) for name, shape in shapes.items() if name in used),
     }
 
 

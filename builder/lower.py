@@ -76,7 +76,9 @@ def read_shape(graph: Graph) -> ModelShape:
 class Lowering:
     """Collects drafts and weights node by node; `plan` puts them together."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, panels: bool = True) -> None:
+        """panels: the target's products take packed weights."""
+        self._panels = panels
         self._drafts: list[_Draft] = []
         self._values: list[Value] = []
         self._tensors: list[str] = []  # the graph's name of each value, "" for those made here
@@ -149,7 +151,7 @@ class Lowering:
         if problem is not None:
             raise PassError(f"step {name} is no use of op {op_name}", where=node.name, got=problem)
         rows = op.rows or activations[0].rows
-        cols = op.out_cols([self._cols(ref) for ref in refs], attrs)
+        cols = op.out_cols([self._cols(ref, product=_PANELS.get(op_name) == i) for i, ref in enumerate(refs)], attrs)
         made: list[int | None] = [
             each if isinstance(each, int) else self._new_value(rows, cols[i], each) for i, each in enumerate(outputs)
         ]
@@ -166,10 +168,12 @@ class Lowering:
         return self._weight(node, op, name, index, each) if is_weight(each) else self._index[id(each)]
 
     def _weight(self, node: gs.Node, op: str, name: str, index: int, tensor: gs.Tensor) -> str:
-        panels = _PANELS.get(op) == index
+        product = _PANELS.get(op) == index
+        panels = product and self._panels
+        matrix = product or op == "embedding"
         gated = panels and bool(node.attrs.get("gated", op == "moe_gate_up"))
-        dtype = DType(node.attrs["dtype"]) if panels or op == "embedding" else DType.F32
-        shape = weight_shape(tensor) if len(weight_shape(tensor)) >= 2 and (panels or op == "embedding") else None
+        dtype = DType(node.attrs["dtype"]) if matrix else DType.F32
+        shape = weight_shape(tensor) if len(weight_shape(tensor)) >= 2 and matrix else None
         use = WeightUse(
             name=name, tensor=tensor, dtype=dtype, shape=shape or (matrix_shape(tensor)[0],), panels=panels,
             gated=gated, group=node.attrs.get("group", 0) if panels else 0,
@@ -184,12 +188,12 @@ class Lowering:
             return None
         return (self._values[ref].cols,) if isinstance(ref, int) else self._uses[ref].shape
 
-    def _cols(self, ref: str | int | None) -> int | None:
+    def _cols(self, ref: str | int | None, *, product: bool) -> int | None:
         """Columns of an activation; rows of a product's weight, columns of a table, length of a vector."""
         shape = self._shape(ref)
         if shape is None or isinstance(ref, int):
             return None if shape is None else shape[0]
-        return shape[-2] if ref is not None and self._uses[ref].panels else shape[-1]
+        return shape[-2] if product else shape[-1]
 
     def _new_value(self, rows: Rows, cols: int, tensor: gs.Tensor | None = None) -> int:
         self._values.append(Value(rows=rows, cols=cols))

@@ -20,7 +20,7 @@ from ingot.builder.expressions import WeightReader, is_copy, matrix_shape
 from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, Precision, count_nonfinite, from_float32
 from ingot.engine import PIECE_ALIGNMENT, SECTION_ALIGNMENT, aligned
-from ingot.plan import Piece, Weight
+from ingot.plan import Piece, Plan, Weight
 from ingot.plugins.layouts import (
     PANEL,
     ROW,
@@ -35,8 +35,10 @@ from ingot.plugins.layouts import (
     panel_layout,
     row_bytes,
 )
+from ingot.plugins.target import Constant
 
 GATED = ".gated"
+CODE_ALIGNMENT = 4096  # constants may be mapped by themselves
 SMALL_MODEL = 32 << 20  # below this many bytes of products, one shard
 BLOCK_BYTES = 4 << 20  # float32 bytes of weight in memory at a time
 
@@ -137,6 +139,21 @@ def place_weights(uses: Sequence[WeightUse], shards: int) -> tuple[list[Weight],
     return weights, position
 
 
+def add_constants(plan: Plan, constants: Sequence[Constant]) -> Plan:
+    """The plan with each constant as one more weight, of bytes, behind all others."""
+    weights, position = list(plan.weights), plan.weight_bytes
+    for constant in constants:
+        position, size = aligned(position, CODE_ALIGNMENT), len(constant.data)
+        piece = Piece(begin=0, end=size, offset=position)
+        weights.append(
+            Weight(
+                name=constant.name, dtype=DType.I8, shape=(size,), layout=constant.layout, nbytes=size, pieces=(piece,)
+            )
+        )  # fmt: skip
+        position += size
+    return dataclasses.replace(plan, weights=tuple(weights), weight_bytes=position)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Block:
     """Units [begin, end) of a weight (of one of its experts), whose bytes begin at `offset` of the section."""
@@ -160,8 +177,9 @@ class Packer:
     ) -> None:
         self._reader, self._threads = reader, threads
         self._uses = {use.name: use for use in uses}
+        own = [weight for weight in weights if weight.name in self._uses]
         self._pieces = sorted(
-            ((piece, weight.name) for weight in weights for piece in weight.pieces), key=lambda each: each[0].offset
+            ((piece, weight.name) for weight in own for piece in weight.pieces), key=lambda each: each[0].offset
         )
         self.nonfinite: dict[str, int] = {}
 

@@ -28,7 +28,7 @@ class ProductChoice:
 
 
 def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[str]) -> Precision:
-    """auto: what most of the weights are stored in, f16 as bf16; f32 where the target has no bf16 product."""
+    """auto: what most of the weights are stored in; bf16, else f32, where the target has no product of that type."""
     if config.precision != "auto":
         return Precision.parse(config.precision)
     stored: Counter[DType] = Counter()
@@ -37,9 +37,8 @@ def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[s
             for dtype, nbytes in stored_dtypes(product_weight(node)):
                 stored[dtype] += nbytes
     most = stored.most_common(1)[0][0]
-    chosen = DType.F32 if most is DType.F32 else DType.BF16
-    if chosen is DType.BF16 and not any(name.startswith("matmul.bf16.") for name in target.kernels()):
-        chosen = DType.F32
+    offered = {name.split(".")[1] for name in target.kernels() if name.startswith("matmul.")}
+    chosen = next((dtype for dtype in (most, DType.BF16) if dtype.value in offered), DType.F32)
     why = "" if most is chosen else f"; {target.name} computes no {most.value}"
     notes.append(f"precision {chosen.value}: most weights are stored in {most.value}{why}")
     return Precision(dtype=chosen)
@@ -70,9 +69,9 @@ def products_of(graph: Graph) -> list[gs.Node]:
 
 
 def _unquantised(node: gs.Node) -> Precision:
-    """As the weight is stored, f16 as bf16."""
-    is_f32 = all(dtype is DType.F32 for dtype, _ in stored_dtypes(product_weight(node)))
-    return Precision(dtype=DType.F32 if is_f32 else DType.BF16)
+    """bf16 where the weight is stored so, else f32, which holds every other value too."""
+    stored = {dtype for dtype, _ in stored_dtypes(product_weight(node))}
+    return Precision(dtype=DType.BF16 if stored == {DType.BF16} else DType.F32)
 
 
 def choose_products(config: BuildConfig, main: Precision, products: Sequence[str]) -> dict[str, ProductChoice]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from ingot.configs.recipe import LayerRule
 from ingot.errors import UsageError
 
-PRECISIONS = ("auto", "f32", "bf16", "w8", "w4g128", "w4g64", "w4g32")
+PRECISIONS = ("auto", "f32", "bf16", "f16", "w8", "w4g128", "w4g64", "w4g32")
 ACTIVATIONS = ("auto", "bf16", "int8")
-KV_DTYPES = ("auto", "bf16", "f32", "int8")
+KV_DTYPES = ("auto", "bf16", "f16", "f32", "int8")
 DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_INPUT_LEN = 2048
 DEFAULT_MAX_SEQ_LEN = 4096
@@ -17,7 +17,6 @@ MIN_TOKENS_PER_BLOCK, MAX_TOKENS_PER_BLOCK = 16, 256
 
 # Precisions of the contract that this version cannot build, and why.
 _NOT_YET = {
-    "f16": "f16 is for GPU targets, which are not there yet; bf16 is the 16-bit precision of CPU targets",
     "w8a8": "calibrated recipes are not there yet",
     "w4a8": "calibrated recipes are not there yet",
     "fp8": "calibrated recipes are not there yet",
@@ -41,7 +40,7 @@ class BuildConfig:
     max_output_len    instead of max_seq_len: max_seq_len is max_input_len + max_output_len
     max_num_tokens    tokens of one step (2048)
     tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
-    kv_cache_dtype    auto: f32 in f32 engines, else bf16; int8 has one scale per token and KV head
+    kv_cache_dtype    auto: the precision, bf16 in quantised engines; int8 has one scale per token and KV head
     shards            parts of the packed weights, one per thread; None: the cores of this machine
     max_mem           bytes the build may use
     autotune          time matrix products where this machine can run the target; else the shipped choice

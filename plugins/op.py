@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
+from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, KvLayout, Rows
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
 from ingot.step_io import StepBatch
@@ -56,7 +56,7 @@ class KvCache:
         if self.layout.dtype is DType.I8:
             codes, scales = round_to_int8(rows)
             return codes.astype(np.float32), scales
-        return (bf16_to_float32(float32_to_bf16(rows)) if self.layout.dtype is DType.BF16 else rows), 1
+        return to_float32(from_float32(rows, self.layout.dtype), self.layout.dtype), 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,10 +18,23 @@ class SessionOptions:
     threads: int | None = None
 
 
-class Target(Protocol):
-    """One row of the target list in the docs, e.g. "cpu/avx2". Found by `plugins.registry.find_target`."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Constant:
+    """Bytes that a target stores in the engine beside the weights, e.g. machine code."""
 
     name: str
+    layout: str
+    data: bytes
+
+
+class Target(Protocol):
+    """One row of the target list in the docs, e.g. "cpu/avx2". Found by `plugins.registry.find_target`.
+
+    packs_products: the weights of matrix products lie in panels (`layouts.py`), else row by row.
+    """
+
+    name: str
+    packs_products: bool
 
     def kernels(self) -> tuple[str, ...]:
         """Kernels that an engine for this target may use, best first per op and dtype, whatever this machine is.
@@ -34,8 +47,20 @@ class Target(Protocol):
         """What a product with weights of this dtype rounds its input to, if not to int8: "f32" or "bf16"."""
         ...
 
+    def unbuildable(self) -> str | None:
+        """Why this machine cannot build engines for the target, in words, or None if it can."""
+        ...
+
+    def constants(self, plan: Plan) -> tuple[Constant, ...]:
+        """What else an engine of this plan must hold. Raises BuildError."""
+        ...
+
     def missing(self, isa: str | None = None) -> str | None:
         """Why this machine (capped to `isa`) cannot run the target, in words, or None if it can."""
+        ...
+
+    def kv_memory(self, plan: Plan) -> int | None:
+        """Bytes of the device that are left for the KV cache of `plan`; None: it lies in the host's memory."""
         ...
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> Session:

@@ -40,7 +40,9 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
             hint="build an engine for this machine: ingot build --target cpu, or see ingot doctor",
         )  # fmt: skip
     limits = lowered(engine.plan.limits, config)
-    budget = kv_budget(engine.plan.kv, limits, config.kv_cache_memory, available_memory())
+    on_device = target.kv_memory(engine.plan)
+    available = available_memory() if on_device is None else on_device
+    budget = kv_budget(engine.plan.kv, limits, config.kv_cache_memory, available)
     options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads)
     session = target.open_session(engine.plan, engine.weights, options)
     return LoadedEngine(engine=engine, session=session, limits=limits)

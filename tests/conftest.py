@@ -24,6 +24,7 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--real-gpu", action="store_true", help="tests of CUDA kernels use this machine's GPU of sm_90")
     parser.addoption(
         "--allowed-skips", metavar="FILE", help="fail the run if a test is skipped for a reason that FILE does not list"
     )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ingot.dtypes import DType, to_float32
 from ingot.errors import CapacityError, EngineError, RequestError, TargetError, UsageError
 from ingot.plan import Attr, KvLayout, Plan, Step
-from ingot.plugins.target import Product, SessionOptions, Target
+from ingot.plugins.target import Constant, Product, SessionOptions, Target
 from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
 
 try:
@@ -153,6 +153,8 @@ class CpuSession:
 class CpuTarget:
     """One instruction set level. The compiled module holds the kernels of all levels."""
 
+    packs_products = True
+
     def __init__(self, level: str) -> None:
         self.name = f"cpu/{level}"
         self._level = level
@@ -168,6 +170,14 @@ class CpuTarget:
     def activations(self, weight_dtype: str) -> str:
         """AMX tiles multiply bf16 with bf16, also where the weights are quantised; other products take float32."""
         return "bf16" if self._level == "amx" and weight_dtype in ("bf16", "w8", "w4") else "f32"
+
+    def unbuildable(self) -> str | None:
+        """Packing needs numpy alone, but only the compiled module knows its kernels."""
+        return None if _why_not is None else f"ingot's compiled CPU module is not here: {_why_not}"
+
+    def constants(self, plan: Plan) -> tuple[Constant, ...]:
+        """The kernels lie in the compiled module, not in the engine."""
+        return ()
 
     def missing(self, isa: str | None = None) -> str | None:
         """Why not, with the way out. Raises UsageError for an `isa` that is not a level."""
@@ -186,6 +196,10 @@ class CpuTarget:
             f"{self.name} needs {self._level.upper()}; this machine offers {here}{cap}. Next: {rebuild}, or take a "
             f"machine with {self._level.upper()}"
         )
+
+    def kv_memory(self, plan: Plan) -> int | None:
+        """The host's."""
+        return None
 
     def machine(self) -> str:
         """Processor, cores and version of the products."""

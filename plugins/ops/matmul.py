@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ingot.dtypes import round_to_bf16
+from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.op import Array, Call, Op
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
@@ -30,19 +30,21 @@ def epilogue(call: Call, p: Array) -> Array:
 def product(x: Array, weight: Array | QuantisedRows, activations: str) -> Array:
     """x @ weight.T, float32 [rows, N].
 
-    activations  f32: x as it is; bf16: x rounded to bf16 first (what AMX tiles take); sums are float32 or wider, and
-                 of a quantised weight they run over x * q and are multiplied by the row's scale at the end.
+    activations  f32: x as it is; bf16, f16: x rounded to that first (what AMX tiles and GPUs take); sums are float32
+                 or wider, and of a quantised weight they run over x * q and are multiplied by the row's scale at the
+                 end.
                  int8: x rounded per row (`round_to_int8`); of q * a the int32 sum is exact, so that every order of
                  additions gives the same bits: p = float32(sum) * (a_scale * scale), both products in float32
     """
+    if activations in ("bf16", "f16"):
+        dtype = DType(activations)
+        x = to_float32(from_float32(x, dtype), dtype)
     if isinstance(weight, np.ndarray):
-        x = round_to_bf16(x) if activations == "bf16" else x
         return (x.astype(np.float64) @ weight.astype(np.float64).T).astype(np.float32)
     integers = weight.integers.astype(np.float64).T  # sums below 2^53 are exact
     if activations == "int8":
         codes, a_scale = round_to_int8(x)
         return (codes.astype(np.float64) @ integers).astype(np.float32) * (a_scale[:, None] * weight.scale)
-    x = round_to_bf16(x) if activations == "bf16" else x
     return (x.astype(np.float64) @ integers).astype(np.float32) * weight.scale
 
 

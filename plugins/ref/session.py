@@ -31,7 +31,8 @@ class RefSession:
         self._logits = plan.logits
         self._steps = tuple(step for step in plan.steps if step.op != "sample")  # drawing follows the plan
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
-        self._weights = {weight.name: read_weight(weights, weight) for weight in plan.weights}
+        read = {name for step in plan.steps for name in step.inputs}  # not the machine code of another target
+        self._weights = {weight.name: read_weight(weights, weight) for weight in plan.weights if weight.name in read}
         self._arena = np.full(-(-plan.arena_bytes // 4), np.nan, dtype=np.float32)
         self.num_blocks = options.num_blocks
         try:

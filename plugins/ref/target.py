@@ -6,7 +6,7 @@ import numpy.typing as npt
 from ingot.plan import Plan
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import op_names
-from ingot.plugins.target import SessionOptions, Target
+from ingot.plugins.target import Constant, SessionOptions, Target
 from ingot.step_io import Session
 
 _DTYPES = {  # the other ops see float32 alone
@@ -23,6 +23,7 @@ class RefTarget:
     """Slow and sure: what every other target is compared with."""
 
     name = "ref"
+    packs_products = True
 
     def kernels(self) -> tuple[str, ...]:
         """`<op>.<dtype>.ref` for every op."""
@@ -32,8 +33,20 @@ class RefTarget:
         """Inputs of matrix products stay float32, unless they are rounded to int8."""
         return "f32"
 
+    def unbuildable(self) -> str | None:
+        """Nothing is needed."""
+        return None
+
+    def constants(self, plan: Plan) -> tuple[Constant, ...]:
+        """No machine code."""
+        return ()
+
     def missing(self, isa: str | None = None) -> str | None:
         """Nothing: numpy runs everywhere, under every cap."""
+        return None
+
+    def kv_memory(self, plan: Plan) -> int | None:
+        """The host's."""
         return None
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> Session:

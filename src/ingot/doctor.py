@@ -7,20 +7,19 @@ import os
 import platform
 from pathlib import Path
 
+from ingot.configs.sizes import format_bytes
 from ingot.errors import IngotError
 from ingot.plugins.cpu.target import read_bandwidth
+from ingot.plugins.cuda.compiler import MISSING as COMPILER_MISSING
+from ingot.plugins.cuda.compiler import find_compiler
+from ingot.plugins.cuda.gpu import find_gpus
+from ingot.plugins.cuda.products import find_library
 from ingot.plugins.registry import targets
 
 BUFFER_BYTES = 256 << 20  # larger than any cache
 LIBRARIES = ("numpy", "onnx", "onnx-graphsurgeon", "tokenizers", "click", "rich")
 EXTRAS = ("torch", "transformers", "onnxruntime")  # used by tests and for .bin files only
 LATER = {
-    "cuda/sm80": "cuda targets arrive later",
-    "cuda/sm86": "cuda targets arrive later",
-    "cuda/sm89": "cuda targets arrive later",
-    "cuda/sm90": "cuda targets arrive later",
-    "cuda/sm100": "cuda targets arrive later",
-    "cuda/sm120": "cuda targets arrive later",
     "tensorrt-rtx": "TensorRT targets arrive later",
     "tensorrt": "TensorRT targets arrive later",
 }
@@ -28,7 +27,7 @@ LATER = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TargetState:
-    """why_not: what stops this machine from building or running it; None where nothing does."""
+    """why_not: what stops this machine from building or running it, joined; None where nothing does."""
 
     name: str
     builds: bool
@@ -41,6 +40,7 @@ class Machine:
     """
     bandwidth_gbs  what all cores together read, None if it could not be measured (then see bandwidth_why_not)
     libraries      name → version, None where it is not installed
+    cuda           what GPU engines need here: compiler, driver and cuBLASLt, each as found or what to install
     """
 
     cpu: str
@@ -54,6 +54,7 @@ class Machine:
     python: str
     libraries: dict[str, str | None]
     gpus: tuple[str, ...]
+    cuda: dict[str, str]
     targets: tuple[TargetState, ...]
 
 
@@ -75,6 +76,7 @@ def examine() -> Machine:
         python=platform.python_version(),
         libraries={name: _version(name) for name in (*LIBRARIES, *EXTRAS)},
         gpus=_gpus(),
+        cuda=_cuda(),
         targets=states,
     )
 
@@ -92,8 +94,12 @@ def choice_of_isa(name: str) -> str:
 
 
 def _targets() -> tuple[TargetState, ...]:
-    known = [(target.name, bool(target.kernels()), target.missing()) for target in targets()]
-    here = [TargetState(name=name, builds=builds, runs=why is None, why_not=why) for name, builds, why in known]
+    here = []
+    for target in targets():
+        reasons = (target.unbuildable(), target.missing())
+        why_not = "; ".join(dict.fromkeys(reason for reason in reasons if reason is not None)) or None
+        builds, runs = (reason is None for reason in reasons)
+        here.append(TargetState(name=target.name, builds=builds, runs=runs, why_not=why_not))
     return (*here, *(TargetState(name=name, builds=False, runs=False, why_not=why) for name, why in LATER.items()))
 
 
@@ -102,6 +108,15 @@ def _bandwidth() -> tuple[float | None, str | None]:
         return read_bandwidth(BUFFER_BYTES) / 1e9, None
     except IngotError as error:
         return None, error.what
+
+
+def _cuda() -> dict[str, str]:
+    compiler, found, library = find_compiler(), find_gpus(), find_library()
+    return {
+        "compiler": COMPILER_MISSING if compiler is None else f"nvcc {compiler.version}, {compiler.origin}",
+        "driver": found.why_not or f"supports CUDA {found.driver}",
+        "products": library if isinstance(library, str) else "cuBLASLt is here",
+    }
 
 
 def _cpu_name() -> str:
@@ -125,6 +140,9 @@ def _version(name: str) -> str | None:
 
 
 def _gpus() -> tuple[str, ...]:
+    """As the driver shows them; where cuda-python cannot ask it, as the system does."""
+    if shown := find_gpus().gpus:
+        return tuple(f"{gpu.name} (sm_{gpu.sm}, {format_bytes(gpu.memory_bytes)})" for gpu in shown)
     found = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         facts = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)

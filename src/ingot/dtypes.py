@@ -67,7 +67,7 @@ class Precision:
     @classmethod
     def parse(cls, name: str) -> "Precision":
         """Inverse of `str`. Raises ValueError for what is no precision."""
-        found = re.fullmatch(r"(f32|bf16|w8|w4(?=g))(?:(?<=w4)g(32|64|128))?", name)
+        found = re.fullmatch(r"(f32|bf16|f16|w8|w4(?=g))(?:(?<=w4)g(32|64|128))?", name)
         if found is None:
             raise ValueError(f"{name!r} is no precision")
         return cls(dtype=DType(found[1]), group=int(found[2] or 0))

@@ -16,10 +16,11 @@ from ingot.checkpoint import Checkpoint, is_checkpoint
 from ingot.configs.read import write_record
 from ingot.configs.sizes import format_bytes
 from ingot.dtypes import Precision
-from ingot.engine import is_engine, read_manifest, read_plan
+from ingot.engine import is_engine, rank_file, read_manifest, read_plan
 from ingot.errors import UsageError
-from ingot.manifest import MANIFEST_NAME, Fact
+from ingot.manifest import MANIFEST_NAME, Fact, Manifest
 from ingot.plan import Plan, Step, Weight
+from ingot.plugins.cuda.bind import CODE_LAYOUT
 
 BALANCE = 8.0  # operations per byte, assumed: `ingot bench` measures what a machine really does
 CONTEXT = 1024  # tokens an attention looks back at, where the limits allow
@@ -125,6 +126,9 @@ def _inspect_engine(path: Path) -> Inspection:
         "parts": {part.name: {"bytes": part.nbytes, "sha256": part.sha256} for part in manifest.parts},
         "sources": dict(manifest.sources), "passport": dict(manifest.passport),
     }  # fmt: skip
+    code = _machine_code(plan, manifest)
+    if code:
+        document["code"] = code
     head = [
         f"Engine for {manifest.target} in {manifest.precision}, built by ingot {manifest.ingot_version}",
         "model       " + ", ".join(f"{key} {value}" for key, value in manifest.model.items() if value is not None),
@@ -133,11 +137,27 @@ def _inspect_engine(path: Path) -> Inspection:
         f"KV cache    {plan.kv.dtype.value}, {format_bytes(block)} a token, {plan.kv.tokens_per_block} tokens a block",
         "tokens      " + ", ".join(f"{key} {value}" for key, value in tokens.items()),
         *(f"part        {part.name}: {format_bytes(part.nbytes)}" for part in manifest.parts),
+        *(
+            f"code        for {each['architecture']}: {each['bytes']:,} bytes at {each['offset']:,} of {rank_file(0)}"
+            for each in code
+        ),
         *(f"source      {name} {sha256}" for name, sha256 in manifest.sources.items()),
         *_passport_lines(manifest.passport),
         "",
     ]
     return Inspection(text="\n".join([*head, *_step_table(facts)]), document=document)
+
+
+def _machine_code(plan: Plan, manifest: Manifest) -> list[dict[str, Any]]:
+    """Where the cubins of a GPU engine lie in the rank file."""
+    part = manifest.part(rank_file(0))
+    begin = 0 if part is None else part.nbytes - plan.weight_bytes  # the weights section ends the file
+    return [
+        {"architecture": weight.layout.removeprefix(CODE_LAYOUT), "offset": begin + weight.pieces[0].offset,
+         "bytes": weight.nbytes}
+        for weight in plan.weights
+        if weight.layout.startswith(CODE_LAYOUT)
+    ]  # fmt: skip
 
 
 def _passport_lines(passport: Mapping[str, Fact]) -> list[str]:

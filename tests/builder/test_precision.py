@@ -17,12 +17,12 @@ def choose(precision: str, *layers: LayerRule, head: str | None = None, activati
     return {name: f"{each.precision} {each.activations}" for name, each in chosen.items()}
 
 
-@pytest.mark.parametrize("name", ["f32", "bf16", "w8", "w4g32", "w4g64", "w4g128"])
+@pytest.mark.parametrize("name", ["f32", "bf16", "f16", "w8", "w4g32", "w4g64", "w4g128"])
 def test_names_come_back(name: str) -> None:
     assert str(Precision.parse(name)) == name
 
 
-@pytest.mark.parametrize("name", ["w4", "w8g32", "w4g16", "f32g32", "int8", "f16", ""])
+@pytest.mark.parametrize("name", ["w4", "w8g32", "w4g16", "f32g32", "int8", ""])
 def test_what_is_no_precision(name: str) -> None:
     with pytest.raises(ValueError, match="is no precision"):
         Precision.parse(name)

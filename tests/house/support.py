@@ -15,7 +15,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
-from ingot.errors import UsageError
+from ingot.errors import NoKernelError, UsageError
 from ingot.plugins.registry import targets
 from ingot.runtime.model_runner import ModelRunner
 from tests.handmade import write_model
@@ -27,13 +27,23 @@ END = "<!-- end of support -->"
 TOLERANCE = {"f32": 1e-4, "bf16": 3e-2, "w8": 1e-2, "w4g32": 2e-2}
 
 
+GPU_TARGETS = tuple(target.name for target in targets() if target.name.startswith("cuda/"))
+
+
 class Support(enum.Enum):
-    """TESTED: runs and agrees with `ref`. BUILDS: the machine that tried lacks what running it needs. REFUSED: with a
-    reason."""
+    """TESTED: runs and agrees with `ref`. BUILDS: the machine that tried lacks what running it needs.
+    UNPROVEN: planned, compiled and emulated by tests, never run on the real thing. REFUSED: with a reason.
+    """
 
     TESTED = "tested"
     BUILDS = "builds"
+    UNPROVEN = "not executed by us"
     REFUSED = "refused"
+
+
+def columns() -> list[str]:
+    """Targets, but one column for all architectures of GPUs."""
+    return list(dict.fromkeys("cuda/smXX" if each.name in GPU_TARGETS else each.name for each in targets()))
 
 
 Row = tuple[str, str]  # family, precision
@@ -49,6 +59,10 @@ def find_support(work: Path) -> dict[Row, dict[str, Support]]:
             row = found[family, precision] = {}
             expected = None
             for target in sorted(targets(), key=lambda target: target.name != "ref"):
+                if target.name in GPU_TARGETS:
+                    if "cuda/smXX" not in row:  # the plan is the same for all of them
+                        row["cuda/smXX"] = _on_gpu(target.name, precision, work / f"{family}-checkpoint")
+                    continue
                 engine = work / f"{family}-{precision}-{target.name.replace('/', '-')}"
                 config = BuildConfig(target=target.name, precision=precision)
                 try:
@@ -66,6 +80,15 @@ def find_support(work: Path) -> dict[Row, dict[str, Support]]:
     return found
 
 
+def _on_gpu(target: str, precision: str, checkpoint: Path) -> Support:
+    """Whether the plan can be made; compiling it is for the target's own tests."""
+    try:
+        build(BuildConfig(target=target, precision=precision, dry_run=True), checkpoint, checkpoint / "never")
+    except (NoKernelError, UsageError):
+        return Support.REFUSED
+    return Support.UNPROVEN
+
+
 def _logits(engine: Path) -> npt.NDArray[np.float32]:
     """Of every position of two prompts of different lengths."""
     prompts = [[1, 5, 9, 3, 7], [1, 7]]
@@ -77,7 +100,7 @@ def _logits(engine: Path) -> npt.NDArray[np.float32]:
 
 def table(found: dict[Row, dict[str, Support]]) -> str:
     """As Markdown."""
-    names = [target.name for target in targets()]
+    names = columns()
     lines = ["| model type | precision | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
     for (family, precision), row in found.items():
         cells = " | ".join(row[name].value for name in names)
@@ -105,9 +128,10 @@ def main() -> None:
         found = find_support(Path(work))
     before, rest = (ROOT / "README.md").read_text().split(BEGIN)
     words = (
-        "*tested*: runs and agrees with the numpy reference. *builds*: not run, the machine at hand lacks the ISA. "
-        "*refused*: with a reason."
+        "*tested*: runs and agrees with the numpy reference. *builds*: not run, the machine at hand lacks the ISA.\n"
     )
+    words += "*not executed by us*: built, and its kernels run on an emulated GPU by tests, but on no real one yet "
+    words += "(cuda/sm80, sm86, sm89, sm90, sm100, sm120; also in `f16`). *refused*: with a reason."
     body = f"{BEGIN}\n## Support\n\n{table(found)}\n\n{words}\n{END}"
     (ROOT / "README.md").write_text(before + body + rest.split(END)[1])
 

@@ -16,14 +16,15 @@ from ingot.configs.recipe import Recipe
 from ingot.configs.sizes import format_bytes
 from ingot.errors import UsageError
 
-_COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # --gemm_plugin
+_COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_plugin
+_GPU_FAMILIES = ("cuda",)  # targets with float16 products
 
 
 @click.command()
 @click.option("--checkpoint_dir", type=click.Path(path_type=Path), required=True, help="Checkpoint to build from.")
 @click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Engine to write.")
 @click.option("--target", default="cpu", show_default=True, help="Kind of machine; `ingot doctor` lists them.")
-@click.option("--precision", help="Of the weights: f32, bf16, w8, w4g128, w4g64, w4g32; "
+@click.option("--precision", help="Of the weights: f32, bf16, f16 (GPU), w8, w4g128, w4g64, w4g32; "
               "auto (the default) keeps what the checkpoint stores.")  # fmt: skip
 @click.option("--activations", type=click.Choice(ACTIVATIONS),
               help="Inputs of quantised products: int8 per token, bf16 (as without quantisation), or auto (the "
@@ -35,7 +36,9 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # --gemm_p
 @click.option("--max_output_len", type=positive, help="Generated tokens: sets max_seq_len to max_input_len plus this.")
 @click.option("--max_num_tokens", type=positive, help="Tokens of one step (2048).")
 @click.option("--tokens_per_block", type=positive, default=32, show_default=True, help="Tokens per KV cache block.")
-@click.option("--kv_cache_dtype", default="auto", show_default=True, help="Of keys and values: auto, f32, bf16, int8.")
+@click.option(
+    "--kv_cache_dtype", default="auto", show_default=True, help="Of keys and values: auto, f32, bf16, f16 (GPU), int8."
+)
 @click.option("--tp_size", type=positive, help="Ranks that share each layer; only 1 yet.")
 @click.option("--pp_size", type=positive, help="Ranks that share the layers; only 1 yet.")
 @click.option(
@@ -112,7 +115,7 @@ def _precision(options: dict[str, Any], recipe: Recipe, defaults: BuildDefaults)
         "--use_weight_only": weight_only(options["use_weight_only"], options["weight_only_precision"]),
     }
     if not is_weight_only(next((value for value in given.values() if value), defaults.precision)):
-        given["--gemm_plugin"] = _COMPUTE.get(options["gemm_plugin"])
+        given["--gemm_plugin"] = _compute(options)
     chosen = {option: value for option, value in given.items() if value is not None}
     if len(set(chosen.values())) > 1:
         said = ", ".join(f"{option} says {value}" for option, value in chosen.items())
@@ -123,7 +126,7 @@ def _precision(options: dict[str, Any], recipe: Recipe, defaults: BuildDefaults)
 def _activations(options: dict[str, Any], recipe: Recipe, precision: str) -> str:
     """--gemm_plugin beside quantised weights is the type of the other side."""
     given = _agreed("--activations", options["activations"], recipe.activations)
-    compute = _COMPUTE.get(options["gemm_plugin"])
+    compute = _compute(options)
     if not is_weight_only(precision) or compute is None:
         return given or "auto"
     if compute != "bf16" or given not in (None, "bf16"):
@@ -134,8 +137,19 @@ def _activations(options: dict[str, Any], recipe: Recipe, precision: str) -> str
     return compute
 
 
+def _on_gpu(options: dict[str, Any]) -> bool:
+    return options["target"].split("/")[0] in _GPU_FAMILIES
+
+
+def _compute(options: dict[str, Any]) -> str | None:
+    """What --gemm_plugin asks products to compute in; None where it does not say."""
+    return _COMPUTE.get(
+        "bfloat16" if options["gemm_plugin"] == "float16" and not _on_gpu(options) else options["gemm_plugin"]
+    )
+
+
 def _note_gemm_plugin(options: dict[str, Any], talk: Talk) -> None:
-    if options["gemm_plugin"] == "float16":
+    if options["gemm_plugin"] == "float16" and not _on_gpu(options):
         talk.note("--gemm_plugin float16: CPU targets compute float16 models in bf16")
     if options["gemm_plugin"] == "disable":
         talk.note("--gemm_plugin disable: ingot has no other matrix products; --precision sets their type")

@@ -34,6 +34,7 @@ def _show(machine: Machine) -> None:
         "ISA": f"{machine.isa} ({machine.isa_why})",
         "memory": f"{format_bytes(machine.memory_bytes)}, {format_bytes(machine.available_bytes)} free; {bandwidth}",
         "GPUs": ", ".join(machine.gpus) or "none (no NVIDIA driver is loaded)",
+        "CUDA": "; ".join(machine.cuda.values()),
         "libraries": ", ".join(
             [
                 f"Python {machine.python}",

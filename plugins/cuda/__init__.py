@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: kernels compiled ahead of time for one architecture, products through cuBLASLt."""

@@ -1,0 +1,346 @@
+"""Plan steps → launches of kernels and products, with every address known before the first step.
+
+Activations lie in the plan's arena as float32. One whose readers are all matrix products lies there in the type that
+these take ("narrow"), so that nothing is converted in between: decided here, from the steps alone.
+"""
+
+from collections.abc import Callable, Sequence
+
+from ingot.dtypes import DType
+from ingot.errors import EngineError
+from ingot.plan import Buffer, Plan, Rows, Step, Weight
+from ingot.plugins.cuda.compiler import Specialisation
+from ingot.plugins.cuda.gpu import Argument
+from ingot.plugins.cuda.products import Product
+from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, attention_shared_bytes
+from ingot.plugins.cuda.step_tables import Counts
+from ingot.plugins.cuda.work import (
+    Addresses,
+    Bound,
+    Grid,
+    Launch,
+    Multiply,
+    ScratchBytes,
+    Work,
+    cache_places,
+    integer,
+    number,
+    pointer,
+    row_grid,
+)
+
+ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu")  # in the order of the kernels' enum
+CODE_LAYOUT = "cubin."  # of the piece of the weights section that holds the machine code
+
+_TYPED = {"matmul": 1, "embedding": 0}  # op → its input that decides the type of weights
+_ROW_THREADS, _ATTENTION_THREADS, _HEADS_PER_BLOCK = 256, 128, 8
+
+
+def specialisation(plan: Plan) -> Specialisation:
+    """What the plan's kernels are compiled for. Raises EngineError for what they cannot do."""
+    typed = {step.inputs[_TYPED[step.op]] for step in plan.steps if step.op in _TYPED}
+    types = {weight.dtype for weight in plan.weights if weight.name in typed}
+    if len(types) > 1:
+        raise EngineError("the kernels take one type of weights", got=", ".join(sorted(each.value for each in types)))
+    groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if s.op == "paged_attention"}
+    if plan.kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP or len(groups) > 1:
+        raise EngineError(
+            "the attention kernels cannot take these heads",
+            expected=f"at most {MAX_HEAD_DIM} dims, and one group of at most {MAX_GROUP} query heads per KV head",
+            got=f"{plan.kv.head_dim} dims, groups of {sorted(groups)}",
+        )  # fmt: skip
+    return Specialisation(
+        weight=types.pop() if types else plan.kv.dtype,
+        kv=plan.kv.dtype,
+        head_dim=plan.kv.head_dim,
+        tokens_per_block=plan.kv.tokens_per_block,
+    )
+
+
+def group_of(plan: Plan) -> int:
+    """Query heads of one KV head."""
+    step = next((step for step in plan.steps if step.op == "paged_attention"), None)
+    return 1 if step is None else int(step.attrs["heads"]) // int(step.attrs["kv_heads"])
+
+
+def scratch_bytes(plan: Plan) -> ScratchBytes:
+    """For the largest step within the limits."""
+    rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    weights = {weight.name: weight for weight in plan.weights}
+    products = [(rows[buffers[s.inputs[0]].rows], weights[s.inputs[1]]) for s in plan.steps if s.op == "matmul"]
+    return ScratchBytes(
+        sums=max((4 * count * weight.shape[0] for count, weight in products), default=0),
+        inputs=max((2 * count * weight.shape[1] for count, weight in products), default=0),
+    )
+
+
+def bind(plan: Plan, at: Addresses) -> list[Bound]:
+    """The work of each step, in order."""
+    return _Binder(plan, at).bind()
+
+
+class _Binder:
+    def __init__(self, plan: Plan, at: Addresses) -> None:
+        self._plan, self._at = plan, at
+        self._types = specialisation(plan)
+        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self._weights = {weight.name: weight for weight in plan.weights}
+        self._narrow: dict[str, bool] = {}  # of what lies in each buffer now
+
+    def bind(self) -> list[Bound]:
+        bound = []
+        for index, step in enumerate(self._plan.steps):
+            how = _STEPS.get(step.op)
+            if how is None:
+                raise EngineError("the cuda target has no kernel for a step", where=step.name, got=step.op)
+            narrow = tuple(
+                position == 0 and step.op in _MAY_NARROW and self._may_be_narrow(index, name)
+                for position, name in enumerate(step.outputs)
+            )
+            work = how(self, step, narrow[0] if narrow else False)
+            self._narrow |= dict(zip(step.outputs, narrow, strict=True))
+            bound.append(Bound(step=step, work=tuple(work), narrow=narrow))
+        return bound
+
+    def _may_be_narrow(self, index: int, name: str) -> bool:
+        """Whether what step `index` writes to a buffer is only ever the input of 16-bit products. Not where it takes
+        over the bytes of an input, which is wider."""
+        if self._types.weight is DType.F32 or name == self._plan.logits or name in self._plan.steps[index].inputs:
+            return False
+        readers = 0
+        for step in self._plan.steps[index + 1 :]:
+            if name in step.inputs:
+                if step.op != "matmul" or step.inputs.count(name) > 1 or step.inputs[0] != name:
+                    return False
+                readers += 1
+            if name in step.outputs:
+                break
+        return readers > 0
+
+    # Addresses and sizes.
+
+    def _buffer(self, name: str) -> int:
+        return self._at.arena + self._buffers[name].offset
+
+    def _weight(self, name: str) -> int:
+        """0 where the input is absent."""
+        if not name:
+            return 0
+        (piece,) = self._weights[name].pieces
+        return self._at.weights + piece.offset
+
+    def _any(self, name: str) -> int:
+        return self._buffer(name) if name in self._buffers else self._weight(name)
+
+    def _shape(self, step: Step) -> tuple[Buffer, int]:
+        """The first output and its columns."""
+        buffer = self._buffers[step.outputs[0]]
+        return buffer, buffer.cols
+
+    def _table(self, name: str) -> Argument:
+        return pointer(self._at.tables[name])
+
+    # One method per op; each returns the work of one step.
+
+    def embedding(self, step: Step, narrow: bool) -> list[Work]:
+        _, hidden = self._shape(step)
+        arguments = (
+            pointer(self._buffer(step.outputs[0])), pointer(self._weight(step.inputs[0])),
+            pointer(self._weight(step.inputs[1])), self._table("ids"), self._table("positions"), integer(hidden),
+            number(step.attrs["scale"]),
+        )  # fmt: skip
+        return [Launch(kernel="embed", grid=row_grid(Rows.TOKENS), threads=_ROW_THREADS, shared=0, arguments=arguments)]
+
+    def rope_table(self, step: Step, narrow: bool) -> list[Work]:
+        _, cols = self._shape(step)
+        arguments = (
+            pointer(self._buffer(step.outputs[0])), pointer(self._weight(step.inputs[0])), self._table("positions"),
+            integer(cols // 2), number(step.attrs["scale"]),
+        )  # fmt: skip
+        grid = row_grid(Rows.TOKENS)
+        return [Launch(kernel="rope_table", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
+
+    def norm(self, step: Step, narrow: bool) -> list[Work]:
+        layer = step.op == "layer_norm"
+        x, weight, bias, residual = step.inputs if layer else (*step.inputs[:2], "", step.inputs[2])
+        buffer, hidden = self._shape(step)
+        total = step.outputs[1] if len(step.outputs) > 1 else ""
+        arguments = (
+            pointer(self._buffer(step.outputs[0])), pointer(self._any(total)), pointer(self._buffer(x)),
+            pointer(self._any(residual)), pointer(self._weight(weight)), pointer(self._weight(bias)), integer(hidden),
+            number(step.attrs["eps"]), integer(layer), integer(narrow),
+        )  # fmt: skip
+        grid = row_grid(buffer.rows)
+        return [Launch(kernel="residual_norm", grid=grid, threads=_ROW_THREADS, shared=4 * hidden, arguments=arguments)]
+
+    def matmul(self, step: Step, narrow: bool) -> list[Work]:
+        x, weight_name, bias, residual = step.inputs
+        weight, buffer = self._weights[weight_name], self._buffers[step.outputs[0]]
+        n, k = weight.shape
+        work: list[Work] = []
+        source = self._buffer(x)
+        if self._types.weight is not DType.F32 and not self._narrow.get(x, False):
+            work.append(self._convert(self._at.inputs, source, k, self._buffers[x].rows))
+            source = self._at.inputs
+        y = self._buffer(step.outputs[0])
+        plain = not bias and not step.attrs["gated"] and step.attrs["activation"] == "none"
+        direct = plain and not (residual and narrow)
+        product = Product(
+            x=source, weight=self._weight(weight_name), y=y if direct else self._at.sums,
+            y0=self._any(residual) if direct else 0, n=n, k=k, dtype=weight.dtype,
+            out=weight.dtype if direct and narrow else DType.F32,
+        )  # fmt: skip
+        work.append(Multiply(product=product, rows=buffer.rows))
+        if not direct:
+            half = buffer.cols if step.attrs["gated"] else 0
+            work.append(
+                self._epilogue(
+                    buffer, x=self._at.sums, up=self._at.sums + 4 * half if half else 0, bias=self._weight(bias),
+                    up_bias=self._weight(bias) + 4 * half if bias and half else 0, residual=self._any(residual),
+                    ld=n, kind=str(step.attrs["activation"]), narrow=narrow,
+                )
+            )  # fmt: skip
+        return work
+
+    def add(self, step: Step, narrow: bool) -> list[Work]:
+        buffer, cols = self._shape(step)
+        x, residual = (self._buffer(name) for name in step.inputs)
+        return [self._epilogue(buffer, x=x, residual=residual, ld=cols, kind="none", narrow=narrow)]
+
+    def activation(self, step: Step, narrow: bool) -> list[Work]:
+        buffer, cols = self._shape(step)
+        kind = str(step.attrs["activation"])
+        x, up = self._buffer(step.inputs[0]), self._any(step.inputs[1])
+        return [self._epilogue(buffer, x=x, up=up, ld=cols, kind=kind, narrow=narrow)]
+
+    def rope_kv_write(self, step: Step, narrow: bool) -> list[Work]:
+        heads, kv_heads, dim = (int(step.attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
+        qkv, cos_sin, q_norm, k_norm = step.inputs
+        keys, values = self._cache(int(step.attrs["layer"]))
+        wide = bool(q_norm) and self._weights[q_norm].shape[0] != dim
+        arguments = (
+            pointer(self._buffer(step.outputs[0])), pointer(keys), pointer(values), pointer(self._buffer(qkv)),
+            pointer(self._any(cos_sin)), pointer(self._weight(q_norm)), pointer(self._weight(k_norm)),
+            self._table("positions"), self._table("sequences"), self._table("tables"), integer(self._at.table_width),
+            integer(self._plan.kv.tokens_per_block), integer(heads), integer(kv_heads),
+            integer(self._buffers[cos_sin].cols if cos_sin else 0), integer(step.attrs["interleaved"]), integer(wide),
+            number(step.attrs["norm_eps"]),
+        )  # fmt: skip
+        groups = -(-(heads + 2 * kv_heads) // _HEADS_PER_BLOCK)
+        grid = row_grid(Rows.TOKENS, groups)
+        return [Launch(kernel="turn_and_store", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
+
+    def paged_attention(self, step: Step, narrow: bool) -> list[Work]:
+        heads, kv_heads = int(step.attrs["heads"]), int(step.attrs["kv_heads"])
+        keys, values = self._cache(int(step.attrs["layer"]))
+        y = pointer(self._buffer(step.outputs[0]))
+        partial, stats = pointer(self._at.partial), pointer(self._at.stats)
+
+        def launch(kernel: str, items: str, grid: Grid, shared: int) -> Launch:
+            arguments = (
+                y, pointer(self._buffer(step.inputs[0])), pointer(keys), pointer(values), self._table(items),
+                self._table("tables"), partial, stats, integer(self._at.table_width), integer(heads), integer(kv_heads),
+                integer(step.attrs["window"]), number(step.attrs["scale"]), number(step.attrs["softcap"]),
+                integer(narrow),
+            )  # fmt: skip
+            return Launch(kernel=kernel, grid=grid, threads=_ATTENTION_THREADS, shared=shared, arguments=arguments)
+
+        def prefill(counts: Counts, splits: int) -> tuple[int, int, int]:
+            return counts.prefill, kv_heads, 1
+
+        def whole(counts: Counts, splits: int) -> tuple[int, int, int]:
+            return counts.decode, kv_heads, 1
+
+        def decode(counts: Counts, splits: int) -> tuple[int, int, int]:
+            return counts.decode, kv_heads, splits
+
+        if self._types.kv is DType.F32:
+            return [
+                launch("attention_rows", "prefill", prefill, 0),
+                launch("attention_rows", "decode", whole, 0),
+            ]
+        dim = self._plan.kv.head_dim
+        combine = Launch(
+            kernel="attention_combine", grid=decode, threads=_ATTENTION_THREADS, shared=0, only_split=True,
+            arguments=(y, self._table("decode"), partial, stats, integer(heads), integer(kv_heads), integer(narrow)),
+        )  # fmt: skip
+        return [
+            launch("attention_prefill", "prefill", prefill, attention_shared_bytes(dim, decode=False)),
+            launch("attention_decode", "decode", decode, attention_shared_bytes(dim, decode=True)),
+            combine,
+        ]
+
+    def gather_rows(self, step: Step, narrow: bool) -> list[Work]:
+        _, cols = self._shape(step)
+        x = step.inputs[0]
+        arguments = (
+            pointer(self._buffer(step.outputs[0])), pointer(self._buffer(x)), self._table("rows"), integer(cols),
+        )  # fmt: skip
+        grid = row_grid(Rows.LOGITS)
+        return [Launch(kernel="gather_rows", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
+
+    def softcap(self, step: Step, narrow: bool) -> list[Work]:
+        buffer, cols = self._shape(step)
+        arguments = (
+            pointer(self._buffer(step.outputs[0])), pointer(self._buffer(step.inputs[0])), integer(cols),
+            number(step.attrs["cap"]),
+        )  # fmt: skip
+        grid = row_grid(buffer.rows, -(-cols // _ROW_THREADS))
+        return [Launch(kernel="soft_cap", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
+
+    # Parts of several ops.
+
+    def _cache(self, layer: int) -> tuple[int, int]:
+        """Where the layer's keys and values begin."""
+        return cache_places(self._plan.kv, self._at, layer)
+
+    def _convert(self, to: int, source: int, cols: int, rows: Rows) -> Launch:
+        return self._elementwise(to, source, cols=cols, ld=cols, rows=rows, kind="none", narrow=True)
+
+    def _epilogue(
+        self, buffer: Buffer, *, x: int, ld: int, kind: str, narrow: bool, up: int = 0, bias: int = 0, up_bias: int = 0,
+        residual: int = 0,
+    ) -> Launch:  # fmt: skip
+        return self._elementwise(
+            self._buffer(buffer.name), x, cols=buffer.cols, ld=ld, rows=buffer.rows, kind=kind, narrow=narrow, up=up,
+            bias=bias, up_bias=up_bias, residual=residual,
+        )  # fmt: skip
+
+    def _elementwise(
+        self, y: int, x: int, *, cols: int, ld: int, rows: Rows, kind: str, narrow: bool, up: int = 0, bias: int = 0,
+        up_bias: int = 0, residual: int = 0,
+    ) -> Launch:  # fmt: skip
+        arguments = (
+            pointer(y), pointer(x), pointer(up), pointer(bias), pointer(up_bias), pointer(residual), integer(cols),
+            integer(ld), integer(ACTIVATIONS.index(kind)), integer(narrow),
+        )  # fmt: skip
+        strips = -(-cols // (4 * _ROW_THREADS))
+        return Launch(
+            kernel="epilogue", grid=row_grid(rows, strips), threads=_ROW_THREADS, shared=0, arguments=arguments
+        )
+
+
+_STEPS: dict[str, Callable[[_Binder, Step, bool], Sequence[Work]]] = {
+    "embedding": _Binder.embedding,
+    "rope_table": _Binder.rope_table,
+    "rms_norm": _Binder.norm,
+    "layer_norm": _Binder.norm,
+    "matmul": _Binder.matmul,
+    "add": _Binder.add,
+    "activation": _Binder.activation,
+    "rope_kv_write": _Binder.rope_kv_write,
+    "paged_attention": _Binder.paged_attention,
+    "gather_rows": _Binder.gather_rows,
+    "softcap": _Binder.softcap,
+}
+OPS = tuple(_STEPS)
+_MAY_NARROW = frozenset({"rms_norm", "layer_norm", "matmul", "add", "activation", "paged_attention"})
+
+
+def code_weight(plan: Plan) -> Weight:
+    """The piece of the weights section that holds the machine code. Raises EngineError where there is none."""
+    found = next((weight for weight in plan.weights if weight.layout.startswith(CODE_LAYOUT)), None)
+    if found is None:
+        raise EngineError("the engine holds no machine code for a GPU", hint="rebuild the engine")
+    return found

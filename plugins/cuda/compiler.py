@@ -1,0 +1,168 @@
+"""CUDA C++ → machine code of one architecture (a cubin), on a machine that needs no GPU.
+
+The compiler is the machine's own nvcc, or that of the wheel nvidia-cuda-nvcc. Kernels are compiled for one engine at a
+time: its types, head size and block size are constants in the code.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ingot.dtypes import DType
+from ingot.errors import BuildError
+
+SOURCES = Path(__file__).with_name("kernels")
+INSTALL = "pip install nvidia-cuda-nvcc, or install the CUDA toolkit 12.8 or newer"
+MISSING = f"there is no CUDA compiler (nvcc) here; {INSTALL}"
+
+_TOOLKITS = (Path("/usr/local/cuda"), Path("/opt/cuda"))
+_IN_WHEELS = ("cu13", "cu12", "cuda_nvcc")  # folders of the namespace package `nvidia` that may hold bin/nvcc
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Compiler:
+    """An nvcc. origin: where it is from, for people; architectures: "sm_80", ..."""
+
+    path: Path
+    origin: str
+    version: str
+    architectures: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Specialisation:
+    """What is constant in the code of an engine. weight: also the type that products take."""
+
+    weight: DType
+    kv: DType
+    head_dim: int
+    tokens_per_block: int
+
+    @property
+    def macros(self) -> tuple[str, ...]:
+        """For the command line of the compiler."""
+        return (
+            f"-DINGOT_WEIGHT={self.weight.name}", f"-DINGOT_KV={self.kv.name}", f"-DINGOT_HEAD_DIM={self.head_dim}",
+            f"-DINGOT_TOKENS_PER_BLOCK={self.tokens_per_block}",
+            *(("-DINGOT_KV_IS_F32",) if self.kv is DType.F32 else ()),
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Resources:
+    """What ptxas says of one kernel: registers of a thread; bytes of stack, spills and static shared memory."""
+
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MachineCode:
+    """A cubin, and what each of its kernels takes."""
+
+    image: bytes
+    kernels: dict[str, Resources]
+
+
+def find_compiler() -> Compiler | None:
+    """The first nvcc that answers: on the path, in the usual folders of the toolkit, in wheels."""
+    return next((found for path, origin in _candidates() if (found := _ask(path, origin)) is not None), None)
+
+
+def _candidates() -> Iterator[tuple[Path, str]]:
+    if (on_path := shutil.which("nvcc")) is not None:
+        yield Path(on_path), "on the path"
+    for toolkit in _TOOLKITS:
+        yield toolkit / "bin" / "nvcc", "CUDA toolkit"
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        for part in _IN_WHEELS:
+            yield Path(folder) / part / "bin" / "nvcc", "wheel nvidia-cuda-nvcc"
+
+
+@functools.cache
+def _ask(path: Path, origin: str) -> Compiler | None:
+    if not path.is_file():
+        return None
+    try:
+        version = _output([str(path), "--version"])
+        architectures = _output([str(path), "--list-gpu-code"]).split()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    release = re.search(r"release [\d.]+, V([\d.]+)", version)
+    return Compiler(
+        path=path, origin=origin, version=release[1] if release else "of unknown version",
+        architectures=tuple(architectures),
+    )  # fmt: skip
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def why_not(architecture: str) -> str | None:
+    """Why this machine cannot compile for an architecture, and what to install; None if it can."""
+    compiler = find_compiler()
+    if compiler is None:
+        return MISSING
+    if architecture.rstrip("a") not in compiler.architectures:
+        return f"nvcc {compiler.version} ({compiler.origin}) does not know {architecture}; {INSTALL}"
+    if shutil.which("g++") is None and shutil.which("c++") is None:
+        return f"nvcc {compiler.version} ({compiler.origin}) needs a C++ compiler beside it; apt install g++"
+    return None
+
+
+def compile_kernels(specialisation: Specialisation, architecture: str) -> MachineCode:
+    """All kernels for `architecture` ("sm_90a"). Raises BuildError with what the compiler said."""
+    if (reason := why_not(architecture)) is not None:
+        raise BuildError("the kernels cannot be compiled", where=architecture, got=reason)
+    compiler = find_compiler()
+    assert compiler is not None, "why_not found it"
+    return _compiled(compiler, specialisation, architecture)
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(compiler: Compiler, specialisation: Specialisation, architecture: str) -> MachineCode:
+    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+        out = Path(folder) / "kernels.cubin"
+        virtual = architecture.replace("sm_", "compute_")
+        command = [
+            str(compiler.path), "-cubin", "-O3", "-std=c++17", "-Xptxas", "-v",
+            "-gencode", f"arch={virtual},code={architecture}", *specialisation.macros,
+            str(SOURCES / "kernels.cu"), "-o", str(out),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0 or not out.is_file():
+            said = "\n".join((done.stderr or done.stdout).strip().splitlines()[:8])
+            raise BuildError(
+                "the CUDA compiler failed", where=f"nvcc {compiler.version} ({compiler.origin}), {architecture}",
+                got=said or f"exit code {done.returncode}", hint=INSTALL,
+            )  # fmt: skip
+        return MachineCode(image=out.read_bytes(), kernels=read_report(done.stdout + done.stderr))
+
+
+def read_report(text: str) -> dict[str, Resources]:
+    """The kernels in what `-Xptxas -v` prints."""
+    found = {}
+    for name, body in re.findall(r"Function properties for (\w+)\n(.*\n.*)", text):
+        numbers = {key: re.search(pattern, body) for key, pattern in _REPORT.items()}
+        found[name] = Resources(**{key: int(match[1]) if match else 0 for key, match in numbers.items()})
+    return found
+
+
+_REPORT = {
+    "registers": r"Used (\d+) registers",
+    "stack": r"(\d+) bytes stack frame",
+    "spill_stores": r"(\d+) bytes spill stores",
+    "spill_loads": r"(\d+) bytes spill loads",
+    "shared": r"(\d+) bytes smem",
+}

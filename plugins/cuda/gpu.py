@@ -1,0 +1,245 @@
+"""The CUDA driver, through cuda-python: which GPUs there are, and one of them as a Device.
+
+Every call's return code is checked; what goes wrong is raised in words.
+"""
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.errors import CapacityError, TargetError
+
+INSTALL = "pip install 'ingot[cuda]'"
+
+Argument = ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One GPU of this machine. capability: (9, 0) for sm_90."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    multiprocessors: int
+
+    @property
+    def sm(self) -> str:
+        """The number alone: 90 for capability 9.0."""
+        return "".join(map(str, self.capability))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What the driver shows, or why there is nothing to see. driver: the newest CUDA it supports, e.g. "13.0"."""
+
+    gpus: tuple[Gpu, ...]
+    why_not: str | None
+    driver: str | None = None
+
+
+def find_gpus() -> Found:
+    """Asks the driver. Never raises: no library, no driver and no GPU are answers."""
+    try:
+        api = _api()
+    except TargetError as error:
+        return Found(gpus=(), why_not=error.got)
+    count = api.check(api.driver.cuDeviceGetCount())
+    if count == 0:
+        return Found(gpus=(), why_not="the NVIDIA driver shows no GPU")
+    version = int(api.check(api.driver.cuDriverGetVersion()))
+    gpus = tuple(api.describe(index) for index in range(count))
+    return Found(gpus=gpus, why_not=None, driver=f"{version // 1000}.{version % 1000 // 10}")
+
+
+class _Api:
+    """The bindings after cuInit."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def check(self, returned: Sequence[Any]) -> Any:
+        """What a call gave beside its code. Raises CapacityError, TargetError."""
+        code, *values = returned
+        if int(code) != 0:
+            name = getattr(code, "name", str(code))
+            if name == "CUDA_ERROR_OUT_OF_MEMORY":
+                raise CapacityError("the GPU has not enough free memory", hint="pass a smaller kv_cache_memory")
+            raise TargetError("the CUDA driver reports an error", got=name)
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def describe(self, index: int) -> Gpu:
+        attribute = self.driver.CUdevice_attribute
+        device = self.check(self.driver.cuDeviceGet(index))
+
+        def number(name: str) -> int:
+            value = self.check(self.driver.cuDeviceGetAttribute(getattr(attribute, name), device))
+            return int(value)
+
+        return Gpu(
+            index=index,
+            name=self.check(self.driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode(),
+            capability=(
+                number("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR"),
+                number("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR"),
+            ),
+            memory_bytes=int(self.check(self.driver.cuDeviceTotalMem(device))),
+            multiprocessors=number("CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT"),
+        )
+
+
+def _api() -> _Api:
+    """Raises TargetError whose `got` says what is missing."""
+    what = "this machine cannot use an NVIDIA GPU"
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise TargetError(what, got=f"cuda-python is not installed ({INSTALL})") from error
+    try:
+        code = driver.cuInit(0)[0]
+    except Exception as error:  # the bindings raise several kinds where libcuda.so.1 cannot be loaded
+        raise TargetError(what, got="no NVIDIA driver is installed (libcuda.so.1)") from error
+    if int(code) != 0:
+        name = getattr(code, "name", str(code))
+        nothing = name == "CUDA_ERROR_NO_DEVICE"
+        raise TargetError(what, got="the NVIDIA driver shows no GPU" if nothing else f"the NVIDIA driver says {name}")
+    return _Api(driver)
+
+
+class Kernel:
+    """A function of a loaded module."""
+
+    def __init__(self, name: str, function: Any) -> None:
+        self.name, self.function = name, function
+
+
+class Arguments:
+    """The values of a launch where the driver reads them: an array of pointers, one per parameter of the kernel."""
+
+    def __init__(self, values: Sequence[Argument]) -> None:
+        self._values = tuple(values)  # kept alive
+        self._pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(value) for value in values))
+        self.address = ctypes.addressof(self._pointers)
+
+
+class Device:
+    """A GPU with its primary context, one stream, and whatever was allocated on it. Not thread-safe."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self._api = _api()
+        self._driver, self._check = self._api.driver, self._api.check
+        self._device = self._check(self._driver.cuDeviceGet(gpu.index))
+        self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(self._device))
+        self._allocated: list[int] = []
+        self._host: list[int] = []
+        self._modules: list[Any] = []
+        self._graphs: list[Any] = []
+        self.enter()
+        flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._stream = self._check(self._driver.cuStreamCreate(flags))
+
+    def enter(self) -> None:
+        """Make the context current in this thread."""
+        self._check(self._driver.cuCtxSetCurrent(self._context))
+
+    @property
+    def stream_address(self) -> int:
+        """The stream as other libraries take it."""
+        return int(self._stream)
+
+    def free_memory(self) -> int:
+        """Bytes."""
+        return int(self._check(self._driver.cuMemGetInfo())[0])
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of device memory, on a multiple of 256. Raises CapacityError."""
+        address = int(self._check(self._driver.cuMemAlloc(max(nbytes, 256))))
+        self._allocated.append(address)
+        return address
+
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Host memory that the device copies from and to without a detour."""
+        address = int(self._check(self._driver.cuMemHostAlloc(nbytes, 0)))
+        self._host.append(address)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+    def upload(self, to: int, data: npt.NDArray[np.generic]) -> None:
+        """Copy and wait, also for what the call leaves under way. data: contiguous."""
+        if data.nbytes:
+            self._check(self._driver.cuMemcpyHtoD(to, data.ctypes.data, data.nbytes))
+            self._check(self._driver.cuCtxSynchronize())
+
+    def send(self, to: int, data: npt.NDArray[np.generic]) -> None:
+        """Copy in the order of the stream; `data` is pinned and stays as it is until `wait`."""
+        self._check(self._driver.cuMemcpyHtoDAsync(to, data.ctypes.data, data.nbytes, self._stream))
+
+    def fetch(self, data: npt.NDArray[np.generic], source: int) -> None:
+        """Copy in the order of the stream; `data` is there after `wait`."""
+        if data.nbytes:
+            self._check(self._driver.cuMemcpyDtoHAsync(data.ctypes.data, source, data.nbytes, self._stream))
+
+    def wait(self) -> None:
+        """Until all that was launched is done."""
+        self._check(self._driver.cuStreamSynchronize(self._stream))
+
+    def load(self, image: npt.NDArray[np.uint8]) -> Any:
+        """A module from machine code."""
+        module = self._check(self._driver.cuModuleLoadData(image.tobytes()))
+        self._modules.append(module)
+        return module
+
+    def kernel(self, module: Any, name: str, shared_bytes: int) -> Kernel:
+        """A kernel that may use so much dynamic shared memory."""
+        function = self._check(self._driver.cuModuleGetFunction(module, name.encode()))
+        attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._check(self._driver.cuFuncSetAttribute(function, attribute, shared_bytes))
+        return Kernel(name, function)
+
+    def launch(
+        self, kernel: Kernel, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Arguments
+    ) -> None:
+        """Asynchronous, in the order of the stream."""
+        self._check(
+            self._driver.cuLaunchKernel(
+                kernel.function, *grid, threads, 1, 1, shared_bytes, self._stream, arguments.address, 0
+            )
+        )
+
+    def begin_capture(self) -> None:
+        """What is launched from now on is recorded, not run."""
+        mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self._check(self._driver.cuStreamBeginCapture(self._stream, mode))
+
+    def end_capture(self) -> Any:
+        """The recorded launches as one graph, ready to run."""
+        graph = self._check(self._driver.cuStreamEndCapture(self._stream))
+        executable = self._check(self._driver.cuGraphInstantiate(graph, 0))
+        self._check(self._driver.cuGraphDestroy(graph))
+        self._graphs.append(executable)
+        return executable
+
+    def replay(self, graph: Any) -> None:
+        """Asynchronous, in the order of the stream."""
+        self._check(self._driver.cuGraphLaunch(graph, self._stream))
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.enter()
+        self.wait()
+        for graph in self._graphs:
+            self._check(self._driver.cuGraphExecDestroy(graph))
+        for module in self._modules:
+            self._check(self._driver.cuModuleUnload(module))
+        for address in self._allocated:
+            self._check(self._driver.cuMemFree(address))
+        for address in self._host:
+            self._check(self._driver.cuMemFreeHost(address))
+        self._check(self._driver.cuStreamDestroy(self._stream))
+        self._check(self._driver.cuDevicePrimaryCtxRelease(self._device))
+        self._graphs, self._modules, self._allocated, self._host = [], [], [], []

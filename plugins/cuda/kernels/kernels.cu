@@ -1,0 +1,5 @@
+// All kernels of an engine, compiled as one piece.
+#include "draw.cu"
+#include "paged_attention.cu"
+#include "rope_kv_write.cu"
+#include "rows.cu"

@@ -1,0 +1,52 @@
+"""Sizes that kernels and session agree on: tiles of attention, shared memory, splits, batch buckets."""
+
+import dataclasses
+
+MAX_HEAD_DIM = 256
+MAX_GROUP = 64  # query heads of one KV head
+SPLIT_TOKENS = 64  # one tile of decode
+MAX_SPLITS = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Tiles:
+    """How the tokens of a sequence are cut into items, whose rows (tokens x group) fill a tile.
+
+    decode: tokens of an item of the kernel of 16 rows, 0 where the group is larger; prefill: of the one of 64 rows
+    """
+
+    decode: int
+    prefill: int
+
+
+def attention_tiles(group: int) -> Tiles:
+    """group: query heads of one KV head, at most MAX_GROUP."""
+    return Tiles(decode=16 // group, prefill=64 // group)
+
+
+def attention_shared_bytes(head_dim: int, *, decode: bool) -> int:
+    """Dynamic shared memory of attention over a 16-bit cache: queries, then stages of K, then of V."""
+    padded = -(-head_dim // 16) * 16
+    stride, stages = padded + 8, 1 if padded > 128 else 2
+    rows, tile = (16, 64) if decode else (64, 32 if padded > 128 else 64)
+    return 2 * stride * (rows + 2 * stages * tile)
+
+
+def split_count(items: int, kv_heads: int, longest: int, multiprocessors: int) -> int:
+    """Into how many parts decode cuts each item's tokens, so that the GPU is full and no part is tiny.
+
+    longest: tokens that the longest item may see
+    """
+    wanted = 4 * multiprocessors // max(1, items * kv_heads)
+    return max(1, min(wanted, MAX_SPLITS, longest // (2 * SPLIT_TOKENS)))
+
+
+def partial_rows(multiprocessors: int) -> int:
+    """Rows of partial sums that any step may need: 16 of each block of a decode that is split."""
+    return 16 * 4 * multiprocessors
+
+
+def batch_buckets(largest: int) -> tuple[int, ...]:
+    """Sizes of decode steps that get a graph each: powers of two, and the largest itself."""
+    powers = [1 << i for i in range(largest.bit_length()) if 1 << i < largest]
+    return (*powers, largest)

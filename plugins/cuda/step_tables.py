@@ -1,0 +1,171 @@
+"""A step's integers as the kernels read them, in one stretch of memory that is sent in one copy.
+
+    ids, positions, sequences                                   [tokens]
+    rows                                                        [logit rows]
+    draw_rows, temperatures, top_ks, top_ps, seeds, counters    [draws]; the last two have 8 bytes each
+    decode, prefill                                             [items][4] {sequence, first token, tokens, position}
+    tables                                                      [sequences][width]
+
+The tables come last, since only their beginning is sent.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.errors import RequestError
+from ingot.plan import Plan
+from ingot.plugins.cuda.shapes import Tiles
+from ingot.step_io import Int32, SampleRows, StepBatch
+
+ITEM = 4  # integers of an item
+_ALIGNMENT = 16  # integers: 64 bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TableLayout:
+    """Where each table begins, in integers; the capacity of all; `width` of a block table's row."""
+
+    offsets: dict[str, int]
+    sizes: dict[str, int]
+    total: int
+    width: int
+
+    @classmethod
+    def of(cls, plan: Plan, tiles: Tiles) -> "TableLayout":
+        """Room for every step within the plan's limits."""
+        limits, draws = plan.limits, plan.limits.max_logit_rows
+        width = -(-limits.max_seq_len // plan.kv.tokens_per_block)
+        sizes = {
+            "ids": limits.max_num_tokens, "positions": limits.max_num_tokens, "sequences": limits.max_num_tokens,
+            "rows": limits.max_logit_rows, "draw_rows": draws, "temperatures": draws, "top_ks": draws,
+            "top_ps": draws, "seeds": 2 * draws, "counters": 2 * draws,
+            "decode": ITEM * limits.max_batch_size,
+            "prefill": ITEM * (limits.max_num_tokens // tiles.prefill + limits.max_batch_size),
+            "tables": limits.max_batch_size * width,
+        }  # fmt: skip
+        offsets, end = {}, 0
+        for name, size in sizes.items():
+            offsets[name] = end
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return cls(offsets=offsets, sizes=sizes, total=end, width=width)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """What grids depend on. longest: tokens that the longest decode item sees."""
+
+    tokens: int
+    rows: int
+    sequences: int
+    decode: int
+    prefill: int
+    longest: int
+
+
+def check_batch(batch: StepBatch, plan: Plan, num_blocks: int) -> None:
+    """Raises RequestError for a batch that breaks the contract: kernels check nothing."""
+    if (problem := _problem(batch, plan, num_blocks)) is not None:
+        raise RequestError("the session cannot run this batch", got=problem)
+
+
+def _problem(batch: StepBatch, plan: Plan, num_blocks: int) -> str | None:
+    limits, starts, past = plan.limits, batch.query_starts, batch.past_lengths
+    tokens, sequences, rows = len(batch.ids), len(past), len(batch.logit_rows)
+    sizes, most = (tokens, sequences, rows), (limits.max_num_tokens, limits.max_batch_size, limits.max_logit_rows)
+    if tokens < 1 or any(size > limit for size, limit in zip(sizes, most, strict=True)):
+        return f"{tokens} tokens of {sequences} sequences with {rows} wanted rows are beyond the engine's limits"
+    new = np.diff(starts)
+    if len(starts) != sequences + 1 or starts[0] != 0 or starts[-1] != tokens or (new < 1).any():
+        return f"query_starts {starts.tolist()} do not cut {tokens} tokens into {sequences} sequences"
+    totals = past + new
+    if (past < 0).any() or (totals > min(plan.max_positions, limits.max_seq_len)).any():
+        return f"a sequence would reach {int(totals.max())} tokens"
+    if not _within(batch.ids, plan.vocab_size) or not _within(batch.logit_rows, tokens):
+        return "a token id or a wanted row is out of range"
+    if not _within(batch.sample.row, rows):
+        return "a draw is from a row that the step does not have"
+    used = -(-totals // plan.kv.tokens_per_block)
+    if batch.block_tables.shape[0] != sequences or batch.block_tables.shape[1] < used.max(initial=0):
+        return f"block tables {batch.block_tables.shape} are too small for {int(totals.max())} tokens"
+    wanted = np.arange(batch.block_tables.shape[1])[None, :] < used[:, None]
+    return None if _within(batch.block_tables[wanted], num_blocks) else "a block of a table is out of range"
+
+
+def _within(values: Int32, end: int) -> bool:
+    return bool(((values >= 0) & (values < end)).all())
+
+
+class StepTables:
+    """Fills the tables in pinned memory."""
+
+    def __init__(self, layout: TableLayout, memory: npt.NDArray[np.uint8], tiles: Tiles) -> None:
+        """memory: layout.total integers."""
+        self._layout, self._tiles = layout, tiles
+        self._memory = memory[: 4 * layout.total].view(np.int32)
+
+    def fill(self, batch: StepBatch, padded: int | None = None, spare_block: int = 0) -> tuple[Counts, Int32]:
+        """(counts, the integers to send). padded: a decode step is filled up to so many sequences, whose single
+        tokens go to `spare_block`."""
+        new, past = np.diff(batch.query_starts), batch.past_lengths
+        tokens, sequences = len(batch.ids), len(past)
+        owner = np.repeat(np.arange(sequences, dtype=np.int32), new)
+        positions = past[owner] + np.arange(tokens, dtype=np.int32) - batch.query_starts[:-1][owner]
+        decode, prefill = self._items(new.tolist(), past.tolist(), batch.query_starts.tolist())
+        extra = range(sequences, padded or sequences)
+        decode += [(index, index, 1, 0) for index in extra]
+        idle: Int32 = np.zeros(len(extra), np.int32)
+        self._put("ids", np.concatenate([batch.ids, idle]))
+        self._put("positions", np.concatenate([positions, idle]))
+        self._put("sequences", np.concatenate([owner, np.asarray(extra, np.int32)]))
+        self._put("rows", np.concatenate([batch.logit_rows, np.asarray(extra, np.int32)]))
+        self._put_draws(batch.sample)
+        self._put("decode", np.asarray(decode, np.int32).reshape(-1))
+        self._put("prefill", np.asarray(prefill, np.int32).reshape(-1))
+        end = self._put_tables(batch.block_tables, len(extra), spare_block)
+        counts = Counts(
+            tokens=tokens + len(extra), rows=len(batch.logit_rows) + len(extra), sequences=sequences + len(extra),
+            decode=len(decode), prefill=len(prefill),
+            longest=max((position + count for _, _, count, position in decode), default=0),
+        )  # fmt: skip
+        return counts, self._memory[:end]
+
+    def _items(
+        self, new: Sequence[int], past: Sequence[int], starts: Sequence[int]
+    ) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int, int, int]]]:
+        decode, prefill = [], []
+        for sequence, count in enumerate(new):
+            if count <= self._tiles.decode:
+                decode.append((sequence, starts[sequence], count, past[sequence]))
+                continue
+            step = self._tiles.prefill
+            for begin in range(0, count, step):
+                first = starts[sequence] + begin
+                prefill.append((sequence, first, min(step, count - begin), past[sequence] + begin))
+        return decode, prefill
+
+    def _put_draws(self, draws: SampleRows) -> None:
+        most = self._layout.sizes["draw_rows"]  # of more draws, none is the device's
+        arrays: dict[str, npt.NDArray[np.generic]] = {
+            "draw_rows": draws.row, "temperatures": draws.temperature, "top_ks": draws.top_k, "top_ps": draws.top_p,
+            "seeds": draws.seed, "counters": draws.counter,
+        }  # fmt: skip
+        for name, values in arrays.items():
+            self._put(name, np.ascontiguousarray(values[:most]).view(np.int32))
+
+    def _put(self, name: str, values: Int32) -> None:
+        begin = self._layout.offsets[name]
+        self._memory[begin : begin + len(values)] = values
+
+    def _put_tables(self, tables: Int32, extra: int, spare_block: int) -> int:
+        width, sequences = self._layout.width, tables.shape[0]
+        begin = self._layout.offsets["tables"]
+        end = begin + (sequences + extra) * width
+        rows = self._memory[begin:end].reshape(-1, width)
+        used = min(width, tables.shape[1])
+        rows[:] = -1
+        rows[:sequences, :used] = tables[:, :used]
+        rows[sequences:, 0] = spare_block
+        return int(end)

@@ -1,0 +1,117 @@
+"""The targets cuda/sm80 to cuda/sm120: engines for NVIDIA GPUs, built on machines that have none."""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.errors import TargetError, UsageError
+from ingot.plan import Plan
+from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, code_weight, scratch_bytes, specialisation
+from ingot.plugins.cuda.compiler import compile_kernels, why_not
+from ingot.plugins.cuda.gpu import Gpu, find_gpus
+from ingot.plugins.cuda.products import WORKSPACE_BYTES, find_library
+from ingot.plugins.cuda.session import CudaSession
+from ingot.plugins.target import Constant, SessionOptions, Target
+
+_DTYPES = ("bf16", "f16", "f32")
+_BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
+_RESERVE = 512 << 20  # bytes of GPU memory for the context, libraries and fragmentation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """What a target's machine code is for.
+
+    code     as the compiler calls it: code for sm_90a runs on capability 9.0 alone, code for sm_80 on 8.0 and later 8.x
+    highest  last minor number that runs it
+    """
+
+    code: str
+    major: int
+    minor: int
+    highest: int
+
+    def runs_on(self, gpu: Gpu) -> bool:
+        major, minor = gpu.capability
+        return major == self.major and self.minor <= minor <= self.highest
+
+
+_ARCHITECTURES = {
+    "sm120": Architecture(code="sm_120", major=12, minor=0, highest=9),
+    "sm100": Architecture(code="sm_100", major=10, minor=0, highest=9),
+    "sm90": Architecture(code="sm_90a", major=9, minor=0, highest=0),
+    "sm89": Architecture(code="sm_89", major=8, minor=9, highest=9),
+    "sm86": Architecture(code="sm_86", major=8, minor=6, highest=9),
+    "sm80": Architecture(code="sm_80", major=8, minor=0, highest=9),
+}
+
+
+class CudaTarget:
+    """One architecture. Activations are float32 in memory, 16-bit where products and attention take them."""
+
+    packs_products = False
+
+    def __init__(self, sm: str) -> None:
+        self.name = f"cuda/{sm}"
+        self.architecture = _ARCHITECTURES[sm]
+
+    def kernels(self) -> tuple[str, ...]:
+        """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
+        return tuple(f"{op}.{dtype}.sm80" for op in OPS for dtype in (_DTYPES if op in _BY_DTYPE else ("f32",)))
+
+    def activations(self, weight_dtype: str) -> str:
+        """The matrix units multiply what has one type; sums are float32."""
+        return weight_dtype
+
+    def unbuildable(self) -> str | None:
+        """What the machine that builds lacks."""
+        return why_not(self.architecture.code)
+
+    def constants(self, plan: Plan) -> tuple[Constant, ...]:
+        """The machine code of the plan's kernels."""
+        code = compile_kernels(specialisation(plan), self.architecture.code)
+        return (Constant(name="code", layout=CODE_LAYOUT + self.architecture.code, data=code.image),)
+
+    def missing(self, isa: str | None = None) -> str | None:
+        """Driver, GPU or library, in words."""
+        if isa is not None:
+            raise UsageError("an ISA caps a CPU, not a GPU", where="--isa", got=isa, hint="leave --isa out")
+        found = find_gpus()
+        if found.why_not is not None:
+            return found.why_not
+        if self._gpu(found.gpus) is None:
+            here = ", ".join(f"{gpu.name} (sm_{gpu.sm})" for gpu in found.gpus)
+            return f"{self.name} needs a GPU that runs {self.architecture.code}; this machine has {here}"
+        library = find_library()
+        return library if isinstance(library, str) else None
+
+    def kv_memory(self, plan: Plan) -> int | None:
+        """Bytes that the GPU has left for the KV cache beside everything else of the plan."""
+        gpu = self._require_gpu()
+        scratch = scratch_bytes(plan)
+        taken = plan.weight_bytes + plan.arena_bytes + scratch.sums + scratch.inputs + WORKSPACE_BYTES + _RESERVE
+        return max(0, gpu.memory_bytes - taken)
+
+    def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CudaSession:
+        """Copies weights and machine code to the GPU. Raises TargetError, EngineError, CapacityError."""
+        if options.threads is not None:
+            raise UsageError("threads is a matter of CPU targets", where="threads", got=str(options.threads))
+        gpu = self._require_gpu()
+        layout = code_weight(plan).layout
+        if layout != CODE_LAYOUT + self.architecture.code:
+            raise TargetError("the machine code is for another GPU", expected=self.architecture.code, got=layout)
+        return CudaSession(plan, weights, options, gpu)
+
+    def _require_gpu(self) -> Gpu:
+        if (reason := self.missing()) is not None:
+            raise TargetError("this machine cannot run the engine", expected=self.name, got=reason)
+        gpu = self._gpu(find_gpus().gpus)
+        assert gpu is not None, "missing() found one"
+        return gpu
+
+    def _gpu(self, gpus: tuple[Gpu, ...]) -> Gpu | None:
+        return next((gpu for gpu in gpus if self.architecture.runs_on(gpu)), None)
+
+
+TARGETS: tuple[Target, ...] = tuple(CudaTarget(sm) for sm in _ARCHITECTURES)

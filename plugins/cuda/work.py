@@ -1,0 +1,109 @@
+"""What a step does on a GPU: launches and matrix products, with their addresses, and the parts they are made of."""
+
+import ctypes
+import dataclasses
+from collections.abc import Callable
+
+from ingot.plan import KvLayout, Rows, Step
+from ingot.plugins.cuda.gpu import Argument
+from ingot.plugins.cuda.products import Product
+from ingot.plugins.cuda.step_tables import Counts
+
+Grid = Callable[[Counts, int], tuple[int, int, int]]
+"""(counts, splits of decode) → blocks; a zero means nothing to do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """One kernel launch; `arguments` in the order of the kernel's parameters. only_split: not where splits is 1."""
+
+    kernel: str
+    grid: Grid
+    threads: int
+    shared: int
+    arguments: tuple[Argument, ...]
+    only_split: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Multiply:
+    """One matrix product over all rows of a kind."""
+
+    product: Product
+    rows: Rows
+
+
+Work = Launch | Multiply
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """One plan step. narrow: its outputs that lie in the products' type."""
+
+    step: Step
+    work: tuple[Work, ...]
+    narrow: tuple[bool, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Addresses:
+    """Device memory of a session.
+
+    tables  by name, see step_tables.py
+    kv      [layers][K of all blocks, then V of all blocks]
+    sums    products before their epilogues, float32
+    inputs  of products, in their type, where they lie elsewhere as float32
+    """
+
+    weights: int
+    arena: int
+    kv: int
+    num_blocks: int
+    sums: int
+    inputs: int
+    partial: int
+    stats: int
+    tables: dict[str, int]
+    table_width: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ScratchBytes:
+    """What `sums` and `inputs` must hold."""
+
+    sums: int
+    inputs: int
+
+
+def cache_places(kv: KvLayout, at: Addresses, layer: int) -> tuple[int, int]:
+    """Where a layer's keys and values begin."""
+    keys = at.kv + layer * at.num_blocks * (kv.k_block_bytes + kv.v_block_bytes)
+    return keys, keys + at.num_blocks * kv.k_block_bytes
+
+
+def draw_arguments(ids: int, log_probs: int, logits: int, at: Addresses, vocab: int) -> tuple[Argument, ...]:
+    """Of the kernel draw_tokens."""
+    names = ("draw_rows", "temperatures", "top_ks", "top_ps", "seeds", "counters")
+    tables = (pointer(at.tables[name]) for name in names)
+    return pointer(ids), pointer(log_probs), pointer(logits), *tables, integer(vocab)
+
+
+def row_grid(rows: Rows, columns: int = 1) -> Grid:
+    """A block per row and strip of columns."""
+
+    def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
+        return (counts.tokens if rows is Rows.TOKENS else counts.rows), columns, 1
+
+    return grid
+
+
+def pointer(address: int) -> ctypes.c_void_p:
+    return ctypes.c_void_p(address)
+
+
+def integer(value: object) -> ctypes.c_int32:
+    return ctypes.c_int32(int(value))  # type: ignore[call-overload]
+
+
+def number(value: object) -> ctypes.c_float:
+    return ctypes.c_float(float(value))  # type: ignore[arg-type]

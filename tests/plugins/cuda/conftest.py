@@ -1,0 +1,35 @@
+"""The emulated GPU as a fixture, and the machine's own in its place."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.plugins.cuda.emulation import Emulation, build_emulation
+
+
+@pytest.fixture(scope="session")
+def emulation() -> Emulation:
+    """Compiled libraries and compiler of the emulated GPU."""
+    return build_emulation()
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
+    """This process has a GPU of sm_90 and a compiler for it while the test runs. Gives the emulated driver.
+
+    With --real-gpu it is the machine's own: what would steer the emulation does nothing.
+    """
+    if request.config.getoption("--real-gpu"):
+        real = ctypes.CDLL(None)
+        setattr(real, "emulated_run_backwards", lambda yes: None)  # noqa: B010
+        yield real
+        return
+    emulation: Emulation = request.getfixturevalue("emulation")
+    monkeypatch.setenv("PATH", str(emulation.programs) + os.pathsep + os.environ["PATH"])
+    driver = emulation.driver()
+    driver.emulated_set_devices(1)
+    yield driver
+    driver.emulated_run_backwards(0)
+    driver.emulated_set_devices(0)

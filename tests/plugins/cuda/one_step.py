@@ -1,0 +1,102 @@
+"""Plans of a single step, run by a session on the emulated GPU and by the op's reference on the same numbers."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.builder.pack import add_constants
+from ingot.dtypes import DType, from_float32, to_float32
+from ingot.plan import Attr, KvLayout, Plan
+from ingot.plugins.cuda.session import CudaSession
+from ingot.plugins.cuda.target import CudaTarget
+from ingot.plugins.op import Array, KvCache
+from ingot.plugins.registry import find_target
+from ingot.plugins.target import SessionOptions
+from ingot.step_io import StepBatch
+from tests.plugins.cpu.one_step import Input, Packed, one_step_plan
+
+
+def layout_of(dtype: DType, head_dim: int = 16, kv_heads: int = 1, tokens_per_block: int = 16) -> KvLayout:
+    """Each combination of type, head_dim and tokens_per_block is compiled once: tests share few."""
+    return KvLayout(num_layers=2, kv_heads=kv_heads, head_dim=head_dim, tokens_per_block=tokens_per_block, dtype=dtype)
+
+
+def open_gpu(plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int) -> CudaSession:
+    """A session with machine code added to the plan."""
+    target = find_target("cuda/sm90")
+    assert isinstance(target, CudaTarget)
+    constants = target.constants(plan)
+    plan = add_constants(plan, constants)
+    whole = np.zeros(plan.weight_bytes, np.uint8)
+    whole[: len(section)] = section[: plan.weight_bytes]
+    (piece,) = plan.weights[-1].pieces
+    whole[piece.offset : piece.offset + piece.end] = np.frombuffer(constants[0].data, np.uint8)
+    return target.open_session(plan, whole, SessionOptions(num_blocks=num_blocks))
+
+
+def run_step(
+    driver: ctypes.CDLL,
+    kernel: str,
+    inputs: Sequence[Input],
+    attrs: Mapping[str, Attr],
+    batch: StepBatch,
+    cache: KvCache | None = None,
+    kv: KvLayout | None = None,
+) -> list[Array]:
+    """The outputs; threads run in both orders, which must give the same bits. A written cache replaces `cache`'s."""
+    layout = cache.layout if cache else kv or layout_of(DType(kernel.split(".")[1]))
+    plan, section = one_step_plan(kernel, inputs, attrs, batch, layout)
+    num_blocks = cache.keys.shape[1] if cache else max(1, int(batch.block_tables.max()) + 1)
+    found: list[list[Array]] = []
+    session = open_gpu(plan, section, num_blocks)
+    for backwards in (0, 1):
+        driver.emulated_run_backwards(backwards)
+        for index, value in enumerate(inputs):
+            if value is not None and not isinstance(value, Packed):
+                _write(session, plan, f"in{index}", value)
+        if cache:
+            write_cache(session, cache)
+        _, outputs = session.run_tapped(batch, ["step"])
+        found.append([outputs["step"][name] for name in sorted(outputs["step"])])
+    if cache:
+        read_cache(session, cache)
+    session.close()
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    return found[0]
+
+
+def _write(session: CudaSession, plan: Plan, name: str, values: Array) -> None:
+    buffer = next(buffer for buffer in plan.buffers if buffer.name == name)
+    session.device.upload(session.addresses.arena + buffer.offset, np.ascontiguousarray(values, np.float32))
+
+
+def write_cache(session: CudaSession, cache: KvCache) -> None:
+    """Every slot of every layer; the spare block and the padding dims of values hold NaN."""
+    layout = cache.layout
+    for layer in range(layout.num_layers):
+        for values, place, width in _pools(session, layout, layer, cache):
+            padding = [(0, 1), (0, 0), (0, 0), (0, width - layout.head_dim)]
+            whole = np.pad(values, padding, constant_values=np.nan)
+            session.device.upload(place, from_float32(np.ascontiguousarray(whole, np.float32), layout.dtype))
+
+
+def read_cache(session: CudaSession, cache: KvCache) -> None:
+    """Into the arrays of `cache`."""
+    layout = cache.layout
+    for layer in range(layout.num_layers):
+        for values, place, width in _pools(session, layout, layer, cache):
+            stored = np.empty((*values.shape[:-1], width), layout.dtype.storage)
+            session.device.fetch(stored, place)
+            session.device.wait()
+            values[...] = to_float32(stored, layout.dtype)[..., : layout.head_dim]
+
+
+def _pools(session: CudaSession, layout: KvLayout, layer: int, cache: KvCache) -> list[tuple[Array, int, int]]:
+    """(values of the reference [blocks, kv_heads, tokens_per_block, head_dim], address, dims stored) of K and V."""
+    blocks = session.num_blocks + 1
+    keys = session.addresses.kv + layer * blocks * (layout.k_block_bytes + layout.v_block_bytes)
+    values = keys + blocks * layout.k_block_bytes
+    return [(cache.keys[layer], keys, layout.head_dim), (cache.values[layer], values, layout.padded_dim)]

@@ -1,0 +1,46 @@
+"""What the kernels take of a GPU: `python -m tests.plugins.cuda.resources` writes resources.json, a test holds it.
+
+ptxas says it for each kernel: registers of a thread, bytes of stack and of spills, static shared memory.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from ingot.dtypes import DType
+from ingot.plugins.cuda.compiler import Specialisation, compile_kernels, find_compiler
+
+FILE = Path(__file__).with_name("resources.json")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+USUAL = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=128, tokens_per_block=32)
+LARGE = dataclasses.replace(USUAL, head_dim=256)
+
+Report = dict[str, dict[str, int]]
+
+
+def label(specialisation: Specialisation, architecture: str) -> str:
+    return f"{architecture} {specialisation.weight.value} head_dim {specialisation.head_dim}"
+
+
+def measure(specialisation: Specialisation, architecture: str) -> Report:
+    """Kernel → what it takes."""
+    kernels = compile_kernels(specialisation, architecture).kernels
+    return {name: dataclasses.asdict(each) for name, each in sorted(kernels.items())}
+
+
+def recorded() -> dict[str, Report]:
+    """What resources.json says."""
+    found: dict[str, Report] = json.loads(FILE.read_text())["kernels"]
+    return found
+
+
+def main() -> None:
+    """Compile everything and write the file."""
+    compiler = find_compiler()
+    assert compiler is not None, "this needs nvcc"
+    kernels = {label(each, sm): measure(each, sm) for sm in ARCHITECTURES for each in (USUAL, LARGE)}
+    FILE.write_text(json.dumps({"nvcc": compiler.version, "kernels": kernels}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

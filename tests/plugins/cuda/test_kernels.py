@@ -1,0 +1,121 @@
+"""Every kernel but attention against its reference, on odd shapes, on the emulated GPU."""
+
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType
+from ingot.plan import Attr
+from ingot.plugins.activations import ACTIVATIONS
+from ingot.plugins.op import Array, KvCache
+from ingot.step_io import StepBatch
+from tests.plugins.cpu.one_step import Input, Packed, batch_of, plain_batch, reference_outputs
+from tests.plugins.cuda.one_step import layout_of, run_step
+
+ROWS = (1, 2, 3, 15, 17)
+TYPES = (DType.BF16, DType.F16, DType.F32)
+TOLERANCE = {"embedding": 1e-7, "rope_table": 3e-7, "matmul": 6e-6}  # of the largest value; others 2e-6
+KV_TOLERANCE = {DType.BF16: 2.0**-8, DType.F16: 2.0**-10, DType.F32: 1e-6}  # a key may round to the other neighbour
+
+Case = tuple[str, list[Input], dict[str, Attr], StepBatch]
+
+
+def _normal(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _embeddings(dtype: DType) -> Iterator[Case]:
+    for tokens, hidden in zip(ROWS, (1, 15, 17, 63, 300), strict=True):
+        table, positions = (Packed(values=_normal(i, 65, hidden), dtype=dtype) for i in (0, 1))
+        for inputs, scale in (([table, None], 1.0), ([table, positions], 6.928203)):
+            yield f"embedding.{dtype.value}.sm80", [*inputs], {"scale": scale}, plain_batch(tokens)
+
+
+def _norms() -> Iterator[Case]:
+    for rows, hidden in zip((1, 3, 15, 2), (1, 65, 256, 700), strict=True):
+        x, residual = _normal(hidden, rows, hidden) + 2, _normal(hidden + 1, rows, hidden)
+        weight, bias = (Packed(values=_normal(hidden + i, hidden)) for i in (2, 3))
+        eps: dict[str, Attr] = {"eps": 1e-5}
+        yield "rms_norm.f32.sm80", [x, weight, residual], eps, plain_batch(rows)
+        yield "rms_norm.f32.sm80", [x, weight, None], eps, plain_batch(rows)
+        yield "layer_norm.f32.sm80", [x, weight, bias, residual], eps, plain_batch(rows)
+        yield "layer_norm.f32.sm80", [x, weight, None, None], eps, plain_batch(rows)
+
+
+def _elementwise() -> Iterator[Case]:
+    wide = np.concatenate([np.linspace(-90, 90, 1031), np.linspace(-9, 9, 1031)]).astype(np.float32).reshape(2, 1031)
+    for name in ACTIVATIONS:
+        yield "activation.f32.sm80", [wide, None], {"activation": name}, plain_batch(2)
+        yield "activation.f32.sm80", [wide, _normal(1, 2, 1031)], {"activation": name}, plain_batch(2)
+    for rows in ROWS:
+        yield "add.f32.sm80", [_normal(1, rows, 17), _normal(2, rows, 17)], {}, plain_batch(rows)
+        yield "gather_rows.f32.sm80", [_normal(1, rows, 317)], {}, plain_batch(rows, range(0, rows, 3))
+    for cap in (0.5, 30.0):
+        yield "softcap.f32.sm80", [wide], {"cap": cap}, plain_batch(2)
+    for half in (1, 6, 128):
+        inv_freq = Packed(values=np.float32(1e4) ** -(np.arange(half, dtype=np.float32) / np.float32(half)))
+        batch = batch_of([(0, 3), (130000, 2)], [range(1), range(1, 8130)])
+        yield "rope_table.f32.sm80", [inv_freq], {"scale": 1.25}, batch
+
+
+def _matmuls(dtype: DType) -> Iterator[Case]:
+    for index, (rows, k) in enumerate(zip(ROWS, (1, 15, 17, 64, 172), strict=True)):
+        for n, gated in ((15, 0), (65, 0), (34, 1)):
+            weight = Packed(values=_normal(k, n, k) / np.float32(k**0.5), dtype=dtype)
+            out = n // 2 if gated else n
+            attrs: dict[str, Attr] = {
+                "activation": (*ACTIVATIONS,)[index], "gated": gated, "activations": dtype.value, "group": 0,
+            }  # fmt: skip
+            bias, residual = Packed(values=_normal(2, n)), _normal(3, rows, out)
+            extra = ([None, None], [bias, residual], [None, residual], [bias, None])[(index + n) % 4]
+            yield f"matmul.{dtype.value}.sm80", [_normal(1, rows, k), weight, *extra], attrs, plain_batch(rows)
+
+
+def _check(driver: ctypes.CDLL, case: Case) -> None:
+    kernel, inputs, attrs, batch = case
+    expected = reference_outputs(kernel, inputs, attrs, batch)
+    found = run_step(driver, kernel, inputs, attrs, batch)
+    for one, other in zip(found, expected, strict=True):
+        scale = max(1.0, float(np.abs(other).max()))
+        tolerance = scale * TOLERANCE.get(kernel.split(".")[0], 2e-6)
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance, err_msg=f"{kernel} {other.shape} {attrs}")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_products_and_tables(gpu: ctypes.CDLL, dtype: DType) -> None:
+    for case in (*_embeddings(dtype), *_matmuls(dtype)):
+        _check(gpu, case)
+
+
+def test_norms_and_elementwise_kernels(gpu: ctypes.CDLL) -> None:
+    for case in (*_norms(), *_elementwise()):
+        _check(gpu, case)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("interleaved", "rotary", "norm"), [(0, 16, ""), (1, 16, "head"), (0, 10, "wide"), (0, 0, "head"), (1, 6, "")]
+)
+def test_rope_and_cache(gpu: ctypes.CDLL, dtype: DType, interleaved: int, rotary: int, norm: str) -> None:
+    """Two sequences with scattered blocks, one of which has a past; 5 + 2 * 2 heads need two blocks of warps."""
+    heads, kv_heads, dim = 5, 2, 16
+    cache = KvCache(layout_of(dtype, kv_heads=kv_heads), 7)
+    expected_cache = KvCache(cache.layout, 7)
+    batch = batch_of([(0, 3), (30, 4)], [[5], [1, 6, 3]])
+    qkv = _normal(1, 7, (heads + 2 * kv_heads) * dim)
+    angles = _normal(2, 7, rotary // 2)
+    cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) if rotary else None
+    width = {"": (), "head": (dim, dim), "wide": (heads * dim, kv_heads * dim)}[norm]
+    norms: list[Input] = [Packed(values=1 + _normal(3, n) / np.float32(4)) for n in width] or [None, None]
+    attrs: dict[str, Attr] = {
+        "layer": 1, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "interleaved": interleaved,
+        "norm_eps": 1e-6 if norm else 0.0,
+    }  # fmt: skip
+    kernel, inputs = f"rope_kv_write.{dtype.value}.sm80", [qkv, cos_sin, *norms]
+    expected = reference_outputs(kernel, inputs, attrs, batch, expected_cache)
+    (q,) = run_step(gpu, kernel, inputs, attrs, batch, cache)
+    np.testing.assert_allclose(q, expected[0], rtol=0, atol=4e-6)
+    for one, other in ((cache.keys, expected_cache.keys), (cache.values, expected_cache.values)):
+        np.testing.assert_allclose(one, other, rtol=KV_TOLERANCE[dtype], atol=1e-6)  # NaN where nothing was written

@@ -1,0 +1,108 @@
+"""Attention on the emulated GPU against its reference: prefill and decode tiles, splits, groups, windows, caps."""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType, from_float32, to_float32
+from ingot.plan import Attr
+from ingot.plugins.cuda import session as session_module
+from ingot.plugins.op import Array, KvCache
+from tests.plugins.cpu.one_step import batch_of, reference_outputs
+from tests.plugins.cuda.one_step import layout_of, run_step
+
+TOLERANCE = {DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.F32: 4e-6}  # probabilities are rounded for the product
+
+
+def _rounded(values: Array, dtype: DType) -> Array:
+    return to_float32(from_float32(values, dtype), dtype)
+
+
+def check(
+    driver: ctypes.CDLL,
+    dtype: DType,
+    parts: Sequence[tuple[int, int]],
+    *,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    block: int = 16,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    """parts: (past, new tokens) of each sequence. Blocks lie scattered; slots that nobody wrote hold NaN."""
+    random = np.random.default_rng(heads * dim + window)
+    layout = layout_of(dtype, dim, kv_heads, block)
+    needed = [-(-(past + new) // block) for past, new in parts]
+    order = random.permutation(sum(needed) + 2)
+    tables = [order[begin : begin + n].tolist() for begin, n in zip(np.cumsum([0, *needed]), needed, strict=False)]
+    cache = KvCache(layout, len(order))
+    for table, (past, new) in zip(tables, parts, strict=True):
+        for position in range(past + new):
+            for pool in (cache.keys, cache.values):
+                values = random.standard_normal((kv_heads, dim)).astype(np.float32)
+                pool[1, table[position // block], :, position % block] = _rounded(values, dtype)
+    tokens = sum(new for _, new in parts)
+    q = _rounded(random.standard_normal((tokens, heads * dim)).astype(np.float32), dtype)
+    batch = batch_of(parts, tables)
+    attrs: dict[str, Attr] = {
+        "layer": 1, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "scale": dim**-0.5, "window": window,
+        "softcap": softcap,
+    }  # fmt: skip
+    kernel = f"paged_attention.{dtype.value}.sm80"
+    (expected,) = reference_outputs(kernel, [q], attrs, batch, cache)
+    (found,) = run_step(driver, kernel, [q], attrs, batch, cache)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+MIXED = [(0, 1), (0, 65), (32, 1), (1, 16), (70, 3), (15, 2)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "dim"),
+    [
+        (DType.BF16, 4, 2, 64),
+        (DType.F16, 4, 2, 16),
+        (DType.F32, 4, 2, 16),
+        (DType.BF16, 3, 1, 256),  # one stage, smaller tiles
+        (DType.BF16, 2, 2, 12),  # rows of no whole 16 bytes
+        (DType.BF16, 5, 1, 72),  # dims padded to 80; a group that does not divide 16
+    ],
+)
+def test_mixed_steps(gpu: ctypes.CDLL, dtype: DType, heads: int, kv_heads: int, dim: int) -> None:
+    check(gpu, dtype, MIXED, heads=heads, kv_heads=kv_heads, dim=dim)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (8, 1), (16, 1), (24, 1), (64, 1), (6, 2)])
+def test_groups_of_heads(gpu: ctypes.CDLL, heads: int, kv_heads: int) -> None:
+    """More than 16 query heads of one KV head go through the larger tile even in decode."""
+    check(gpu, DType.BF16, [(40, 1), (0, 7), (63, 2)], heads=heads, kv_heads=kv_heads, dim=64)
+
+
+@pytest.mark.parametrize("window", [1, 16, 33, 64, 1000])
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
+def test_windows(gpu: ctypes.CDLL, dtype: DType, window: int) -> None:
+    dim = 16 if dtype is DType.F32 else 64
+    check(gpu, dtype, [(150, 1), (0, 70), (90, 5)], heads=2, kv_heads=1, dim=dim, window=window)
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
+def test_softcap(gpu: ctypes.CDLL, dtype: DType) -> None:
+    check(gpu, dtype, MIXED, heads=2, kv_heads=1, dim=16 if dtype is DType.F32 else 64, softcap=1.5)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 7])  # two items in 7 parts: within what 4 multiprocessors get
+def test_splits(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
+    """Also more splits than a short sequence has tiles, and with a window."""
+    asked: list[int] = []
+
+    def fixed(items: int, kv_heads: int, longest: int, multiprocessors: int) -> int:
+        asked.append(items)
+        return splits
+
+    monkeypatch.setattr(session_module, "split_count", fixed)
+    check(gpu, DType.BF16, [(400, 1), (3, 1)], heads=4, kv_heads=1, dim=64)
+    check(gpu, DType.BF16, [(400, 2)], heads=4, kv_heads=1, dim=64, window=130)
+    assert asked

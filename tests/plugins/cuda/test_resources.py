@@ -1,0 +1,43 @@
+"""What kernels take of a GPU is what was recorded; nothing spills. nvcc compiles for GPUs that it does not see."""
+
+import json
+
+import pytest
+
+from ingot.plugins.cuda.compiler import find_compiler, read_report
+from tests.plugins.cuda.resources import ARCHITECTURES, FILE, USUAL, label, measure, recorded
+
+
+def test_nothing_that_was_recorded_spills() -> None:
+    kernels = [(name, what) for report in recorded().values() for name, what in report.items()]
+    assert {name.split()[0] for name in recorded()} == set(ARCHITECTURES)
+    assert [name for name, what in kernels if what["spill_stores"] or what["spill_loads"] or what["stack"]] == []
+    assert max(what["registers"] for _, what in kernels) <= 240
+    assert max(what["shared"] for _, what in kernels) <= 16 << 10
+
+
+@pytest.mark.parametrize("architecture", ["sm_89", "sm_90a"])
+def test_kernels_take_what_was_recorded(architecture: str) -> None:
+    """Another release of nvcc may allot other registers, but must not spill."""
+    compiler = find_compiler()
+    if compiler is None:
+        pytest.skip("this machine lacks nvcc (pip install nvidia-cuda-nvcc)")
+    found, expected = measure(USUAL, architecture), recorded()[label(USUAL, architecture)]
+    assert found.keys() == expected.keys()
+    if compiler.version == json.loads(FILE.read_text())["nvcc"]:
+        assert found == expected, "run: python -m tests.plugins.cuda.resources"
+    assert [name for name, what in found.items() if what["spill_stores"] or what["spill_loads"]] == []
+
+
+def test_a_report_is_read() -> None:
+    text = """ptxas info    : Compiling entry function 'one' for 'sm_89'
+ptxas info    : Function properties for one
+    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 37 registers, used 1 barriers, 128 bytes smem, 388 bytes cmem[0]
+ptxas info    : Function properties for two
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 9 registers
+"""
+    one, two = read_report(text)["one"], read_report(text)["two"]
+    assert (one.registers, one.stack, one.spill_stores, one.spill_loads, one.shared) == (37, 8, 4, 12, 128)
+    assert (two.registers, two.stack, two.shared) == (9, 0, 0)

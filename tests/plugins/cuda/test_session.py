@@ -1,0 +1,262 @@
+"""Whole engines on the emulated GPU: the tokens of `ref` on the same plan, for every family, alone and in batches."""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.configs.runtime import RuntimeConfig
+from ingot.convert.convert import convert
+from ingot.convert.family import family_names, find_family
+from ingot.dtypes import DType
+from ingot.engine import Engine, open_engine
+from ingot.errors import RequestError
+from ingot.plugins.cuda.gpu import Device, find_gpus
+from ingot.plugins.cuda.session import CudaSession
+from ingot.plugins.ops.sample import sample
+from ingot.plugins.ref.session import RefSession
+from ingot.plugins.registry import find_target
+from ingot.plugins.target import SessionOptions
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.session import LoadedEngine, load_engine
+from ingot.step_io import Float32, SampleRows, Session, StepBatch, StepResult
+from tests.handmade import write_model
+from tests.plugins.cpu.one_step import batch_of, draws, one_step_plan
+from tests.plugins.cuda.one_step import layout_of, open_gpu
+
+TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f16": 3e-3}  # of the range of the logits
+PROMPTS = [[5, 9, 3, 7, 11], [1, 7], list(range(3, 40))]
+
+Generate = Callable[..., dict[str, Any]]
+
+
+def _engine(folder: Path, family: str, **options: Any) -> Path:
+    """Heads of 16 dims: each size is compiled."""
+    config = dict(find_family(family).tiny)
+    heads = config.get("num_attention_heads")
+    config |= {"head_dim": 16} if "head_dim" in config else {"hidden_size": 16 * int(str(heads))} if heads else {}
+    if not (folder / "c").is_dir():
+        write_model(folder / "m", config)
+        convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c"))
+    engine = folder / "-".join(["e", *map(str, options.values())])
+    options = {"target": "cuda/sm90", "tokens_per_block": 16, "max_batch_size": 6, "max_num_tokens": 48, **options}
+    build(BuildConfig(**options), folder / "c", engine)
+    return engine
+
+
+def _runner(engine: Path, make: Callable[[Engine], Session]) -> ModelRunner:
+    opened = open_engine(engine)
+    loaded = LoadedEngine(engine=opened, session=make(opened), limits=opened.plan.limits)
+    return ModelRunner(loaded, RuntimeConfig(enable_prefix_cache=False))
+
+
+def _ref(engine: Engine) -> Session:
+    return RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=24))
+
+
+def _gpu(engine: Engine) -> Session:
+    return find_target("cuda/sm90").open_session(engine.plan, engine.weights, SessionOptions(num_blocks=24))
+
+
+def _generate(
+    engine: Path, make: Callable[[Engine], Session], prompts: Sequence[list[int]], count: int
+) -> dict[str, Any]:
+    with _runner(engine, make) as runner:
+        out = runner.generate(
+            list(prompts), max_new_tokens=count, end_id=-1, return_dict=True, output_log_probs=True,
+            output_context_logits=True,
+        )  # fmt: skip
+    return dict(out)
+
+
+def _compare(engine: Path, precision: str, count: int = 12) -> None:
+    """Every generated token is the likeliest, but for rounding, after those before it; so says `ref` of the texts."""
+    found = _generate(engine, _gpu, PROMPTS, count)
+    texts = [row[0][: len(prompt) + count].tolist() for row, prompt in zip(found["output_ids"], PROMPTS, strict=True)]
+    expected = _generate(engine, _ref, [text[:-1] for text in texts], 1)["context_logits"]
+    for prompt, text, logits, context in zip(PROMPTS, texts, expected, found["context_logits"], strict=True):
+        tolerance = TOLERANCE[precision] * np.ptp(logits)
+        assert np.abs(context - logits[: len(prompt)]).max() < tolerance
+        chosen = logits[np.arange(len(prompt) - 1, len(text) - 1), text[len(prompt) :]]
+        assert (chosen > logits[len(prompt) - 1 :].max(axis=-1) - 2 * tolerance).all()
+
+
+@pytest.mark.parametrize("family", family_names())
+def test_every_family(gpu: ctypes.CDLL, family: str, tmp_path: Path) -> None:
+    _compare(_engine(tmp_path, family, precision="f32"), "f32")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "f16"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_sixteen_bit_engines(gpu: ctypes.CDLL, family: str, precision: str, tmp_path: Path) -> None:
+    _compare(_engine(tmp_path, family, precision=precision), precision)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("llama")
+
+
+@pytest.fixture
+def engine(gpu: ctypes.CDLL, folder: Path) -> Path:
+    """A bf16 llama; built once."""
+    found = folder / "e-bf16"
+    return found if found.is_dir() else _engine(folder, "llama", precision="bf16")
+
+
+def test_decode_runs_as_graphs(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second step of a bucket is captured, the later ones are replayed; three sequences fill four places."""
+    replayed: list[object] = []
+    replay = Device.replay
+
+    def counted(device: Device, graph: object) -> None:
+        replayed.append(graph)
+        replay(device, graph)
+
+    monkeypatch.setattr(Device, "replay", counted)
+    found = _generate(engine, _gpu, PROMPTS, 16)
+    assert len(replayed) >= 12
+    assert len(set(map(id, replayed))) < 4
+    assert found["output_ids"].tolist() == _generate(engine, _ref, PROMPTS, 16)["output_ids"].tolist()
+
+
+def test_crowded_and_preempted_requests(gpu: ctypes.CDLL, engine: Path) -> None:
+    """More requests than blocks: each gives what it gives alone under `ref`."""
+    prompts = [[int(i), 5, 3 + int(i)] * (1 + int(i)) for i in range(1, 9)]
+    alone = [_generate(engine, _ref, [prompt], 8)["output_ids"][0][0].tolist() for prompt in prompts]
+
+    def small(opened: Engine) -> Session:
+        return find_target("cuda/sm90").open_session(opened.plan, opened.weights, SessionOptions(num_blocks=5))
+
+    with _runner(engine, small) as runner:
+        together = runner.generate(prompts, max_new_tokens=8, end_id=-1)
+    for prompt, row, expected in zip(prompts, together.tolist(), alone, strict=True):
+        assert row[0][: len(prompt) + 8] == expected
+
+
+def test_sampled_tokens_are_those_of_the_specification(gpu: ctypes.CDLL, folder: Path) -> None:
+    engine = _engine(folder, "llama", precision="f32")
+    outs = []
+    for make in (_gpu, _ref):
+        with _runner(engine, make) as runner:
+            outs.append(
+                runner.generate(
+                    PROMPTS, max_new_tokens=10, end_id=-1, temperature=1.2, top_k=20, top_p=0.9, random_seed=7,
+                    repetition_penalty=1.1,
+                )
+            )  # fmt: skip
+    assert outs[0].tolist() == outs[1].tolist()
+
+
+def test_greedy_draws_are_those_of_the_specification(gpu: ctypes.CDLL) -> None:
+    """Ties, infinite values, NaN; rows that are drawn from twice, and one that nobody draws from."""
+    random = np.random.default_rng(3)
+    logits = random.standard_normal((7, 777)).astype(np.float32) * 4
+    logits[0, [300, 30, 700]] = 50
+    logits[1, 5:] = -np.inf
+    logits[2, 400] = np.nan
+    logits[3] = -np.inf
+    logits[4, 776] = np.inf
+    logits[5] = 1
+    found, expected = _draw(gpu, logits, draws([0, 1, 2, 3, 4, 5, 5]))
+    finite = [0, 1, 5, 6]
+    assert found.ids[finite].tolist() == expected.ids[finite].tolist() == [30, int(logits[1].argmax()), 0, 0]
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
+    assert np.isnan(found.log_probs[[2, 3, 4]]).all()
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (1, 1.0), (7, 1.0), (0, 0.7), (0, 1e-6), (40, 0.9), (3, 0.999)])
+def test_random_draws_are_those_of_the_specification(gpu: ctypes.CDLL, top_k: int, top_p: float) -> None:
+    """Rows with many equal logits among them, so that heads end within ties."""
+    random = np.random.default_rng(top_k)
+    logits = random.standard_normal((6, 1300)).astype(np.float32) * 3
+    logits[3:] = np.round(logits[3:])
+    logits[5, 100:] = -np.inf
+    rows = [row for row in range(6) for _ in range(8)]
+    count = len(rows)
+    given = draws(
+        rows, temperature=random.uniform(0.3, 2, count).tolist(), top_k=[top_k] * count, top_p=[top_p] * count,
+        seed=random.integers(0, 2**63, count).tolist(), counter=range(count),
+    )  # fmt: skip
+    found, expected = _draw(gpu, logits, given)
+    assert found.ids.tolist() == expected.ids.tolist()
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
+    assert top_k == 1 or top_p < 0.1 or len(set(found.ids.tolist())) > 6
+
+
+def _draw(driver: ctypes.CDLL, logits: Float32, rows: SampleRows) -> tuple[StepResult, StepResult]:
+    """(on the GPU, by the specification); threads run in both orders."""
+    tokens = max(len(logits), len(rows.row))
+    logits = np.concatenate([logits, np.zeros((tokens - len(logits), logits.shape[1]), np.float32)])
+    batch = batch_of([(0, tokens)], [range(-(-tokens // 16))], range(tokens), sample=rows)
+    inputs = [logits, np.zeros_like(logits)]
+    plan, section = one_step_plan("add.f32.sm80", inputs, {}, batch, layout_of(DType.BF16), gives_logits=True)
+    session = open_gpu(plan, section, 8)
+    for index, values in enumerate(inputs):
+        offset = next(buffer.offset for buffer in plan.buffers if buffer.name == f"in{index}")
+        session.device.upload(session.addresses.arena + offset, values)
+    found = session.run(batch)
+    driver.emulated_run_backwards(1)
+    again = session.run(batch)
+    session.close()
+    assert found.ids.tolist() == again.ids.tolist()
+    np.testing.assert_array_equal(found.log_probs, again.log_probs)
+    return found, sample(logits, rows)
+
+
+def test_every_step_is_tapped(gpu: ctypes.CDLL, engine: Path) -> None:
+    """What lies in 16 bits comes back as float32; shapes are those of the plan."""
+    opened = open_engine(engine)
+    session = _gpu(opened)
+    assert isinstance(session, CudaSession)
+    batch = batch_of([(0, 5)], [[2]], [4], ids=np.arange(5, dtype=np.int32), want_logits=True)
+    result, outputs = session.run_tapped(batch, [step.name for step in opened.plan.steps])
+    assert list(outputs) == [step.name for step in opened.plan.steps]
+    cols = {buffer.name: buffer.cols for buffer in opened.plan.buffers}
+    for tapped in outputs.values():
+        for name, values in tapped.items():
+            assert values.dtype == np.float32
+            assert values.shape[1] == cols[name]
+            assert np.isfinite(values).all()
+    assert result.logits is not None
+    np.testing.assert_array_equal(outputs[opened.plan.steps[-1].name][opened.plan.logits], result.logits)
+    session.close()
+
+
+def _batches() -> Iterator[tuple[str, StepBatch]]:
+    ids = np.arange(4, dtype=np.int32)
+    yield "out of range", batch_of([(0, 4)], [[0]], ids=ids + 60)
+    yield "out of range", batch_of([(0, 4)], [[24]], ids=ids)
+    yield "out of range", batch_of([(0, 4)], [[-1]], ids=ids)
+    yield "out of range", batch_of([(0, 4)], [[0]], [4], ids=ids)
+    yield "too small", batch_of([(16, 4)], [[0]], ids=ids)
+    yield "would reach", batch_of([(62, 4)], [[0, 1, 2, 3, 4]], ids=ids)
+    yield "does not have", batch_of([(0, 4)], [[0]], [3], ids=ids, sample=draws([1]))
+    yield "do not cut", batch_of([(0, 4), (3, 0)], [[0], [1]], ids=ids)
+    yield "limits", batch_of([(0, 49)], [[0, 1, 2, 3]], ids=np.zeros(49, np.int32))
+
+
+@pytest.mark.parametrize(("word", "batch"), list(_batches()))
+def test_a_batch_that_breaks_the_contract_is_refused(
+    gpu: ctypes.CDLL, engine: Path, word: str, batch: StepBatch
+) -> None:
+    session = _gpu(open_engine(engine))
+    with pytest.raises(RequestError, match=word):
+        session.run(batch)
+    session.close()
+
+
+def test_the_runtime_sizes_the_cache_by_the_gpus_memory(gpu: ctypes.CDLL, engine: Path) -> None:
+    loaded = load_engine(engine, RuntimeConfig())
+    per_sequence = -(-(loaded.limits.max_seq_len - 1) // 16)
+    assert loaded.session.num_blocks == loaded.limits.max_batch_size * per_sequence
+    memory = find_target("cuda/sm90").kv_memory(loaded.engine.plan)
+    assert memory is not None
+    assert 3 << 30 < memory < find_gpus().gpus[0].memory_bytes  # the emulated GPU has 4 GiB
+    loaded.session.close()
