@@ -9,7 +9,7 @@ from ingot.builder.expressions import WeightReader, check_sources
 from ingot.builder.graph import Graph, weight_shape
 from ingot.builder.lower import Lowering, read_shape
 from ingot.builder.pipeline import run_passes, target_passes
-from ingot.builder.precision import ProductChoice
+from ingot.builder.precision import ProductChoice, product_weight, products_of
 from ingot.builder.select import kernel_dtype
 from ingot.checkpoint import Checkpoint
 from ingot.dtypes import DType, Precision
@@ -45,7 +45,7 @@ def choose_activations(
 
     with WeightReader(checkpoint.path) as reader:
         measured = activation_errors(plan, lowering.uses, reader, ids, advance)
-    depths = {node.name: weight_shape(node.inputs[1])[1] for node in graph.plugins("Matmul")}
+    depths = {node.name: weight_shape(product_weight(node))[-1] for node in products_of(graph)}
     fits = {
         name: measured[name] <= TOLERANCE[wanted[name].precision.dtype] and depths[name] <= MAX_K for name in undecided
     }
@@ -80,7 +80,7 @@ def _by_kernels(choice: ProductChoice, target: Target, notes: list[str]) -> Prod
 
 def _float_plan(graph: Graph, checkpoint: Checkpoint) -> tuple[Lowering, Plan, list[int]]:
     """The graph as a plan of float32 for one sequence: the sample text."""
-    products = {name: ProductChoice(precision=_F32, activations="bf16") for name in _names(graph)}
+    products = {node.name: ProductChoice(precision=_F32, activations="bf16") for node in products_of(graph)}
     run_passes(graph, target_passes(find_target("ref"), products=products, tables=DType.F32, kv=DType.F32))
     lowering, shape = Lowering(graph), read_shape(graph)
     for use in lowering.uses:
@@ -95,10 +95,6 @@ def _float_plan(graph: Graph, checkpoint: Checkpoint) -> tuple[Lowering, Plan, l
         dtype=DType.F32,
     )  # fmt: skip
     return lowering, lowering.plan(limits, kv, shape, 1), ids
-
-
-def _names(graph: Graph) -> list[str]:
-    return [node.name for node in graph.plugins("Matmul")]
 
 
 def _shortened(error: float) -> float | None:

@@ -18,14 +18,14 @@ from ingot import __version__
 from ingot.builder.activations import choose_activations
 from ingot.builder.expressions import WeightReader, check_sources
 from ingot.builder.facts import model_facts
-from ingot.builder.graph import Graph, ours
+from ingot.builder.graph import Graph
 from ingot.builder.limits import fit_limits
 from ingot.builder.lower import Lowering, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.pack import BLOCK_BYTES, Packer, add_constants
 from ingot.builder.passes.base import PassReport
 from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
-from ingot.builder.precision import choose_main, choose_products, table_dtype
+from ingot.builder.precision import choose_main, choose_products, choose_routers, products_of, table_dtype
 from ingot.builder.tune import MEMORY as TUNING_MEMORY
 from ingot.builder.tune import tune
 from ingot.checkpoint import Checkpoint
@@ -149,7 +149,9 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target, progres
     notes: list[str] = []
     precision = choose_main(config, graph, target, notes)
     kv_dtype = _kv_dtype(config, precision)
-    wanted = choose_products(config, precision, [node.name for node in graph.nodes if ours(node, "Matmul")])
+    routers = choose_routers(precision, graph)
+    others = [node.name for node in products_of(graph) if node.name not in routers]
+    wanted = routers | choose_products(config, precision, others)
     tables = table_dtype(precision)
     products, errors = choose_activations(graph, checkpoint, wanted, target, progress, notes)
     late = target_passes(target, products=products, tables=tables, kv=kv_dtype)

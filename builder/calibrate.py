@@ -17,6 +17,7 @@ from ingot.builder.pack import BLOCK_BYTES, WeightUse
 from ingot.checkpoint import Checkpoint
 from ingot.configs.token_ids import read_token_ids
 from ingot.plan import Plan, Step
+from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.ops.matmul import epilogue
 from ingot.plugins.quantised import round_to_int8
@@ -67,13 +68,14 @@ class _Measurement:
             past_lengths=np.zeros(1, np.int32), block_tables=np.arange(blocks, dtype=np.int32)[None],
             logit_rows=np.arange(len(ids), dtype=np.int32), sample=_no_draws(),
         )  # fmt: skip
+        self._run = {"matmul": self._product, "moe_gate_up": self._gate_up, "moe_down": self._down}
         self.errors: dict[str, float] = {}
 
     def run(self, progress: Progress | None) -> dict[str, float]:
         """The errors by product. progress: called with the stored size of each step's weights."""
         for step in self._plan.steps:
             with np.errstate(all="ignore"):  # a model may hold values that are not finite
-                outputs = self._product(step) if step.op == "matmul" else self._other(step)
+                outputs = self._run.get(step.op, self._other)(step)
             for name, value in zip(step.outputs, outputs, strict=False):
                 if name:
                     self._values[name] = value
@@ -103,27 +105,59 @@ class _Measurement:
 
     def _product(self, step: Step) -> tuple[Array, ...]:
         x, use = self._values[step.inputs[0]], self._uses[step.inputs[1]]
-        codes, scale = round_to_int8(x)
-        change: Array = codes.astype(np.float32) * scale[:, None] - x
-        n, k = use.shape
-        p: Array = np.empty((len(x), n), np.float32)
-        squares, lost = np.zeros(len(x)), np.zeros(len(x))
-        both = np.concatenate([x, change])  # so that every weight is read once
-        block = max(1, BLOCK_BYTES // (4 * k))
-        for begin in range(0, n, block):
-            weight = self._reader.read_rows(use.tensor, begin, min(begin + block, n)).T
-            products = both @ weight
-            p[:, begin : begin + block] = products[: len(x)]
-            squares += _squares(products[: len(x)])
-            lost += _squares(products[len(x) :])
-        errors = np.where(lost == 0, 0.0, lost / np.where(squares == 0, lost, squares))
-        self.errors[step.name] = float(np.sqrt(errors.mean()))
+        p, errors = self._multiply(x, use, 0, use.shape[0])
+        self._note(step, errors)
         others = [
             None if not name else self._table(step, name) if name in self._uses else self._values[name]
             for name in step.inputs[2:]
         ]
         call = Call(inputs=[x, None, *others], attrs=step.attrs, batch=self._batch, kv=self._kv)
         return (epilogue(call, p),)
+
+    def _gate_up(self, step: Step) -> tuple[Array, ...]:
+        """Of the op moe_gate_up, expert by expert."""
+        x, ids, use = self._values[step.inputs[0]], self._values[step.inputs[1]], self._uses[step.inputs[2]]
+        half, errors = use.shape[1] // 2, []
+        y: Array = np.zeros((*ids.shape, half), np.float32)
+        for expert in np.unique(ids).astype(int).tolist():
+            rows, slots = np.nonzero(ids == expert)
+            p, error = self._multiply(x[rows], use, expert * use.shape[1], use.shape[1])
+            y[rows, slots] = ACTIVATIONS[str(step.attrs["activation"])](p[:, :half]) * p[:, half:]
+            errors.append(error)
+        self._note(step, np.concatenate(errors))
+        return (y.reshape(len(ids), -1),)
+
+    def _down(self, step: Step) -> tuple[Array, ...]:
+        """Of the op moe_down, expert by expert."""
+        x, ids, weights = (self._values[name] for name in step.inputs[:3])
+        use, errors = self._uses[step.inputs[3]], []
+        each = x.reshape(*ids.shape, use.shape[2])
+        y: Array = np.zeros((len(ids), use.shape[1]), np.float32)
+        for expert in np.unique(ids).astype(int).tolist():
+            rows, slots = np.nonzero(ids == expert)  # a row takes an expert once
+            p, error = self._multiply(each[rows, slots], use, expert * use.shape[1], use.shape[1])
+            y[rows] += weights[rows, slots, None] * p
+            errors.append(error)
+        self._note(step, np.concatenate(errors))
+        return (y,)
+
+    def _multiply(self, x: Array, use: WeightUse, first: int, n: int) -> tuple[Array, npt.NDArray[np.float64]]:
+        """(x @ W.T, squared relative error of each row of it with int8 inputs), W: n rows of a weight from `first`."""
+        codes, scale = round_to_int8(x)
+        change: Array = codes.astype(np.float32) * scale[:, None] - x
+        both = np.concatenate([x, change])  # so that every weight is read once
+        p: Array = np.empty((len(x), n), np.float32)
+        squares, lost = np.zeros(len(x)), np.zeros(len(x))
+        block = max(1, BLOCK_BYTES // (4 * use.shape[-1]))
+        for begin in range(0, n, block):
+            products = both @ self._reader.read_rows(use.tensor, first + begin, first + min(begin + block, n)).T
+            p[:, begin : begin + block] = products[: len(x)]
+            squares += _squares(products[: len(x)])
+            lost += _squares(products[len(x) :])
+        return p, np.where(lost == 0, 0.0, lost / np.where(squares == 0, lost, squares))
+
+    def _note(self, step: Step, errors: npt.NDArray[np.float64]) -> None:
+        self.errors[step.name] = float(np.sqrt(errors.mean()))
 
 
 def _squares(rows: Array) -> npt.NDArray[np.float64]:

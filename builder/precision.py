@@ -5,6 +5,8 @@ import fnmatch
 from collections import Counter
 from collections.abc import Sequence
 
+import onnx_graphsurgeon as gs
+
 from ingot.builder.expressions import stored_dtypes
 from ingot.builder.graph import Graph, ours
 from ingot.configs.build import BuildConfig
@@ -14,7 +16,7 @@ from ingot.errors import UsageError
 from ingot.plugins.target import Target
 
 LM_HEAD = "lm_head"
-EXPERTS = ("MoeGateUp", "MoeDown")
+PRODUCTS = ("Matmul", "MoeGateUp", "MoeDown")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +30,11 @@ class ProductChoice:
 def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[str]) -> Precision:
     """auto: what most of the weights are stored in; bf16, else f32, where the target has no product of that type."""
     if config.precision != "auto":
-        return _of_experts_too(Precision.parse(config.precision), graph)
+        return Precision.parse(config.precision)
     stored: Counter[DType] = Counter()
     for node in graph.nodes:
-        if ours(node, "Matmul", "Embedding", *EXPERTS):
-            for dtype, nbytes in stored_dtypes(node.inputs[-1 if ours(node, *EXPERTS) else 1]):
+        if ours(node, *PRODUCTS, "Embedding"):
+            for dtype, nbytes in stored_dtypes(product_weight(node)):
                 stored[dtype] += nbytes
     most = stored.most_common(1)[0][0]
     offered = {name.split(".")[1] for name in target.kernels() if name.startswith("matmul.")}
@@ -42,18 +44,34 @@ def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[s
     return Precision(dtype=chosen)
 
 
-def _of_experts_too(main: Precision, graph: Graph) -> Precision:
-    if main.dtype.is_quantised and any(ours(node, *EXPERTS) for node in graph.nodes):
-        raise UsageError(
-            "the weights of experts cannot be quantised yet", where="--precision", expected="f32 or bf16",
-            got=str(main), hint="build the model with --precision bf16",
-        )  # fmt: skip
-    return main
+def product_weight(node: gs.Node) -> gs.Tensor:
+    """The matrix of a product [N, K], of all its experts [experts, N, K], or of a table."""
+    return node.inputs[1] if ours(node, "Matmul", "Embedding") else node.inputs[-1]
 
 
 def table_dtype(main: Precision) -> DType:
     """Of token and position tables: rows of w8 in every quantised engine."""
     return DType.W8 if main.dtype.is_quantised else main.dtype
+
+
+def choose_routers(main: Precision, graph: Graph) -> dict[str, ProductChoice]:
+    """Choice by router, which is never quantised: it has few weights, and an error in them may choose other experts."""
+    return {
+        node.name: ProductChoice(precision=_unquantised(node) if main.dtype.is_quantised else main, activations="bf16")
+        for node in products_of(graph)
+        if any(ours(user, "MoeRoute") for user in node.outputs[0].outputs)
+    }
+
+
+def products_of(graph: Graph) -> list[gs.Node]:
+    """In the order of the graph."""
+    return [node for node in graph.nodes if ours(node, *PRODUCTS)]
+
+
+def _unquantised(node: gs.Node) -> Precision:
+    """bf16 where the weight is stored so, else f32, which holds every other value too."""
+    stored = {dtype for dtype, _ in stored_dtypes(product_weight(node))}
+    return Precision(dtype=DType.BF16 if stored == {DType.BF16} else DType.F32)
 
 
 def choose_products(config: BuildConfig, main: Precision, products: Sequence[str]) -> dict[str, ProductChoice]:

@@ -20,7 +20,7 @@ from ingot.builder.lower import Lowering, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.pack import WeightUse
 from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
-from ingot.builder.precision import ProductChoice
+from ingot.builder.precision import ProductChoice, products_of
 from ingot.checkpoint import Checkpoint
 from ingot.dtypes import DType, Precision
 from ingot.plan import KvLayout, Limits, Plan
@@ -62,7 +62,7 @@ def open_source(directory: Path, limits: Limits, tokens_per_block: int) -> Itera
         require_plugins(graph, run_passes(graph, structure_passes()))
         name_nodes(graph)
         choice = ProductChoice(precision=Precision(dtype=DType.F32), activations="bf16")
-        products = {node.name: choice for node in graph.plugins("Matmul")}
+        products = {node.name: choice for node in products_of(graph)}
         run_passes(graph, target_passes(find_target("ref"), products=products, tables=DType.F32, kv=DType.F32))
         shape, lowering = read_shape(graph), Lowering(graph)
         for use in lowering.uses:

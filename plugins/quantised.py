@@ -8,6 +8,7 @@ multiplies once by the row's scale, whatever the precision.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ MAX_K = 131_000  # 127 * 128 * MAX_K still fits the int32 that adds up q * a
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class QuantisedRows:
-    """Rows [N, K] of a weight.
+    """Rows [N, K] of a weight; of experts [experts, N, K], and so everything else.
 
     scale        float32 [N]
     codes        int8 [N, K]
@@ -42,17 +43,26 @@ class QuantisedRows:
         """q, int8 [N, K]."""
         if self.multipliers is None:
             return self.codes
-        return self.codes * np.repeat(self.multipliers, self.group, axis=1)[:, : self.codes.shape[1]]
+        return self.codes * np.repeat(self.multipliers, self.group, axis=-1)[..., : self.codes.shape[-1]]
 
     @property
     def values(self) -> Float32:
         """What the rows stand for: scale * q, float32 [N, K]."""
-        return self.integers.astype(np.float32) * self.scale[:, None]
+        return self.integers.astype(np.float32) * self.scale[..., None]
 
-    def take(self, rows: npt.NDArray[np.integer]) -> "QuantisedRows":
-        """The rows of these numbers."""
+    def take(self, rows: npt.NDArray[np.integer] | int) -> "QuantisedRows":
+        """The rows of these numbers; the matrix of the expert of this number."""
         multipliers = None if self.multipliers is None else self.multipliers[rows]
         return dataclasses.replace(self, scale=self.scale[rows], codes=self.codes[rows], multipliers=multipliers)
+
+
+def stacked(experts: Sequence[QuantisedRows]) -> QuantisedRows:
+    """Matrices of one shape as one weight [experts, N, K]."""
+    multipliers = [each.multipliers for each in experts if each.multipliers is not None]
+    return QuantisedRows(
+        scale=np.stack([each.scale for each in experts]), codes=np.stack([each.codes for each in experts]),
+        multipliers=np.stack(multipliers) if multipliers else None, group=experts[0].group,
+    )  # fmt: skip
 
 
 def round_to_int8(x: Float32) -> tuple[Int8, Float32]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ingot.builder.graph import Graph, ours, weight_shape
 from ingot.builder.passes.base import PassReport, Sweep
-from ingot.builder.precision import EXPERTS, ProductChoice
+from ingot.builder.precision import PRODUCTS, ProductChoice, product_weight
 from ingot.dtypes import DType
 from ingot.errors import BuildError
 from ingot.plugins.quantised import MAX_K
@@ -29,14 +29,12 @@ class SetPrecision:
     def _apply(self, graph: Graph) -> int:
         fired = 0
         for node in graph.nodes:
-            if ours(node, "Matmul"):
+            if ours(node, *PRODUCTS):
                 choice = self.products[node.name]
                 dtype = choice.precision.dtype.value
                 rounded = choice.activations if choice.activations == "int8" else self.target.activations(dtype)
-                _check_depth(node.name, weight_shape(node.inputs[1])[1], rounded)
+                _check_depth(node.name, weight_shape(product_weight(node))[-1], rounded)
                 node.attrs |= {"dtype": dtype, "group": choice.precision.group, "activations": rounded}
-            elif ours(node, *EXPERTS):
-                node.attrs |= {"dtype": self.tables.value, "activations": self.target.activations(self.tables.value)}
             elif ours(node, "Embedding"):
                 node.attrs["dtype"] = self.tables.value
             elif ours(node, "PagedAttention"):

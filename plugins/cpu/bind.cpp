@@ -214,6 +214,7 @@ class Binder {
   void bind_paged_attention(BoundStep& bound);
   void bind_moe_route(BoundStep& bound);
   void bind_moe_matmul(BoundStep& bound);
+  const WeightSpec* product_weight(const std::string& name, size_t dimensions, bool gated) const;
   std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const;
   int64_t attr_group(const std::string& dtype) const;
   std::array<int32_t, 4> attr_tactics() const;
@@ -228,6 +229,23 @@ class Binder {
   const StepSpec* step_ = nullptr;
   const Kernel* kernel_ = nullptr;
 };
+
+// The packed weight of a product, [N, K] or [experts, N, K], in the types that the kernel and the step name.
+const WeightSpec* Binder::product_weight(const std::string& name, size_t dimensions, bool gated) const {
+  const WeightSpec* weight = find_weight(name);
+  const std::string& dtype = weight->dtype;
+  const std::string rounded = attr_word("activations"), taken(kernel_->dtype());
+  check(taken == dtype + (rounded == "int8" ? "a8" : ""), std::string("kernel ") + kernel_->name + " does not take " + dtype + " weights with " + rounded + " activations");
+  check(rounded == "int8" || rounded == (kernel_->isa().starts_with("amx") ? "bf16" : "f32"),
+        std::string("kernel ") + kernel_->name + " does not take " + rounded + " activations");
+  const int64_t group = attr_group(dtype);
+  const std::string layout = "panel16." + dtype + (group ? "g" + std::to_string(group) : "") + (gated ? ".gated" : "");
+  check(weight->layout == layout && weight->shape.size() == dimensions,
+        "weight " + name + " must be " + (dimensions == 2 ? "[N, K]" : "[experts, N, K]") + " of layout " + layout);
+  check(rounded != "int8" || weight->shape.back() <= kMaxInt8K, "K = " + std::to_string(weight->shape.back()) + " is too long for int8 activations");
+  check(!gated || weight->shape[dimensions - 2] % 2 == 0, "a gated product needs an even number of weight rows");
+  return weight;
+}
 
 // The weight's pieces, which must hold panels 0 .. num_panels-1 (of every expert) in order and lie inside the weights
 // section. panel_bytes: of all experts together.
@@ -267,19 +285,9 @@ void Binder::bind_matmul(BoundStep& bound) {
   const bool tuned = step_->attrs.contains("tactics");
   check_form(4, 1, tuned ? 5 : 4);
   if (tuned) bound.tactics = attr_tactics();
-  const WeightSpec* weight = find_weight(step_->inputs[1]);
-  const std::string& dtype = weight->dtype;
-  const std::string rounded = attr_word("activations"), taken(kernel_->dtype());
-  check(taken == dtype + (rounded == "int8" ? "a8" : ""), std::string("kernel ") + kernel_->name + " does not take " + dtype + " weights with " + rounded + " activations");
-  check(rounded == "int8" || rounded == (kernel_->isa().starts_with("amx") ? "bf16" : "f32"),
-        std::string("kernel ") + kernel_->name + " does not take " + rounded + " activations");
   const bool gated = attr_int("gated", 0, 1) == 1;
-  const int64_t group = attr_group(dtype);
-  const std::string layout = "panel16." + dtype + (group ? "g" + std::to_string(group) : "") + (gated ? ".gated" : "");
-  check(weight->layout == layout && weight->shape.size() == 2, "weight " + weight->name + " must be [N, K] of layout " + layout);
-  const int64_t n = weight->shape[0], k = weight->shape[1];
-  check(rounded != "int8" || k <= kMaxInt8K, "K = " + std::to_string(k) + " is too long for int8 activations");
-  check(!gated || n % 2 == 0, "a gated product needs an even number of weight rows");
+  const WeightSpec* weight = product_weight(step_->inputs[1], 2, gated);
+  const int64_t n = weight->shape[0], k = weight->shape[1], group = attr_group(weight->dtype);
   const int64_t out = gated ? n / 2 : n;
   const int64_t num_panels = gated ? 2 * round_up(n / 2, kPanel) / kPanel : round_up(n, kPanel) / kPanel;
   const BufferSpec* x = buffer(step_->inputs[0], k);
@@ -289,7 +297,7 @@ void Binder::bind_matmul(BoundStep& bound) {
   same_rows(x, residual);
   apart(y, x, false);
   apart(y, residual, true);
-  bound.pieces = panels(weight, num_panels, panel_bytes_of(dtype, k, group), gated);
+  bound.pieces = panels(weight, num_panels, panel_bytes_of(weight->dtype, k, group), gated);
   bound.counts_logits = x->rows == "logits";
   bound.args = MatmulArgs{.x = at(x), .pieces = bound.pieces.data(), .num_pieces = static_cast<int64_t>(bound.pieces.size()),
                           .num_panels = num_panels, .bias = vector(step_->inputs[2], n), .residual = at(residual), .y = at(y),
@@ -445,15 +453,9 @@ void Binder::bind_moe_route(BoundStep& bound) {
 
 void Binder::bind_moe_matmul(BoundStep& bound) {
   const bool gated = step_->op == "moe_gate_up";
-  check_form(gated ? 3 : 4, 1, gated ? 2 : 1);
-  const WeightSpec* weight = find_weight(step_->inputs.back());
-  const std::string& dtype = weight->dtype;
-  check(dtype == kernel_->dtype(), std::string("kernel ") + kernel_->name + " does not take " + dtype + " weights");
-  check(attr_word("activations") == (kernel_->isa().starts_with("amx") && dtype == "bf16" ? "bf16" : "f32"),
-        std::string("kernel ") + kernel_->name + " does not take " + attr_word("activations") + " activations");
-  const std::string layout = "panel16." + dtype + (gated ? ".gated" : "");
-  check(weight->layout == layout && weight->shape.size() == 3, "weight " + weight->name + " must be [experts, N, K] of layout " + layout);
-  check(!gated || weight->shape[1] % 2 == 0, "a gated product needs an even number of weight rows");
+  check_form(gated ? 3 : 4, 1, gated ? 3 : 2);
+  const WeightSpec* weight = product_weight(step_->inputs.back(), 3, gated);
+  const int64_t group = attr_group(weight->dtype);
   const int64_t experts = weight->shape[0], n = weight->shape[1], k = weight->shape[2];
   const BufferSpec* ids = find_buffer(step_->inputs[1]);
   const int64_t slots = ids->cols;
@@ -466,10 +468,10 @@ void Binder::bind_moe_matmul(BoundStep& bound) {
   bound.counts_logits = ids->rows == "logits";
   for (const BufferSpec* input : {x, ids, weights}) apart(y, input, false);
   const int64_t num_panels = gated ? 2 * round_up(n / 2, kPanel) / kPanel : round_up(n, kPanel) / kPanel;
-  bound.pieces = panels(weight, num_panels, product(experts, panel_bytes_of(dtype, k, 0)), gated);
+  bound.pieces = panels(weight, num_panels, product(experts, panel_bytes_of(weight->dtype, k, group)), gated);
   bound.args = MoeMatmulArgs{.x = at(x), .ids = at(ids), .weights = at(weights), .pieces = bound.pieces.data(),
                              .num_panels = num_panels, .y = at(y), .rows = 0, .slots = slots, .experts = experts, .n = n,
-                             .k = k, .activation = gated ? attr_activation() : Activation::kNone};
+                             .k = k, .group = group, .activation = gated ? attr_activation() : Activation::kNone};
 }
 
 void check_weight(const WeightSpec& weight, int64_t weight_bytes) {

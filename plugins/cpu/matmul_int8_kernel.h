@@ -262,35 +262,28 @@ inline size_t matmul_int8_scratch(const void* args) {
 }
 
 template <typename I, typename Products>
-void round_rows(const MatmulArgs& args, const RoundedRows& to, const Team& team) {
-  const Team::Range mine = team.share(args.rows);
-  for (int64_t row = mine.begin; row < mine.end; ++row) {
-    int8_t* codes = to.codes(row);
-    const RoundedRow rounded =
-        round_row<I>(args.x + row * args.k, args.k, to.padded_k(), [codes](int64_t k) { return codes + k; });
-    to.scales()[row] = rounded.scale;
-    to.starts()[row] = rounded.sum * Products::kStart;
-    Products::start_runs(codes, to.padded_k(), to.runs(row));
-  }
+void round_to(const RoundedRows& to, int64_t row, const float* x) {
+  int8_t* codes = to.codes(row);
+  const RoundedRow rounded = round_row<I>(x, to.k, to.padded_k(), [codes](int64_t k) { return codes + k; });
+  to.scales()[row] = rounded.scale;
+  to.starts()[row] = rounded.sum * Products::kStart;
+  Products::start_runs(codes, to.padded_k(), to.runs(row));
 }
 
-// Rows [row, row + rows) of panels [panel, panel + panels), a part of K after another. scratch: sums, then unpacked parts.
-template <typename I, typename Format, typename Products>
-void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows& x, int64_t row, int64_t rows,
-                int64_t panel, int64_t panels, std::byte* scratch) {
-  int32_t* const sums = reinterpret_cast<int32_t*>(scratch);
-  std::byte* const unpacked = scratch + rows * panels * kPanel * static_cast<int64_t>(sizeof(int32_t));
-  const int64_t stride = rows * kPanel, tiles = ceil_div(rows, Products::kRows), bytes = format.panel_bytes();
-  const int group_bits = std::countr_zero(static_cast<uint64_t>(args.group));
-  for (int64_t k = 0; k < args.k; k += Products::kPart) {
-    const int64_t part = std::min(Products::kPart, args.k - k);
+// Sums of rows [row, row + rows) of some panels, a part of K after another, to [panel][row][16]. at(panel): where it lies.
+template <typename Format, typename Products, typename PanelAt>
+void int8_sums(const Format& format, const RoundedRows& x, int64_t row, int64_t rows, int64_t panels, const PanelAt& at,
+               int32_t* sums, std::byte* unpacked) {
+  const int64_t stride = rows * kPanel, tiles = ceil_div(rows, Products::kRows);
+  const int group_bits = std::countr_zero(static_cast<uint64_t>(format.group));
+  for (int64_t k = 0; k < x.k; k += Products::kPart) {
+    const int64_t part = std::min(Products::kPart, x.k - k);
     for (int64_t p = 0, step; p < panels; p += step) {
       step = panels - p >= Products::kPanels ? Products::kPanels : 1;
       const std::byte* lines[Products::kPanels];
       for (int64_t i = 0; i < step; ++i)
-        lines[i] = Products::lines(format, panel_at(args, panel + p + i, bytes), k, part,
-                                   unpacked + i * Products::kUnpackedBytes);
-      const int8_t* multipliers = Products::multipliers(format, panel_at(args, panel + p, bytes), k);
+        lines[i] = Products::lines(format, at(p + i), k, part, unpacked + i * Products::kUnpackedBytes);
+      const int8_t* multipliers = Products::multipliers(format, at(p), k);
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles, first = row + r;
         const Int8Tile tile{x.codes(first) + k, x.stride(), k == 0 ? x.starts() + first : nullptr,
@@ -300,6 +293,17 @@ void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows&
       }
     }
   }
+}
+
+// Rows [row, row + rows) of panels [panel, panel + panels). scratch: sums, then unpacked parts.
+template <typename I, typename Format, typename Products>
+void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows& x, int64_t row, int64_t rows,
+                int64_t panel, int64_t panels, std::byte* scratch) {
+  int32_t* const sums = reinterpret_cast<int32_t*>(scratch);
+  const int64_t stride = rows * kPanel, bytes = format.panel_bytes();
+  int8_sums<Format, Products>(format, x, row, rows, panels,
+                              [&](int64_t p) { return panel_at(args, panel + p, bytes); }, sums,
+                              scratch + panels * stride * static_cast<int64_t>(sizeof(int32_t)));
   const Int8Sums<I> scaled{{args, bytes}, x.scales()};
   epilogue<I>(args, row, rows, panel, panels, static_cast<const int32_t*>(sums), stride, scaled);
 }
@@ -311,7 +315,8 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
   const BlockLimits limits = block_limits(args, Products::kRows, 96 / Products::kRows * Products::kRows, 32);
   const Format format(args);
   const RoundedRows x{args.rows, args.k, team.shared};
-  round_rows<I, Products>(args, x, team);
+  const Team::Range mine = team.share(args.rows);
+  for (int64_t row = mine.begin; row < mine.end; ++row) round_to<I, Products>(x, row, args.x + row * args.k);
   team.barrier();
   const int64_t num_sums = limits.rows * limits.panels * kPanel;
   std::byte* const scratch = team.scratch(static_cast<size_t>(num_sums) * sizeof(int32_t) +

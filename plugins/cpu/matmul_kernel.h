@@ -59,10 +59,12 @@ template <typename Panel>
 struct FloatWeight {
   using Stream = Panel;
   using Blocked = Panel;
+  static constexpr bool kScaled = false;  // whether panels begin with scales
   static constexpr int64_t kStreamPart = INT64_MAX, kStreamBytes = 0, kBlockedBytes = 0;
   int64_t k;
 
-  explicit FloatWeight(const MatmulArgs& args) : k(args.k) {}
+  template <typename Args>
+  explicit FloatWeight(const Args& args) : k(args.k) {}
   int64_t panel_bytes() const { return Panel::bytes(k); }
   const std::byte* stream_lines(const std::byte* panel, int64_t, int64_t, std::byte*) const { return panel; }
   const std::byte* blocked_lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const {
@@ -79,13 +81,15 @@ template <typename I, typename Format>
 struct WidenedWeight {
   using Stream = PanelInt8;
   using Blocked = PanelF32;
+  static constexpr bool kScaled = true;
   // bytes of scratch for a part of one panel
   static constexpr int64_t kBlockedK = 256, kBlockedBytes = kBlockedK * kLineBytes;
   static constexpr int64_t kStreamPart = Format::kTiles == 1 ? INT64_MAX : kBlockedK;
   static constexpr int64_t kStreamBytes = Format::kTiles == 1 ? 0 : kBlockedK * kPanel;
   Format format;
 
-  explicit WidenedWeight(const MatmulArgs& args) : format(args) {}
+  template <typename Args>
+  explicit WidenedWeight(const Args& args) : format(args) {}
   int64_t panel_bytes() const { return format.panel_bytes(); }
   const std::byte* stream_lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
     return format.template tiles<I>(panel, at / kTileK, tiles_of(part), to);

@@ -40,21 +40,23 @@ struct Bf16Rows {
   static constexpr int64_t kStepK = 32;
   PackedRows packed;
 
-  explicit Bf16Rows(const MatmulArgs& args, std::byte* shared) : packed{args.rows, args.k, kStepK, shared} {}
-  static size_t bytes(const MatmulArgs& args) { return static_cast<size_t>(PackedRows{args.rows, args.k, kStepK, nullptr}.bytes()); }
+  Bf16Rows(int64_t rows, int64_t k, std::byte* memory) : packed{rows, k, kStepK, memory} {}
+  static size_t bytes(int64_t rows, int64_t k) {
+    return static_cast<size_t>(PackedRows{rows, k, kStepK, nullptr}.bytes());
+  }
 
-  void pack(const MatmulArgs& args, const Team& team) const {
-    const Team::Range mine = team.share(packed.row_tiles() * packed.steps());
-    for (int64_t i = mine.begin; i < mine.end; ++i) {
-      const int64_t tile = i / packed.steps(), step = i % packed.steps();
-      auto* to = reinterpret_cast<uint16_t*>(packed.tile(tile, step));
-      for (int64_t r = 0; r < packed.tile_rows(); ++r)
-        for (int64_t c = 0; c < kStepK; c += S::kWidth, to += S::kWidth) {
-          const int64_t row = tile * kTileRows + r, k = step * kStepK + c;
-          const int64_t left = row < args.rows ? std::clamp<int64_t>(args.k - k, 0, S::kWidth) : 0;
-          S::store_bf16(to, left > 0 ? S::load_partial(args.x + row * args.k + k, left) : S::zero());
-        }
-    }
+  // The work of packing is cut into items. row_at(row): a row of x.
+  int64_t items() const { return packed.row_tiles() * packed.steps(); }
+  template <typename RowAt>
+  void pack(int64_t item, const RowAt& row_at) const {
+    const int64_t tile = item / packed.steps(), step = item % packed.steps();
+    auto* to = reinterpret_cast<uint16_t*>(packed.tile(tile, step));
+    for (int64_t r = 0; r < packed.tile_rows(); ++r)
+      for (int64_t c = 0; c < kStepK; c += S::kWidth, to += S::kWidth) {
+        const int64_t row = tile * kTileRows + r, k = step * kStepK + c;
+        const int64_t left = row < packed.rows ? std::clamp<int64_t>(packed.k - k, 0, S::kWidth) : 0;
+        S::store_bf16(to, left > 0 ? S::load_partial(row_at(row) + k, left) : S::zero());
+      }
   }
 
   template <typename Weight>
@@ -76,23 +78,22 @@ struct Int8Rows {
   PackedRows packed;
 
   static int64_t scale_bytes(int64_t rows) { return ceil_div(rows * 4, kLineBytes) * kLineBytes; }
-  explicit Int8Rows(const MatmulArgs& args, std::byte* shared)
-      : scales(reinterpret_cast<float*>(shared)), packed{args.rows, args.k, kStepK, shared + scale_bytes(args.rows)} {}
-  static size_t bytes(const MatmulArgs& args) {
-    return static_cast<size_t>(scale_bytes(args.rows) + PackedRows{args.rows, args.k, kStepK, nullptr}.bytes());
+  Int8Rows(int64_t rows, int64_t k, std::byte* memory)
+      : scales(reinterpret_cast<float*>(memory)), packed{rows, k, kStepK, memory + scale_bytes(rows)} {}
+  static size_t bytes(int64_t rows, int64_t k) {
+    return static_cast<size_t>(scale_bytes(rows) + PackedRows{rows, k, kStepK, nullptr}.bytes());
   }
 
-  void pack(const MatmulArgs& args, const Team& team) const {
-    const Team::Range mine = team.share(packed.row_tiles() * packed.tile_rows());
-    for (int64_t row = mine.begin; row < mine.end; ++row) {
-      const auto place = [this, row](int64_t k) {
-        return reinterpret_cast<int8_t*>(packed.tile(row / kTileRows, k / kStepK) + row % kTileRows * kLineBytes);
-      };
-      if (row < args.rows) {
-        scales[row] = round_row<S>(args.x + row * args.k, args.k, packed.steps() * kStepK, place).scale;
-      } else {
-        for (int64_t k = 0; k < args.k; k += kStepK) std::fill_n(place(k), kStepK, int8_t{0});
-      }
+  int64_t items() const { return packed.row_tiles() * packed.tile_rows(); }
+  template <typename RowAt>
+  void pack(int64_t row, const RowAt& row_at) const {
+    const auto place = [this, row](int64_t k) {
+      return reinterpret_cast<int8_t*>(packed.tile(row / kTileRows, k / kStepK) + row % kTileRows * kLineBytes);
+    };
+    if (row < packed.rows) {
+      scales[row] = round_row<S>(row_at(row), packed.k, packed.steps() * kStepK, place).scale;
+    } else {
+      for (int64_t k = 0; k < packed.k; k += kStepK) std::fill_n(place(k), kStepK, int8_t{0});
     }
   }
 
@@ -109,10 +110,11 @@ struct Int8Rows {
 // How a weight comes to its tiles: kTiles of them from each KiB that is stored, by unpack where that is not the tile itself.
 struct Bf16Tiles {
   static constexpr int64_t kTiles = 1;
-  static constexpr bool kInPlace = true;
+  static constexpr bool kInPlace = true, kScaled = false;  // whether panels begin with scales
   int64_t k;
 
-  explicit Bf16Tiles(const MatmulArgs& args) : k(args.k) {}
+  template <typename Args>
+  explicit Bf16Tiles(const Args& args) : k(args.k) {}
   int64_t panel_bytes() const { return ceil_div(k, 32) * kTileBytes; }
   int64_t data_offset() const { return 0; }
   template <typename S>
@@ -123,7 +125,7 @@ struct Bf16Tiles {
 
 template <typename I, typename Format>
 struct Int8Tiles : Format {
-  static constexpr bool kInPlace = Format::kTiles == 1;
+  static constexpr bool kInPlace = Format::kTiles == 1, kScaled = true;
 
   using Format::Format;
   void unpack(const std::byte* panel, int64_t unit, std::byte* to) const {
@@ -135,7 +137,7 @@ struct Int8Tiles : Format {
 template <typename I, typename Format>
 struct NarrowedTiles : Format {
   static constexpr int64_t kTiles = 2 * Format::kTiles;
-  static constexpr bool kInPlace = false;
+  static constexpr bool kInPlace = false, kScaled = true;
 
   using Format::Format;
   void unpack(const std::byte* panel, int64_t unit, std::byte* to) const {
@@ -334,8 +336,9 @@ void blocked_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
 
 template <typename S, typename Tiles, typename Rows, typename Weight>
 void matmul_tiles(const MatmulArgs& args, const Team& team) {
-  const Rows x(args, team.shared);
-  x.pack(args, team);
+  const Rows x(args.rows, args.k, team.shared);
+  const Team::Range mine = team.share(x.items());
+  for (int64_t i = mine.begin; i < mine.end; ++i) x.pack(i, [&args](int64_t row) { return args.x + row * args.k; });
   team.barrier();
   if (passes_over_panels(args, kTileRows)) {
     stream_tiles<S, Tiles, Rows, Weight, 1>(args, x, team);
@@ -349,9 +352,8 @@ void matmul_tiles(const MatmulArgs& args, const Team& team) {
 // Rows as bf16: fewer never need more than a tile of them.
 template <typename Rows>
 size_t matmul_tiles_scratch(const void* args) {
-  MatmulArgs full = *static_cast<const MatmulArgs*>(args);
-  full.rows = ceil_div(full.rows, kTileRows) * kTileRows;
-  return Rows::bytes(full);
+  const auto& matmul = *static_cast<const MatmulArgs*>(args);
+  return Rows::bytes(ceil_div(matmul.rows, kTileRows) * kTileRows, matmul.k);
 }
 
 // Rows as int8: the fewest go the way of machines without tiles, where a weight is read but not copied into tiles.

@@ -2,8 +2,8 @@
 #include "simd_avx2.h"
 
 namespace ingot {
-using F32 = VectorProduct<SimdAvx2, PanelF32>;
-using Bf16 = VectorProduct<SimdAvx2, PanelBf16>;
+using F32 = VectorProduct<SimdAvx2, FloatWeight<PanelF32>>;
+using Bf16 = VectorProduct<SimdAvx2, FloatWeight<PanelBf16>>;
 }  // namespace ingot
 
 INGOT_KERNEL("moe_gate_up.f32.avx2", MoeMatmulArgs, (ingot::moe_gate_up<ingot::SimdAvx2, ingot::F32>))

@@ -2,8 +2,8 @@
 #include "simd_avx512.h"
 
 namespace ingot {
-using F32 = VectorProduct<SimdAvx512, PanelF32>;
-using Bf16 = VectorProduct<SimdAvx512, PanelBf16>;
+using F32 = VectorProduct<SimdAvx512, FloatWeight<PanelF32>>;
+using Bf16 = VectorProduct<SimdAvx512, FloatWeight<PanelBf16>>;
 }  // namespace ingot
 
 INGOT_KERNEL("moe_gate_up.f32.avx512", MoeMatmulArgs, (ingot::moe_gate_up<ingot::SimdAvx512, ingot::F32>))

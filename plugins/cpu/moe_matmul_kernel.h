@@ -12,22 +12,25 @@
 namespace ingot {
 namespace {
 
-template <typename S, typename Panel>
+template <typename S, typename Weight>
 class VectorProduct {
-  using T = Tiles<S, Panel>;
-  static constexpr int64_t kPartBytes = 256 * kLineBytes, kPart = 256 * Panel::kPerLine;  // of a panel; k
+  using Few = Tiles<S, typename Weight::Stream>;
+  using Many = Tiles<S, typename Weight::Blocked>;
+  static constexpr int64_t kPart = 256 * Weight::Blocked::kPerLine;  // k
 
  public:
-  static constexpr int64_t kFewRows = T::kRows, kMaxRows = 96 / T::kRows * T::kRows, kMaxPanels = 32;
+  static constexpr int64_t kFewRows = Few::kRows, kMaxRows = 96 / Many::kRows * Many::kRows, kMaxPanels = 32;
 
-  static int64_t panel_bytes(int64_t k) { return Panel::bytes(k); }
-  static size_t scratch(int64_t k) {
-    const int64_t x = std::max(kMaxRows * kPart, kFewRows * k);
-    return static_cast<size_t>(kMaxPanels * kPanel * kMaxRows + x) * sizeof(float);
+  static size_t scratch(const MoeMatmulArgs& args) {
+    const int64_t x = std::max(kMaxRows * kPart, kFewRows * args.k);
+    return static_cast<size_t>(kMaxPanels * kPanel * kMaxRows + x) * sizeof(float) + kLinesBytes;
   }
 
-  VectorProduct(std::byte* memory, int64_t k)
-      : k_(k), sums_(reinterpret_cast<float*>(memory)), x_(sums_ + kMaxPanels * kPanel * kMaxRows) {}
+  VectorProduct(const MoeMatmulArgs& args, std::byte* memory)
+      : weight_(args), k_(args.k), lines_(memory), sums_(reinterpret_cast<float*>(memory + kLinesBytes)),
+        x_(sums_ + kMaxPanels * kPanel * kMaxRows) {}
+
+  int64_t panel_bytes() const { return weight_.panel_bytes(); }
 
   void set_rows(const float* const* rows, int64_t count) {
     rows_ = rows;
@@ -38,46 +41,63 @@ class VectorProduct {
       std::memcpy(x_ + r * k_, rows[r], static_cast<size_t>(k_) * sizeof(float));
   }
 
-  void multiply(const std::byte** panels, int64_t count) {
+  void multiply(const std::byte* const* panels, int64_t count) {
     count_ <= kFewRows ? stream(panels, count) : blocked(panels, count);
+    if constexpr (Weight::kScaled) scale_sums<S>(panels, count, count_, sums_, stride(), nullptr);
   }
   const float* sums() const { return sums_; }
   int64_t stride() const { return count_ * kPanel; }
 
  private:
+  static constexpr int64_t kAtOnce = 8;  // panels of a tile, at most
+  static constexpr size_t kLinesBytes =
+      static_cast<size_t>(kAtOnce * std::max(Weight::kStreamBytes, Weight::kBlockedBytes));
+
   // All rows in one tile over the whole K, so that each weight is read once, in order.
   void stream(const std::byte* const* panels, int64_t count) {
-    const int64_t at_once = T::stream_panels(static_cast<int>(count_));
+    const int64_t at_once = Few::stream_panels(static_cast<int>(count_));
     const auto row = static_cast<size_t>(count_ - 1);
     for (int64_t p = 0, step; p < count; p += step) {
       step = count - p >= at_once ? at_once : 1;
-      (step == at_once ? T::kStream : T::kOne)[row](
-          {few_, k_, panels + p, k_, sums_ + p * stride(), stride(), true, 2048});
+      for (int64_t k = 0; k < k_; k += std::min(Weight::kStreamPart, k_)) {
+        const int64_t part = std::min(Weight::kStreamPart, k_ - k);
+        const std::byte* lines[kAtOnce];
+        for (int64_t i = 0; i < step; ++i)
+          lines[i] = weight_.stream_lines(panels[p + i], k, part, lines_ + i * Weight::kStreamBytes);
+        (step == at_once ? Few::kStream : Few::kOne)[row](
+            {few_ + k, k_, lines, part, sums_ + p * stride(), stride(), k == 0, 2048});
+      }
     }
   }
 
   // Cut along K, so that a panel's part stays in L1 and the rows' part in L2; sums rest in between.
-  void blocked(const std::byte** panels, int64_t count) {
-    const int64_t tiles = ceil_div(count_, T::kRows);
+  void blocked(const std::byte* const* panels, int64_t count) {
+    const int64_t tiles = ceil_div(count_, Many::kRows);
     for (int64_t k = 0; k < k_; k += kPart) {
       const int64_t part = std::min(kPart, k_ - k);
       for (int64_t r = 0; r < count_; ++r)
         std::memcpy(x_ + r * part, rows_[r] + k, static_cast<size_t>(part) * sizeof(float));
       for (int64_t p = 0, step; p < count; p += step) {
-        step = count - p >= T::kPanels ? T::kPanels : 1;
-        const std::byte* next = p + step < count ? panels[p + step] : panels[0] + kPartBytes;  // read it ahead
+        step = count - p >= Many::kPanels ? Many::kPanels : 1;
+        const std::byte* lines[Many::kPanels];
+        for (int64_t i = 0; i < step; ++i)
+          lines[i] = weight_.blocked_lines(panels[p + i], k, part, lines_ + i * Weight::kBlockedBytes);
+        int64_t ahead = 0;  // of lines where they lie: to those of the next panels
+        if (Weight::kBlockedBytes == 0)
+          ahead = (p + step < count ? weight_.blocked_lines(panels[p + step], k, part, nullptr)
+                                    : weight_.blocked_lines(panels[0], k + kPart, part, nullptr)) - lines[0];
         for (int64_t i = 0; i < tiles; ++i) {
           const int64_t r = count_ * i / tiles, end = count_ * (i + 1) / tiles;
-          (step == 1 ? T::kOne : T::kFull)[static_cast<size_t>(end - r - 1)](
-              {x_ + r * part, part, panels + p, part, sums_ + p * stride() + r * kPanel, stride(), k == 0,
-               next - panels[p]});
+          (step == 1 ? Many::kOne : Many::kFull)[static_cast<size_t>(end - r - 1)](
+              {x_ + r * part, part, lines, part, sums_ + p * stride() + r * kPanel, stride(), k == 0, ahead});
         }
       }
-      for (int64_t p = 0; p < count; ++p) panels[p] += kPartBytes;
     }
   }
 
+  Weight weight_;
   int64_t k_, count_ = 0;
+  std::byte* lines_;
   float *sums_, *x_;
   const float* const* rows_ = nullptr;
   const float* few_ = nullptr;

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "activations.h"
 #include "ingot/kernel.h"
 #include "matmul_parts.h"
+#include "quantised.h"
 
 namespace ingot {
 namespace {
@@ -57,6 +59,26 @@ struct ExpertSums {
   int64_t stride;
 };
 
+// Sums of quantised weights, times the scales that their panels begin with. T: float, or int32_t of rows in int8, whose
+// scales they are multiplied with too.
+template <typename S, typename T>
+void scale_sums(const std::byte* const* panels, int64_t count, int64_t rows, T* sums, int64_t stride,
+                const float* row_scales) {
+  for (int64_t p = 0; p < count; ++p) {
+    for (int64_t i = 0; i < kPanel; i += S::kWidth) {
+      const auto scale = S::load(panel_scales(panels[p]) + i);
+      for (int64_t r = 0; r < rows; ++r) {
+        T* at = sums + p * stride + r * kPanel + i;
+        if constexpr (std::is_same_v<T, float>) {
+          S::store(at, S::mul(S::load(at), scale));
+        } else {
+          S::store(reinterpret_cast<float*>(at), S::mul(S::load_int(at), S::mul(S::set1(row_scales[r]), scale)));
+        }
+      }
+    }
+  }
+}
+
 // y of each slot, from gate and up panels that alternate.
 template <typename S>
 void store_gated(const MoeMatmulArgs& args, const ExpertSums& made) {
@@ -94,17 +116,17 @@ void add_weighted(const MoeMatmulArgs& args, const ExpertSums& made) {
 // One thread's part in a step. Product is how sums are made of gathered rows and of panels of some type:
 //   kMaxRows, kMaxPanels      of one call
 //   kFewRows                  a step of so many rows is bound by reading weights
-//   Product(memory, k), scratch(k), panel_bytes(k)
+//   Product(args, memory), scratch(args), panel_bytes()
 //   set_rows(rows, count)     pointers to the rows [k]
-//   multiply(panels, count)   makes their sums: sums(), stride() as in ExpertSums; may move the pointers to the panels
+//   multiply(panels, count)   makes their sums: sums(), stride() as in ExpertSums
 template <typename Product>
 class ExpertProducts {
  public:
   // slots_per_row: how many slots share a row of x.
   ExpertProducts(const MoeMatmulArgs& args, int64_t slots_per_row, const Team& team)
       : args_(args), slots_per_row_(slots_per_row),
-        memory_(team.scratch(SlotLists::bytes(args) + Product::scratch(args.k))), lists_(args, memory_),
-        product_(memory_ + SlotLists::bytes(args), args.k) {}
+        memory_(team.scratch(SlotLists::bytes(args) + Product::scratch(args))), lists_(args, memory_),
+        product_(args, memory_ + SlotLists::bytes(args)) {}
 
   int64_t row_blocks(int64_t expert) const { return ceil_div(lists_.count(expert), Product::kMaxRows); }
 
@@ -121,7 +143,7 @@ class ExpertProducts {
     for (int64_t panels; panel < end; panel += panels) {
       panels = std::min<int64_t>(Product::kMaxPanels, end - panel);
       for (int64_t p = 0; p < panels; ++p)
-        data[p] = expert_panel(args_, expert, panel + p, Product::panel_bytes(args_.k));
+        data[p] = expert_panel(args_, expert, panel + p, product_.panel_bytes());
       product_.multiply(data, panels);
       finish(ExpertSums{slots, count, panel, panels, product_.sums(), product_.stride()});
     }

@@ -24,7 +24,8 @@ struct W8 {
   static constexpr int64_t kTiles = 1;  // of int8 that one KiB holds
   int64_t k, group;
 
-  explicit W8(const MatmulArgs& args) : k(args.k), group(0) {}
+  template <typename Args>
+  explicit W8(const Args& args) : k(args.k), group(0) {}
   int64_t data_offset() const { return kHeaderBytes; }
   int64_t panel_bytes() const { return data_offset() + tiles_of(k) * kTileBytes; }
 
@@ -39,7 +40,8 @@ struct W4 {
   static constexpr int64_t kTiles = 2;
   int64_t k, group;
 
-  explicit W4(const MatmulArgs& args) : k(args.k), group(args.group) {}
+  template <typename Args>
+  explicit W4(const Args& args) : k(args.k), group(args.group) {}
   int64_t blocks() const { return (tiles_of(k) + 1) / 2; }
   int64_t data_offset() const {
     const int64_t groups = (blocks() * 2 * kTileK + group - 1) / group;

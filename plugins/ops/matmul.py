@@ -48,6 +48,11 @@ def product(x: Array, weight: Array | QuantisedRows, activations: str) -> Array:
     return (x.astype(np.float64) @ integers).astype(np.float32) * weight.scale
 
 
+def expert_of(weight: Array | QuantisedRows, expert: int) -> Array | QuantisedRows:
+    """[N, K] of one expert of a weight [experts, N, K]."""
+    return weight[expert] if isinstance(weight, np.ndarray) else weight.take(expert)
+
+
 OP = Op(
     name="matmul",
     inputs=("x", "weight", "bias?", "residual?"),  # [rows, K], [N, K] packed, [N], [rows, out]

@@ -2,24 +2,23 @@
 
 import numpy as np
 
-from ingot.dtypes import round_to_bf16
 from ingot.plugins.op import Array, Call, Op
+from ingot.plugins.ops.matmul import expert_of, product
 
 
 def reference(call: Call) -> tuple[Array, ...]:
     """y[r] = sum of weights[r, slot] * (x[r, slot] @ weight[ids[r, slot]].T), added up in the order of the experts
 
-    activations "bf16" rounds x to bf16 before the product (what AMX tiles take); sums are float32 or wider.
+    activations round the inputs of each slot, as of the op matmul.
     """
-    x, ids, weights, weight = (call.required(index) for index in range(4))
-    x = round_to_bf16(x) if call.attrs["activations"] == "bf16" else x
+    (x, ids, weights), weight = (call.required(index) for index in range(3)), call.weight(3)
     each = x.reshape(*ids.shape, weight.shape[2])
     y = np.zeros((len(ids), weight.shape[1]), np.float32)
     for expert in np.unique(ids).astype(np.int64):
         for slot in range(ids.shape[1]):
             rows = np.nonzero(ids[:, slot] == expert)[0]
-            product = (each[rows, slot].astype(np.float64) @ weight[expert].astype(np.float64).T).astype(np.float32)
-            y[rows] += weights[rows, slot, None] * product
+            p = product(each[rows, slot], expert_of(weight, int(expert)), str(call.attrs["activations"]))
+            y[rows] += weights[rows, slot, None] * p
     return (y,)
 
 
@@ -27,7 +26,7 @@ OP = Op(
     name="moe_down",
     inputs=("x", "ids", "weights", "weight"),  # [rows, slots * K], [rows, slots] twice, [experts, N, K] packed
     outputs=("y",),  # [rows, N]
-    attrs={"activations": "f32"},
+    attrs={"activations": "f32", "group": 0},
     out_cols=lambda cols, attrs: (cols[3] or 0,),
     reference=reference,
 )

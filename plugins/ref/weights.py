@@ -1,6 +1,6 @@
 """Packed weights back to numpy arrays in their logical shape."""
 
-import dataclasses
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from ingot.plugins.layouts import (
     unpack_table,
 )
 from ingot.plugins.op import Array
-from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.quantised import QuantisedRows, stacked
 
 _GATED = ".gated"
 
@@ -34,31 +34,9 @@ def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array | Quant
 
     section  all packed weights of the engine, bytes
     """
-    *_, n, k = weight.shape if len(weight.shape) > 1 else (*weight.shape, 1)
-    if weight.layout == ROW and not weight.dtype.is_quantised:
-        return to_float32(_stored(section, weight, k * weight.dtype.itemsize), weight.dtype).reshape(weight.shape)
-    if weight.layout == ROW_W8 and weight.dtype is DType.W8:
-        return unpack_table(_stored(section, weight, row_bytes(k, weight.dtype)).view(np.uint8), k)
-    return _read_experts(section, weight) if len(weight.shape) == 3 else _read_panels(section, weight, n, k)
-
-
-def _read_experts(section: npt.NDArray[np.uint8], weight: Weight) -> Array:
-    """The matrices of a stack, one after the other; a piece holds its panels of each."""
-    experts, n, k = weight.shape
-    unit = panel_bytes(k, weight.dtype, 0)
-    matrices = []
-    for expert in range(experts):
-        pieces = [
-            dataclasses.replace(piece, offset=piece.offset + expert * (piece.end - piece.begin) * unit)
-            for piece in weight.pieces
-        ]
-        rows = _read_panels(section, dataclasses.replace(weight, shape=(n, k), pieces=tuple(pieces)), n, k)
-        assert not isinstance(rows, QuantisedRows), f"{weight.name}: experts are not quantised"
-        matrices.append(rows)
-    return np.stack(matrices)
-
-
-def _read_panels(section: npt.NDArray[np.uint8], weight: Weight, n: int, k: int) -> Array | QuantisedRows:
+    if weight.layout in (ROW, ROW_W8) and weight.dtype.is_quantised == (weight.layout == ROW_W8):
+        return _read_rows(section, weight)
+    *experts, n, k = weight.shape
     gated, group = weight.layout.endswith(_GATED), group_of(weight.layout)
     known = weight.dtype in (DType.F32, DType.BF16, DType.W8, DType.W4) and (group > 0) == (weight.dtype is DType.W4)
     if not known or weight.layout.removesuffix(_GATED) != panel_layout(weight.dtype, group):
@@ -67,16 +45,43 @@ def _read_panels(section: npt.NDArray[np.uint8], weight: Weight, n: int, k: int)
             expected=f"row, row.w8, or {panel_layout(DType.F32)} and the like of bf16, w8, w4g32, also with {_GATED}",
             got=f"{weight.layout} of {weight.dtype.value}",
         )  # fmt: skip
-    panels = _stored(section, weight, panel_bytes(k, weight.dtype, group))
-    rows = PANEL * num_panels(n, gated=True) if gated else n
+    packed = _joined(section, weight, math.prod(experts), panel_bytes(k, weight.dtype, group))
     if weight.dtype.is_quantised:
-        quantised = unpack_quantised(panels.view(np.uint8), rows, k, group)
-        return deinterleave_quantised(quantised, n // 2) if gated else quantised
-    stored = unpack_panels(panels, rows, k, weight.dtype)
-    return to_float32(deinterleave_gated(stored, n // 2) if gated else stored, weight.dtype)
+        rows = [_quantised(panels, n, k, group, gated=gated) for panels in packed]
+        return stacked(rows) if experts else rows[0]
+    matrices = [_unpacked(panels, n, k, weight.dtype, gated=gated) for panels in packed]
+    return to_float32(np.stack(matrices).reshape(weight.shape), weight.dtype)
 
 
-def _stored(section: npt.NDArray[np.uint8], weight: Weight, unit_bytes: int) -> npt.NDArray[np.generic]:
-    """The stored elements, pieces joined; unit_bytes: of one panel or row."""
-    parts = [section[p.offset : p.offset + (p.end - p.begin) * unit_bytes] for p in weight.pieces]
-    return (parts[0] if len(parts) == 1 else np.concatenate(parts)).view(weight.dtype.storage)
+def _read_rows(section: npt.NDArray[np.uint8], weight: Weight) -> Array | QuantisedRows:
+    assert len(weight.pieces) == 1, f"{weight.name}: rows are one piece"
+    cols = weight.shape[1] if len(weight.shape) == 2 else 1
+    begin = weight.pieces[0].offset
+    stored = section[begin : begin + weight.shape[0] * row_bytes(cols, weight.dtype)]
+    if weight.dtype.is_quantised:
+        return unpack_table(stored, cols)
+    return to_float32(stored.view(weight.dtype.storage), weight.dtype).reshape(weight.shape)
+
+
+def _unpacked(panels: npt.NDArray[np.uint8], n: int, k: int, dtype: DType, *, gated: bool) -> npt.NDArray[np.generic]:
+    """[n, k] stored bits of one matrix."""
+    stored = panels.view(dtype.storage)
+    if not gated:
+        return unpack_panels(stored, n, k, dtype)
+    return deinterleave_gated(unpack_panels(stored, PANEL * num_panels(n, gated=True), k, dtype), n // 2)
+
+
+def _quantised(panels: npt.NDArray[np.uint8], n: int, k: int, group: int, *, gated: bool) -> QuantisedRows:
+    """The rows [n, k] of one matrix."""
+    if not gated:
+        return unpack_quantised(panels, n, k, group)
+    return deinterleave_quantised(unpack_quantised(panels, PANEL * num_panels(n, gated=True), k, group), n // 2)
+
+
+def _joined(section: npt.NDArray[np.uint8], weight: Weight, experts: int, unit_bytes: int) -> npt.NDArray[np.uint8]:
+    """The bytes of each expert, pieces joined: [experts, ...]; a weight without experts counts as one."""
+    parts = [
+        section[p.offset : p.offset + experts * (p.end - p.begin) * unit_bytes].reshape(experts, -1)
+        for p in weight.pieces
+    ]
+    return np.concatenate(parts, axis=1)

@@ -92,9 +92,11 @@ def _facts(plan: Plan, step: Step, weights: dict[str, Weight], cols: dict[str, i
         operations = 2 * weight.shape[0] * weight.shape[1]
         precision = str(Precision(dtype=weight.dtype, group=int(step.attrs["group"])))
     elif step.op in ("moe_gate_up", "moe_down"):
-        experts, n, k = weights[step.inputs[-1]].shape
+        weight = weights[step.inputs[-1]]
+        experts, n, k = weight.shape
         slots = cols[step.inputs[1]]
         nbytes, operations = nbytes * slots // experts, 2 * slots * n * k
+        precision = str(Precision(dtype=weight.dtype, group=int(step.attrs["group"])))
     elif step.op == "embedding":
         nbytes = sum(weight.nbytes // weight.shape[0] for weight in read)  # one row of each table
     elif step.op == "paged_attention":

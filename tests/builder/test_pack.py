@@ -69,26 +69,6 @@ def test_products_survive(
     assert packer.nonfinite == {}
 
 
-@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("block", [1, 1 << 20])
-def test_experts_survive(monkeypatch: pytest.MonkeyPatch, dtype: DType, shards: int, block: int) -> None:
-    monkeypatch.setattr(pack, "BLOCK_BYTES", block)
-    down, gate_up = RANDOM.normal(0, 1, (5, 70, 17)), RANDOM.normal(0, 1, (5, 2 * 41, 33))
-    gate_up[3, 2, 1] = np.inf
-    uses = [
-        make_use(down, dtype, panels=True, name="down"),
-        make_use(gate_up, dtype, panels=True, gated=True, name="gate_up"),
-    ]
-    weights, section, packer = packed_section(uses, shards)
-    for weight, expected in zip(weights, (down, gate_up), strict=True):
-        values = expected.astype(np.float32)
-        rounded = bf16_to_float32(float32_to_bf16(values)) if dtype is DType.BF16 else values
-        np.testing.assert_array_equal(read_weight(section, weight), rounded)
-        assert len(weight.pieces) == shards
-    assert packer.nonfinite == {"gate_up": 1}
-
-
 @pytest.mark.parametrize("group", [0, 32])
 @pytest.mark.parametrize("shape", [(1, 1), (15, 33), (70, 172)])
 @pytest.mark.parametrize(("shards", "block", "threads"), [(1, 1 << 20, 1), (3, 1, 3)])
@@ -115,6 +95,44 @@ def test_quantised_weights_survive(
             alone = quantise(expected[number : number + 1], use.precision)
             assert rows.scale[number] == alone.scale[0]
             np.testing.assert_array_equal(rows.integers[number], alone.integers[0])
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("block", [1, 1 << 20])
+def test_experts_survive(monkeypatch: pytest.MonkeyPatch, dtype: DType, shards: int, block: int) -> None:
+    monkeypatch.setattr(pack, "BLOCK_BYTES", block)
+    down, gate_up = RANDOM.normal(0, 1, (5, 70, 17)), RANDOM.normal(0, 1, (5, 2 * 41, 33))
+    gate_up[3, 2, 1] = np.inf
+    uses = [
+        make_use(down, dtype, panels=True, name="down"),
+        make_use(gate_up, dtype, panels=True, gated=True, name="gate_up"),
+    ]
+    weights, section, packer = packed_section(uses, shards)
+    for weight, expected in zip(weights, (down, gate_up), strict=True):
+        values = expected.astype(np.float32)
+        rounded = bf16_to_float32(float32_to_bf16(values)) if dtype is DType.BF16 else values
+        np.testing.assert_array_equal(read_weight(section, weight), rounded)
+        assert len(weight.pieces) == shards
+    assert packer.nonfinite == {"gate_up": 1}
+
+
+@pytest.mark.parametrize("group", [0, 64])
+@pytest.mark.parametrize(("shards", "block"), [(1, 1 << 20), (3, 1)])
+def test_quantised_experts_survive(monkeypatch: pytest.MonkeyPatch, group: int, shards: int, block: int) -> None:
+    monkeypatch.setattr(pack, "BLOCK_BYTES", block)
+    dtype = DType.W4 if group else DType.W8
+    for shape, gated in (((5, 70, 172), False), ((5, 2 * 41, 33), True)):
+        values = RANDOM.normal(0, 1, shape).astype(np.float32)
+        use = make_use(values, dtype, panels=True, gated=gated, group=group)
+        (weight,), section, _ = packed_section([use], shards, 2)
+        rows = read_weight(section, weight)
+        assert isinstance(rows, QuantisedRows)
+        assert rows.shape == shape
+        for expert in range(5):
+            alone = quantise(values[expert], use.precision)
+            np.testing.assert_array_equal(rows.take(expert).integers, alone.integers)
+            np.testing.assert_array_equal(rows.scale[expert], alone.scale)
 
 
 def test_shards_begin_on_huge_pages_and_hold_all_products() -> None:

@@ -9,13 +9,24 @@ import pytest
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
+from ingot.configs.recipe import LayerRule
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
+from ingot.engine import read_manifest
 from ingot.errors import UsageError
 from ingot.inspect import inspect
 from ingot.runtime import ModelRunner
+from tests.builder.engines import engine_logits
 from tests.handmade import write_model
 
+QUANTISED = [
+    ("w8", "int8"),
+    ("w8", "bf16"),
+    ("w4g32", "int8"),
+    ("w4g32", "bf16"),
+    ("w4g64", "auto"),
+    ("w4g128", "auto"),
+]
 SIZES = {"num_experts": 24, "num_experts_per_tok": 3, "hidden_size": 40, "moe_intermediate_size": 27}
 
 
@@ -38,10 +49,11 @@ def bits(runner: ModelRunner, prompts: list[list[int]]) -> list[bytes]:
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
-def test_alone_in_company_and_in_chunks(checkpoint: Path, tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize(("precision", "activations"), [("f32", "auto"), ("bf16", "auto"), *QUANTISED])
+def test_alone_in_company_and_in_chunks(checkpoint: Path, tmp_path: Path, precision: str, activations: str) -> None:
     """Tokens that share a step take different experts; few rows and many go different ways through the kernels."""
-    build(BuildConfig(precision=precision, max_seq_len=60), checkpoint, tmp_path / "e")
+    config = BuildConfig(precision=precision, activations=activations, max_seq_len=60)
+    build(config, checkpoint, tmp_path / "e")
     rng = np.random.default_rng(4)
     prompts = [rng.integers(0, 61, length).tolist() for length in (1, 37, 5, 16, 18, 2, 9, 1)]
     with ModelRunner.from_dir(tmp_path / "e", threads=1) as runner:
@@ -53,10 +65,36 @@ def test_alone_in_company_and_in_chunks(checkpoint: Path, tmp_path: Path, precis
             assert bits(runner, prompts) == alone
 
 
-@pytest.mark.parametrize("precision", ["w8", "w4g32"])
-def test_quantised_experts_are_refused(checkpoint: Path, tmp_path: Path, precision: str) -> None:
-    with pytest.raises(UsageError, match=r"weights of experts cannot be quantised yet(.|\n)*--precision bf16"):
-        build(BuildConfig(target="ref", precision=precision), checkpoint, tmp_path / "e")
+@pytest.mark.native
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize(("precision", "activations"), QUANTISED)
+def test_quantised_experts_follow_the_references(family: str, precision: str, activations: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", find_family(family).tiny)
+    convert(ConvertOptions(model_dir=model, output_dir=tmp_path / "c"))
+    config = BuildConfig(precision=precision, activations=activations, tokens_per_block=16, kv_cache_dtype="f32")
+    build(config, tmp_path / "c", tmp_path / "e")
+    ids = np.random.default_rng(6).integers(0, 61, (2, 30))
+    expected = engine_logits(tmp_path / "e", ids)
+    with ModelRunner.from_dir(tmp_path / "e") as runner:
+        out = runner.generate(ids.tolist(), max_new_tokens=1, return_dict=True, output_context_logits=True)
+    # where activations are rounded to int8 or bf16, a last bit may move one of them by a whole step
+    tolerance = 5e-3 if activations != "bf16" or read_manifest(tmp_path / "e").target == "cpu/amx" else 1e-5
+    assert np.abs(np.stack(out["context_logits"]) - expected).max() < tolerance * np.ptp(expected)
+
+
+def test_routers_keep_their_bits(checkpoint: Path, tmp_path: Path) -> None:
+    """Experts, projections and head are quantised, each as asked for; no pattern fits a router."""
+    rule = LayerRule(pattern="layers.2/moe_*", precision="w8", activations="bf16")
+    build(BuildConfig(target="ref", precision="w4g32", layers=(rule,)), checkpoint, tmp_path / "e")
+    steps = {step["name"]: step for step in inspect(tmp_path / "e").document["steps"]}
+    found = {name: (steps[name]["precision"], steps[name]["activations"]) for name in steps if "moe_" in name}
+    assert found["layers.0/moe_router"] == found["layers.2/moe_router"] == ("f32", "f32")
+    assert found["layers.0/moe_gate_up"] == found["layers.0/moe_down"] == ("w4g32", "int8")
+    assert found["layers.2/moe_gate_up"] == found["layers.2/moe_down"] == ("w8", "f32")
+    assert 0 < steps["layers.0/moe_gate_up"]["int8_error"] < 0.05
+    rule = LayerRule(pattern="layers.2/moe_router", precision="w8")
+    with pytest.raises(UsageError, match=r"fits no product(.|\n)*layers.2/moe_router"):
+        build(BuildConfig(target="ref", precision="w4g32", layers=(rule,)), checkpoint, tmp_path / "f")
 
 
 def test_inspect_counts_the_experts_of_one_token(checkpoint: Path, tmp_path: Path) -> None:

@@ -31,11 +31,11 @@ def replant(engine: Path, folder: Path, edit: Edit) -> Path:
     return folder
 
 
-def panel(plan: Plan, section: Bytes, name: str, column: int) -> Bytes:
+def panel(plan: Plan, section: Bytes, name: str, column: int, expert: int = 0) -> Bytes:
     """The bytes of the 16 output columns, among them `column`, of a product's weight that is not gated."""
     weight = _weight(plan, name)
     begin = column // 16 * 16
-    part = cut(weight, begin, min(begin + 16, weight.shape[0]))
+    part = cut(weight, begin, min(begin + 16, weight.shape[-2]), expert)
     return section[part.pieces[0].offset : part.pieces[0].offset + part.nbytes]
 
 

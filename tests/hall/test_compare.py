@@ -72,7 +72,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
     [(name, kind) for name in family_names() for kind in ("cpu-bf16", "ref-f32")]
     + [("llama", kind) for kind in ("cpu-f32", "ref-bf16", "ref-w8", "ref-w4g32", "ref-w4g128")]
     + [("llama", kind) for kind in ("cpu-bf16-int8", "ref-f32-int8", "cpu-w8", "cpu-w4g64", "cpu-w4g32-int8")]
-    + [("gpt2", "ref-w4g64"), ("gemma2", "cpu-w8"), ("starcoder2", "cpu-w4g32"), ("qwen3", "cpu-w4g128-int8")],
+    + [("gpt2", "ref-w4g64"), ("gemma2", "cpu-w8"), ("starcoder2", "cpu-w4g32"), ("qwen3", "cpu-w4g128-int8")]
+    + [("mixtral", "cpu-w8"), ("mixtral", "ref-w4g64"), ("qwen3_moe", "ref-w8"), ("qwen3_moe", "cpu-w4g32-int8")],
 )
 def test_a_sound_engine_of_every_family(family: str, kind: str, tmp_path: Path) -> None:
     model = built(tmp_path, find_family(family).tiny)
@@ -208,6 +209,18 @@ def test_an_error_in_quantised_bytes_is_named(
     engine = replant(llama.engine(f"{target}-{precision}"), tmp_path / "engine", edit)
     with pytest.raises(EngineError, match=rf"first step beyond its tolerance is {step}\n(.|\n)*{where}"):
         compare(engine, llama.checkpoint, OPTIONS).raise_if_wrong()
+
+
+def expert_scale(plan: Plan, section: Bytes) -> None:
+    panel(plan, section, "layers.1/moe_down.weight", 18, expert=2)[:64].view(np.float32)[18 % 16] *= 1.125
+
+
+@pytest.mark.parametrize("kind", ["cpu-w8", "ref-w4g32"])
+def test_an_error_in_one_expert_is_named(kind: str, tmp_path: Path) -> None:
+    model = built(tmp_path, find_family("mixtral").tiny)
+    engine = replant(model.engine(kind), tmp_path / "engine", expert_scale)
+    with pytest.raises(EngineError, match=r"beyond its tolerance is layers.1/moe_down\n(.|\n)*expert 2, row 18,"):
+        compare(engine, model.checkpoint, OPTIONS).raise_if_wrong()
 
 
 @pytest.mark.parametrize(

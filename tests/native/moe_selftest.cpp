@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -44,16 +45,26 @@ void run_kernel(const Kernel& kernel, const void* args, int threads) {
 // Random numbers as inputs, and panels of random numbers: what a panel's numbers mean is the plain product's affair.
 struct Case {
   Shape shape;
-  bool gated, bf16;
+  bool gated;
+  std::string dtype;  // of the weight
+  int64_t group;      // of w4
   std::vector<float> x, ids, weights;
   std::vector<std::vector<std::byte>> storage;  // of the pieces
   std::vector<Piece> pieces;
 
   int64_t panels() const { return (shape.out + 15) / 16 * (gated ? 2 : 1); }
-  int64_t panel_bytes() const { return bf16 ? (shape.k + 31) / 32 * 1024 : shape.k * 64; }
+  int64_t data_offset() const {  // scales and sums, then multipliers
+    if (dtype == "w8") return 128;
+    return dtype == "w4" ? 128 + ((shape.k + 127) / 128 * 128 / group * 16 + 63) / 64 * 64 : 0;
+  }
+  int64_t panel_bytes() const {
+    const int64_t k_of_tile = dtype == "bf16" ? 32 : dtype == "w8" ? 64 : 128;
+    return dtype == "f32" ? shape.k * 64 : data_offset() + (shape.k + k_of_tile - 1) / k_of_tile * 1024;
+  }
   int64_t n() const { return gated ? 2 * shape.out : shape.out; }
 
-  Case(const Shape& s, bool is_gated, bool is_bf16) : shape(s), gated(is_gated), bf16(is_bf16) {
+  Case(const Shape& s, bool is_gated, const std::string& of)
+      : shape(s), gated(is_gated), dtype(of), group(of == "w4" ? 32 << s.k % 3 : 0) {
     std::mt19937 random(static_cast<uint32_t>(s.rows * 7919 + s.out * 31 + s.k));
     std::normal_distribution<float> normal;
     for (int64_t i = 0; i < s.rows * (gated ? 1 : s.slots) * s.k; ++i) x.push_back(normal(random));
@@ -69,17 +80,37 @@ struct Case {
     for (int64_t i = 0; i < s.pieces; ++i) {
       const int64_t begin = units * i / s.pieces * width, end = units * (i + 1) / s.pieces * width;
       auto& data = storage.emplace_back(static_cast<size_t>(s.experts * (end - begin) * panel_bytes()));
+      pieces.push_back({begin, end, data.data()});
+      if (group > 0 || dtype == "w8") {
+        fill_quantised(data, random);
+        continue;
+      }
       auto* bits = reinterpret_cast<uint16_t*>(data.data());
       for (size_t j = 0; j < data.size() / 2; ++j)  // finite as bf16, and as the upper half of float32
         bits[j] = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
-      pieces.push_back({begin, end, data.data()});
+    }
+  }
+
+  // Scales of any size, multipliers from -15 to 15 without 0, integers of int8 without -128, any codes of int4.
+  void fill_quantised(std::vector<std::byte>& data, std::mt19937& random) const {
+    std::normal_distribution<float> normal;
+    const auto small = [&random](uint32_t count) { return static_cast<int>(random() % count); };
+    for (size_t panel = 0; panel < data.size(); panel += static_cast<size_t>(panel_bytes())) {
+      for (size_t i = 0; i < 16; ++i) {
+        const float scale = normal(random);
+        std::memcpy(data.data() + panel + i * sizeof(scale), &scale, sizeof(scale));
+      }
+      for (int64_t i = 128; i < panel_bytes(); ++i) {
+        const int byte = i < data_offset() ? (1 + small(15)) * (small(2) ? 1 : -1) : group ? small(256) : small(255) - 127;
+        data[panel + static_cast<size_t>(i)] = static_cast<std::byte>(byte);
+      }
     }
   }
 
   std::vector<float> computed(const Kernel& kernel) const {
     std::vector<float> y(static_cast<size_t>(shape.rows * shape.out * (gated ? shape.slots : 1)), NAN);
     const MoeMatmulArgs args{x.data(), ids.data(), weights.data(), pieces.data(), panels(), y.data(), shape.rows,
-                             shape.slots, shape.experts, n(), shape.k, Activation::kSilu};
+                             shape.slots, shape.experts, n(), shape.k, group, Activation::kSilu};
     run_kernel(kernel, &args, shape.threads);
     return y;
   }
@@ -94,7 +125,7 @@ struct Case {
         part.data += static_cast<int64_t>(ids[static_cast<size_t>(slot)]) * (part.end - part.begin) * panel_bytes();
       const float* row = x.data() + (gated ? slot / shape.slots : slot) * shape.k;
       const MatmulArgs args{row, parts.data(), static_cast<int64_t>(parts.size()), panels(), nullptr, nullptr,
-                            product.data(), 1, n(), shape.k, gated ? Activation::kSilu : Activation::kNone, gated};
+                            product.data(), 1, n(), shape.k, gated ? Activation::kSilu : Activation::kNone, gated, group};
       run_kernel(matmul, &args, 1);
       float* to = y.data() + (gated ? slot : slot / shape.slots) * shape.out;
       for (int64_t i = 0; i < shape.out; ++i) {
@@ -107,7 +138,8 @@ struct Case {
 };
 
 bool check(const Kernel& kernel, const Kernel& matmul, const Shape& shape) {
-  const Case data(shape, kernel.op() == "moe_gate_up", kernel.dtype() == "bf16");
+  const std::string taken(kernel.dtype());
+  const Case data(shape, kernel.op() == "moe_gate_up", taken.ends_with("a8") ? taken.substr(0, 2) : taken);
   const std::vector<float> want = data.expected(matmul), got = data.computed(kernel);
   for (size_t i = 0; i < want.size(); ++i) {
     if (std::bit_cast<uint32_t>(want[i]) == std::bit_cast<uint32_t>(got[i])) continue;

@@ -70,6 +70,7 @@ struct MoeMatmulArgs {
   float* y;               // moe_gate_up: [rows, slots, n / 2]; moe_down: [rows, n]
   int64_t rows, slots, experts;
   int64_t n, k;           // of one expert's weight
+  int64_t group;          // as in MatmulArgs
   Activation activation;  // moe_gate_up
 };
 

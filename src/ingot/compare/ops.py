@@ -123,10 +123,10 @@ class StepChecker:
                 written = ~np.isnan(wanted)
                 yield what, _rows_of(np.where(written, got, 0), dim), _rows_of(np.where(written, wanted, 0), dim)
 
-    def _operand(self, step: Step, name: str, inputs: Mapping[str, Array]) -> Array | None:
+    def _operand(self, step: Step, name: str, inputs: Mapping[str, Array]) -> Array | QuantisedRows | None:
         if not name or name in inputs:
             return inputs.get(name)
-        return None if step.op == "embedding" else self._packed.whole(name)
+        return None if step.op == "embedding" else self._packed.weight(name)
 
     def _reference(
         self, step: Step, operands: Sequence[Array | QuantisedRows | None], cache: KvCache

@@ -46,6 +46,10 @@ class PackedWeights:
         assert isinstance(values, np.ndarray), f"{name} is quantised"
         return values
 
+    def weight(self, name: str) -> Array | QuantisedRows:
+        """All of a weight."""
+        return read_weight(self._section, self.weights[name])
+
     def rows(self, name: str, numbers: npt.NDArray[np.integer]) -> Array:
         """Rows of a table, float32 [len(numbers), cols]."""
         weight = self.weights[name]

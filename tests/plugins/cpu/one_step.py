@@ -75,7 +75,11 @@ class Packed:
             return stored.tobytes()
         matrices = stored.reshape(-1, *stored.shape[-2:])
         packed = [pack_panels(interleave_gated(each) if self.gated else each, self.dtype) for each in matrices]
-        return b"".join(each[a:b].tobytes() for a, b in itertools.pairwise(self.cuts(pieces)) for each in packed)
+        return self._cut(packed, pieces)
+
+    def _cut(self, matrices: Sequence[npt.NDArray[np.generic]], pieces: int) -> bytes:
+        """Panels of each matrix → pieces, in them one matrix after the other."""
+        return b"".join(each[a:b].tobytes() for a, b in itertools.pairwise(self.cuts(pieces)) for each in matrices)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +105,10 @@ class Quantised(Packed):
     def pack(self, pieces: int = 1) -> bytes:
         if not self.panels:
             return pack_table(self.rows).tobytes()
-        return pack_quantised(interleave_quantised(self.rows) if self.gated else self.rows).tobytes()
+        experts = [self.rows.take(each) for each in range(self.shape[0])] if len(self.shape) == 3 else [self.rows]
+        return self._cut(
+            [pack_quantised(interleave_quantised(each) if self.gated else each) for each in experts], pieces
+        )
 
 
 Input = Array | Packed | None
@@ -214,14 +221,8 @@ def _weight(name: str, value: Packed, offset: int, pieces: int) -> Weight:
     shape, data = value.shape, len(value.pack(pieces))
     if not value.panels:
         whole = Piece(begin=0, end=shape[0], offset=offset)
-        return Weight(
-            name=name,
-            dtype=value.dtype,
-            shape=shape,
-            layout=ROW_W8 if value.dtype is DType.W8 else ROW,
-            nbytes=data,
-            pieces=(whole,),
-        )
+        layout = ROW_W8 if value.dtype is DType.W8 else ROW
+        return Weight(name=name, dtype=value.dtype, shape=shape, layout=layout, nbytes=data, pieces=(whole,))
     unit = panel_bytes(shape[-1], value.dtype, value.group) * (shape[0] if len(shape) == 3 else 1)
     parts = tuple(Piece(begin=a, end=b, offset=offset + a * unit) for a, b in itertools.pairwise(value.cuts(pieces)))
     layout = panel_layout(value.dtype, value.group) + (".gated" if value.gated else "")

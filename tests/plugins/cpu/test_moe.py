@@ -1,6 +1,5 @@
 """Products of experts: right on odd shapes, and the same bits for a row whatever shares the call, threads or pieces."""
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 
@@ -11,9 +10,11 @@ from ingot.dtypes import DType
 from ingot.plan import Attr
 from ingot.plugins.cpu.target import CpuSession, kernel_table
 from ingot.plugins.op import Array
+from ingot.plugins.quantised import QuantisedRows
 from tests.plugins.cpu.one_step import (
     Input,
     Packed,
+    Quantised,
     native_outputs,
     open_step,
     plain_batch,
@@ -38,16 +39,31 @@ def _ids(seed: int, rows: int, experts: int, slots: int) -> Array:
     return np.stack([np.sort(rng.permutation(experts)[:slots]) for _ in range(rows)]).astype(np.float32)
 
 
+def _weight(dtype: str, group: int, experts: int, n: int, k: int, *, gated: bool) -> Packed:
+    if dtype not in ("w8", "w4"):
+        values = _normal(k, experts, n, k) / np.float32(k**0.5)
+        return Packed(values=values, dtype=DType(dtype), panels=True, gated=gated)
+    random = np.random.default_rng(k + n)
+    scale = random.uniform(0.001, 0.1, (experts, n)).astype(np.float32)
+    if dtype == "w8":
+        codes = random.integers(-127, 128, (experts, n, k)).astype(np.int8)
+        return Quantised.of(QuantisedRows(scale=scale, codes=codes), gated=gated)
+    codes, groups = random.integers(-8, 8, (experts, n, k)).astype(np.int8), (experts, n, -(-k // group))
+    multipliers = (random.integers(1, 16, groups) * random.choice([-1, 1], groups)).astype(np.int8)
+    rows = QuantisedRows(scale=scale, codes=codes, multipliers=multipliers, group=group)
+    return Quantised.of(rows, gated=gated)
+
+
 def _case(
-    kernel: str, experts: int, slots: int, k: int, n: int, rows: int = max(ROWS)
+    kernel: str, experts: int, slots: int, k: int, n: int, rows: int = max(ROWS), group: int = 32
 ) -> tuple[list[Input], dict[str, Attr]]:
-    """n: columns of one slot's result."""
+    """n: columns of one slot's result; group: of w4."""
     op, dtype, isa = kernel.split(".")
-    gated = op == "moe_gate_up"
-    values = _normal(k, experts, 2 * n if gated else n, k) / np.float32(k**0.5)
-    weight = Packed(values=values, dtype=DType(dtype), panels=True, gated=gated)
+    gated, stored = op == "moe_gate_up", dtype.removesuffix("a8")
+    weight = _weight(stored, group, experts, 2 * n if gated else n, k, gated=gated)
     ids = _ids(k + n, rows, experts, slots)
-    attrs: dict[str, Attr] = {"activations": "bf16" if isa.startswith("amx") else "f32"}
+    rounded = "int8" if stored != dtype else "bf16" if isa.startswith("amx") else "f32"
+    attrs: dict[str, Attr] = {"activations": rounded, "group": weight.group}
     if gated:
         return [_normal(1, rows, k), ids, weight], attrs | {"activation": "silu"}
     return [_normal(1, rows, slots * k), ids, np.abs(_normal(2, rows, slots)), weight], attrs
@@ -68,7 +84,7 @@ def _run(session: CpuSession, rows: int) -> Array:
 def test_rows_keep_their_bits_in_every_company(kernel: str) -> None:
     """40 rows match the reference; any first rows, any row alone, threads and pieces give the same bits."""
     for index, shape in enumerate(SHAPES):
-        inputs, attrs = _case(kernel, *shape)
+        inputs, attrs = _case(kernel, *shape, group=(32, 64, 128)[index % 3])
         batch = plain_batch(max(ROWS))
         sessions = [
             open_step(kernel, inputs, attrs, batch, threads=threads, pieces=pieces)
@@ -95,9 +111,10 @@ def test_experts_that_nobody_takes_are_not_read(kernel: str, rows: int) -> None:
     assert isinstance(weight, Packed)
     assert isinstance(ids, np.ndarray)
     ids[:] = np.where(ids < 3, [[1, 4]], [[0, 3]])
-    values = weight.values.copy()
-    values[[2, 5]] = np.nan
-    inputs[-1] = dataclasses.replace(weight, values=values)
+    if isinstance(weight, Quantised):
+        weight.rows.scale[[2, 5]] = np.nan
+    else:
+        weight.values[[2, 5]] = np.nan
     clean = _run(open_step(kernel, inputs, attrs, plain_batch(rows), threads=2), rows)
     assert np.isfinite(clean).all()
     x = inputs[0]
@@ -138,8 +155,9 @@ def test_numbers_of_no_expert_touch_nothing_foreign(kernel: str) -> None:
 
 
 def _levels() -> Iterator[tuple[str, str]]:
-    for op, dtype, level in itertools.product(("moe_gate_up", "moe_down"), ("f32", "bf16"), ("avx512", "avx512emu")):
-        yield f"{op}.{dtype}.avx2", f"{op}.{dtype}.{level}"
+    for op, dtype in itertools.product(("moe_gate_up", "moe_down"), ("f32", "bf16", "w8", "w4", "w8a8", "w4a8")):
+        for level in ("avx512", "avx512emu", *(("amx", "amxemu") if dtype.endswith("a8") else ())):
+            yield f"{op}.{dtype}.avx2", f"{op}.{dtype}.{level}"
 
 
 @pytest.mark.parametrize(("narrow", "wide"), list(_levels()))

@@ -11,18 +11,20 @@ from tests.plugins.ops.calls import evaluate, random_array
 def test_a_weighted_sum_of_products(activations: str) -> None:
     x, weights, weight = random_array(4, 2 * 5), random_array(4, 2, seed=1), random_array(6, 7, 5, seed=2)
     ids = np.array([[0, 4], [1, 2], [0, 5], [2, 3]], np.float32)
-    (y,) = evaluate("moe_down", [x, ids, weights, weight], {"activations": activations})
+    (y,) = evaluate("moe_down", [x, ids, weights, weight], {"activations": activations, "group": 0})
     assert y.shape == (4, 7)
     for row in range(4):
         total = np.zeros(7, np.float32)
         for slot in range(2):
             inputs = [x[row : row + 1, 5 * slot : 5 * slot + 5], weight[int(ids[row, slot])], None, None]
-            attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "group": 0, "activations": activations}
+            attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": activations, "group": 0}
             total += weights[row, slot] * evaluate("matmul", inputs, attrs)[0][0]
         np.testing.assert_array_equal(y[row], total)
 
 
 def test_no_rows() -> None:
     ids = random_array(0, 2)
-    (y,) = evaluate("moe_down", [random_array(0, 10), ids, ids, random_array(3, 7, 5)], {"activations": "f32"})
+    (y,) = evaluate(
+        "moe_down", [random_array(0, 10), ids, ids, random_array(3, 7, 5)], {"activations": "f32", "group": 0}
+    )
     assert y.shape == (0, 7)

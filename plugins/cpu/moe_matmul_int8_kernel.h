@@ -1,0 +1,71 @@
+// Products of quantised experts with rows that are rounded to int8, as in matmul_int8_kernel.h, whose tiles do the work:
+// sums are exact, so that every number of rows gives the same bits. The rows that take an expert are rounded where its
+// panels are multiplied, which costs K operations of each row's N * K.
+#pragma once
+
+#include "matmul_int8_kernel.h"
+#include "moe_matmul_parts.h"
+
+namespace ingot {
+namespace {
+
+template <typename I, typename Format, typename Products>
+class Int8Product {
+ public:
+  static constexpr int64_t kFewRows = Products::kRows, kMaxRows = 96 / Products::kRows * Products::kRows;
+  static constexpr int64_t kMaxPanels = 32;
+
+  static size_t scratch(const MoeMatmulArgs& args) {
+    return kSumBytes + kUnpackedBytes + static_cast<size_t>(RoundedRows{kMaxRows, args.k, nullptr}.bytes());
+  }
+
+  Int8Product(const MoeMatmulArgs& args, std::byte* memory)
+      : format_(args), rows_{0, args.k, memory + kSumBytes + kUnpackedBytes}, sums_(reinterpret_cast<int32_t*>(memory)),
+        unpacked_(memory + kSumBytes) {}
+
+  int64_t panel_bytes() const { return format_.panel_bytes(); }
+
+  void set_rows(const float* const* rows, int64_t count) {
+    rows_.rows = count;
+    for (int64_t r = 0; r < count; ++r) round_to<I, Products>(rows_, r, rows[r]);
+  }
+
+  void multiply(const std::byte* const* panels, int64_t count) {
+    int8_sums<Format, Products>(format_, rows_, 0, rows_.rows, count, [panels](int64_t p) { return panels[p]; }, sums_,
+                                unpacked_);
+    scale_sums<I>(panels, count, rows_.rows, sums_, stride(), rows_.scales());
+  }
+  const float* sums() const { return reinterpret_cast<const float*>(sums_); }
+  int64_t stride() const { return rows_.rows * kPanel; }
+
+ private:
+  static constexpr size_t kSumBytes = kMaxPanels * kPanel * kMaxRows * sizeof(int32_t);
+  static constexpr size_t kUnpackedBytes = static_cast<size_t>(Products::kPanels * Products::kUnpackedBytes);
+
+  Format format_;
+  RoundedRows rows_;
+  int32_t* sums_;
+  std::byte* unpacked_;
+};
+
+template <typename I, typename Format>
+using ByteProduct = Int8Product<I, Format, ByteProducts<I, Format>>;
+
+// Of groups of 32, and of all else, as matmul_codes.
+template <typename I, typename Format, int64_t kRun>
+using CodeProduct = Int8Product<I, Format, CodeProducts<I, Format, kRun>>;
+
+template <typename I, typename Format>
+void moe_gate_up_codes(const MoeMatmulArgs& args, const Team& team) {
+  args.group == 32 ? moe_gate_up<I, CodeProduct<I, Format, 32>>(args, team)
+                   : moe_gate_up<I, CodeProduct<I, Format, 64>>(args, team);
+}
+
+template <typename I, typename Format>
+void moe_down_codes(const MoeMatmulArgs& args, const Team& team) {
+  args.group == 32 ? moe_down<I, CodeProduct<I, Format, 32>>(args, team)
+                   : moe_down<I, CodeProduct<I, Format, 64>>(args, team);
+}
+
+}  // namespace
+}  // namespace ingot
