@@ -82,6 +82,11 @@ class Family:
         return rows, [Drop(drop.name.replace("{i}", str(i))) for drop in drops for i in range(layers)]
 
 
+def weights_and_biases(parts: Mapping[str, str]) -> dict[str, str]:
+    """{part of ours: part of the source} → the same of the weight and the bias of each."""
+    return {f"{ours}/{kind}": f"{theirs}.{kind}" for ours, theirs in parts.items() for kind in ("weight", "bias")}
+
+
 def takes(names: Mapping[str, str]) -> tuple[Row, ...]:
     """Rows that take tensors as they are: name in the Graph → name in the files."""
     return tuple(Row(ours, Take(theirs)) for ours, theirs in names.items())

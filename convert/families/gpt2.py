@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from ingot.configs.model import ModelConfig, Norm
 from ingot.configs.read import Section
-from ingot.convert.family import Family, takes
+from ingot.convert.family import Family, takes, weights_and_biases
 from ingot.convert.hf_config import read_activation, read_head_dim
 from ingot.convert.weights import Drop
 
@@ -54,20 +54,17 @@ FAMILY = Family(
         {
             "embed/weight": "transformer.wte.weight",
             "positions/weight": "transformer.wpe.weight",
-            "layers.{i}/attn_norm/weight": f"{_LAYER}.ln_1.weight",
-            "layers.{i}/attn_norm/bias": f"{_LAYER}.ln_1.bias",
-            "layers.{i}/attn/qkv/weight": f"{_LAYER}.attn.c_attn.weight",
-            "layers.{i}/attn/qkv/bias": f"{_LAYER}.attn.c_attn.bias",
-            "layers.{i}/attn/out/weight": f"{_LAYER}.attn.c_proj.weight",
-            "layers.{i}/attn/out/bias": f"{_LAYER}.attn.c_proj.bias",
-            "layers.{i}/mlp_norm/weight": f"{_LAYER}.ln_2.weight",
-            "layers.{i}/mlp_norm/bias": f"{_LAYER}.ln_2.bias",
-            "layers.{i}/mlp/up/weight": f"{_LAYER}.mlp.c_fc.weight",
-            "layers.{i}/mlp/up/bias": f"{_LAYER}.mlp.c_fc.bias",
-            "layers.{i}/mlp/down/weight": f"{_LAYER}.mlp.c_proj.weight",
-            "layers.{i}/mlp/down/bias": f"{_LAYER}.mlp.c_proj.bias",
-            "norm/weight": "transformer.ln_f.weight",
-            "norm/bias": "transformer.ln_f.bias",
+            **weights_and_biases(
+                {
+                    "layers.{i}/attn_norm": f"{_LAYER}.ln_1",
+                    "layers.{i}/attn/qkv": f"{_LAYER}.attn.c_attn",
+                    "layers.{i}/attn/out": f"{_LAYER}.attn.c_proj",
+                    "layers.{i}/mlp_norm": f"{_LAYER}.ln_2",
+                    "layers.{i}/mlp/up": f"{_LAYER}.mlp.c_fc",
+                    "layers.{i}/mlp/down": f"{_LAYER}.mlp.c_proj",
+                    "norm": "transformer.ln_f",
+                }
+            ),
             "lm_head/weight": "lm_head.weight",
         }
     ),

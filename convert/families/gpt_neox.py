@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from ingot.configs.model import ModelConfig, Norm
 from ingot.configs.read import Section
-from ingot.convert.family import Family, takes
+from ingot.convert.family import Family, takes, weights_and_biases
 from ingot.convert.hf_config import read_activation, read_head_dim
 from ingot.convert.hf_rope import read_rope
 from ingot.convert.weights import Drop, Regroup, Row, Take
@@ -45,15 +45,6 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 
 _LAYER = "gpt_neox.layers.{i}"
-_PARTS = {
-    "attn_norm": "input_layernorm", "attn/out": "attention.dense", "mlp_norm": "post_attention_layernorm",
-    "mlp/up": "mlp.dense_h_to_4h", "mlp/down": "mlp.dense_4h_to_h",
-}  # fmt: skip
-_BOTH = {
-    f"layers.{{i}}/{ours}/{kind}": f"{_LAYER}.{theirs}.{kind}"
-    for ours, theirs in _PARTS.items()
-    for kind in ("weight", "bias")
-}
 
 FAMILY = Family(
     name="gpt_neox",
@@ -61,9 +52,16 @@ FAMILY = Family(
     rows=takes(
         {
             "embed/weight": "gpt_neox.embed_in.weight",
-            **_BOTH,
-            "norm/weight": "gpt_neox.final_layer_norm.weight",
-            "norm/bias": "gpt_neox.final_layer_norm.bias",
+            **weights_and_biases(
+                {
+                    "layers.{i}/attn_norm": f"{_LAYER}.input_layernorm",
+                    "layers.{i}/attn/out": f"{_LAYER}.attention.dense",
+                    "layers.{i}/mlp_norm": f"{_LAYER}.post_attention_layernorm",
+                    "layers.{i}/mlp/up": f"{_LAYER}.mlp.dense_h_to_4h",
+                    "layers.{i}/mlp/down": f"{_LAYER}.mlp.dense_4h_to_h",
+                    "norm": "gpt_neox.final_layer_norm",
+                }
+            ),
             "lm_head/weight": "embed_out.weight",
         }
     )

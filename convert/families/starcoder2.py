@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from ingot.configs.model import ModelConfig, Norm
 from ingot.configs.read import Section
-from ingot.convert.family import Family, takes
+from ingot.convert.family import Family, takes, weights_and_biases
 from ingot.convert.hf_config import read_activation, read_head_dim, read_kv_heads, read_window
 from ingot.convert.hf_rope import read_rope
 
@@ -42,16 +42,6 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 
 _LAYER = "model.layers.{i}"
-_PARTS = {
-    "attn_norm": "input_layernorm", "attn/q": "self_attn.q_proj", "attn/k": "self_attn.k_proj",
-    "attn/v": "self_attn.v_proj", "attn/out": "self_attn.o_proj", "mlp_norm": "post_attention_layernorm",
-    "mlp/up": "mlp.c_fc", "mlp/down": "mlp.c_proj",
-}  # fmt: skip
-_BOTH = {
-    f"layers.{{i}}/{ours}/{kind}": f"{_LAYER}.{theirs}.{kind}"
-    for ours, theirs in _PARTS.items()
-    for kind in ("weight", "bias")
-}
 
 FAMILY = Family(
     name="starcoder2",
@@ -59,9 +49,19 @@ FAMILY = Family(
     rows=takes(
         {
             "embed/weight": "model.embed_tokens.weight",
-            **_BOTH,
-            "norm/weight": "model.norm.weight",
-            "norm/bias": "model.norm.bias",
+            **weights_and_biases(
+                {
+                    "layers.{i}/attn_norm": f"{_LAYER}.input_layernorm",
+                    "layers.{i}/attn/q": f"{_LAYER}.self_attn.q_proj",
+                    "layers.{i}/attn/k": f"{_LAYER}.self_attn.k_proj",
+                    "layers.{i}/attn/v": f"{_LAYER}.self_attn.v_proj",
+                    "layers.{i}/attn/out": f"{_LAYER}.self_attn.o_proj",
+                    "layers.{i}/mlp_norm": f"{_LAYER}.post_attention_layernorm",
+                    "layers.{i}/mlp/up": f"{_LAYER}.mlp.c_fc",
+                    "layers.{i}/mlp/down": f"{_LAYER}.mlp.c_proj",
+                    "norm": "model.norm",
+                }
+            ),
             "lm_head/weight": "lm_head.weight",
         }
     ),
