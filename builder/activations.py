@@ -5,24 +5,22 @@ import math
 from collections.abc import Callable, Mapping
 
 from ingot.builder.calibrate import activation_errors, sample_ids
-from ingot.builder.expressions import WeightReader, check_sources
+from ingot.builder.expressions import WeightReader
+from ingot.builder.float_plan import float_plan, lower_float
 from ingot.builder.graph import Graph, weight_shape
-from ingot.builder.lower import Lowering, read_shape
-from ingot.builder.pipeline import run_passes, target_passes
+from ingot.builder.lower import Lowering
 from ingot.builder.precision import ProductChoice, product_weight, products_of
 from ingot.builder.select import kernel_dtype
 from ingot.checkpoint import Checkpoint
-from ingot.dtypes import DType, Precision
-from ingot.plan import KvLayout, Limits, Plan
+from ingot.dtypes import DType
+from ingot.plan import Limits, Plan
 from ingot.plugins.quantised import MAX_K
-from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 
 # Relative error of a product's output up to which its inputs are rounded to int8: no more than its weights' own.
 TOLERANCE = {DType.W8: 0.02, DType.W4: 0.05}
 
 Progress = Callable[[str, int, int], None]
-_F32 = Precision(dtype=DType.F32)
 
 
 def choose_activations(
@@ -34,7 +32,7 @@ def choose_activations(
     undecided = [name for name, choice in decided.items() if choice.activations == "auto"]
     if not undecided:
         return decided, {}
-    lowering, plan, ids = _float_plan(graph, checkpoint)
+    lowering, plan, ids = _sample_plan(graph, checkpoint)
     total, done = sum(use.nbytes for use in lowering.uses), 0
 
     def advance(nbytes: int) -> None:
@@ -78,23 +76,15 @@ def _by_kernels(choice: ProductChoice, target: Target, notes: list[str]) -> Prod
     return dataclasses.replace(choice, activations=only)
 
 
-def _float_plan(graph: Graph, checkpoint: Checkpoint) -> tuple[Lowering, Plan, list[int]]:
+def _sample_plan(graph: Graph, checkpoint: Checkpoint) -> tuple[Lowering, Plan, list[int]]:
     """The graph as a plan of float32 for one sequence: the sample text."""
-    products = {node.name: ProductChoice(precision=_F32, activations="bf16") for node in products_of(graph)}
-    run_passes(graph, target_passes(find_target("ref"), products=products, tables=DType.F32, kv=DType.F32))
-    lowering, shape = Lowering(graph), read_shape(graph)
-    for use in lowering.uses:
-        check_sources(use.tensor, checkpoint)
+    lowering, shape = lower_float(graph, checkpoint)
     ids = sample_ids(checkpoint, shape.vocab_size, shape.positions)
     count = len(ids)
     limits = Limits(
         max_batch_size=1, max_input_len=count, max_seq_len=count + 1, max_num_tokens=count, max_logit_rows=count
     )
-    kv = KvLayout(
-        num_layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim, tokens_per_block=count,
-        dtype=DType.F32,
-    )  # fmt: skip
-    return lowering, lowering.plan(limits, kv, shape, 1), ids
+    return lowering, float_plan(lowering, shape, limits, count), ids
 
 
 def _shortened(error: float) -> float | None:

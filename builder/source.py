@@ -14,17 +14,14 @@ import numpy.typing as npt
 
 from ingot.builder.build import graph_errors
 from ingot.builder.evaluate import Evaluation
-from ingot.builder.expressions import Float32, WeightReader, check_sources
+from ingot.builder.expressions import Float32, WeightReader
+from ingot.builder.float_plan import float_plan, lower_float
 from ingot.builder.graph import Graph
-from ingot.builder.lower import Lowering, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.pack import WeightUse
-from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
-from ingot.builder.precision import ProductChoice, products_of
+from ingot.builder.pipeline import require_plugins, run_passes, structure_passes
 from ingot.checkpoint import Checkpoint
-from ingot.dtypes import DType, Precision
-from ingot.plan import KvLayout, Limits, Plan
-from ingot.plugins.registry import find_target
+from ingot.plan import Limits, Plan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,17 +58,8 @@ def open_source(directory: Path, limits: Limits, tokens_per_block: int) -> Itera
         names, logits = set(graph.surgeon.tensors()), graph.logits.name
         require_plugins(graph, run_passes(graph, structure_passes()))
         name_nodes(graph)
-        choice = ProductChoice(precision=Precision(dtype=DType.F32), activations="bf16")
-        products = {node.name: choice for node in products_of(graph)}
-        run_passes(graph, target_passes(find_target("ref"), products=products, tables=DType.F32, kv=DType.F32))
-        shape, lowering = read_shape(graph), Lowering(graph)
-        for use in lowering.uses:
-            check_sources(use.tensor, checkpoint)
-        kv = KvLayout(
-            num_layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
-            tokens_per_block=tokens_per_block, dtype=DType.F32,
-        )  # fmt: skip
-        plan = lowering.plan(limits, kv, shape, 1)
+        lowering, shape = lower_float(graph, checkpoint)
+        plan = float_plan(lowering, shape, limits, tokens_per_block)
     tensors = {
         step: tuple(name if name in names else "" for name in outputs) for step, outputs in lowering.tensors().items()
     }
