@@ -1,30 +1,17 @@
-"""Requests as OpenTelemetry spans: OTLP over HTTP in JSON, sent by a thread of its own. No request waits for it.
+"""Requests as OpenTelemetry spans, sent to a collector by the SDK's own thread. No request waits for it.
 
 POST {endpoint}/v1/traces     a span per answer, child of the caller's `traceparent`, with the events
                               first_step and first_token and the attributes of the GenAI conventions
 """
 
 import dataclasses
-import json
-import logging
-import queue
-import re
-import secrets
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from ingot import __version__
+from ingot.errors import UsageError
 
-_LOG = logging.getLogger("ingot.server")
-_WAITING = 10_000  # spans; more are dropped
-_BATCH = 512
-_TIMEOUT = 10.0  # seconds
-_PARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
-_SERVER, _OK, _ERROR = 2, 1, 2  # OTLP's numbers
+_TIMEOUT = 3.0  # seconds for one batch of spans, attempts and all: a server that ends waits for the last one
 
 Attribute = str | int | float | bool
 
@@ -43,91 +30,49 @@ class Span:
 
 
 class Tracer:
-    """Sends spans to a collector, in batches; what cannot be sent is dropped with a warning."""
+    """Sends spans to a collector, in batches; what cannot be sent is dropped, and the SDK logs it."""
 
     def __init__(self, endpoint: str) -> None:
-        self._url = endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
-        self._spans: queue.Queue[Span | None] = queue.Queue(_WAITING)
+        """Raises UsageError without the extra."""
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError as error:
+            raise UsageError(
+                "--otlp_endpoint needs OpenTelemetry's SDK", got=str(error), hint="pip install 'ingot[otel]'"
+            ) from error
+        url = endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "ingot"}), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url, timeout=_TIMEOUT)))
+        self._tracer = self._provider.get_tracer("ingot", __version__)
+        self._propagator = TraceContextTextMapPropagator()
         self._offset = time.time() - time.monotonic()
-        self._warned = -1e9
-        self._thread = threading.Thread(target=self._send_all, name="ingot traces", daemon=True)
-        self._thread.start()
 
     def record(self, span: Span) -> None:
         """Send it soon. From any thread."""
-        try:
-            self._spans.put_nowait(span)
-        except queue.Full:
-            self._warn("too many spans wait for the collector")
+        from opentelemetry.trace import SpanKind, StatusCode
+
+        made = self._tracer.start_span(
+            span.name,
+            context=self._propagator.extract({"traceparent": span.traceparent}),
+            kind=SpanKind.SERVER,
+            attributes=span.attributes,
+            start_time=self._nanoseconds(span.start),
+        )
+        for name, at in span.events.items():
+            made.add_event(name, timestamp=self._nanoseconds(at))
+        if span.error is None:
+            made.set_status(StatusCode.OK)
+        else:
+            made.set_status(StatusCode.ERROR, span.error)
+        made.end(self._nanoseconds(span.end))
 
     def close(self) -> None:
         """Send what waits, if the collector takes it."""
-        try:
-            self._spans.put_nowait(None)
-        except queue.Full:
-            return
-        self._thread.join(_TIMEOUT)
+        self._provider.shutdown()
 
-    def _send_all(self) -> None:
-        while (first := self._spans.get()) is not None:
-            batch: list[Span] = [first]
-            ended = False
-            while len(batch) < _BATCH and not self._spans.empty():
-                following = self._spans.get()
-                if following is None:
-                    ended = True
-                    break
-                batch.append(following)
-            self._send(batch)
-            if ended:
-                return
-
-    def _send(self, spans: Sequence[Span]) -> None:
-        scope = {"scope": {"name": "ingot", "version": __version__}, "spans": [self._json(span) for span in spans]}
-        resource = {"attributes": _attributes({"service.name": "ingot"})}
-        document = {"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}
-        request = urllib.request.Request(
-            self._url, data=json.dumps(document).encode(), headers={"content-type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-                answer.read()
-        except (OSError, ValueError) as error:
-            self._warn(f"the collector takes no spans: {error}")
-
-    def _json(self, span: Span) -> dict[str, Any]:
-        parent = _PARENT.fullmatch(span.traceparent)
-        return {
-            "traceId": parent[1] if parent else secrets.token_hex(16),
-            "spanId": secrets.token_hex(8),
-            **({"parentSpanId": parent[2]} if parent else {}),
-            "name": span.name,
-            "kind": _SERVER,
-            "startTimeUnixNano": self._nanoseconds(span.start),
-            "endTimeUnixNano": self._nanoseconds(span.end),
-            "attributes": _attributes(span.attributes),
-            "events": [{"name": name, "timeUnixNano": self._nanoseconds(at)} for name, at in span.events.items()],
-            "status": {"code": _OK} if span.error is None else {"code": _ERROR, "message": span.error},
-        }
-
-    def _nanoseconds(self, at: float) -> str:
-        return str(int((at + self._offset) * 1e9))
-
-    def _warn(self, words: str) -> None:
-        if time.monotonic() - self._warned > 60:
-            self._warned = time.monotonic()
-            _LOG.warning("traces: %s", words)
-
-
-def _attributes(values: Mapping[str, Attribute]) -> list[dict[str, Any]]:
-    found = []
-    for key, value in values.items():
-        if isinstance(value, bool):
-            found.append({"key": key, "value": {"boolValue": value}})
-        elif isinstance(value, int):
-            found.append({"key": key, "value": {"intValue": str(value)}})
-        elif isinstance(value, float):
-            found.append({"key": key, "value": {"doubleValue": value}})
-        else:
-            found.append({"key": key, "value": {"stringValue": value}})
-    return found
+    def _nanoseconds(self, at: float) -> int:
+        return int((at + self._offset) * 1e9)

@@ -61,12 +61,13 @@ FENCES = {
     "prometheus_client": ("ingot.runtime.server.metrics",),
     "starlette": ("ingot.runtime.server",),
     "matplotlib": ("ingot.bench.plot",),
+    "opentelemetry": ("ingot.runtime.server.tracing",),
     "uvicorn": ("ingot.runtime.server.http_server",),
     "ingot._cpu": ("ingot.plugins.cpu.target",),
 }
 OPTIONAL = {  # extras: may be imported inside functions
     "tensorrt", "cuda", "jinja2", "pydantic", "pydantic_core", "prometheus_client", "starlette", "uvicorn",
-    "matplotlib",
+    "matplotlib", "opentelemetry",
 }  # fmt: skip
 
 

@@ -1,15 +1,18 @@
-"""Spans reach a collector in OTLP's JSON; a collector that is not there disturbs nobody."""
+"""Spans reach a collector; one that is not there disturbs nobody."""
 
 import dataclasses
 import http.server
-import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1 import trace_pb2
 
+from ingot.errors import UsageError
+from ingot.runtime.server.tracing import Tracer
 from tests.runtime.server.served import CONFIG, eventually, serving_engine
 
 pytestmark = pytest.mark.native
@@ -21,16 +24,18 @@ class Collector(http.server.ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.spans: list[dict[str, Any]] = []
+        self.spans: list[trace_pb2.Span] = []
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        document = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body = self.rfile.read(int(self.headers["content-length"]))
+        assert self.headers.get("content-encoding") is None
+        document = ExportTraceServiceRequest.FromString(body)
         assert self.path == "/v1/traces"
         assert isinstance(self.server, Collector)
-        for resource in document["resourceSpans"]:
-            self.server.spans += [span for scope in resource["scopeSpans"] for span in scope["spans"]]
+        for resource in document.resource_spans:
+            self.server.spans += [span for scope in resource.scope_spans for span in scope.spans]
         self.send_response(200)
         self.end_headers()
 
@@ -55,27 +60,35 @@ def test_a_span_per_answer(engine: Path, collector: Collector) -> None:
             "/v1/completions", json={"prompt": "a", "max_tokens": 5, "ignore_eos": True}, headers=headers
         )
         http.post("/v1/completions", json={"prompt": "a", "max_tokens": 400, "timeout": 0.001}, headers=headers)
-        assert eventually(lambda: len(collector.spans) == 2)
+    assert eventually(lambda: len(collector.spans) == 2)  # what waits is sent at the end
     good, late = collector.spans
-    assert (good["traceId"], good["parentSpanId"], good["kind"]) == (TRACE, PARENT, 2)
-    attributes = {each["key"]: next(iter(each["value"].values())) for each in good["attributes"]}
-    assert attributes["gen_ai.response.id"] == answer.json()["id"]
-    assert attributes["gen_ai.usage.output_tokens"] == "5"
-    assert attributes["gen_ai.request.model"] == "tiny"
-    assert attributes["http.response.status_code"] == "200"
-    assert attributes["ingot.request_id"] == "mine"
-    times = [good["startTimeUnixNano"], *(event["timeUnixNano"] for event in good["events"]), good["endTimeUnixNano"]]
-    assert [event["name"] for event in good["events"]] == ["first_step", "first_token"]
-    assert [int(time) for time in times] == sorted(int(time) for time in times)
-    assert late["status"] == {"code": 2, "message": "deadline_exceeded"}
-    assert late["spanId"] != good["spanId"]
+    assert (good.trace_id.hex(), good.parent_span_id.hex(), good.kind) == (
+        TRACE,
+        PARENT,
+        trace_pb2.Span.SPAN_KIND_SERVER,
+    )
+    attributes = {each.key: each.value for each in good.attributes}
+    assert attributes["gen_ai.response.id"].string_value == answer.json()["id"]
+    assert attributes["gen_ai.usage.output_tokens"].int_value == 5
+    assert attributes["gen_ai.request.model"].string_value == "tiny"
+    assert attributes["http.response.status_code"].int_value == 200
+    assert attributes["ingot.request_id"].string_value == "mine"
+    times = [good.start_time_unix_nano, *(each.time_unix_nano for each in good.events), good.end_time_unix_nano]
+    assert [event.name for event in good.events] == ["first_step", "first_token"]
+    assert times == sorted(times)
+    assert (late.status.code, late.status.message) == (trace_pb2.Status.STATUS_CODE_ERROR, "deadline_exceeded")
+    assert late.span_id != good.span_id
 
 
 def test_without_a_collector_answers_go_on(engine: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("WARNING", "ingot.server"):
-        config = dataclasses.replace(CONFIG, otlp_endpoint="http://127.0.0.1:9")
-        with serving_engine(engine, config) as served, served.http() as http:
-            for _ in range(3):
-                assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
-        assert eventually(lambda: "takes no spans" in caplog.text)
-    assert caplog.text.count("takes no spans") == 1
+    config = dataclasses.replace(CONFIG, otlp_endpoint="http://127.0.0.1:9")
+    with caplog.at_level("WARNING", "opentelemetry"), serving_engine(engine, config) as served, served.http() as http:
+        for _ in range(3):
+            assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+    assert eventually(lambda: "127.0.0.1" in caplog.text)
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(UsageError, match=r"OpenTelemetry's SDK(.|\n)*ingot\[otel\]"):
+        Tracer("http://127.0.0.1:9")
