@@ -60,6 +60,7 @@ FENCES = {
     "pydantic_core": ("ingot.runtime.server.protocol",),
     "prometheus_client": ("ingot.runtime.server.metrics",),
     "starlette": ("ingot.runtime.server",),
+    "httpx": ("ingot.bench.http_client",),
     "matplotlib": ("ingot.bench.plot",),
     "opentelemetry": ("ingot.runtime.server.tracing",),
     "uvicorn": ("ingot.runtime.server.http_server",),
@@ -67,7 +68,7 @@ FENCES = {
 }
 OPTIONAL = {  # extras: may be imported inside functions
     "tensorrt", "cuda", "jinja2", "pydantic", "pydantic_core", "prometheus_client", "starlette", "uvicorn",
-    "matplotlib", "opentelemetry",
+    "httpx", "matplotlib", "opentelemetry",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.bench.http_client import Answer, Server, get_json, read_server, stream
+from ingot.bench.http_client import Answer, Client
 from ingot.bench.trace import TraceRow, arrivals_at, read_trace, scale_lengths
 from ingot.errors import IngotError, UsageError
 
@@ -118,13 +118,17 @@ Progress = Callable[[str, int, int], None]
 
 def bench_online(options: OnlineOptions, progress: Progress) -> OnlineReport:
     """Every run in turn. Raises IngotError if the server cannot be used at all."""
-    return asyncio.run(_Bench(options, progress).run())
+    return asyncio.run(_run(options, progress))
+
+
+async def _run(options: OnlineOptions, progress: Progress) -> OnlineReport:
+    async with Client(options.url, options.api_key) as client:
+        return await _Bench(options, progress, client).run()
 
 
 class _Bench:
-    def __init__(self, options: OnlineOptions, progress: Progress) -> None:
-        self._options, self._progress = options, progress
-        self._server: Server = read_server(options.url, options.api_key)
+    def __init__(self, options: OnlineOptions, progress: Progress, client: Client) -> None:
+        self._options, self._progress, self._client = options, progress, client
         self._rows = _rows(options)
         self._random = random.Random(options.seed)
         self._words_per_token = 1.0
@@ -144,8 +148,8 @@ class _Bench:
         """Find the model, and how many words make a token."""
         try:
             if not self._model:
-                self._model = str((await get_json(self._server, "/models"))["data"][0]["id"])
-        except (OSError, ValueError, KeyError, IndexError, TypeError, asyncio.IncompleteReadError) as error:
+                self._model = str((await self._client.get_json("/models"))["data"][0]["id"])
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
             raise IngotError(
                 "the server lists no model", where=self._options.url, got=f"{type(error).__name__}: {error}",
                 hint="is the server up? --model NAME and --api_key KEY, if it wants them",
@@ -211,7 +215,7 @@ class _Bench:
         else:
             body["prompt"] = prompt
         path = "/chat/completions" if options.chat else "/completions"
-        return await stream(self._server, path, body, options.timeout)
+        return await self._client.stream(path, body, options.timeout)
 
     def _report(self, load: str, answers: Sequence[Answer], planned: Sequence[float], seconds: float) -> LoadReport:
         good, samples = 0, _samples(answers, planned)
