@@ -16,6 +16,7 @@ MAY = {
     "ingot.configs": "errors dtypes configs",
     "ingot.plan": "errors dtypes configs",
     "ingot.step_io": "errors dtypes plan",
+    "ingot.step_work": "errors dtypes plan",
     "ingot.manifest": "errors dtypes configs plan",
     "ingot.output_dir": "errors",
     "ingot.forecast": "errors configs",
