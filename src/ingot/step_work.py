@@ -37,7 +37,7 @@ class Work:
 
 
 class PlanWork:
-    """The steps of one plan. draw_work: of the draws that follow them."""
+    """The steps of one plan, and the draws that follow them."""
 
     def __init__(self, plan: Plan) -> None:
         self._kv = plan.kv
@@ -52,13 +52,18 @@ class PlanWork:
         nbytes = sum(4 * buffer.cols * _rows(buffer, load) for buffer in touched)
         out = self._buffers[step.outputs[0]] if step.outputs else None
         rows = _rows(out, load) if out else load.tokens
+        if rows == 0:  # a chunk in the middle of a prompt needs no logits, and skips what makes them
+            return Work(nbytes=0, operations=0)
         if step.op == "matmul":
             n, k = self._weights[step.inputs[1]].shape
             weights, operations = sum(weight.nbytes for weight in read), 2 * rows * n * k
         elif step.op in EXPERTS:
             weight = self._weights[step.inputs[-1]]
             slots = self._buffers[step.inputs[1]].cols
-            weights, operations = expert_bytes(weight, slots, rows), 2 * rows * slots * weight.shape[1] * weight.shape[2]
+            weights, operations = (
+                expert_bytes(weight, slots, rows),
+                2 * rows * slots * weight.shape[1] * weight.shape[2],
+            )
         elif step.op == "embedding":  # a row of each table per token
             weights, operations = rows * sum(weight.nbytes // weight.shape[0] for weight in read), 2 * rows * _cols(out)
         elif step.op == "paged_attention":
