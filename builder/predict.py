@@ -18,12 +18,14 @@ from ingot.engine import map_file, rank_file
 from ingot.errors import IngotError
 from ingot.plan import Plan, Rows, Step
 from ingot.plugins.target import SessionOptions, Target, Tunable
-from ingot.step_io import TimedSession
+from ingot.step_io import Int32, TimedSession
 from ingot.timed_run import TimedRun, TimedStep, blocks_needed
 
 PROMPT = 512  # tokens
 CONTEXT = 128  # tokens before a decode step
 SAMPLE_BYTES = 64 << 20  # of weights, or twice the last cache where that is more
+SMALL = 8 << 20  # bytes of weights: below, the runtime around the kernels takes as long as they do
+BESIDE = 32 << 20  # bytes: scratch of kernels, and what packing left behind
 DECODE_STEPS = 20
 ENOUGH_SECONDS = 0.3
 
@@ -66,7 +68,9 @@ class Sample:
         tactics = {name: tactic for name, tactic in plan.tactics.items() if name in names}
         self.plan = dataclasses.replace(plan, steps=steps, tactics=tactics)
         self.prompt = min(PROMPT, plan.limits.max_input_len, plan.limits.max_num_tokens, self._longest)
-        self.memory = size + plan.arena_bytes * self.prompt // plan.limits.max_num_tokens
+        blocks = blocks_needed(plan, sequences=1, length=self.length)
+        activations = plan.arena_bytes * self.prompt // plan.limits.max_num_tokens
+        self.memory = size + activations + blocks * plan.kv.block_bytes + BESIDE
 
     @property
     def _longest(self) -> int:
@@ -77,6 +81,11 @@ class Sample:
     def context(self) -> int:
         """Tokens before a decode step."""
         return min(CONTEXT, self.prompt)
+
+    @property
+    def length(self) -> int:
+        """Most tokens of the sequence."""
+        return max(self.prompt, self.context + 1)
 
     def whole(self, steps: Sequence[TimedStep]) -> float:
         """Seconds that the whole plan would take, from repetitions of one step of the sample."""
@@ -95,6 +104,8 @@ def choose_sample(plan: Plan, target: Target, max_mem: int | None) -> Sample | s
         return f"no speed is predicted for {target.name}"
     if (reason := target.missing()) is not None:
         return f"no speed is predicted: {reason}"
+    if plan.weight_bytes < SMALL:
+        return "no speed is predicted: of so small a model the runtime's own work decides"
     sample = Sample(plan, max(SAMPLE_BYTES, 2 * last_cache_bytes()))
     if max_mem is not None and sample.memory > max_mem:
         return f"no speed is predicted: that would take {format_bytes(sample.memory)} of memory, more than --max_mem"
@@ -105,8 +116,7 @@ def predict(sample: Sample, directory: Path, target: Target) -> Prediction | str
     """What the engine that was written to `directory` will do here, or why that is not known."""
     file = map_file(directory / rank_file(0))
     weights = np.frombuffer(file, np.uint8, sample.plan.weight_bytes, len(file) - sample.plan.weight_bytes)
-    length = max(sample.prompt, sample.context + 1)
-    blocks = blocks_needed(sample.plan, sequences=1, length=length)
+    blocks = blocks_needed(sample.plan, sequences=1, length=sample.length)
     try:
         session = target.open_session(sample.plan, weights, SessionOptions(num_blocks=blocks))
     except IngotError as error:
@@ -114,16 +124,16 @@ def predict(sample: Sample, directory: Path, target: Target) -> Prediction | str
     try:
         if not isinstance(session, TimedSession):
             return f"no speed is predicted: sessions of {target.name} do not say where their time goes"
-        return _measure(sample, TimedRun(session, sample.plan, sequences=1, length=length))
+        return _measure(sample, TimedRun(session, sample.plan, sequences=1, length=sample.length))
     finally:
         session.close()
 
 
 def _measure(sample: Sample, run: TimedRun) -> Prediction:
-    draw = np.random.default_rng(0)
+    draw, highest = np.random.default_rng(0), min(PROMPT, sample.plan.vocab_size)
 
-    def ids(count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        return draw.integers(0, sample.plan.vocab_size, count).astype(np.int32)
+    def ids(count: int) -> Int32:  # some rows of the token table, lest all of it is mapped
+        return draw.integers(0, highest, count).astype(np.int32)
 
     prefill = sample.whole(_repeat(lambda: run.prefill(ids(sample.prompt))[0], most=3))
     decode = sample.whole(_repeat(lambda: run.decode(ids(1), sample.context), most=DECODE_STEPS))
