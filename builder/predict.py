@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from ingot.configs.sizes import format_bytes
 from ingot.engine import map_file, rank_file
@@ -26,8 +27,11 @@ CONTEXT = 128  # tokens before a decode step
 SAMPLE_BYTES = 64 << 20  # of weights, or twice the last cache where that is more
 SMALL = 8 << 20  # bytes of weights: below, the runtime around the kernels takes as long as they do
 BESIDE = 32 << 20  # bytes: scratch of kernels, and what packing left behind
-DECODE_STEPS = 20
-ENOUGH_SECONDS = 0.3
+PROMPTS, DECODE_STEPS = 5, 64  # that are timed at most
+ENOUGH_SECONDS = 0.5  # and no more once they took as long
+
+Average = Callable[[npt.NDArray[np.float64], int], npt.NDArray[np.float64]]
+"""Over the first axis, e.g. np.mean."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,10 +91,10 @@ class Sample:
         """Most tokens of the sequence."""
         return max(self.prompt, self.context + 1)
 
-    def whole(self, steps: Sequence[TimedStep]) -> float:
+    def whole(self, steps: Sequence[TimedStep], average: Average) -> float:
         """Seconds that the whole plan would take, from repetitions of one step of the sample."""
-        parts = np.median([step.parts for step in steps], axis=0)
-        outside = np.median([step.seconds - step.parts.sum() for step in steps])
+        parts = average(np.array([step.parts for step in steps]), 0)
+        outside = average(np.array([step.seconds - step.parts.sum() for step in steps]), 0)
         same: dict[Hashable, list[float]] = {}
         for key, seconds in zip(self._keys[: self._cut], parts, strict=False):
             same.setdefault(key, []).append(float(seconds))
@@ -135,8 +139,9 @@ def _measure(sample: Sample, run: TimedRun) -> Prediction:
     def ids(count: int) -> Int32:  # some rows of the token table, lest all of it is mapped
         return draw.integers(0, highest, count).astype(np.int32)
 
-    prefill = sample.whole(_repeat(lambda: run.prefill(ids(sample.prompt))[0], most=3))
-    decode = sample.whole(_repeat(lambda: run.decode(ids(1), sample.context), most=DECODE_STEPS))
+    # TTFT is told as a median of requests; TPOT is the mean of a request's tokens, whatever held some of them up
+    prefill = sample.whole(_repeat(lambda: run.prefill(ids(sample.prompt))[0], most=PROMPTS), np.median)
+    decode = sample.whole(_repeat(lambda: run.decode(ids(1), sample.context), most=DECODE_STEPS), np.mean)
     return Prediction(context=sample.context, decode=1 / decode, prompt=sample.prompt, prefill=sample.prompt / prefill)
 
 

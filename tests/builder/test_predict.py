@@ -72,14 +72,15 @@ def test_layers_that_are_not_run_count_like_those_that_are(folder: Path) -> None
     seconds = {"embed": 0.5, "qkv": 2.0, "attention": 3.0, "gate_up": 5.0, "lm_head": 7.0}
     for least in (0, plan.weight_bytes // 2, plan.weight_bytes):
         sample = Sample(plan, least)
-        found = sample.whole([_timed(sample.plan, seconds, 0.25) for _ in range(3)])
+        found = sample.whole([_timed(sample.plan, seconds, 0.25) for _ in range(3)], np.mean)
         assert found == pytest.approx(0.5 + 6 * (2 + 3 + 5) + 7 + 1 + 0.25)
 
 
-def test_one_slow_repetition_changes_nothing(folder: Path) -> None:
+def test_repetitions_are_averaged_part_by_part(folder: Path) -> None:
     sample = Sample(read_plan(folder / "e"), 0)
     turns = [_timed(sample.plan, {"qkv": each}, 0.0) for each in (2.0, 2.0, 50.0)]
-    assert sample.whole(turns) == pytest.approx(6 * 2.0 + 1)
+    assert sample.whole(turns, np.median) == pytest.approx(6 * 2.0 + 1)
+    assert sample.whole(turns, np.mean) == pytest.approx(6 * 18.0 + 1)
 
 
 def test_lengths_keep_to_the_limits(folder: Path) -> None:
