@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -15,7 +14,7 @@
 namespace ingot {
 namespace {
 
-constexpr double kTurn = 0.01;  // seconds
+constexpr int64_t kRounds = 5'000;  // of a turn: about a millisecond
 constexpr size_t kSumBytes = 64 << 10;
 const PeakLoop* const kLoops[] = {&kPeakF32Avx2,    &kPeakInt8Avx2, &kPeakF32Avx512,
                                   &kPeakInt8Avx512, &kPeakBf16Amx,  &kPeakInt8Amx};
@@ -38,7 +37,6 @@ std::unique_ptr<PeakData> random_data() {
 struct Turn {
   const PeakLoop* loop;
   const PeakData* data;
-  int64_t rounds;
 };
 
 double time_turn(const Turn& turn, int threads) {
@@ -47,7 +45,7 @@ double time_turn(const Turn& turn, int threads) {
       threads,
       [](void* context, const Team& team) {
         const Turn& self = *static_cast<const Turn*>(context);
-        self.loop->run(*self.data, team.scratch(kSumBytes), self.rounds);
+        self.loop->run(*self.data, team.scratch(kSumBytes), kRounds);
       },
       const_cast<Turn*>(&turn));
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -63,13 +61,13 @@ double live_peak(const std::string& name, int threads, double seconds) {
   if (threads < 1 || threads > ThreadPool::kMaxThreads || !(seconds >= 0 && seconds <= 60))
     throw std::invalid_argument("live_peak wants 1 to 256 threads and at most 60 seconds");
   const auto data = random_data();
-  Turn turn{*found, data.get(), 64};
-  double taken = time_turn(turn, threads), total = 0, best = 0;
-  turn.rounds = std::clamp<int64_t>(static_cast<int64_t>(64 * kTurn / taken), 1, 1 << 24);
+  const Turn turn{*found, data.get()};
+  const auto operations = static_cast<double>((*found)->operations * kRounds * threads);
+  double total = 0, best = 0;
   do {
-    taken = time_turn(turn, threads);
+    const double taken = time_turn(turn, threads);
     total += taken;
-    best = std::max(best, static_cast<double>((*found)->operations * turn.rounds * threads) / taken);
+    best = std::max(best, operations / taken);
   } while (total < seconds);
   return best;
 }

@@ -25,8 +25,8 @@ struct PeakLoop {
 
 extern const PeakLoop kPeakF32Avx2, kPeakInt8Avx2, kPeakF32Avx512, kPeakInt8Avx512, kPeakBf16Amx, kPeakInt8Amx;
 
-// Operations per second (a multiply-add is two) of `threads` threads, the best of turns of 10 ms during `seconds`. Throws
-// std::invalid_argument for a name that is none, and where this machine lacks the instructions.
+// Operations per second (a multiply-add is two) of `threads` threads, the best of turns of about a
+// millisecond during `seconds`. Throws std::invalid_argument for what this machine does not have.
 double live_peak(const std::string& name, int threads, double seconds);
 
 }  // namespace ingot

@@ -9,6 +9,7 @@ plan step ends; the limits are measured before and after every phase, on as many
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -75,7 +76,8 @@ class OpTimes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """seconds = those of all `ops` + outside_seconds: handing arguments over, waking and joining threads.
+    """seconds, of the fastest quarter of the repetitions, = those of all `ops` + outside_seconds: handing arguments
+    over, waking and joining threads.
 
     machine_gbs  read bandwidth of a buffer as large as the engine, beside this phase; peaks: operations per second
     """
@@ -84,6 +86,7 @@ class Phase:
     sequences: int
     tokens: int
     repetitions: int
+    median_seconds: float
     seconds: float
     outside_seconds: float
     tokens_per_second: float
@@ -225,28 +228,31 @@ class _Measure:
         while len(turns) < most:
             self._progress(name, len(turns), most)
             turns.append(run(len(turns) + 1))
-            taken = sum(step.seconds for turn in turns for step in turn)
-            if len(turns) >= self._options.repetitions and taken > ENOUGH_SECONDS:
+            if len(turns) >= self._options.repetitions and sum(map(_seconds, turns)) > ENOUGH_SECONDS:
                 break
         self._progress(name, most, most)
         after = self._limits()
         limits = {key: (self._before[key] + after[key]) / 2 for key in after}
         self._before = after
-        return summarise(self._plan, self._work, name, middle_half(turns), limits)
+        return summarise(self._plan, self._work, name, turns, limits)
 
 
-def middle_half(turns: Sequence[Sequence[TimedStep]]) -> list[Sequence[TimedStep]]:
-    """Repetitions without the fastest and the slowest quarter: sums of their parts are still sums."""
-    ordered = sorted(turns, key=lambda turn: sum(step.seconds for step in turn))
-    cut = len(turns) // 4
-    return ordered[cut : len(turns) - cut]
+def fastest_quarter(turns: Sequence[Sequence[TimedStep]]) -> list[Sequence[TimedStep]]:
+    """The repetitions that compare with limits, which are the best of several tries; at least one."""
+    return sorted(turns, key=_seconds)[: -(-len(turns) // 4)]
+
+
+def _seconds(turn: Sequence[TimedStep]) -> float:
+    return sum(step.seconds for step in turn)
 
 
 def summarise(
     plan: Plan, work: PlanWork, name: str, turns: Sequence[Sequence[TimedStep]], limits: Mapping[str, float]
 ) -> Phase:
-    """Means over repetitions, op by op. limits: bytes per second under "", operations per second by arithmetic."""
-    seconds = sum(step.seconds for turn in turns for step in turn) / len(turns)
+    """Means of the fastest quarter, op by op. limits: bytes per second under "", operations per second by name."""
+    repetitions, median = len(turns), statistics.median(map(_seconds, turns))
+    turns = fastest_quarter(turns)
+    seconds = sum(map(_seconds, turns)) / len(turns)
     groups: dict[tuple[str, str], _Sum] = {}
     for index, step in enumerate(plan.steps):
         group = groups.setdefault((op_name(step), step.kernel), _Sum())
@@ -259,8 +265,8 @@ def summarise(
     load = turns[0][-1].load
     tokens = sum(timed.load.tokens for timed in turns[0])
     return Phase(
-        name=name, sequences=len(load.sequences), tokens=tokens, repetitions=len(turns), seconds=seconds,
-        outside_seconds=seconds - sum(op.seconds for op in ops), tokens_per_second=tokens / seconds,
+        name=name, sequences=len(load.sequences), tokens=tokens, repetitions=repetitions, median_seconds=median,
+        seconds=seconds, outside_seconds=seconds - sum(op.seconds for op in ops), tokens_per_second=tokens / seconds,
         fraction_of_limit=sum(op.limit_seconds for op in ops) / seconds, machine_gbs=limits[""] / 1e9,
         peaks={key: value for key, value in limits.items() if key}, ops=tuple(ops),
     )  # fmt: skip

@@ -57,7 +57,8 @@ def _show(report: KernelsReport) -> None:
         print()
         print(
             f"{phase.name}: {1e3 * phase.seconds:.3f} ms, {phase.tokens_per_second:,.1f} tokens/s, "
-            f"{phase.fraction_of_limit:.0%} of the limit"
+            f"{phase.fraction_of_limit:.0%} of the limit (the fastest quarter of {phase.repetitions}; "
+            f"median {1e3 * phase.median_seconds:.3f} ms)"
         )
         print("\n".join(_table(phase)))
         peaks = ", ".join(f"{name} {each / 1e9:,.1f} Gop/s" for name, each in phase.peaks.items())
