@@ -41,6 +41,7 @@ from ingot.plugins.target import Constant, Progress, Target
 BASE_MEMORY = 80 << 20
 GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
 MANIFEST_BYTES = 1 << 20  # of disk: manifest and the ends of sections
+CODE_BYTES = 2 << 20  # of disk: machine code for one GPU target, at most
 BLOCK_COPIES = 6  # a block as stored, as float32, rounded or quantised, packed; one in each thread, and one to write
 
 CAPABILITIES = ("context_logits", "generation_logits", "greedy", "log_probs", "paged_kv", "sampling")
@@ -121,17 +122,18 @@ def build(
     notes: list[str] = []
     with graph_errors(checkpoint.graph_path):
         jobs = decide(config, checkpoint, targets, config.shards or _threads(), progress)
-        shares = share(jobs, [() if config.dry_run else _constants(job, progress, say) for job in jobs])
-        engine_bytes = sum(map(_engine_bytes, shares))
-        forecast = _forecast(config, checkpoint, output_dir, engine_bytes)
+        shares = share(jobs, [()] * len(jobs))
+        code = CODE_BYTES * sum(target.on_gpu for target in targets)
+        forecast = _forecast(config, checkpoint, output_dir, sum(map(_engine_bytes, shares)) + code)
         say(f"the build {forecast}")
         if not config.dry_run:
             with OutputDir(Path(output_dir), is_previous=is_engine) as out:
                 out.require_space(forecast.disk)
+                shares = share(jobs, [_constants(job, progress, say) for job in jobs])
                 notes = _write(jobs, shares, checkpoint, out.path, progress)
     return BuildReport(
         output_dir=Path(output_dir), dry_run=config.dry_run, targets=tuple(_target_report(job, shares) for job in jobs),
-        notes=(*common_notes(jobs), *notes), memory=forecast.memory, engine_bytes=engine_bytes,
+        notes=(*common_notes(jobs), *notes), memory=forecast.memory, engine_bytes=sum(map(_engine_bytes, shares)),
         seconds=time.monotonic() - begin,
     )  # fmt: skip
 
