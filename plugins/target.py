@@ -1,6 +1,7 @@
 """What a target is: the kernels it can be built for, what this machine lacks, and how to load a plan on it."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -8,6 +9,9 @@ import numpy.typing as npt
 
 from ingot.plan import Plan
 from ingot.step_io import Session
+
+Progress = Callable[[str, int, int], None]
+"""(what is being done, how much of it is, of how much in all; 0: nobody knows)"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +35,12 @@ class Target(Protocol):
     """One row of the target list in the docs, e.g. "cpu/avx2". Found by `plugins.registry.find_target`.
 
     packs_products: the weights of matrix products lie in panels (`layouts.py`), else row by row.
+    on_gpu: a machine that runs several targets of an engine takes these first.
     """
 
     name: str
     packs_products: bool
+    on_gpu: bool
 
     def kernels(self) -> tuple[str, ...]:
         """Kernels that an engine for this target may use, best first per op and dtype, whatever this machine is.
@@ -51,7 +57,7 @@ class Target(Protocol):
         """Why this machine cannot build engines for the target, in words, or None if it can."""
         ...
 
-    def constants(self, plan: Plan) -> tuple[Constant, ...]:
+    def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """What else an engine of this plan must hold. Raises BuildError."""
         ...
 
@@ -65,6 +71,15 @@ class Target(Protocol):
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> Session:
         """Load a plan; `weights` (the mmapped section) must stay valid. Raises CapacityError, TargetError."""
+        ...
+
+
+@runtime_checkable
+class WithMemory(Target, Protocol):
+    """A target whose weights lie in a memory of its own, which is not the host's."""
+
+    def read_bandwidth(self, nbytes: int) -> float:
+        """Bytes per second that it moves in a buffer of so many. Raises CapacityError, TargetError."""
         ...
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from ingot.configs.runtime import RuntimeConfig
-from ingot.engine import Engine, open_engine
-from ingot.errors import TargetError, UsageError
+from ingot.engine import Engine, open_engine, read_manifest
+from ingot.errors import UsageError
 from ingot.plan import Limits
 from ingot.plugins.cpu.target import crc32 as native_crc32
 from ingot.plugins.cpu.target import detect_isa
-from ingot.plugins.registry import find_target
-from ingot.plugins.target import SessionOptions, Target
+from ingot.plugins.registry import fit_targets
+from ingot.plugins.target import SessionOptions
 from ingot.runtime.memory import available_memory, kv_budget
 from ingot.step_io import Session
 
@@ -27,18 +27,15 @@ class LoadedEngine:
 
 
 def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
-    """Open and check an engine and load it on this machine.
+    """Open and check an engine and load it on this machine: of several targets the one that fits best.
 
     Raises EngineError (damaged), TargetError (this machine cannot run it), UsageError (limits beyond the engine's),
     CapacityError (memory).
     """
-    engine = open_engine(directory, rank=config.rank, crc32=_crc32 if detect_isa() != "none" else None)
-    target = _target(engine)
-    if (reason := target.missing(config.isa)) is not None:
-        raise TargetError(
-            "this machine cannot run the engine", where=str(directory), expected=engine.manifest.target, got=reason,
-            hint="build an engine for this machine: ingot build --target cpu, or see ingot doctor",
-        )  # fmt: skip
+    names = read_manifest(directory).targets
+    target = fit_targets(names, where=str(directory), wanted=config.target, isa=config.isa).best()
+    crc32 = _crc32 if detect_isa() != "none" else None
+    engine = open_engine(directory, rank=config.rank, crc32=crc32, target=target.name)
     limits = lowered(engine.plan.limits, config)
     on_device = target.kv_memory(engine.plan)
     available = available_memory() if on_device is None else on_device
@@ -51,16 +48,6 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
 def _crc32(data: memoryview) -> int:
     """As zlib's, at memory speed: the checksums are what opening an engine costs."""
     return native_crc32(np.frombuffer(data, np.uint8))
-
-
-def _target(engine: Engine) -> Target:
-    try:
-        return find_target(engine.manifest.target)
-    except UsageError as error:
-        raise TargetError(
-            "this ingot does not have the engine's target", where=str(engine.directory), expected=error.expected,
-            got=engine.manifest.target, hint="install an ingot that has it, or build for another target",
-        ) from error  # fmt: skip
 
 
 def lowered(limits: Limits, config: RuntimeConfig) -> Limits:

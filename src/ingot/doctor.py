@@ -1,20 +1,23 @@
-"""What this machine offers, and which targets can be built and run here, and why not."""
+"""What this machine offers, which targets can be built and run here, which engines run here, and why not."""
 
 import dataclasses
 import importlib.metadata
 import itertools
 import os
 import platform
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.configs.sizes import format_bytes
+from ingot.engine import check_files, read_manifest
 from ingot.errors import IngotError
 from ingot.plugins.cpu.target import read_bandwidth
 from ingot.plugins.cuda.compiler import MISSING as COMPILER_MISSING
 from ingot.plugins.cuda.compiler import find_compiler
 from ingot.plugins.cuda.gpu import find_gpus
 from ingot.plugins.cuda.products import find_library
-from ingot.plugins.registry import targets
+from ingot.plugins.registry import fit_targets, targets
 
 BUFFER_BYTES = 256 << 20  # larger than any cache
 LIBRARIES = ("numpy", "onnx", "onnx-graphsurgeon", "tokenizers", "click", "rich")
@@ -33,6 +36,17 @@ class TargetState:
     builds: bool
     runs: bool
     why_not: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EngineState:
+    """takes: the target of the engine that this machine would run; None where it runs none. why_not: by target that it
+    does not run, a line. problem: what stops anybody from reading the engine."""
+
+    directory: str
+    takes: str | None
+    why_not: dict[str, str]
+    problem: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,10 +70,11 @@ class Machine:
     gpus: tuple[str, ...]
     cuda: dict[str, str]
     targets: tuple[TargetState, ...]
+    engines: tuple[EngineState, ...]
 
 
-def examine() -> Machine:
-    """Look at everything; takes about a second, most of it for the bandwidth."""
+def examine(engines: Sequence[Path] = ()) -> Machine:
+    """Look at everything; takes about a second, most of it for the bandwidth. engines: directories to judge."""
     states = _targets()
     best = next((state.name for state in states if state.name.startswith("cpu/") and state.runs), "none")
     memory = _memory()
@@ -78,6 +93,7 @@ def examine() -> Machine:
         gpus=_gpus(),
         cuda=_cuda(),
         targets=states,
+        engines=tuple(_engine(path) for path in engines),
     )
 
 
@@ -103,6 +119,19 @@ def _targets() -> tuple[TargetState, ...]:
     return (*here, *(TargetState(name=name, builds=False, runs=False, why_not=why) for name, why in LATER.items()))
 
 
+def _engine(path: Path) -> EngineState:
+    """Reads the manifest and the sizes of the files alone: `ingot verify` checks their bytes."""
+    try:
+        manifest = read_manifest(path)
+        check_files(path, manifest)
+    except IngotError as error:
+        problem = error.what + (f": {error.got}" if error.got else "")
+        return EngineState(directory=str(path), takes=None, why_not={}, problem=problem)
+    fit = fit_targets(manifest.targets, where=str(path))
+    takes = fit.runs[0].name if fit.runs else None
+    return EngineState(directory=str(path), takes=takes, why_not=fit.reasons, problem=None)
+
+
 def _bandwidth() -> tuple[float | None, str | None]:
     try:
         return read_bandwidth(BUFFER_BYTES) / 1e9, None
@@ -114,9 +143,16 @@ def _cuda() -> dict[str, str]:
     compiler, found, library = find_compiler(), find_gpus(), find_library()
     return {
         "compiler": COMPILER_MISSING if compiler is None else f"nvcc {compiler.version}, {compiler.origin}",
-        "driver": found.why_not or f"supports CUDA {found.driver}",
+        "driver": found.why_not or f"driver {_driver_version()}, which supports CUDA {found.driver}",
         "products": library if isinstance(library, str) else "cuBLASLt is here",
     }
+
+
+def _driver_version() -> str:
+    """Of the kernel module, e.g. "580.95.05"."""
+    path = Path("/proc/driver/nvidia/version")
+    found = re.search(r"Module.*?(\d+(?:\.\d+)+)", path.read_text()) if path.is_file() else None
+    return found[1] if found else "of unknown version"
 
 
 def _cpu_name() -> str:
