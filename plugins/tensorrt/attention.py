@@ -119,3 +119,14 @@ def launches(
         longest=0,
     )  # fmt: skip
     return [write, *attend], counts, dims["splits"][0]
+
+
+def kernels(kv: KvLayout) -> dict[str, int]:
+    """Names of what `launches` launches, and how many bytes of dynamic shared memory each may take."""
+    nowhere = Places(keys=0, values=0, tables=0, width=0, q=0, decode=0, prefill=0, partial=0, stats=0)
+    write = write_launch(
+        nowhere, kv, qkv=0, cos_sin=0, q_norm=0, k_norm=0, positions=0, sequences=0, heads=0, rotary_dim=0,
+        interleaved=False, wide_norm=False, eps=0,
+    )  # fmt: skip
+    attend = attention_launches(nowhere, kv, y=0, heads=0, window=0, scale=0, softcap=0, narrow=False)
+    return {each.kernel: each.shared for each in (write, *attend)}

@@ -16,6 +16,7 @@ from typing import Any
 
 from ingot.errors import IngotError
 from ingot.plan import Plan
+from ingot.plugins.tensorrt.bindings import logger
 from ingot.plugins.tensorrt.lowering import lower
 from ingot.plugins.tensorrt.plugin import register_attention
 from ingot.plugins.tensorrt.tensors import Dim, Shape, pools, profiles, step_inputs
@@ -39,11 +40,16 @@ def _compile(folder: Path, trt: Any, capabilities: list[str]) -> dict[str, Any]:
     ctypes.CDLL(PARSER_OPENS)  # an OSError here is better than the parser's way to say so
     plan = Plan.from_json((folder / "plan.json").read_text())
     with (folder / "log.txt").open("w") as file:
-        logger = _logger(trt, file)
+
+        def write(severity: str, message: str) -> None:
+            file.write(f"{severity} {message}\n")
+            file.flush()  # what is not on the disk when the library ends the process is lost
+
+        log = logger(trt, write)
         register_attention(trt)
-        builder = trt.Builder(logger)
+        builder = trt.Builder(log)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-        parser = trt.OnnxParser(network, logger)
+        parser = trt.OnnxParser(network, log)
         if not parser.parse(lower(plan).SerializeToString()):
             errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
             raise OSError("the parser refuses the network: " + "; ".join(errors))
@@ -78,20 +84,6 @@ def _config(trt: Any, builder: Any, plan: Plan, capabilities: list[str]) -> Any:
 
 def _shape(shape: Shape, ranges: Any, pick: str) -> tuple[int, ...]:
     return tuple(getattr(ranges[each], pick) if isinstance(each, Dim) else each for each in shape)
-
-
-def _logger(trt: Any, file: Any) -> Any:
-    class Logger(trt.ILogger):  # type: ignore[misc]
-        """Everything goes to the file: the log is read, not shown."""
-
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, message: str) -> None:
-            file.write(f"{severity.name} {message}\n")
-            file.flush()
-
-    return Logger()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,8 @@ from pathlib import Path
 
 from ingot.errors import BuildError
 from ingot.plan import Plan
+from ingot.plugins.cuda.compiler import run_program
+from ingot.plugins.target import Progress
 from ingot.plugins.tensorrt.layers import Layer, check_layers, check_network, read_layers
 from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.plan_file import PlanHeader, read_header
@@ -37,7 +38,9 @@ class Compiled:
     log: str
 
 
-def compile_plan(plan: Plan, library: Library, capabilities: Sequence[str]) -> Compiled:
+def compile_plan(
+    plan: Plan, library: Library, capabilities: Sequence[str], progress: Progress = lambda what, done, total: None
+) -> Compiled:
     """capabilities: "SM89" and the like; none: those that the library builds for by itself.
 
     Raises BuildError where the builder fails, or makes something else than the plan.
@@ -49,10 +52,10 @@ def compile_plan(plan: Plan, library: Library, capabilities: Sequence[str]) -> C
         links.mkdir()
         (links / _LINK).symlink_to(library.folder / _LIBRARY)
         command = [sys.executable, "-m", _PROCESS, str(folder), library.module, ",".join(capabilities)]
-        done = subprocess.run(command, env=_environment(links), capture_output=True, text=True, check=False)
+        code, said = run_program(command, f"compiling the network with {library}", progress, _environment(links))
         log = (folder / "log.txt").read_text() if (folder / "log.txt").is_file() else ""
-        if done.returncode != 0:
-            raise _failed(library, done.returncode, done.stderr, log)
+        if code != 0:
+            raise _failed(library, code, said, log)
         image = (folder / "rank0.plan").read_bytes()
         report = json.loads((folder / "report.json").read_text())
     compiled = Compiled(
@@ -74,11 +77,11 @@ def _environment(links: Path) -> dict[str, str]:
     }
 
 
-def _failed(library: Library, code: int, stderr: str, log: str) -> BuildError:
+def _failed(library: Library, code: int, said: str, log: str) -> BuildError:
     errors = [line for line in log.splitlines() if line.startswith(("ERROR", "INTERNAL_ERROR"))]
-    ended = f"its process was ended by {signal.Signals(-code).name}" if code < 0 else stderr.strip().splitlines()[-1:]
-    said = [*([ended] if isinstance(ended, str) else ended), *errors[:_SAID]]
+    ended = [f"its process was ended by {signal.Signals(-code).name}"] if code < 0 else said.strip().splitlines()[-1:]
     return BuildError(
-        f"{library.name} cannot compile the network", where=str(library), got="; ".join(said) or f"exit code {code}",
+        f"{library.name} cannot compile the network", where=str(library),
+        got="; ".join([*ended, *errors[:_SAID]]) or f"exit code {code}",
         hint="see `ingot doctor`; if the model builds for cuda targets, this is a bug of ingot or of the library",
     )  # fmt: skip

@@ -124,9 +124,12 @@ def profiles(plan: Plan) -> tuple[Profile, Profile]:
         Dim.PREFILL: Range(least=0, usual=most_items, most=most_items),
     }
     each = Range(least=1, usual=most_decode, most=most_decode)
-    decode = dict.fromkeys((Dim.TOKENS, Dim.ROWS, Dim.SEQUENCES, Dim.DECODE), each)
-    nothing = Range(least=0, usual=0, most=0)
+    some, none = dataclasses.replace(each, least=0), Range(least=0, usual=0, most=0)
+    decode = {
+        **dict.fromkeys((Dim.TOKENS, Dim.ROWS, Dim.SEQUENCES), each),
+        Dim.DECODE: each if tiles.decode else some,  # groups too large for a decode item make items of prefill
+        Dim.PREFILL: none if tiles.decode else some,
+    }
     return (
-        Profile(name="mixed", ranges={**mixed, **shared}),
-        Profile(name="decode", ranges={**decode, Dim.PREFILL: nothing, **shared}),
-    )
+        Profile(name="mixed", ranges={**mixed, **shared}), Profile(name="decode", ranges={**decode, **shared}),
+    )  # fmt: skip
