@@ -149,8 +149,7 @@ class TensorRtSession:
         if bucket is None:
             self._execute(MIXED, counts, counts.longest)
         else:
-            # Shapes of a bucket are those of its longest possible sequence, so that one graph serves every length.
-            self._graphs.run(bucket, lambda: self._execute(DECODE, counts, self._plan.limits.max_seq_len))
+            self._decode(bucket, counts)
         return self._draws.result(batch, self._logits_at)
 
     def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
@@ -164,6 +163,17 @@ class TensorRtSession:
         self._contexts.clear()
         del self._engine, self._runtime
         self.device.close()
+
+    def _decode(self, bucket: int, counts: Counts) -> None:
+        """Shapes of a bucket are those of its longest possible sequence, so that one graph serves every length."""
+
+        def execute() -> None:
+            self._execute(DECODE, counts, self._plan.limits.max_seq_len)
+
+        if self._contexts[DECODE].is_stream_capturable(self.device.stream_address):
+            self._graphs.run(bucket, execute)
+        else:
+            execute()
 
     def _execute(self, profile: int, counts: Counts, longest: int) -> None:
         context = self._contexts[profile]
