@@ -5,16 +5,18 @@ capabilities      of GPUs, from the header of the network
 profiles          name → length → [least, usual, most]
 network           kinds of layers that the parser made → how many
 layers            profile → kinds of layers that the builder made of them → how many
+products          profile → how many products of the plan they compute: all, or there would be no engine
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
+from ingot.configs.sizes import format_bytes
 from ingot.plan import Plan
 from ingot.plugins.target import file_name
 from ingot.plugins.tensorrt.compiler import Compiled
-from ingot.plugins.tensorrt.layers import counts
+from ingot.plugins.tensorrt.layers import computed_products, counts
 from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.plan_file import HEADER_BYTES, read_header
 from ingot.plugins.tensorrt.tensors import profiles
@@ -39,6 +41,9 @@ def describe(plan: Plan, target: str, library: Library, compiled: Compiled) -> b
             profile.name: dict(counts(layer for layer in compiled.layers if layer.profile == number))
             for number, profile in enumerate(named)
         },
+        "products": {
+            profile.name: len(computed_products(plan, compiled.layers, number)) for number, profile in enumerate(named)
+        },
     }
     return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
@@ -60,3 +65,17 @@ def read_description(directory: Path, target: str) -> dict[str, Any] | None:
         **document, "file": found[0], "bytes": header.nbytes, "version": header.version, "mask": header.mask,
         "capabilities": list(header.capabilities),
     }  # fmt: skip
+
+
+def description_lines(document: dict[str, Any]) -> list[str]:
+    """For people."""
+    products = "/".join(map(str, document["products"].values()))
+    lines = [
+        f"network     {document['file']}: {format_bytes(document['bytes'])} by {document['library']} for GPUs of "
+        f"{', '.join(document['capabilities'])} (mask {document['mask']:#04x}), {products} products"
+    ]
+    for name, ranges in document["profiles"].items():
+        spans = (f"{what} {least} to {most}" for what, (least, _, most) in ranges.items())
+        kinds = (f"{count} {kind}" for kind, count in document["layers"][name].items())
+        lines.append(f"profile     {name}: {', '.join(spans)}; layers: {', '.join(kinds)}")
+    return lines

@@ -13,41 +13,49 @@ from collections.abc import Iterable, Mapping, Sequence
 from ingot.errors import BuildError
 from ingot.plan import Plan
 from ingot.plugins.tensorrt.attention import PLUGIN
-from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, pools, profiles, weights
+from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, pools, product_node, profiles, weights
 
 MOVES = ("NoOp", "Reformat", "shape_call")  # kinds of layers that compute nothing
 PLUGIN_KIND = "PluginV3"
 
 _TENSOR = re.compile(r"\{ Name: (.+?), (?:Location|Dimensions): ")
+_NODE = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 _PROFILE = re.compile(r" \[profile (\d+)\]")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """kind: as the builder calls it, e.g. gemm; inputs, outputs: names of tensors; profile: its number."""
+    """kind: as the builder calls it, e.g. gemm; inputs, outputs: names of tensors; nodes: of the network, that it
+    computes; profile: its number."""
 
     name: str
     kind: str
     profile: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    nodes: tuple[str, ...]
 
 
 def read_layers(log: str) -> list[Layer]:
-    """The layers of the engine that a log of the builder lists, profile by profile."""
-    found = []
+    """The layers of the engine that a log of the builder lists, profile by profile: most layers but the first profile's
+    say which is theirs, the others are of the last one that was named."""
+    found: list[Layer] = []
+    profile = 0
     for line in log.splitlines():
         if not line.startswith("Name: ") or ", LayerType: " not in line:
             continue
         name, rest = line.removeprefix("Name: ").split(", LayerType: ", 1)
         kind, rest = rest.split(", Inputs: ", 1)
-        given, made = rest.split(", Outputs: ", 1)
+        given, rest = rest.split(", Outputs: ", 1)
+        made, _, metadata = rest.partition(", Metadata: ")
+        if named := _PROFILE.search(line):
+            profile = int(named[1])
         tensors = [tuple(_without_profile(each) for each in _TENSOR.findall(part)) for part in (given, made)]
-        profile = _PROFILE.search(line)
+        nodes = tuple(dict.fromkeys(_without_profile(each) for each in _NODE.findall(metadata)))
         found.append(
             Layer(
-                name=_without_profile(name), kind=kind, profile=int(profile[1]) if profile else 0, inputs=tensors[0],
-                outputs=tensors[1],
+                name=_without_profile(name), kind=kind, profile=profile, inputs=tensors[0], outputs=tensors[1],
+                nodes=nodes,
             )
         )  # fmt: skip
     return found
@@ -60,6 +68,12 @@ def _without_profile(name: str) -> str:
 def counts(layers: Iterable[Layer]) -> Mapping[str, int]:
     """Kind → how many."""
     return dict(sorted(Counter(layer.kind for layer in layers).items()))
+
+
+def computed_products(plan: Plan, layers: Iterable[Layer], profile: int) -> list[str]:
+    """Steps of the plan with a product that a layer of the profile computes."""
+    nodes = {node for each in layers if each.profile == profile and each.kind not in MOVES for node in each.nodes}
+    return [step.name for step in plan.steps if step.op == "matmul" and product_node(step.name) in nodes]
 
 
 def expected_network(plan: Plan) -> Mapping[str, int]:
@@ -79,21 +93,24 @@ def check_network(plan: Plan, network: Mapping[str, int]) -> None:
 
 def check_layers(plan: Plan, layers: Sequence[Layer]) -> None:
     """Hold the layers of the engine against the plan. Raises BuildError that names what is missing or too much."""
+    products = [step.name for step in plan.steps if step.op == "matmul"]
     for number, profile in enumerate(profiles(plan)):
+        found = computed_products(plan, layers, number)
+        if hollow := [name for name in products if name not in found]:
+            raise BuildError(
+                "the engine is hollow: no layer computes a product", where=f"profile {profile.name}",
+                expected=f"all {len(products)} products of the plan", got=f"none for {', '.join(hollow)}",
+            )  # fmt: skip
         _check_profile(plan, [layer for layer in layers if layer.profile == number], profile.name)
 
 
 def _check_profile(plan: Plan, layers: Sequence[Layer], where: str) -> None:
     computing = [layer for layer in layers if layer.kind not in MOVES]
-    readers = Counter(name for layer in computing for name in set(layer.inputs))
-    used = Counter(step.inputs[1] for step in plan.steps if step.op == "matmul")
-    for weight in weights(plan):
-        expected = max(1, used[weight.name])
-        if readers[weight.name] < expected:
-            raise BuildError(
-                "the engine is hollow: no layer computes with a weight", where=f"profile {where}, {weight.name}",
-                expected=f"{expected} layers that read it", got=str(readers[weight.name]),
-            )  # fmt: skip
+    read = {name for layer in computing for name in layer.inputs}
+    if unread := [weight.name for weight in weights(plan) if weight.name not in read]:
+        raise BuildError(
+            "the engine is hollow: no layer reads a weight", where=f"profile {where}", got=", ".join(unread)
+        )
     if not any(LOGITS in layer.outputs for layer in computing):
         raise BuildError("the engine is hollow: no layer makes the logits", where=f"profile {where}")
     _check_pools(plan, layers, where)

@@ -104,6 +104,11 @@ def outputs(plan: Plan) -> tuple[Tensor, ...]:
     return (logits, *(dataclasses.replace(pool, name=pool.name + UPDATED) for pool in pools(plan)))
 
 
+def product_node(step: str) -> str:
+    """Name of the node that multiplies, in a step that is a product."""
+    return f"{step}/product"
+
+
 def profiles(plan: Plan) -> tuple[Profile, Profile]:
     """Any step within the limits; steps with one token of every sequence, all of whose logits are wanted."""
     limits, tiles = plan.limits, attention_tiles(group_of(plan))

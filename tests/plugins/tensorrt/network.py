@@ -27,7 +27,7 @@ def evaluator(model: onnx.ModelProto, attend: Attend) -> ReferenceEvaluator:
         op_domain = DOMAIN
 
         def _run(self, *inputs: Array, **attributes: int | float) -> tuple[Array, Array, Array]:
-            return attend(Attention(**attributes), inputs)  # type: ignore[arg-type]
+            return attend(Attention(**attributes), inputs)
 
     Attends.__name__ = PLUGIN
     return ReferenceEvaluator(model, new_ops=[Attends])

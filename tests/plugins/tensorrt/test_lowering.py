@@ -66,7 +66,7 @@ def _weights(built: Built) -> dict[str, npt.NDArray[np.generic]]:
     for each in weights(built.plan):
         values = read_weight(built.section, stored[each.name])
         assert isinstance(values, np.ndarray)
-        bits = from_float32(np.ascontiguousarray(values), each.dtype).reshape(each.shape)
+        bits = from_float32(np.ascontiguousarray(values), each.dtype).reshape(values.shape)
         found[each.name] = bits.view(onnx.helper.tensor_dtype_to_np_dtype(each.dtype.onnx))
     return found
 
@@ -101,7 +101,7 @@ def _compare(built: Built, precision: str) -> None:
         attention.batch = batch_of(lengths, tables, rows, ids=ids, want_logits=True)
         expected = ref.run(attention.batch).logits
         assert expected is not None
-        (found,) = network.run([LOGITS], {**given, **_step_arrays(built.plan, attention.batch)})
+        found = np.asarray(network.run([LOGITS], {**given, **_step_arrays(built.plan, attention.batch)})[0])
         assert found.dtype == np.float32
         assert np.abs(found - expected).max() < TOLERANCE[precision] * np.ptp(expected)
 
