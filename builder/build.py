@@ -41,6 +41,8 @@ from ingot.plugins.target import Constant, Progress, Target, WithFiles, file_nam
 BASE_MEMORY = 80 << 20
 GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
 MANIFEST_BYTES = 1 << 20  # of disk: manifest and the ends of sections
+CODE_BYTES = 2 << 20  # of disk: machine code for one GPU target, at most
+NETWORK_BYTES = 2 << 20  # of disk: a layer of a network that another compiler makes, at most
 BLOCK_COPIES = 6  # a block as stored, as float32, rounded or quantised, packed; one in each thread, and one to write
 
 CAPABILITIES = ("context_logits", "generation_logits", "greedy", "log_probs", "paged_kv", "sampling")
@@ -121,18 +123,18 @@ def build(
     notes: list[str] = []
     with graph_errors(checkpoint.graph_path):
         jobs = decide(config, checkpoint, targets, config.shards or _threads(), progress)
-        shares = share(jobs, [() if config.dry_run else _constants(job, progress, say) for job in jobs])
-        engine_bytes = sum(map(_engine_bytes, shares))
-        made = {} if config.dry_run else _files(jobs, progress, say)
-        forecast = _forecast(config, checkpoint, output_dir, engine_bytes + sum(map(len, made.values())))
+        shares = share(jobs, [()] * len(jobs))
+        forecast = _forecast(config, checkpoint, output_dir, sum(map(_engine_bytes, shares)) + _made_bytes(jobs))
         say(f"the build {forecast}")
         if not config.dry_run:
             with OutputDir(Path(output_dir), is_previous=is_engine) as out:
                 out.require_space(forecast.disk)
+                shares = share(jobs, [_constants(job, progress, say) for job in jobs])
+                made = _files(jobs, progress, say)
                 notes = _write(jobs, shares, made, checkpoint, out.path, progress)
     return BuildReport(
         output_dir=Path(output_dir), dry_run=config.dry_run, targets=tuple(_target_report(job, shares) for job in jobs),
-        notes=(*common_notes(jobs), *notes), memory=forecast.memory, engine_bytes=engine_bytes,
+        notes=(*common_notes(jobs), *notes), memory=forecast.memory, engine_bytes=sum(map(_engine_bytes, shares)),
         seconds=time.monotonic() - begin,
     )  # fmt: skip
 
@@ -176,6 +178,12 @@ def _constants(job: Job, progress: Progress, say: Say) -> tuple[Constant, ...]:
         nbytes = sum(len(constant.data) for constant in constants)
         say(f"machine code for {job.target.name}: {format_bytes(nbytes)}, made in {time.monotonic() - begin:.1f} s")
     return constants
+
+
+def _made_bytes(jobs: Sequence[Job]) -> int:
+    """What compilers will make, about."""
+    layers = sum(job.plan.kv.num_layers for job in jobs if isinstance(job.target, WithFiles))
+    return CODE_BYTES * sum(job.target.on_gpu for job in jobs) + NETWORK_BYTES * layers
 
 
 def _files(jobs: Sequence[Job], progress: Progress, say: Say) -> dict[str, bytes]:

@@ -86,14 +86,19 @@ class Fit:
     runs: tuple[Target, ...]
     reasons: dict[str, str]
 
+    def lines(self) -> list[str]:
+        """Every reason with the name of its target."""
+        return [why if why.startswith(name) else f"{name}: {why}" for name, why in self.reasons.items()]
+
     def best(self) -> Target:
         """The one to run. Raises TargetError with every target's reason."""
         if self.runs:
             return self.runs[0]
-        lines = [f"{name}: {reason}" for name, reason in self.reasons.items()]
+        lines = [f"\n    {line}" for line in self.lines()]
+        common = set(self.reasons.values())
         raise TargetError(
             "this machine cannot run the engine", where=self.where, expected=" or ".join(self.reasons),
-            got=next(iter(self.reasons.values())) if len(lines) == 1 else "".join(f"\n    {line}" for line in lines),
+            got=common.pop() if len(common) == 1 else "".join(lines),
             hint="build an engine for this machine: ingot build --target cpu, or see ingot doctor",
         )  # fmt: skip
 

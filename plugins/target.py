@@ -107,6 +107,10 @@ class WithFiles(Target, Protocol):
 class WithMemory(Target, Protocol):
     """A target whose weights lie in a memory of its own, which is not the host's."""
 
+    def devices(self) -> int:
+        """How many of this machine can run it."""
+        ...
+
     def read_bandwidth(self, nbytes: int) -> float:
         """Bytes per second that it moves in a buffer of so many. Raises CapacityError, TargetError."""
         ...

@@ -7,12 +7,12 @@ import numpy as np
 
 from ingot.configs.runtime import RuntimeConfig
 from ingot.engine import Engine, open_engine, read_manifest
-from ingot.errors import UsageError
+from ingot.errors import TargetError, UsageError
 from ingot.plan import Limits
 from ingot.plugins.cpu.target import crc32 as native_crc32
 from ingot.plugins.cpu.target import detect_isa
 from ingot.plugins.registry import fit_targets
-from ingot.plugins.target import SessionOptions
+from ingot.plugins.target import SessionOptions, Target, WithMemory
 from ingot.runtime.memory import available_memory, kv_budget
 from ingot.step_io import Session
 
@@ -32,8 +32,9 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     Raises EngineError (damaged), TargetError (this machine cannot run it), UsageError (limits beyond the engine's),
     CapacityError (memory).
     """
-    names = read_manifest(directory).targets
-    target = fit_targets(names, where=str(directory), wanted=config.target, isa=config.isa).best()
+    manifest = read_manifest(directory)
+    target = fit_targets(manifest.targets, where=str(directory), wanted=config.target, isa=config.isa).best()
+    _require_one_rank(manifest.ranks, target, str(directory))
     crc32 = _crc32 if detect_isa() != "none" else None
     engine = open_engine(directory, rank=config.rank, crc32=crc32, target=target.name)
     limits = lowered(engine.plan.limits, config)
@@ -43,6 +44,18 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads, directory=Path(directory))
     session = target.open_session(engine.plan, engine.weights, options)
     return LoadedEngine(engine=engine, session=session, limits=limits)
+
+
+def _require_one_rank(ranks: int, target: Target, where: str) -> None:
+    """An engine of several ranks is a part of a model in each file, and nothing here puts them together."""
+    if ranks == 1:
+        return
+    here = f"{target.devices()} that run {target.name}" if isinstance(target, WithMemory) else "no GPU in use"
+    raise TargetError(
+        "this machine cannot run the engine", where=where,
+        expected=f"{ranks} ranks, a GPU for each", got=f"{here}; this version runs engines of one rank",
+        hint="build the engine with --tp_size 1 --pp_size 1",
+    )  # fmt: skip
 
 
 def _crc32(data: memoryview) -> int:

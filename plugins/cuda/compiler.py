@@ -4,6 +4,7 @@ The compiler is the machine's own nvcc, or that of the wheel nvidia-cuda-nvcc. K
 time: its types, head size and block size are constants in the code.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -177,16 +178,16 @@ def run_program(
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment
     ) as process:
-        for seconds in itertools.count(1):
-            try:
-                said, _ = process.communicate(timeout=1)
-                return process.returncode, said
-            except subprocess.TimeoutExpired:
+        try:
+            for seconds in itertools.count(1):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    said, _ = process.communicate(timeout=1)
+                    break
                 progress(stage, seconds, 0)
-            except BaseException:  # interrupted: neither nvcc nor the programs that it started go on alone
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
-    raise AssertionError("the loop ends with the process")
+        except BaseException:  # interrupted: neither nvcc nor the programs that it started go on alone
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, said
 
 
 def read_report(text: str) -> dict[str, Resources]:

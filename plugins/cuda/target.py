@@ -97,6 +97,10 @@ class CudaTarget:
         taken = plan.weight_bytes + plan.arena_bytes + scratch.sums + scratch.inputs + WORKSPACE_BYTES + _RESERVE
         return max(0, gpu.memory_bytes - taken)
 
+    def devices(self) -> int:
+        """GPUs of this machine that run the machine code."""
+        return sum(self.architecture.runs_on(gpu) for gpu in find_gpus().gpus)
+
     def read_bandwidth(self, nbytes: int) -> float:
         """Of a copy within the GPU's memory."""
         return copy_bandwidth(self._require_gpu(), nbytes)

@@ -38,12 +38,12 @@ class TargetState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EngineState:
-    """takes: the target of the engine that this machine would run; None where it runs none. why_not: by target that it
-    does not run, a line. problem: what stops anybody from reading the engine."""
+    """takes: the target of the engine that this machine would run; None where it runs none. why_not: a line for each
+    target that it does not run. problem: what stops anybody from reading the engine."""
 
     directory: str
     takes: str | None
-    why_not: dict[str, str]
+    why_not: tuple[str, ...]
     problem: str | None
 
 
@@ -124,10 +124,10 @@ def _engine(path: Path) -> EngineState:
         check_files(path, manifest)
     except IngotError as error:
         problem = error.what + (f": {error.got}" if error.got else "")
-        return EngineState(directory=str(path), takes=None, why_not={}, problem=problem)
+        return EngineState(directory=str(path), takes=None, why_not=(), problem=problem)
     fit = fit_targets(manifest.targets, where=str(path))
     takes = fit.runs[0].name if fit.runs else None
-    return EngineState(directory=str(path), takes=takes, why_not=fit.reasons, problem=None)
+    return EngineState(directory=str(path), takes=takes, why_not=tuple(fit.lines()), problem=None)
 
 
 def _bandwidth() -> tuple[float | None, str | None]:

@@ -105,7 +105,8 @@ def _refuse_later(options: dict[str, Any], defaults: BuildDefaults) -> None:
         if size > 1:
             origin = "" if options[name] else ", recorded by convert"
             raise UsageError(
-                f"--{name} {size}{origin}: an engine has one rank in this version", hint=f"give --{name} 1"
+                f"--{name} {size}{origin}: an engine has one rank in this version, so one CPU or one GPU",
+                hint=f"give --{name} 1",
             )
 
 
@@ -171,13 +172,15 @@ def _tell(report: BuildReport, talk: Talk) -> None:
     for note in report.notes:
         (talk.warn if "NaN" in note else talk.note)(note)
     limits, done = report.plan.limits, "would be" if report.dry_run else "is"
-    kinds = "; ".join(
-        f"{target.target} in {target.precision} with a KV cache in {target.plan.kv.dtype.value}"
-        + (f" ({target.file})" if len(report.targets) > 1 else "")
-        for target in report.targets
-    )
+    kinds = [
+        f"{each.target}: {each.precision} with a KV cache in {each.plan.kv.dtype.value}" for each in report.targets
+    ]
+    if len(kinds) > 1:
+        for each, kind in zip(report.targets, kinds, strict=True):
+            talk.note(f"{kind}, in {each.file}")
+        kinds = [f"{len(kinds)} targets"]
     talk.note(
-        f"{report.output_dir} {done} an engine for {kinds}, "
+        f"{report.output_dir} {done} an engine for {kinds[0]}, "
         f"{format_bytes(report.engine_bytes)}, at most {limits.max_batch_size} requests, {limits.max_input_len} tokens "
         f"in, {limits.max_seq_len} in all, {limits.max_num_tokens} per step; {report.seconds:.1f} s"
     )

@@ -56,8 +56,8 @@ def _show(machine: Machine) -> None:
     console.print(table, highlight=False, markup=False)
     for engine in machine.engines:
         print(f"{engine.directory}: " + (engine.problem or _fate(engine)))
-        for name, reason in engine.why_not.items():
-            print(f"  not {name}: {reason}")
+        for line in engine.why_not:
+            print(f"  {line}")
 
 
 def _fate(engine: EngineState) -> str:

@@ -70,8 +70,8 @@ def _compare(engine: Path, against: Path, options: CompareOptions, talk: Talk) -
     """One comparison for each target that this machine runs; of the others it is said why there is none."""
     fit = comparable_targets(engine, options)
     fit.best()
-    for name, reason in fit.reasons.items():
-        talk.warn(f"{name} is not compared here: {reason}")
+    for line in fit.lines():
+        talk.warn(f"not compared here: {line}")
     comparisons = []
     for target in fit.runs:
         comparisons.append(compare(engine, against, dataclasses.replace(options, target=target.name), talk.progress))

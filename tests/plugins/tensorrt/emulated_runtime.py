@@ -122,7 +122,7 @@ class EmulatedContext:
         self._wait()
         assert self._memory, "there is no memory for activations"
         given = {name: self._array(tensor, name) for name, tensor in self._engine.inputs.items()}
-        logits = np.asarray(self._network.run([LOGITS], given)[0])
+        (logits,) = map(np.asarray, self._network.run([LOGITS], given))
         ctypes.memmove(self._addresses[LOGITS], np.ascontiguousarray(logits).ctypes.data, logits.nbytes)
         self._engine.owner.steps.append((self._profile.name if self._profile else "", len(given["ids"])))
         return True

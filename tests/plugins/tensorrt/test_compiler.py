@@ -124,8 +124,8 @@ def test_a_copied_pool_is_refused(llama: tuple[Plan, Compiled]) -> None:
 def test_lines_of_the_log_are_layers() -> None:
     log = (
         "VERBOSE Engine Layer Information:\n"
-        "Name: a_myl1, LayerType: gemm, Inputs: [ { Name: x, Dimensions: [-1,4], Strides: [4,1] }, { Name: w, Dimensions:"
-        " [4,4] }], Constants: [ { Name: one, Dimensions: [1] }], Outputs: [ { Name: y, Dimensions: [-1,4] }], "
+        "Name: a_myl1, LayerType: gemm, Inputs: [ { Name: x, Dimensions: [-1,4], Strides: [4,1] }, { Name: w, "
+        "Dimensions: [4,4] }], Constants: [ { Name: one, Dimensions: [1] }], Outputs: [ { Name: y, Dimensions: [4] }], "
         "TacticName: t, StreamId: 0, Metadata: [ONNX Layer: a/product][ONNX Layer: a/bias]\n"
         "Name: b [profile 1], LayerType: PluginV3, Inputs: [ { Name: y [profile 1], Location: Device }], Outputs: "
         "[ { Name: z [profile 1], Location: Device }], Metadata: [ONNX Layer: b]\n"
@@ -178,7 +178,7 @@ def test_the_command_line(builder: Library, tmp_path: Path) -> None:
     engine, out = tmp_path / "engine", _checkpoint(tmp_path, "qwen3")
     ingot(
         "build", "--checkpoint_dir", out, "--output_dir", engine, "--target", "tensorrt-rtx/sm89,cuda/sm89",
-        "--precision", "bf16",
+        "--precision", "f32",
     ).succeeds()  # fmt: skip
     assert [part.name for part in read_manifest(engine).parts if part.name.startswith("rank0")] == [
         "rank0.engine", "rank0.plan", "rank0.plan.json",

@@ -101,7 +101,8 @@ def _compare(built: Built, precision: str) -> None:
         attention.batch = batch_of(lengths, tables, rows, ids=ids, want_logits=True)
         expected = ref.run(attention.batch).logits
         assert expected is not None
-        found = np.asarray(network.run([LOGITS], {**given, **_step_arrays(built.plan, attention.batch)})[0])
+        made = network.run([LOGITS], {**given, **_step_arrays(built.plan, attention.batch)})
+        (found,) = map(np.asarray, made)
         assert found.dtype == np.float32
         assert np.abs(found - expected).max() < TOLERANCE[precision] * np.ptp(expected)
 
