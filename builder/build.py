@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ingot import __version__
@@ -35,13 +35,14 @@ from ingot.manifest import Manifest, Variant
 from ingot.output_dir import OutputDir
 from ingot.plan import Plan, plans_to_json
 from ingot.plugins.registry import find_targets
-from ingot.plugins.target import Constant, Progress, Target
+from ingot.plugins.target import Constant, Progress, Target, WithFiles, file_name
 
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
 BASE_MEMORY = 80 << 20
 GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
 MANIFEST_BYTES = 1 << 20  # of disk: manifest and the ends of sections
 CODE_BYTES = 2 << 20  # of disk: machine code for one GPU target, at most
+NETWORK_BYTES = 2 << 20  # of disk: a layer of a network that another compiler makes, at most
 BLOCK_COPIES = 6  # a block as stored, as float32, rounded or quantised, packed; one in each thread, and one to write
 
 CAPABILITIES = ("context_logits", "generation_logits", "greedy", "log_probs", "paged_kv", "sampling")
@@ -123,14 +124,14 @@ def build(
     with graph_errors(checkpoint.graph_path):
         jobs = decide(config, checkpoint, targets, config.shards or _threads(), progress)
         shares = share(jobs, [()] * len(jobs))
-        code = CODE_BYTES * sum(target.on_gpu for target in targets)
-        forecast = _forecast(config, checkpoint, output_dir, sum(map(_engine_bytes, shares)) + code)
+        forecast = _forecast(config, checkpoint, output_dir, sum(map(_engine_bytes, shares)) + _made_bytes(jobs))
         say(f"the build {forecast}")
         if not config.dry_run:
             with OutputDir(Path(output_dir), is_previous=is_engine) as out:
                 out.require_space(forecast.disk)
                 shares = share(jobs, [_constants(job, progress, say) for job in jobs])
-                notes = _write(jobs, shares, checkpoint, out.path, progress)
+                made = _files(jobs, progress, say)
+                notes = _write(jobs, shares, made, checkpoint, out.path, progress)
     return BuildReport(
         output_dir=Path(output_dir), dry_run=config.dry_run, targets=tuple(_target_report(job, shares) for job in jobs),
         notes=(*common_notes(jobs), *notes), memory=forecast.memory, engine_bytes=sum(map(_engine_bytes, shares)),
@@ -179,10 +180,31 @@ def _constants(job: Job, progress: Progress, say: Say) -> tuple[Constant, ...]:
     return constants
 
 
+def _made_bytes(jobs: Sequence[Job]) -> int:
+    """What compilers will make, about."""
+    layers = sum(job.plan.kv.num_layers for job in jobs if isinstance(job.target, WithFiles))
+    return CODE_BYTES * sum(job.target.on_gpu for job in jobs) + NETWORK_BYTES * layers
+
+
+def _files(jobs: Sequence[Job], progress: Progress, say: Say) -> dict[str, bytes]:
+    """What targets store beside the rank files, by name."""
+    made: dict[str, bytes] = {}
+    for job in jobs:
+        if not isinstance(job.target, WithFiles):
+            continue
+        begin, word = time.monotonic(), job.target.name if made else ""
+        named = {file_name(each.suffix, word): each.data for each in job.target.files(job.plan, progress)}
+        sizes = ", ".join(f"{name} of {format_bytes(len(data))}" for name, data in named.items())
+        say(f"{sizes} for {job.target.name}, made in {time.monotonic() - begin:.1f} s")
+        made |= named
+    return made
+
+
 def _write(
-    jobs: Sequence[Job], shares: Sequence[Share], checkpoint: Checkpoint, directory: Path, progress: Progress
-) -> list[str]:
-    """Fill the engine directory; returns notes."""
+    jobs: Sequence[Job], shares: Sequence[Share], made: Mapping[str, bytes], checkpoint: Checkpoint, directory: Path,
+    progress: Progress,
+) -> list[str]:  # fmt: skip
+    """Fill the engine directory; returns notes. made: further files, by name."""
     total, done = sum(use.nbytes for each in shares for use in each.lowering.uses), 0
 
     def advance(nbytes: int) -> None:
@@ -201,7 +223,8 @@ def _write(
     with WeightReader(checkpoint.path) as reader:
         files = [checkpoint.path / name for name in checkpoint.companions()]
         contents = [content(reader, each) for each in shares]
-        write_engine(directory, _manifest(jobs, shares, checkpoint), contents, files, checkpoint.path)
+        manifest = _manifest(jobs, shares, checkpoint)
+        write_engine(directory, manifest, contents, files, checkpoint.path, made)
     nonfinite = {name: count for packer in packers for name, count in packer.nonfinite.items()}
     return [f"weight {name} holds {count} values that are NaN or infinite" for name, count in nonfinite.items()]
 

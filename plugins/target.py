@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -16,10 +17,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SessionOptions:
-    """num_blocks: size of the KV pool in blocks; threads: None takes every core of the process."""
+    """num_blocks: size of the KV pool in blocks; threads: None takes every core of the process; directory: of the
+    engine, for targets whose engines have files beside the rank file."""
 
     num_blocks: int
     threads: int | None = None
+    directory: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +32,23 @@ class Constant:
     name: str
     layout: str
     data: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class File:
+    """A file that a target stores in the engine beside the rank file, e.g. a network that another compiler made.
+
+    suffix  of its name, which `file_name` makes
+    """
+
+    suffix: str
+    data: bytes
+
+
+def file_name(suffix: str, target: str = "") -> str:
+    """target: where another target of the engine has files already."""
+    word = f".{target.replace('/', '-')}" if target else ""
+    return f"rank0{word}{suffix}"
 
 
 class Target(Protocol):
@@ -58,7 +78,7 @@ class Target(Protocol):
         ...
 
     def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
-        """What else an engine of this plan must hold. Raises BuildError."""
+        """What else the weights section must hold for this plan. Raises BuildError."""
         ...
 
     def missing(self, isa: str | None = None) -> str | None:
@@ -71,6 +91,15 @@ class Target(Protocol):
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> Session:
         """Load a plan; `weights` (the mmapped section) must stay valid. Raises CapacityError, TargetError."""
+        ...
+
+
+@runtime_checkable
+class WithFiles(Target, Protocol):
+    """A target whose engines hold files beside the rank file."""
+
+    def files(self, plan: Plan, progress: Progress) -> tuple[File, ...]:
+        """Those of this plan. Raises BuildError."""
         ...
 
 

@@ -41,7 +41,7 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     on_device = target.kv_memory(engine.plan)
     available = available_memory() if on_device is None else on_device
     budget = kv_budget(engine.plan.kv, limits, config.kv_cache_memory, available)
-    options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads)
+    options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads, directory=Path(directory))
     session = target.open_session(engine.plan, engine.weights, options)
     return LoadedEngine(engine=engine, session=session, limits=limits)
 

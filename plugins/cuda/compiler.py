@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ingot.dtypes import DType
@@ -158,7 +158,9 @@ def _compiled(work: _Work) -> MachineCode:
             "-gencode", f"arch={virtual},code={architecture}", *work.specialisation.macros,
             str(SOURCES / "kernels.cu"), "-o", str(out),
         ]  # fmt: skip
-        code, said = _run(command, f"compiling kernels for {architecture} with nvcc {compiler.version}", work.progress)
+        code, said = run_program(
+            command, f"compiling kernels for {architecture} with nvcc {compiler.version}", work.progress
+        )
         if code != 0 or not out.is_file():
             lines = "\n".join(said.strip().splitlines()[:8])
             raise BuildError(
@@ -168,11 +170,13 @@ def _compiled(work: _Work) -> MachineCode:
         return MachineCode(image=out.read_bytes(), kernels=read_report(said))
 
 
-def _run(command: list[str], stage: str, progress: Progress) -> tuple[int, str]:
+def run_program(
+    command: list[str], stage: str, progress: Progress, environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
     """(exit code, what it printed). progress hears every second that the work goes on."""
     progress(stage, 0, 0)
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment
     ) as process:
         try:
             for seconds in itertools.count(1):

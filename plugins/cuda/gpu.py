@@ -205,12 +205,14 @@ class Device:
         return Kernel(name, function)
 
     def launch(
-        self, kernel: Kernel, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Arguments
-    ) -> None:
-        """Asynchronous, in the order of the stream."""
+        self, kernel: Kernel, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Arguments,
+        stream: int | None = None,
+    ) -> None:  # fmt: skip
+        """Asynchronous, in the order of the stream. stream: another one, by its address."""
+        where = self._stream if stream is None else self._driver.CUstream(stream)
         self._check(
             self._driver.cuLaunchKernel(
-                kernel.function, *grid, threads, 1, 1, shared_bytes, self._stream, arguments.address, 0
+                kernel.function, *grid, threads, 1, 1, shared_bytes, where, arguments.address, 0
             )
         )
 

@@ -102,17 +102,8 @@ class CudaTarget:
         return sum(self.architecture.runs_on(gpu) for gpu in find_gpus().gpus)
 
     def read_bandwidth(self, nbytes: int) -> float:
-        """The first half of a buffer is copied to the second: half of what is moved is read, half is written."""
-        half = max(256, nbytes // 2)
-        with contextlib.closing(Device(self._require_gpu())) as device:
-            buffer = device.allocate(2 * half)
-            times = []
-            for _ in range(_COPIES):
-                begin = time.perf_counter()
-                device.copy(buffer + half, buffer, half)
-                device.wait()
-                times.append(time.perf_counter() - begin)
-        return 2 * half / min(times)
+        """Of a copy within the GPU's memory."""
+        return copy_bandwidth(self._require_gpu(), nbytes)
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CudaSession:
         """Copies weights and machine code to the GPU. Raises TargetError, EngineError, CapacityError."""
@@ -133,6 +124,21 @@ class CudaTarget:
 
     def _gpu(self, gpus: tuple[Gpu, ...]) -> Gpu | None:
         return next((gpu for gpu in gpus if self.architecture.runs_on(gpu)), None)
+
+
+def copy_bandwidth(gpu: Gpu, nbytes: int) -> float:
+    """Bytes per second where the first half of a buffer is copied to the second: half of what is moved is read, half
+    is written."""
+    half = max(256, nbytes // 2)
+    with contextlib.closing(Device(gpu)) as device:
+        buffer = device.allocate(2 * half)
+        times = []
+        for _ in range(_COPIES):
+            begin = time.perf_counter()
+            device.copy(buffer + half, buffer, half)
+            device.wait()
+            times.append(time.perf_counter() - begin)
+    return 2 * half / min(times)
 
 
 TARGETS: tuple[Target, ...] = tuple(CudaTarget(sm) for sm in _ARCHITECTURES)

@@ -18,14 +18,12 @@ from ingot.plugins.cuda.compiler import find_compiler
 from ingot.plugins.cuda.gpu import find_gpus
 from ingot.plugins.cuda.products import find_library
 from ingot.plugins.registry import fit_targets, targets
+from ingot.plugins.tensorrt.library import find_rtx
 
 BUFFER_BYTES = 256 << 20  # larger than any cache
 LIBRARIES = ("numpy", "onnx", "onnx-graphsurgeon", "tokenizers", "click", "rich")
 EXTRAS = ("torch", "transformers", "onnxruntime")  # used by tests and for .bin files only
-LATER = {
-    "tensorrt-rtx": "TensorRT targets arrive later",
-    "tensorrt": "TensorRT targets arrive later",
-}
+LATER = {"tensorrt": "TensorRT targets arrive later"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +52,7 @@ class Machine:
     """
     bandwidth_gbs  what all cores together read, None if it could not be measured (then see bandwidth_why_not)
     libraries      name → version, None where it is not installed
-    cuda           what GPU engines need here: compiler, driver and cuBLASLt, each as found or what to install
+    cuda           what GPU engines need here: compiler, driver and libraries, each as found or what to install
     """
 
     cpu: str
@@ -145,6 +143,7 @@ def _cuda() -> dict[str, str]:
         "compiler": COMPILER_MISSING if compiler is None else f"nvcc {compiler.version}, {compiler.origin}",
         "driver": found.why_not or f"driver {_driver_version()}, which supports CUDA {found.driver}",
         "products": library if isinstance(library, str) else "cuBLASLt is here",
+        "networks": str(find_rtx()),
     }
 
 

@@ -21,6 +21,7 @@ from ingot.errors import UsageError
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest
 from ingot.plan import Plan, Step, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT
+from ingot.plugins.tensorrt.description import description_lines, read_description
 
 BALANCE = 8.0  # operations per byte, assumed: `ingot bench` measures what a machine really does
 CONTEXT = 1024  # tokens an attention looks back at, where the limits allow
@@ -142,11 +143,13 @@ def _inspect_target(path: Path, manifest: Manifest) -> Inspection:
     facts = step_facts(plan, manifest.activation_errors)
     block = plan.kv.block_bytes // plan.kv.tokens_per_block
     file, code = rank_file(0, manifest.files), _machine_code(plan, manifest)
+    network = read_description(path, manifest.target)
     document: dict[str, Any] = {
         "target": manifest.target, "precision": manifest.precision, "file": file,
         "kv": {**write_record(plan.kv), "bytes_per_token": block}, "arena_bytes": plan.arena_bytes,
         "weight_bytes": plan.weight_bytes, "steps": [dataclasses.asdict(each) for each in facts],
         "passport": dict(manifest.passport), **({"code": code} if code else {}),
+        **({"network": network} if network else {}),
     }  # fmt: skip
     lines = [
         f"target      {manifest.target} in {manifest.precision}: plan and weights in {file}",
@@ -156,6 +159,7 @@ def _inspect_target(path: Path, manifest: Manifest) -> Inspection:
             f"code        for {each['architecture']}: {each['bytes']:,} bytes at {each['offset']:,} of {file}"
             for each in code
         ),
+        *(description_lines(network) if network else ()),
         *_passport_lines(manifest.passport),
         "",
     ]

@@ -92,7 +92,8 @@ def _checkpoint_of(against: Path, progress: Progress) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _session(engine: Engine, target: Target, sequences: Int32, options: CompareOptions) -> Iterator[TapSession]:
-    wanted = SessionOptions(num_blocks=blocks_needed(engine.plan, sequences), threads=options.threads)
+    num_blocks = blocks_needed(engine.plan, sequences)
+    wanted = SessionOptions(num_blocks=num_blocks, threads=options.threads, directory=engine.directory)
     with contextlib.closing(target.open_session(engine.plan, engine.weights, wanted)) as session:
         if not isinstance(session, TapSession):
             raise TargetError("sessions of this target show nothing of their inside yet", where=target.name)
