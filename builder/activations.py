@@ -23,26 +23,40 @@ TOLERANCE = {DType.W8: 0.02, DType.W4: 0.05}
 Progress = Callable[[str, int, int], None]
 
 
+class SampleErrors:
+    """What int8 inputs cost every product on the sample text; measured once, when first asked for."""
+
+    def __init__(self, checkpoint: Checkpoint, progress: Progress | None) -> None:
+        self._checkpoint, self._progress = checkpoint, progress
+        self._errors: dict[str, float] | None = None
+
+    def of(self, graph: Graph) -> dict[str, float]:
+        """By product. Rewrites the precisions of `graph`, a graph of plugins; every other one of this checkpoint has
+        the same errors."""
+        if self._errors is None:
+            lowering, plan, ids = _sample_plan(graph, self._checkpoint)
+            total, done = sum(use.nbytes for use in lowering.uses), 0
+
+            def advance(nbytes: int) -> None:
+                nonlocal done
+                done += nbytes
+                if self._progress is not None:
+                    self._progress("measuring int8 activations", min(done, total), total)
+
+            with WeightReader(self._checkpoint.path) as reader:
+                self._errors = activation_errors(plan, lowering.uses, reader, ids, advance)
+        return self._errors
+
+
 def choose_activations(
-    graph: Graph, checkpoint: Checkpoint, wanted: Mapping[str, ProductChoice], target: Target,
-    progress: Progress | None, notes: list[str],
-) -> tuple[dict[str, ProductChoice], dict[str, float | None]]:  # fmt: skip
+    graph: Graph, errors: SampleErrors, wanted: Mapping[str, ProductChoice], target: Target, notes: list[str]
+) -> tuple[dict[str, ProductChoice], dict[str, float | None]]:
     """(choices without auto, error by product that had the choice). notes gets a sentence for what was decided."""
     decided = {name: _by_kernels(choice, target, notes) for name, choice in wanted.items()}
     undecided = [name for name, choice in decided.items() if choice.activations == "auto"]
     if not undecided:
         return decided, {}
-    lowering, plan, ids = _sample_plan(graph, checkpoint)
-    total, done = sum(use.nbytes for use in lowering.uses), 0
-
-    def advance(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        if progress is not None:
-            progress("measuring int8 activations", min(done, total), total)
-
-    with WeightReader(checkpoint.path) as reader:
-        measured = activation_errors(plan, lowering.uses, reader, ids, advance)
+    measured = errors.of(graph)
     depths = {node.name: weight_shape(product_weight(node))[-1] for node in products_of(graph)}
     fits = {
         name: measured[name] <= TOLERANCE[wanted[name].precision.dtype] and depths[name] <= MAX_K for name in undecided

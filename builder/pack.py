@@ -139,19 +139,25 @@ def place_weights(uses: Sequence[WeightUse], shards: int) -> tuple[list[Weight],
     return weights, position
 
 
-def add_constants(plan: Plan, constants: Sequence[Constant]) -> Plan:
-    """The plan with each constant as one more weight, of bytes, behind all others."""
-    weights, position = list(plan.weights), plan.weight_bytes
-    for constant in constants:
-        position, size = aligned(position, CODE_ALIGNMENT), len(constant.data)
-        piece = Piece(begin=0, end=size, offset=position)
-        weights.append(
-            Weight(
-                name=constant.name, dtype=DType.I8, shape=(size,), layout=constant.layout, nbytes=size, pieces=(piece,)
-            )
-        )  # fmt: skip
-        position += size
-    return dataclasses.replace(plan, weights=tuple(weights), weight_bytes=position)
+def add_constants(plans: Sequence[Plan], constants: Sequence[Sequence[Constant]]) -> list[Plan]:
+    """Plans of one weights section, each with its constants as more weights, of bytes, behind everything else."""
+    (position,) = {plan.weight_bytes for plan in plans}
+    weights = [list(plan.weights) for plan in plans]
+    for own, each in zip(weights, constants, strict=True):
+        for constant in each:
+            position, size = aligned(position, CODE_ALIGNMENT), len(constant.data)
+            piece = Piece(begin=0, end=size, offset=position)
+            own.append(
+                Weight(
+                    name=constant.name, dtype=DType.I8, shape=(size,), layout=constant.layout, nbytes=size,
+                    pieces=(piece,),
+                )
+            )  # fmt: skip
+            position += size
+    return [
+        dataclasses.replace(plan, weights=tuple(own), weight_bytes=position)
+        for plan, own in zip(plans, weights, strict=True)
+    ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

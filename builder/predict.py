@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.configs.sizes import format_bytes
-from ingot.engine import map_file, rank_file
+from ingot.engine import map_file
 from ingot.errors import IngotError
 from ingot.plan import Plan, Rows, Step
 from ingot.plugins.target import SessionOptions, Target, Tunable
@@ -116,9 +116,9 @@ def choose_sample(plan: Plan, target: Target, max_mem: int | None) -> Sample | s
     return sample
 
 
-def predict(sample: Sample, directory: Path, target: Target) -> Prediction | str:
-    """What the engine that was written to `directory` will do here, or why that is not known."""
-    file = map_file(directory / rank_file(0))
+def predict(sample: Sample, path: Path, target: Target) -> Prediction | str:
+    """What the engine whose rank file was written to `path` will do here, or why that is not known."""
+    file = map_file(path)
     weights = np.frombuffer(file, np.uint8, sample.plan.weight_bytes, len(file) - sample.plan.weight_bytes)
     blocks = blocks_needed(sample.plan, sequences=1, length=sample.length)
     try:

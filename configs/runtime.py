@@ -28,6 +28,7 @@ class RuntimeConfig:
     rank                 which rank file of the engine
     threads              None takes every core of the process
     isa                  cap on what this machine claims: avx2, avx512 or amx
+    target               of an engine with several: which one to run, or a family such as "cpu"; None is what fits best
     kv_cache_memory      bytes; None is min(max_batch_size x max_seq_len tokens, 40 % of the available memory)
     max_batch_size       requests running at once; at most the engine's
     max_num_tokens       tokens per step; at most the engine's
@@ -41,6 +42,7 @@ class RuntimeConfig:
     rank: int = 0
     threads: int | None = None
     isa: str | None = None
+    target: str | None = None
     kv_cache_memory: int | None = None
     max_batch_size: int | None = None
     max_num_tokens: int | None = None
@@ -75,6 +77,7 @@ def runtime_config(
     rank: int = 0,
     threads: int | None = None,
     isa: str | None = None,
+    target: str | None = None,
     kv_cache_memory: int | str | None = None,
     max_batch_size: int | None = None,
     max_num_tokens: int | None = None,
@@ -93,6 +96,7 @@ def runtime_config(
         rank=rank,
         threads=threads,
         isa=isa,
+        target=target,
         kv_cache_memory=None if kv_cache_memory is None else parse_bytes(kv_cache_memory, name="kv_cache_memory"),
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,

@@ -1,9 +1,11 @@
 """Finds ops and targets by name; one sentence when nothing fits."""
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
 import pkgutil
+from collections.abc import Sequence
 
 import ingot.plugins as plugins_package
 import ingot.plugins.ops as ops_package
@@ -61,3 +63,65 @@ def find_target(name: str) -> Target:
         f"this machine runs no {name} target", got="; ".join(f"{member}: {why}" for member, why in lacks),
         hint="name a target to build for another machine, or use --target ref",
     )  # fmt: skip
+
+
+def find_targets(names: str) -> tuple[Target, ...]:
+    """The targets of a list such as "cpu/avx2,cuda/sm90"; one that is named twice is taken once.
+
+    Raises UsageError, TargetError as `find_target`.
+    """
+    wanted = [name.strip() for name in names.split(",")]
+    if not all(wanted):
+        raise UsageError("a target of the list has no name", where="--target", got=repr(names))
+    found = {target.name: target for target in map(find_target, wanted)}
+    return tuple(found.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """Targets of an engine that this machine runs, the preferred one first; why it does not run the others, a line
+    for each. where: the engine."""
+
+    where: str
+    runs: tuple[Target, ...]
+    reasons: dict[str, str]
+
+    def lines(self) -> list[str]:
+        """Every reason with the name of its target."""
+        return [why if why.startswith(name) else f"{name}: {why}" for name, why in self.reasons.items()]
+
+    def best(self) -> Target:
+        """The one to run. Raises TargetError with every target's reason."""
+        if self.runs:
+            return self.runs[0]
+        lines = [f"\n    {line}" for line in self.lines()]
+        common = set(self.reasons.values())
+        raise TargetError(
+            "this machine cannot run the engine", where=self.where, expected=" or ".join(self.reasons),
+            got=common.pop() if len(common) == 1 else "".join(lines),
+            hint="build an engine for this machine: ingot build --target cpu, or see ingot doctor",
+        )  # fmt: skip
+
+
+def fit_targets(names: Sequence[str], *, where: str, wanted: str | None = None, isa: str | None = None) -> Fit:
+    """What this machine, capped to `isa`, makes of the targets of an engine.
+
+    wanted  one of `names`, or a family of them ("cpu"): only these are looked at
+    Raises UsageError for one that the engine has not.
+    """
+    asked = [name for name in names if wanted is None or wanted in (name, name.split("/")[0])]
+    if not asked:
+        raise UsageError("the engine has no such target", where=where, expected=", ".join(names), got=wanted)
+    known = sorted((target for target in targets() if target.name in asked), key=lambda target: not target.on_gpu)
+    reasons = {name: f"this ingot does not have {name}: install one that has it" for name in asked}
+    if isa is not None and not all(target.on_gpu for target in known):  # a cap on the CPU asks for the CPU
+        reasons |= {target.name: f"--isa {isa} asks for a CPU" for target in known if target.on_gpu}
+        known = [target for target in known if not target.on_gpu]
+    runs = []
+    for target in known:
+        if (reason := target.missing(isa)) is None:
+            runs.append(target)
+            del reasons[target.name]
+        else:
+            reasons[target.name] = reason
+    return Fit(where=where, runs=tuple(runs), reasons=reasons)

@@ -1,6 +1,8 @@
 """What a target is: the kernels it can be built for, what this machine lacks, and how to load a plan on it."""
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -9,13 +11,18 @@ import numpy.typing as npt
 from ingot.plan import Plan
 from ingot.step_io import Session
 
+Progress = Callable[[str, int, int], None]
+"""(what is being done, how much of it is, of how much in all; 0: nobody knows)"""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SessionOptions:
-    """num_blocks: size of the KV pool in blocks; threads: None takes every core of the process."""
+    """num_blocks: size of the KV pool in blocks; threads: None takes every core of the process; directory: of the
+    engine, for targets whose engines have files beside the rank file."""
 
     num_blocks: int
     threads: int | None = None
+    directory: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,14 +34,33 @@ class Constant:
     data: bytes
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class File:
+    """A file that a target stores in the engine beside the rank file, e.g. a network that another compiler made.
+
+    suffix  of its name, which `file_name` makes
+    """
+
+    suffix: str
+    data: bytes
+
+
+def file_name(suffix: str, target: str = "") -> str:
+    """target: where another target of the engine has files already."""
+    word = f".{target.replace('/', '-')}" if target else ""
+    return f"rank0{word}{suffix}"
+
+
 class Target(Protocol):
     """One row of the target list in the docs, e.g. "cpu/avx2". Found by `plugins.registry.find_target`.
 
     packs_products: the weights of matrix products lie in panels (`layouts.py`), else row by row.
+    on_gpu: a machine that runs several targets of an engine takes these first.
     """
 
     name: str
     packs_products: bool
+    on_gpu: bool
 
     def kernels(self) -> tuple[str, ...]:
         """Kernels that an engine for this target may use, best first per op and dtype, whatever this machine is.
@@ -51,8 +77,8 @@ class Target(Protocol):
         """Why this machine cannot build engines for the target, in words, or None if it can."""
         ...
 
-    def constants(self, plan: Plan) -> tuple[Constant, ...]:
-        """What else an engine of this plan must hold. Raises BuildError."""
+    def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
+        """What else the weights section must hold for this plan. Raises BuildError."""
         ...
 
     def missing(self, isa: str | None = None) -> str | None:
@@ -65,6 +91,28 @@ class Target(Protocol):
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> Session:
         """Load a plan; `weights` (the mmapped section) must stay valid. Raises CapacityError, TargetError."""
+        ...
+
+
+@runtime_checkable
+class WithFiles(Target, Protocol):
+    """A target whose engines hold files beside the rank file."""
+
+    def files(self, plan: Plan, progress: Progress) -> tuple[File, ...]:
+        """Those of this plan. Raises BuildError."""
+        ...
+
+
+@runtime_checkable
+class WithMemory(Target, Protocol):
+    """A target whose weights lie in a memory of its own, which is not the host's."""
+
+    def devices(self) -> int:
+        """How many of this machine can run it."""
+        ...
+
+    def read_bandwidth(self, nbytes: int) -> float:
+        """Bytes per second that it moves in a buffer of so many. Raises CapacityError, TargetError."""
         ...
 
 

@@ -87,12 +87,14 @@ class ModelRunner:
         enable_chunked_prefill: bool = True,
         tpot_target: float | None = None,
         max_seq_len: int | None = None,
+        target: str | None = None,
     ) -> "ModelRunner":
         """Open an engine directory.
 
         rank                    which rank file
         threads                 None: every core of this process
         isa                     cap on what this machine claims: "avx2", "avx512" or "amx"
+        target                  of an engine with several: which one to run, or a family such as "cpu"; None: what fits
         kv_cache_memory         bytes or e.g. "2GiB"; None: min(max_batch_size x max_seq_len tokens, 40 % of what is
                                 free)
         max_batch_size          requests running at once, at most the engine's
@@ -110,7 +112,7 @@ class ModelRunner:
         config = runtime_config(
             rank=rank, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens, max_seq_len=max_seq_len, enable_prefix_cache=enable_prefix_cache,
-            policy=policy, enable_chunked_prefill=enable_chunked_prefill, tpot_target=tpot_target,
+            policy=policy, enable_chunked_prefill=enable_chunked_prefill, tpot_target=tpot_target, target=target,
         )  # fmt: skip
         return cls(load_engine(engine_dir, config), config)
 

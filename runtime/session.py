@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from ingot.configs.runtime import RuntimeConfig
-from ingot.engine import Engine, open_engine
+from ingot.engine import Engine, open_engine, read_manifest
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Limits
 from ingot.plugins.cpu.target import crc32 as native_crc32
 from ingot.plugins.cpu.target import detect_isa
-from ingot.plugins.registry import find_target
-from ingot.plugins.target import SessionOptions, Target
+from ingot.plugins.registry import fit_targets
+from ingot.plugins.target import SessionOptions, Target, WithMemory
 from ingot.runtime.memory import available_memory, kv_budget
 from ingot.step_io import Session
 
@@ -27,40 +27,40 @@ class LoadedEngine:
 
 
 def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
-    """Open and check an engine and load it on this machine.
+    """Open and check an engine and load it on this machine: of several targets the one that fits best.
 
     Raises EngineError (damaged), TargetError (this machine cannot run it), UsageError (limits beyond the engine's),
     CapacityError (memory).
     """
-    engine = open_engine(directory, rank=config.rank, crc32=_crc32 if detect_isa() != "none" else None)
-    target = _target(engine)
-    if (reason := target.missing(config.isa)) is not None:
-        raise TargetError(
-            "this machine cannot run the engine", where=str(directory), expected=engine.manifest.target, got=reason,
-            hint="build an engine for this machine: ingot build --target cpu, or see ingot doctor",
-        )  # fmt: skip
+    manifest = read_manifest(directory)
+    target = fit_targets(manifest.targets, where=str(directory), wanted=config.target, isa=config.isa).best()
+    _require_one_rank(manifest.ranks, target, str(directory))
+    crc32 = _crc32 if detect_isa() != "none" else None
+    engine = open_engine(directory, rank=config.rank, crc32=crc32, target=target.name)
     limits = lowered(engine.plan.limits, config)
     on_device = target.kv_memory(engine.plan)
     available = available_memory() if on_device is None else on_device
     budget = kv_budget(engine.plan.kv, limits, config.kv_cache_memory, available)
-    options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads)
+    options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads, directory=Path(directory))
     session = target.open_session(engine.plan, engine.weights, options)
     return LoadedEngine(engine=engine, session=session, limits=limits)
+
+
+def _require_one_rank(ranks: int, target: Target, where: str) -> None:
+    """An engine of several ranks is a part of a model in each file, and nothing here puts them together."""
+    if ranks == 1:
+        return
+    here = f"{target.devices()} that run {target.name}" if isinstance(target, WithMemory) else "no GPU in use"
+    raise TargetError(
+        "this machine cannot run the engine", where=where,
+        expected=f"{ranks} ranks, a GPU for each", got=f"{here}; this version runs engines of one rank",
+        hint="build the engine with --tp_size 1 --pp_size 1",
+    )  # fmt: skip
 
 
 def _crc32(data: memoryview) -> int:
     """As zlib's, at memory speed: the checksums are what opening an engine costs."""
     return native_crc32(np.frombuffer(data, np.uint8))
-
-
-def _target(engine: Engine) -> Target:
-    try:
-        return find_target(engine.manifest.target)
-    except UsageError as error:
-        raise TargetError(
-            "this ingot does not have the engine's target", where=str(engine.directory), expected=error.expected,
-            got=engine.manifest.target, hint="install an ingot that has it, or build for another target",
-        ) from error  # fmt: skip
 
 
 def lowered(limits: Limits, config: RuntimeConfig) -> Limits:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ingot.dtypes import DType, to_float32
 from ingot.errors import CapacityError, EngineError, RequestError, TargetError, UsageError
 from ingot.plan import Attr, KvLayout, Plan, Step
-from ingot.plugins.target import Constant, Product, SessionOptions, Target
+from ingot.plugins.target import Constant, Product, Progress, SessionOptions, Target
 from ingot.step_io import Decoded, Float32, Repeat, SampleRows, StepBatch, StepResult
 
 try:
@@ -196,6 +196,7 @@ class CpuTarget:
     """One instruction set level. The compiled module holds the kernels of all levels."""
 
     packs_products = True
+    on_gpu = False
 
     def __init__(self, level: str) -> None:
         self.name = f"cpu/{level}"
@@ -217,7 +218,7 @@ class CpuTarget:
         """Packing needs numpy alone, but only the compiled module knows its kernels."""
         return None if _why_not is None else f"ingot's compiled CPU module is not here: {_why_not}"
 
-    def constants(self, plan: Plan) -> tuple[Constant, ...]:
+    def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """The kernels lie in the compiled module, not in the engine."""
         return ()
 

@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plan import Buffer, Plan, Rows, Step, Weight
+from ingot.plugins.cuda.attention import Places, attention_launches, write_launch
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.products import Product
-from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, attention_shared_bytes
-from ingot.plugins.cuda.step_tables import Counts
+from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM
 from ingot.plugins.cuda.work import (
     Addresses,
     Bound,
-    Grid,
     Launch,
     Multiply,
     ScratchBytes,
@@ -33,7 +32,7 @@ ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu")  # in the order of t
 CODE_LAYOUT = "cubin."  # of the piece of the weights section that holds the machine code
 
 _TYPED = {"matmul": 1, "embedding": 0}  # op → its input that decides the type of weights
-_ROW_THREADS, _ATTENTION_THREADS, _HEADS_PER_BLOCK = 256, 128, 8
+_ROW_THREADS = 256
 
 
 def specialisation(plan: Plan) -> Specialisation:
@@ -215,61 +214,26 @@ class _Binder:
         return [self._epilogue(buffer, x=x, up=up, ld=cols, kind=kind, narrow=narrow)]
 
     def rope_kv_write(self, step: Step, narrow: bool) -> list[Work]:
-        heads, kv_heads, dim = (int(step.attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
         qkv, cos_sin, q_norm, k_norm = step.inputs
-        keys, values = self._cache(int(step.attrs["layer"]))
-        wide = bool(q_norm) and self._weights[q_norm].shape[0] != dim
-        arguments = (
-            pointer(self._buffer(step.outputs[0])), pointer(keys), pointer(values), pointer(self._buffer(qkv)),
-            pointer(self._any(cos_sin)), pointer(self._weight(q_norm)), pointer(self._weight(k_norm)),
-            self._table("positions"), self._table("sequences"), self._table("tables"), integer(self._at.table_width),
-            integer(self._plan.kv.tokens_per_block), integer(heads), integer(kv_heads),
-            integer(self._buffers[cos_sin].cols if cos_sin else 0), integer(step.attrs["interleaved"]), integer(wide),
-            number(step.attrs["norm_eps"]),
-        )  # fmt: skip
-        groups = -(-(heads + 2 * kv_heads) // _HEADS_PER_BLOCK)
-        grid = row_grid(Rows.TOKENS, groups)
-        return [Launch(kernel="turn_and_store", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
+        return [
+            write_launch(
+                self._places(step, q=step.outputs[0]), self._plan.kv, qkv=self._buffer(qkv), cos_sin=self._any(cos_sin),
+                q_norm=self._weight(q_norm), k_norm=self._weight(k_norm), positions=self._at.tables["positions"],
+                sequences=self._at.tables["sequences"], heads=int(step.attrs["heads"]),
+                rotary_dim=self._buffers[cos_sin].cols if cos_sin else 0, interleaved=bool(step.attrs["interleaved"]),
+                wide_norm=bool(q_norm) and self._weights[q_norm].shape[0] != self._plan.kv.head_dim,
+                eps=float(step.attrs["norm_eps"]),
+            )
+        ]  # fmt: skip
 
     def paged_attention(self, step: Step, narrow: bool) -> list[Work]:
-        heads, kv_heads = int(step.attrs["heads"]), int(step.attrs["kv_heads"])
-        keys, values = self._cache(int(step.attrs["layer"]))
-        y = pointer(self._buffer(step.outputs[0]))
-        partial, stats = pointer(self._at.partial), pointer(self._at.stats)
-
-        def launch(kernel: str, items: str, grid: Grid, shared: int) -> Launch:
-            arguments = (
-                y, pointer(self._buffer(step.inputs[0])), pointer(keys), pointer(values), self._table(items),
-                self._table("tables"), partial, stats, integer(self._at.table_width), integer(heads), integer(kv_heads),
-                integer(step.attrs["window"]), number(step.attrs["scale"]), number(step.attrs["softcap"]),
-                integer(narrow),
-            )  # fmt: skip
-            return Launch(kernel=kernel, grid=grid, threads=_ATTENTION_THREADS, shared=shared, arguments=arguments)
-
-        def prefill(counts: Counts, splits: int) -> tuple[int, int, int]:
-            return counts.prefill, kv_heads, 1
-
-        def whole(counts: Counts, splits: int) -> tuple[int, int, int]:
-            return counts.decode, kv_heads, 1
-
-        def decode(counts: Counts, splits: int) -> tuple[int, int, int]:
-            return counts.decode, kv_heads, splits
-
-        if self._types.kv is DType.F32:
-            return [
-                launch("attention_rows", "prefill", prefill, 0),
-                launch("attention_rows", "decode", whole, 0),
-            ]
-        dim = self._plan.kv.head_dim
-        combine = Launch(
-            kernel="attention_combine", grid=decode, threads=_ATTENTION_THREADS, shared=0, only_split=True,
-            arguments=(y, self._table("decode"), partial, stats, integer(heads), integer(kv_heads), integer(narrow)),
-        )  # fmt: skip
         return [
-            launch("attention_prefill", "prefill", prefill, attention_shared_bytes(dim, decode=False)),
-            launch("attention_decode", "decode", decode, attention_shared_bytes(dim, decode=True)),
-            combine,
-        ]
+            *attention_launches(
+                self._places(step, q=step.inputs[0]), self._plan.kv, y=self._buffer(step.outputs[0]),
+                heads=int(step.attrs["heads"]), window=int(step.attrs["window"]), scale=float(step.attrs["scale"]),
+                softcap=float(step.attrs["softcap"]), narrow=narrow,
+            )
+        ]  # fmt: skip
 
     def gather_rows(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)
@@ -291,9 +255,13 @@ class _Binder:
 
     # Parts of several ops.
 
-    def _cache(self, layer: int) -> tuple[int, int]:
-        """Where the layer's keys and values begin."""
-        return cache_places(self._plan.kv, self._at, layer)
+    def _places(self, step: Step, *, q: str) -> Places:
+        keys, values = cache_places(self._plan.kv, self._at, int(step.attrs["layer"]))
+        tables = self._at.tables
+        return Places(
+            keys=keys, values=values, tables=tables["tables"], width=self._at.table_width, q=self._buffer(q),
+            decode=tables["decode"], prefill=tables["prefill"], partial=self._at.partial, stats=self._at.stats,
+        )  # fmt: skip
 
     def _convert(self, to: int, source: int, cols: int, rows: Rows) -> Launch:
         return self._elementwise(to, source, cols=cols, ld=cols, rows=rows, kind="none", narrow=True)

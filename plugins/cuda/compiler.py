@@ -4,18 +4,23 @@ The compiler is the machine's own nvcc, or that of the wheel nvidia-cuda-nvcc. K
 time: its types, head size and block size are constants in the code.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
+import itertools
+import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ingot.dtypes import DType
 from ingot.errors import BuildError
+from ingot.plugins.target import Progress
 
 SOURCES = Path(__file__).with_name("kernels")
 INSTALL = "pip install nvidia-cuda-nvcc, or install the CUDA toolkit 12.8 or newer"
@@ -121,33 +126,68 @@ def why_not(architecture: str) -> str | None:
     return None
 
 
-def compile_kernels(specialisation: Specialisation, architecture: str) -> MachineCode:
+def compile_kernels(
+    specialisation: Specialisation, architecture: str, progress: Progress = lambda what, done, total: None
+) -> MachineCode:
     """All kernels for `architecture` ("sm_90a"). Raises BuildError with what the compiler said."""
     if (reason := why_not(architecture)) is not None:
         raise BuildError("the kernels cannot be compiled", where=architecture, got=reason)
     compiler = find_compiler()
     assert compiler is not None, "why_not found it"
-    return _compiled(compiler, specialisation, architecture)
+    return _compiled(
+        _Work(compiler=compiler, specialisation=specialisation, architecture=architecture, progress=progress)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    compiler: Compiler
+    specialisation: Specialisation
+    architecture: str
+    progress: Progress = dataclasses.field(compare=False)
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(compiler: Compiler, specialisation: Specialisation, architecture: str) -> MachineCode:
+def _compiled(work: _Work) -> MachineCode:
+    compiler, architecture = work.compiler, work.architecture
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
         out = Path(folder) / "kernels.cubin"
         virtual = architecture.replace("sm_", "compute_")
         command = [
             str(compiler.path), "-cubin", "-O3", "-std=c++17", "-Xptxas", "-v",
-            "-gencode", f"arch={virtual},code={architecture}", *specialisation.macros,
+            "-gencode", f"arch={virtual},code={architecture}", *work.specialisation.macros,
             str(SOURCES / "kernels.cu"), "-o", str(out),
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0 or not out.is_file():
-            said = "\n".join((done.stderr or done.stdout).strip().splitlines()[:8])
+        code, said = run_program(
+            command, f"compiling kernels for {architecture} with nvcc {compiler.version}", work.progress
+        )
+        if code != 0 or not out.is_file():
+            lines = "\n".join(said.strip().splitlines()[:8])
             raise BuildError(
                 "the CUDA compiler failed", where=f"nvcc {compiler.version} ({compiler.origin}), {architecture}",
-                got=said or f"exit code {done.returncode}", hint=INSTALL,
+                got=lines or f"exit code {code}", hint=INSTALL,
             )  # fmt: skip
-        return MachineCode(image=out.read_bytes(), kernels=read_report(done.stdout + done.stderr))
+        return MachineCode(image=out.read_bytes(), kernels=read_report(said))
+
+
+def run_program(
+    command: list[str], stage: str, progress: Progress, environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """(exit code, what it printed). progress hears every second that the work goes on."""
+    progress(stage, 0, 0)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment
+    ) as process:
+        try:
+            for seconds in itertools.count(1):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    said, _ = process.communicate(timeout=1)
+                    break
+                progress(stage, seconds, 0)
+        except BaseException:  # interrupted: neither nvcc nor the programs that it started go on alone
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, said
 
 
 def read_report(text: str) -> dict[str, Resources]:

@@ -47,14 +47,13 @@ def find_gpus() -> Found:
     """Asks the driver. Never raises: no library, no driver and no GPU are answers."""
     try:
         api = _api()
+        count = api.check(api.driver.cuDeviceGetCount())
+        version = int(api.check(api.driver.cuDriverGetVersion()))
+        gpus = tuple(api.describe(index) for index in range(count))
     except TargetError as error:
         return Found(gpus=(), why_not=error.got)
-    count = api.check(api.driver.cuDeviceGetCount())
-    if count == 0:
-        return Found(gpus=(), why_not="the NVIDIA driver shows no GPU")
-    version = int(api.check(api.driver.cuDriverGetVersion()))
-    gpus = tuple(api.describe(index) for index in range(count))
-    return Found(gpus=gpus, why_not=None, driver=f"{version // 1000}.{version % 1000 // 10}")
+    driver = f"{version // 1000}.{version % 1000 // 10}"
+    return Found(gpus=gpus, why_not=None if gpus else "the NVIDIA driver shows no GPU", driver=driver)
 
 
 class _Api:
@@ -179,6 +178,10 @@ class Device:
         """Copy in the order of the stream; `data` is pinned and stays as it is until `wait`."""
         self._check(self._driver.cuMemcpyHtoDAsync(to, data.ctypes.data, data.nbytes, self._stream))
 
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        """From one place of the device to another, in the order of the stream."""
+        self._check(self._driver.cuMemcpyDtoDAsync(to, source, nbytes, self._stream))
+
     def fetch(self, data: npt.NDArray[np.generic], source: int) -> None:
         """Copy in the order of the stream; `data` is there after `wait`."""
         if data.nbytes:
@@ -202,12 +205,14 @@ class Device:
         return Kernel(name, function)
 
     def launch(
-        self, kernel: Kernel, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Arguments
-    ) -> None:
-        """Asynchronous, in the order of the stream."""
+        self, kernel: Kernel, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Arguments,
+        stream: int | None = None,
+    ) -> None:  # fmt: skip
+        """Asynchronous, in the order of the stream. stream: another one, by its address."""
+        where = self._stream if stream is None else self._driver.CUstream(stream)
         self._check(
             self._driver.cuLaunchKernel(
-                kernel.function, *grid, threads, 1, 1, shared_bytes, self._stream, arguments.address, 0
+                kernel.function, *grid, threads, 1, 1, shared_bytes, where, arguments.address, 0
             )
         )
 

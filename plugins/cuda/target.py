@@ -1,6 +1,8 @@
 """The targets cuda/sm80 to cuda/sm120: engines for NVIDIA GPUs, built on machines that have none."""
 
+import contextlib
 import dataclasses
+import time
 
 import numpy as np
 import numpy.typing as npt
@@ -9,13 +11,14 @@ from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, code_weight, scratch_bytes, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, why_not
-from ingot.plugins.cuda.gpu import Gpu, find_gpus
+from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, find_library
 from ingot.plugins.cuda.session import CudaSession
-from ingot.plugins.target import Constant, SessionOptions, Target
+from ingot.plugins.target import Constant, Progress, SessionOptions, Target
 
 _DTYPES = ("bf16", "f16", "f32")
 _BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
+_COPIES = 10  # of which the fastest counts
 _RESERVE = 512 << 20  # bytes of GPU memory for the context, libraries and fragmentation
 
 
@@ -51,6 +54,7 @@ class CudaTarget:
     """One architecture. Activations are float32 in memory, 16-bit where products and attention take them."""
 
     packs_products = False
+    on_gpu = True
 
     def __init__(self, sm: str) -> None:
         self.name = f"cuda/{sm}"
@@ -68,9 +72,9 @@ class CudaTarget:
         """What the machine that builds lacks."""
         return why_not(self.architecture.code)
 
-    def constants(self, plan: Plan) -> tuple[Constant, ...]:
+    def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """The machine code of the plan's kernels."""
-        code = compile_kernels(specialisation(plan), self.architecture.code)
+        code = compile_kernels(specialisation(plan), self.architecture.code, progress)
         return (Constant(name="code", layout=CODE_LAYOUT + self.architecture.code, data=code.image),)
 
     def missing(self, isa: str | None = None) -> str | None:
@@ -93,6 +97,14 @@ class CudaTarget:
         taken = plan.weight_bytes + plan.arena_bytes + scratch.sums + scratch.inputs + WORKSPACE_BYTES + _RESERVE
         return max(0, gpu.memory_bytes - taken)
 
+    def devices(self) -> int:
+        """GPUs of this machine that run the machine code."""
+        return sum(self.architecture.runs_on(gpu) for gpu in find_gpus().gpus)
+
+    def read_bandwidth(self, nbytes: int) -> float:
+        """Of a copy within the GPU's memory."""
+        return copy_bandwidth(self._require_gpu(), nbytes)
+
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CudaSession:
         """Copies weights and machine code to the GPU. Raises TargetError, EngineError, CapacityError."""
         if options.threads is not None:
@@ -112,6 +124,21 @@ class CudaTarget:
 
     def _gpu(self, gpus: tuple[Gpu, ...]) -> Gpu | None:
         return next((gpu for gpu in gpus if self.architecture.runs_on(gpu)), None)
+
+
+def copy_bandwidth(gpu: Gpu, nbytes: int) -> float:
+    """Bytes per second where the first half of a buffer is copied to the second: half of what is moved is read, half
+    is written."""
+    half = max(256, nbytes // 2)
+    with contextlib.closing(Device(gpu)) as device:
+        buffer = device.allocate(2 * half)
+        times = []
+        for _ in range(_COPIES):
+            begin = time.perf_counter()
+            device.copy(buffer + half, buffer, half)
+            device.wait()
+            times.append(time.perf_counter() - begin)
+    return 2 * half / min(times)
 
 
 TARGETS: tuple[Target, ...] = tuple(CudaTarget(sm) for sm in _ARCHITECTURES)

@@ -2,7 +2,7 @@
 
 import ctypes
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ingot.plan import KvLayout, Rows, Step
 from ingot.plugins.cuda.gpu import Argument
@@ -81,10 +81,10 @@ def cache_places(kv: KvLayout, at: Addresses, layer: int) -> tuple[int, int]:
     return keys, keys + at.num_blocks * kv.k_block_bytes
 
 
-def draw_arguments(ids: int, log_probs: int, logits: int, at: Addresses, vocab: int) -> tuple[Argument, ...]:
-    """Of the kernel draw_tokens."""
+def draw_arguments(ids: int, log_probs: int, logits: int, at: Mapping[str, int], vocab: int) -> tuple[Argument, ...]:
+    """Of the kernel draw_tokens. at: addresses of a step's tables."""
     names = ("draw_rows", "temperatures", "top_ks", "top_ps", "seeds", "counters")
-    tables = (pointer(at.tables[name]) for name in names)
+    tables = (pointer(at[name]) for name in names)
     return pointer(ids), pointer(log_probs), pointer(logits), *tables, integer(vocab)
 
 

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from ingot.plan import Plan
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import op_names
-from ingot.plugins.target import Constant, SessionOptions, Target
+from ingot.plugins.target import Constant, Progress, SessionOptions, Target
 from ingot.step_io import Session
 
 _DTYPES = {  # the other ops see float32 alone
@@ -24,6 +24,7 @@ class RefTarget:
 
     name = "ref"
     packs_products = True
+    on_gpu = False
 
     def kernels(self) -> tuple[str, ...]:
         """`<op>.<dtype>.ref` for every op."""
@@ -37,7 +38,7 @@ class RefTarget:
         """Nothing is needed."""
         return None
 
-    def constants(self, plan: Plan) -> tuple[Constant, ...]:
+    def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """No machine code."""
         return ()
 

@@ -1,28 +1,29 @@
-"""What this machine offers, and which targets can be built and run here, and why not."""
+"""What this machine offers, which targets can be built and run here, which engines run here, and why not."""
 
 import dataclasses
 import importlib.metadata
 import itertools
 import os
 import platform
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.configs.sizes import format_bytes
+from ingot.engine import check_files, read_manifest
 from ingot.errors import IngotError
 from ingot.plugins.cpu.target import read_bandwidth
 from ingot.plugins.cuda.compiler import MISSING as COMPILER_MISSING
 from ingot.plugins.cuda.compiler import find_compiler
 from ingot.plugins.cuda.gpu import find_gpus
 from ingot.plugins.cuda.products import find_library
-from ingot.plugins.registry import targets
+from ingot.plugins.registry import fit_targets, targets
+from ingot.plugins.tensorrt.library import find_rtx
 
 BUFFER_BYTES = 256 << 20  # larger than any cache
 LIBRARIES = ("numpy", "onnx", "onnx-graphsurgeon", "tokenizers", "click", "rich")
 EXTRAS = ("torch", "transformers", "onnxruntime")  # used by tests and for .bin files only
-LATER = {
-    "tensorrt-rtx": "TensorRT targets arrive later",
-    "tensorrt": "TensorRT targets arrive later",
-}
+LATER = {"tensorrt": "TensorRT targets arrive later"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +37,22 @@ class TargetState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EngineState:
+    """takes: the target of the engine that this machine would run; None where it runs none. why_not: a line for each
+    target that it does not run. problem: what stops anybody from reading the engine."""
+
+    directory: str
+    takes: str | None
+    why_not: tuple[str, ...]
+    problem: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
     """
     bandwidth_gbs  what all cores together read, None if it could not be measured (then see bandwidth_why_not)
     libraries      name → version, None where it is not installed
-    cuda           what GPU engines need here: compiler, driver and cuBLASLt, each as found or what to install
+    cuda           what GPU engines need here: compiler, driver and libraries, each as found or what to install
     """
 
     cpu: str
@@ -56,10 +68,11 @@ class Machine:
     gpus: tuple[str, ...]
     cuda: dict[str, str]
     targets: tuple[TargetState, ...]
+    engines: tuple[EngineState, ...]
 
 
-def examine() -> Machine:
-    """Look at everything; takes about a second, most of it for the bandwidth."""
+def examine(engines: Sequence[Path] = ()) -> Machine:
+    """Look at everything; takes about a second, most of it for the bandwidth. engines: directories to judge."""
     states = _targets()
     best = next((state.name for state in states if state.name.startswith("cpu/") and state.runs), "none")
     memory = _memory()
@@ -78,6 +91,7 @@ def examine() -> Machine:
         gpus=_gpus(),
         cuda=_cuda(),
         targets=states,
+        engines=tuple(_engine(path) for path in engines),
     )
 
 
@@ -103,6 +117,19 @@ def _targets() -> tuple[TargetState, ...]:
     return (*here, *(TargetState(name=name, builds=False, runs=False, why_not=why) for name, why in LATER.items()))
 
 
+def _engine(path: Path) -> EngineState:
+    """Reads the manifest and the sizes of the files alone: `ingot verify` checks their bytes."""
+    try:
+        manifest = read_manifest(path)
+        check_files(path, manifest)
+    except IngotError as error:
+        problem = error.what + (f": {error.got}" if error.got else "")
+        return EngineState(directory=str(path), takes=None, why_not=(), problem=problem)
+    fit = fit_targets(manifest.targets, where=str(path))
+    takes = fit.runs[0].name if fit.runs else None
+    return EngineState(directory=str(path), takes=takes, why_not=tuple(fit.lines()), problem=None)
+
+
 def _bandwidth() -> tuple[float | None, str | None]:
     try:
         return read_bandwidth(BUFFER_BYTES) / 1e9, None
@@ -114,9 +141,17 @@ def _cuda() -> dict[str, str]:
     compiler, found, library = find_compiler(), find_gpus(), find_library()
     return {
         "compiler": COMPILER_MISSING if compiler is None else f"nvcc {compiler.version}, {compiler.origin}",
-        "driver": found.why_not or f"supports CUDA {found.driver}",
+        "driver": found.why_not or f"driver {_driver_version()}, which supports CUDA {found.driver}",
         "products": library if isinstance(library, str) else "cuBLASLt is here",
+        "networks": str(find_rtx()),
     }
+
+
+def _driver_version() -> str:
+    """Of the kernel module, e.g. "580.95.05"."""
+    path = Path("/proc/driver/nvidia/version")
+    found = re.search(r"Module.*?(\d+(?:\.\d+)+)", path.read_text()) if path.is_file() else None
+    return found[1] if found else "of unknown version"
 
 
 def _cpu_name() -> str:

@@ -1,7 +1,9 @@
 """The Engine file: maps a plan and its packed weights, and checks every byte. `engine_writer.py` writes it.
 
-An engine directory holds `config.json` (the manifest), `rank0.engine`, and the tokenizer and generation files. All
-integers little-endian; every byte of every part, padding included, is covered by a crc32 per 4 MiB in the manifest.
+An engine directory holds `config.json` (the manifest), `rank0.engine`, and the tokenizer and generation files. Targets
+whose weights lie alike share a rank file, which holds a plan for each; those of another layout are in a second one,
+e.g. `rank0.cuda.engine`. All integers little-endian; every byte of every part, padding included, is covered by a crc32
+per 4 MiB in the manifest.
 
     rank0.engine
     0        ┌───────────────────────────────────────────────┐
@@ -12,7 +14,7 @@ integers little-endian; every byte of every part, padding included, is covered b
              │ 8  plan offset       8  plan bytes            │
              │ 8  weights offset    8  weights bytes         │
     4096     ├───────────────────────────────────────────────┤
-             │ plan (JSON, UTF-8)                            │
+             │ plans by target (JSON, UTF-8)                 │
              ├───────────────────────────────────────────────┤
              │ zeros up to the next multiple of 2 MiB        │
     n*2 MiB  ├───────────────────────────────────────────────┤
@@ -38,7 +40,7 @@ import numpy.typing as npt
 
 from ingot.errors import EngineError
 from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, FORMAT, MANIFEST_NAME, REBUILD, Manifest, Part, parse_manifest
-from ingot.plan import Plan
+from ingot.plan import Plan, plan_from_json
 
 MAGIC = b"INGOTENG"
 HEADER_BYTES = 4096
@@ -73,7 +75,10 @@ class Header:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Engine:
-    """An open engine. `weights` is the mapped weights section and stays valid while the array lives."""
+    """One target of an open engine. `weights` is the mapped weights section and stays valid while the array lives.
+
+    manifest  as if the engine had no other target
+    """
 
     directory: Path
     manifest: Manifest
@@ -91,9 +96,9 @@ class Engine:
         self.close()
 
 
-def rank_file(rank: int) -> str:
-    """Name of the engine file of one rank."""
-    return f"rank{rank}.engine"
+def rank_file(rank: int, files: str = "") -> str:
+    """Name of the engine file of one rank. files: as in `Variant`."""
+    return f"rank{rank}.{files}.engine" if files else f"rank{rank}.engine"
 
 
 def aligned(offset: int, alignment: int) -> int:
@@ -101,30 +106,41 @@ def aligned(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
 
 
-def open_engine(directory: Path | str, rank: int = 0, crc32: Crc32 | None = None) -> Engine:
-    """Map an engine and check every byte it will use, in parallel.
+def open_engine(directory: Path | str, rank: int = 0, crc32: Crc32 | None = None, target: str | None = None) -> Engine:
+    """Map what a target of an engine needs and check every byte of it, in parallel.
 
-    crc32  zlib.crc32 unless given; must release the GIL to be of use
+    crc32   zlib.crc32 unless given; must release the GIL to be of use
+    target  one of the engine's; None is the first
     Raises EngineError, in words, for whatever is missing, damaged, foreign or of another schema.
     """
     directory = Path(directory)
-    manifest = read_manifest(directory)
-    name = rank_file(rank)
-    if manifest.part(name) is None:
-        raise EngineError(
-            "the engine has no such rank", where=str(directory), expected=f"0 to {manifest.ranks - 1}", got=str(rank)
-        )
-    check_files(directory, manifest)
+    whole = read_manifest(directory)
+    manifest = whole.of(target or whole.target)
+    name = _rank_part(directory, manifest, rank).name
+    check_files(directory, whole)
     own = [part for part in manifest.parts if part.name == name or not part.name.endswith(".engine")]
     views = {part.name: map_file(directory / part.name) for part in own}
     header = _read_header(views[name], directory / name, manifest, rank)
     _check_crc32(own, views, directory, crc32 or zlib.crc32)
-    text = bytes(views[name][header.plan_offset : header.plan_offset + header.plan_bytes])
-    plan = Plan.from_json(text.decode())
+    plan = _plan(views[name], header, manifest)
     weights = np.frombuffer(views[name], np.uint8, header.weights_bytes, header.weights_offset)
     if plan.weight_bytes != header.weights_bytes or plan.limits != manifest.limits:
         raise EngineError("plan and manifest of the engine contradict each other", where=str(directory), hint=REBUILD)
     return Engine(directory=directory, manifest=manifest, plan=plan, weights=weights)
+
+
+def _rank_part(directory: Path, manifest: Manifest, rank: int) -> Part:
+    part = manifest.part(rank_file(rank, manifest.files))
+    if part is None:
+        raise EngineError(
+            "the engine has no such rank", where=str(directory), expected=f"0 to {manifest.ranks - 1}", got=str(rank)
+        )
+    return part
+
+
+def _plan(view: memoryview, header: Header, manifest: Manifest) -> Plan:
+    text = bytes(view[header.plan_offset : header.plan_offset + header.plan_bytes])
+    return plan_from_json(text.decode("utf-8", "replace"), manifest.target)
 
 
 def read_manifest(directory: Path | str) -> Manifest:
@@ -147,17 +163,15 @@ def is_engine(directory: Path) -> bool:
     return isinstance(document, dict) and document.get("format") == FORMAT
 
 
-def read_plan(directory: Path | str, rank: int = 0) -> Plan:
+def read_plan(directory: Path | str, rank: int = 0, target: str | None = None) -> Plan:
     """The plan alone, for people to look at: checks the manifest, the sizes and the header, maps no weights."""
     directory = Path(directory)
-    manifest = read_manifest(directory)
-    check_files(directory, manifest)
-    path = directory / rank_file(rank)
+    whole = read_manifest(directory)
+    manifest = whole.of(target or whole.target)
+    path = directory / _rank_part(directory, manifest, rank).name
+    check_files(directory, whole)
     view = map_file(path)
-    header = _read_header(view, path, manifest, rank)
-    return Plan.from_json(
-        bytes(view[header.plan_offset : header.plan_offset + header.plan_bytes]).decode("utf-8", "replace")
-    )
+    return _plan(view, _read_header(view, path, manifest, rank), manifest)
 
 
 def check_files(directory: Path, manifest: Manifest) -> None:

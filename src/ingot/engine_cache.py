@@ -17,7 +17,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.engine import is_engine, open_engine
 from ingot.errors import EngineError, UsageError
-from ingot.plugins.registry import find_target
+from ingot.plugins.registry import find_targets
 
 _READ_WHOLE = 1 << 20  # larger files are known by size and time of change
 
@@ -47,13 +47,15 @@ def cached_engine(model_dir: Path, config: BuildConfig, cache_dir: Path | None, 
         report = build(config, checkpoint, engine)
     for note in report.notes:
         say(note)
-    say(f"built for {report.target} in {report.precision}, {report.seconds:.1f} s")
+    kinds = ", ".join(f"{each.target} in {each.precision}" for each in report.targets)
+    say(f"built for {kinds}, {report.seconds:.1f} s")
     return engine
 
 
 def cache_key(model_dir: Path, config: BuildConfig) -> str:
     """Changes with every file of the source, every option, the machine's kind and the version of ingot."""
-    digest = hashlib.sha256(f"{__version__} {find_target(config.target).name} {dataclasses.asdict(config)}".encode())
+    names = ",".join(target.name for target in find_targets(config.target))
+    digest = hashlib.sha256(f"{__version__} {names} {dataclasses.asdict(config)}".encode())
     for path in sorted(path for path in model_dir.iterdir() if path.is_file()):
         status = path.stat()
         digest.update(f"\n{path.name} {status.st_size} ".encode())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ingot.engine import HEADER_BYTES, SECTION_ALIGNMENT, Header, aligned, rank_file, read_manifest
 from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, MANIFEST_NAME, Fact, Manifest, Part
-from ingot.plan import Plan
+from ingot.plan import Plan, plans_to_json
 
 Block = tuple[int, memoryview]  # offset in the weights section, bytes
 
@@ -63,34 +63,48 @@ class _PartWriter:
         self._chunk_crc = 0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RankFile:
+    """What goes into one rank file: the plans of targets whose weights lie alike, and these weights.
+
+    files   as in `Variant`
+    blocks  of the weights section, with ascending offsets; gaps become zeros
+    """
+
+    plans: Mapping[str, Plan]
+    blocks: Iterable[Block]
+    files: str = ""
+
+
 def write_engine(
     directory: Path,
     manifest: Manifest,
-    plan: Plan,
-    weights: Iterable[Block],
+    ranks: Sequence[RankFile],
     files: Sequence[Path] = (),
     source: Path | None = None,
+    made: Mapping[str, bytes] | None = None,
 ) -> Manifest:
     """Fill the new, empty `directory` with an engine of one rank.
 
     manifest  everything but `parts`, which is made here
-    weights   blocks of the weights section with ascending offsets; gaps become zeros
     files     tokenizer and generation files to copy
     source    the folder to which they keep their relative paths; None: only their names are kept
+    made      further files by name, e.g. what another compiler made
     Memory stays at one block.
     """
-    parts = [_write_rank(directory, plan, weights)]
+    parts = [_write_rank(directory, content) for content in ranks]
     for path in files:
         name = path.name if source is None else path.relative_to(source).as_posix()
         parts.append(_write_part(directory, name, _read_blocks(path)))
+    parts += [_write_part(directory, name, [data]) for name, data in (made or {}).items()]
     complete = dataclasses.replace(manifest, parts=tuple(sorted(parts, key=lambda part: part.name)))
     _write_part(directory, MANIFEST_NAME, [complete.to_json().encode()])
     return complete
 
 
-def store_passport(directory: Path, passport: Mapping[str, Fact]) -> Manifest:
-    """Give the engine a passport: its manifest is replaced at once, by one that is on the disk already."""
-    manifest = dataclasses.replace(read_manifest(directory), passport=passport)
+def store_passport(directory: Path, target: str, passport: Mapping[str, Fact]) -> Manifest:
+    """Give a target of the engine a passport: the manifest is replaced at once, by one that is on the disk already."""
+    manifest = read_manifest(directory).with_passport(target, passport)
     fresh = directory / f".{MANIFEST_NAME}.partial"
     with fresh.open("wb") as file:
         file.write(manifest.to_json().encode())
@@ -100,24 +114,25 @@ def store_passport(directory: Path, passport: Mapping[str, Fact]) -> Manifest:
     return manifest
 
 
-def _write_rank(directory: Path, plan: Plan, weights: Iterable[Block]) -> Part:
-    text = plan.to_json().encode()
+def _write_rank(directory: Path, content: RankFile) -> Part:
+    text = plans_to_json(content.plans).encode()
     start = aligned(HEADER_BYTES + len(text), SECTION_ALIGNMENT)
+    (nbytes,) = {plan.weight_bytes for plan in content.plans.values()}
     header = Header(
-        schema=ENGINE_SCHEMA, rank=0, ranks=1, file_bytes=start + plan.weight_bytes, plan_offset=HEADER_BYTES,
-        plan_bytes=len(text), weights_offset=start, weights_bytes=plan.weight_bytes,
+        schema=ENGINE_SCHEMA, rank=0, ranks=1, file_bytes=start + nbytes, plan_offset=HEADER_BYTES,
+        plan_bytes=len(text), weights_offset=start, weights_bytes=nbytes,
     )  # fmt: skip
 
     def pieces(writer: _PartWriter) -> None:
         writer.write(header.pack())
         writer.write(text)
         writer.pad_to(start)
-        for offset, data in weights:
+        for offset, data in content.blocks:
             writer.pad_to(start + offset)
             writer.write(data)
-        writer.pad_to(start + plan.weight_bytes)
+        writer.pad_to(start + nbytes)
 
-    return _written(directory, rank_file(0), pieces)
+    return _written(directory, rank_file(0, content.files), pieces)
 
 
 def _write_part(directory: Path, name: str, blocks: Iterable[bytes]) -> Part:

@@ -21,6 +21,7 @@ from ingot.errors import UsageError
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest
 from ingot.plan import Plan, Step, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT
+from ingot.plugins.tensorrt.description import description_lines, read_description
 from ingot.step_work import Load, PlanWork, Work
 
 BALANCE = 8.0  # operations per byte, assumed: `ingot bench` measures what a machine really does
@@ -96,45 +97,62 @@ def _facts(step: Step, work: Work, weights: Mapping[str, Weight], error: float |
 
 
 def _inspect_engine(path: Path) -> Inspection:
-    manifest, plan = read_manifest(path), read_plan(path)
-    facts = step_facts(plan, manifest.activation_errors)
-    block = plan.kv.block_bytes // plan.kv.tokens_per_block
+    manifest = read_manifest(path)
+    targets = [_inspect_target(path, manifest.of(name)) for name in manifest.targets]
     tokens = {"eos_ids": list(manifest.eos_ids), "bos_id": manifest.bos_id, "pad_id": manifest.pad_id}
     limits = dataclasses.asdict(manifest.limits)
     document: dict[str, Any] = {
-        "kind": "engine", "ingot_version": manifest.ingot_version, "target": manifest.target,
-        "precision": manifest.precision, "model": dict(manifest.model), "limits": limits,
+        "kind": "engine", "ingot_version": manifest.ingot_version, "model": dict(manifest.model), "limits": limits,
         "capabilities": list(manifest.capabilities), **tokens,
-        "kv": {**write_record(plan.kv), "bytes_per_token": block}, "arena_bytes": plan.arena_bytes,
-        "weight_bytes": plan.weight_bytes, "steps": [dataclasses.asdict(each) for each in facts],
         "parts": {part.name: {"bytes": part.nbytes, "sha256": part.sha256} for part in manifest.parts},
-        "sources": dict(manifest.sources), "passport": dict(manifest.passport),
+        "sources": dict(manifest.sources),
+        **(targets[0].document if len(targets) == 1 else {"targets": [target.document for target in targets]}),
     }  # fmt: skip
-    code = _machine_code(plan, manifest)
-    if code:
-        document["code"] = code
+    kinds = " and ".join(f"{name} in {manifest.of(name).precision}" for name in manifest.targets)
     head = [
-        f"Engine for {manifest.target} in {manifest.precision}, built by ingot {manifest.ingot_version}",
+        f"Engine for {kinds}, built by ingot {manifest.ingot_version}",
         "model       " + ", ".join(f"{key} {value}" for key, value in manifest.model.items() if value is not None),
         "limits      " + ", ".join(f"{key} {value}" for key, value in limits.items()),
-        f"weights     {format_bytes(plan.weight_bytes)} packed, activations {format_bytes(plan.arena_bytes)}",
-        f"KV cache    {plan.kv.dtype.value}, {format_bytes(block)} a token, {plan.kv.tokens_per_block} tokens a block",
         "tokens      " + ", ".join(f"{key} {value}" for key, value in tokens.items()),
         *(f"part        {part.name}: {format_bytes(part.nbytes)}" for part in manifest.parts),
+        *(f"source      {name} {sha256}" for name, sha256 in manifest.sources.items()),
+    ]
+    texts = (target.text if len(targets) == 1 else f"\n{target.text}" for target in targets)
+    return Inspection(text="\n".join([*head, *texts]), document=document)
+
+
+def _inspect_target(path: Path, manifest: Manifest) -> Inspection:
+    """What differs between the targets of an engine."""
+    plan = read_plan(path, target=manifest.target)
+    facts = step_facts(plan, manifest.activation_errors)
+    block = plan.kv.block_bytes // plan.kv.tokens_per_block
+    file, code = rank_file(0, manifest.files), _machine_code(plan, manifest)
+    network = read_description(path, manifest.target)
+    document: dict[str, Any] = {
+        "target": manifest.target, "precision": manifest.precision, "file": file,
+        "kv": {**write_record(plan.kv), "bytes_per_token": block}, "arena_bytes": plan.arena_bytes,
+        "weight_bytes": plan.weight_bytes, "steps": [dataclasses.asdict(each) for each in facts],
+        "passport": dict(manifest.passport), **({"code": code} if code else {}),
+        **({"network": network} if network else {}),
+    }  # fmt: skip
+    lines = [
+        f"target      {manifest.target} in {manifest.precision}: plan and weights in {file}",
+        f"weights     {format_bytes(plan.weight_bytes)} packed, activations {format_bytes(plan.arena_bytes)}",
+        f"KV cache    {plan.kv.dtype.value}, {format_bytes(block)} a token, {plan.kv.tokens_per_block} tokens a block",
         *(
-            f"code        for {each['architecture']}: {each['bytes']:,} bytes at {each['offset']:,} of {rank_file(0)}"
+            f"code        for {each['architecture']}: {each['bytes']:,} bytes at {each['offset']:,} of {file}"
             for each in code
         ),
-        *(f"source      {name} {sha256}" for name, sha256 in manifest.sources.items()),
+        *(description_lines(network) if network else ()),
         *_passport_lines(manifest.passport),
         "",
     ]
-    return Inspection(text="\n".join([*head, *_step_table(facts)]), document=document)
+    return Inspection(text="\n".join([*lines, *_step_table(facts)]), document=document)
 
 
 def _machine_code(plan: Plan, manifest: Manifest) -> list[dict[str, Any]]:
     """Where the cubins of a GPU engine lie in the rank file."""
-    part = manifest.part(rank_file(0))
+    part = manifest.part(rank_file(0, manifest.files))
     begin = 0 if part is None else part.nbytes - plan.weight_bytes  # the weights section ends the file
     return [
         {"architecture": weight.layout.removeprefix(CODE_LAYOUT), "offset": begin + weight.pieces[0].offset,

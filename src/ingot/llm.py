@@ -8,6 +8,7 @@ from ingot.configs.runtime import Policy
 from ingot.engine import is_engine
 from ingot.engine_cache import cached_engine
 from ingot.errors import UsageError
+from ingot.plugins.cuda.gpu import find_gpus
 from ingot.runtime.llm import EngineLLM
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ class LLM(EngineLLM):
         gpu_memory_utilization: float | None = None,
         enable_prefix_caching: bool = True,
         precision: str = "auto",
-        target: str = "cpu",
+        target: str | None = None,
         cache_dir: str | Path | None = None,
         threads: int | None = None,
         isa: str | None = None,
@@ -48,40 +49,47 @@ class LLM(EngineLLM):
         max_num_batched_tokens  tokens per step; for an engine at most its max_num_tokens
         tensor_parallel_size    1: an engine has one rank yet
         gpu_memory_utilization  refused: kv_cache_memory says how much memory the KV cache takes
-        precision, target       of the build; refused for an engine, which has its own
+        precision               of the build; refused for an engine, which has its own
+        target                  of the build ("cpu" unless given); of an engine with several the one to run
         cache_dir               None: $XDG_CACHE_HOME or ~/.cache
         others                  as in ModelRunner.from_dir
         """
-        if tensor_parallel_size != 1:
-            raise UsageError(
-                "tensor_parallel_size: an engine has one rank in this version", expected="1",
-                got=repr(tensor_parallel_size), hint="ranks are decided at build: ingot build --tp_size",
-            )  # fmt: skip
-        if gpu_memory_utilization is not None:
-            raise UsageError(
-                "gpu_memory_utilization: CPU targets take no share of a GPU", got=repr(gpu_memory_utilization),
-                hint='say how much memory the KV cache may take: kv_cache_memory="4GiB"',
-            )  # fmt: skip
+        _refuse(tensor_parallel_size, gpu_memory_utilization)
         directory = Path(model)
         if is_engine(directory):
-            if (precision, target) != ("auto", "cpu") or cache_dir is not None:
+            if precision != "auto" or cache_dir is not None:
                 raise UsageError(
-                    "precision, target and cache_dir are for building, and this is an Engine already",
+                    "precision and cache_dir are for building, and this is an Engine already",
                     where=str(directory), hint="leave them out, or give the Hugging Face directory",
                 )  # fmt: skip
         else:
             config = BuildConfig(
-                target=target, precision=precision, max_seq_len=max_model_len, max_batch_size=max_num_seqs,
+                target=target or "cpu", precision=precision, max_seq_len=max_model_len, max_batch_size=max_num_seqs,
                 max_num_tokens=max_num_batched_tokens,
             )  # fmt: skip
             directory = cached_engine(directory, config, None if cache_dir is None else Path(cache_dir), _say)
+            target = None  # of what was built, whatever fits
         tokenizer = Tokenizer.from_dir(directory)
         runner = ModelRunner.from_dir(
             directory, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_num_seqs,
             max_num_tokens=max_num_batched_tokens, max_seq_len=max_model_len,
-            enable_prefix_cache=enable_prefix_caching, policy=policy,
+            enable_prefix_cache=enable_prefix_caching, policy=policy, target=target,
         )  # fmt: skip
         super().__init__(runner, tokenizer)
+
+
+def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> None:
+    if tensor_parallel_size != 1:
+        raise UsageError(
+            "tensor_parallel_size: an engine has one rank in this version", expected="1",
+            got=f"{tensor_parallel_size!r}; this machine has {len(find_gpus().gpus)} NVIDIA GPUs that can be used",
+            hint="ranks are decided at build: ingot build --tp_size",
+        )  # fmt: skip
+    if gpu_memory_utilization is not None:
+        raise UsageError(
+            "gpu_memory_utilization: the KV cache has a size, not a share of a GPU", got=repr(gpu_memory_utilization),
+            hint='say how much memory the KV cache may take: kv_cache_memory="4GiB"',
+        )  # fmt: skip
 
 
 def _say(line: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from ingot.errors import EngineError
 from ingot.plan import Limits
 
-ENGINE_SCHEMA = 2
+ENGINE_SCHEMA = 3
 CHUNK_BYTES = 4 << 20  # every started 4 MiB of a part has its own crc32
 MANIFEST_NAME = "config.json"
 FORMAT = "ingot.engine"
@@ -37,26 +37,39 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
-    """What an engine says about itself.
+class Variant:
+    """What an engine says about one of its targets.
 
-    model         plain facts for people (model_type, layers, hidden_size ...); nothing depends on them
     target        a name of the target list, e.g. "cpu/avx2"
     precision     of the weights
+    files         which rank files hold its plan and weights: "" is rank0.engine, "cuda" rank0.cuda.engine
     activation_errors  by product: relative error of its output where its inputs are int8, as measured at build; None
                   where it could not be measured. Only of products that had the choice
-    limits        as in the plan
+    passport      how the engine compared with its source (`ingot verify --against ... --store_passport`); empty: never
+    """
+
+    target: str
+    precision: str
+    files: str = ""
+    activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    passport: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest(Variant):
+    """What an engine says about itself: about its first target, and about `others`.
+
+    others        further targets of the same engine
+    model         plain facts for people (model_type, layers, hidden_size ...); nothing depends on them
+    limits        as in every plan
     capabilities  what a session of this engine can do
-    ranks         number of rank files
+    ranks         number of rank files of each target
     eos_ids       tokens that end a sequence
     sources       file → SHA-256 of what the engine's Checkpoint was made from; empty where that is not known
-    passport      how the engine compared with its source (`ingot verify --against ... --store_passport`); empty: never
     """
 
     ingot_version: str
     model: Mapping[str, Fact]
-    target: str
-    precision: str
     limits: Limits
     capabilities: tuple[str, ...]
     ranks: int
@@ -65,8 +78,28 @@ class Manifest:
     pad_id: int | None
     parts: tuple[Part, ...]
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    passport: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
-    activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    others: tuple[Variant, ...] = ()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of all targets, in the order in which they were asked for."""
+        return (self.target, *(other.target for other in self.others))
+
+    def of(self, target: str) -> "Manifest":
+        """This manifest as if the engine had no other target. Raises EngineError for one that it has not."""
+        if target == self.target:
+            return dataclasses.replace(self, others=())
+        variant = next((other for other in self.others if other.target == target), None)
+        if variant is None:
+            raise EngineError("the engine has no such target", expected=", ".join(self.targets), got=target)
+        return dataclasses.replace(self, others=(), **_fields(variant))
+
+    def with_passport(self, target: str, passport: Mapping[str, Fact]) -> "Manifest":
+        """This manifest with another passport of one target."""
+        if target == self.target:
+            return dataclasses.replace(self, passport=passport)
+        others = (dataclasses.replace(o, passport=passport) if o.target == target else o for o in self.others)
+        return dataclasses.replace(self, others=tuple(others))
 
     def part(self, name: str) -> Part | None:
         """The part called `name`, if the engine has it."""
@@ -83,6 +116,7 @@ class Manifest:
             "sources": dict(self.sources),
             "passport": dict(self.passport),
             "activation_errors": dict(self.activation_errors),
+            "others": [_plain(other) for other in self.others],
             "limits": dataclasses.asdict(self.limits),
             "parts": [
                 {**dataclasses.asdict(part), "crc32": "".join(f"{value:08x}" for value in part.crc32)}
@@ -118,6 +152,16 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     return manifest
 
 
+def _fields(variant: Variant) -> dict[str, Any]:
+    return {field.name: getattr(variant, field.name) for field in dataclasses.fields(Variant)}
+
+
+def _plain(variant: Variant) -> dict[str, Any]:
+    """As JSON holds it."""
+    fields = _fields(variant)
+    return {**fields, "passport": dict(variant.passport), "activation_errors": dict(variant.activation_errors)}
+
+
 def _text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
@@ -147,8 +191,13 @@ def _guess(document: object) -> str:
 def _manifest_from(document: Mapping[str, Any]) -> Manifest:
     known = {field.name for field in dataclasses.fields(Manifest)}
     fields = {key: value for key, value in document.items() if key in known}
+    others = tuple(Variant(**item) for item in document["others"])
+    names = [document["target"], *(other.target for other in others)]
+    if len(set(names)) < len(names):
+        raise ValueError(f"a target is there twice: {', '.join(map(str, names))}")
     return Manifest(**{
         **fields,
+        "others": others,
         "limits": Limits(**document["limits"]),
         "capabilities": tuple(document["capabilities"]),
         "eos_ids": tuple(document["eos_ids"]),

@@ -9,10 +9,11 @@ any number of tokens up to the limits: a step carries T ragged tokens of S seque
     └──────────┴─────────────┴───────┘                        └────────┴──────────────┴───┘
 """
 
+import contextlib
 import dataclasses
 import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ingot.dtypes import DType
@@ -169,19 +170,27 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Inverse of `to_json`. Raises EngineError on anything else."""
-        try:
-            document = json.loads(text)
-            schema = document.pop("plan_schema")
-            if schema != PLAN_SCHEMA:
-                raise EngineError(
-                    "the engine's plan has another schema", expected=str(PLAN_SCHEMA), got=str(schema),
-                    hint="rebuild the engine with this version of ingot",
-                )  # fmt: skip
-            return _plan_from(document)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EngineError(
-                "the engine's plan is not readable", got=repr(error), hint="rebuild the engine"
-            ) from error
+        with _words():
+            return _plan_from(json.loads(text))
+
+
+def plans_to_json(plans: Mapping[str, Plan]) -> str:
+    """The plans of one rank file, by target: canonical JSON as well."""
+    return "{" + ",".join(f"{json.dumps(target)}:{plans[target].to_json()}" for target in sorted(plans)) + "}"
+
+
+def plan_from_json(text: str, target: str) -> Plan:
+    """The plan of one target out of what `plans_to_json` gave. Raises EngineError on anything else."""
+    with _words():
+        return _plan_from(json.loads(text)[target])
+
+
+@contextlib.contextmanager
+def _words() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError("the engine's plan is not readable", got=repr(error), hint="rebuild the engine") from error
 
 
 def _to_plain(value: object) -> Any:
@@ -197,6 +206,12 @@ def _to_plain(value: object) -> Any:
 
 
 def _plan_from(document: dict[str, Any]) -> Plan:
+    schema = document["plan_schema"]
+    if schema != PLAN_SCHEMA:
+        raise EngineError(
+            "the engine's plan has another schema", expected=str(PLAN_SCHEMA), got=str(schema),
+            hint="rebuild the engine with this version of ingot",
+        )  # fmt: skip
     kv = document["kv"]
     if strangers := set(document["tactics"]) - {step["name"] for step in document["steps"]}:
         raise ValueError(f"tactics of steps that are not there: {', '.join(sorted(strangers))}")

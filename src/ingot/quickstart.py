@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ingot
-from ingot.bench.traffic import decode_bytes, weight_bytes_per_step
+from ingot.bench.traffic import decode_bytes, machine_bandwidth, weight_bytes_per_step
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
@@ -15,7 +15,6 @@ from ingot.configs.generation import read_generation_defaults
 from ingot.configs.sampling import SamplingParams
 from ingot.convert.convert import convert
 from ingot.doctor import choice_of_isa
-from ingot.plugins.cpu.target import read_bandwidth
 from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.text_stream import TextRequest
@@ -65,7 +64,7 @@ def quickstart(work: Path, target: str, progress: Progress, write: Callable[[str
     prompt_tokens = len(tokenizer.encode(PROMPT))
     tpot = (times[-1] - times[0]) / (len(times) - 1)
     buffer_bytes = weight_bytes_per_step(built.plan)
-    machine = read_bandwidth(buffer_bytes)
+    machine = machine_bandwidth(built.target, buffer_bytes)
     moved = decode_bytes(built.plan, batch_size=1, context=prompt_tokens + len(times) / 2)
     model = converted.model
     return QuickstartReport(

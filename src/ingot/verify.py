@@ -28,7 +28,7 @@ class VerifyReport:
 
 
 def verify(directory: Path | str, progress: Progress | None = None) -> VerifyReport:
-    """Check manifest, sizes, SHA-256 of every part, then the checksums and the plan as at every open.
+    """Check manifest, sizes, SHA-256 of every part, then the checksums and the plan of every target as at every open.
 
     Raises EngineError that names every part whose hash differs.
     """
@@ -49,7 +49,8 @@ def verify(directory: Path | str, progress: Progress | None = None) -> VerifyRep
             "the engine is damaged: SHA-256 differs", where=", ".join(str(directory / part.name) for part in wrong),
             expected=", ".join(part.sha256 for part in wrong), hint="copy the engine again, or " + REBUILD,
         )  # fmt: skip
-    open_engine(directory).close()
+    for target in manifest.targets:
+        open_engine(directory, target=target).close()
     return VerifyReport(directory=directory, manifest=manifest, nbytes=total)
 
 

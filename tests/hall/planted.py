@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ingot.compare.packed import PackedWeights, cut
 from ingot.engine import open_engine, read_manifest
-from ingot.engine_writer import write_engine
+from ingot.engine_writer import RankFile, write_engine
 from ingot.plan import Plan, Step, Weight
 
 Bytes = npt.NDArray[np.uint8]
@@ -25,9 +25,8 @@ def replant(engine: Path, folder: Path, edit: Edit) -> Path:
     manifest = read_manifest(engine)
     files = [engine / part.name for part in manifest.parts if not part.name.endswith(".engine")]
     folder.mkdir()
-    write_engine(
-        folder, dataclasses.replace(manifest, parts=()), changed, [(0, memoryview(section.tobytes()))], files, engine
-    )
+    content = RankFile(plans={manifest.target: changed}, blocks=[(0, memoryview(section.tobytes()))])
+    write_engine(folder, dataclasses.replace(manifest, parts=()), [content], files, engine)
     return folder
 
 

@@ -67,8 +67,8 @@ def _comparison(*findings: Finding, notes: tuple[str, ...] = ()) -> Comparison:
         positions=3, kl_mean=0.5, kl_max=1.0, top1_agreement=1.0, perplexity=None, source_perplexity=None
     )
     return Comparison(
-        engine=Path("engine"), source=Path("source"), text="a text", steps=steps, findings=findings, logits=logits,
-        notes=notes,
+        engine=Path("engine"), target="ref", source=Path("source"), text="a text", steps=steps, findings=findings,
+        logits=logits, notes=notes,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.engine import HEADER_BYTES, SECTION_ALIGNMENT, map_file, open_engine, read_plan
-from ingot.engine_writer import write_engine
+from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import EngineError
 from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, Manifest, parse_manifest
 from ingot.plan import Buffer, KvLayout, Limits, Piece, Plan, Rows, Step, Weight
@@ -51,7 +51,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = folder / "e"
     directory.mkdir()
     blocks = [(64, memoryview(bytes(range(100)))), (WEIGHT_BYTES - 20, memoryview(b"trailing"))]
-    write_engine(directory, make_manifest(), make_plan(), blocks, [tokenizer])
+    write_engine(directory, make_manifest(), [RankFile(plans={"ref": make_plan()}, blocks=blocks)], [tokenizer])
     return directory
 
 
@@ -85,7 +85,8 @@ def test_writing_twice_gives_the_same_bytes(pristine: Path, tmp_path: Path) -> N
     again = tmp_path / "e"
     again.mkdir()
     blocks = [(64, memoryview(bytes(range(100)))), (WEIGHT_BYTES - 20, memoryview(b"trailing"))]
-    write_engine(again, make_manifest(), make_plan(), blocks, [pristine / "tokenizer.json"])
+    content = RankFile(plans={"ref": make_plan()}, blocks=blocks)
+    write_engine(again, make_manifest(), [content], [pristine / "tokenizer.json"])
     for name in ("config.json", "rank0.engine", "tokenizer.json"):
         assert (again / name).read_bytes() == (pristine / name).read_bytes()
 

@@ -51,6 +51,7 @@ FENCES = {
     "onnx_graphsurgeon": ("ingot.builder",),
     "onnxruntime": (),
     "tensorrt": ("ingot.plugins",),
+    "tensorrt_rtx_bindings": ("ingot.plugins",),
     "cuda": ("ingot.plugins",),
     "torch": (),
     "transformers": (),

@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.configs.runtime import Policy, RuntimeConfig
 from ingot.engine import Engine
-from ingot.engine_writer import write_engine
+from ingot.engine_writer import RankFile, write_engine
 from ingot.manifest import Manifest
 from ingot.plan import Limits
 from ingot.plugins.cpu.target import CpuSession
@@ -34,7 +34,8 @@ def write_tiny(directory: Path, model: TinyModel, target: str = "ref") -> Path:
     """A real engine directory."""
     directory.mkdir()
     manifest = make_manifest(model.plan.limits, target)
-    write_engine(directory, manifest, model.plan, [(0, memoryview(model.weights.tobytes()))])
+    content = RankFile(plans={target: model.plan}, blocks=[(0, memoryview(model.weights.tobytes()))])
+    write_engine(directory, manifest, [content])
     return directory
 
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ingot.bench.timing import Round, random_prompts, time_requests
-from ingot.bench.traffic import decode_bytes, weight_bytes_per_step
-from ingot.engine import read_plan
+from ingot.bench.traffic import decode_bytes, machine_bandwidth, weight_bytes_per_step
+from ingot.engine import read_manifest
 from ingot.errors import UsageError
-from ingot.plan import Plan
-from ingot.plugins.cpu.target import read_bandwidth
+from ingot.plan import Limits, Plan
 from ingot.runtime.model_runner import ModelRunner
 
 
@@ -27,6 +26,7 @@ class LatencyOptions:
     seed: int = 0
     threads: int | None = None
     isa: str | None = None
+    target: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +49,10 @@ class BatchLatency:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LatencyReport:
-    """machine_gbs: read bandwidth of this machine with a buffer of `buffer_bytes`, the weights a step reads."""
+    """machine_gbs: bandwidth of the memory of `target`, with a buffer of `buffer_bytes`, the weights a step reads."""
 
     engine: str
+    target: str
     input_len: int
     output_len: int
     repetitions: int
@@ -62,11 +63,11 @@ class LatencyReport:
 
 def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], None]) -> LatencyReport:
     """Measure every batch size in turn; the machine's bandwidth is read in between, in the same process."""
-    plan = read_plan(options.engine_dir)
-    check_lengths(plan, input_len=options.input_len, output_len=options.output_len)
-    runner = ModelRunner.from_dir(options.engine_dir, threads=options.threads, isa=options.isa)
+    check_lengths(read_manifest(options.engine_dir).limits, input_len=options.input_len, output_len=options.output_len)
+    runner = ModelRunner.from_dir(options.engine_dir, threads=options.threads, isa=options.isa, target=options.target)
+    plan, target = runner.engine.plan, runner.engine.manifest.target
     buffer_bytes = weight_bytes_per_step(plan)
-    machine, batches = [read_bandwidth(buffer_bytes, options.threads) / 1e9], []
+    machine, batches = [machine_bandwidth(target, buffer_bytes, options.threads) / 1e9], []
     for batch_size in options.batch_sizes:
         rounds: list[Round] = []
         total = options.warmup + options.repetitions
@@ -77,11 +78,12 @@ def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], N
             if index >= options.warmup:
                 rounds.append(measured)
         progress(f"batch {batch_size}", total, total)
-        machine.append(read_bandwidth(buffer_bytes, options.threads) / 1e9)
+        machine.append(machine_bandwidth(target, buffer_bytes, options.threads) / 1e9)
         batches.append((batch_size, rounds))
     machine_gbs = statistics.median(machine)
     return LatencyReport(
         engine=str(options.engine_dir),
+        target=target,
         input_len=options.input_len,
         output_len=options.output_len,
         repetitions=options.repetitions,
@@ -112,9 +114,8 @@ def summarise(
     )
 
 
-def check_lengths(plan: Plan, *, input_len: int, output_len: int) -> None:
+def check_lengths(limits: Limits, *, input_len: int, output_len: int) -> None:
     """Refuse lengths that the engine cannot hold."""
-    limits = plan.limits
     if input_len > limits.max_input_len:
         raise UsageError(
             "--input_len is more than the engine takes", expected=f"at most {limits.max_input_len}", got=str(input_len)

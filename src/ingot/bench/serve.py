@@ -16,7 +16,7 @@ import numpy as np
 
 from ingot.bench.timing import RequestTimes
 from ingot.bench.trace import TraceRow, arrivals_at, read_trace, scale_lengths
-from ingot.engine import read_plan
+from ingot.engine import read_manifest
 from ingot.errors import UsageError
 from ingot.plan import Limits
 from ingot.runtime.model_runner import ModelRunner
@@ -57,6 +57,7 @@ class ServeOptions:
     max_num_tokens: int | None = None
     threads: int | None = None
     isa: str | None = None
+    target: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +114,7 @@ class ServeReport:
 
 def bench_serve(options: ServeOptions, progress: Callable[[str, int, int], None]) -> ServeReport:
     """Search the goodput of both modes, one run of each in turn."""
-    max_input, max_output = _clips(options, read_plan(options.engine_dir).limits)
+    max_input, max_output = _clips(options, read_manifest(options.engine_dir).limits)
     rows = scale_lengths(read_trace(options.trace, options.num_requests), options.length_scale, max_input, max_output)
     with contextlib.ExitStack() as open_runners:
         searches = []
@@ -145,8 +146,8 @@ def bench_serve(options: ServeOptions, progress: Callable[[str, int, int], None]
 
 def _open(options: ServeOptions, *, chunked: bool) -> ModelRunner:
     return ModelRunner.from_dir(
-        options.engine_dir, threads=options.threads, isa=options.isa, max_batch_size=options.max_batch_size,
-        max_num_tokens=options.max_num_tokens, enable_chunked_prefill=chunked,
+        options.engine_dir, threads=options.threads, isa=options.isa, target=options.target,
+        max_batch_size=options.max_batch_size, max_num_tokens=options.max_num_tokens, enable_chunked_prefill=chunked,
         tpot_target=options.tpot_target if chunked else None,
     )  # fmt: skip
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from ingot.bench.latency import check_lengths
 from ingot.bench.timing import Round, random_prompts, time_requests
-from ingot.bench.traffic import kv_bytes_per_token, weight_bytes_per_step
-from ingot.engine import read_plan
-from ingot.plugins.cpu.target import read_bandwidth
+from ingot.bench.traffic import kv_bytes_per_token, machine_bandwidth, weight_bytes_per_step
+from ingot.engine import read_manifest
 from ingot.runtime.model_runner import ModelRunner
 
 
@@ -27,6 +26,7 @@ class ThroughputOptions:
     seed: int = 0
     threads: int | None = None
     isa: str | None = None
+    target: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +38,7 @@ class ThroughputReport:
     """
 
     engine: str
+    target: str
     num_requests: int
     input_len: int
     output_len: int
@@ -58,13 +59,14 @@ class ThroughputReport:
 
 def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, int], None]) -> ThroughputReport:
     """Run the same load `repetitions` times after `warmup` untimed rounds."""
-    plan = read_plan(options.engine_dir)
-    check_lengths(plan, input_len=options.input_len, output_len=options.output_len)
+    check_lengths(read_manifest(options.engine_dir).limits, input_len=options.input_len, output_len=options.output_len)
     runner = ModelRunner.from_dir(
-        options.engine_dir, threads=options.threads, isa=options.isa, max_batch_size=options.max_batch_size
-    )
+        options.engine_dir, threads=options.threads, isa=options.isa, target=options.target,
+        max_batch_size=options.max_batch_size,
+    )  # fmt: skip
+    plan, target = runner.engine.plan, runner.engine.manifest.target
     buffer_bytes = weight_bytes_per_step(plan)
-    machine = [read_bandwidth(buffer_bytes, options.threads) / 1e9]
+    machine = [machine_bandwidth(target, buffer_bytes, options.threads) / 1e9]
     rounds: list[Round] = []
     total = options.warmup + options.repetitions
     for index in range(total):
@@ -73,7 +75,7 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
         measured = time_requests(runner, prompts, options.output_len, every_step=False)
         if index >= options.warmup:
             rounds.append(measured)
-            machine.append(read_bandwidth(buffer_bytes, options.threads) / 1e9)
+            machine.append(machine_bandwidth(target, buffer_bytes, options.threads) / 1e9)
     progress("rounds", total, total)
     machine_gbs = statistics.median(machine)
     steps = round(statistics.median(one.steps for one in rounds))
@@ -85,6 +87,7 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
     gbs = (steps * weight_bytes_per_step(plan, rows) + generated * context * kv_bytes_per_token(plan)) / seconds / 1e9
     return ThroughputReport(
         engine=str(options.engine_dir),
+        target=target,
         num_requests=options.num_requests,
         input_len=options.input_len,
         output_len=options.output_len,

@@ -1,6 +1,9 @@
-"""What one step of a Plan must move, for comparison with what the machine's memory can."""
+"""What one step of a Plan must move, and what the memory that holds its weights can."""
 
 from ingot.plan import Plan
+from ingot.plugins.cpu.target import read_bandwidth
+from ingot.plugins.registry import find_target
+from ingot.plugins.target import WithMemory
 from ingot.step_work import EXPERTS, expert_bytes
 
 _GATHERED = ("embedding",)  # ops that read single rows of their tables
@@ -26,3 +29,9 @@ def kv_bytes_per_token(plan: Plan) -> float:
 def decode_bytes(plan: Plan, *, batch_size: int, context: float) -> float:
     """Bytes that a decode step of `batch_size` requests with `context` tokens each reads from memory."""
     return weight_bytes_per_step(plan, batch_size) + batch_size * context * kv_bytes_per_token(plan)
+
+
+def machine_bandwidth(target: str, nbytes: int, threads: int | None = None) -> float:
+    """Bytes per second of a buffer of so many, in the memory where an engine of this target has its weights."""
+    found = find_target(target)
+    return found.read_bandwidth(nbytes) if isinstance(found, WithMemory) else read_bandwidth(nbytes, threads)

@@ -89,7 +89,8 @@ command.add_command(kernels)
 
 
 def _show_latency(report: LatencyReport) -> None:
-    title = f"{report.engine}: {report.input_len} tokens in, {report.output_len} out, {report.repetitions} repetitions"
+    lengths = f"{report.input_len} tokens in, {report.output_len} out"
+    title = f"{report.engine} on {report.target}: {lengths}, {report.repetitions} repetitions"
     table = Table("batch", "TTFT ms", "TPOT ms", "tokens/s", "GB/s read", "of this machine", title=title)
     for batch in report.batches:
         table.add_row(
@@ -101,11 +102,12 @@ def _show_latency(report: LatencyReport) -> None:
             "" if batch.bandwidth_fraction is None else f"{batch.bandwidth_fraction:.0%}",
         )
     Console().print(table)
-    print(f"this machine reads {report.machine_gbs:.2f} GB/s from a buffer of {report.buffer_bytes:,} bytes")
+    print(f"{report.target} reads {report.machine_gbs:.2f} GB/s here from a buffer of {report.buffer_bytes:,} bytes")
 
 
 def _show_throughput(report: ThroughputReport) -> None:
-    title = f"{report.engine}: {report.num_requests} requests, {report.input_len} tokens in, {report.output_len} out"
+    lengths = f"{report.input_len} tokens in, {report.output_len} out"
+    title = f"{report.engine} on {report.target}: {report.num_requests} requests, {lengths}"
     table = Table("", "median", title=title)
     table.add_row("seconds", f"{report.seconds:.3f}")
     table.add_row("requests/s", f"{report.requests_per_second:.2f}")

@@ -28,6 +28,7 @@ _OFFLINE = (
     "max_num_tokens",
     "threads",
     "isa",
+    "target",
 )
 _ONLINE = ("url", "model", "api_key", "chat", "rates", "concurrencies", "input_len", "output_len", "ignore_eos",
            "temperature", "timeout", "plot_file")  # fmt: skip

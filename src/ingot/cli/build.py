@@ -15,15 +15,16 @@ from ingot.configs.convert import BuildDefaults
 from ingot.configs.recipe import Recipe
 from ingot.configs.sizes import format_bytes
 from ingot.errors import UsageError
+from ingot.plugins.registry import find_targets
 
 _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_plugin
-_GPU_FAMILIES = ("cuda",)  # targets with float16 products
 
 
 @click.command()
 @click.option("--checkpoint_dir", type=click.Path(path_type=Path), required=True, help="Checkpoint to build from.")
 @click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Engine to write.")
-@click.option("--target", default="cpu", show_default=True, help="Kind of machine; `ingot doctor` lists them.")
+@click.option("--target", default="cpu", show_default=True, metavar="NAME,...",
+              help="Kinds of machine, one or more in one engine; `ingot doctor` lists them.")  # fmt: skip
 @click.option("--precision", help="Of the weights: f32, bf16, f16 (GPU), w8, w4g128, w4g64, w4g32; "
               "auto (the default) keeps what the checkpoint stores.")  # fmt: skip
 @click.option("--activations", type=click.Choice(ACTIVATIONS),
@@ -105,7 +106,8 @@ def _refuse_later(options: dict[str, Any], defaults: BuildDefaults) -> None:
         if size > 1:
             origin = "" if options[name] else ", recorded by convert"
             raise UsageError(
-                f"--{name} {size}{origin}: an engine has one rank in this version", hint=f"give --{name} 1"
+                f"--{name} {size}{origin}: an engine has one rank in this version, so one CPU or one GPU",
+                hint=f"give --{name} 1",
             )
 
 
@@ -139,7 +141,14 @@ def _activations(options: dict[str, Any], recipe: Recipe, precision: str) -> str
 
 
 def _on_gpu(options: dict[str, Any]) -> bool:
-    return options["target"].split("/")[0] in _GPU_FAMILIES
+    """Whether --gemm_plugin float16 can be taken literally. Raises UsageError where it would mean two things."""
+    kinds = {target.on_gpu for target in find_targets(options["target"])}
+    if len(kinds) > 1 and options["gemm_plugin"] == "float16":
+        raise UsageError(
+            "--gemm_plugin float16 is f16 on GPUs and bf16 on CPUs", where=f"--target {options['target']}",
+            hint="give --precision, or build for CPUs and GPUs in two calls",
+        )  # fmt: skip
+    return True in kinds
 
 
 def _compute(options: dict[str, Any]) -> str | None:
@@ -157,18 +166,25 @@ def _note_gemm_plugin(options: dict[str, Any], talk: Talk) -> None:
 
 
 def _tell(report: BuildReport, talk: Talk) -> None:
-    for one in report.passes:
-        talk.detail(f"pass {one}")
-    for line in report.timings:
+    for line in dict.fromkeys(f"pass {one}" for target in report.targets for one in target.passes):
+        talk.detail(line)
+    for line in (line for target in report.targets for line in target.timings):
         talk.note(line)
     for note in report.notes:
         (talk.warn if "NaN" in note else talk.note)(note)
     limits, done = report.plan.limits, "would be" if report.dry_run else "is"
-    precision = f"{report.precision} with a KV cache in {report.plan.kv.dtype.value}"
+    kinds = [
+        f"{each.target}: {each.precision} with a KV cache in {each.plan.kv.dtype.value}" for each in report.targets
+    ]
+    if len(kinds) > 1:
+        for each, kind in zip(report.targets, kinds, strict=True):
+            talk.note(f"{kind}, in {each.file}")
+        kinds = [f"{len(kinds)} targets"]
     talk.note(
-        f"{report.output_dir} {done} an engine for {report.target}: {precision}, "
+        f"{report.output_dir} {done} an engine for {kinds[0]}, "
         f"{format_bytes(report.engine_bytes)}, at most {limits.max_batch_size} requests, {limits.max_input_len} tokens "
         f"in, {limits.max_seq_len} in all, {limits.max_num_tokens} per step; {report.seconds:.1f} s"
     )
-    if report.prediction is not None:
-        talk.note(str(report.prediction))
+    for target in report.targets:
+        if target.prediction is not None:
+            talk.note(f"{target.target} is {target.prediction}" if len(report.targets) > 1 else str(target.prediction))

@@ -70,7 +70,10 @@ class Talk:
             self._bar = None
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """`done` of `total` (passes, rounds: of anything) are finished; `stage` is what happens now."""
+        """`done` of `total` (passes, rounds: of anything) are finished; `stage` is what happens now.
+
+        A total of 0: nobody knows how much there is, and only the time is shown.
+        """
         self._progress(stage, done, total, None)
 
     def progress_bytes(self, stage: str, done: int, total: int) -> None:
@@ -85,12 +88,15 @@ class Talk:
         if is_new:
             self._stage, self._begin, self._before = stage, now, done
         pace = _pace(now - self._begin, done - self._before, total - done, spell)
+        if total == 0:
+            pace = "" if is_new else f"{now - self._begin:.0f} s"
         if self._bar is not None:
             if is_new or self._task is None:
-                self._task = self._bar.add_task(stage, total=total, pace=pace)
-            self._bar.update(self._task, completed=done, total=total, pace=pace)
-        elif is_new or done >= total or now - self._last > self.PERIOD:
-            self._say(f"{stage} {done / total:.0%}{pace and f', {pace}'}" if total else stage)
+                self._task = self._bar.add_task(stage, total=total or None, pace=pace)
+            self._bar.update(self._task, completed=done, total=total or None, pace=pace)
+        elif is_new or 0 < total <= done or now - self._last > self.PERIOD:
+            share = f" {done / total:.0%}" if total else ""
+            self._say(f"{stage}{share}{pace and f', {pace}'}")
             self._last = now
 
     def warn(self, text: str) -> None:

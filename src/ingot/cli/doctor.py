@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -9,18 +10,19 @@ from rich.table import Table
 
 from ingot.cli.values import as_json
 from ingot.configs.sizes import format_bytes
-from ingot.doctor import Machine, examine
+from ingot.doctor import EngineState, Machine, examine
 
 
 @click.command()
+@click.argument("engines", nargs=-1, type=click.Path(path_type=Path), metavar="[ENGINE]...")
 @as_json
-def command(as_json: bool) -> None:
-    """What this machine offers, and which targets build and run here, and why not.
+def command(engines: tuple[Path, ...], as_json: bool) -> None:
+    """What this machine offers, which targets build and run here, and why not; of every ENGINE the same.
 
     \b
-    Example: ingot doctor --json
+    Example: ingot doctor engine --json
     """
-    machine = examine()
+    machine = examine(engines)
     if as_json:
         print(json.dumps(dataclasses.asdict(machine), indent=1))
     else:
@@ -52,6 +54,14 @@ def _show(machine: Machine) -> None:
     console = Console()
     console.print(facts, highlight=False, markup=False)
     console.print(table, highlight=False, markup=False)
+    for engine in machine.engines:
+        print(f"{engine.directory}: " + (engine.problem or _fate(engine)))
+        for line in engine.why_not:
+            print(f"  {line}")
+
+
+def _fate(engine: EngineState) -> str:
+    return "runs nowhere here" if engine.takes is None else f"runs here as {engine.takes}"
 
 
 def _yes(value: bool) -> str:

@@ -55,6 +55,7 @@ def command(
     threads: int | None,
     kv_cache_memory: int | None,
     isa: str | None,
+    target: str | None,
     as_json: bool,
     log_level: str,
     **sampling: Any,
@@ -66,7 +67,9 @@ def command(
     """
     talk = Talk(LEVELS[log_level])
     entries = read_prompts(prompts, input_file, Sampling(**sampling))
-    with ModelRunner.from_dir(engine_dir, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory) as runner:
+    with ModelRunner.from_dir(
+        engine_dir, threads=threads, isa=isa, target=target, kv_cache_memory=kv_cache_memory
+    ) as runner:
         defaults = read_generation_defaults(engine_dir)
         for setting in defaults.not_followed:
             talk.warn(f"generation_config.json: {setting} is not followed in this version")

@@ -61,6 +61,7 @@ def command(
     policy: str,
     tpot_target: float | None,
     isa: str | None,
+    target: str | None,
     log_level: str,
     **others: Any,
 ) -> int:
@@ -87,7 +88,7 @@ def command(
     def open_runner() -> ModelRunner:
         return ModelRunner.from_dir(
             engine_dir, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
-            max_num_tokens=max_num_tokens, policy=policy, tpot_target=tpot_target,
+            max_num_tokens=max_num_tokens, policy=policy, tpot_target=tpot_target, target=target,
         )  # fmt: skip
 
     def on_start(host: str, port: int) -> None:

@@ -45,10 +45,17 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def target_isa(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: the option `--isa`."""
+    """Decorator: the options `--target` and `--isa`."""
     choice = click.Choice(ISA_LEVELS, case_sensitive=False)
-    return click.option(
+    isa = click.option(
         "--isa",
         type=choice,
         help="Use at most this level of what the machine has; an engine that needs more is refused.",
-    )(function)
+    )
+    target = click.option(
+        "--target",
+        metavar="NAME",
+        help="Of an engine with several targets: the one to run, or a family (cpu); what fits this machine best unless "
+        "given.",
+    )
+    return target(isa(function))

@@ -1,13 +1,15 @@
 """`ingot verify`: is the Engine what was built, and does it compute what its source says?"""
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ingot.cli.console import LEVELS, Talk
 from ingot.cli.values import as_json, log_level, positive, target_isa
-from ingot.compare.compare import DEFAULT_TOKENS, CompareOptions, compare
+from ingot.compare.compare import DEFAULT_TOKENS, CompareOptions, comparable_targets, compare
 from ingot.compare.report import Comparison, StepFigures
 from ingot.configs.sizes import format_bytes
 from ingot.engine_writer import store_passport
@@ -37,29 +39,52 @@ def command(
     store: bool,
     threads: int | None,
     isa: str | None,
+    target: str | None,
     as_json: bool,
     log_level: str,
 ) -> None:
-    """Check every hash of an Engine; with --against also its numbers.
+    """Check every hash of an Engine; with --against also the numbers of each target that this machine runs.
 
     \b
     Example: ingot verify engine --against checkpoint
     """
-    if against is None and (text is not None or tokens is not None or store):
-        raise UsageError("--text, --tokens and --store_passport go with --against", hint="say what to compare with")
-    options = CompareOptions(tokens=tokens or DEFAULT_TOKENS, text=text, threads=threads, isa=isa)
+    if against is None and (text is not None or tokens is not None or store or target is not None):
+        raise UsageError(
+            "--text, --tokens, --target and --store_passport go with --against", hint="say what to compare with"
+        )
+    options = CompareOptions(tokens=tokens or DEFAULT_TOKENS, text=text, threads=threads, isa=isa, target=target)
     with Talk(LEVELS[log_level]) as talk:
         report = verify(engine, talk.progress_bytes)
-        comparison = None if against is None else compare(engine, against, options, talk.progress)
-        for step in () if comparison is None else comparison.steps:
-            talk.detail(_line(step))
+        comparisons = [] if against is None else _compare(engine, against, options, talk)
     if as_json:
-        print(json.dumps({**_hashes(report), **({} if comparison is None else comparison.document())}, indent=1))
+        print(json.dumps({**_hashes(report), **_document(comparisons)}, indent=1))
     else:
         parts = f"{len(report.manifest.parts)} parts, {format_bytes(report.nbytes)}, all hashes match"
-        print("\n".join([f"{report.directory}: {parts}", *([] if comparison is None else comparison.lines())]))
-    if comparison is not None:
+        lines = [line for comparison in comparisons for line in comparison.lines()]
+        print("\n".join([f"{report.directory}: {parts}", *lines]))
+    for comparison in comparisons:
         _judge(comparison, store, talk)
+
+
+def _compare(engine: Path, against: Path, options: CompareOptions, talk: Talk) -> list[Comparison]:
+    """One comparison for each target that this machine runs; of the others it is said why there is none."""
+    fit = comparable_targets(engine, options)
+    fit.best()
+    for line in fit.lines():
+        talk.warn(f"not compared here: {line}")
+    comparisons = []
+    for target in fit.runs:
+        comparisons.append(compare(engine, against, dataclasses.replace(options, target=target.name), talk.progress))
+        for step in comparisons[-1].steps:
+            talk.detail(_line(step))
+    return comparisons
+
+
+def _document(comparisons: list[Comparison]) -> dict[str, Any]:
+    """Of one comparison its own; of several a list."""
+    if len(comparisons) == 1:
+        return comparisons[0].document()
+    return {"comparisons": [comparison.document() for comparison in comparisons]} if comparisons else {}
 
 
 def _judge(comparison: Comparison, store: bool, talk: Talk) -> None:
@@ -68,7 +93,7 @@ def _judge(comparison: Comparison, store: bool, talk: Talk) -> None:
     for note in comparison.notes:
         talk.warn(note)
     if store:
-        store_passport(comparison.engine, comparison.passport())
+        store_passport(comparison.engine, comparison.target, comparison.passport())
         talk.note(f"the passport is in {comparison.engine}")
 
 

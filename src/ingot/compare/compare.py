@@ -25,10 +25,10 @@ from ingot.compare.taps import blocks_needed, longest_sequence
 from ingot.compare.tokens import read_tokens
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
-from ingot.engine import Engine, open_engine
+from ingot.engine import Engine, open_engine, read_manifest
 from ingot.errors import TargetError, UsageError
-from ingot.plugins.registry import find_target
-from ingot.plugins.target import SessionOptions
+from ingot.plugins.registry import Fit, fit_targets
+from ingot.plugins.target import SessionOptions, Target
 from ingot.step_io import Int32, TapSession
 
 DEFAULT_TOKENS = 128
@@ -37,19 +37,27 @@ GROUP_BYTES = 256 << 20  # of float64 logits at a time
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions:
-    """tokens: of the text, at most. text: None is the text that ships with ingot."""
+    """tokens: of the text, at most. text: None is the text that ships with ingot. target: of an engine with several."""
 
     tokens: int = DEFAULT_TOKENS
     text: Path | None = None
     threads: int | None = None
     isa: str | None = None
+    target: str | None = None
+
+
+def comparable_targets(directory: Path, options: CompareOptions) -> Fit:
+    """Which targets of the engine can be compared on this machine."""
+    names = read_manifest(directory).targets
+    return fit_targets(names, where=str(directory), wanted=options.target, isa=options.isa)
 
 
 def compare(
     directory: Path, against: Path, options: CompareOptions, progress: Progress = lambda what, done, total: None
 ) -> Comparison:
     """Raises IngotErrors for what cannot be compared; what is wrong in numbers is in the result."""
-    with open_engine(directory) as engine, _checkpoint_of(against, progress) as checkpoint:
+    target = comparable_targets(directory, options).best()
+    with open_engine(directory, target=target.name) as engine, _checkpoint_of(against, progress) as checkpoint:
         plan = engine.plan
         with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block) as source:
             require_same_structure(plan, source.plan, str(directory), str(against))
@@ -57,7 +65,7 @@ def compare(
             longest = min(longest_sequence(plan), group)
             tokens = read_tokens(directory, plan.vocab_size, options.tokens, options.text, longest)
             at_once = max(1, group // tokens.sequences.shape[1])
-            with _session(engine, tokens.sequences[:at_once], options) as session:
+            with _session(engine, target, tokens.sequences[:at_once], options) as session:
                 run = Run(engine=engine, source=source, session=session, progress=progress, tokens=tokens)
                 for begin in range(0, len(tokens.sequences), at_once):
                     run.compare_group(begin, tokens.sequences[begin : begin + at_once])
@@ -83,15 +91,10 @@ def _checkpoint_of(against: Path, progress: Progress) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _session(engine: Engine, sequences: Int32, options: CompareOptions) -> Iterator[TapSession]:
-    target = find_target(engine.manifest.target)
-    if (reason := target.missing(options.isa)) is not None:
-        raise TargetError(
-            "this machine cannot run the engine, so its numbers cannot be compared here", where=str(engine.directory),
-            expected=engine.manifest.target, got=reason, hint="verify it on the machine that it was built for",
-        )  # fmt: skip
-    wanted = SessionOptions(num_blocks=blocks_needed(engine.plan, sequences), threads=options.threads)
+def _session(engine: Engine, target: Target, sequences: Int32, options: CompareOptions) -> Iterator[TapSession]:
+    num_blocks = blocks_needed(engine.plan, sequences)
+    wanted = SessionOptions(num_blocks=num_blocks, threads=options.threads, directory=engine.directory)
     with contextlib.closing(target.open_session(engine.plan, engine.weights, wanted)) as session:
         if not isinstance(session, TapSession):
-            raise TargetError("sessions of this target show nothing of their inside yet", where=engine.manifest.target)
+            raise TargetError("sessions of this target show nothing of their inside yet", where=target.name)
         yield session

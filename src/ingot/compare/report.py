@@ -54,9 +54,11 @@ class LogitFigures:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """notes: e.g. that the engine names other source files. findings: in the order of the steps."""
+    """notes: e.g. that the engine names other source files. findings: in the order of the steps. target: which one of
+    the engine's."""
 
     engine: Path
+    target: str
     source: Path
     text: str
     steps: tuple[StepFigures, ...]
@@ -78,7 +80,7 @@ class Comparison:
         others = f"; {later} later {'step is' if later == 1 else 'steps are'} beyond theirs, too" if later else ""
         raise EngineError(
             f"the engine does not compute what its source says: the first step beyond its tolerance is {first.step}",
-            where=f"{self.engine}: {first.what}", expected=first.expected, got=first.got + others,
+            where=f"{self.engine}, {self.target}: {first.what}", expected=first.expected, got=first.got + others,
             hint=" ".join([*self.notes, "build the engine again; if it stays so, this is a bug of ingot"]),
         )  # fmt: skip
 
@@ -92,7 +94,7 @@ class Comparison:
     def document(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {
-            "engine": str(self.engine), "source": str(self.source), "ok": not self.findings,
+            "engine": str(self.engine), "target": self.target, "source": str(self.source), "ok": not self.findings,
             "findings": [dataclasses.asdict(finding) for finding in self.findings], "summary": _finite(self.passport()),
             "steps": [_finite(dataclasses.asdict(step)) for step in self.steps], "notes": list(self.notes),
         }  # fmt: skip
@@ -102,8 +104,8 @@ class Comparison:
         weight = max(self.steps, key=lambda step: step.weight_error)
         kernel = max(self.steps, key=lambda step: step.kernel_error)
         return [
-            f"{self.engine} against {self.source}: {len(self.steps)} steps, {self.logits.positions} tokens of "
-            f"{self.text}",
+            f"{self.engine} for {self.target} against {self.source}: {len(self.steps)} steps, "
+            f"{self.logits.positions} tokens of {self.text}",
             f"weights     farthest from the source: {weight.name}, {_share(weight.weight_error)}",
             f"kernels     nearest to its bound: {kernel.name}, {kernel.kernel_error:.2f} of it",
             f"layers      farthest from the source: {self.worst_step.name}, {_share(self.worst_step.model_error or 0)}",

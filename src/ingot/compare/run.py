@@ -87,8 +87,8 @@ class Run:
         )  # fmt: skip
         findings = tuple(finding for by_kind in self._findings.values() for finding in by_kind.values())
         return Comparison(
-            engine=directory, source=against, text=self._tokens.origin, steps=steps, findings=findings,
-            logits=self._meter.figures(), notes=self._notes(),
+            engine=directory, target=self._engine.manifest.target, source=against, text=self._tokens.origin,
+            steps=steps, findings=findings, logits=self._meter.figures(), notes=self._notes(),
         )  # fmt: skip
 
     def _check_weights(self, step: Step) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ingot.plugins.cuda import products
 from tests.plugins.cuda.emulation import Emulation, build_emulation
 
 
@@ -28,6 +29,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         return
     emulation: Emulation = request.getfixturevalue("emulation")
     monkeypatch.setenv("PATH", str(emulation.programs) + os.pathsep + os.environ["PATH"])
+    monkeypatch.setattr(products, "_NAMES", (str(emulation.libraries / "libcublasLt.so.13"),))  # not the real one
     driver = emulation.driver()
     driver.emulated_set_devices(1)
     yield driver

@@ -193,6 +193,14 @@ int cuMemcpyDtoHAsync(void* to, uintptr_t from, size_t bytes, void*) {
     });
     return require_context();
 }
+int cuMemcpyDtoDAsync(uintptr_t to, uintptr_t from, size_t bytes, void*) {
+    if (!inside(to, bytes) || !inside(from, bytes)) return kIllegalAddress;
+    emulated_enqueue([=] {
+        std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
+        return kSuccess;
+    });
+    return require_context();
+}
 int cuStreamCreate(void** stream, unsigned) {
     *stream = &queue;
     return require_context();

@@ -1,0 +1,144 @@
+"""All that is decided about a target before the first byte of an engine is written: a Job for each target.
+
+the graph of plugins → precision, activations and limits → target passes → Plan → tactics → machine code
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from ingot.builder.activations import SampleErrors, choose_activations
+from ingot.builder.expressions import check_sources
+from ingot.builder.graph import Graph
+from ingot.builder.limits import fit_limits
+from ingot.builder.lower import Lowering, read_shape
+from ingot.builder.names import name_nodes
+from ingot.builder.passes.base import PassReport
+from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
+from ingot.builder.precision import choose_main, choose_products, choose_routers, products_of, table_dtype
+from ingot.builder.predict import Sample, choose_sample
+from ingot.builder.tune import tune
+from ingot.checkpoint import Checkpoint
+from ingot.configs.build import BuildConfig
+from ingot.dtypes import DType, Precision
+from ingot.errors import UsageError
+from ingot.plan import KvLayout, Plan
+from ingot.plugins.target import Progress, Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What one target's part of an engine will be.
+
+    reports  of the passes, those that every target shares included
+    notes    one sentence each: lowered defaults, choices
+    timings  a line for every product and number of rows that was timed
+    sample   what is run to predict the engine's speed
+    """
+
+    target: Target
+    precision: Precision
+    activation_errors: dict[str, float | None]
+    plan: Plan
+    lowering: Lowering
+    reports: tuple[PassReport, ...]
+    notes: tuple[str, ...]
+    timings: tuple[str, ...]
+    sample: Sample | None
+
+
+def decide(
+    config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target], shards: int, progress: Progress
+) -> list[Job]:
+    """A job for each target. shards: parts of the packed weights."""
+    graph = Graph.load(checkpoint.graph_path)
+    if config.dump_passes is not None:
+        _make_folder(config.dump_passes)
+        graph.save(config.dump_passes / "00_checkpoint.onnx")
+    reports = run_passes(graph, structure_passes(), dump=config.dump_passes)
+    require_plugins(graph, reports)
+    name_nodes(graph)
+    errors = SampleErrors(checkpoint, progress)
+    jobs = []
+    for target in targets:
+        dump = config.dump_passes
+        if dump is not None and len(targets) > 1:
+            dump /= target.name.replace("/", "-")
+            _make_folder(dump)
+        own = dataclasses.replace(config, dump_passes=dump)
+        jobs.append(_decide_target(own, checkpoint, graph, reports, errors, target, shards, progress))
+    return jobs
+
+
+def _decide_target(
+    config: BuildConfig, checkpoint: Checkpoint, graph: Graph, reports: Sequence[PassReport], errors: SampleErrors,
+    target: Target, shards: int, progress: Progress,
+) -> Job:  # fmt: skip
+    """The target passes set the same attributes whatever an earlier target has set there."""
+    notes: list[str] = []
+    precision = choose_main(config, graph, target, notes)
+    kv_dtype = _kv_dtype(config, precision)
+    routers = choose_routers(precision, graph)
+    others = [node.name for node in products_of(graph) if node.name not in routers]
+    wanted = routers | choose_products(config, precision, others)
+    products, activation_errors = choose_activations(graph, errors, wanted, target, notes)
+    late = target_passes(target, products=products, tables=table_dtype(precision), kv=kv_dtype)
+    own = run_passes(graph, late, dump=config.dump_passes, first=len(reports) + 1)
+    shape = read_shape(graph)
+    limits, lowered = fit_limits(config, shape.positions)
+    kv = KvLayout(
+        num_layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+        tokens_per_block=config.tokens_per_block, dtype=kv_dtype,
+    )  # fmt: skip
+    lowering = Lowering(graph, panels=target.packs_products)
+    for use in lowering.uses:
+        check_sources(use.tensor, checkpoint)
+    plan = lowering.plan(limits, kv, shape, shards)
+    timings: tuple[str, ...] = ()
+    if config.autotune:
+        tuning = tune(plan, target, config.timing_cache, progress)
+        plan, timings = dataclasses.replace(plan, tactics=tuning.tactics), tuning.table
+        notes.extend(tuning.notes)
+    sample = _sample(config, plan, target, notes)
+    return Job(
+        target=target, precision=precision, activation_errors=activation_errors, plan=plan, lowering=lowering,
+        reports=(*reports, *own), notes=(*notes, *lowered), timings=timings, sample=sample,
+    )  # fmt: skip
+
+
+def _sample(config: BuildConfig, plan: Plan, target: Target, notes: list[str]) -> Sample | None:
+    """None, and why, where no speed can be predicted."""
+    if not config.autotune or config.dry_run:
+        return None  # nothing is to be timed, or there will be no engine
+    found = choose_sample(plan, target, config.max_mem)
+    if isinstance(found, str):
+        notes.append(found)
+        return None
+    return found
+
+
+def common_notes(jobs: Sequence[Job]) -> list[str]:
+    """What holds for every target is said once, all else with the target's name."""
+    notes: list[str] = []
+    for job in jobs:
+        for note in job.notes:
+            shared = all(note in other.notes for other in jobs)
+            said = note if shared else f"{job.target.name}: {note}"
+            if said not in notes:
+                notes.append(said)
+    return notes
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            "the graphs cannot be dumped there", where=str(folder), got=error.strerror, hint="choose another folder"
+        ) from error
+
+
+def _kv_dtype(config: BuildConfig, precision: Precision) -> DType:
+    if config.kv_cache_dtype != "auto":
+        return DType(config.kv_cache_dtype)
+    return DType.BF16 if precision.dtype.is_quantised else precision.dtype

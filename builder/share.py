@@ -1,0 +1,71 @@
+"""Which targets of an engine share a rank file: those whose weights have the same bytes in the same places.
+
+cuda/sm89 ─┐                                   cpu/avx2 ─┐
+cuda/sm90 ─┴▶ rank0.engine: rows of weights,   cpu/amx ──┴▶ rank0.cpu.engine: the same weights in panels
+              then a cubin for each
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from ingot.builder.decide import Job
+from ingot.builder.expressions import key
+from ingot.builder.lower import Lowering
+from ingot.builder.pack import add_constants
+from ingot.engine_writer import Block
+from ingot.plan import Plan
+from ingot.plugins.target import Constant
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """One rank file.
+
+    files    as in `ingot.manifest.Variant`
+    lowering of the weights
+    plans    by target, with their constants
+    """
+
+    files: str
+    lowering: Lowering
+    plans: dict[str, Plan]
+    constants: tuple[tuple[Constant, ...], ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the section, which is the same for every plan."""
+        return next(iter(self.plans.values())).weight_bytes
+
+    def constant_blocks(self) -> Iterator[Block]:
+        """Behind the packed weights, in the order of the file."""
+        for plan, constants in zip(self.plans.values(), self.constants, strict=True):
+            places = {weight.name: weight.pieces[0].offset for weight in plan.weights}
+            for constant in constants:
+                yield places[constant.name], memoryview(constant.data)
+
+
+def share(jobs: Sequence[Job], constants: Sequence[tuple[Constant, ...]]) -> list[Share]:
+    """A share for each kind of weights, in the order of the jobs; the first has no word in its file's name."""
+    alike: dict[object, list[int]] = {}
+    for index, job in enumerate(jobs):
+        sources = tuple((use.name, key(use.tensor)) for use in job.lowering.uses)
+        alike.setdefault((job.plan.weights, sources), []).append(index)
+    shares: list[Share] = []
+    for members in alike.values():
+        own = [jobs[index] for index in members]
+        added = [constants[index] for index in members]
+        taken = [each.files for each in shares]
+        plans = add_constants([job.plan for job in own], added)
+        shares.append(
+            Share(
+                files=_word(own[0].target.name, taken) if shares else "", lowering=own[0].lowering,
+                plans=dict(zip((job.target.name for job in own), plans, strict=True)), constants=tuple(added),
+            )
+        )  # fmt: skip
+    return shares
+
+
+def _word(target: str, taken: Sequence[str]) -> str:
+    """The family of the first target, or its whole name where another file has that word."""
+    family = target.split("/")[0]
+    return target.replace("/", "-") if family in taken else family

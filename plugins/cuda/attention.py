@@ -1,0 +1,85 @@
+"""The launches of a layer's attention, for whoever knows where its tensors lie: cuda plans, and TensorRT's plugin."""
+
+import dataclasses
+
+from ingot.dtypes import DType
+from ingot.plan import KvLayout, Rows
+from ingot.plugins.cuda.shapes import attention_shared_bytes
+from ingot.plugins.cuda.step_tables import Counts
+from ingot.plugins.cuda.work import Grid, Launch, integer, number, pointer, row_grid
+
+_ROW_THREADS, _ATTENTION_THREADS, _HEADS_PER_BLOCK = 256, 128, 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Addresses of what both halves of a layer's attention see.
+
+    keys, values  its pools               tables         of blocks, `width` integers a sequence
+    q             between the two halves  decode, prefill  items
+    partial, stats  of splits, see attention_combine
+    """
+
+    keys: int
+    values: int
+    tables: int
+    width: int
+    q: int
+    decode: int
+    prefill: int
+    partial: int
+    stats: int
+
+
+def write_launch(
+    at: Places, kv: KvLayout, *, qkv: int, cos_sin: int, q_norm: int, k_norm: int, positions: int, sequences: int,
+    heads: int, rotary_dim: int, interleaved: bool, wide_norm: bool, eps: float,
+) -> Launch:  # fmt: skip
+    """Norms, turns, and writes keys and values into the pools. Addresses are 0 where there is nothing."""
+    arguments = (
+        pointer(at.q), pointer(at.keys), pointer(at.values), pointer(qkv), pointer(cos_sin), pointer(q_norm),
+        pointer(k_norm), pointer(positions), pointer(sequences), pointer(at.tables), integer(at.width),
+        integer(kv.tokens_per_block), integer(heads), integer(kv.kv_heads), integer(rotary_dim), integer(interleaved),
+        integer(wide_norm), number(eps),
+    )  # fmt: skip
+    groups = -(-(heads + 2 * kv.kv_heads) // _HEADS_PER_BLOCK)
+    grid = row_grid(Rows.TOKENS, groups)
+    return Launch(kernel="turn_and_store", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)
+
+
+def attention_launches(
+    at: Places, kv: KvLayout, *, y: int, heads: int, window: int, scale: float, softcap: float, narrow: bool
+) -> list[Launch]:
+    """Attends to the pools. narrow: y has the products' type."""
+    out, partial, stats = pointer(y), pointer(at.partial), pointer(at.stats)
+
+    def launch(kernel: str, items: int, grid: Grid, shared: int) -> Launch:
+        arguments = (
+            out, pointer(at.q), pointer(at.keys), pointer(at.values), pointer(items), pointer(at.tables), partial,
+            stats, integer(at.width), integer(heads), integer(kv.kv_heads), integer(window), number(scale),
+            number(softcap), integer(narrow),
+        )  # fmt: skip
+        return Launch(kernel=kernel, grid=grid, threads=_ATTENTION_THREADS, shared=shared, arguments=arguments)
+
+    def prefill(counts: Counts, splits: int) -> tuple[int, int, int]:
+        return counts.prefill, kv.kv_heads, 1
+
+    def whole(counts: Counts, splits: int) -> tuple[int, int, int]:
+        return counts.decode, kv.kv_heads, 1
+
+    def decode(counts: Counts, splits: int) -> tuple[int, int, int]:
+        return counts.decode, kv.kv_heads, splits
+
+    if kv.dtype is DType.F32:
+        return [launch("attention_rows", at.prefill, prefill, 0), launch("attention_rows", at.decode, whole, 0)]
+    combine = Launch(
+        kernel="attention_combine", grid=decode, threads=_ATTENTION_THREADS, shared=0, only_split=True,
+        arguments=(
+            out, pointer(at.decode), partial, stats, integer(heads), integer(kv.kv_heads), integer(narrow),
+        ),
+    )  # fmt: skip
+    return [
+        launch("attention_prefill", at.prefill, prefill, attention_shared_bytes(kv.head_dim, decode=False)),
+        launch("attention_decode", at.decode, decode, attention_shared_bytes(kv.head_dim, decode=True)),
+        combine,
+    ]

@@ -1,0 +1,132 @@
+"""The attention of one layer as TensorRT sees it: a node with inputs and attributes, and the launches it stands for.
+
+    qkv ─▶ turn_and_store ─▶ q (workspace) ─▶ attention_prefill, attention_decode, attention_combine ─▶ y
+                 └▶ keys, values (in place) ─────────┘
+
+The kernels are those of the cuda targets, from the same cubin.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.dtypes import DType
+from ingot.plan import KvLayout, Step
+from ingot.plugins.cuda.attention import Places, attention_launches, write_launch
+from ingot.plugins.cuda.shapes import partial_rows
+from ingot.plugins.cuda.step_tables import Counts
+from ingot.plugins.cuda.work import Launch
+
+PLUGIN = "IngotAttention"
+DOMAIN = "ingot"  # also the plugin's namespace
+VERSION = "1"
+
+MAX_MULTIPROCESSORS = 256  # of a GPU, for the size of the workspace, which is fixed when the engine is built
+
+_ALIGNMENT = 256
+_ALWAYS = ("qkv", "keys", "values", "positions", "sequences", "tables", "decode", "prefill", "splits")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Attention:
+    """The attributes of a node, all of them numbers.
+
+    rotary      1: queries and keys are turned by cos_sin
+    normed      1: there are norms of queries and keys
+    narrow      1: y has the products' type, 0: float32
+    others      as in the ops rope_kv_write and paged_attention
+    """
+
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tokens_per_block: int
+    rotary: int
+    normed: int
+    interleaved: int
+    narrow: int
+    window: int
+    norm_eps: float
+    scale: float
+    softcap: float
+
+    @classmethod
+    def of(cls, write: Step, attend: Step, kv: KvLayout, *, narrow: bool) -> "Attention":
+        """Of a layer's two steps."""
+        return cls(
+            layer=int(attend.attrs["layer"]), heads=int(attend.attrs["heads"]), kv_heads=int(attend.attrs["kv_heads"]),
+            head_dim=kv.head_dim, tokens_per_block=kv.tokens_per_block, rotary=int(bool(write.inputs[1])),
+            normed=int(bool(write.inputs[2])), interleaved=int(write.attrs["interleaved"]), narrow=int(narrow),
+            window=int(attend.attrs["window"]), norm_eps=float(write.attrs["norm_eps"]),
+            scale=float(attend.attrs["scale"]), softcap=float(attend.attrs["softcap"]),
+        )  # fmt: skip
+
+    def attributes(self) -> Mapping[str, Any]:
+        """By name."""
+        return dataclasses.asdict(self)
+
+
+def plugin_inputs(attention: Attention) -> tuple[str, ...]:
+    """Names of the node's inputs, in order."""
+    return (*_ALWAYS, *(("cos_sin",) if attention.rotary else ()), *(("q_norm", "k_norm") if attention.normed else ()))
+
+
+def workspace_bytes(attention: Attention, tokens: int) -> int:
+    """For a step of so many tokens: queries, then partial sums of splits and what they weigh, all float32."""
+    return sum(_workspace(attention, tokens))
+
+
+def _workspace(attention: Attention, tokens: int) -> tuple[int, int, int]:
+    rows = partial_rows(MAX_MULTIPROCESSORS)
+    sizes = (tokens * attention.heads * attention.head_dim, rows * attention.head_dim, 2 * rows)
+    queries, partial, stats = (-(-4 * size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
+    return queries, partial, stats
+
+
+def launches(
+    attention: Attention, dtype: DType, shapes: Sequence[Sequence[int]], inputs: Sequence[int], y: int, workspace: int
+) -> tuple[list[Launch], Counts, int]:
+    """(launches, what their grids depend on, splits) of a step; the lengths are in the shapes.
+
+    dtype      of the pools
+    shapes, inputs  of the node's inputs, and their addresses
+    """
+    at = dict(zip(plugin_inputs(attention), inputs, strict=True))
+    dims = dict(zip(plugin_inputs(attention), shapes, strict=True))
+    tokens = dims["qkv"][0]
+    queries, partial, _ = _workspace(attention, tokens)
+    places = Places(
+        keys=at["keys"], values=at["values"], tables=at["tables"], width=dims["tables"][1], q=workspace,
+        decode=at["decode"], prefill=at["prefill"], partial=workspace + queries, stats=workspace + queries + partial,
+    )  # fmt: skip
+    kv = KvLayout(
+        num_layers=1, kv_heads=attention.kv_heads, head_dim=attention.head_dim,
+        tokens_per_block=attention.tokens_per_block, dtype=dtype,
+    )  # fmt: skip
+    write = write_launch(
+        places, kv, qkv=at["qkv"], cos_sin=at.get("cos_sin", 0), q_norm=at.get("q_norm", 0), k_norm=at.get("k_norm", 0),
+        positions=at["positions"], sequences=at["sequences"], heads=attention.heads,
+        rotary_dim=dims["cos_sin"][1] if attention.rotary else 0, interleaved=bool(attention.interleaved),
+        wide_norm=bool(attention.normed) and dims["q_norm"][0] != attention.head_dim, eps=attention.norm_eps,
+    )  # fmt: skip
+    attend = attention_launches(
+        places, kv, y=y, heads=attention.heads, window=attention.window, scale=attention.scale,
+        softcap=attention.softcap, narrow=bool(attention.narrow),
+    )  # fmt: skip
+    counts = Counts(
+        tokens=tokens, rows=0, sequences=dims["tables"][0], decode=dims["decode"][0], prefill=dims["prefill"][0],
+        longest=0,
+    )  # fmt: skip
+    return [write, *attend], counts, dims["splits"][0]
+
+
+def kernels(kv: KvLayout) -> dict[str, int]:
+    """Names of what `launches` launches, and how many bytes of dynamic shared memory each may take."""
+    nowhere = Places(keys=0, values=0, tables=0, width=0, q=0, decode=0, prefill=0, partial=0, stats=0)
+    write = write_launch(
+        nowhere, kv, qkv=0, cos_sin=0, q_norm=0, k_norm=0, positions=0, sequences=0, heads=0, rotary_dim=0,
+        interleaved=False, wide_norm=False, eps=0,
+    )  # fmt: skip
+    attend = attention_launches(nowhere, kv, y=0, heads=0, window=0, scale=0, softcap=0, narrow=False)
+    return {each.kernel: each.shared for each in (write, *attend)}

@@ -1,0 +1,82 @@
+"""What a session uses of TensorRT's Python bindings, as types: they have none. Tests hold these against the wheel.
+
+Sizes are bytes, addresses and streams integers.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ingot.plugins.tensorrt.library import Library
+
+
+class Context(Protocol):
+    """IExecutionContext: one profile of an engine, ready to run."""
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool: ...
+
+    def set_device_memory(self, memory: int, size: int) -> None: ...
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool: ...
+
+    def set_tensor_address(self, name: str, memory: int) -> bool: ...
+
+    def infer_shapes(self) -> list[str]: ...
+
+    def is_stream_capturable(self, stream: int) -> bool: ...
+
+    def execute_async_v3(self, stream_handle: int) -> bool: ...
+
+
+class TensorRtEngine(Protocol):
+    """ICudaEngine."""
+
+    num_io_tensors: int
+    num_optimization_profiles: int
+
+    def get_tensor_name(self, index: int) -> str: ...
+
+    def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int: ...
+
+    def create_execution_context(self, strategy: Any) -> Context: ...
+
+
+class Runtime(Protocol):
+    """Runtime."""
+
+    def get_engine_validity(self, buffer: bytes) -> tuple[Any, Sequence[Any]]: ...
+
+    def deserialize_cuda_engine(self, serialized_engine: bytes | memoryview) -> TensorRtEngine | None: ...
+
+
+def load(library: Library) -> Any:
+    """The module of the bindings."""
+    return importlib.import_module(library.module)
+
+
+class Messages:
+    """The last errors of the library, in its words."""
+
+    def __init__(self) -> None:
+        self._errors: list[str] = []
+
+    def add(self, severity: str, message: str) -> None:
+        """severity: its name."""
+        if severity in ("ERROR", "INTERNAL_ERROR"):
+            self._errors = [*self._errors[-3:], message]
+
+    def __str__(self) -> str:
+        return "; ".join(self._errors) or "the library does not say why"
+
+
+def logger(trt: Any, add: Any) -> Any:
+    """An ILogger that hands (severity, message) to `add`."""
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            add(severity.name, message)
+
+    return Logger()

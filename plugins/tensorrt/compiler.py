@@ -1,0 +1,87 @@
+"""A plan → a TensorRT engine, in a process of its own, and what the builder said of it.
+
+TensorRT-RTX's parser opens `libtensorrt_rtx.so` when it meets a plugin and ends its process if there is none; the wheel
+has only `libtensorrt_rtx.so.1`. So the process gets a folder with a link of that name, found before any other. Whatever
+ends it nevertheless is an error in words here.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ingot.errors import BuildError
+from ingot.plan import Plan
+from ingot.plugins.cuda.compiler import run_program
+from ingot.plugins.target import Progress
+from ingot.plugins.tensorrt.layers import Layer, check_layers, check_network, read_layers
+from ingot.plugins.tensorrt.library import Library
+from ingot.plugins.tensorrt.plan_file import PlanHeader, read_header
+
+_PROCESS = "ingot.plugins.tensorrt.compile_here"
+_LINK, _LIBRARY = "libtensorrt_rtx.so", "libtensorrt_rtx.so.1"
+_SAID = 6  # lines of the builder's errors that are repeated
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """network: kinds of layers that the parser made; layers: of the engine, in every profile; log: the builder's."""
+
+    image: bytes
+    header: PlanHeader
+    network: Mapping[str, int]
+    layers: tuple[Layer, ...]
+    log: str
+
+
+def compile_plan(
+    plan: Plan, library: Library, capabilities: Sequence[str], progress: Progress = lambda what, done, total: None
+) -> Compiled:
+    """capabilities: "SM89" and the like; none: those that the library builds for by itself.
+
+    Raises BuildError where the builder fails, or makes something else than the plan.
+    """
+    with tempfile.TemporaryDirectory(prefix="ingot-") as temporary:
+        folder = Path(temporary)
+        (folder / "plan.json").write_text(plan.to_json())
+        links = folder / "lib"
+        links.mkdir()
+        (links / _LINK).symlink_to(library.folder / _LIBRARY)
+        command = [sys.executable, "-m", _PROCESS, str(folder), library.module, ",".join(capabilities)]
+        code, said = run_program(command, f"compiling the network with {library}", progress, _environment(links))
+        log = (folder / "log.txt").read_text() if (folder / "log.txt").is_file() else ""
+        if code != 0:
+            raise _failed(library, code, said, log)
+        image = (folder / "rank0.plan").read_bytes()
+        report = json.loads((folder / "report.json").read_text())
+    compiled = Compiled(
+        image=image, header=read_header(image, "rank0.plan"), network=report["network"], layers=tuple(read_layers(log)),
+        log=log,
+    )  # fmt: skip
+    check_network(plan, compiled.network)
+    check_layers(plan, compiled.layers)
+    return compiled
+
+
+def _environment(links: Path) -> dict[str, str]:
+    """That of this process, and the folder with the link first among those that libraries are looked for in."""
+    before = os.environ.get("LD_LIBRARY_PATH")
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(links) + (os.pathsep + before if before else ""),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+
+
+def _failed(library: Library, code: int, said: str, log: str) -> BuildError:
+    errors = [line for line in log.splitlines() if line.startswith(("ERROR", "INTERNAL_ERROR"))]
+    ended = [f"its process was ended by {signal.Signals(-code).name}"] if code < 0 else said.strip().splitlines()[-1:]
+    return BuildError(
+        f"{library.name} cannot compile the network", where=str(library),
+        got="; ".join([*ended, *errors[:_SAID]]) or f"exit code {code}",
+        hint="see `ingot doctor`; if the model builds for cuda targets, this is a bug of ingot or of the library",
+    )  # fmt: skip

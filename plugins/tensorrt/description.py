@@ -1,0 +1,81 @@
+"""What a compiled network is, as JSON beside it: for people and programs; nothing is computed from it.
+
+target, library   what it was built for and by
+capabilities      of GPUs, from the header of the network
+profiles          name → length → [least, usual, most]
+network           kinds of layers that the parser made → how many
+layers            profile → kinds of layers that the builder made of them → how many
+products          profile → how many products of the plan they compute: all, or there would be no engine
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ingot.configs.sizes import format_bytes
+from ingot.plan import Plan
+from ingot.plugins.target import file_name
+from ingot.plugins.tensorrt.compiler import Compiled
+from ingot.plugins.tensorrt.layers import computed_products, counts
+from ingot.plugins.tensorrt.library import Library
+from ingot.plugins.tensorrt.plan_file import HEADER_BYTES, read_header
+from ingot.plugins.tensorrt.tensors import profiles
+
+NETWORK = ".plan"  # suffixes of the files
+DESCRIPTION = ".plan.json"
+
+
+def describe(plan: Plan, target: str, library: Library, compiled: Compiled) -> bytes:
+    """Canonical JSON."""
+    named = profiles(plan)
+    document = {
+        "target": target,
+        "library": str(library),
+        "capabilities": list(compiled.header.capabilities),
+        "profiles": {
+            profile.name: {dim.value: [span.least, span.usual, span.most] for dim, span in profile.ranges.items()}
+            for profile in named
+        },
+        "network": dict(compiled.network),
+        "layers": {
+            profile.name: dict(counts(layer for layer in compiled.layers if layer.profile == number))
+            for number, profile in enumerate(named)
+        },
+        "products": {
+            profile.name: len(computed_products(plan, compiled.layers, number)) for number, profile in enumerate(named)
+        },
+    }
+    return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+
+
+def read_description(directory: Path, target: str) -> dict[str, Any] | None:
+    """The description in an engine's directory, with what the header of the network says now; None: the target has
+    none. Raises EngineError for a header that is none."""
+    names = [(file_name(NETWORK, word), file_name(DESCRIPTION, word)) for word in (target, "")]
+    found = next((pair for pair in names if (directory / pair[1]).is_file()), None)
+    if found is None:
+        return None
+    document: dict[str, Any] = json.loads((directory / found[1]).read_text())
+    if document["target"] != target:
+        return None
+    network = directory / found[0]
+    with network.open("rb") as file:
+        header = read_header(file.read(HEADER_BYTES), str(network))
+    return {
+        **document, "file": found[0], "bytes": header.nbytes, "version": header.version, "mask": header.mask,
+        "capabilities": list(header.capabilities),
+    }  # fmt: skip
+
+
+def description_lines(document: dict[str, Any]) -> list[str]:
+    """For people."""
+    products = "/".join(map(str, document["products"].values()))
+    lines = [
+        f"network     {document['file']}: {format_bytes(document['bytes'])} by {document['library']} for GPUs of "
+        f"{', '.join(document['capabilities'])} (mask {document['mask']:#04x}), {products} products"
+    ]
+    for name, ranges in document["profiles"].items():
+        spans = (f"{what} {least} to {most}" for what, (least, _, most) in ranges.items())
+        kinds = (f"{count} {kind}" for kind, count in document["layers"][name].items())
+        lines.append(f"profile     {name}: {', '.join(spans)}; layers: {', '.join(kinds)}")
+    return lines

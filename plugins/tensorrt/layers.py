@@ -1,0 +1,135 @@
+"""What the builder made of a network: its layers, as its log lists them, held against the plan.
+
+A layer whose results nobody reads is dropped without a word, and a pool that cannot be updated in place is copied, so
+both are looked for: an engine is written only if each product, norm, table and attention of the plan is there in every
+profile, and nothing but the attention touches the pools.
+"""
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ingot.errors import BuildError
+from ingot.plan import Plan
+from ingot.plugins.tensorrt.attention import PLUGIN
+from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, pools, product_node, profiles, weights
+
+MOVES = ("NoOp", "Reformat", "shape_call")  # kinds of layers that compute nothing
+PLUGIN_KIND = "PluginV3"
+
+_TENSOR = re.compile(r"\{ Name: (.+?), (?:Location|Dimensions): ")
+_NODE = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
+_PROFILE = re.compile(r" \[profile (\d+)\]")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """kind: as the builder calls it, e.g. gemm; inputs, outputs: names of tensors; nodes: of the network, that it
+    computes; profile: its number."""
+
+    name: str
+    kind: str
+    profile: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+
+def read_layers(log: str) -> list[Layer]:
+    """The layers of the engine that a log of the builder lists, profile by profile: most layers but the first profile's
+    say which is theirs, the others are of the last one that was named."""
+    found: list[Layer] = []
+    profile = 0
+    for line in log.splitlines():
+        if not line.startswith("Name: ") or ", LayerType: " not in line:
+            continue
+        name, rest = line.removeprefix("Name: ").split(", LayerType: ", 1)
+        kind, rest = rest.split(", Inputs: ", 1)
+        given, rest = rest.split(", Outputs: ", 1)
+        made, _, metadata = rest.partition(", Metadata: ")
+        if named := _PROFILE.search(line):
+            profile = int(named[1])
+        tensors = [tuple(_without_profile(each) for each in _TENSOR.findall(part)) for part in (given, made)]
+        nodes = tuple(dict.fromkeys(_without_profile(each) for each in _NODE.findall(metadata)))
+        found.append(
+            Layer(
+                name=_without_profile(name), kind=kind, profile=profile, inputs=tensors[0], outputs=tensors[1],
+                nodes=nodes,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _without_profile(name: str) -> str:
+    return _PROFILE.sub("", name)
+
+
+def counts(layers: Iterable[Layer]) -> Mapping[str, int]:
+    """Kind → how many."""
+    return dict(sorted(Counter(layer.kind for layer in layers).items()))
+
+
+def computed_products(plan: Plan, layers: Iterable[Layer], profile: int) -> list[str]:
+    """Steps of the plan with a product that a layer of the profile computes."""
+    nodes = {node for each in layers if each.profile == profile and each.kind not in MOVES for node in each.nodes}
+    return [step.name for step in plan.steps if step.op == "matmul" and product_node(step.name) in nodes]
+
+
+def expected_network(plan: Plan) -> Mapping[str, int]:
+    """What the parsed network must hold: a layer for every product, and a plugin for every attention."""
+    ops = Counter(step.op for step in plan.steps)
+    return {"MATRIX_MULTIPLY": ops["matmul"], "PLUGIN_V3": ops["paged_attention"]}
+
+
+def check_network(plan: Plan, network: Mapping[str, int]) -> None:
+    """Hold the layers of the parsed network against the plan. Raises BuildError."""
+    for kind, expected in expected_network(plan).items():
+        if network.get(kind, 0) != expected:
+            raise BuildError(
+                "the network is not the plan", where=kind, expected=f"{expected} layers", got=str(network.get(kind, 0))
+            )
+
+
+def check_layers(plan: Plan, layers: Sequence[Layer]) -> None:
+    """Hold the layers of the engine against the plan. Raises BuildError that names what is missing or too much."""
+    products = [step.name for step in plan.steps if step.op == "matmul"]
+    for number, profile in enumerate(profiles(plan)):
+        found = computed_products(plan, layers, number)
+        if hollow := [name for name in products if name not in found]:
+            raise BuildError(
+                "the engine is hollow: no layer computes a product", where=f"profile {profile.name}",
+                expected=f"all {len(products)} products of the plan", got=f"none for {', '.join(hollow)}",
+            )  # fmt: skip
+        _check_profile(plan, [layer for layer in layers if layer.profile == number], profile.name)
+
+
+def _check_profile(plan: Plan, layers: Sequence[Layer], where: str) -> None:
+    computing = [layer for layer in layers if layer.kind not in MOVES]
+    read = {name for layer in computing for name in layer.inputs}
+    if unread := [weight.name for weight in weights(plan) if weight.name not in read]:
+        raise BuildError(
+            "the engine is hollow: no layer reads a weight", where=f"profile {where}", got=", ".join(unread)
+        )
+    if not any(LOGITS in layer.outputs for layer in computing):
+        raise BuildError("the engine is hollow: no layer makes the logits", where=f"profile {where}")
+    _check_pools(plan, layers, where)
+
+
+def _check_pools(plan: Plan, layers: Sequence[Layer], where: str) -> None:
+    names = {name for pool in pools(plan) for name in (pool.name, pool.name + UPDATED)}
+    attentions = [step.name for step in plan.steps if step.op == "paged_attention"]
+    plugins = [layer for layer in layers if layer.kind == PLUGIN_KIND]
+    if sorted(layer.name for layer in plugins) != sorted(attentions):
+        raise BuildError(
+            f"the engine does not hold one {PLUGIN} per layer", where=f"profile {where}",
+            expected=", ".join(attentions), got=", ".join(layer.name for layer in plugins) or "none",
+        )  # fmt: skip
+    direct = {name for layer in plugins for name in (*layer.inputs, *layer.outputs)}
+    others = [layer for layer in layers if layer.kind != PLUGIN_KIND and names & {*layer.inputs, *layer.outputs}]
+    if others or not names <= direct:
+        raise BuildError(
+            "the engine copies the pools of keys and values instead of writing to them in place",
+            where=f"profile {where}", expected="pools that only the attention reads and writes",
+            got=", ".join(layer.name for layer in others) or f"no attention with {', '.join(sorted(names - direct))}",
+        )  # fmt: skip

@@ -1,0 +1,204 @@
+"""A TensorRT engine on a GPU: the step contract of the cuda targets, with the library in place of launches.
+
+    batch ─tables▶ device ─▶ execution context of the profile (mixed, decode) ─▶ logits ─▶ draws
+                                      └ per layer: the plugin's enqueue launches the kernels of the cubin
+
+Weights, pools and the integers of a step are bound once; from step to step only shapes change. Decode steps are
+captured as CUDA graphs, so that replaying one enters neither the library nor Python's plugins.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.errors import EngineError, TargetError
+from ingot.plan import Plan, Weight
+from ingot.plugins.cuda.bind import group_of
+from ingot.plugins.cuda.decode_graphs import DecodeGraphs
+from ingot.plugins.cuda.draws import KERNEL as DRAWS
+from ingot.plugins.cuda.draws import Draws
+from ingot.plugins.cuda.gpu import Arguments, Device, Gpu
+from ingot.plugins.cuda.shapes import attention_tiles, split_count
+from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch
+from ingot.plugins.ops.sample import sample
+from ingot.plugins.target import SessionOptions
+from ingot.plugins.tensorrt.attention import MAX_MULTIPROCESSORS, Attention, kernels, launches
+from ingot.plugins.tensorrt.bindings import Context, Messages, Runtime, TensorRtEngine, load, logger
+from ingot.plugins.tensorrt.library import Library
+from ingot.plugins.tensorrt.plan_file import HEADER_BYTES
+from ingot.plugins.tensorrt.plugin import Shapes, register_attention
+from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, outputs, pools, step_inputs, weights
+from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
+
+MIXED, DECODE = 0, 1  # profiles
+
+_INT = 4
+_DESERIALISING = threading.Lock()  # the creator of plugins is one for all sessions of the process
+
+
+class TensorRtSession:
+    """One plan on one GPU.
+
+    num_blocks  of the KV pool, without the spare one
+    """
+
+    def __init__(
+        self, plan: Plan, section: npt.NDArray[np.uint8], options: SessionOptions, gpu: Gpu, library: Library,
+        code: Weight, engine_file: Path,
+    ) -> None:  # fmt: skip
+        """section: all weights; code: the machine code among them that is for this GPU."""
+        self.num_blocks = options.num_blocks
+        self._plan, self._library = plan, library
+        self._multiprocessors = min(gpu.multiprocessors, MAX_MULTIPROCESSORS)
+        self.device = Device(gpu)
+        try:
+            self._load(section, code)
+            engine = self._deserialise(engine_file.read_bytes(), str(engine_file))
+            self._contexts = self._make_contexts(engine)
+        except BaseException:
+            self.device.close()
+            raise
+
+    def _load(self, section: npt.NDArray[np.uint8], code: Weight) -> None:
+        """Everything that has a place on the device but the engine's own memory."""
+        device, plan = self.device, self._plan
+        tiles = attention_tiles(group_of(plan))
+        layout = TableLayout.of(plan, tiles)
+        self._tables_at, self._width = device.allocate(_INT * layout.total), layout.width
+        self._tables = StepTables(layout, device.pinned(_INT * layout.total), tiles)
+        tables = {name: self._tables_at + _INT * offset for name, offset in layout.offsets.items()}
+        weights_at = device.allocate(section.nbytes)
+        device.upload(weights_at, section)
+        self._logits_at = device.allocate(_INT * plan.limits.max_logit_rows * plan.vocab_size)
+        self._addresses = {LOGITS: self._logits_at, "splits": self._tables_at}  # of splits, nobody reads the numbers
+        self._addresses |= {each.name: tables[each.name] for each in step_inputs(plan) if each.name in tables}
+        offsets = {weight.name: weight.pieces[0].offset for weight in plan.weights}
+        self._addresses |= {each.name: weights_at + offsets[each.name] for each in weights(plan)}
+        bytes_of = {"keys": plan.kv.k_block_bytes, "values": plan.kv.v_block_bytes}
+        for pool in pools(plan):
+            place = device.allocate(bytes_of[pool.name.split(".")[0]] * (self.num_blocks + 1))
+            self._addresses |= {pool.name: place, pool.name + UPDATED: place}
+        (piece,) = code.pieces
+        module = device.load(section[piece.offset : piece.offset + code.nbytes])
+        wanted = {**kernels(plan.kv), DRAWS: 0}
+        self._kernels = {name: device.kernel(module, name, shared) for name, shared in wanted.items()}
+        self._draws = Draws(device, self._kernels[DRAWS], plan, tables)
+        self._graphs = DecodeGraphs(device, plan.limits)
+
+    def _deserialise(self, image: bytes, where: str) -> TensorRtEngine:
+        trt = load(self._library)
+        self._messages = Messages()
+        self._logger = logger(trt, self._messages.add)
+        self._runtime: Runtime = trt.Runtime(self._logger)
+        validity, reasons = self._runtime.get_engine_validity(image[:HEADER_BYTES])
+        if validity == trt.EngineValidity.INVALID:
+            raise TargetError(
+                "TensorRT refuses the engine on this GPU", where=where, expected=str(self._library),
+                got=str(reasons), hint="build it again for this GPU, or for a cuda target",
+            )  # fmt: skip
+        creator = register_attention(trt)
+        with _DESERIALISING:
+            creator.launcher = self._launch
+            engine: TensorRtEngine | None = self._runtime.deserialize_cuda_engine(image)
+            creator.launcher = None
+        if engine is None:
+            raise EngineError("TensorRT cannot read the engine", where=where, got=str(self._messages))
+        plan = self._plan
+        expected = {each.name for part in (step_inputs, pools, weights, outputs) for each in part(plan)}
+        found = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
+        if found != expected:
+            raise EngineError(
+                "the TensorRT engine is not that of the plan", where=where,
+                got=f"other inputs and outputs: {', '.join(sorted(found ^ expected))}", hint="build the engine again",
+            )  # fmt: skip
+        return engine
+
+    def _make_contexts(self, engine: TensorRtEngine) -> list[Context]:
+        """One per profile, which share their memory: steps run one after the other."""
+        self._engine = engine  # contexts need it
+        strategy = load(self._library).ExecutionContextAllocationStrategy.USER_MANAGED
+        size = max(engine.get_device_memory_size_for_profile_v2(profile) for profile in (MIXED, DECODE))
+        memory = self.device.allocate(size)
+        made = []
+        for profile in (MIXED, DECODE):
+            context = engine.create_execution_context(strategy)
+            self._require(context.set_optimization_profile_async(profile, self.device.stream_address))
+            context.set_device_memory(memory, size)
+            for name, address in self._addresses.items():
+                self._require(context.set_tensor_address(name, address))
+            for pool in pools(self._plan):
+                shape = (self.num_blocks + 1, *(each for each in pool.shape if isinstance(each, int)))
+                self._require(context.set_input_shape(pool.name, shape))
+            made.append(context)
+        self.device.wait()
+        return made
+
+    def run(self, batch: StepBatch) -> StepResult:
+        """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""
+        check_batch(batch, self._plan, self.num_blocks)
+        self.device.enter()
+        bucket = self._graphs.bucket(batch)
+        # A network without a single row is not what layers are made for: row 0 is computed, and nobody reads it.
+        padded = batch if len(batch.logit_rows) else dataclasses.replace(batch, logit_rows=np.zeros(1, np.int32))
+        counts, integers = self._tables.fill(padded, bucket, spare_block=self.num_blocks)
+        self.device.send(self._tables_at, integers)
+        if bucket is None:
+            self._execute(MIXED, counts, counts.longest)
+        else:
+            self._decode(bucket, counts)
+        return self._draws.result(batch, self._logits_at)
+
+    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+        """Draw from given logits, on the host."""
+        return sample(logits, rows)
+
+    def close(self) -> None:
+        """Give the GPU's memory back."""
+        self.device.enter()
+        self.device.wait()
+        self._contexts.clear()
+        del self._engine, self._runtime
+        self.device.close()
+
+    def _decode(self, bucket: int, counts: Counts) -> None:
+        """Shapes of a bucket are those of its longest possible sequence, so that one graph serves every length."""
+
+        def execute() -> None:
+            self._execute(DECODE, counts, self._plan.limits.max_seq_len)
+
+        if self._contexts[DECODE].is_stream_capturable(self.device.stream_address):
+            self._graphs.run(bucket, execute)
+        else:
+            execute()
+
+    def _execute(self, profile: int, counts: Counts, longest: int) -> None:
+        context = self._contexts[profile]
+        splits = split_count(counts.decode, self._plan.kv.kv_heads, longest, self._multiprocessors)
+        shapes = {
+            "ids": (counts.tokens,), "positions": (counts.tokens,), "sequences": (counts.tokens,),
+            "rows": (counts.rows,), "tables": (counts.sequences, self._width), "decode": (counts.decode, ITEM),
+            "prefill": (counts.prefill, ITEM), "splits": (splits,),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            self._require(context.set_input_shape(name, shape))
+        self._require(context.execute_async_v3(self.device.stream_address))
+
+    def _launch(
+        self, attention: Attention, shapes: Shapes, given: Sequence[int], made: Sequence[int], workspace: int,
+        stream: int,
+    ) -> None:  # fmt: skip
+        """What a plugin's enqueue does."""
+        work, counts, splits = launches(attention, self._plan.kv.dtype, shapes, given, made[0], workspace)
+        for each in work:
+            grid = each.grid(counts, splits)
+            if min(grid) > 0 and not (each.only_split and splits == 1):
+                kernel, arguments = self._kernels[each.kernel], Arguments(each.arguments)
+                self.device.launch(kernel, grid, each.threads, each.shared, arguments, stream)
+
+    def _require(self, done: bool) -> None:
+        if not done:
+            raise TargetError("TensorRT cannot run the engine", where=str(self._library), got=str(self._messages))

@@ -1,0 +1,177 @@
+"""The targets tensorrt-rtx and tensorrt-rtx/smXX: networks compiled by TensorRT-RTX on machines without a GPU.
+
+The engine holds three things: weights and machine code of the attention kernels in the rank file, as for a cuda target,
+and beside it the compiled network, untouched, with a description.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.errors import BuildError, EngineError, TargetError, UsageError
+from ingot.plan import Plan, Weight
+from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, specialisation
+from ingot.plugins.cuda.compiler import compile_kernels, why_not
+from ingot.plugins.cuda.gpu import Gpu, find_gpus
+from ingot.plugins.cuda.target import copy_bandwidth
+from ingot.plugins.target import Constant, File, Progress, SessionOptions, Target, file_name
+from ingot.plugins.tensorrt.compiler import compile_plan
+from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe
+from ingot.plugins.tensorrt.library import Library, find_rtx
+from ingot.plugins.tensorrt.plan_file import read_header
+from ingot.plugins.tensorrt.session import TensorRtSession
+
+_DTYPES = ("bf16", "f16", "f32")
+_BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
+_IN_PLUGIN = ("rope_kv_write", "paged_attention")
+_RESERVE = 1 << 30  # bytes of GPU memory for contexts, libraries, what is compiled on the GPU, and fragmentation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Flavour:
+    """For which GPUs a network and its kernels are compiled.
+
+    capabilities  in the library's words; none: those that it takes by itself, 8.0, 8.6, 8.9, 12.0 and newer
+    codes         machine code of the attention kernels; code for sm_80 runs on every 8.x from 8.0 on
+    runs_on       capabilities of GPUs, major and minor number
+    """
+
+    capabilities: tuple[str, ...]
+    codes: tuple[str, ...]
+    runs_on: tuple[tuple[int, int], ...]
+
+
+_FLAVOURS = {
+    "": Flavour(
+        capabilities=(), codes=("sm_80", "sm_120"), runs_on=((8, 0), (8, 6), (8, 9), (12, 0), (12, 1))
+    ),
+    "/sm120": Flavour(capabilities=("SM120",), codes=("sm_120",), runs_on=((12, 0),)),
+    "/sm89": Flavour(capabilities=("SM89",), codes=("sm_89",), runs_on=((8, 9),)),
+    "/sm86": Flavour(capabilities=("SM86",), codes=("sm_86",), runs_on=((8, 6),)),
+    "/sm80": Flavour(capabilities=("SM80",), codes=("sm_80",), runs_on=((8, 0),)),
+}  # fmt: skip
+
+
+class TensorRtRtxTarget:
+    """One flavour. Activations are float32 or, where products take them, 16-bit, as TensorRT fuses its layers."""
+
+    packs_products = False
+    on_gpu = True
+
+    def __init__(self, word: str) -> None:
+        self.name = f"tensorrt-rtx{word}"
+        self.flavour = _FLAVOURS[word]
+
+    def kernels(self) -> tuple[str, ...]:
+        """tensorrt in a name: native layers; sm80: in the attention plugin, as for cuda targets."""
+        return tuple(
+            f"{op}.{dtype}.{'sm80' if op in _IN_PLUGIN else 'tensorrt'}"
+            for op in OPS
+            for dtype in (_DTYPES if op in _BY_DTYPE else ("f32",))
+        )
+
+    def activations(self, weight_dtype: str) -> str:
+        """Products are strongly typed: both factors have the weight's type."""
+        return weight_dtype
+
+    def unbuildable(self) -> str | None:
+        """The library, or the compiler for the plugin's kernels."""
+        library = find_rtx()
+        if isinstance(library, str):
+            return library
+        return next((reason for code in self.flavour.codes if (reason := why_not(code)) is not None), None)
+
+    def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
+        """The machine code of the attention kernels."""
+        made = {code: compile_kernels(specialisation(plan), code, progress) for code in self.flavour.codes}
+        return tuple(
+            Constant(name="code" if code == self.flavour.codes[0] else f"code.{code}", layout=CODE_LAYOUT + code,
+                     data=each.image)
+            for code, each in made.items()
+        )  # fmt: skip
+
+    def files(self, plan: Plan, progress: Progress) -> tuple[File, ...]:
+        """The compiled network and its description."""
+        library = find_rtx()
+        if isinstance(library, str):
+            raise BuildError(f"this machine cannot build for {self.name}", got=library, hint="see ingot doctor")
+        compiled = compile_plan(plan, library, self.flavour.capabilities, progress)
+        return (
+            File(suffix=NETWORK, data=compiled.image),
+            File(suffix=DESCRIPTION, data=describe(plan, self.name, library, compiled)),
+        )
+
+    def missing(self, isa: str | None = None) -> str | None:
+        """Driver, GPU or library, in words."""
+        if isa is not None:
+            raise UsageError("an ISA caps a CPU, not a GPU", where="--isa", got=isa, hint="leave --isa out")
+        found = find_gpus()
+        if found.why_not is not None:
+            return found.why_not
+        if self._gpu(found.gpus) is None:
+            here = ", ".join(f"{gpu.name} (sm_{gpu.sm})" for gpu in found.gpus)
+            wanted = ", ".join(f"{major}.{minor}" for major, minor in self.flavour.runs_on)
+            return f"{self.name} needs a GPU of compute capability {wanted}; this machine has {here}"
+        library = find_rtx()
+        return library if isinstance(library, str) else None
+
+    def kv_memory(self, plan: Plan) -> int | None:
+        """Bytes that the GPU has left for the KV cache; the library's own memory is taken to be no more than the plan's
+        activations and a reserve."""
+        gpu, _ = self._require()
+        logits = 4 * plan.limits.max_logit_rows * plan.vocab_size
+        return max(0, gpu.memory_bytes - plan.weight_bytes - plan.arena_bytes - logits - _RESERVE)
+
+    def read_bandwidth(self, nbytes: int) -> float:
+        """Of a copy within the GPU's memory."""
+        return copy_bandwidth(self._require()[0], nbytes)
+
+    def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> TensorRtSession:
+        """Copies weights and machine code to the GPU; the library finishes the network there.
+
+        Raises TargetError, EngineError, CapacityError.
+        """
+        if options.threads is not None:
+            raise UsageError("threads is a matter of CPU targets", where="threads", got=str(options.threads))
+        gpu, library = self._require()
+        assert options.directory is not None, "the network lies in the engine's directory"
+        file = network_file(options.directory, self.name)
+        header = read_header(file.read_bytes()[:64], str(file))
+        if header.version != library.version:
+            raise TargetError(
+                "the engine needs the very version of TensorRT-RTX that built it", where=str(file),
+                expected=header.version, got=library.version, hint="install that version, or build the engine again",
+            )  # fmt: skip
+        return TensorRtSession(plan, weights, options, gpu, library, code_for(plan, gpu), file)
+
+    def _require(self) -> tuple[Gpu, Library]:
+        if (reason := self.missing()) is not None:
+            raise TargetError("this machine cannot run the engine", expected=self.name, got=reason)
+        gpu, library = self._gpu(find_gpus().gpus), find_rtx()
+        assert gpu is not None, "missing() found one"
+        assert not isinstance(library, str), "missing() found it"
+        return gpu, library
+
+    def _gpu(self, gpus: tuple[Gpu, ...]) -> Gpu | None:
+        return next((gpu for gpu in gpus if gpu.capability in self.flavour.runs_on), None)
+
+
+def network_file(directory: Path, target: str) -> Path:
+    """Where the network of a target of an engine lies."""
+    own = directory / file_name(NETWORK, target)
+    return own if own.is_file() else directory / file_name(NETWORK)
+
+
+def code_for(plan: Plan, gpu: Gpu) -> Weight:
+    """The machine code that a GPU runs: of its major number, and of no later minor one."""
+    major, minor = gpu.capability
+    for weight in plan.weights:
+        number = weight.layout.removeprefix(f"{CODE_LAYOUT}sm_").rstrip("a")
+        if number.isdigit() and divmod(int(number), 10)[0] == major and divmod(int(number), 10)[1] <= minor:
+            return weight
+    raise EngineError("the engine holds no machine code for this GPU", got=f"sm_{gpu.sm}", hint="rebuild the engine")
+
+
+TARGETS: tuple[Target, ...] = tuple(TensorRtRtxTarget(word) for word in _FLAVOURS)

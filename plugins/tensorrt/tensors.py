@@ -1,0 +1,140 @@
+"""What goes in and out of a network: the integers of a step, the pools of keys and values, the weights, the logits.
+
+    ids, positions, sequences  [tokens]        rows  [rows]             tables  [sequences, width]
+    decode  [decode, 4]    prefill  [prefill, 4]    items of the attention kernels, see cuda/step_tables.py
+    splits  [splits]       only its length counts: into how many parts a decode item is cut
+    keys.L  [blocks, kv_heads, tokens_per_block, head_dim]      values.L  [..., padded_dim]: updated in place
+    weights                by the plan's names, where they lie in the weights section
+    logits  [rows, vocab]
+
+Lengths that change from step to step have names; a profile says between which numbers each may lie.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+
+from ingot.dtypes import DType
+from ingot.plan import Plan
+from ingot.plugins.cuda.bind import CODE_LAYOUT, group_of
+from ingot.plugins.cuda.shapes import MAX_SPLITS, attention_tiles
+from ingot.plugins.cuda.step_tables import ITEM, TableLayout
+
+LOGITS = "logits"
+UPDATED = ".updated"  # what a plugin calls the pools that it has written to
+_MOST_ELEMENTS = 2**31 - 1  # of one tensor
+
+
+class Dim(enum.Enum):
+    """A length that changes from step to step."""
+
+    TOKENS = "tokens"
+    ROWS = "rows"
+    SEQUENCES = "sequences"
+    DECODE = "decode"
+    PREFILL = "prefill"
+    SPLITS = "splits"
+    BLOCKS = "blocks"
+
+
+Shape = tuple[int | Dim, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """An input or output of the network."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """What a length may be; `usual` is what layers are tuned for."""
+
+    least: int
+    usual: int
+    most: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """A kind of step."""
+
+    name: str
+    ranges: Mapping[Dim, Range]
+
+
+def step_inputs(plan: Plan) -> tuple[Tensor, ...]:
+    """The integers of a step."""
+    width = TableLayout.of(plan, attention_tiles(group_of(plan))).width
+    shapes: dict[str, Shape] = {
+        "ids": (Dim.TOKENS,), "positions": (Dim.TOKENS,), "sequences": (Dim.TOKENS,), "rows": (Dim.ROWS,),
+        "tables": (Dim.SEQUENCES, width), "decode": (Dim.DECODE, ITEM), "prefill": (Dim.PREFILL, ITEM),
+        "splits": (Dim.SPLITS,),
+    }  # fmt: skip
+    return tuple(Tensor(name=name, dtype=DType.I32, shape=shape) for name, shape in shapes.items())
+
+
+def pools(plan: Plan) -> tuple[Tensor, ...]:
+    """Keys, then values, of every layer that has attention."""
+    kv = plan.kv
+    layers = [int(step.attrs["layer"]) for step in plan.steps if step.op == "paged_attention"]
+    head = (Dim.BLOCKS, kv.kv_heads, kv.tokens_per_block)
+    return tuple(
+        Tensor(name=f"{kind}.{layer}", dtype=kv.dtype, shape=(*head, dim))
+        for layer in layers
+        for kind, dim in (("keys", kv.head_dim), ("values", kv.padded_dim))
+    )
+
+
+def weights(plan: Plan) -> tuple[Tensor, ...]:
+    """Every weight of the plan, but the machine code."""
+    return tuple(
+        Tensor(name=weight.name, dtype=weight.dtype, shape=weight.shape)
+        for weight in plan.weights
+        if not weight.layout.startswith(CODE_LAYOUT)
+    )
+
+
+def outputs(plan: Plan) -> tuple[Tensor, ...]:
+    """The logits, and the pools once more."""
+    logits = Tensor(name=LOGITS, dtype=DType.F32, shape=(Dim.ROWS, plan.vocab_size))
+    return (logits, *(dataclasses.replace(pool, name=pool.name + UPDATED) for pool in pools(plan)))
+
+
+def product_node(step: str) -> str:
+    """Name of the node that multiplies, in a step that is a product."""
+    return f"{step}/product"
+
+
+def profiles(plan: Plan) -> tuple[Profile, Profile]:
+    """Any step within the limits; steps with one token of every sequence, all of whose logits are wanted."""
+    limits, tiles = plan.limits, attention_tiles(group_of(plan))
+    most_decode = min(limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows)
+    most_items = limits.max_num_tokens // tiles.prefill + limits.max_batch_size
+    largest = max(plan.kv.k_block_bytes, plan.kv.v_block_bytes) // plan.kv.dtype.itemsize
+    most_blocks = _MOST_ELEMENTS // largest
+    per_sequence = -(-limits.max_seq_len // plan.kv.tokens_per_block)
+    shared = {
+        Dim.BLOCKS: Range(least=1, usual=min(limits.max_batch_size * per_sequence + 1, most_blocks), most=most_blocks),
+        Dim.SPLITS: Range(least=1, usual=1, most=MAX_SPLITS),
+    }
+    mixed = {
+        Dim.TOKENS: Range(least=1, usual=limits.max_num_tokens, most=limits.max_num_tokens),
+        Dim.ROWS: Range(least=1, usual=min(limits.max_batch_size, limits.max_logit_rows), most=limits.max_logit_rows),
+        Dim.SEQUENCES: Range(least=1, usual=limits.max_batch_size, most=limits.max_batch_size),
+        Dim.DECODE: Range(least=0, usual=limits.max_batch_size, most=limits.max_batch_size),
+        Dim.PREFILL: Range(least=0, usual=most_items, most=most_items),
+    }
+    each = Range(least=1, usual=most_decode, most=most_decode)
+    some, none = dataclasses.replace(each, least=0), Range(least=0, usual=0, most=0)
+    decode = {
+        **dict.fromkeys((Dim.TOKENS, Dim.ROWS, Dim.SEQUENCES), each),
+        Dim.DECODE: each if tiles.decode else some,  # groups too large for a decode item make items of prefill
+        Dim.PREFILL: none if tiles.decode else some,
+    }
+    return (
+        Profile(name="mixed", ranges={**mixed, **shared}), Profile(name="decode", ranges={**decode, **shared}),
+    )  # fmt: skip

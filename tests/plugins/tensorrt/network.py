@@ -1,0 +1,54 @@
+"""Lowered networks run in numpy: ONNX's reference evaluator, and for the attention nodes whoever is asked."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from ingot.plan import Plan
+from ingot.plugins.op import Call, KvCache
+from ingot.plugins.ops import paged_attention, rope_kv_write
+from ingot.plugins.tensorrt.attention import DOMAIN, PLUGIN, Attention, plugin_inputs
+from ingot.step_io import StepBatch
+
+Array = npt.NDArray[Any]
+Attend = Callable[[Attention, Sequence[Array]], tuple[Array, Array, Array]]
+"""(attributes, inputs of the node) → y, keys, values"""
+
+
+def evaluator(model: onnx.ModelProto, attend: Attend) -> ReferenceEvaluator:
+    """Runs a lowered network."""
+
+    class Attends(OpRun):
+        op_domain = DOMAIN
+
+        def _run(self, *inputs: Array, **attributes: Any) -> tuple[Array, Array, Array]:
+            return attend(Attention(**attributes), inputs)
+
+    Attends.__name__ = PLUGIN
+    return ReferenceEvaluator(model, new_ops=[Attends])
+
+
+class NumpyAttention:
+    """The attention of a step by the references of its two ops, on a cache of its own."""
+
+    def __init__(self, plan: Plan, num_blocks: int) -> None:
+        self.cache = KvCache(plan.kv, num_blocks)
+        self.batch: StepBatch | None = None
+
+    def __call__(self, attention: Attention, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
+        assert self.batch is not None
+        given = dict(zip(plugin_inputs(attention), inputs, strict=True))
+        attrs = attention.attributes()
+        write = Call(
+            inputs=[given["qkv"], *(given.get(name) for name in ("cos_sin", "q_norm", "k_norm"))], attrs=attrs,
+            batch=self.batch, kv=self.cache,
+        )  # fmt: skip
+        (queries,) = rope_kv_write.OP.reference(write)
+        attend = Call(inputs=[queries], attrs=attrs, batch=self.batch, kv=self.cache)
+        (y,) = paged_attention.OP.reference(attend)
+        return y.astype(given["keys"].dtype if attention.narrow else np.float32), given["keys"], given["values"]

@@ -1,0 +1,197 @@
+"""Engines that the real TensorRT-RTX builder makes here, without a GPU."""
+
+import ctypes
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.convert.family import find_family
+from ingot.engine import read_manifest
+from ingot.errors import BuildError
+from ingot.plan import Plan
+from ingot.plugins.tensorrt import compiler
+from ingot.plugins.tensorrt.compiler import Compiled, compile_plan
+from ingot.plugins.tensorrt.layers import (
+    Layer,
+    check_layers,
+    check_network,
+    computed_products,
+    expected_network,
+    read_layers,
+)
+from ingot.plugins.tensorrt.library import Library
+from tests.e2e.command import ingot
+from tests.handmade import write_model
+
+pytestmark = pytest.mark.tensorrt
+SM89 = ("SM89",)
+
+
+def _checkpoint(folder: Path, family: str) -> Path:
+    if not (folder / "c").is_dir():
+        write_model(folder / "m", dict(find_family(family).tiny))
+        convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c"))
+    return folder / "c"
+
+
+def _plan(folder: Path, family: str, precision: str) -> Plan:
+    config = BuildConfig(target="tensorrt-rtx/sm89", precision=precision, dry_run=True, max_num_tokens=64)
+    return build(config, _checkpoint(folder, family), folder / "never").plan
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("llama")
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, tuple[Plan, Compiled]]:
+    return {}
+
+
+@pytest.fixture
+def llama(library: Library, folder: Path, kept: dict[str, tuple[Plan, Compiled]]) -> tuple[Plan, Compiled]:
+    """Compiled once."""
+    if not kept:
+        plan = _plan(folder, "llama", "bf16")
+        kept["llama"] = plan, compile_plan(plan, library, SM89)
+    return kept["llama"]
+
+
+def test_the_engine_holds_the_whole_plan(llama: tuple[Plan, Compiled]) -> None:
+    """Two layers: four products in each and lm_head; the attention twice; all of that in both profiles."""
+    plan, compiled = llama
+    assert compiled.header.capabilities == ("8.9",)
+    assert compiled.header.nbytes == len(compiled.image)
+    assert expected_network(plan) == {"MATRIX_MULTIPLY": 9, "PLUGIN_V3": 2}
+    assert {kind: compiled.network[kind] for kind in expected_network(plan)} == expected_network(plan)
+    for profile in (0, 1):
+        layers = [layer for layer in compiled.layers if layer.profile == profile]
+        assert [layer.name for layer in layers if layer.kind == "PluginV3"] == [
+            "layers.0/attention",
+            "layers.1/attention",
+        ]
+        assert len(computed_products(plan, layers, profile)) == 9
+        assert sum(layer.kind in ("gemm", "runtime_fusion") for layer in layers) == 9
+    assert len(compiled.image) < 5 << 20, "weights are inputs"
+    warnings = [line for line in compiled.log.splitlines() if line.startswith(("WARNING", "ERROR"))]
+    assert warnings == []
+
+
+def _without(layers: tuple[Layer, ...], node: str, profile: int) -> list[Layer]:
+    return [layer for layer in layers if node not in layer.nodes or layer.profile != profile]
+
+
+def test_a_hollow_engine_is_refused(llama: tuple[Plan, Compiled]) -> None:
+    plan, compiled = llama
+    for node, profile, word in (
+        ("layers.1/down/product", 1, "none for layers.1/down"),
+        ("lm_head/product", 0, "none for lm_head"),
+        ("layers.0/attention_norm/norm", 0, "no layer reads a weight"),
+    ):
+        with pytest.raises(BuildError, match="hollow") as caught:
+            check_layers(plan, _without(compiled.layers, node, profile))
+        assert word in str(caught.value)
+    with pytest.raises(BuildError, match="the network is not the plan"):
+        check_network(plan, {**compiled.network, "MATRIX_MULTIPLY": 8})
+    with pytest.raises(BuildError, match="one IngotAttention per layer"):
+        check_layers(plan, [layer for layer in compiled.layers if layer.name != "layers.1/attention"])
+
+
+def test_a_copied_pool_is_refused(llama: tuple[Plan, Compiled]) -> None:
+    plan, compiled = llama
+    copy = Layer(name="a copy", kind="Reformat", profile=1, inputs=("keys.1",), outputs=("other",), nodes=())
+    with pytest.raises(BuildError, match="copies the pools") as caught:
+        check_layers(plan, [*compiled.layers, copy])
+    assert "a copy" in str(caught.value)
+
+    def through_a_copy(layer: Layer) -> Layer:
+        names = tuple("other" if name == "values.0" else name for name in layer.inputs)
+        return dataclasses.replace(layer, inputs=names)
+
+    with pytest.raises(BuildError, match=r"no attention with values\.0"):
+        check_layers(plan, [through_a_copy(layer) for layer in compiled.layers])
+
+
+def test_lines_of_the_log_are_layers() -> None:
+    log = (
+        "VERBOSE Engine Layer Information:\n"
+        "Name: a_myl1, LayerType: gemm, Inputs: [ { Name: x, Dimensions: [-1,4], Strides: [4,1] }, { Name: w, "
+        "Dimensions: [4,4] }], Constants: [ { Name: one, Dimensions: [1] }], Outputs: [ { Name: y, Dimensions: [4] }], "
+        "TacticName: t, StreamId: 0, Metadata: [ONNX Layer: a/product][ONNX Layer: a/bias]\n"
+        "Name: b [profile 1], LayerType: PluginV3, Inputs: [ { Name: y [profile 1], Location: Device }], Outputs: "
+        "[ { Name: z [profile 1], Location: Device }], Metadata: [ONNX Layer: b]\n"
+        "Name: c, LayerType: kgen, Inputs: [], Outputs: [], TacticName: , StreamId: 0, Metadata: \n"
+    )
+    assert read_layers(log) == [
+        Layer(name="a_myl1", kind="gemm", profile=0, inputs=("x", "w", "one"), outputs=("y",),
+              nodes=("a/product", "a/bias")),
+        Layer(name="b", kind="PluginV3", profile=1, inputs=("y",), outputs=("z",), nodes=("b",)),
+        Layer(name="c", kind="kgen", profile=1, inputs=(), outputs=(), nodes=()),
+    ]  # fmt: skip
+
+
+def test_other_models_compile(library: Library, tmp_path: Path) -> None:
+    """Norms of heads, windows and two bases of rotation; every second layer another kind of attention."""
+    plan = _plan(tmp_path, "gemma3_text", "f16")
+    compiled = compile_plan(plan, library, ())
+    assert compiled.header.mask == 0x7E
+    assert len(computed_products(plan, compiled.layers, 1)) == sum(step.op == "matmul" for step in plan.steps)
+
+
+def test_the_parser_finds_no_library_by_its_plain_name(
+    library: Library, llama: tuple[Plan, Compiled], tmp_path: Path
+) -> None:
+    """Without the folder of the link, the process says so instead of being ended by the parser."""
+    with pytest.raises(OSError, match=r"libtensorrt_rtx\.so"):
+        ctypes.CDLL("libtensorrt_rtx.so")
+    (tmp_path / "plan.json").write_text(llama[0].to_json())
+    command = [sys.executable, "-m", "ingot.plugins.tensorrt.compile_here", str(tmp_path), library.module, "SM89"]
+    environment = compiler._environment(tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "libtensorrt_rtx.so: cannot open shared object file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_process_that_ends_is_an_error_in_words(
+    library: Library, llama: tuple[Plan, Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BuildError, match="cannot compile the network") as caught:
+        compile_plan(llama[0], library, ("SM75",))  # has no bf16
+    assert "Cannot compile for target(s) sm75" in str(caught.value)
+    monkeypatch.setattr(compiler, "_PROCESS", "tests.plugins.tensorrt.aborts")
+    with pytest.raises(BuildError, match="its process was ended by SIGABRT"):
+        compile_plan(llama[0], library, SM89)
+
+
+def test_the_command_line(builder: Library, tmp_path: Path) -> None:
+    """One call, two targets that share the weights; `inspect` reads the header."""
+    engine, out = tmp_path / "engine", _checkpoint(tmp_path, "qwen3")
+    ingot(
+        "build", "--checkpoint_dir", out, "--output_dir", engine, "--target", "tensorrt-rtx/sm89,cuda/sm89",
+        "--precision", "f32",
+    ).succeeds()  # fmt: skip
+    assert [part.name for part in read_manifest(engine).parts if part.name.startswith("rank0")] == [
+        "rank0.engine", "rank0.plan", "rank0.plan.json",
+    ]  # fmt: skip
+    inspected = json.loads(ingot("inspect", engine, "--json").succeeds().out)
+    rtx, cuda = inspected["targets"]
+    assert rtx["file"] == cuda["file"] == "rank0.engine"
+    assert "network" not in cuda
+    assert rtx["network"]["capabilities"] == ["8.9"]
+    assert rtx["network"]["mask"] == 8
+    assert rtx["network"]["bytes"] == (engine / "rank0.plan").stat().st_size
+    assert rtx["network"]["products"] == {"mixed": 9, "decode": 9}
+    assert rtx["network"]["profiles"]["decode"]["prefill"] == [0, 0, 0]
+    ingot("verify", engine).succeeds()
+    text = ingot("inspect", engine).succeeds().out
+    assert "for GPUs of 8.9 (mask 0x08), 9/9 products" in text

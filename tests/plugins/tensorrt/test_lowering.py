@@ -1,0 +1,139 @@
+"""The lowered network computes what the plan does, and is made of nothing but the ops it says."""
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.convert.family import family_names, find_family
+from ingot.dtypes import from_float32
+from ingot.engine import open_engine
+from ingot.errors import BuildError, NoKernelError
+from ingot.plan import Plan
+from ingot.plugins.ref.session import RefSession
+from ingot.plugins.ref.weights import read_weight
+from ingot.plugins.target import SessionOptions
+from ingot.plugins.tensorrt.layers import expected_network
+from ingot.plugins.tensorrt.lowering import OPS, lower
+from ingot.plugins.tensorrt.tensors import LOGITS, pools, step_inputs, weights
+from ingot.step_io import StepBatch
+from tests.handmade import write_model
+from tests.plugins.cpu.one_step import batch_of
+from tests.plugins.tensorrt.network import NumpyAttention, evaluator
+
+MIXTURES = ("mixtral", "qwen3_moe")
+TOLERANCE = {"f32": 1e-5, "bf16": 3e-2}  # of the range of the logits
+BLOCKS = 6
+STEPS = [  # (past, new) of each sequence, their blocks, the wanted rows
+    ([(0, 5), (0, 19)], [[3], [1, 4]], [4, 20, 23]),
+    ([(5, 1), (19, 7)], [[3], [1, 4]], [0, 7]),
+    ([(6, 1), (26, 1), (0, 3)], [[3], [1, 4], [2]], [0, 1, 4]),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Built:
+    """plan: for TensorRT; ref: the same model for the target `ref`, with its weights section."""
+
+    plan: Plan
+    ref: Plan
+    section: npt.NDArray[np.uint8]
+
+
+def _built(folder: Path, family: str, precision: str) -> Built:
+    write_model(folder / "m", dict(find_family(family).tiny))
+    convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c"))
+    config = BuildConfig(target="ref", precision=precision, tokens_per_block=16, max_batch_size=4)
+    build(config, folder / "c", folder / "e")
+    dry = dataclasses.replace(config, target="tensorrt-rtx/sm89", dry_run=True)
+    plan = build(dry, folder / "c", folder / "never").plan
+    opened = open_engine(folder / "e")
+    return Built(plan=plan, ref=opened.plan, section=opened.weights)
+
+
+def _weights(built: Built) -> dict[str, npt.NDArray[np.generic]]:
+    """Inputs of the network."""
+    stored = {weight.name: weight for weight in built.ref.weights}
+    found = {}
+    for each in weights(built.plan):
+        values = read_weight(built.section, stored[each.name])
+        assert isinstance(values, np.ndarray)
+        bits = from_float32(np.ascontiguousarray(values), each.dtype).reshape(values.shape)
+        found[each.name] = bits.view(onnx.helper.tensor_dtype_to_np_dtype(each.dtype.onnx))
+    return found
+
+
+def _step_arrays(plan: Plan, batch: StepBatch) -> dict[str, npt.NDArray[np.generic]]:
+    """What the reference needs of a step's integers, zeros for what only kernels read."""
+    new = np.diff(batch.query_starts)
+    owner = np.repeat(np.arange(len(new), dtype=np.int32), new)
+    positions = batch.past_lengths[owner] + np.arange(len(batch.ids)) - batch.query_starts[:-1][owner]
+    arrays: dict[str, npt.NDArray[np.generic]] = {
+        each.name: np.zeros([1 if not isinstance(dim, int) else dim for dim in each.shape], np.int32)
+        for each in step_inputs(plan)
+    }
+    arrays |= {"ids": batch.ids, "positions": positions.astype(np.int32), "sequences": owner, "rows": batch.logit_rows}
+    pool = {
+        each.name: np.zeros(
+            [1 if not isinstance(dim, int) else dim for dim in each.shape],
+            onnx.helper.tensor_dtype_to_np_dtype(each.dtype.onnx),
+        )
+        for each in pools(plan)
+    }
+    return arrays | pool
+
+
+def _compare(built: Built, precision: str) -> None:
+    attention = NumpyAttention(built.plan, BLOCKS)
+    network = evaluator(lower(built.plan), attention)
+    ref = RefSession(built.ref, built.section, SessionOptions(num_blocks=BLOCKS))
+    given = _weights(built)
+    for number, (lengths, tables, rows) in enumerate(STEPS):
+        ids = (np.arange(sum(new for _, new in lengths), dtype=np.int32) * 7 + number) % built.plan.vocab_size
+        attention.batch = batch_of(lengths, tables, rows, ids=ids, want_logits=True)
+        expected = ref.run(attention.batch).logits
+        assert expected is not None
+        made = network.run([LOGITS], {**given, **_step_arrays(built.plan, attention.batch)})
+        (found,) = map(np.asarray, made)
+        assert found.dtype == np.float32
+        assert np.abs(found - expected).max() < TOLERANCE[precision] * np.ptp(expected)
+
+
+@pytest.mark.parametrize("family", [family for family in family_names() if family not in MIXTURES])
+def test_every_family_computes_what_ref_does(family: str, tmp_path: Path) -> None:
+    built = _built(tmp_path, family, "f32")
+    _compare(built, "f32")
+    model = lower(built.plan)
+    used = Counter(node.op_type for node in model.graph.node)
+    assert set(used) <= set(OPS)
+    assert used["Gemm"] == expected_network(built.plan)["MATRIX_MULTIPLY"]
+    assert used["IngotAttention"] == built.plan.kv.num_layers
+    assert len(model.SerializeToString()) < 100_000, "weights are inputs"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_sixteen_bits(family: str, tmp_path: Path) -> None:
+    """Products take and give bf16; all between them is float32."""
+    built = _built(tmp_path, family, "bf16")
+    _compare(built, "bf16")
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_are_refused(family: str, tmp_path: Path) -> None:
+    with pytest.raises(NoKernelError, match="no kernel for op moe_"):
+        _built(tmp_path, family, "f32")
+
+
+def test_an_unknown_step_is_refused(tmp_path: Path) -> None:
+    plan = _built(tmp_path, "llama", "f32").plan
+    strange = dataclasses.replace(plan, steps=(*plan.steps, dataclasses.replace(plan.steps[0], op="moe_route")))
+    with pytest.raises(BuildError, match="do not compute a step"):
+        lower(strange)

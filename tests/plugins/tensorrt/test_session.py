@@ -1,0 +1,146 @@
+"""Sessions of TensorRT engines on the emulated GPU: the tokens of `ref`, the real plugin and kernels in between."""
+
+import ctypes
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.configs.runtime import RuntimeConfig
+from ingot.convert.convert import convert
+from ingot.convert.family import find_family
+from ingot.engine import Engine, open_engine
+from ingot.errors import EngineError, TargetError, UsageError
+from ingot.plugins.ref.session import RefSession
+from ingot.plugins.registry import find_target
+from ingot.plugins.target import File, SessionOptions
+from ingot.plugins.tensorrt import target as target_module
+from ingot.plugins.tensorrt.library import Library
+from ingot.plugins.tensorrt.target import TensorRtRtxTarget
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.session import LoadedEngine
+from ingot.step_io import Session
+from tests.handmade import write_model
+from tests.plugins.cuda.conftest import emulation, gpu  # noqa: F401
+from tests.plugins.tensorrt.emulated_runtime import EmulatedTensorRt
+
+NAME = "tensorrt-rtx/sm89"
+LIBRARY = Library(name="TensorRT-RTX", version="1.7.1.116", module="emulated_tensorrt", folder=Path("nowhere"))
+PROMPTS = [[5, 9, 3, 7, 11], [1, 7], list(range(3, 40))]
+TOLERANCE = {"f32": 2e-5, "bf16": 3e-2}  # of the range of the logits
+
+
+def _header(version: tuple[int, ...] = (1, 7, 1, 116)) -> bytes:
+    return struct.pack("<4s12xQ4B4sI28x", b"vtrt", 69, *version, b"vtrt", 8)
+
+
+@pytest.fixture
+def rtx(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:  # noqa: F811
+    """A GPU of sm_89 and an emulated library. Gives: (folder, family, options) → an engine."""
+    monkeypatch.setenv("INGOT_EMULATED_SM", "89")
+    monkeypatch.setattr(target_module, "find_rtx", lambda: LIBRARY)
+    files = (File(suffix=".plan", data=_header() + b"whole"), File(suffix=".plan.json", data=b"{}"))
+    monkeypatch.setattr(TensorRtRtxTarget, "files", lambda self, plan, progress: files)
+
+    def make(folder: Path, family: str, **options: Any) -> Path:
+        config = dict(find_family(family).tiny)
+        heads = config.get("num_attention_heads")
+        config |= {"head_dim": 16} if "head_dim" in config else {"hidden_size": 16 * int(str(heads))} if heads else {}
+        write_model(folder / "m", config)
+        convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c"))
+        options = {"target": NAME, "tokens_per_block": 16, "max_batch_size": 6, "max_num_tokens": 48, **options}
+        build(BuildConfig(**options), folder / "c", folder / "e")
+        plan = open_engine(folder / "e").plan
+        monkeypatch.setitem(sys.modules, LIBRARY.module, EmulatedTensorRt(gpu, plan))
+        return folder / "e"
+
+    return make
+
+
+def _emulated() -> EmulatedTensorRt:
+    found = sys.modules[LIBRARY.module]
+    assert isinstance(found, EmulatedTensorRt)
+    return found
+
+
+def _open(engine: Engine) -> Session:
+    options = SessionOptions(num_blocks=24, directory=engine.directory)
+    return find_target(NAME).open_session(engine.plan, engine.weights, options)
+
+
+def _ref(engine: Engine) -> Session:
+    return RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=24))
+
+
+def _generate(engine: Path, make: Callable[[Engine], Session], prompts: list[list[int]], count: int) -> dict[str, Any]:
+    opened = open_engine(engine)
+    loaded = LoadedEngine(engine=opened, session=make(opened), limits=opened.plan.limits)
+    with ModelRunner(loaded, RuntimeConfig(enable_prefix_cache=False)) as runner:
+        out = runner.generate(prompts, max_new_tokens=count, end_id=-1, return_dict=True, output_context_logits=True)
+    return dict(out)
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [("llama", "f32"), ("llama", "bf16"), ("qwen3", "f32"), ("gpt2", "f32"), ("gemma3_text", "f32")],
+)
+def test_the_tokens_of_ref(rtx: Callable[..., Path], family: str, precision: str, tmp_path: Path) -> None:
+    """Prompts in chunks, then decode; mixed steps run in one profile, decode steps in the other."""
+    engine = rtx(tmp_path, family, precision=precision)
+    found = _generate(engine, _open, PROMPTS, 6)
+    texts = [row[0][: len(prompt) + 6].tolist() for row, prompt in zip(found["output_ids"], PROMPTS, strict=True)]
+    expected = _generate(engine, _ref, [text[:-1] for text in texts], 1)["context_logits"]
+    for prompt, text, logits, context in zip(PROMPTS, texts, expected, found["context_logits"], strict=True):
+        tolerance = TOLERANCE[precision] * np.ptp(logits)
+        assert np.abs(context - logits[: len(prompt)]).max() < tolerance
+        chosen = logits[np.arange(len(prompt) - 1, len(text) - 1), text[len(prompt) :]]
+        assert (chosen > logits[len(prompt) - 1 :].max(axis=-1) - 2 * tolerance).all()
+    steps = _emulated().steps
+    assert {name for name, _ in steps} == {"mixed", "decode"}
+    assert max(tokens for name, tokens in steps if name == "decode") == 4, "three sequences fill a bucket of four"
+
+
+def test_a_step_without_wanted_rows_runs(rtx: Callable[..., Path], tmp_path: Path) -> None:
+    """Chunks of a prompt before the last give no logits."""
+    engine = rtx(tmp_path, "llama", precision="f32", max_num_tokens=16)
+    assert (
+        _generate(engine, _open, [list(range(3, 40))], 3)["output_ids"].tolist()
+        == _generate(engine, _ref, [list(range(3, 40))], 3)["output_ids"].tolist()
+    )
+
+
+def test_what_does_not_fit_is_refused(rtx: Callable[..., Path], tmp_path: Path) -> None:
+    engine = open_engine(rtx(tmp_path, "llama", precision="f32"))
+    _emulated().valid = False
+    with pytest.raises(TargetError, match="refuses the engine on this GPU"):
+        _open(engine)
+    _emulated().valid = True
+    network = engine.directory / "rank0.plan"
+    for data, word in (
+        (_header() + b"torn", "cannot read the engine"),
+        (_header((1, 7, 0, 9)) + b"whole", "the very version"),
+        (b"no engine at all" * 8, "no TensorRT-RTX engine"),
+        (b"", "cut short"),
+    ):
+        network.write_bytes(data)
+        with pytest.raises(EngineError, match=word):
+            _open(engine)
+    with pytest.raises(UsageError, match="threads"):
+        find_target(NAME).open_session(
+            engine.plan, engine.weights, SessionOptions(num_blocks=4, threads=2, directory=engine.directory)
+        )
+
+
+def test_another_gpu_is_named(rtx: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_target(NAME).missing() is None
+    assert find_target("tensorrt-rtx").missing() is None
+    monkeypatch.setenv("INGOT_EMULATED_SM", "90")
+    for name in (NAME, "tensorrt-rtx"):
+        assert "this machine has Emulated GPU (sm_90)" in (find_target(name).missing() or "")
