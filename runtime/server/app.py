@@ -22,17 +22,16 @@ from ingot.runtime.admission import read_ids
 from ingot.runtime.server.answer import Answer
 from ingot.runtime.server.api_error import ApiError, ClientGoneError, not_ready, refused
 from ingot.runtime.server.asking import chat_params, chat_prompt, completion_params, text_requests
+from ingot.runtime.server.body import AnyBody, read_body
 from ingot.runtime.server.guard import Guard, limited_body
 from ingot.runtime.server.openapi import document
 from ingot.runtime.server.protocol import (
-    AnyBody,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     Generate,
     StallRequest,
     TokenizeRequest,
-    read_body,
 )
 from ingot.runtime.server.replies import ChatWriter, CompletionWriter, Echo, Head, Json
 from ingot.runtime.server.service import Generation, Service
