@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from starlette.types import Receive, Scope, Send
 
@@ -48,16 +48,12 @@ class Answer:
         self._route, self._n, self._stream = route, n, stream
         self._with_usage, self._count_none, self._model = with_usage, count_none, model
         self._status = 0  # once the head of the answer is out
-        self._sending: float | None = None  # since when a piece waits for the client
         self._last = time.monotonic()  # when the last piece was out
-        self._task: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and release what was asked of the executor however that ends."""
         watch = asyncio.create_task(self._watch(receive))
-        abort: Callable[[], None] = scope.get("state", {}).get("abort", lambda: None)
         self._service.answers.add(self)
-        self._task = asyncio.current_task()
         outcome = "done"
         try:
             await (self._send_stream(send) if self._stream else self._send_whole(send))
@@ -66,22 +62,15 @@ class Answer:
         except ApiError as error:
             outcome = error.code or error.kind
             await self._send_error(send, error)
-        except asyncio.CancelledError:  # see `look`; nobody else cancels an answer
-            outcome = "client does not read"
-            abort()
-            await asyncio.sleep(0)  # the server notes that the connection is lost
         finally:
             watch.cancel()
             self._service.answers.discard(self)
             self._service.release(self._generation)
-            self._note(outcome)
+            self._note("client does not read" if "deaf" in scope["state"] else outcome)
 
     def look(self, now: float) -> None:
-        """Once a second: give up a client that does not read, wake a stream that has long been silent."""
-        if self._sending is not None:
-            if now - self._sending > self._service.config.write_timeout and self._task is not None:
-                self._task.cancel()
-        elif self._stream and now - self._last > KEEP_ALIVE:
+        """Once a second: wake a stream that has long been silent."""
+        if self._stream and now - self._last > KEEP_ALIVE:
             self._generation.inbox.poke()
 
     async def _watch(self, receive: Receive) -> None:
@@ -142,9 +131,8 @@ class Answer:
         await send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _send(self, send: Send, body: bytes, *, more: bool) -> None:
-        self._sending = time.monotonic()
         await send({"type": "http.response.body", "body": body, "more_body": more})
-        self._sending, self._last = None, time.monotonic()
+        self._last = time.monotonic()
 
     def _usage(self) -> Json:
         generation = self._generation

@@ -64,7 +64,8 @@ def test_refusals_give_the_reason(name: str) -> None:
         ({**TEXT, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({**TEXT, "stop": [None]}, "stop.0"), ({**TEXT, "stop": 5}, "stop"), ({**TEXT, "best_of": True}, "best_of"),
         ({**TEXT, "best_of": 1, "n": 2}, "best_of"), ({**TEXT, "use_beam_search": 0}, "use_beam_search"),
-        ({**TEXT, "logit_bias": {"\u0663": 1}}, "logit_bias.\u0663"), ({**TEXT, "logit_bias": {"07": 1}}, "logit_bias.07"),
+        ({**TEXT, "logit_bias": {"\u0663": 1}}, "logit_bias.\u0663"),
+        ({**TEXT, "logit_bias": {"07": 1}}, "logit_bias.07"),
         ({**TEXT, "stop_token_ids": [1] * 5000}, "stop_token_ids"), ({**TEXT, "bad_words": ["a"] * 5000}, "bad_words"),
     ],
 )  # fmt: skip
@@ -117,7 +118,7 @@ def test_only_the_first_of_many_mistakes_is_looked_at() -> None:
 
 
 def test_an_answer_can_be_sent_back_as_a_message() -> None:
-    message = {"role": "assistant", "content": "b", "refusal": None, "annotations": [], "audio": None,
+    message: Any = {"role": "assistant", "content": "b", "refusal": None, "annotations": [], "audio": None,
                "function_call": None, "tool_calls": None}  # fmt: skip
     asked = read_body(ChatRequest, json.dumps({"messages": [*CHAT["messages"], message]}).encode())
     assert asked.messages[1].for_template() == {"role": "assistant", "content": "b"}
