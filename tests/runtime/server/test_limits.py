@@ -202,8 +202,9 @@ def test_one_request_fails_and_the_others_go_on(served: Served) -> None:
 def test_who_sends_ahead_is_seen_to_leave(served: Served, ahead: bytes) -> None:
     before = len(served.runner.step_log())
     connection = open_socket(served, {**LONG, "n": 2})
-    connection.sendall(ahead)
     assert running(served, 2)
+    connection.sendall(ahead)
+    time.sleep(0.05)
     connection.close()
     assert eventually(served.is_empty)
     assert len(served.runner.step_log()) - before < 450, "it ran to its end"
