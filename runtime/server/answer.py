@@ -6,9 +6,9 @@ follows, and the blocks come back.
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -18,7 +18,6 @@ from ingot.runtime.server.service import Generation, Service
 from ingot.runtime.server.tracing import Attribute, Span
 
 KEEP_ALIVE = 15.0  # seconds without a piece after which a stream says that it still lives
-_LOG = logging.getLogger("ingot.server")
 
 
 class Answer:
@@ -66,7 +65,7 @@ class Answer:
             watch.cancel()
             self._service.answers.discard(self)
             self._service.release(self._generation)
-            self._note("client does not read" if "deaf" in scope["state"] else outcome)
+            self._note(scope["state"], outcome)
 
     def look(self, now: float) -> None:
         """Once a second: wake a stream that has long been silent."""
@@ -139,20 +138,17 @@ class Answer:
         generated = 0 if self._count_none else generation.generated
         return usage(generation.prompt_tokens(), generation.cached_tokens(), generated)
 
-    def _note(self, outcome: str) -> None:
+    def _note(self, state: dict[str, Any], outcome: str) -> None:
         generation, now = self._generation, time.monotonic()
-        seconds = now - generation.arrived
-        self._service.metrics.answered(self._route, self._status, seconds)
+        outcome = "client does not read" if "deaf" in state else outcome
+        self._service.metrics.generation_ended(now - generation.arrived)
         if self._service.tracer is not None:
             self._service.tracer.record(self._span(outcome, now))
-        _LOG.info(
-            "%s", outcome,
-            extra={
-                "request_id": generation.request_id, "answer_id": generation.answer_id, "route": self._route,
-                "status": self._status, "prompt_tokens": generation.prompt_tokens(),
-                "generated_tokens": generation.generated, "seconds": round(seconds, 4),
-            },
-        )  # fmt: skip
+        state["outcome"] = outcome
+        state["facts"] = {
+            "answer_id": generation.answer_id, "prompt_tokens": generation.prompt_tokens(),
+            "generated_tokens": generation.generated,
+        }  # fmt: skip
 
     def _span(self, outcome: str, now: float) -> Span:
         generation = self._generation
@@ -164,12 +160,12 @@ class Answer:
             "gen_ai.usage.output_tokens": generation.generated,
             "http.route": self._route,
             "http.response.status_code": self._status,
-            "ingot.request_id": generation.request_id,
+            "ingot.request_id": generation.caller.request_id,
             "ingot.cached_tokens": generation.cached_tokens(),
             "ingot.sequences": generation.count,
         }
         return Span(
-            name=f"POST {self._route}", traceparent=generation.traceparent, start=generation.arrived, end=now,
+            name=f"POST {self._route}", traceparent=generation.caller.traceparent, start=generation.arrived, end=now,
             attributes=attributes, events=generation.moments, error=None if outcome == "done" else outcome,
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from ingot.errors import IngotError
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.server.api_error import ApiError, cancelled, failed, refused, shutting_down, timed_out
+from ingot.runtime.server.guard import Caller
 from ingot.runtime.server.health import Pulse
 from ingot.runtime.server.inbox import Crossing, Inbox
 from ingot.runtime.server.metrics import Metrics
@@ -31,18 +32,17 @@ from ingot.runtime.tokenizer import Tokenizer
 class Generation:
     """One HTTP request in the executor: its prompts, each with its sequences.
 
-    answer_id  ours, of the answer; request_id: the client's, or the same
+    answer_id  of the answer
     count      sequences
     """
 
-    def __init__(self, answer_id: str, request_id: str, count: int, inbox: Inbox, metrics: Metrics) -> None:
-        self.answer_id, self.request_id, self.count, self.inbox = answer_id, request_id, count, inbox
+    def __init__(self, answer_id: str, caller: Caller, count: int, inbox: Inbox, metrics: Metrics) -> None:
+        self.answer_id, self.caller, self.count, self.inbox = answer_id, caller, count, inbox
         self.created = int(time.time())
         self.arrived = time.monotonic()
         self.groups: list[list[TextStream]] = []
         self.deadline: asyncio.TimerHandle | None = None
         self.generated = 0  # tokens of all sequences
-        self.traceparent = ""
         self.moments: dict[str, float] = {}  # when the first sequence to do so had its first step, its first token
         self._metrics = metrics
         # (prompt, sequence) → when its first and its last token came, and how many
@@ -130,14 +130,14 @@ class Service:
     async def start(
         self,
         answer_id: str,
-        request_id: str,
+        caller: Caller,
         count: int,
         prepare: Callable[[], list[TextRequest]],
         timeout: float | None,
     ) -> Generation:
         """Submit what `prepare` returns, `count` sequences in all; it runs in a thread. Raises ApiError."""
         self._admit(count, timeout)
-        generation = Generation(answer_id, request_id, count, Inbox(self._crossing), self.metrics)
+        generation = Generation(answer_id, caller, count, Inbox(self._crossing), self.metrics)
         self.sequences += count
         self.active[answer_id] = generation
         self._idle.clear()
@@ -176,9 +176,13 @@ class Service:
         self._discarded.add(task)
         task.add_done_callback(self._discarded.discard)
 
-    def cancel(self, request_id: str) -> bool:
-        """End every request with this id, the answer's or the client's; False if there is none."""
-        found = [each for each in self.active.values() if request_id in (each.answer_id, each.request_id)]
+    def cancel(self, request_id: str, key: int | None) -> bool:
+        """End every request with this id, the answer's or the client's, that came with this key; False if there is
+        none."""
+        found = [
+            each for each in self.active.values()
+            if request_id in (each.answer_id, each.caller.request_id) and each.caller.key == key
+        ]  # fmt: skip
         for generation in found:
             generation.inbox.interrupt(cancelled())
         return bool(found)

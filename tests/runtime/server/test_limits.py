@@ -80,6 +80,18 @@ def test_cancel_by_either_id(served: Served) -> None:
     assert eventually(served.is_empty)
 
 
+def test_nobody_cancels_for_another_key(strict: Served) -> None:
+    with strict.http(KEYS[0]) as mine, strict.http(KEYS[1]) as other, concurrent.futures.ThreadPoolExecutor() as pool:
+        whole = pool.submit(mine.post, "/v1/completions", json=LONG, headers={"x-request-id": "mine"})
+        assert running(strict)
+        (answer_id,) = strict.service.active
+        for request_id in ("mine", answer_id):
+            assert other.post(f"/v1/requests/{request_id}/cancel").status_code == 404
+        assert mine.post(f"/v1/requests/{answer_id}/cancel").status_code == 200
+        assert whole.result().status_code == 499
+    assert eventually(strict.is_empty)
+
+
 def test_deadlines(served: Served) -> None:
     with served.http() as http:
         late = http.post("/v1/completions", json={**LONG, "timeout": 0.05})
@@ -87,11 +99,12 @@ def test_deadlines(served: Served) -> None:
         too_much = http.post("/v1/completions", json={**LONG, "timeout": 6000})
         assert (too_much.status_code, too_much.json()["error"]["param"]) == (400, "timeout")
     with served.client() as client:
-        pieces = client.completions.create(
-            model="tiny", prompt="The prince", max_tokens=500, stream=True, extra_body={"timeout": 0.05}
-        )
         with pytest.raises(openai.APIError, match="did not end within"):
-            list(pieces)
+            list(
+                client.completions.create(
+                    model="tiny", prompt="The prince", max_tokens=500, stream=True, extra_body={"timeout": 0.05}
+                )
+            )
     assert eventually(served.is_empty)
 
 
