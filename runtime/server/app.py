@@ -234,7 +234,7 @@ class Api:
 
     def _why_not(self) -> str | None:
         if self._service.texts.failure is not None:
-            return f"the step loop has died: {self._service.texts.failure!r}"
+            return self._service.texts.failure
         return "the server is shutting down" if self._service.draining else self._service.pulse.stalled()
 
     async def _read(self, request: Request, kind: type[AnyBody]) -> AnyBody:

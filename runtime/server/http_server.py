@@ -81,7 +81,7 @@ class HttpServer(uvicorn.Server):
         care = asyncio.create_task(self._service.look_after_answers())
         while self._service.texts.failure is None:
             await asyncio.sleep(0.25)
-        print(f"error: the step loop has died: {self._service.texts.failure!r}", file=sys.stderr, flush=True)
+        print(f"error: {self._service.texts.failure}", file=sys.stderr, flush=True)
         await asyncio.sleep(_LAST_LOOK)
         care.cancel()
         self.exit_code = 1

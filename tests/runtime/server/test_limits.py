@@ -98,13 +98,12 @@ def test_deadlines(served: Served) -> None:
         assert (late.status_code, late.json()["error"]["code"]) == (408, "deadline_exceeded")
         too_much = http.post("/v1/completions", json={**LONG, "timeout": 6000})
         assert (too_much.status_code, too_much.json()["error"]["param"]) == (400, "timeout")
-    with served.client() as client:
-        with pytest.raises(openai.APIError, match="did not end within"):
-            list(
-                client.completions.create(
-                    model="tiny", prompt="The prince", max_tokens=500, stream=True, extra_body={"timeout": 0.05}
-                )
+    with served.client() as client, pytest.raises(openai.APIError, match="did not end within"):
+        list(
+            client.completions.create(
+                model="tiny", prompt="The prince", max_tokens=500, stream=True, extra_body={"timeout": 0.05}
             )
+        )
     assert eventually(served.is_empty)
 
 
