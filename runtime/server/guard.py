@@ -88,7 +88,8 @@ class Guard:
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         """Probes, scrapes and the page are counted, not logged."""
-        route = scope["route"].path_format if "route" in scope else "other"
+        routes = {route.endpoint: route.path_format for route in scope["app"].routes}
+        route = routes.get(scope.get("endpoint"), "other")
         self._metrics.answered(route, status)
         state = scope["state"]
         if not _is_open(scope):
