@@ -104,6 +104,12 @@ def test_the_dashboard_asks_for_what_is_there(served: Served) -> None:
     with served.http() as http:
         http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}).raise_for_status()
         assert eventually(lambda: 'ingot_step_seconds_bucket{le="0.1",phase="session"}' in http.get("/metrics").text)
-        there = set(re.findall(r"^(ingot_\w+)", http.get("/metrics").text, flags=re.MULTILINE))
+        text = http.get("/metrics").text
+    there = set(re.findall(r"^(ingot_\w+)", text, flags=re.MULTILINE))
     assert len(asked) >= 20
     assert asked <= there
+    for expression in expressions:
+        for name, label, value in re.findall(r'(ingot_\w+)\{(\w+)="(\w+)"\}', expression):
+            assert re.search(rf'^{name}\{{.*{label}="{value}"', text, flags=re.MULTILINE)
+        for label in re.findall(r"by \((\w+)\)", expression):
+            assert label == "le" or f'{label}="' in text
