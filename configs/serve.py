@@ -47,7 +47,7 @@ class ServeConfig:
         for name in ("request_timeout", "body_timeout", "write_timeout", "stall_timeout"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be a number of seconds, more than 0", got=repr(getattr(self, name)))
-        if self.drain_timeout < 0:
+        if not self.drain_timeout >= 0:
             raise UsageError("drain_timeout must be a number of seconds, at least 0", got=repr(self.drain_timeout))
         if any(not key.strip() or key != key.strip() for key in self.api_keys):
             raise UsageError("an API key is empty, or has spaces around it")

@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -30,7 +31,7 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing; the first is the one in use
-_RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))  # no arguments
 
 Message = Mapping[str, Any]
 
@@ -38,8 +39,9 @@ Message = Mapping[str, Any]
 class ChatTemplates:
     """The templates of a model by name; "default" is used, or "tool_use" with tools.
 
-    source    where they come from, in words
-    built_in  True: the model has none, and chatml stands in
+    source     where they come from, in words
+    built_in   True: the model has none, and chatml stands in
+    variables  what they ask for: messages and arguments; another argument would change nothing
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class ChatTemplates:
         self._special_tokens = dict(special_tokens)
         environment = _environment()
         self._compiled: dict[str, jinja2.Template] = {}
+        self.variables: set[str] = set()
         for name, text in texts.items():
             try:
                 self._compiled[name] = environment.from_string(text)
+                self.variables |= jinja2.meta.find_undeclared_variables(environment.parse(text))
             except jinja2.TemplateSyntaxError as error:
                 raise ConfigError(
                     f"the chat template {name!r} is not valid jinja2", where=source, got=f"line {error.lineno}: {error}"
@@ -89,7 +93,7 @@ class ChatTemplates:
         arguments  further variables of the template, e.g. enable_thinking
         """
         for name in arguments or ():
-            if name in _RESERVED:
+            if name in RESERVED:
                 raise RequestError(f"chat_template_kwargs must not set {name!r}", hint="it has a field of its own")
         try:
             return self._choose(tools).render(
@@ -101,7 +105,7 @@ class ChatTemplates:
             )
         except jinja2.TemplateError as error:
             raise RequestError("the chat template refuses these messages", got=str(error)) from error
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
+        except Exception as error:  # templates are programs of others: a MemoryError of theirs is none of ours
             raise RequestError("the chat template cannot render these messages", got=repr(error)[:200]) from error
 
     def _choose(self, tools: object) -> jinja2.Template:

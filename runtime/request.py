@@ -192,13 +192,15 @@ class Request:
 
     def biases(self) -> tuple[Int32, Float32]:
         """Tokens, and what is added to their logits in the next draw; -inf bans one."""
-        rules = self.rules
-        banned = [word[-1] for word in rules.bad_words if self._ends_with(word[:-1])]
-        if self.num_generated < rules.min_tokens:
+        ids, values = self.rules.always
+        last = int(self.tokens[self.num_tokens - 1])
+        banned = [word[-1] for word in self.rules.words_after.get(last, ()) if self._ends_with(word[:-1])]
+        if self.num_generated < self.rules.min_tokens:
             banned += self.end_ids
-        ids = [*(token for token, _ in rules.logit_bias), *banned]
-        values = [*(value for _, value in rules.logit_bias), *([-np.inf] * len(banned))]
-        return np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32)
+        if not banned:
+            return ids, values
+        bans = np.full(len(banned), -np.inf, dtype=np.float32)
+        return np.concatenate([ids, np.array(banned, dtype=np.int32)]), np.concatenate([values, bans])
 
     def generated(self) -> Int32:
         """The generated tokens: a view, int32 [num_generated]."""

@@ -1,13 +1,14 @@
 """What a request asks of its draws beside temperature, top_k and top_p, token ids only."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from ingot.errors import RequestError
-from ingot.step_io import Float32
+from ingot.step_io import Float32, Int32
 
 Processor = Callable[[list[int], list[int], Float32], object]
 """(prompt, generated tokens, logits float32 [vocab]) → logits."""
@@ -19,7 +20,7 @@ _FORMS: Mapping[int, Callable[[Callable[..., object]], Processor]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
     """See step_io.DrawRules for the numbers.
 
@@ -37,6 +38,23 @@ class Rules:
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     processors: tuple[Processor, ...] = ()
+
+    @functools.cached_property
+    def always(self) -> tuple[Int32, Float32]:
+        """Tokens, and what is added to their logits in every draw; -inf bans one."""
+        banned = [word[0] for word in self.bad_words if len(word) == 1]
+        ids = [*(token for token, _ in self.logit_bias), *banned]
+        values = [*(value for _, value in self.logit_bias), *([-np.inf] * len(banned))]
+        return np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32)
+
+    @functools.cached_property
+    def words_after(self) -> dict[int, list[tuple[int, ...]]]:
+        """Bad words of several tokens by the one before the last: few of them can be complete at any time."""
+        found: dict[int, list[tuple[int, ...]]] = {}
+        for word in self.bad_words:
+            if len(word) > 1:
+                found.setdefault(word[-2], []).append(word)
+        return found
 
     @property
     def penalises(self) -> bool:

@@ -8,6 +8,7 @@ Both sleep while there is nothing to do, and begin with the first request.
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from ingot.errors import IngotError, RequestError
@@ -21,7 +22,11 @@ Sink = Callable[[TextEvent], None]
 
 
 class TextLoop:
-    """Thread-safe. Does not own the runner. `failure`: what ended the step thread, if it should not have ended."""
+    """Thread-safe. Does not own the runner.
+
+    failure  why a thread ended that should not have ended, in words
+    turning  since when (time.monotonic()) the text thread has been at one piece of text; None: it waits
+    """
 
     def __init__(self, runner: ModelRunner, tokenizer: Tokenizer) -> None:
         self.runner, self.tokenizer = runner, tokenizer
@@ -29,7 +34,8 @@ class TextLoop:
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._closed = False
-        self.failure: BaseException | None = None
+        self.failure: str | None = None
+        self.turning: float | None = None
 
     def submit(self, streams: Sequence[TextStream], sink: Sink) -> None:
         """Queue the requests of streams. Raises, before any is queued, if one can never run."""
@@ -73,16 +79,30 @@ class TextLoop:
         try:
             self.runner.executor.run_until(lambda: self._closed)
         except BaseException as error:  # whoever waits for events must not wait for ever
-            self.failure = error
-            self._closed = True
-            for stream in tuple(self._sinks):
-                stream.request.error = RequestError("the step thread failed", got=repr(error))
-                with contextlib.suppress(Exception):  # what broke the step may break this too
-                    self.runner.executor.abort([stream.request])
-            self.runner.executor.wake()
+            self._die("step", error)
             raise
 
     def _write(self) -> None:
+        try:
+            self._write_until_closed()
+        except BaseException as error:
+            self._die("text", error)
+            for stream, sink in tuple(self._sinks.items()):
+                with contextlib.suppress(Exception):
+                    sink(_failed(stream, RequestError("the text thread failed", got=repr(error))))
+            self._sinks.clear()
+            raise
+
+    def _die(self, thread: str, error: BaseException) -> None:
+        self.failure = f"the {thread} loop has died: {error!r}"
+        self._closed = True
+        for stream in tuple(self._sinks):
+            stream.request.error = RequestError(f"the {thread} thread failed", got=repr(error))
+            with contextlib.suppress(Exception):  # what broke the step may break this too
+                self.runner.executor.abort([stream.request])
+        self.runner.executor.wake()
+
+    def _write_until_closed(self) -> None:
         while True:
             news = self.runner.executor.wait(
                 lambda: (self._closed and not self._sinks) or any(stream.has_news() for stream in tuple(self._sinks)),
@@ -92,6 +112,7 @@ class TextLoop:
             if not news:
                 return
             for stream, taken in news:
+                self.turning = time.monotonic()
                 event = self._event(stream, taken)
                 sink = self._sinks.get(stream)
                 if stream.done:
@@ -99,6 +120,7 @@ class TextLoop:
                     self._forget([stream])
                 if sink is not None:
                     sink(event)
+            self.turning = None
 
     @staticmethod
     def _event(stream: TextStream, taken: News) -> TextEvent:
@@ -107,9 +129,8 @@ class TextLoop:
             return stream.event(taken)
         except Exception as error:
             stream.done = True
-            return TextEvent(
-                index=stream.index,
-                sequence=stream.sequence,
-                finish_reason=FinishReason.ABORT,
-                error=RequestError("the tokens cannot be turned into text", got=repr(error)),
-            )
+            return _failed(stream, RequestError("the tokens cannot be turned into text", got=repr(error)))
+
+
+def _failed(stream: TextStream, error: IngotError) -> TextEvent:
+    return TextEvent(index=stream.index, sequence=stream.sequence, finish_reason=FinishReason.ABORT, error=error)

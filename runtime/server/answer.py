@@ -6,9 +6,9 @@ follows, and the blocks come back.
 
 import asyncio
 import json
-import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -18,7 +18,6 @@ from ingot.runtime.server.service import Generation, Service
 from ingot.runtime.server.tracing import Attribute, Span
 
 KEEP_ALIVE = 15.0  # seconds without a piece after which a stream says that it still lives
-_LOG = logging.getLogger("ingot.server")
 
 
 class Answer:
@@ -48,16 +47,12 @@ class Answer:
         self._route, self._n, self._stream = route, n, stream
         self._with_usage, self._count_none, self._model = with_usage, count_none, model
         self._status = 0  # once the head of the answer is out
-        self._sending: float | None = None  # since when a piece waits for the client
         self._last = time.monotonic()  # when the last piece was out
-        self._task: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and release what was asked of the executor however that ends."""
         watch = asyncio.create_task(self._watch(receive))
-        abort: Callable[[], None] = scope.get("state", {}).get("abort", lambda: None)
         self._service.answers.add(self)
-        self._task = asyncio.current_task()
         outcome = "done"
         try:
             await (self._send_stream(send) if self._stream else self._send_whole(send))
@@ -66,22 +61,15 @@ class Answer:
         except ApiError as error:
             outcome = error.code or error.kind
             await self._send_error(send, error)
-        except asyncio.CancelledError:  # see `look`; nobody else cancels an answer
-            outcome = "client does not read"
-            abort()
-            await asyncio.sleep(0)  # the server notes that the connection is lost
         finally:
             watch.cancel()
             self._service.answers.discard(self)
             self._service.release(self._generation)
-            self._note(outcome)
+            self._note(scope["state"], outcome)
 
     def look(self, now: float) -> None:
-        """Once a second: give up a client that does not read, wake a stream that has long been silent."""
-        if self._sending is not None:
-            if now - self._sending > self._service.config.write_timeout and self._task is not None:
-                self._task.cancel()
-        elif self._stream and now - self._last > KEEP_ALIVE:
+        """Once a second: wake a stream that has long been silent."""
+        if self._stream and now - self._last > KEEP_ALIVE:
             self._generation.inbox.poke()
 
     async def _watch(self, receive: Receive) -> None:
@@ -142,29 +130,25 @@ class Answer:
         await send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _send(self, send: Send, body: bytes, *, more: bool) -> None:
-        self._sending = time.monotonic()
         await send({"type": "http.response.body", "body": body, "more_body": more})
-        self._sending, self._last = None, time.monotonic()
+        self._last = time.monotonic()
 
     def _usage(self) -> Json:
         generation = self._generation
         generated = 0 if self._count_none else generation.generated
         return usage(generation.prompt_tokens(), generation.cached_tokens(), generated)
 
-    def _note(self, outcome: str) -> None:
+    def _note(self, state: dict[str, Any], outcome: str) -> None:
         generation, now = self._generation, time.monotonic()
-        seconds = now - generation.arrived
-        self._service.metrics.answered(self._route, self._status, seconds)
+        outcome = "client does not read" if "deaf" in state else outcome
+        self._service.metrics.generation_ended(now - generation.arrived)
         if self._service.tracer is not None:
             self._service.tracer.record(self._span(outcome, now))
-        _LOG.info(
-            "%s", outcome,
-            extra={
-                "request_id": generation.request_id, "answer_id": generation.answer_id, "route": self._route,
-                "status": self._status, "prompt_tokens": generation.prompt_tokens(),
-                "generated_tokens": generation.generated, "seconds": round(seconds, 4),
-            },
-        )  # fmt: skip
+        state["outcome"] = outcome
+        state["facts"] = {
+            "answer_id": generation.answer_id, "prompt_tokens": generation.prompt_tokens(),
+            "generated_tokens": generation.generated,
+        }  # fmt: skip
 
     def _span(self, outcome: str, now: float) -> Span:
         generation = self._generation
@@ -176,12 +160,12 @@ class Answer:
             "gen_ai.usage.output_tokens": generation.generated,
             "http.route": self._route,
             "http.response.status_code": self._status,
-            "ingot.request_id": generation.request_id,
+            "ingot.request_id": generation.caller.request_id,
             "ingot.cached_tokens": generation.cached_tokens(),
             "ingot.sequences": generation.count,
         }
         return Span(
-            name=f"POST {self._route}", traceparent=generation.traceparent, start=generation.arrived, end=now,
+            name=f"POST {self._route}", traceparent=generation.caller.traceparent, start=generation.arrived, end=now,
             attributes=attributes, events=generation.moments, error=None if outcome == "done" else outcome,
         )  # fmt: skip
 

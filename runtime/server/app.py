@@ -22,17 +22,16 @@ from ingot.runtime.admission import read_ids
 from ingot.runtime.server.answer import Answer
 from ingot.runtime.server.api_error import ApiError, ClientGoneError, not_ready, refused
 from ingot.runtime.server.asking import chat_params, chat_prompt, completion_params, text_requests
+from ingot.runtime.server.body import AnyBody, read_body
 from ingot.runtime.server.guard import Guard, limited_body
 from ingot.runtime.server.openapi import document
 from ingot.runtime.server.protocol import (
-    AnyBody,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     Generate,
     StallRequest,
     TokenizeRequest,
-    read_body,
 )
 from ingot.runtime.server.replies import ChatWriter, CompletionWriter, Echo, Head, Json
 from ingot.runtime.server.service import Generation, Service
@@ -152,9 +151,9 @@ class Api:
         return JSONResponse(self._model(name))
 
     async def cancel(self, request: Request) -> Response:
-        """POST /v1/requests/{id}/cancel: the id of an answer, or the X-Request-Id of a request."""
+        """POST /v1/requests/{id}/cancel: the id of an answer, or the X-Request-Id of a request; of the same key."""
         request_id = request.path_params["request_id"]
-        if not self._service.cancel(request_id):
+        if not self._service.cancel(request_id, request.state.caller.key):
             raise ApiError(404, f"no request with the id {request_id!r} is running", code="request_not_found")
         return JSONResponse({"id": request_id, "cancelled": True})
 
@@ -227,14 +226,15 @@ class Api:
         asked = await self._read(request, StallRequest)
         vocab = self._service.runner.facts.vocab_size
         generation = await self._service.start(
-            f"stall-{secrets.token_hex(8)}", "stall", 1, lambda: [stalling_request(vocab, asked.seconds)], None
-        )
+            f"stall-{secrets.token_hex(8)}", request.state.caller, 1,
+            lambda: [stalling_request(vocab, asked.seconds)], None,
+        )  # fmt: skip
         self._service.discard(generation)
         return JSONResponse({"stalling": asked.seconds}, 202)
 
     def _why_not(self) -> str | None:
         if self._service.texts.failure is not None:
-            return f"the step loop has died: {self._service.texts.failure!r}"
+            return self._service.texts.failure
         return "the server is shutting down" if self._service.draining else self._service.pulse.stalled()
 
     async def _read(self, request: Request, kind: type[AnyBody]) -> AnyBody:
@@ -257,9 +257,7 @@ class Api:
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
         answer_id = f"{prefix}-{secrets.token_hex(12)}"
-        generation = await self._service.start(answer_id, request.state.request_id, count, prepare, asked.timeout)
-        generation.traceparent = request.headers.get("traceparent", "")
-        return generation
+        return await self._service.start(answer_id, request.state.caller, count, prepare, asked.timeout)
 
     def _echoes(
         self, asked: CompletionRequest, prompts: Sequence[str | list[int]], generation: Generation, *, alone: bool
@@ -308,7 +306,7 @@ def _policy(page: bytes) -> str:
 def make_app(service: Service) -> Starlette:
     """The ASGI application."""
     config = service.config
-    middleware = [Middleware(Guard, api_keys=config.api_keys)]
+    middleware = [Middleware(Guard, api_keys=config.api_keys, metrics=service.metrics)]
     if config.cors_origins:
         cors = Middleware(
             CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"]
@@ -328,10 +326,12 @@ def _checked(make: Callable[[], SamplingParams]) -> SamplingParams:
 
 
 async def _api_error(request: Request, error: ApiError) -> Response:
+    request.state.outcome = error.code or error.kind
     return JSONResponse(error.body(), error.status, error.headers)
 
 
 async def _client_gone(request: Request, error: ClientGoneError) -> Response:
+    request.state.outcome = "client gone"
     return Response(status_code=499)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ingot.configs.generation import GenerationDefaults
 from ingot.configs.sampling import SamplingParams
-from ingot.runtime.chat_template import ChatTemplates
+from ingot.runtime.chat_template import RESERVED, ChatTemplates
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.protocol import ChatMessage, ChatRequest, CompletionRequest, Generate
 from ingot.runtime.text_stream import TextRequest
@@ -62,6 +62,11 @@ def chat_prompt(
     arguments: dict[str, Any],
 ) -> list[int]:
     """Token ids of a conversation. Templates of models write their own BOS; the built-in one has none to write."""
+    for name in arguments.keys() - templates.variables - RESERVED:
+        raise ApiError(
+            400, f"chat_template_kwargs: the chat template asks for no {name[:100]!r}",
+            param=f"chat_template_kwargs.{name[:100]}", code="unknown_parameter",
+        )  # fmt: skip
     text = templates.render(
         [message.for_template() for message in messages],
         add_generation_prompt=add_generation_prompt,

@@ -1,10 +1,14 @@
-"""What every request passes before its handler: request id, API key; and how bodies are read within limits."""
+"""What every request passes on its way in and out: request id, API key, count, log; and how bodies are read within
+limits."""
 
 import asyncio
+import dataclasses
 import hashlib
 import hmac
+import logging
 import re
 import secrets
+import time
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,16 +17,34 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.runtime.server.api_error import ApiError, ClientGoneError
+from ingot.runtime.server.metrics import Metrics
 
 _OPEN = ("/health", "/version", "/metrics", "/openapi.json")  # and "/", without a key
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+_CLIENT_GONE = 499  # nobody was there to answer
+_WRONG_KEY = ApiError(
+    401, "the API key is missing or wrong", kind="authentication_error", code="invalid_api_key",
+    headers={"www-authenticate": "Bearer"},
+)  # fmt: skip
+_LOG = logging.getLogger("ingot.server")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Caller:
+    """Who asks. key: which of the server's keys; None: it has none, or the path needs none."""
+
+    request_id: str
+    key: int | None
+    traceparent: str
 
 
 class Guard:
-    """ASGI middleware. Gives each request an id, the client's X-Request-Id or its own, and asks for a key."""
+    """ASGI middleware. Gives each request an id, the client's X-Request-Id or its own, asks for a key, and counts and
+    logs what was answered. Into the state of the scope go `caller`, and from handlers `outcome` and `facts`, a word and
+    fields for the log."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
         self._hashes = [_hash(key) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -30,36 +52,55 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
+        begin, headers = time.monotonic(), Headers(scope=scope)
+        given, key = headers.get("x-request-id", ""), self._key(headers.get("authorization", ""))
         request_id = given if _ID.fullmatch(given) else secrets.token_hex(12)
-        scope.setdefault("state", {})["request_id"] = request_id
+        caller = Caller(request_id=request_id, key=key, traceparent=headers.get("traceparent", ""))
+        scope.setdefault("state", {})["caller"] = caller
+        status = _CLIENT_GONE
 
         async def send_with_id(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        if self._hashes and not self._is_open(scope) and not self._knows(headers.get("authorization", "")):
-            error = ApiError(
-                401, "the API key is missing or wrong", kind="authentication_error", code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )  # fmt: skip
-            await JSONResponse(error.body(), 401, error.headers)(scope, receive, send_with_id)
-            return
-        await self._app(scope, receive, send_with_id)
+        try:
+            if self._hashes and key is None and not _is_open(scope):
+                scope["state"]["outcome"] = _WRONG_KEY.code
+                answer = JSONResponse(_WRONG_KEY.body(), _WRONG_KEY.status, _WRONG_KEY.headers)
+                await answer(scope, receive, send_with_id)
+            else:
+                await self._app(scope, receive, send_with_id)
+        except BaseException:
+            status = 500
+            raise
+        finally:
+            self._note(scope, status, time.monotonic() - begin)
 
-    def _knows(self, authorization: str) -> bool:
-        """Compares with every key in constant time."""
+    def _key(self, authorization: str) -> int | None:
+        """Which key this is; compares with every one in constant time."""
         scheme, _, key = authorization.partition(" ")
         hashed = _hash(key.strip())
         matches = [hmac.compare_digest(hashed, known) for known in self._hashes]
-        return scheme.lower() == "bearer" and any(matches)
+        return matches.index(True) if scheme.lower() == "bearer" and any(matches) else None
 
-    @staticmethod
-    def _is_open(scope: Scope) -> bool:
-        path = scope["path"]
-        return path == "/" or any(path == each or path.startswith(f"{each}/") for each in _OPEN)
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        """Probes, scrapes and the page are counted, not logged."""
+        routes = {route.endpoint: route.path_format for route in scope["app"].routes}
+        route = routes.get(scope.get("endpoint"), "other")
+        self._metrics.answered(route, status)
+        state = scope["state"]
+        if not _is_open(scope):
+            facts = {"request_id": state["caller"].request_id, "route": route, "status": status,
+                     "seconds": round(seconds, 4), **state.get("facts", {})}  # fmt: skip
+            _LOG.info("%s", state.get("outcome") or ("done" if status < 400 else "refused"), extra=facts)
+
+
+def _is_open(scope: Scope) -> bool:
+    path = scope["path"]
+    return path == "/" or any(path == each or path.startswith(f"{each}/") for each in _OPEN)
 
 
 async def limited_body(request: Request, limit: int, seconds: float) -> bytes:

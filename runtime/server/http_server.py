@@ -5,43 +5,20 @@ SIGTERM ─▶ new requests: 503, readiness: 503 ─▶ running ones end, at mos
 
 import asyncio
 import logging
-import socket
 import sys
 from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ingot.runtime.server.api_error import shutting_down
 from ingot.runtime.server.app import make_app
+from ingot.runtime.server.connection import connection
 from ingot.runtime.server.service import Service
 
 _LOG = logging.getLogger("ingot.server")
-_SEND_BUFFER = 128 << 10  # bytes that the kernel keeps for a client that does not read
 _LAST_WORDS = 2.0  # seconds in which answers that were cut short are sent
 _LAST_LOOK = 5.0  # seconds in which a server whose step loop died still tells why it is not ready
-
-
-def _protocol(head_timeout: float) -> type[H11Protocol]:
-    class Protocol(H11Protocol):
-        """Lends answers a way to cut the connection, and cuts those on which no request comes."""
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.app_state = {**self.app_state, "abort": transport.abort}
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-            self._silent = self.loop.call_later(head_timeout, self._cut_if_silent)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._silent.cancel()
-            super().connection_lost(exc)
-
-        def _cut_if_silent(self) -> None:
-            if self.cycle is None:
-                self.transport.abort()
-
-    return Protocol
 
 
 class HttpServer(uvicorn.Server):
@@ -54,7 +31,7 @@ class HttpServer(uvicorn.Server):
                 make_app(service),
                 host=config.host,
                 port=config.port,
-                http=_protocol(config.body_timeout),
+                http=connection(config.body_timeout, config.write_timeout),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -104,7 +81,7 @@ class HttpServer(uvicorn.Server):
         care = asyncio.create_task(self._service.look_after_answers())
         while self._service.texts.failure is None:
             await asyncio.sleep(0.25)
-        print(f"error: the step loop has died: {self._service.texts.failure!r}", file=sys.stderr, flush=True)
+        print(f"error: {self._service.texts.failure}", file=sys.stderr, flush=True)
         await asyncio.sleep(_LAST_LOOK)
         care.cancel()
         self.exit_code = 1

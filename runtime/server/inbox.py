@@ -35,14 +35,14 @@ class Crossing:
 
 
 class Inbox:
-    """The events of one HTTP request."""
+    """The events of one HTTP request. `stopped`: done when somebody interrupts, with the error."""
 
     def __init__(self, crossing: Crossing) -> None:
         self._crossing = crossing
         self._lock = threading.Lock()
         self._events: list[tuple[float, TextEvent]] = []
         self._news = asyncio.Event()
-        self._error: Exception | None = None
+        self.stopped: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     def put(self, event: TextEvent) -> None:
         """From the text thread."""
@@ -56,8 +56,8 @@ class Inbox:
         """Everything since the last take with the time of its arrival, as soon as there is anything; nothing after
         `poke`. Raises what `interrupt` was given."""
         await self._news.wait()
-        if self._error is not None:
-            raise self._error
+        if self.stopped.done():
+            raise self.stopped.result()
         with self._lock:
             events, self._events = self._events, []
             self._news.clear()
@@ -65,7 +65,8 @@ class Inbox:
 
     def interrupt(self, error: Exception) -> None:
         """End the wait with an error, whatever arrived; the first one counts. On the event loop."""
-        self._error = self._error or error
+        if not self.stopped.done():
+            self.stopped.set_result(error)
         self._news.set()
 
     def poke(self) -> None:

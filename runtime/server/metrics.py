@@ -40,7 +40,7 @@ class Metrics:
         self._tpot = self._seconds(
             "ingot_time_per_output_token_seconds", "(end - first token) / (tokens - 1) of a sequence."
         )
-        self._whole = self._seconds("ingot_request_seconds", "Arrival to the end of an answer.")
+        self._whole = self._seconds("ingot_request_seconds", "Arrival to the end of an answer of the engine.")
         self._prompt_tokens = self._counter("ingot_prompt_tokens", "Prompt tokens of sequences that began.")
         self._tokens = self._counter("ingot_generated_tokens", "Tokens generated.")
         self._queue = self._seconds("ingot_queue_seconds", "Arrival of a request to the first step of a sequence.")
@@ -52,7 +52,12 @@ class Metrics:
             "ingot_step_seconds", "Time of a step by phase.", ["phase"], buckets=_SECONDS, registry=self.registry
         )
         self._steps: deque[StepReport] = deque(maxlen=_KEPT_STEPS)
-        self._requests = self._counter("ingot_requests", "Answers by route and status.", "route", "status")
+        self._requests = self._counter(
+            "ingot_requests",
+            "Answers and refusals by route and status; 499: the client left before.",
+            "route",
+            "status",
+        )
 
     def watch(self, read: Callable[[], Stats]) -> None:
         """Tell what `read` says whenever somebody asks."""
@@ -82,9 +87,12 @@ class Metrics:
         """A sequence of at least two tokens ended."""
         self._tpot.observe(tpot)
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
-        """An answer is out."""
+    def answered(self, route: str, status: int) -> None:
+        """An answer, or refusal, is out; 499: nobody was there any more."""
         self._requests.labels(route, str(status)).inc()
+
+    def generation_ended(self, seconds: float) -> None:
+        """A request to the engine ended, one way or the other."""
         self._whole.observe(seconds)
 
     def text(self) -> bytes:

@@ -1,23 +1,22 @@
-"""The fields of OpenAI's requests: a body → a typed request, or a refusal that names the field.
+"""The fields of OpenAI's requests, and which values they take.
 
 Every field is applied, or refused with a reason; a few are accepted without effect (ACCEPTED). null is the same as
 leaving a field out.
 """
 
-import difflib
+import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic_core import from_json
-
-from ingot.runtime.server.api_error import ApiError
+from pydantic_core import PydanticCustomError
 
 MAX_CHOICES = 128  # OpenAI's limit of n
 MAX_PROMPTS = 2048
 MAX_MESSAGES = 4096
 MAX_STOPS = 64
+MAX_NAMED = 4096  # tokens or words in one list
 MAX_LOGPROBS = 20
 
 ACCEPTED = {
@@ -39,7 +38,7 @@ REFUSED: Mapping[str, str] = {
     "parallel_tool_calls": "tool calls do not exist in this version",
     "functions": "tool calls do not exist in this version",
     "function_call": "tool calls do not exist in this version",
-    "best_of": "n gives several completions; ranking them is the client's",
+    "best_of": "n gives several completions; ranking them is the client's; only 1 is taken, with one completion",
     "suffix": "filling in the middle does not exist in this version",
     "modalities": _TEXT_ONLY,
     "audio": _TEXT_ONLY,
@@ -59,37 +58,53 @@ REFUSED: Mapping[str, str] = {
 }
 """Fields of OpenAI's, or of other servers', that cannot be applied → why."""
 
-# values of refused fields that ask for nothing
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none",),
-    "best_of": (1,),
-    "modalities": (["text"],),
-    "use_beam_search": (False,),
-}
 
+def _refuse_many(value: object) -> object:
+    """Before a complaint about each."""
+    if isinstance(value, dict) and len(value) > MAX_NAMED:
+        raise PydanticCustomError("too_long", "There should be at most {most} entries", {"most": MAX_NAMED})
+    return value
+
+
+# Lists have an end and stop at their first mistake: whatever a client sends is read in milliseconds.
 Count = Annotated[int, Field(ge=0)]
 Token = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
-Ids = Annotated[list[Token], Field(min_length=1, fail_fast=True)]  # one complaint, however long the list
-Batch = Annotated[list[str] | list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+Tokens = Annotated[list[Token], Field(max_length=MAX_NAMED, fail_fast=True)]
+Words = Annotated[list[Text], Field(max_length=MAX_NAMED, fail_fast=True)]
+Ids = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+Batch = Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]  # OpenAI's ranges, here and below
+TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+Biases = Annotated[dict[TokenKey, Bias], Field(max_length=MAX_NAMED), pydantic.BeforeValidator(_refuse_many)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
-class Body(BaseModel):
-    """What all bodies have in common: no unknown fields, no values turned into other types."""
+class Fields(BaseModel):
+    """What all objects have in common: no unknown fields, no values turned into other types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _stop_at_many(cls, value: object) -> object:
+        """Of unknown fields one is enough to complain about."""
+        if not isinstance(value, dict):
+            return value
+        unknown = [name for name in value if name not in cls.model_fields]
+        return {name: value[name] for name in (*cls.model_fields, *unknown[:1]) if name in value}
+
+
+class Body(Fields):
+    """What all bodies have in common."""
 
     model: str | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Fields):
     """include_usage: a last piece with the counts of tokens. include_obfuscation: only false."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
@@ -103,10 +118,10 @@ class Generate(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias] | None = None
+    logit_bias: Biases | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     # beyond OpenAI's: extra_body of its client
@@ -114,8 +129,8 @@ class Generate(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     min_tokens: Count = 0
-    stop_token_ids: list[Token] = []
-    bad_words: list[Text] = []
+    stop_token_ids: Tokens = []
+    bad_words: Words = []
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -134,7 +149,7 @@ class Generate(Body):
 class CompletionRequest(Generate):
     """POST /v1/completions. prompt: text, token ids, or a batch of either."""
 
-    prompt: Annotated[str | Ids | Batch, Field(union_mode="left_to_right")]
+    prompt: Annotated[str | Ids | Texts | Batch, Field(union_mode="left_to_right")]
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -147,39 +162,53 @@ class CompletionRequest(Generate):
         return list(self.prompt)
 
 
-class TextPart(BaseModel):
+class TextPart(Fields):
     """A piece of a message."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
-    """One message; tool calls and their results are history, which the template writes."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+class ChatMessage(Fields):
+    """One message; tool calls and their results are history, which the template writes. What OpenAI's clients repeat
+    of an answer (audio, function_call, annotations) must hold nothing."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_NAMED, fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(max_length=MAX_NAMED, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As templates expect it: text in one piece, `developer` under its old name."""
-        values = self.model_dump(exclude_none=True)
+        """As templates expect it: text in one piece, arguments of tools as objects, `developer` under its old name."""
+        values = self.model_dump(exclude_none=True, exclude={"annotations"})
         if isinstance(self.content, list):
             values["content"] = "\n".join(part.text for part in self.content)
         if self.role == "developer":
             values["role"] = "system"
+        if self.tool_calls:
+            values["tool_calls"] = [_with_object(call) for call in self.tool_calls]
         return values
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's clients send the arguments of a call as JSON in a text; templates write them with `tojson`."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class ChatRequest(Generate):
@@ -214,58 +243,3 @@ class StallRequest(Body):
     """POST /debug/stall."""
 
     seconds: Annotated[float, Field(gt=0, le=600)]
-
-
-AnyBody = TypeVar("AnyBody", bound=Body)
-
-
-def read_body(kind: type[AnyBody], data: bytes) -> AnyBody:
-    """JSON → a request. Raises ApiError 400 that names the field."""
-    try:
-        document = from_json(data, allow_inf_nan=False)
-    except ValueError as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise ApiError(400, "the body must be a JSON object")
-    for name, value in document.items():
-        neutral = (None, *_NEUTRAL.get(name, ())) if name in REFUSED else ()
-        if name not in kind.model_fields and value not in neutral:
-            raise _unknown(name, kind)
-    given = {name: value for name, value in document.items() if value is not None and name in kind.model_fields}
-    try:
-        return kind.model_validate(given)
-    except pydantic.ValidationError as error:
-        raise _wrong(error) from None
-
-
-def _unknown(name: str, kind: type[Body]) -> ApiError:
-    if name in REFUSED:
-        return ApiError(400, f"{name!r} is refused: {REFUSED[name]}", param=name, code="unsupported_parameter")
-    near = difflib.get_close_matches(name, kind.model_fields, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return ApiError(400, f"unknown field {name[:100]!r}{hint}", param=name[:100], code="unknown_parameter")
-
-
-def _wrong(error: pydantic.ValidationError) -> ApiError:
-    """The first complaint; of a union, that of the branch which came nearest: right types first, then the depth."""
-    found = error.errors(include_url=False, include_context=False)
-    places = [[str(part) for part in each["loc"] if not _is_type_name(part)] for each in found]
-
-    def nearness(index: int) -> tuple[bool, int]:
-        return not found[index]["type"].endswith("_type"), len(places[index])
-
-    same_field = [index for index in range(len(found)) if places[index][:1] == places[0][:1]]
-    nearest = max(same_field, key=nearness)
-    first, place = found[nearest], ".".join(places[nearest])
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"unknown field {place!r}", param=place, code="unknown_parameter")
-    if first["type"] == "missing":
-        return ApiError(400, f"{place!r} is missing", param=place, code="missing_required_parameter")
-    shown = repr(first["input"])
-    got = shown if len(shown) <= 100 else f"{shown[:100]}..."
-    return ApiError(400, f"{place}: {first['msg']}; got {got}", param=place, code="invalid_value")
-
-
-def _is_type_name(part: int | str) -> bool:
-    """Unions put the name of the branch into the place."""
-    return isinstance(part, str) and (part in ("str", "int") or "[" in part or part in ("TextPart", "ChatMessage"))

@@ -1,5 +1,6 @@
 """Events of sequences → the JSON of OpenAI's answers, in pieces or whole. A choice is one sequence of one prompt."""
 
+import codecs
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -180,6 +181,8 @@ class CompletionWriter(Writer):
         self._begun: set[int] = set()  # choices that have their echo
         self._written: set[int] = set()  # choices whose probabilities have begun
         self._offsets = [0] * choices  # characters so far
+        # bytes of a character that is not whole yet
+        self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(choices)]
 
     def take(self, choice: int, event: TextEvent) -> None:
         """Only the first sequence of a prompt brings the probabilities of the prompt."""
@@ -223,5 +226,12 @@ class CompletionWriter(Writer):
             found["tokens"].append(text)
             found["top_logprobs"].append(best)
             if not (self._skip and token in self._tokenizer.special_ids):
-                self._offsets[index] += len(text)
+                self._offsets[index] += self._length(index, token)
         return found
+
+    def _length(self, index: int, token: int) -> int:
+        """Characters that a token completes. The first word of a text has no space before it in some tokenizers."""
+        added = self._decoders[index].decode(self._tokenizer.token_bytes(token))
+        at_the_start = bool(self._echoes) and self._offsets[index] == 0
+        is_bare = at_the_start and not self._echoes[index // self._n].text.startswith(added)
+        return len(added.removeprefix(" ") if is_bare else added)

@@ -19,7 +19,8 @@ from ingot.errors import IngotError
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.server.api_error import ApiError, cancelled, failed, refused, shutting_down, timed_out
-from ingot.runtime.server.health import Pulse
+from ingot.runtime.server.guard import Caller
+from ingot.runtime.server.health import Pool, Pulse
 from ingot.runtime.server.inbox import Crossing, Inbox
 from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.server.tracing import Tracer
@@ -31,18 +32,17 @@ from ingot.runtime.tokenizer import Tokenizer
 class Generation:
     """One HTTP request in the executor: its prompts, each with its sequences.
 
-    answer_id  ours, of the answer; request_id: the client's, or the same
+    answer_id  of the answer
     count      sequences
     """
 
-    def __init__(self, answer_id: str, request_id: str, count: int, inbox: Inbox, metrics: Metrics) -> None:
-        self.answer_id, self.request_id, self.count, self.inbox = answer_id, request_id, count, inbox
+    def __init__(self, answer_id: str, caller: Caller, count: int, inbox: Inbox, metrics: Metrics) -> None:
+        self.answer_id, self.caller, self.count, self.inbox = answer_id, caller, count, inbox
         self.created = int(time.time())
         self.arrived = time.monotonic()
         self.groups: list[list[TextStream]] = []
         self.deadline: asyncio.TimerHandle | None = None
         self.generated = 0  # tokens of all sequences
-        self.traceparent = ""
         self.moments: dict[str, float] = {}  # when the first sequence to do so had its first step, its first token
         self._metrics = metrics
         # (prompt, sequence) → when its first and its last token came, and how many
@@ -110,7 +110,8 @@ class Service:
         self.runner, self.tokenizer, self.templates = runner, tokenizer, templates
         self.defaults, self.config, self.metrics = defaults, config, metrics
         self.texts = TextLoop(runner, tokenizer)
-        self.pulse = Pulse(runner, config.stall_timeout, metrics.count_steps)
+        self._pool = Pool()
+        self.pulse = Pulse(self.texts, self._pool, config.stall_timeout, metrics.count_steps)
         self.active: dict[str, Generation] = {}  # by answer_id
         self.answers: set[Looked] = set()
         self._discarded: set[asyncio.Task[None]] = set()
@@ -119,7 +120,6 @@ class Service:
         metrics.watch(lambda: self.pulse.stats)
         runner.executor.on_step = metrics.step
         self._capacity = runner.facts.limits.max_batch_size + config.max_queue
-        self._work = ThreadPoolExecutor(4, thread_name_prefix="ingot text")
         self._control = ThreadPoolExecutor(2, thread_name_prefix="ingot control")
         self._idle = asyncio.Event()
         self._idle.set()
@@ -130,25 +130,29 @@ class Service:
     async def start(
         self,
         answer_id: str,
-        request_id: str,
+        caller: Caller,
         count: int,
         prepare: Callable[[], list[TextRequest]],
         timeout: float | None,
     ) -> Generation:
         """Submit what `prepare` returns, `count` sequences in all; it runs in a thread. Raises ApiError."""
         self._admit(count, timeout)
-        generation = Generation(answer_id, request_id, count, Inbox(self._crossing), self.metrics)
+        generation = Generation(answer_id, caller, count, Inbox(self._crossing), self.metrics)
         self.sequences += count
         self.active[answer_id] = generation
         self._idle.clear()
-        loop = asyncio.get_running_loop()
         seconds = timeout or self.config.request_timeout
-        generation.deadline = loop.call_later(seconds, generation.inbox.interrupt, timed_out(seconds))
-        try:
-            await loop.run_in_executor(self._work, self._submit, generation, prepare)
-        except BaseException as error:
+        stop = generation.inbox.interrupt
+        generation.deadline = asyncio.get_running_loop().call_later(seconds, stop, timed_out(seconds))
+        work = self._pool.run(lambda: self._submit(generation, prepare))
+        await asyncio.wait((work, generation.inbox.stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            work.add_done_callback(lambda _: self._give_up(generation, work))
+            raise generation.inbox.stopped.result()
+        error = work.exception()
+        if error is not None:
             self._forget(generation)
-            raise refused(error) if isinstance(error, IngotError) else error from None
+            raise refused(error) if isinstance(error, IngotError) else error
         return generation
 
     def release(self, generation: Generation) -> None:
@@ -176,17 +180,24 @@ class Service:
         self._discarded.add(task)
         task.add_done_callback(self._discarded.discard)
 
-    def cancel(self, request_id: str) -> bool:
-        """End every request with this id, the answer's or the client's; False if there is none."""
-        found = [each for each in self.active.values() if request_id in (each.answer_id, each.request_id)]
+    def cancel(self, request_id: str, key: int | None) -> bool:
+        """End every request with this id, the answer's or the client's, that came with this key; False if there is
+        none."""
+        found = [
+            each for each in self.active.values()
+            if request_id in (each.answer_id, each.caller.request_id) and each.caller.key == key
+        ]  # fmt: skip
         for generation in found:
             generation.inbox.interrupt(cancelled())
         return bool(found)
 
     async def run(self, work: Callable[[], object]) -> object:
         """Tokenising and templates outside of requests: in the thread pool. Raises ApiError."""
+        done = self._pool.run(work)
+        if not (await asyncio.wait((done,), timeout=self.config.request_timeout))[0]:
+            raise timed_out(self.config.request_timeout)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._work, work)
+            return done.result()
         except IngotError as error:
             raise refused(error) from None
 
@@ -216,7 +227,7 @@ class Service:
         self.pulse.close()
         self.texts.close()
         self.runner.close()
-        self._work.shutdown()
+        self._pool.close()
         self._control.shutdown()
         if self.tracer is not None:
             self.tracer.close()
@@ -254,6 +265,13 @@ class Service:
         assert len(streams) == generation.count, "a request was admitted for other sequences than it asks for"
         generation.groups = groups
         self.texts.submit(streams, generation.inbox.put)
+
+    def _give_up(self, generation: Generation, work: "asyncio.Future[None]") -> None:
+        """It is prepared at last, and its time is over."""
+        if work.cancelled() or work.exception() is not None:
+            self._forget(generation)
+        else:
+            self.release(generation)
 
     def _forget(self, generation: Generation) -> None:
         if self.active.pop(generation.answer_id, None) is None:

@@ -151,7 +151,8 @@ def test_without_a_template_chatml_stands_in(tmp_path: Path) -> None:
     [
         "{{ raise_exception('roles must stay in order') }}", "{{ messages.nothing.more }}", "{{ 1 / 0 }}",
         "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ namespace(_a=1) }}", "{{ 'a' + 1 }}",
-        "{{ messages[0]['x']['y'] }}",
+        "{{ messages[0]['x']['y'] }}", "{{ [0] * 2 ** 60 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ range(10 ** 9) | list }}", "{{ strftime_now(5) }}",
     ],
 )  # fmt: skip
 def test_refusals_are_words(template: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +17,8 @@ from ingot.plan import Limits
 from ingot.plugins.registry import find_target
 from ingot.runtime import ModelRunner
 from ingot.runtime.logprobs import Logprob
+from ingot.runtime.request import Request
+from ingot.runtime.rules import Rules
 from tests.runtime.tiny_engine import make_runner, open_session
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
@@ -225,3 +228,20 @@ def test_a_failing_processor_fails_its_request_alone(runner: ModelRunner, proces
         runner.generate([PROMPT], sampling_config=params)
     *_, last = stream
     assert last[0, 0, len(PROMPT) :].tolist() == generated(runner)
+
+
+def test_many_bad_words_cost_a_step_nothing() -> None:
+    words = [(place % 50, place // 50 % 50) for place in range(2500)] + [(place,) for place in range(100, 3000)]
+    request = Request(
+        np.array([1, 2], dtype=np.int32), max_new_tokens=9, rules=Rules(bad_words=tuple(words), logit_bias=((7, 0.5),))
+    )
+    alone = request.biases()[0].tolist()
+    assert alone == [7, *range(100, 3000)], "no prompt is part of a bad word"
+    request.append(5, 0.0)
+    ids, values = request.biases()
+    assert ids.tolist() == [*alone, *range(50)]
+    assert values.tolist() == [0.5] + [-np.inf] * 2950
+    begin = time.thread_time()
+    for _ in range(100):
+        request.biases()
+    assert time.thread_time() - begin < 0.1, "of 100 steps"

@@ -1,5 +1,7 @@
 """Text comes out piece by piece: never half a character, never a lost space, and all of it in the end."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from ingot.errors import ConfigError
+from ingot.quickstart import SHIPPED
 from ingot.runtime.tokenizer import Tokenizer
 
 TEXT = "Once upon a time, naïve café owls said 你好 🎉👩‍👩‍👧 to  two   spaces.\n\tEnd "
@@ -149,3 +152,14 @@ def test_real_tokenizers(shared: Path, name: str) -> None:
     ids = tokenizer.encode(TEXT)
     for split in range(0, len(ids), 5):
         check(tokenizer, ids, split)
+
+
+def test_others_run_while_a_long_text_is_tokenized() -> None:
+    tokenizer = Tokenizer.from_dir(SHIPPED)
+    thread = threading.Thread(target=tokenizer.encode, args=("the prince " * 30_000,))
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 10

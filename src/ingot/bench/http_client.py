@@ -85,8 +85,11 @@ class Client:
             if got.status_code != 200:
                 answer.error = f"status {got.status_code}: {_message(await got.aread())}"
                 return
-            async for line in got.aiter_lines():
-                _take(line, answer)
+            held = b""
+            async for piece in got.aiter_bytes():  # httpx's lines end at U+2028 and others too, which may be text
+                *lines, held = (held + piece).split(b"\n")
+                for line in lines:
+                    _take(line.decode(), answer)
         if answer.error is None and not answer.pieces and not answer.tokens:
             answer.error = "the stream held no text"
 
@@ -97,13 +100,16 @@ def _take(line: str, answer: Answer) -> None:
     if not line.startswith("data:") or data == "[DONE]":
         return
     document = json.loads(data)
+    if not isinstance(document, dict):
+        raise ValueError(f"a piece is no JSON object: {data[:100]}")
     if "error" in document:
-        answer.error = str(document["error"].get("message", document["error"]))
+        error = document["error"]
+        answer.error = str(error.get("message", error) if isinstance(error, dict) else error)
         return
     counts = document.get("usage") or {}
-    answer.tokens = counts.get("completion_tokens", answer.tokens)
-    answer.prompt_tokens = counts.get("prompt_tokens", answer.prompt_tokens)
-    for choice in document.get("choices", ()):
+    answer.tokens = counts.get("completion_tokens") or answer.tokens
+    answer.prompt_tokens = counts.get("prompt_tokens") or answer.prompt_tokens
+    for choice in document.get("choices") or ():
         if choice.get("text") or (choice.get("delta") or {}).get("content"):
             answer.pieces.append(time.perf_counter())
 

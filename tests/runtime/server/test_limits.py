@@ -80,18 +80,30 @@ def test_cancel_by_either_id(served: Served) -> None:
     assert eventually(served.is_empty)
 
 
+def test_nobody_cancels_for_another_key(strict: Served) -> None:
+    with strict.http(KEYS[0]) as mine, strict.http(KEYS[1]) as other, concurrent.futures.ThreadPoolExecutor() as pool:
+        whole = pool.submit(mine.post, "/v1/completions", json=LONG, headers={"x-request-id": "mine"})
+        assert running(strict)
+        (answer_id,) = strict.service.active
+        for request_id in ("mine", answer_id):
+            assert other.post(f"/v1/requests/{request_id}/cancel").status_code == 404
+        assert mine.post(f"/v1/requests/{answer_id}/cancel").status_code == 200
+        assert whole.result().status_code == 499
+    assert eventually(strict.is_empty)
+
+
 def test_deadlines(served: Served) -> None:
     with served.http() as http:
         late = http.post("/v1/completions", json={**LONG, "timeout": 0.05})
         assert (late.status_code, late.json()["error"]["code"]) == (408, "deadline_exceeded")
         too_much = http.post("/v1/completions", json={**LONG, "timeout": 6000})
         assert (too_much.status_code, too_much.json()["error"]["param"]) == (400, "timeout")
-    with served.client() as client:
-        pieces = client.completions.create(
-            model="tiny", prompt="The prince", max_tokens=500, stream=True, extra_body={"timeout": 0.05}
+    with served.client() as client, pytest.raises(openai.APIError, match="did not end within"):
+        list(
+            client.completions.create(
+                model="tiny", prompt="The prince", max_tokens=500, stream=True, extra_body={"timeout": 0.05}
+            )
         )
-        with pytest.raises(openai.APIError, match="did not end within"):
-            list(pieces)
     assert eventually(served.is_empty)
 
 
@@ -194,3 +206,82 @@ def test_one_request_fails_and_the_others_go_on(served: Served) -> None:
         thread.join()
     assert results[0].status_code == 200
     assert eventually(served.is_empty)
+
+
+@pytest.mark.parametrize(
+    "ahead", [b"\r\n", b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 3], ids=["CRLF", "requests"]
+)
+def test_who_sends_ahead_is_seen_to_leave(served: Served, ahead: bytes) -> None:
+    before = len(served.runner.step_log())
+    connection = open_socket(served, {**LONG, "n": 2})
+    assert running(served, 2)
+    connection.sendall(ahead)
+    time.sleep(0.05)
+    connection.close()
+    assert eventually(served.is_empty)
+    assert len(served.runner.step_log()) - before < 450, "it ran to its end"
+
+
+def test_requests_sent_ahead_are_answered_in_turn(served: Served) -> None:
+    with open_socket(served, {**LONG, "max_tokens": 3}) as connection:
+        connection.settimeout(20)
+        connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\nGET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        got = b""
+        while b'"live"' not in got:
+            got += connection.recv(10_000)
+    assert got.count(b"HTTP/1.1 200 OK") == 3
+    assert got.index(b"text_completion") < got.index(b'"engine"') < got.index(b'"live"')
+
+
+def test_silence_after_the_first_request_is_cut_too(strict: Served) -> None:
+    port = int(strict.url.rsplit(":", 1)[1])
+    head = b"GET /health/live HTTP/1.1\r\nHost: x\r\n"
+    for begin in (head + b"\r\nPOST /v1/comp", head + b"Content-Length: 100000\r\n\r\n{"):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.settimeout(0.05)
+            connection.sendall(begin)
+            start, open_ = time.monotonic(), True
+            while open_ and time.monotonic() - start < 5:
+                with contextlib.suppress(TimeoutError):
+                    open_ = connection.recv(1000) != b""
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(b"a")  # a little now and then
+            assert not open_
+            assert time.monotonic() - start < 3, "body_timeout is 0.4 s here"
+
+
+def test_any_answer_must_be_read(strict: Served) -> None:
+    """Not only those of the engine."""
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", int(strict.url.rsplit(":", 1)[1])))
+        deaf.setblocking(False)
+
+        def is_cut() -> bool:
+            try:
+                deaf.send(request * 100)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+            return False
+
+        assert eventually(is_cut, 6), "write_timeout is 0.5 s here"
+
+
+def test_noise_after_an_early_answer(strict: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with open_socket(strict, {"prompt": "a" * 3000}, key=KEYS[0]) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413")
+    port = int(strict.url.rsplit(":", 1)[1])
+    head = (
+        f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS[0]}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(head.encode() + b"1000\r\n" + b"a" * 4096 + b"\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413")
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"noise\r\n\r\n")
+            while connection.recv(1000):
+                pass
+    assert [record for record in caplog.records if record.exc_info] == []

@@ -1,14 +1,17 @@
 """/metrics tells what happened, and the dashboard asks for nothing that is not there."""
 
+import dataclasses
 import json
+import logging
 import re
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.house.project import ROOT
-from tests.runtime.server.served import Served, eventually, serving_engine
+from tests.runtime.server.served import CONFIG, Served, eventually, serving_engine
 
 pytestmark = pytest.mark.native
 
@@ -68,6 +71,32 @@ def test_what_happened_is_counted(engine: Path) -> None:
         assert 0 < waited < first < found["ingot_request_seconds_sum", ""]
 
 
+def test_refusals_are_counted_and_logged(engine: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = dataclasses.replace(CONFIG, api_keys=("key",), max_body_bytes=1000, log_json=True)
+    with (
+        serving_engine(engine, config) as served,
+        served.http("key") as http,
+        caplog.at_level(logging.INFO, "ingot.server"),
+    ):
+        for body in ({"prompt": "a", "x": 1}, {"prompt": "a", "max_tokens": 10**6}, {"prompt": "a" * 2000}):
+            http.post("/v1/completions", json=body, headers={"x-request-id": f"r{len(caplog.records)}"})
+        httpx.post(f"{served.url}/v1/completions", json={"prompt": "a"})
+        http.get("/v1/models/nobody")
+        http.get("/nowhere")
+        http.get("/v1/completions")
+        http.post("/tokenize", json={"prompt": "a"})
+        found = {key[1]: value for key, value in read(served).items() if key[0] == "ingot_requests_total"}
+    assert found == {
+        "/v1/completions,400": 2, "/v1/completions,413": 1, "other,401": 1, "/v1/models/{model},404": 1, "other,404": 1,
+        "/v1/completions,405": 1, "/tokenize,200": 1,
+    }  # fmt: skip
+    assert [(record.getMessage(), vars(record)["status"]) for record in caplog.records] == [
+        ("unknown_parameter", 400), ("context_length_exceeded", 400), ("body_too_large", 413), ("invalid_api_key", 401),
+        ("model_not_found", 404), ("refused", 404), ("refused", 405), ("done", 200),
+    ]  # fmt: skip
+    assert [vars(record)["request_id"] for record in caplog.records[:3]] == ["r0", "r1", "r2"]
+
+
 def test_the_dashboard_asks_for_what_is_there(served: Served) -> None:
     dashboard = json.loads((ROOT / "examples/deploy/dashboard.json").read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
@@ -75,6 +104,12 @@ def test_the_dashboard_asks_for_what_is_there(served: Served) -> None:
     with served.http() as http:
         http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}).raise_for_status()
         assert eventually(lambda: 'ingot_step_seconds_bucket{le="0.1",phase="session"}' in http.get("/metrics").text)
-        there = set(re.findall(r"^(ingot_\w+)", http.get("/metrics").text, flags=re.MULTILINE))
+        text = http.get("/metrics").text
+    there = set(re.findall(r"^(ingot_\w+)", text, flags=re.MULTILINE))
     assert len(asked) >= 20
     assert asked <= there
+    for expression in expressions:
+        for name, label, value in re.findall(r'(ingot_\w+)\{(\w+)="(\w+)"\}', expression):
+            assert re.search(rf'^{name}\{{.*{label}="{value}"', text, flags=re.MULTILINE)
+        for label in re.findall(r"by \((\w+)\)", expression):
+            assert label == "le" or f'{label}="' in text

@@ -121,7 +121,7 @@ def test_echo_with_logprobs_scores_a_prompt(served: Served) -> None:
     assert scores[0] is None
     assert scores[1:] == pytest.approx(expected, abs=1e-4)
     tokens, offsets = choice.logprobs.tokens or [], choice.logprobs.text_offset or []
-    assert [text[offset:].startswith(token.lstrip()) for token, offset in zip(tokens[1:], offsets[1:], strict=True)]
+    assert all(text[offset:].startswith(token) for token, offset in zip(tokens[1:], offsets[1:], strict=True))
     # streamed, and with tokens after it, the beginning is the same
     longer = client.completions.create(model="tiny", prompt=text, max_tokens=4, temperature=0, echo=True, logprobs=1)
     pieces = list(
@@ -135,6 +135,23 @@ def test_echo_with_logprobs_scores_a_prompt(served: Served) -> None:
     assert longer.choices[0].logprobs is not None
     assert streamed == longer.choices[0].logprobs.token_logprobs
     assert streamed[: len(scores)] == scores
+
+
+def test_places_of_tokens_count_characters(served: Served) -> None:
+    """Of a character in several tokens too: they all stand where it stands."""
+    text = "The \u00e9 \u4f60\u597d \U0001f600 prince"
+    answer = served.client().completions.create(
+        model="tiny", prompt=text, max_tokens=20, temperature=2, seed=1, echo=True, logprobs=1
+    )
+    (choice,) = answer.choices
+    assert choice.logprobs is not None
+    tokens, offsets = choice.logprobs.tokens or [], choice.logprobs.text_offset or []
+    assert "\ufffd" in tokens, "the tokenizer has no token for some of these characters"
+    whole = [(token, offset) for token, offset in zip(tokens[1:], offsets[1:], strict=True) if "\ufffd" not in token]
+    assert [token for token, offset in whole if not choice.text[offset:].startswith(token)] == []
+    assert offsets == sorted(offsets)
+    halves = {offset for token, offset in zip(tokens, offsets, strict=True) if token == "\ufffd"}
+    assert {choice.text[offset] for offset in halves} >= {"\u00e9", "\u4f60", "\u597d", "\U0001f600"}
 
 
 def _log_sum(row: Any) -> Any:

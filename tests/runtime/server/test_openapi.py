@@ -1,5 +1,7 @@
 """The OpenAPI document is true: requests made from it get answers that it describes."""
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,7 +11,7 @@ import pytest
 import schemathesis
 from schemathesis.checks import load_all_checks
 
-from tests.runtime.server.served import Served, eventually
+from tests.runtime.server.served import CONFIG, Served, eventually, serving_engine
 
 pytestmark = pytest.mark.native
 load_all_checks()
@@ -68,6 +70,23 @@ def test_tokens_there_and_back(served: Served) -> None:
         for tokens in ([10**9], [-1], "a"):
             assert http.post("/detokenize", json={"tokens": tokens}).status_code == 400
         assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+
+
+def test_arguments_of_templates_are_applied_or_refused(engine: Path, tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ bos_token }}{% if loud is defined %}{{ messages[0].content | upper }}{% endif %}the")
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "prince"}]}
+    with (
+        serving_engine(engine, dataclasses.replace(CONFIG, chat_template=str(template))) as served,
+        served.http() as http,
+    ):
+        plain = http.post("/tokenize", json=body).json()["count"]
+        assert http.post("/tokenize", json={**body, "chat_template_kwargs": {"loud": 1}}).json()["count"] > plain
+        for path in ("/tokenize", "/v1/chat/completions"):
+            for name, param in (("quiet", "chat_template_kwargs.quiet"), ("range", "chat_template_kwargs.range")):
+                answer = http.post(path, json={**body, "chat_template_kwargs": {name: 1}})
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert http.post("/tokenize", json={**body, "chat_template_kwargs": {"messages": 1}}).status_code == 400
 
 
 def test_version_and_fingerprint(served: Served) -> None:

@@ -1,6 +1,7 @@
 """Bodies: every field is applied, accepted without effect where the contract says so, or refused by name."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from ingot.configs.generation import GenerationDefaults
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.asking import chat_params, completion_params, text_requests
+from ingot.runtime.server.body import read_body
 from ingot.runtime.server.protocol import (
     ACCEPTED,
     REFUSED,
@@ -17,7 +19,6 @@ from ingot.runtime.server.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    read_body,
 )
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -61,6 +62,11 @@ def test_refusals_give_the_reason(name: str) -> None:
         ({**TEXT, "service_tier": "flex"}, "service_tier"), ({**TEXT, "logprobs": 21}, "logprobs"),
         ({**TEXT, "stream_options": {"x": 1}}, "stream_options.x"), ({**TEXT, "timeout": 0}, "timeout"),
         ({**TEXT, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({**TEXT, "stop": [None]}, "stop.0"), ({**TEXT, "stop": 5}, "stop"), ({**TEXT, "best_of": True}, "best_of"),
+        ({**TEXT, "best_of": 1, "n": 2}, "best_of"), ({**TEXT, "use_beam_search": 0}, "use_beam_search"),
+        ({**TEXT, "logit_bias": {"\u0663": 1}}, "logit_bias.\u0663"),
+        ({**TEXT, "logit_bias": {"07": 1}}, "logit_bias.07"),
+        ({**TEXT, "stop_token_ids": [1] * 5000}, "stop_token_ids"), ({**TEXT, "bad_words": ["a"] * 5000}, "bad_words"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
@@ -74,6 +80,58 @@ def test_typos_and_broken_json() -> None:
     assert "did you mean 'temperature'?" in refusal(CompletionRequest, {**TEXT, "temprature": 1}).message
     for data in (b"{", b"[]", b"", b"\xff", b'{"prompt": NaN}', b'{"prompt": "\\ud800"}', b"[" * 100_000):
         refusal(CompletionRequest, data)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [(b'{"prompt": "a", "n": 1, "n": 2}', "n"), (b'{"prompt": "a", "stream_options": {"x": 1, "x": 1}}', "x"),
+     (b'{"prompt": "a", "metadata": {"b": [{"c": 1, "c": 2}]}}', "c")],
+)  # fmt: skip
+def test_a_field_cannot_be_there_twice(data: bytes, name: str) -> None:
+    error = refusal(CompletionRequest, data)
+    assert (error.param, error.message) == (name, f"the field {name!r} is there twice")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (CompletionRequest, b'{"prompt": [' + b"1.5," * 250_000 + b"1]}"),
+        (CompletionRequest, b'{"prompt": ["a",' + b"1," * 500_000 + b"1]}"),
+        (CompletionRequest, b'{"prompt": "a", "stop_token_ids": [' + b"-1," * 340_000 + b"1]}"),
+        (CompletionRequest, b'{"prompt": "a", "bad_words": [' + b'"",' * 300_000 + b'"a"]}'),
+        (ChatRequest, b'{"messages": [{"role": "user", "content": [' + b"{}," * 300_000 + b"{}]}]}"),
+        (ChatRequest, b'{"messages": [{"role": "assistant", "tool_calls": [' + b"1," * 300_000 + b"1]}]}"),
+    ],
+)  # fmt: skip
+def test_hostile_bodies_are_refused_quickly(kind: Any, data: bytes) -> None:
+    """Nothing else runs meanwhile: a complaint about each of a million values would stop every stream for seconds."""
+    begin = time.thread_time()
+    refusal(kind, data)
+    assert time.thread_time() - begin < 1
+
+
+def test_only_the_first_of_many_mistakes_is_looked_at() -> None:
+    many = {f"x{place}": 1 for place in range(100)}
+    assert refusal(ChatRequest, {"messages": [{"role": "user", "content": "a", **many}]}).param == "messages.0.x0"
+    assert refusal(CompletionRequest, {**TEXT, "stream_options": many}).param == "stream_options.x0"
+    assert refusal(CompletionRequest, {**TEXT, "logit_bias": {f"x{n}": 1 for n in range(5000)}}).param == "logit_bias"
+
+
+def test_an_answer_can_be_sent_back_as_a_message() -> None:
+    message: Any = {"role": "assistant", "content": "b", "refusal": None, "annotations": [], "audio": None,
+               "function_call": None, "tool_calls": None}  # fmt: skip
+    asked = read_body(ChatRequest, json.dumps({"messages": [*CHAT["messages"], message]}).encode())
+    assert asked.messages[1].for_template() == {"role": "assistant", "content": "b"}
+    assert refusal(ChatRequest, {"messages": [{**message, "audio": {"id": "x"}}]}).param == "messages.0.audio"
+    assert refusal(ChatRequest, {"messages": [{**message, "annotations": [{}]}]}).param == "messages.0.annotations"
+
+
+def test_arguments_of_tools_become_objects_for_the_template() -> None:
+    for given, expected in (('{"a": [1]}', {"a": [1]}), ("no json", "no json"), ("[1]", "[1]"), ({"a": 1}, {"a": 1})):
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": given}}
+        body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+        (message,) = read_body(ChatRequest, json.dumps(body).encode()).messages
+        assert message.for_template()["tool_calls"][0]["function"] == {"name": "f", "arguments": expected}
 
 
 def test_messages() -> None:

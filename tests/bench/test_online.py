@@ -1,0 +1,143 @@
+"""`ingot bench serve --url`: its numbers on servers whose times are known, and what it makes of odd ones."""
+
+import asyncio
+import http.server
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.bench.http_client import Answer, Client
+from ingot.bench.online import LoadReport, OnlineOptions, OnlineReport, _Bench, bench_online
+
+TTFT = (0.5, 0.1, 0.9, 0.3, 0.7)  # seconds, in turn
+GAPS = (0.01, 0.03, 0.08)
+
+
+class KnownTimes:
+    """In place of a Client: the i-th answer has its first piece after TTFT[i], then gaps of GAPS[i]."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count(-1)  # the first one counts the words of a prompt
+        self.bodies: list[dict[str, Any]] = []
+
+    async def get_json(self, path: str) -> Any:
+        return {"data": [{"id": "known"}]}
+
+    async def stream(self, path: str, body: dict[str, Any], timeout: float) -> Answer:
+        place = next(self._count)
+        self.bodies.append(body)
+        start, first, gap = 100.0 * place, TTFT[place % len(TTFT)], GAPS[place % len(GAPS)]
+        pieces = [start + first + gap * each for each in range(5)]
+        return Answer(start=start, pieces=pieces, end=pieces[-1] + 0.25, prompt_tokens=400, tokens=9)
+
+
+def measure(**options: Any) -> LoadReport:
+    async def run() -> OnlineReport:
+        asked = OnlineOptions(url="http://x", **options)
+        return await _Bench(asked, lambda *_: None, KnownTimes()).run()  # type: ignore[arg-type]
+
+    (report,) = asyncio.run(run()).runs
+    return report
+
+
+def test_percentiles_of_known_times() -> None:
+    report = measure(concurrencies=(1,), num_requests=30, ttft_ms=600, tpot_ms=20)
+    first = np.array([1e3 * TTFT[place % 5] for place in range(30)])
+    gaps = np.array([1e3 * GAPS[place % 3] for place in range(30)])
+    tpot = gaps * 4 / 8  # five pieces hold nine tokens
+    whole = first + 4 * gaps + 250
+    for found, expected in (
+        (report.ttft, first), (report.tpot, tpot), (report.itl, np.repeat(gaps, 4)), (report.e2e, whole),
+    ):  # fmt: skip
+        assert found is not None
+        assert found.mean == pytest.approx(expected.mean())
+        assert [found.p50, found.p90, found.p99] == pytest.approx(np.percentile(expected, [50, 90, 99]).tolist())
+    good = (first <= 600) & (tpot <= 20)
+    assert report.good_share == pytest.approx(good.mean())
+    assert report.goodput == pytest.approx(good.sum() / report.seconds)
+    assert (report.requests, report.failed, report.output_tokens_mean, report.prompt_tokens_mean) == (30, 0, 9, 400)
+
+
+class Raw(http.server.ThreadingHTTPServer):
+    """Answers every request with the same pieces, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), RawHandler)
+        self.pieces: list[bytes] = []
+
+
+class RawHandler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self._send([b'{"data": [{"id": "raw"}]}'])
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        assert isinstance(self.server, Raw)
+        self._send(self.server.pieces)
+
+    def _send(self, pieces: list[bytes]) -> None:
+        self.send_response(200)
+        self.end_headers()
+        for piece in pieces:
+            self.wfile.write(piece)
+            time.sleep(0.03)
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@pytest.fixture
+def raw_server() -> Iterator[tuple[str, list[bytes]]]:
+    with Raw() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", server.pieces
+        server.shutdown()
+        thread.join()
+
+
+def ask(url: str) -> Answer:
+    async def run() -> Answer:
+        async with Client(url, None) as client:
+            return await client.stream("/completions", {"prompt": "a"}, 20)
+
+    return asyncio.run(run())
+
+
+def test_pieces_come_when_they_come(raw_server: tuple[str, list[bytes]]) -> None:
+    url, pieces = raw_server
+    text = '{"choices": [{"text": "a\u2028b\u0085c\u2029"}]}'.encode()
+    pieces += [b": a comment\n\n", b"data: " + text[:20], text[20:] + b"\r\n\r\ndata:" + text + b"\n\n",
+               b'data: {"choices": null, "usage": {"completion_tokens": 7, "prompt_tokens": 3}}\n\n',
+               b"data: [DONE]\n\n"]  # fmt: skip
+    answer = ask(url)
+    assert (answer.error, len(answer.pieces), answer.tokens, answer.prompt_tokens) == (None, 2, 7, 3)
+    assert answer.pieces[0] - answer.start > 0.05
+    assert answer.end - answer.pieces[-1] > 0.05
+
+
+@pytest.mark.parametrize(
+    ("piece", "words"),
+    [(b'{"error": "plain words"}', "plain words"), (b'{"error": {"message": "in an object"}}', "in an object"),
+     (b"[1]", "no JSON object"), (b"{", "JSONDecodeError"), (b"\xff", "UnicodeDecodeError"), (b"{}", "held no text")],
+)  # fmt: skip
+def test_odd_servers_fail_in_words(raw_server: tuple[str, list[bytes]], piece: bytes, words: str) -> None:
+    url, pieces = raw_server
+    pieces.append(b"data: " + piece + b"\n\n")
+    assert words in (ask(url).error or "")
+
+
+def test_a_run_against_known_delays(raw_server: tuple[str, list[bytes]]) -> None:
+    url, pieces = raw_server
+    pieces += [b'data: {"choices": [{"text": "a"}], "usage": {"prompt_tokens": 150}}\n\n'] * 4
+    options = OnlineOptions(url=url, rates=(50.0,), num_requests=4, ttft_ms=1e5, tpot_ms=1e5)
+    (run,) = bench_online(options, lambda *_: None).runs
+    assert (run.failed, run.good_share, run.output_tokens_mean) == (0, 1.0, 4.0)
+    assert run.tpot is not None
+    assert run.itl is not None
+    assert run.tpot.p50 > 25, "the server sleeps 30 ms between pieces"
+    assert run.itl.p50 > 25
