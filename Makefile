@@ -1,5 +1,5 @@
 # make quickstart   its own environment, ingot installed, the whole path on the model that ships here
-# make test         test extras, then every test
+# make test         test extras, then every test, JOBS at a time
 # make lint         ruff and mypy
 # make wheel        dist/ingot-*.whl, which needs no compiler where it is installed
 # make native       the native module in place, for PYTHONPATH=src
@@ -27,7 +27,7 @@ quickstart: $(VENV)/.installed
 	$(VENV)/bin/ingot quickstart
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
@@ -72,7 +72,7 @@ sanitize: $(VENV)/.installed-test
 		--config-settings=cmake.define.INGOT_SANITIZE=ON --config-settings=build-dir=build/sanitize/cmake .
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitize/site \
-		$(VENV)/bin/python -m pytest tests/plugins -m native -p no:cacheprovider
+		$(VENV)/bin/python -m pytest -n $(JOBS) tests/plugins -m native -p no:cacheprovider
 
 HASWELL := qemu-x86_64 -cpu Haswell $(VENV)/bin/python
 haswell: $(VENV)/.installed-test

@@ -6,6 +6,9 @@
 
 There is no thread of its own: a caller that waits for news runs the next step, unless another caller is running one;
 then it waits for that step. Requests of all callers share every step. While a step computes, others can add and abort.
+
+Short steps come several at a time where the session can repeat them: as long as nobody comes or goes, the requests that
+decode are the same in the next step, and the host's work between steps would cost small models more than it gives.
 """
 
 import dataclasses
@@ -15,17 +18,21 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypedDict, TypeVar
 
+import numpy as np
+
 from ingot.errors import CapacityError, IngotError, RequestError
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.run_step import Outcome, run_step
 from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.step_batch import ScheduledStep, assemble, count_kinds, keep_results, unfit
-from ingot.step_io import Session, StepResult
+from ingot.runtime.step_batch import ScheduledStep, assemble, catch_up, count_kinds, keep_results, repeat_of, unfit
+from ingot.step_io import Decoded, RepeatSession, Session, StepResult
 
 Result = TypeVar("Result")
 
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
+_REPEAT_SECONDS = 0.012  # no step follows without a look at the requests when so much has gone by
+_MAX_REPEATS = 32  # keeps the blocks that are reserved ahead few
 
 
 class Stats(TypedDict):
@@ -53,13 +60,23 @@ class Stats(TypedDict):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """One step. Seconds by phase: choosing and laying out the tokens, the session, handing out the results."""
+    """One step. Seconds by phase: choosing and laying out the tokens, the session, handing out the results; of steps
+    that came at a time, each has its share.
+    """
 
     prefill_tokens: int
     decode_rows: int
     schedule_seconds: float
     session_seconds: float
     finish_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """So far: steps, and the time they were in the session. The rest of a busy executor's time is the host's work."""
+
+    steps: int = 0
+    session_seconds: float = 0.0
 
 
 class Executor:
@@ -74,7 +91,10 @@ class Executor:
         self._stepping = False
         self._closed = False
         self._arrivals = 0
-        self._session_seconds = 0.0
+        self._work = Work()
+        self._repeater = session if isinstance(session, RepeatSession) else None
+        self._stop = np.zeros(1, dtype=np.int32)  # see Repeat
+        self._repeats = 1  # how many steps fit into _REPEAT_SECONDS
         self.on_step: Callable[[StepReport], None] | None = None
         self._last: ScheduledStep | None = None
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
@@ -98,14 +118,14 @@ class Executor:
                 request.arrival = self._arrivals
                 self._arrivals += 1
                 self._scheduler.add(request)
-            self._turn.notify_all()
+            self._notify()
 
     def abort(self, requests: Iterable[Request]) -> None:
         """End requests now; their blocks are free when this returns. Finished ones stay as they are."""
         with self._turn:
             for request in requests:
                 self._end(request, FinishReason.ABORT)
-            self._turn.notify_all()
+            self._notify()
 
     def wait(self, ready: Callable[[], bool], result: Callable[[], Result], *, steps: bool = True) -> Result:
         """`result()` as soon as `ready()` holds, running steps meanwhile; no step changes anything in between.
@@ -143,7 +163,7 @@ class Executor:
     def wake(self) -> None:
         """Have every waiting thread look again at what it waits for."""
         with self._turn:
-            self._turn.notify_all()
+            self._notify()
 
     def drain(self) -> None:
         """Run until every request has ended."""
@@ -158,6 +178,7 @@ class Executor:
             self._closed = True
             for request in (*self._scheduler.running, *self._scheduler.waiting):
                 self._end(request, FinishReason.ABORT)
+            self._stop[0] = 1
             while self._stepping:
                 self._turn.wait()
             self._turn.notify_all()
@@ -179,45 +200,73 @@ class Executor:
                 prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
             )
 
-    def session_seconds(self) -> float:
-        """Time that steps spent in the session so far: the rest of a busy executor's time is the host's work."""
+    def work(self) -> Work:
+        """What has been done so far."""
         with self._turn:
-            return self._session_seconds
+            return self._work
 
     def step_log(self) -> list[list[int]]:
         """[prefill tokens, decode rows] of each step, the most recent 100,000."""
         with self._turn:
             return [list(counts) for counts in self._steps]
 
+    def _notify(self) -> None:
+        """Something has changed: whoever waits looks again, and the step that runs is the last of its kind."""
+        self._stop[0] = 1
+        self._turn.notify_all()
+
     def _step(self) -> None:
-        """One step; the lock is held, except while the session computes."""
+        """One step, or several at a time; the lock is held, except while the session computes."""
         start = time.perf_counter()
         chunks = self._scheduler.schedule()
         assert chunks, "the oldest request can always advance"
         kinds = count_kinds(chunks)
-        self._steps.append(kinds)
+        most = 1 if self._repeater is None else self._scheduler.repeatable(chunks, self._repeats)
         step = self._last = assemble(chunks, self._last)
+        self._stop[0] = 0
         self._stepping = True
         self._turn.release()
         begin = time.perf_counter()
+        outcomes: list[Outcome] = []
         try:
-            outcomes = self._run(step)
+            decoded = self._decode(step, most)
+            if decoded is None:
+                outcomes = self._run(step)
         finally:
             taken = time.perf_counter() - begin
             self._turn.acquire()
-            self._session_seconds += taken
             self._stepping = False
             self._turn.notify_all()
+        if decoded is not None:
+            outcomes = [(step, catch_up(step, decoded))]
         for part, outcome in outcomes:
             self._finish_step(part, outcome)
-        if self.on_step is not None:
-            report = StepReport(
-                prefill_tokens=kinds[0], decode_rows=kinds[1], schedule_seconds=begin - start, session_seconds=taken,
-                finish_seconds=time.perf_counter() - begin - taken,
-            )  # fmt: skip
-            self.on_step(report)
+        num_steps = 1 if decoded is None else len(decoded.ids)
+        self._work = Work(steps=self._work.steps + num_steps, session_seconds=self._work.session_seconds + taken)
+        report = StepReport(
+            prefill_tokens=kinds[0], decode_rows=kinds[1], schedule_seconds=(begin - start) / num_steps,
+            session_seconds=taken / num_steps, finish_seconds=(time.perf_counter() - begin - taken) / num_steps,
+        )  # fmt: skip
+        for _ in range(num_steps):
+            self._account(report)
         if self._scheduler.pace is not None and len(outcomes) == 1:
-            self._scheduler.pace.times.observe(len(step.batch.ids), 1e3 * (time.perf_counter() - start))
+            self._scheduler.pace.times.observe(sum(kinds), 1e3 * (time.perf_counter() - start) / num_steps)
+
+    def _account(self, report: StepReport) -> None:
+        self._steps.append((report.prefill_tokens, report.decode_rows))
+        if self.on_step is not None:
+            self.on_step(report)
+        if not report.prefill_tokens:
+            self._repeats = min(_MAX_REPEATS, 1 + int(_REPEAT_SECONDS / max(report.session_seconds, 1e-6)))
+
+    def _decode(self, step: ScheduledStep, most: int) -> Decoded | None:
+        """Up to `most` steps at a time; None where only one is to be run, be it to see which request is at fault."""
+        if most == 1 or self._repeater is None:
+            return None
+        try:
+            return self._repeater.decode(step.batch, repeat_of(step.chunks, most, _REPEAT_SECONDS, self._stop))
+        except Exception:
+            return None
 
     def _run(self, step: ScheduledStep) -> list[Outcome]:
         """The step's result; if it fails, each request alone, so that the one at fault fails alone.

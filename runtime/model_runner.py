@@ -236,6 +236,8 @@ class ModelRunner:
 
     def _stream(self, outputs: Outputs) -> Iterator[Any]:
         requests = outputs.requests
+        for request in requests:
+            request.every_step = True
         self.executor.add(requests)
         seen = sum([request.num_prompt for request in requests])
 

@@ -66,6 +66,7 @@ class Request:
     token_probs              one per generated token, where wanted
     prompt_probs             one per prompt token but the first, where wanted
     error                    why it failed; then finish_reason is ABORT
+    every_step               somebody looks at it after every step
     """
 
     def __init__(
@@ -113,6 +114,16 @@ class Request:
         self.num_context_logits = 0  # prompt positions whose logits were of use already
         self.finish_reason: FinishReason | None = None
         self.error: IngotError | None = None
+        self.every_step = False
+        self._needs_host = bool(
+            self.stop_words or not rules.lasting or logprobs is not None or self._uses_prompt_rows
+            or want_generation_logits
+        )  # fmt: skip
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it decodes, and nothing but its next token comes of a step, which only end_ids or a limit can end."""
+        return self.num_tokens - self.num_computed == 1 and not self._needs_host and not self.every_step
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -168,6 +179,16 @@ class Request:
             self.finish_reason = FinishReason.STOP
         elif self.num_tokens == len(self.tokens):
             self.finish_reason = FinishReason.LENGTH
+
+    def catch_up(self, tokens: Int32, log_probs: Sequence[float]) -> None:
+        """Take tokens of steps that nobody looked at, each computed in the step after the one that drew it. None of
+        them ends the request.
+        """
+        end = self.num_tokens + len(tokens)
+        self.tokens[self.num_tokens : end] = tokens
+        self.num_tokens = end
+        self.num_computed += len(tokens)
+        self.log_probs += log_probs
 
     def biases(self) -> tuple[Int32, Float32]:
         """Tokens, and what is added to their logits in the next draw; -inf bans one."""

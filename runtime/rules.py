@@ -43,6 +43,11 @@ class Rules:
         """Whether the tokens so far matter to the logits."""
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
+    @property
+    def lasting(self) -> bool:
+        """Whether they are the same for every draw, whatever was drawn before."""
+        return not (self.penalises or self.bad_words or self.min_tokens or self.processors)
+
 
 NO_RULES = Rules()
 

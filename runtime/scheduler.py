@@ -102,6 +102,23 @@ class Scheduler:
             self._decode(step, decoding)
         return step.chunks
 
+    def repeatable(self, chunks: dict[Request, int], steps: int) -> int:
+        """How many steps, at most `steps`, would be `chunks` again and again if nobody comes, goes or ends meanwhile.
+        Reserves their blocks.
+
+        Where every running request decodes, a waiting one has no room until somebody ends.
+        """
+        if steps == 1 or len(chunks) < len(self.running) or not all([request.repeats for request in chunks]):
+            return 1
+        steps = min(steps, *[len(request.tokens) - request.num_tokens for request in chunks])
+        missing = [self._blocks.missing(request.blocks, request.num_tokens + steps - 1) for request in chunks]
+        if sum(missing) > self._blocks.num_available:
+            return 1
+        for request, count in zip(chunks, missing, strict=True):
+            if count:
+                self._blocks.reserve(request.blocks, request.num_tokens + steps - 1)
+        return steps
+
     def _decode(self, step: _Step, requests: list[Request]) -> None:
         """Requests with a single pending token: each takes one token and one row. The loop of every step: kept lean."""
         size, room = self._blocks.tokens_per_block, min(step.tokens, step.rows)

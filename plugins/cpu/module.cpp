@@ -130,12 +130,16 @@ RunResult run_result(ingot::DrawResult&& drawn, std::optional<OutRows>&& logits,
   return result;
 }
 
+ingot::BatchView batch_view(const In<int32_t>& ids, const In<int32_t>& query_starts, const In<int32_t>& past_lengths,
+                            const InRows<int32_t>& block_tables, const In<int32_t>& logit_rows) {
+  return {.ids = span_of(ids), .query_starts = span_of(query_starts), .past_lengths = span_of(past_lengths),
+          .block_tables = {block_tables.data(), block_tables.size()}, .logit_rows = span_of(logit_rows),
+          .table_width = static_cast<int64_t>(block_tables.shape(1))};
+}
+
 RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths,
               InRows<int32_t> block_tables, In<int32_t> logit_rows, const DrawTuple& sample, bool want_logits) {
-  const ingot::BatchView view{
-      .ids = span_of(ids), .query_starts = span_of(query_starts), .past_lengths = span_of(past_lengths),
-      .block_tables = {block_tables.data(), block_tables.size()}, .logit_rows = span_of(logit_rows),
-      .table_width = static_cast<int64_t>(block_tables.shape(1))};
+  const ingot::BatchView view = batch_view(ids, query_starts, past_lengths, block_tables, logit_rows);
   const ingot::DrawView draws = draw_view(sample);
   ingot::DrawResult drawn;
   std::vector<float> logits;
@@ -149,6 +153,27 @@ RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32
   std::optional<OutRows> logits_out;
   if (want_logits) logits_out = rows_out(std::move(logits), rows, self.logit_cols());
   return run_result(std::move(drawn), std::move(logits_out), draws.probs.has_value());
+}
+
+// Repeat of src/ingot/step_io.py, in the order of its fields.
+using RepeatTuple = std::tuple<int64_t, double, In<int32_t>, In<int32_t>, In<int32_t>>;
+
+std::tuple<Out<int32_t>, Out<float>> decode(Session& self, In<int32_t> ids, In<int32_t> query_starts,
+                                            In<int32_t> past_lengths, InRows<int32_t> block_tables,
+                                            In<int32_t> logit_rows, const DrawTuple& sample, const RepeatTuple& repeat) {
+  const ingot::BatchView view = batch_view(ids, query_starts, past_lengths, block_tables, logit_rows);
+  const auto& [steps, seconds, end_starts, end_ids, stop] = repeat;
+  if (stop.size() != 1) throw std::invalid_argument("stop must have one entry");
+  const ingot::RepeatView repeat_view{
+      .steps = steps, .seconds = seconds, .end_starts = span_of(end_starts), .end_ids = span_of(end_ids), .stop = stop.data()};
+  ingot::DrawResult drawn;
+  try {
+    const nb::gil_scoped_release release;
+    drawn = self.decode(view, draw_view(sample), repeat_view, signal_pending);
+  } catch (const ingot::StepInterrupted&) {
+    throw nb::python_error();
+  }
+  return {vector_out(std::move(drawn.ids)), vector_out(std::move(drawn.log_probs))};
 }
 
 RunResult draw(Session& self, InRows<float> logits, const DrawTuple& sample) {
@@ -203,6 +228,9 @@ void bind_session(nb::module_& m) {
       .def("run", &run, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
            "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "sample"_a.noconvert(), "want_logits"_a,
            "One step: ids, log_probs, logits if wanted, and where the draws want them ranks, top_ids, top_log_probs.")
+      .def("decode", &decode, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
+           "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "sample"_a.noconvert(), "repeat"_a.noconvert(),
+           "Steps that follow each other: ids and log_probs of all.")
       .def("draw", &draw, "logits"_a.noconvert(), "sample"_a.noconvert(), "The same draws from given logits.")
       .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>(), "Free arena and KV pools.")
       .def_prop_ro("kv_bytes", &Session::kv_bytes, "Address space of the KV pools.")

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
@@ -41,6 +42,34 @@ size_t shared_bytes(std::vector<BoundStep>& steps, const LimitsSpec& limits, int
   return bytes;
 }
 
+void require(bool holds, const char* otherwise) {
+  if (!holds) throw std::invalid_argument(otherwise);
+}
+
+void check_repeat(const BatchView& view, const DrawView& draws, const RepeatView& repeat) {
+  const size_t count = view.past_lengths.size();
+  require(view.ids.size() == count && view.logit_rows.size() == count && draws.row.size() == count,
+          "steps can follow each other where every sequence has one token, one row of logits and one draw");
+  for (size_t s = 0; s < count; ++s)
+    require(draws.row[s] == static_cast<int32_t>(s), "where steps follow each other, draw s must be that of sequence s");
+  require(!draws.probs && (!draws.rules || draws.rules->history.empty()), "draws that follow each other know no history and give no further probabilities");
+  require(repeat.steps >= 1, "there must be at least one step");
+  const auto& starts = repeat.end_starts;
+  require(starts.size() == count + 1 && starts.front() == 0 && starts.back() == static_cast<int64_t>(repeat.end_ids.size()) &&
+              std::ranges::is_sorted(starts),
+          "end_starts must begin at 0, not descend and end at the number of end_ids");
+}
+
+// Whether a sequence is not to be continued: its token ends it, or there is none, or its logits are not numbers.
+bool ends(const DrawResult& drawn, const RepeatView& repeat) {
+  for (size_t s = 0; s < drawn.ids.size(); ++s) {
+    if (drawn.ids[s] < 0 || !std::isfinite(drawn.log_probs[s])) return true;
+    const auto own = repeat.end_ids.subspan(repeat.end_starts[s], repeat.end_starts[s + 1] - repeat.end_starts[s]);
+    if (std::ranges::find(own, drawn.ids[s]) != own.end()) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa)
@@ -67,6 +96,39 @@ DrawResult Session::run(const BatchView& view, const DrawView& draws, const std:
                         std::vector<float>* logits) {
   const std::lock_guard lock(running_);
   require_open();
+  DrawResult drawn = step(view, draws, interrupted);
+  if (logits != nullptr) logits->assign(logits_, logits_ + batch_.rows * sample_args_.vocab);
+  return drawn;
+}
+
+DrawResult Session::decode(const BatchView& view, const DrawView& draws, const RepeatView& repeat,
+                           const std::function<bool()>& interrupted) {
+  const std::lock_guard lock(running_);
+  require_open();
+  check_repeat(view, draws, repeat);
+  std::vector<int32_t> past(view.past_lengths.begin(), view.past_lengths.end());
+  std::vector<uint64_t> counter(draws.counter.begin(), draws.counter.end());
+  BatchView next = view;
+  DrawView next_draws = draws;
+  next.past_lengths = past;
+  next_draws.counter = counter;
+  DrawResult drawn, all;
+  const double begin = static_cast<double>(now_ns());
+  const auto over = [&] {
+    return static_cast<double>(now_ns()) - begin >= 1e9 * repeat.seconds || __atomic_load_n(repeat.stop, __ATOMIC_ACQUIRE) != 0;
+  };
+  for (int64_t done = 1;; ++done) {
+    drawn = step(next, next_draws, interrupted);
+    all.ids.insert(all.ids.end(), drawn.ids.begin(), drawn.ids.end());
+    all.log_probs.insert(all.log_probs.end(), drawn.log_probs.begin(), drawn.log_probs.end());
+    if (done == repeat.steps || ends(drawn, repeat) || over()) return all;
+    next.ids = drawn.ids;
+    for (int32_t& length : past) ++length;
+    for (uint64_t& each : counter) ++each;
+  }
+}
+
+DrawResult Session::step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted) {
   batch_.assign(view);
   draws_.assign(draws, batch_.rows, sample_args_.vocab);
   for (BoundStep& step : steps_) step.set_counts(batch_);
@@ -79,7 +141,6 @@ DrawResult Session::run(const BatchView& view, const DrawView& draws, const std:
   ThreadPool::instance().run(
       threads_, [](void* self, const Team& team) { static_cast<Session*>(self)->execute(team); }, this);
   if (stop_after_.load() != SIZE_MAX) throw StepInterrupted{};
-  if (logits != nullptr) logits->assign(logits_, logits_ + batch_.rows * sample_args_.vocab);
   return drawn;
 }
 

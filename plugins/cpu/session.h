@@ -24,7 +24,15 @@ struct Tapped {
   std::vector<float> values;
 };
 
-struct StepInterrupted {};  // thrown by run when the interruption check said so
+struct StepInterrupted {};  // thrown by run and decode when the interruption check said so
+
+// Repeat of src/ingot/step_io.py.
+struct RepeatView {
+  int64_t steps;
+  double seconds;
+  std::span<const int32_t> end_starts, end_ids;
+  const int32_t* stop;  // other threads write it
+};
 
 class Session {
  public:
@@ -37,6 +45,10 @@ class Session {
   // `logits` may be null, else it receives [logit rows, vocab_size].
   DrawResult run(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
                  std::vector<float>* logits);
+  // Steps that follow each other, each computing the tokens that the one before drew. ids and log_probs are those of the
+  // first step, then those of the second, ...
+  DrawResult decode(const BatchView& view, const DrawView& draws, const RepeatView& repeat,
+                    const std::function<bool()>& interrupted);
   // Draws from given logits, [rows, logit_cols()].
   DrawResult draw(const float* logits, int64_t rows, const DrawView& draws);
   int64_t logit_cols() const { return plan_.limits.vocab_size; }
@@ -56,6 +68,7 @@ class Session {
   int threads() const { return threads_; }
 
  private:
+  DrawResult step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted);
   void execute(const Team& team);
   void after_step(size_t index);
   bool pause_or_interrupted();

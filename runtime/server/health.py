@@ -46,7 +46,7 @@ class Pulse:
         was_idle = True
         while not self._end.wait(_PERIOD):
             self.stats = self._executor.stats()
-            seconds = self._executor.session_seconds()
+            seconds = self._executor.work().session_seconds
             now = time.monotonic()
             idle = not (self.stats["requests_running"] or self.stats["requests_waiting"])
             if idle or was_idle or seconds != self._seconds:

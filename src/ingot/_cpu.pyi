@@ -58,6 +58,16 @@ class Session:
         sample: Draws,
         want_logits: bool,
     ) -> Drawn: ...
+    def decode(
+        self,
+        ids: NDArray[np.int32],
+        query_starts: NDArray[np.int32],
+        past_lengths: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        logit_rows: NDArray[np.int32],
+        sample: Draws,
+        repeat: tuple[int, float, Ints, Ints, Ints],
+    ) -> tuple[Ints, Floats]: ...
     def draw(self, logits: NDArray[np.float32], sample: Draws) -> Drawn: ...
     def close(self) -> None: ...
     @property

@@ -127,6 +127,33 @@ class StepResult:
     top_log_probs: Float32 | None = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Repeat:
+    """How long steps of the same decoding sequences follow each other, each computing what the one before drew.
+
+    steps       at most so many, at least 1
+    seconds     no step follows when so much time has gone by
+    end_ids     int32 [E]: tokens that end sequence s, from end_starts[s] on. The step that draws one is the last; so is
+                one that has no token or no number for a sequence
+    end_starts  int32 [S + 1]
+    stop        int32 [1]: any thread may set it to 1; the step that runs is the last
+    """
+
+    steps: int
+    seconds: float
+    end_starts: Int32
+    end_ids: Int32
+    stop: Int32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Decoded:
+    """ids int32 [n, S] and log_probs float32 [n, S] of the n >= 1 steps that were run; see StepResult."""
+
+    ids: Int32
+    log_probs: Float32
+
+
 class Session(Protocol):
     """An Engine loaded on a device. Not thread-safe: one step at a time."""
 
@@ -142,6 +169,17 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Release memory; the session cannot run afterwards."""
+        ...
+
+
+@runtime_checkable
+class RepeatSession(Session, Protocol):
+    """A session that needs nobody between the steps of decoding sequences."""
+
+    def decode(self, batch: StepBatch, repeat: Repeat) -> Decoded:
+        """The same as `run` again and again. Every sequence has one token, one row of logits and one draw, the draws
+        neither histories nor further probabilities, and the block tables have room for all steps.
+        """
         ...
 
 

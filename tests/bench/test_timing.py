@@ -17,6 +17,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.engine import read_plan
 from ingot.plan import Buffer, Plan, Rows
+from ingot.runtime.executor import Work
 from tests.handmade import TINY_LLAMA, write_model
 
 
@@ -30,14 +31,14 @@ def test_tpot_is_the_time_after_the_first_token_over_the_other_tokens() -> None:
 
 
 class Clock:
-    """An executor whose session has computed for one more second at each reading."""
+    """An executor whose session has computed for one more second, and four more steps, at each reading."""
 
     def __init__(self) -> None:
         self.readings = 0
 
-    def session_seconds(self) -> float:
+    def work(self) -> Work:
         self.readings += 1
-        return float(self.readings)
+        return Work(steps=4 * self.readings, session_seconds=float(self.readings))
 
 
 class Runner:
@@ -54,7 +55,7 @@ class Runner:
 
 
 def test_every_token_gets_the_time_of_its_step() -> None:
-    measured = time_requests(Runner(), [[1, 2], [3, 4]], 3)  # type: ignore[arg-type]
+    measured = time_requests(Runner(), [[1, 2], [3, 4]], 3, every_step=True)  # type: ignore[arg-type]
     first, second = (request.tokens for request in measured.requests)
     assert (measured.steps, measured.tokens) == (4, 6)
     assert len(first) == len(second) == 3

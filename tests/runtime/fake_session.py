@@ -1,5 +1,6 @@
 """A Session whose "model" is a hash of every token before: wrong blocks, positions or counts give wrong tokens."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -8,7 +9,7 @@ import numpy.typing as npt
 
 from ingot.plan import Limits
 from ingot.plugins.ops.sample import sample
-from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
+from ingot.step_io import Decoded, Float32, Repeat, SampleRows, Session, StepBatch, StepResult
 
 VOCAB = 97
 _NOBODY = -1
@@ -25,6 +26,28 @@ def continued(prompt: Sequence[int], count: int) -> list[int]:
     for _ in range(count):
         tokens.append(next_token(tokens))
     return tokens[len(prompt) :]
+
+
+def decode_by_run(session: Session, batch: StepBatch, repeat: Repeat) -> Decoded:
+    """What `RepeatSession.decode` means."""
+    results: list[StepResult] = []
+    while True:
+        results.append(session.run(batch))
+        ids, log_probs = results[-1].ids, results[-1].log_probs
+        starts = repeat.end_starts
+        ended = any(token in repeat.end_ids[starts[s] : starts[s + 1]] for s, token in enumerate(ids))
+        if (
+            len(results) == repeat.steps
+            or ended
+            or (ids < 0).any()
+            or not np.isfinite(log_probs).all()
+            or repeat.stop[0]
+        ):
+            return Decoded(
+                ids=np.stack([each.ids for each in results]), log_probs=np.stack([each.log_probs for each in results])
+            )
+        sample = dataclasses.replace(batch.sample, counter=batch.sample.counter + np.uint64(1))
+        batch = dataclasses.replace(batch, ids=ids, past_lengths=batch.past_lengths + np.int32(1), sample=sample)
 
 
 class FakeSession:
@@ -85,3 +108,16 @@ class FakeSession:
                 if block >= 0 and (place + 1) * size > past:
                     assert holders[block] == 1, "a block that is not full in two tables"
                     self.slots[block, max(past - place * size, 0) :] = _NOBODY
+
+
+class RepeatingSession(FakeSession):
+    """Needs nobody between the steps of decoding sequences. repeated: how many steps each call brought."""
+
+    def __init__(self, num_blocks: int, tokens_per_block: int, limits: Limits) -> None:
+        super().__init__(num_blocks, tokens_per_block, limits)
+        self.repeated: list[int] = []
+
+    def decode(self, batch: StepBatch, repeat: Repeat) -> Decoded:
+        decoded = decode_by_run(self, batch, repeat)
+        self.repeated.append(len(decoded.ids))
+        return decoded

@@ -11,7 +11,7 @@ from ingot.runtime.block_manager import BlockTable
 from ingot.runtime.executor import Executor
 from ingot.runtime.request import PRIORITY_STEP, FinishReason, Request
 from ingot.runtime.scheduler import Scheduler
-from tests.runtime.fake_session import FakeSession, continued
+from tests.runtime.fake_session import FakeSession, RepeatingSession, continued
 from tests.runtime.tiny_engine import make_executor
 
 
@@ -37,15 +37,18 @@ def expected(request: Request) -> list[int]:
     return continued(request.tokens[: request.num_prompt].tolist(), request.max_new_tokens)
 
 
+@pytest.mark.parametrize("kind", [FakeSession, RepeatingSession])
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("policy", list(Policy))
 @pytest.mark.parametrize("seed", range(4))
-def test_random_arrivals_end_once_and_right(policy: Policy, seed: int, mixed: bool, prefix_cache: bool) -> None:
+def test_random_arrivals_end_once_and_right(
+    policy: Policy, seed: int, mixed: bool, prefix_cache: bool, kind: type[FakeSession]
+) -> None:
     rng = random.Random(seed)
     shape = limits(batch=rng.choice([1, 3, 8]), tokens=rng.choice([1, 5, 16]), rows=rng.choice([1, 4, 8]))
     blocks = rng.choice([12, 16, 40])  # 12 blocks of 4 hold exactly one sequence of 48
-    session = FakeSession(blocks, 4, shape)
+    session = kind(blocks, 4, shape)
     executor, scheduler, manager = make_executor(
         session, shape, 4, policy, random.Random(seed), prefix_cache=prefix_cache, mixed=mixed
     )

@@ -70,7 +70,7 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
     for index in range(total):
         progress("rounds", index, total)
         prompts = random_prompts(options.num_requests, options.input_len, plan.vocab_size, options.seed, index)
-        measured = time_requests(runner, prompts, options.output_len)
+        measured = time_requests(runner, prompts, options.output_len, every_step=False)
         if index >= options.warmup:
             rounds.append(measured)
             machine.append(read_bandwidth(buffer_bytes, options.threads) / 1e9)

@@ -1,0 +1,267 @@
+"""Several steps in one crossing: the same tokens, and whoever comes, goes or ends is seen after the step that runs."""
+
+import dataclasses
+import random
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import RequestError
+from ingot.plan import Limits
+from ingot.plugins.cpu.target import CpuSession
+from ingot.plugins.registry import find_target
+from ingot.runtime.executor import Executor
+from ingot.runtime.request import FinishReason, Request
+from ingot.step_io import Decoded, Repeat, SampleRows, StepBatch
+from tests.runtime.fake_session import RepeatingSession, continued, decode_by_run
+from tests.runtime.tiny_engine import make_executor, make_runner, open_session, poisoned_runner
+from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
+
+LIMITS = Limits(max_batch_size=8, max_input_len=40, max_seq_len=200, max_num_tokens=32, max_logit_rows=8)
+NEVER = np.zeros(1, np.int32)
+
+
+def make() -> tuple[Executor, RepeatingSession]:
+    session = RepeatingSession(400, 4, LIMITS)
+    return make_executor(session, LIMITS, 4)[0], session
+
+
+def request_of(prompt: list[int], count: int, end_ids: frozenset[int] = frozenset()) -> Request:
+    return Request(np.array(prompt, np.int32), max_new_tokens=count, end_ids=end_ids)
+
+
+def check(request: Request) -> None:
+    prompt = request.tokens[: request.num_prompt].tolist()
+    assert request.generated().tolist() == continued(prompt, request.num_generated)
+    assert request.log_probs == [-float(n) for n in range(request.num_generated)]
+
+
+def test_short_steps_come_several_at_a_time() -> None:
+    executor, session = make()
+    requests = [request_of([1, n], 100) for n in range(8)]
+    executor.add(requests)
+    executor.drain()
+    assert max(session.repeated) > 8
+    assert sum(session.repeated) > 90
+    assert len(executor.step_log()) == 100
+    assert executor.step_log()[1:] == [[0, 8]] * 99
+    for request in requests:
+        check(request)
+        assert request.finish_reason is FinishReason.LENGTH
+    assert executor.stats()["blocks_used"] == 0
+
+
+def test_an_end_token_is_the_last_of_its_sequence_alone() -> None:
+    first = continued([1, 0], 30)
+    end = first[20]
+    executor, session = make()
+    ends, goes_on = request_of([1, 0], 100, frozenset([end])), request_of([1, 5], 100)
+    executor.add([ends, goes_on])
+    executor.drain()
+    assert session.repeated
+    assert ends.generated().tolist() == first[: first.index(end) + 1]
+    assert ends.finish_reason is FinishReason.STOP
+    assert goes_on.num_generated == 100
+    check(goes_on)
+
+
+def test_too_few_blocks_for_several_steps_are_enough_for_one() -> None:
+    session = RepeatingSession(51, 4, LIMITS)  # one sequence of 200 and a bit
+    executor, scheduler, _ = make_executor(session, LIMITS, 4)
+    requests = [request_of([1, n], 190) for n in range(4)]
+    executor.add(requests)
+    executor.drain()
+    for request in requests:
+        check(request)
+    assert session.repeated
+    assert scheduler.preemptions > 0
+
+
+def test_who_must_be_seen_after_every_step_is() -> None:
+    executor, session = make()
+    watched = request_of([1, 2], 50)
+    watched.every_step = True
+    executor.add([watched, request_of([1, 3], 50)])
+    seen = []
+    while not watched.finished:
+        executor.step()
+        seen.append(watched.num_generated)
+    assert seen == list(range(1, 51))
+    executor.drain()
+    assert session.repeated == []
+
+
+def test_whoever_comes_or_goes_ends_the_repetition() -> None:
+    executor, session = make()
+    steps = 0
+
+    def act(batch: StepBatch) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 20:
+            executor.add([newcomer])
+        if steps == 40:
+            executor.abort([leaver])
+            assert leaver.blocks.count == 0
+
+    session.before_step = act
+    first, leaver, newcomer = request_of([1, 2], 150), request_of([1, 3], 150), request_of([1, 4], 30)
+    executor.add([first, leaver])
+    executor.drain()
+    assert executor.step_log()[20] == [2, 2]  # the step after the one in which it came
+    assert leaver.num_generated < 40  # those of the repetition in which it left are lost
+    assert executor.step_log()[40][1] == 2
+    assert [first.num_generated, newcomer.num_generated] == [150, 30]
+    for request in (first, leaver, newcomer):
+        check(request)
+
+
+def test_a_failure_in_the_middle_fails_whom_it_concerns() -> None:
+    executor, session = make()
+    bad_token = continued([1, 2], 20)[10]
+
+    def fail(batch: StepBatch) -> None:
+        if bad_token in batch.ids:
+            raise ValueError("the kernel fell over")
+
+    session.before_step = fail
+    requests = [request_of([1, 2], 60), request_of([1, 3], 60)]
+    executor.add(requests)
+    executor.drain()
+    assert isinstance(requests[0].error, RequestError)
+    for request in requests:
+        tokens = continued(request.tokens[:2].tolist(), 60)
+        if bad_token in tokens[:-1]:
+            assert request.error is not None
+            assert request.generated().tolist() == tokens[: tokens.index(bad_token) + 1]
+        else:
+            assert request.generated().tolist() == tokens
+    assert executor.stats()["blocks_used"] == 0
+
+
+@pytest.fixture(scope="module")
+def model() -> TinyModel:
+    return make_model(find_target("cpu"))
+
+
+def _decoding(rng: np.random.Generator, session: CpuSession, sequences: int) -> StepBatch:
+    """A first decode step behind random prompts that the session holds already; blocks for 30 more tokens."""
+    size, width = 16, 4
+    lengths = rng.integers(1, 10, sequences)
+    tables = rng.permutation(sequences * width).astype(np.int32).reshape(sequences, width)
+    ids = rng.integers(0, VOCAB, int(lengths.sum())).astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    sample = SampleRows(
+        row=np.arange(sequences, dtype=np.int32),
+        temperature=rng.choice([0, 0.8, 2], sequences).astype(np.float32),
+        top_k=rng.choice([0, 5], sequences).astype(np.int32),
+        top_p=rng.choice([1, 0.9], sequences).astype(np.float32),
+        seed=rng.integers(0, 99, sequences).astype(np.uint64),
+        counter=np.zeros(sequences, np.uint64),
+    )
+    prompts = StepBatch(
+        ids=ids, query_starts=starts, past_lengths=np.zeros(sequences, np.int32), block_tables=tables,
+        logit_rows=starts[1:] - np.int32(1), sample=sample,
+    )  # fmt: skip
+    assert size * width >= 20 + 30
+    one_each = np.arange(sequences + 1, dtype=np.int32)
+    return StepBatch(
+        ids=session.run(prompts).ids, query_starts=one_each, past_lengths=lengths.astype(np.int32), block_tables=tables,
+        logit_rows=one_each[:-1], sample=dataclasses.replace(sample, counter=sample.counter + np.uint64(1)),
+    )  # fmt: skip
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("seed", range(6))
+def test_native_steps_that_follow_each_other_are_single_steps(model: TinyModel, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sequences = int(rng.integers(1, 9))
+    session = open_session(model, find_target("cpu"), sequences * 4)
+    assert isinstance(session, CpuSession)
+    batch = _decoding(rng, session, sequences)
+    ends = [rng.integers(0, VOCAB, rng.integers(0, 2)).astype(np.int32) for _ in range(sequences)]
+    repeat = Repeat(
+        steps=30, seconds=60, end_ids=np.concatenate(ends), stop=NEVER,
+        end_starts=np.cumsum([0, *map(len, ends)], dtype=np.int32),
+    )  # fmt: skip
+    expected, got = decode_by_run(session, batch, repeat), session.decode(batch, repeat)
+    assert got.ids.shape == expected.ids.shape
+    assert got.ids.tobytes() == expected.ids.tobytes()
+    assert got.log_probs.tobytes() == expected.log_probs.tobytes()
+    stopped = session.decode(batch, dataclasses.replace(repeat, stop=np.ones(1, np.int32)))
+    late = session.decode(batch, dataclasses.replace(repeat, seconds=0.0))
+    assert stopped.ids.tolist() == late.ids.tolist() == expected.ids[:1].tolist()
+    session.close()
+
+
+@pytest.mark.native
+def test_what_cannot_follow_itself_is_refused(model: TinyModel) -> None:
+    session = open_session(model, find_target("cpu"), 8)
+    assert isinstance(session, CpuSession)
+    batch = _decoding(np.random.default_rng(0), session, 2)
+    no_ends = np.zeros(0, np.int32)
+    repeat = Repeat(steps=2, seconds=60, end_ids=no_ends, end_starts=np.zeros(3, np.int32), stop=NEVER)
+    session.decode(batch, repeat)
+    swapped = dataclasses.replace(batch.sample, row=batch.sample.row[::-1].copy())
+    for wrong_batch, wrong, why in [
+        (batch, dataclasses.replace(repeat, steps=0), "at least one step"),
+        (batch, dataclasses.replace(repeat, steps=99), "the limit is 64"),
+        (batch, dataclasses.replace(repeat, end_starts=np.zeros(2, np.int32)), "end_starts"),
+        (batch, dataclasses.replace(repeat, end_starts=np.array([0, 3, 0], np.int32)), "end_starts"),
+        (batch, dataclasses.replace(repeat, stop=no_ends), "stop must have one entry"),
+        (dataclasses.replace(batch, logit_rows=batch.logit_rows[:1]), repeat, "one row of logits"),
+        (dataclasses.replace(batch, sample=swapped), repeat, "that of sequence s"),
+    ]:
+        with pytest.raises(RequestError, match=why):
+            session.decode(wrong_batch, wrong)
+    session.close()
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("num_blocks", [8, 200])
+def test_a_runner_gives_the_same_whether_it_repeats_or_not(
+    model: TinyModel, num_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    decode = CpuSession.decode
+
+    def counted(session: CpuSession, batch: StepBatch, repeat: Repeat) -> Decoded:
+        decoded = decode(session, batch, repeat)
+        calls.append(len(decoded.ids))
+        return decoded
+
+    monkeypatch.setattr(CpuSession, "decode", counted)
+    rng = random.Random(3)
+    prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))] for _ in range(12)]
+    arguments: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0.9, "random_seed": 5, "return_dict": True}
+    with poisoned_runner(model, find_target("cpu"), num_blocks) as runner:  # it runs one step at a time
+        one = runner.generate(prompts, output_log_probs=True, **arguments)
+    session = open_session(model, find_target("cpu"), num_blocks)
+    with make_runner(model, session, shuffle=random.Random(1)) as runner:
+        several = runner.generate(prompts, output_log_probs=True, **arguments)
+    assert max(calls) > 1
+    for key in ("output_ids", "log_probs", "sequence_lengths"):
+        assert several[key].tobytes() == one[key].tobytes()
+
+
+@pytest.mark.native
+def test_native_steps_see_the_stop_of_another_thread(model: TinyModel) -> None:
+    session = open_session(model, find_target("cpu"), 8)
+    assert isinstance(session, CpuSession)
+    batch = _decoding(np.random.default_rng(0), session, 2)
+    session.slow_down(0.01)  # per plan step
+    stop = np.zeros(1, np.int32)
+    repeat = Repeat(steps=30, seconds=60, end_ids=np.zeros(0, np.int32), end_starts=np.zeros(3, np.int32), stop=stop)
+
+    def stop_soon() -> None:
+        time.sleep(0.05)
+        stop[0] = 1
+
+    thread = threading.Thread(target=stop_soon)
+    thread.start()
+    assert len(session.decode(batch, repeat).ids) < 30
+    thread.join()
+    session.close()
