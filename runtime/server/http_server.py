@@ -17,7 +17,7 @@ from ingot.runtime.server.connection import connection
 from ingot.runtime.server.service import Service
 
 _LOG = logging.getLogger("ingot.server")
-_LAST_WORDS = 2.0  # seconds in which answers that were cut short are sent
+_LAST_WORDS = 2.0  # seconds at most in which answers that were cut short are sent
 _LAST_LOOK = 5.0  # seconds in which a server whose step loop died still tells why it is not ready
 
 
@@ -73,7 +73,7 @@ class HttpServer(uvicorn.Server):
         if not await self._service.drain():
             _LOG.warning("drain_timeout: %d requests are cut short", len(self._service.active))
             self._service.end_all(shutting_down(1))
-            await asyncio.sleep(_LAST_WORDS)
+            await self._service.is_idle(_LAST_WORDS)
         self.should_exit = True
 
     async def _watch_over(self) -> None:

@@ -211,8 +211,12 @@ class Service:
     async def drain(self) -> bool:
         """Take no more; wait for what runs, at most drain_timeout, then end it. Whether everything ended by itself."""
         self.draining = True
+        return await self.is_idle(self.config.drain_timeout)
+
+    async def is_idle(self, seconds: float) -> bool:
+        """Whether everything that runs has its answer within so many seconds."""
         try:
-            await asyncio.wait_for(self._idle.wait(), self.config.drain_timeout or 0.001)
+            await asyncio.wait_for(self._idle.wait(), seconds or 0.001)
         except asyncio.TimeoutError:
             return False
         return True
