@@ -77,12 +77,10 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     async def _watch_over(self) -> None:
-        """Look after answers; end with code 1 when the step loop has died, after its requests were told."""
-        care = asyncio.create_task(self._service.look_after_answers())
+        """End with code 1 when a loop has died, after its requests were told."""
         while self._service.texts.failure is None:
             await asyncio.sleep(0.25)
         print(f"error: {self._service.texts.failure}", file=sys.stderr, flush=True)
         await asyncio.sleep(_LAST_LOOK)
-        care.cancel()
         self.exit_code = 1
         self.should_exit = True
