@@ -48,11 +48,13 @@ class Answer:
         self._with_usage, self._count_none, self._model = with_usage, count_none, model
         self._status = 0  # once the head of the answer is out
         self._last = time.monotonic()  # when the last piece was out
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and release what was asked of the executor however that ends."""
         watch = asyncio.create_task(self._watch(receive))
-        self._service.answers.add(self)
+        if self._stream:
+            self._beat()
         outcome = "done"
         try:
             await (self._send_stream(send) if self._stream else self._send_whole(send))
@@ -63,14 +65,17 @@ class Answer:
             await self._send_error(send, error)
         finally:
             watch.cancel()
-            self._service.answers.discard(self)
+            if self._timer is not None:
+                self._timer.cancel()
             self._service.release(self._generation)
             self._note(scope["state"], outcome)
 
-    def look(self, now: float) -> None:
-        """Once a second: wake a stream that has long been silent."""
-        if self._stream and now - self._last > KEEP_ALIVE:
+    def _beat(self) -> None:
+        """Wake the stream when it has long been silent."""
+        left = self._last + KEEP_ALIVE - time.monotonic()
+        if left <= 0:
             self._generation.inbox.poke()
+        self._timer = asyncio.get_running_loop().call_later(left if left > 0 else KEEP_ALIVE, self._beat)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -17,7 +17,7 @@ from ingot.runtime.server.connection import connection
 from ingot.runtime.server.service import Service
 
 _LOG = logging.getLogger("ingot.server")
-_LAST_WORDS = 2.0  # seconds in which answers that were cut short are sent
+_LAST_WORDS = 2.0  # seconds at most in which answers that were cut short are sent
 _LAST_LOOK = 5.0  # seconds in which a server whose step loop died still tells why it is not ready
 
 
@@ -73,16 +73,14 @@ class HttpServer(uvicorn.Server):
         if not await self._service.drain():
             _LOG.warning("drain_timeout: %d requests are cut short", len(self._service.active))
             self._service.end_all(shutting_down(1))
-            await asyncio.sleep(_LAST_WORDS)
+            await self._service.is_idle(_LAST_WORDS)
         self.should_exit = True
 
     async def _watch_over(self) -> None:
-        """Look after answers; end with code 1 when the step loop has died, after its requests were told."""
-        care = asyncio.create_task(self._service.look_after_answers())
+        """End with code 1 when a loop has died, after its requests were told."""
         while self._service.texts.failure is None:
             await asyncio.sleep(0.25)
         print(f"error: {self._service.texts.failure}", file=sys.stderr, flush=True)
         await asyncio.sleep(_LAST_LOOK)
-        care.cancel()
         self.exit_code = 1
         self.should_exit = True

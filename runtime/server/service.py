@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 from ingot.configs.generation import GenerationDefaults
 from ingot.configs.serve import ServeConfig
@@ -89,12 +88,6 @@ class Generation:
             self._metrics.sequence_ended((self._times[key][1] - first) / (tokens - 1))
 
 
-class Looked(Protocol):
-    """What wants to be looked at once a second."""
-
-    def look(self, now: float) -> None: ...
-
-
 class Service:
     """Lives on one event loop; `texts` and `runner` have threads of their own."""
 
@@ -113,7 +106,6 @@ class Service:
         self._pool = Pool()
         self.pulse = Pulse(self.texts, self._pool, config.stall_timeout, metrics.count_steps)
         self.active: dict[str, Generation] = {}  # by answer_id
-        self.answers: set[Looked] = set()
         self._discarded: set[asyncio.Task[None]] = set()
         self.draining = False
         self.sequences = 0  # in the executor, or on the way in or out
@@ -201,18 +193,15 @@ class Service:
         except IngotError as error:
             raise refused(error) from None
 
-    async def look_after_answers(self) -> None:
-        """For a task of its own."""
-        while True:
-            await asyncio.sleep(1)
-            for answer in tuple(self.answers):
-                answer.look(time.monotonic())
-
     async def drain(self) -> bool:
         """Take no more; wait for what runs, at most drain_timeout, then end it. Whether everything ended by itself."""
         self.draining = True
+        return await self.is_idle(self.config.drain_timeout)
+
+    async def is_idle(self, seconds: float) -> bool:
+        """Whether everything that runs has its answer within so many seconds."""
         try:
-            await asyncio.wait_for(self._idle.wait(), self.config.drain_timeout or 0.001)
+            await asyncio.wait_for(self._idle.wait(), seconds or 0.001)
         except asyncio.TimeoutError:
             return False
         return True

@@ -123,7 +123,8 @@ def test_pieces_come_when_they_come(raw_server: tuple[str, list[bytes]]) -> None
 @pytest.mark.parametrize(
     ("piece", "words"),
     [(b'{"error": "plain words"}', "plain words"), (b'{"error": {"message": "in an object"}}', "in an object"),
-     (b"[1]", "no JSON object"), (b"{", "JSONDecodeError"), (b"\xff", "UnicodeDecodeError"), (b"{}", "held no text")],
+     (b"[1]", "no JSON object"), (b'{"choices": [1]}', "AttributeError"), (b'{"choices": 1}', "TypeError"),
+     (b"{", "JSONDecodeError"), (b"\xff", "UnicodeDecodeError"), (b"{}", "held no text")],
 )  # fmt: skip
 def test_odd_servers_fail_in_words(raw_server: tuple[str, list[bytes]], piece: bytes, words: str) -> None:
     url, pieces = raw_server

@@ -59,18 +59,19 @@ FENCES = {
     "rich": ("ingot.cli",),
     "tokenizers": ("ingot.runtime.tokenizer", "ingot.builder.calibrate"),
     "jinja2": ("ingot.runtime.chat_template",),
-    "pydantic": ("ingot.runtime.server.protocol",),
-    "pydantic_core": ("ingot.runtime.server.protocol",),
+    "pydantic": ("ingot.runtime.server.protocol", "ingot.runtime.server.body"),
+    "pydantic_core": ("ingot.runtime.server.protocol", "ingot.runtime.server.body"),
     "prometheus_client": ("ingot.runtime.server.metrics",),
     "starlette": ("ingot.runtime.server",),
     "httpx": ("ingot.bench.http_client",),
     "matplotlib": ("ingot.bench.plot",),
     "opentelemetry": ("ingot.runtime.server.tracing",),
-    "uvicorn": ("ingot.runtime.server.http_server",),
+    "uvicorn": ("ingot.runtime.server.http_server", "ingot.runtime.server.connection"),
+    "h11": ("ingot.runtime.server.connection",),
     "ingot._cpu": ("ingot.plugins.cpu.target",),
 }
 OPTIONAL = {  # extras: may be imported inside functions
-    "tensorrt", "cuda", "jinja2", "pydantic", "pydantic_core", "prometheus_client", "starlette", "uvicorn",
+    "tensorrt", "cuda", "jinja2", "pydantic", "pydantic_core", "prometheus_client", "starlette", "uvicorn", "h11",
     "httpx", "matplotlib", "opentelemetry",
 }  # fmt: skip
 

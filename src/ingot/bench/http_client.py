@@ -74,7 +74,7 @@ class Client:
             await asyncio.wait_for(self._stream(path, body, answer), timeout)
         except asyncio.TimeoutError:
             answer.error = f"no end within {timeout:g} s"
-        except (OSError, ValueError, self._failure) as error:
+        except (OSError, ValueError, TypeError, AttributeError, self._failure) as error:  # no piece of OpenAI's either
             answer.error = f"{type(error).__name__}: {error}"
         answer.end = time.perf_counter()
         answer.tokens = answer.tokens or len(answer.pieces)

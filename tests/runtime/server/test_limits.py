@@ -120,6 +120,15 @@ def test_a_slow_reader_stalls_nobody(served: Served) -> None:
         assert any(line == b"data: [DONE]\n" for line in answer)
 
 
+def test_a_silent_stream_says_that_it_lives(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.runtime.server.answer.KEEP_ALIVE", 0.2)
+    with served.http() as http:
+        http.post("/debug/stall", json={"seconds": 1})
+        text = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, "stream": True}).text
+    assert 2 <= text.count(": waiting\n\n") <= 5
+    assert text.endswith("data: [DONE]\n\n")
+
+
 def test_who_never_reads_is_cut_off(strict: Served, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ingot.server"):
         deaf = open_socket(strict, {**LONG, "stream": True, "logprobs": 20, "n": 3}, key=KEYS[0])

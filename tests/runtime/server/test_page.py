@@ -125,6 +125,11 @@ def test_chat_numbers_and_cancel(served: Served, browser: Browser) -> None:
     assert eventually(lambda: "cancelled" in browser.text(".assistant .note"))
     assert eventually(served.is_empty)
     assert browser.complaints() == []
+    browser.run("document.querySelector('#max_tokens').value = 1e6; document.querySelector('#forget').click()")
+    browser.write("#prompt", "Too much")
+    browser.click("#send")
+    assert eventually(lambda: "max_seq_len" in browser.text(".error"))
+    assert browser.run("return conversation.length") == 0, "what failed is not sent again"
 
 
 def test_a_key_is_asked_for(engine: Path, browser: Browser) -> None:

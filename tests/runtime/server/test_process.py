@@ -40,13 +40,27 @@ def test_sigterm_under_load_drains(engine: Path) -> None:
 def test_what_does_not_end_in_time_is_cut_short(engine: Path) -> None:
     options = ["--drain_timeout", 0.2, "--debug_hooks"]
     with ServeProcess(engine, options) as server, concurrent.futures.ThreadPoolExecutor() as pool:
-        httpx.post(f"{server.url}/debug/stall", json={"seconds": 2})
+        httpx.post(f"{server.url}/debug/stall", json={"seconds": 1})
         cut = pool.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=60)
         assert eventually(lambda: "ingot_requests_waiting 1.0" in httpx.get(f"{server.url}/metrics").text)
         server.process.send_signal(signal.SIGTERM)
         assert cut.result().json()["error"]["code"] == "shutting_down"
         assert server.wait() == 0
     assert "cut short" in server.err
+
+
+def test_a_second_signal_ends_at_once(engine: Path) -> None:
+    with ServeProcess(engine) as server, concurrent.futures.ThreadPoolExecutor() as pool:
+        long = {**LONG, "max_tokens": 500, "n": 16, "stream": True}
+        cut = [pool.submit(httpx.post, f"{server.url}/v1/completions", json=long, timeout=60) for _ in range(4)]
+        assert eventually(lambda: "ingot_requests_running 64.0" in httpx.get(f"{server.url}/metrics").text)
+        server.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: httpx.get(f"{server.url}/health/ready").status_code == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        for one in cut:
+            assert '"code":"shutting_down"' in one.result().text.rstrip().rsplit("\n", 1)[-1]
+    assert "Traceback" not in server.err
 
 
 def test_a_stopped_process_is_not_ready_and_comes_back(engine: Path) -> None:
