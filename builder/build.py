@@ -10,7 +10,6 @@ The graph is the only source: config.json of the checkpoint only adds facts for 
 import contextlib
 import dataclasses
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from ingot import __version__
 from ingot.builder.decide import Job, common_notes, decide
 from ingot.builder.expressions import WeightReader
 from ingot.builder.facts import model_facts
+from ingot.builder.in_order import cores
 from ingot.builder.pack import BLOCK_BYTES, Packer
 from ingot.builder.passes.base import PassReport
 from ingot.builder.predict import Prediction, predict
@@ -130,7 +130,7 @@ def build(
     _forecast(config, checkpoint, output_dir, 0).check_memory(config.max_mem)
     notes: list[str] = []
     with graph_errors(checkpoint.graph_path):
-        jobs = decide(config, checkpoint, targets, config.shards or _threads(), progress)
+        jobs = decide(config, checkpoint, targets, config.shards or cores(), progress)
         shares = share(jobs, [()] * len(jobs))
         engine_bytes = sum(map(_engine_bytes, shares)) + _made_bytes(jobs)
         samples = [job.sample.memory for job in jobs if job.sample is not None]
@@ -180,7 +180,7 @@ def _forecast(
     """Of memory before any work; of disk as soon as the size of the engine is known. sample_memory: to predict."""
     memory = BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
     tuning = TUNING_MEMORY if config.autotune else 0
-    memory += max((_threads() + 1) * BLOCK_COPIES * BLOCK_BYTES, tuning, sample_memory)
+    memory += max((cores() + 1) * BLOCK_COPIES * BLOCK_BYTES, tuning, sample_memory)
     carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
     return Forecast.at(target, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
 
@@ -230,7 +230,7 @@ def _write(
 
     def content(reader: WeightReader, each: Share) -> RankFile:
         weights = next(iter(each.plans.values())).weights
-        packers.append(Packer(reader, each.lowering.uses, weights, _threads()))
+        packers.append(Packer(reader, each.lowering.uses, weights, cores()))
         blocks = itertools.chain(packers[-1].blocks(advance), each.constant_blocks())
         return RankFile(files=each.files, plans=each.plans, blocks=blocks)
 
@@ -274,11 +274,6 @@ def _target_report(job: Job, own: Share, output_dir: Path, notes: list[str]) -> 
 
 def _share_of(job: Job, shares: Sequence[Share]) -> Share:
     return next(each for each in shares if job.target.name in each.plans)
-
-
-def _threads() -> int:
-    """Cores of this process."""
-    return len(os.sched_getaffinity(0))
 
 
 def _engine_bytes(own: Share) -> int:

@@ -171,7 +171,7 @@ def _shape(options: KernelsOptions, plan: Plan) -> _Shape:
     longest = min(plan.limits.max_seq_len - 1, plan.max_positions)  # tokens that the KV cache may hold
     least = options.repetitions + 1
     input_len = options.input_len or min(INPUT_LEN, plan.limits.max_input_len, max(1, longest - least))
-    check_lengths(plan, input_len=input_len, output_len=1)
+    check_lengths(plan.limits, input_len=input_len, output_len=1)
     context = options.context or min(input_len, max(1, longest - least))
     if context > input_len:
         raise UsageError(
