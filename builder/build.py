@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ingot import __version__
-from ingot.builder.decide import Job, common_notes, decide
+from ingot.builder.decide import Job, base_memory, common_notes, decide
 from ingot.builder.expressions import WeightReader
 from ingot.builder.facts import model_facts
 from ingot.builder.in_order import cores
@@ -38,9 +38,6 @@ from ingot.plan import Plan, plans_to_json
 from ingot.plugins.registry import find_targets
 from ingot.plugins.target import Constant, Progress, Target, WithFiles, file_name
 
-# What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
-BASE_MEMORY = 80 << 20
-GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
 MANIFEST_BYTES = 1 << 20  # of disk: manifest and the ends of sections
 CODE_BYTES = 2 << 20  # of disk: machine code for one GPU target, at most
 NETWORK_BYTES = 2 << 20  # of disk: a layer of a network that another compiler makes, at most
@@ -178,9 +175,8 @@ def _forecast(
     config: BuildConfig, checkpoint: Checkpoint, target: Path, engine_bytes: int, sample_memory: int = 0
 ) -> Forecast:
     """Of memory before any work; of disk as soon as the size of the engine is known. sample_memory: to predict."""
-    memory = BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
     tuning = TUNING_MEMORY if config.autotune else 0
-    memory += max((cores() + 1) * BLOCK_COPIES * BLOCK_BYTES, tuning, sample_memory)
+    memory = base_memory(checkpoint) + max((cores() + 1) * BLOCK_COPIES * BLOCK_BYTES, tuning, sample_memory)
     carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
     return Forecast.at(target, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
 

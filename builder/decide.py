@@ -25,6 +25,10 @@ from ingot.errors import UsageError
 from ingot.plan import KvLayout, Plan
 from ingot.plugins.target import Progress, Target
 
+# What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
+BASE_MEMORY = 80 << 20
+GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
@@ -99,22 +103,28 @@ def _decide_target(
         tuning = tune(plan, target, config.timing_cache, progress)
         plan, timings = dataclasses.replace(plan, tactics=tuning.tactics), tuning.table
         notes.extend(tuning.notes)
-    sample = _sample(config, plan, target, notes)
+    sample = _sample(config, checkpoint, plan, target, notes)
     return Job(
         target=target, precision=precision, activation_errors=activation_errors, plan=plan, lowering=lowering,
         reports=(*reports, *own), notes=(*notes, *lowered), timings=timings, sample=sample,
     )  # fmt: skip
 
 
-def _sample(config: BuildConfig, plan: Plan, target: Target, notes: list[str]) -> Sample | None:
+def _sample(config: BuildConfig, checkpoint: Checkpoint, plan: Plan, target: Target, notes: list[str]) -> Sample | None:
     """None, and why, where no speed can be predicted."""
     if not config.autotune or config.dry_run:
         return None  # nothing is to be timed, or there will be no engine
-    found = choose_sample(plan, target, config.max_mem)
+    room = None if config.max_mem is None else config.max_mem - base_memory(checkpoint)
+    found = choose_sample(plan, target, room)
     if isinstance(found, str):
         notes.append(found)
         return None
     return found
+
+
+def base_memory(checkpoint: Checkpoint) -> int:
+    """Bytes beside what is made of the weights."""
+    return BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
 
 
 def common_notes(jobs: Sequence[Job]) -> list[str]:
