@@ -20,7 +20,10 @@ from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
 
 NAMES = ["tensorrt-rtx", "tensorrt-rtx/sm120", "tensorrt-rtx/sm89", "tensorrt-rtx/sm86", "tensorrt-rtx/sm80"]
-WHEEL_CLASSES = {"Context": "IExecutionContext", "TensorRtEngine": "ICudaEngine", "Runtime": "Runtime"}
+WHEEL_CLASSES = {
+    "Context": "IExecutionContext", "TensorRtEngine": "ICudaEngine", "Runtime": "Runtime", "JudgesEngines": "Runtime",
+    "JudgesStreams": "IExecutionContext",
+}  # fmt: skip
 
 
 def test_every_target_takes_every_op_but_drawing_and_experts() -> None:
