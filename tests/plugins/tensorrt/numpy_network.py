@@ -3,6 +3,7 @@ ranks too, and a reshaped or broadcast length must fit."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -170,31 +171,24 @@ class NumpyNetwork:
         return self._layer("PLUGIN_V3", lambda layer: self._attend(plugin, [each.value for each in inputs]))
 
 
+def _relu(x: Array) -> Array:
+    return np.asarray(np.maximum(x, 0))
+
+
 class NumpyTrt:
-    """The module."""
+    """The module. Members of its enumerations are what computes them."""
 
     float32, float16, int32, int64 = (np.dtype(each) for each in (np.float32, np.float16, np.int32, np.int64))
     bfloat16 = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
-
-    class UnaryOperation:
-        COS, SIN, SQRT = map(staticmethod, (np.cos, np.sin, np.sqrt))
-
-    class ActivationType:
-        SIGMOID, TANH, GELU_TANH, GELU_ERF = map(staticmethod, (_sigmoid, np.tanh, _gelu_tanh, _gelu_erf))
-
-        @staticmethod
-        def RELU(x: Array) -> Array:  # noqa: N802
-            return np.maximum(x, 0)
-
-    class ElementWiseOperation:
-        SUM, PROD, DIV = map(staticmethod, (np.add, np.multiply, np.divide))
-
-    class ReduceOperation:
-        AVG = staticmethod(np.mean)
-
-    class MatrixOperation:
-        NONE, TRANSPOSE = False, True
+    UnaryOperation = SimpleNamespace(COS=np.cos, SIN=np.sin, SQRT=np.sqrt)
+    ActivationType = SimpleNamespace(
+        SIGMOID=_sigmoid, TANH=np.tanh, RELU=_relu, GELU_TANH=_gelu_tanh, GELU_ERF=_gelu_erf
+    )
+    ElementWiseOperation = SimpleNamespace(SUM=np.add, PROD=np.multiply, DIV=np.divide)
+    ReduceOperation = SimpleNamespace(AVG=np.mean)
+    MatrixOperation = SimpleNamespace(NONE=False, TRANSPOSE=True)
 
     @staticmethod
     def Weights(values: Array) -> Array:  # noqa: N802
+        """As it is."""
         return values

@@ -58,10 +58,11 @@ def main() -> None:
     errors: list[str] = []
     builder = trt.Builder(logger(trt, lambda severity, said: errors.append(said) if "ERROR" in severity else None))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    add_network(trt, _WithStandIns(trt, network), lower(plan), lambda attention: attention)
-    config = configure(trt, builder, plan, timed=True)
-    config.num_compute_capabilities = 1  # type: ignore[attr-defined]
-    config.set_compute_capability(trt.ComputeCapability.SM89, 0)  # type: ignore[attr-defined]
+    with_stand_ins: Any = _WithStandIns(trt, network)
+    add_network(trt, with_stand_ins, lower(plan), lambda attention: attention)
+    config: Any = configure(trt, builder, plan, timed=True)
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(trt.ComputeCapability.SM89, 0)
     engine = builder.build_serialized_network(network, config)
     names = [network.get_layer(index).name for index in range(network.num_layers)]
     print(json.dumps({"bytes": engine.nbytes if engine else 0, "errors": errors, "names": names}))

@@ -37,7 +37,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def installed(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Library:  # noqa: F811
+def driver(gpu: ctypes.CDLL) -> ctypes.CDLL:  # noqa: F811
+    """The emulated one."""
+    return gpu
+
+
+@pytest.fixture
+def installed(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Library:
     """A GPU of sm_90 and a library of 11.4."""
     library = Library(name="TensorRT", version="11.4.0.106", module=MODULE, folder=Path("nowhere"))
     monkeypatch.setattr(full_target, "find_tensorrt", lambda: library)
@@ -100,7 +106,7 @@ def test_the_library_in_its_wheel_is_found(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_it_is_built_on_the_gpu_that_runs_it(
-    gpu: ctypes.CDLL,
+    driver: ctypes.CDLL,
     installed: Library,
     checkpoint: Path,
     tmp_path: Path,
@@ -109,7 +115,7 @@ def test_it_is_built_on_the_gpu_that_runs_it(
     build(checkpoint, tmp_path / "e", "tensorrt/sm89").fails(
         "built on the GPU that runs it: tensorrt/sm89 needs a GPU of compute capability 8.9; this machine has Emulated"
     )
-    gpu.emulated_set_devices(0)
+    driver.emulated_set_devices(0)
     build(checkpoint, tmp_path / "e").fails("built on the GPU that runs it: the NVIDIA driver shows no GPU")
     assert list(tmp_path.iterdir()) == []
 
@@ -167,7 +173,7 @@ class FullRuntime:
 
 
 def test_it_runs_like_any_other(
-    gpu: ctypes.CDLL,
+    driver: ctypes.CDLL,
     installed: Library,
     checkpoint: Path,
     tmp_path: Path,
@@ -177,7 +183,7 @@ def test_it_runs_like_any_other(
     engine = tmp_path / "e"
     build(checkpoint, engine).succeeds()
     plan = open_engine(engine).plan
-    full = EmulatedTensorRt(gpu, plan)
+    full = EmulatedTensorRt(driver, plan)
     full.Runtime = lambda log: FullRuntime(full)  # type: ignore[method-assign, assignment, return-value]
     monkeypatch.setitem(sys.modules, MODULE, full)
     ids = [5, 9, 3, 7]

@@ -136,8 +136,8 @@ def _surface(paths: list[list[str]], folder: Path) -> list[str | None]:
         pytest.skip("this machine lacks a C++ compiler")
     for name in ("libnvinfer", "libnvinfer_plugin", "libnvonnxparser"):
         file = f"{name}.so.{version.split('.')[0]}"
-        command = ["g++", "-shared", "-fPIC", STUB / "nvinfer.cpp", f"-Wl,-soname,{file}", "-o", folder / file]
-        subprocess.run(command, check=True)
+        command = ["g++", "-shared", "-fPIC", str(STUB / "nvinfer.cpp"), f"-Wl,-soname,{file}", "-o"]
+        subprocess.run([*command, str(folder / file)], check=True)
     done = subprocess.run(
         [sys.executable, STUB / "surface.py"], input=json.dumps(paths), capture_output=True, text=True, check=True,
         env={**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

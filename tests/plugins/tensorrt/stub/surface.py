@@ -10,7 +10,7 @@ import json
 import sys
 
 bindings = importlib.import_module("tensorrt_bindings")
-found = []
+found: list[str | None] = []
 for path in json.load(sys.stdin):
     try:
         found.append(functools.reduce(getattr, path, bindings).__doc__ or "")
