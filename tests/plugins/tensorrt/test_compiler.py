@@ -17,7 +17,9 @@ from ingot.convert.family import find_family
 from ingot.engine import read_manifest
 from ingot.errors import BuildError
 from ingot.plan import Plan
-from ingot.plugins.tensorrt import compiler
+from ingot.plugins.cuda import target as cuda_target
+from ingot.plugins.cuda.compiler import MachineCode
+from ingot.plugins.tensorrt import compiler, target
 from ingot.plugins.tensorrt.compiler import Compiled, compile_plan
 from ingot.plugins.tensorrt.layers import (
     Layer,
@@ -173,8 +175,11 @@ def test_a_process_that_ends_is_an_error_in_words(
         compile_plan(llama[0], library, SM89)
 
 
-def test_the_command_line(builder: Library, tmp_path: Path) -> None:
-    """One call, two targets that share the weights; `inspect` reads the header."""
+def test_the_command_line(library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One call, two targets that share the weights; `inspect` reads the header. Kernels are compiled by other tests."""
+    for module in (target, cuda_target):
+        monkeypatch.setattr(module, "compile_kernels", lambda *options: MachineCode(image=b"\x7fELF", kernels={}))
+        monkeypatch.setattr(module, "why_not", lambda architecture: None)
     engine, out = tmp_path / "engine", _checkpoint(tmp_path, "qwen3")
     ingot(
         "build", "--checkpoint_dir", out, "--output_dir", engine, "--target", "tensorrt-rtx/sm89,cuda/sm89",
