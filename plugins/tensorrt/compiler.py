@@ -18,13 +18,13 @@ from ingot.errors import BuildError
 from ingot.plan import Plan
 from ingot.plugins.cuda.compiler import run_program
 from ingot.plugins.target import Progress
-from ingot.plugins.tensorrt.layers import Layer, check_layers, check_network, read_layers
+from ingot.plugins.tensorrt.layers import Layer, check_layers, check_log, check_network, read_layers
 from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.plan_file import PlanHeader, read_header
 
 _PROCESS = "ingot.plugins.tensorrt.compile_here"
 _LINK, _LIBRARY = "libtensorrt_rtx.so", "libtensorrt_rtx.so.1"
-_SAID = 6  # lines of the builder's errors that are repeated
+_SAID = 6  # lines of the builder's warnings and errors that are repeated
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +62,7 @@ def compile_plan(
         image=image, header=read_header(image, "rank0.plan"), network=report["network"], layers=tuple(read_layers(log)),
         log=log,
     )  # fmt: skip
+    check_log(log)
     check_network(plan, compiled.network)
     check_layers(plan, compiled.layers)
     return compiled
@@ -78,7 +79,7 @@ def _environment(links: Path) -> dict[str, str]:
 
 
 def _failed(library: Library, code: int, said: str, log: str) -> BuildError:
-    errors = [line for line in log.splitlines() if line.startswith(("ERROR", "INTERNAL_ERROR"))]
+    errors = [line for line in log.splitlines() if line.startswith(("WARNING", "ERROR", "INTERNAL_ERROR"))]
     ended = [f"its process was ended by {signal.Signals(-code).name}"] if code < 0 else said.strip().splitlines()[-1:]
     return BuildError(
         f"{library.name} cannot compile the network", where=str(library),

@@ -24,6 +24,7 @@ from ingot.plugins.tensorrt.compiler import Compiled, compile_plan
 from ingot.plugins.tensorrt.layers import (
     Layer,
     check_layers,
+    check_log,
     check_network,
     computed_products,
     expected_network,
@@ -121,6 +122,14 @@ def test_a_copied_pool_is_refused(llama: tuple[Plan, Compiled]) -> None:
 
     with pytest.raises(BuildError, match=r"no attention with values\.0"):
         check_layers(plan, [through_a_copy(layer) for layer in compiled.layers])
+
+
+def test_a_copy_that_the_log_tells_of_is_refused() -> None:
+    check_log("VERBOSE Inserting copy/copies is not what happens\n")
+    said = "WARNING Inserting copy/copies before plugin layers.0/attention due to I/O aliasing by the plugin."
+    with pytest.raises(BuildError, match="copies the pools") as caught:
+        check_log(f"INFO something\n{said} Performance may be impacted.\n")
+    assert said in str(caught.value)
 
 
 def test_lines_of_the_log_are_layers() -> None:
