@@ -54,18 +54,7 @@ class LLM(EngineLLM):
         cache_dir               None: $XDG_CACHE_HOME or ~/.cache
         others                  as in ModelRunner.from_dir
         """
-        if tensor_parallel_size != 1:
-            raise UsageError(
-                "tensor_parallel_size: an engine has one rank in this version", expected="1",
-                got=f"{tensor_parallel_size!r}; this machine has {len(find_gpus().gpus)} NVIDIA GPUs that can be used",
-                hint="ranks are decided at build: ingot build --tp_size",
-            )  # fmt: skip
-        if gpu_memory_utilization is not None:
-            raise UsageError(
-                "gpu_memory_utilization: the KV cache has a size, not a share of a GPU",
-                got=repr(gpu_memory_utilization),
-                hint='say how much memory the KV cache may take: kv_cache_memory="4GiB"',
-            )  # fmt: skip
+        _refuse(tensor_parallel_size, gpu_memory_utilization)
         directory = Path(model)
         if is_engine(directory):
             if precision != "auto" or cache_dir is not None:
@@ -87,6 +76,20 @@ class LLM(EngineLLM):
             enable_prefix_cache=enable_prefix_caching, policy=policy, target=target,
         )  # fmt: skip
         super().__init__(runner, tokenizer)
+
+
+def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> None:
+    if tensor_parallel_size != 1:
+        raise UsageError(
+            "tensor_parallel_size: an engine has one rank in this version", expected="1",
+            got=f"{tensor_parallel_size!r}; this machine has {len(find_gpus().gpus)} NVIDIA GPUs that can be used",
+            hint="ranks are decided at build: ingot build --tp_size",
+        )  # fmt: skip
+    if gpu_memory_utilization is not None:
+        raise UsageError(
+            "gpu_memory_utilization: the KV cache has a size, not a share of a GPU", got=repr(gpu_memory_utilization),
+            hint='say how much memory the KV cache may take: kv_cache_memory="4GiB"',
+        )  # fmt: skip
 
 
 def _say(line: str) -> None:
