@@ -8,6 +8,7 @@ ends it nevertheless is an error in words here.
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -24,17 +25,20 @@ from ingot.plugins.tensorrt.plan_file import PlanHeader, read_header
 
 _PROCESS = "ingot.plugins.tensorrt.compile_here"
 _LINK, _LIBRARY = "libtensorrt_rtx.so", "libtensorrt_rtx.so.1"
+_ACTIVATIONS = re.compile(r"Total Activation Memory: (\d+) bytes")
 _SAID = 6  # lines of the builder's warnings and errors that are repeated
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """network: kinds of layers that the parser made; layers: of the engine, in every profile; log: the builder's."""
+    """network: kinds of layers that the parser made; layers: of the engine, in every profile; activation_bytes: of the
+    GPU's memory, by profile; log: the builder's."""
 
     image: bytes
     header: PlanHeader
     network: Mapping[str, int]
     layers: tuple[Layer, ...]
+    activation_bytes: tuple[int, ...]
     log: str
 
 
@@ -60,7 +64,7 @@ def compile_plan(
         report = json.loads((folder / "report.json").read_text())
     compiled = Compiled(
         image=image, header=read_header(image, "rank0.plan"), network=report["network"], layers=tuple(read_layers(log)),
-        log=log,
+        activation_bytes=tuple(int(each) for each in _ACTIVATIONS.findall(log)), log=log,
     )  # fmt: skip
     check_log(log)
     check_network(plan, compiled.network)
