@@ -85,8 +85,8 @@ def test_the_engine_holds_the_whole_plan(llama: tuple[Plan, Compiled]) -> None:
         assert len(computed_products(plan, layers, profile)) == 9
         assert sum(layer.kind in ("gemm", "runtime_fusion") for layer in layers) == 9
     assert len(compiled.image) < 5 << 20, "weights are inputs"
-    mixed, decode = compiled.activation_bytes
-    assert mixed >= decode > 0
+    assert len(compiled.activation_bytes) == 2
+    assert min(compiled.activation_bytes) > 0
     warnings = [line for line in compiled.log.splitlines() if line.startswith(("WARNING", "ERROR"))]
     assert warnings == []
 
