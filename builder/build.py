@@ -42,6 +42,7 @@ BASE_MEMORY = 80 << 20
 GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
 MANIFEST_BYTES = 1 << 20  # of disk: manifest and the ends of sections
 CODE_BYTES = 2 << 20  # of disk: machine code for one GPU target, at most
+NETWORK_MEMORY = 512 << 20  # of the process in which another compiler makes a network
 NETWORK_BYTES = 2 << 20  # of disk: a layer of a network that another compiler makes, at most
 BLOCK_COPIES = 6  # a block as stored, as float32, rounded or quantised, packed; one in each thread, and one to write
 
@@ -119,12 +120,14 @@ def build(
     targets = find_targets(config.target)
     if not config.dry_run:
         _require_buildable(targets)
-    _forecast(config, checkpoint, output_dir, 0).check_memory(config.max_mem)
+    _forecast(config, checkpoint, targets, output_dir, 0).check_memory(config.max_mem)
     notes: list[str] = []
     with graph_errors(checkpoint.graph_path):
         jobs = decide(config, checkpoint, targets, config.shards or _threads(), progress)
         shares = share(jobs, [()] * len(jobs))
-        forecast = _forecast(config, checkpoint, output_dir, sum(map(_engine_bytes, shares)) + _made_bytes(jobs))
+        forecast = _forecast(
+            config, checkpoint, targets, output_dir, sum(map(_engine_bytes, shares)) + _made_bytes(jobs)
+        )
         say(f"the build {forecast}")
         if not config.dry_run:
             with OutputDir(Path(output_dir), is_previous=is_engine) as out:
@@ -163,12 +166,15 @@ def graph_errors(path: Path) -> Iterator[None]:
         ) from error  # fmt: skip
 
 
-def _forecast(config: BuildConfig, checkpoint: Checkpoint, target: Path, engine_bytes: int) -> Forecast:
+def _forecast(
+    config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target], output_dir: Path, engine_bytes: int
+) -> Forecast:
     """Of memory before any work; of disk as soon as the size of the engine is known."""
     memory = BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
     memory += max((_threads() + 1) * BLOCK_COPIES * BLOCK_BYTES, TUNING_MEMORY if config.autotune else 0)
     carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
-    return Forecast.at(target, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
+    memory += NETWORK_MEMORY if any(isinstance(target, WithFiles) for target in targets) else 0
+    return Forecast.at(output_dir, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
 
 
 def _constants(job: Job, progress: Progress, say: Say) -> tuple[Constant, ...]:

@@ -5,6 +5,7 @@ capabilities      of GPUs, from the header of the network
 profiles          name → length → [least, usual, most]
 network           kinds of layers that the parser made → how many
 layers            profile → kinds of layers that the builder made of them → how many
+activation_bytes  profile → bytes of the GPU's memory between the layers
 products          profile → how many products of the plan they compute: all, or there would be no engine
 """
 
@@ -39,6 +40,7 @@ def describe(plan: Plan, target: str, library: Library, compiled: Compiled) -> b
             profile.name: dict(counts(layer for layer in compiled.layers if layer.profile == number))
             for number, profile in enumerate(named)
         },
+        "activation_bytes": dict(zip((profile.name for profile in named), compiled.activation_bytes, strict=True)),
         "products": {
             profile.name: len(computed_products(plan, compiled.layers, number)) for number, profile in enumerate(named)
         },
@@ -93,7 +95,8 @@ def description_lines(document: dict[str, Any]) -> list[str]:
     products = "/".join(map(str, document["products"].values()))
     lines = [
         f"network     {document['file']}: {format_bytes(document['bytes'])} by {document['library']} for GPUs of "
-        f"{', '.join(document['capabilities'])} (mask {document['mask']:#04x}), {products} products"
+        f"{', '.join(document['capabilities'])} (mask {document['mask']:#04x}), {products} products, "
+        f"{format_bytes(max(document['activation_bytes'].values()))} for activations"
     ]
     for name, ranges in document["profiles"].items():
         spans = (f"{what} {least} to {most}" for what, (least, _, most) in ranges.items())

@@ -21,7 +21,7 @@ from ingot.plugins.tensorrt.compiler import compile_plan
 from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe
 from ingot.plugins.tensorrt.library import Library, find_rtx
 from ingot.plugins.tensorrt.plan_file import read_header
-from ingot.plugins.tensorrt.session import TensorRtSession
+from ingot.plugins.tensorrt.session import Network, TensorRtSession
 
 _DTYPES = ("bf16", "f16", "f32")
 _BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
@@ -154,13 +154,15 @@ class TensorRtRtxTarget:
         gpu, library = self._require()
         assert options.directory is not None, "the network lies in the engine's directory"
         file = network_file(options.directory, self.name)
-        header = read_header(file.read_bytes()[:64], str(file))
+        image = file.read_bytes()
+        header = read_header(image, str(file))
         if header.version != library.version:
             raise TargetError(
                 "the engine needs the very version of TensorRT-RTX that built it", where=str(file),
                 expected=header.version, got=library.version, hint="install that version, or build the engine again",
             )  # fmt: skip
-        return TensorRtSession(plan, weights, options, gpu, library, code_for(plan, gpu), file)
+        network = Network(image=image, where=str(file), library=library)
+        return TensorRtSession(plan, weights, options.num_blocks, gpu, network, code_for(plan, gpu))
 
     def _require(self) -> tuple[Gpu, Library]:
         if (reason := self.missing()) is not None:

@@ -107,6 +107,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "checkpoint"
 
 
+def test_a_build_says_what_to_install(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_module, "_MODULES", ("json", "tensorrt_rtx_bindings_not_here"))
+    out = tmp_path / "engine"
+    ingot("build", "--checkpoint_dir", checkpoint, "--output_dir", out, "--target", "tensorrt-rtx/sm89").fails(
+        "cannot build for tensorrt-rtx/sm89", "no tensorrt-rtx-cu13-bindings", "pip install 'ingot[tensorrt-rtx]'"
+    )
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("options", [("--precision", "w8"), ("--precision", "w4g32"), ("--kv_cache_dtype", "int8")])
 def test_quantised_weights_and_caches_are_refused(checkpoint: Path, tmp_path: Path, options: tuple[str, str]) -> None:
     """Also where the wheels are: nothing is built."""
