@@ -36,10 +36,11 @@ from ingot.manifest import Manifest, Variant
 from ingot.output_dir import OutputDir
 from ingot.plan import Plan, plans_to_json
 from ingot.plugins.registry import find_targets
-from ingot.plugins.target import Constant, Progress, Target, WithFiles, file_name
+from ingot.plugins.target import Constant, File, Progress, Target, TimesItself, WithFiles, file_name
 
 MANIFEST_BYTES = 1 << 20  # of disk: manifest and the ends of sections
 CODE_BYTES = 2 << 20  # of disk: machine code for one GPU target, at most
+NETWORK_MEMORY = 512 << 20  # of the process in which another compiler makes a network
 NETWORK_BYTES = 2 << 20  # of disk: a layer of a network that another compiler makes, at most
 BLOCK_COPIES = 6  # a block as stored, as float32, rounded or quantised, packed; one in each thread, and one to write
 
@@ -124,20 +125,20 @@ def build(
     targets = find_targets(config.target)
     if not config.dry_run:
         _require_buildable(targets)
-    _forecast(config, checkpoint, output_dir, 0).check_memory(config.max_mem)
+    _forecast(config, checkpoint, targets, output_dir, 0).check_memory(config.max_mem)
     notes: list[str] = []
     with graph_errors(checkpoint.graph_path):
         jobs = decide(config, checkpoint, targets, config.shards or cores(), progress)
         shares = share(jobs, [()] * len(jobs))
         engine_bytes = sum(map(_engine_bytes, shares)) + _made_bytes(jobs)
         samples = [job.sample.memory for job in jobs if job.sample is not None]
-        forecast = _forecast(config, checkpoint, output_dir, engine_bytes, max(samples, default=0))
+        forecast = _forecast(config, checkpoint, targets, output_dir, engine_bytes, max(samples, default=0))
         say(f"the build {forecast}")
         if not config.dry_run:
             with OutputDir(Path(output_dir), is_previous=is_engine) as out:
                 out.require_space(forecast.disk)
                 shares = share(jobs, [_constants(job, progress, say) for job in jobs])
-                made = _files(jobs, progress, say)
+                made = _files(jobs, config, progress, say)
                 notes = _write(jobs, shares, made, checkpoint, out.path, progress)
     reports = tuple(_target_report(job, _share_of(job, shares), Path(output_dir), notes) for job in jobs)
     return BuildReport(
@@ -172,13 +173,15 @@ def graph_errors(path: Path) -> Iterator[None]:
 
 
 def _forecast(
-    config: BuildConfig, checkpoint: Checkpoint, target: Path, engine_bytes: int, sample_memory: int = 0
-) -> Forecast:
+    config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target], output_dir: Path, engine_bytes: int,
+    sample_memory: int = 0,
+) -> Forecast:  # fmt: skip
     """Of memory before any work; of disk as soon as the size of the engine is known. sample_memory: to predict."""
     tuning = TUNING_MEMORY if config.autotune else 0
     memory = base_memory(checkpoint) + max((cores() + 1) * BLOCK_COPIES * BLOCK_BYTES, tuning, sample_memory)
     carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
-    return Forecast.at(target, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
+    memory += NETWORK_MEMORY if any(isinstance(target, WithFiles) for target in targets) else 0
+    return Forecast.at(output_dir, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
 
 
 def _constants(job: Job, progress: Progress, say: Say) -> tuple[Constant, ...]:
@@ -196,14 +199,21 @@ def _made_bytes(jobs: Sequence[Job]) -> int:
     return CODE_BYTES * sum(job.target.on_gpu for job in jobs) + NETWORK_BYTES * layers
 
 
-def _files(jobs: Sequence[Job], progress: Progress, say: Say) -> dict[str, bytes]:
+def _made_files(job: Job, config: BuildConfig, progress: Progress) -> tuple[File, ...]:
+    if isinstance(job.target, TimesItself):
+        return job.target.timed_files(job.plan, progress, cache=config.timing_cache, timed=config.autotune)
+    assert isinstance(job.target, WithFiles), "asked for before"
+    return job.target.files(job.plan, progress)
+
+
+def _files(jobs: Sequence[Job], config: BuildConfig, progress: Progress, say: Say) -> dict[str, bytes]:
     """What targets store beside the rank files, by name."""
     made: dict[str, bytes] = {}
     for job in jobs:
         if not isinstance(job.target, WithFiles):
             continue
         begin, word = time.monotonic(), job.target.name if made else ""
-        named = {file_name(each.suffix, word): each.data for each in job.target.files(job.plan, progress)}
+        named = {file_name(each.suffix, word): each.data for each in _made_files(job, config, progress)}
         sizes = ", ".join(f"{name} of {format_bytes(len(data))}" for name, data in named.items())
         say(f"{sizes} for {job.target.name}, made in {time.monotonic() - begin:.1f} s")
         made |= named
@@ -244,15 +254,16 @@ def _manifest(jobs: Sequence[Job], shares: Sequence[Share], checkpoint: Checkpoi
     first, *others = (
         Variant(
             target=job.target.name, precision=str(job.precision), files=_share_of(job, shares).files,
-            activation_errors=job.activation_errors,
+            activation_errors=job.activation_errors, built_with=job.target.tools(),
         )
         for job in jobs
     )  # fmt: skip
     tokens, plan = read_token_ids(checkpoint.path), jobs[0].plan
     return Manifest(
-        ingot_version=__version__, model=model_facts(checkpoint, plan), target=first.target, precision=first.precision,
-        activation_errors=first.activation_errors, others=tuple(others), limits=plan.limits, capabilities=CAPABILITIES,
-        ranks=1, eos_ids=tokens.eos, bos_id=tokens.bos, pad_id=tokens.pad, parts=(), sources=checkpoint.config.sources,
+        target=first.target, precision=first.precision, files=first.files, built_with=first.built_with,
+        activation_errors=first.activation_errors, others=tuple(others), ingot_version=__version__,
+        model=model_facts(checkpoint, plan), limits=plan.limits, capabilities=CAPABILITIES, ranks=1, eos_ids=tokens.eos,
+         bos_id=tokens.bos, pad_id=tokens.pad, parts=(), sources=checkpoint.config.sources,
     )  # fmt: skip
 
 

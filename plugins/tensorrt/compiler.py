@@ -8,6 +8,7 @@ ends it nevertheless is an error in words here.
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -18,23 +19,26 @@ from ingot.errors import BuildError
 from ingot.plan import Plan
 from ingot.plugins.cuda.compiler import run_program
 from ingot.plugins.target import Progress
-from ingot.plugins.tensorrt.layers import Layer, check_layers, check_network, read_layers
+from ingot.plugins.tensorrt.layers import Layer, check_layers, check_log, check_network, read_layers
 from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.plan_file import PlanHeader, read_header
 
 _PROCESS = "ingot.plugins.tensorrt.compile_here"
 _LINK, _LIBRARY = "libtensorrt_rtx.so", "libtensorrt_rtx.so.1"
-_SAID = 6  # lines of the builder's errors that are repeated
+_ACTIVATIONS = re.compile(r"Total Activation Memory: (\d+) bytes")
+_SAID = 6  # lines of the builder's warnings and errors that are repeated
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """network: kinds of layers that the parser made; layers: of the engine, in every profile; log: the builder's."""
+    """network: kinds of layers that the parser made; layers: of the engine, in every profile; activation_bytes: of the
+    GPU's memory, by profile; log: the builder's."""
 
     image: bytes
     header: PlanHeader
     network: Mapping[str, int]
     layers: tuple[Layer, ...]
+    activation_bytes: tuple[int, ...]
     log: str
 
 
@@ -55,13 +59,14 @@ def compile_plan(
         code, said = run_program(command, f"compiling the network with {library}", progress, _environment(links))
         log = (folder / "log.txt").read_text() if (folder / "log.txt").is_file() else ""
         if code != 0:
-            raise _failed(library, code, said, log)
+            raise failed(library, code, said, log)
         image = (folder / "rank0.plan").read_bytes()
         report = json.loads((folder / "report.json").read_text())
     compiled = Compiled(
         image=image, header=read_header(image, "rank0.plan"), network=report["network"], layers=tuple(read_layers(log)),
-        log=log,
+        activation_bytes=tuple(int(each) for each in _ACTIVATIONS.findall(log)), log=log,
     )  # fmt: skip
+    check_log(log)
     check_network(plan, compiled.network)
     check_layers(plan, compiled.layers)
     return compiled
@@ -77,8 +82,9 @@ def _environment(links: Path) -> dict[str, str]:
     }
 
 
-def _failed(library: Library, code: int, said: str, log: str) -> BuildError:
-    errors = [line for line in log.splitlines() if line.startswith(("ERROR", "INTERNAL_ERROR"))]
+def failed(library: Library, code: int, said: str, log: str) -> BuildError:
+    """Of a process that compiles: how it ended, what it printed last and what the builder's log complains about."""
+    errors = [line for line in log.splitlines() if line.startswith(("WARNING", "ERROR", "INTERNAL_ERROR"))]
     ended = [f"its process was ended by {signal.Signals(-code).name}"] if code < 0 else said.strip().splitlines()[-1:]
     return BuildError(
         f"{library.name} cannot compile the network", where=str(library),

@@ -5,10 +5,12 @@ capabilities      of GPUs, from the header of the network
 profiles          name → length → [least, usual, most]
 network           kinds of layers that the parser made → how many
 layers            profile → kinds of layers that the builder made of them → how many
+activation_bytes  profile → bytes of the GPU's memory between the layers
 products          profile → how many products of the plan they compute: all, or there would be no engine
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +34,33 @@ def describe(plan: Plan, target: str, library: Library, compiled: Compiled) -> b
         "target": target,
         "library": str(library),
         "capabilities": list(compiled.header.capabilities),
-        "profiles": {
-            profile.name: {dim.value: [span.least, span.usual, span.most] for dim, span in profile.ranges.items()}
-            for profile in named
-        },
+        "profiles": _ranges(plan),
         "network": dict(compiled.network),
         "layers": {
             profile.name: dict(counts(layer for layer in compiled.layers if layer.profile == number))
             for number, profile in enumerate(named)
         },
+        "activation_bytes": dict(zip((profile.name for profile in named), compiled.activation_bytes, strict=True)),
         "products": {
             profile.name: len(computed_products(plan, compiled.layers, number)) for number, profile in enumerate(named)
         },
     }
+    return _text(document)
+
+
+def describe_network(plan: Plan, words: Mapping[str, Any], network: Mapping[str, int]) -> bytes:
+    """Of the full TensorRT, whose file and layers are not read. words: target, library, version, gpu, capabilities."""
+    return _text({**words, "profiles": _ranges(plan), "network": dict(network), "layers": {}, "products": {}})
+
+
+def _ranges(plan: Plan) -> dict[str, dict[str, list[int]]]:
+    return {
+        profile.name: {dim.value: [span.least, span.usual, span.most] for dim, span in profile.ranges.items()}
+        for profile in profiles(plan)
+    }
+
+
+def _text(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
 
@@ -59,6 +75,8 @@ def read_description(directory: Path, target: str) -> dict[str, Any] | None:
     if document["target"] != target:
         return None
     network = directory / found[0]
+    if "gpu" in document:
+        return {**document, "file": found[0], "bytes": network.stat().st_size}
     with network.open("rb") as file:
         header = read_header(file.read(HEADER_BYTES), str(network))
     return {
@@ -69,10 +87,16 @@ def read_description(directory: Path, target: str) -> dict[str, Any] | None:
 
 def description_lines(document: dict[str, Any]) -> list[str]:
     """For people."""
+    if "gpu" in document:
+        return [
+            f"network     {document['file']}: {format_bytes(document['bytes'])} by {document['library']} on "
+            f"{document['gpu']}, for GPUs of {', '.join(document['capabilities'])}"
+        ]
     products = "/".join(map(str, document["products"].values()))
     lines = [
         f"network     {document['file']}: {format_bytes(document['bytes'])} by {document['library']} for GPUs of "
-        f"{', '.join(document['capabilities'])} (mask {document['mask']:#04x}), {products} products"
+        f"{', '.join(document['capabilities'])} (mask {document['mask']:#04x}), {products} products, "
+        f"{format_bytes(max(document['activation_bytes'].values()))} for activations"
     ]
     for name, ranges in document["profiles"].items():
         spans = (f"{what} {least} to {most}" for what, (least, _, most) in ranges.items())

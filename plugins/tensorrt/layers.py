@@ -17,6 +17,9 @@ from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, pools, product_node,
 
 MOVES = ("NoOp", "Reformat", "shape_call")  # kinds of layers that compute nothing
 PLUGIN_KIND = "PluginV3"
+COPIED = "the engine copies the pools of keys and values instead of writing to them in place"
+
+_COPIES = "Inserting copy"  # "... before plugin layers.0/attention due to I/O aliasing by the plugin"
 
 _TENSOR = re.compile(r"\{ Name: (.+?), (?:Location|Dimensions): ")
 _NODE = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
@@ -82,6 +85,12 @@ def expected_network(plan: Plan) -> Mapping[str, int]:
     return {"MATRIX_MULTIPLY": ops["matmul"], "PLUGIN_V3": ops["paged_attention"]}
 
 
+def check_log(log: str) -> None:
+    """Raise BuildError where the builder says that it copies what a plugin updates in place."""
+    if copies := [line for line in log.splitlines() if line.startswith("WARNING") and _COPIES in line]:
+        raise BuildError(COPIED, expected="a log without such a warning", got="; ".join(copies))
+
+
 def check_network(plan: Plan, network: Mapping[str, int]) -> None:
     """Hold the layers of the parsed network against the plan. Raises BuildError."""
     for kind, expected in expected_network(plan).items():
@@ -129,7 +138,7 @@ def _check_pools(plan: Plan, layers: Sequence[Layer], where: str) -> None:
     others = [layer for layer in layers if layer.kind != PLUGIN_KIND and names & {*layer.inputs, *layer.outputs}]
     if others or not names <= direct:
         raise BuildError(
-            "the engine copies the pools of keys and values instead of writing to them in place",
+            COPIED,
             where=f"profile {where}", expected="pools that only the attention reads and writes",
             got=", ".join(layer.name for layer in others) or f"no attention with {', '.join(sorted(names - direct))}",
         )  # fmt: skip

@@ -10,7 +10,6 @@ captured as CUDA graphs, so that replaying one enters neither the library nor Py
 import dataclasses
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +24,17 @@ from ingot.plugins.cuda.gpu import Arguments, Device, Gpu
 from ingot.plugins.cuda.shapes import attention_tiles, split_count
 from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch
 from ingot.plugins.ops.sample import sample
-from ingot.plugins.target import SessionOptions
 from ingot.plugins.tensorrt.attention import MAX_MULTIPROCESSORS, Attention, kernels, launches
-from ingot.plugins.tensorrt.bindings import Context, Messages, Runtime, TensorRtEngine, load, logger
+from ingot.plugins.tensorrt.bindings import (
+    Context,
+    JudgesEngines,
+    JudgesStreams,
+    Messages,
+    Runtime,
+    TensorRtEngine,
+    load,
+    logger,
+)
 from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.plan_file import HEADER_BYTES
 from ingot.plugins.tensorrt.plugin import Shapes, register_attention
@@ -40,6 +47,15 @@ _INT = 4
 _DESERIALISING = threading.Lock()  # the creator of plugins is one for all sessions of the process
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """A TensorRT engine. where: its file, for people; library: what built it, and now runs it."""
+
+    image: bytes
+    where: str
+    library: Library
+
+
 class TensorRtSession:
     """One plan on one GPU.
 
@@ -47,17 +63,16 @@ class TensorRtSession:
     """
 
     def __init__(
-        self, plan: Plan, section: npt.NDArray[np.uint8], options: SessionOptions, gpu: Gpu, library: Library,
-        code: Weight, engine_file: Path,
-    ) -> None:  # fmt: skip
+        self, plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int, gpu: Gpu, network: Network, code: Weight
+    ) -> None:
         """section: all weights; code: the machine code among them that is for this GPU."""
-        self.num_blocks = options.num_blocks
-        self._plan, self._library = plan, library
+        self.num_blocks = num_blocks
+        self._plan, self._library = plan, network.library
         self._multiprocessors = min(gpu.multiprocessors, MAX_MULTIPROCESSORS)
         self.device = Device(gpu)
         try:
             self._load(section, code)
-            engine = self._deserialise(engine_file.read_bytes(), str(engine_file))
+            engine = self._deserialise(network.image, network.where)
             self._contexts = self._make_contexts(engine)
         except BaseException:
             self.device.close()
@@ -94,12 +109,13 @@ class TensorRtSession:
         self._messages = Messages()
         self._logger = logger(trt, self._messages.add)
         self._runtime: Runtime = trt.Runtime(self._logger)
-        validity, reasons = self._runtime.get_engine_validity(image[:HEADER_BYTES])
-        if validity == trt.EngineValidity.INVALID:
-            raise TargetError(
-                "TensorRT refuses the engine on this GPU", where=where, expected=str(self._library),
-                got=str(reasons), hint="build it again for this GPU, or for a cuda target",
-            )  # fmt: skip
+        if isinstance(self._runtime, JudgesEngines):
+            validity, reasons = self._runtime.get_engine_validity(image[:HEADER_BYTES])
+            if validity == trt.EngineValidity.INVALID:
+                raise TargetError(
+                    "TensorRT refuses the engine on this GPU", where=where, expected=str(self._library),
+                    got=str(reasons), hint="build it again for this GPU, or for a cuda target",
+                )  # fmt: skip
         creator = register_attention(trt)
         with _DESERIALISING:
             creator.launcher = self._launch
@@ -170,7 +186,8 @@ class TensorRtSession:
         def execute() -> None:
             self._execute(DECODE, counts, self._plan.limits.max_seq_len)
 
-        if self._contexts[DECODE].is_stream_capturable(self.device.stream_address):
+        context = self._contexts[DECODE]
+        if not isinstance(context, JudgesStreams) or context.is_stream_capturable(self.device.stream_address):
             self._graphs.run(bucket, execute)
         else:
             execute()

@@ -27,7 +27,7 @@ END = "<!-- end of support -->"
 TOLERANCE = {"f32": 1e-4, "bf16": 3e-2, "w8": 1e-2, "w4g32": 2e-2}
 
 
-GPU_TARGETS = tuple(target.name for target in targets() if target.name.startswith("cuda/"))
+GPU_COLUMNS = {"cuda": "cuda/smXX", "tensorrt-rtx": "tensorrt-rtx"}  # family → one column for all architectures
 
 
 class Support(enum.Enum):
@@ -43,7 +43,11 @@ class Support(enum.Enum):
 
 def columns() -> list[str]:
     """Targets, but one column for all architectures of GPUs."""
-    return list(dict.fromkeys("cuda/smXX" if each.name in GPU_TARGETS else each.name for each in targets()))
+    return list(dict.fromkeys(_column(each.name) for each in targets()))
+
+
+def _column(target: str) -> str:
+    return GPU_COLUMNS.get(target.split("/")[0], target)
 
 
 Row = tuple[str, str]  # family, precision
@@ -59,9 +63,10 @@ def find_support(work: Path) -> dict[Row, dict[str, Support]]:
             row = found[family, precision] = {}
             expected = None
             for target in sorted(targets(), key=lambda target: target.name != "ref"):
-                if target.name in GPU_TARGETS:
-                    if "cuda/smXX" not in row:  # the plan is the same for all of them
-                        row["cuda/smXX"] = _on_gpu(target.name, precision, work / f"{family}-checkpoint")
+                column = _column(target.name)
+                if target.on_gpu:
+                    if column not in row:  # the plan is the same for all of them
+                        row[column] = _on_gpu(target.name, precision, work / f"{family}-checkpoint")
                     continue
                 engine = work / f"{family}-{precision}-{target.name.replace('/', '-')}"
                 config = BuildConfig(target=target.name, precision=precision)
@@ -82,8 +87,9 @@ def find_support(work: Path) -> dict[Row, dict[str, Support]]:
 
 def _on_gpu(target: str, precision: str, checkpoint: Path) -> Support:
     """Whether the plan can be made; compiling it is for the target's own tests."""
+    config = BuildConfig(target=target, precision=precision, activations="bf16", dry_run=True)  # nothing is measured
     try:
-        build(BuildConfig(target=target, precision=precision, dry_run=True), checkpoint, checkpoint / "never")
+        build(config, checkpoint, checkpoint / "never")
     except (NoKernelError, UsageError):
         return Support.REFUSED
     return Support.UNPROVEN
@@ -130,8 +136,9 @@ def main() -> None:
     words = (
         "*tested*: runs and agrees with the numpy reference. *builds*: not run, the machine at hand lacks the ISA.\n"
     )
-    words += "*not executed by us*: built, and its kernels run on an emulated GPU by tests, but on no real one yet "
-    words += "(cuda/sm80, sm86, sm89, sm90, sm100, sm120; also in `f16`). *refused*: with a reason."
+    words += "*not executed by us*: built, and its kernels run on an emulated GPU by tests, but on no real one yet\n"
+    words += "(cuda/sm80, sm86, sm89, sm90, sm100, sm120; tensorrt-rtx, also /sm80, /sm86, /sm89, /sm120; all "
+    words += "of them\nalso in `f16`). *refused*: with a reason."
     body = f"{BEGIN}\n## Support\n\n{table(found)}\n\n{words}\n{END}"
     (ROOT / "README.md").write_text(before + body + rest.split(END)[1])
 

@@ -17,11 +17,14 @@ from ingot.convert.family import find_family
 from ingot.engine import read_manifest
 from ingot.errors import BuildError
 from ingot.plan import Plan
-from ingot.plugins.tensorrt import compiler
+from ingot.plugins.cuda import target as cuda_target
+from ingot.plugins.cuda.compiler import MachineCode
+from ingot.plugins.tensorrt import compiler, target
 from ingot.plugins.tensorrt.compiler import Compiled, compile_plan
 from ingot.plugins.tensorrt.layers import (
     Layer,
     check_layers,
+    check_log,
     check_network,
     computed_products,
     expected_network,
@@ -82,6 +85,8 @@ def test_the_engine_holds_the_whole_plan(llama: tuple[Plan, Compiled]) -> None:
         assert len(computed_products(plan, layers, profile)) == 9
         assert sum(layer.kind in ("gemm", "runtime_fusion") for layer in layers) == 9
     assert len(compiled.image) < 5 << 20, "weights are inputs"
+    assert len(compiled.activation_bytes) == 2
+    assert min(compiled.activation_bytes) > 0
     warnings = [line for line in compiled.log.splitlines() if line.startswith(("WARNING", "ERROR"))]
     assert warnings == []
 
@@ -119,6 +124,14 @@ def test_a_copied_pool_is_refused(llama: tuple[Plan, Compiled]) -> None:
 
     with pytest.raises(BuildError, match=r"no attention with values\.0"):
         check_layers(plan, [through_a_copy(layer) for layer in compiled.layers])
+
+
+def test_a_copy_that_the_log_tells_of_is_refused() -> None:
+    check_log("VERBOSE Inserting copy/copies is not what happens\n")
+    said = "WARNING Inserting copy/copies before plugin layers.0/attention due to I/O aliasing by the plugin."
+    with pytest.raises(BuildError, match="copies the pools") as caught:
+        check_log(f"INFO something\n{said} Performance may be impacted.\n")
+    assert said in str(caught.value)
 
 
 def test_lines_of_the_log_are_layers() -> None:
@@ -173,8 +186,11 @@ def test_a_process_that_ends_is_an_error_in_words(
         compile_plan(llama[0], library, SM89)
 
 
-def test_the_command_line(builder: Library, tmp_path: Path) -> None:
-    """One call, two targets that share the weights; `inspect` reads the header."""
+def test_the_command_line(library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One call, two targets that share the weights; `inspect` reads the header. Kernels are compiled by other tests."""
+    for module in (target, cuda_target):
+        monkeypatch.setattr(module, "compile_kernels", lambda *options: MachineCode(image=b"\x7fELF", kernels={}))
+        monkeypatch.setattr(module, "why_not", lambda architecture: None)
     engine, out = tmp_path / "engine", _checkpoint(tmp_path, "qwen3")
     ingot(
         "build", "--checkpoint_dir", out, "--output_dir", engine, "--target", "tensorrt-rtx/sm89,cuda/sm89",

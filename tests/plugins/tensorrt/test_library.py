@@ -20,7 +20,10 @@ from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
 
 NAMES = ["tensorrt-rtx", "tensorrt-rtx/sm120", "tensorrt-rtx/sm89", "tensorrt-rtx/sm86", "tensorrt-rtx/sm80"]
-WHEEL_CLASSES = {"Context": "IExecutionContext", "TensorRtEngine": "ICudaEngine", "Runtime": "Runtime"}
+WHEEL_CLASSES = {
+    "Context": "IExecutionContext", "TensorRtEngine": "ICudaEngine", "Runtime": "Runtime", "JudgesEngines": "Runtime",
+    "JudgesStreams": "IExecutionContext",
+}  # fmt: skip
 
 
 def test_every_target_takes_every_op_but_drawing_and_experts() -> None:
@@ -102,6 +105,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = write_model(folder / "model", {**TINY_LLAMA, "head_dim": 16})
     ingot("convert", "--model_dir", model, "--output_dir", folder / "checkpoint").succeeds()
     return folder / "checkpoint"
+
+
+def test_a_build_says_what_to_install(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_module, "_MODULES", ("json", "tensorrt_rtx_bindings_not_here"))
+    out = tmp_path / "engine"
+    ingot("build", "--checkpoint_dir", checkpoint, "--output_dir", out, "--target", "tensorrt-rtx/sm89").fails(
+        "cannot build for tensorrt-rtx/sm89", "no tensorrt-rtx-cu13-bindings", "pip install 'ingot[tensorrt-rtx]'"
+    )
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("options", [("--precision", "w8"), ("--precision", "w4g32"), ("--kv_cache_dtype", "int8")])
