@@ -10,7 +10,7 @@ from ingot.builder.float_plan import float_plan, lower_float
 from ingot.builder.graph import Graph, weight_shape
 from ingot.builder.lower import Lowering
 from ingot.builder.precision import ProductChoice, product_weight, products_of
-from ingot.builder.select import kernel_dtype
+from ingot.builder.select import kernel_dtype, plan_ops
 from ingot.checkpoint import Checkpoint
 from ingot.dtypes import DType
 from ingot.plan import Limits, Plan
@@ -28,7 +28,8 @@ def choose_activations(
     progress: Progress | None, notes: list[str],
 ) -> tuple[dict[str, ProductChoice], dict[str, float | None]]:  # fmt: skip
     """(choices without auto, error by product that had the choice). notes gets a sentence for what was decided."""
-    decided = {name: _by_kernels(choice, target, notes) for name, choice in wanted.items()}
+    products = {node.name: node for node in products_of(graph)}
+    decided = {name: _by_kernels(choice, products[name].op, target, notes) for name, choice in wanted.items()}
     undecided = [name for name, choice in decided.items() if choice.activations == "auto"]
     if not undecided:
         return decided, {}
@@ -43,7 +44,7 @@ def choose_activations(
 
     with WeightReader(checkpoint.path) as reader:
         measured = activation_errors(plan, lowering.uses, reader, ids, advance)
-    depths = {node.name: weight_shape(product_weight(node))[-1] for node in products_of(graph)}
+    depths = {name: weight_shape(product_weight(node))[-1] for name, node in products.items()}
     fits = {
         name: measured[name] <= TOLERANCE[wanted[name].precision.dtype] and depths[name] <= MAX_K for name in undecided
     }
@@ -58,19 +59,20 @@ def choose_activations(
     return decided, {name: _shortened(measured[name]) for name in undecided}
 
 
-def _by_kernels(choice: ProductChoice, target: Target, notes: list[str]) -> ProductChoice:
-    """auto becomes what the target has kernels for, where it has only one."""
+def _by_kernels(choice: ProductChoice, plugin: str, target: Target, notes: list[str]) -> ProductChoice:
+    """auto becomes what the target has kernels for, where it has only one. plugin: Matmul, or a product of experts."""
     if choice.activations != "auto":
         return choice
-    dtype = choice.precision.dtype.value
+    dtype, (op,) = choice.precision.dtype.value, plan_ops(plugin)
     has = {
-        mode: any(name.startswith(f"matmul.{kernel_dtype(dtype, mode)}.") for name in target.kernels())
+        mode: any(name.startswith(f"{op}.{kernel_dtype(dtype, mode)}.") for name in target.kernels())
         for mode in ("int8", "bf16")
     }
     if all(has.values()) or not any(has.values()):  # no kernel at all is an error of choose_kernel
         return choice
     only = next(mode for mode, there in has.items() if there)
-    note = f"activations {only} in {dtype} products: {target.name} has no kernels for anything else"
+    of = "products" if op == "matmul" else f"products of experts ({op})"
+    note = f"activations {only} in {dtype} {of}: {target.name} has no kernels for anything else"
     if note not in notes:
         notes.append(note)
     return dataclasses.replace(choice, activations=only)

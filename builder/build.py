@@ -9,7 +9,6 @@ The graph is the only source: config.json of the checkpoint only adds facts for 
 import contextlib
 import dataclasses
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from ingot.builder.activations import choose_activations
 from ingot.builder.expressions import WeightReader, check_sources
 from ingot.builder.facts import model_facts
 from ingot.builder.graph import Graph
+from ingot.builder.in_order import cores
 from ingot.builder.limits import fit_limits
 from ingot.builder.lower import Lowering, read_shape
 from ingot.builder.names import name_nodes
@@ -165,7 +165,7 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target, progres
     lowering = Lowering(graph, panels=target.packs_products)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
-    plan = lowering.plan(limits, kv, shape, config.shards or _threads())
+    plan = lowering.plan(limits, kv, shape, config.shards or cores())
     timings: tuple[str, ...] = ()
     if config.autotune:
         tuning = tune(plan, target, config.timing_cache, progress)
@@ -196,7 +196,7 @@ def _kv_dtype(config: BuildConfig, precision: Precision) -> DType:
 def _forecast(config: BuildConfig, checkpoint: Checkpoint, target: Path, engine_bytes: int) -> Forecast:
     """Of memory before any work; of disk as soon as the size of the engine is known."""
     memory = BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
-    memory += max((_threads() + 1) * BLOCK_COPIES * BLOCK_BYTES, TUNING_MEMORY if config.autotune else 0)
+    memory += max((cores() + 1) * BLOCK_COPIES * BLOCK_BYTES, TUNING_MEMORY if config.autotune else 0)
     carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
     return Forecast.at(target, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
 
@@ -220,7 +220,7 @@ def _write(job: _Job, checkpoint: Checkpoint, directory: Path, progress: Progres
         activation_errors=job.activation_errors,
     )  # fmt: skip
     with WeightReader(checkpoint.path) as reader:
-        packer = Packer(reader, job.lowering.uses, plan.weights, _threads())
+        packer = Packer(reader, job.lowering.uses, plan.weights, cores())
         files = [checkpoint.path / name for name in checkpoint.companions()]
         blocks = itertools.chain(packer.blocks(advance), _constant_blocks(job))
         write_engine(directory, manifest, plan, blocks, files, checkpoint.path)
@@ -231,11 +231,6 @@ def _constant_blocks(job: _Job) -> Iterator[Block]:
     places = {weight.name: weight.pieces[0].offset for weight in job.plan.weights}
     for constant in job.constants:
         yield places[constant.name], memoryview(constant.data)
-
-
-def _threads() -> int:
-    """Cores of this process."""
-    return len(os.sched_getaffinity(0))
 
 
 def _engine_bytes(plan: Plan) -> int:

@@ -1,7 +1,7 @@
 """Computes the Graph of a Checkpoint in float64, node by node: what an engine's numbers are compared with.
 
 Takes the graph as `convert` wrote it, before any pass, so that a pass that changes the model is found out. Weights are
-read from the Checkpoint a block at a time; values are forgotten after their last use.
+read from the Checkpoint a block at a time on each thread; values are forgotten after their last use.
 """
 
 from collections import Counter
@@ -17,9 +17,10 @@ from onnx.reference import ReferenceEvaluator
 
 from ingot.builder.expressions import WeightReader, matrix_shape
 from ingot.builder.graph import Graph, describe, is_op, is_weight, producer, weight_shape
+from ingot.builder.in_order import in_order
 from ingot.errors import CheckpointError
 
-BLOCK_BYTES = 16 << 20  # of a weight in float32
+BLOCK_BYTES = 4 << 20  # of a weight in float32
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
 
 Array = npt.NDArray[Any]
@@ -29,8 +30,10 @@ Float64 = npt.NDArray[np.float64]
 class Evaluation:
     """One pass over the graph for `ids`, int64 [batch, sequence]. `value` gives the tensors named in `wanted`."""
 
-    def __init__(self, graph: Graph, reader: WeightReader, ids: npt.NDArray[np.int64], wanted: Collection[str]) -> None:
-        self._reader = reader
+    def __init__(
+        self, graph: Graph, reader: WeightReader, ids: npt.NDArray[np.int64], wanted: Collection[str], threads: int = 1
+    ) -> None:
+        self._reader, self._threads = reader, threads
         self._opset = graph.surgeon.opset
         self._wanted = set(wanted)
         self._nodes = iter([node for node in graph.nodes if not is_weight(node.outputs[0])])
@@ -111,32 +114,35 @@ class Evaluation:
         flat = x.reshape(-1, x.shape[-1])
         out = np.zeros((len(flat), size_out))
         stored = _stored(weight, [1, 0])
-        for begin, end, rows in self._blocks(weight if stored is None else stored):
-            if stored is None:
-                out += flat[:, begin:end] @ rows
-            else:
-                out[:, begin:end] = flat @ rows.T
+        if stored is None:
+            blocks = _blocks(weight, 0, matrix_shape(weight)[0])
+            for part in in_order(lambda at: flat[:, at[0] : at[1]] @ self._weight(weight, at), blocks, self._threads):
+                out += part
+        else:
+            self._multiply(flat, stored, 0, out)
         return out.reshape(*x.shape[:-1], size_out)
 
     def _expert_products(self, x: Array, stack: gs.Tensor) -> Float64:
         """x [batch, experts or 1, sequence, in] times each matrix of a stack [experts, out, in]."""
-        experts, size_out, size_in = weight_shape(stack)
+        experts, size_out, _ = weight_shape(stack)
         x = np.broadcast_to(x, (x.shape[0], experts, *x.shape[2:]))
         out = np.empty((*x.shape[:-1], size_out))
-        step = max(1, BLOCK_BYTES // (4 * size_in))
         for expert in range(experts):
-            for begin in range(0, size_out, step):
-                end, first = min(begin + step, size_out), expert * size_out
-                rows = self._reader.read_rows(stack, first + begin, first + end).astype(np.float64)
-                out[:, expert, :, begin:end] = x[:, expert] @ rows.T
+            one = np.empty((x.shape[0] * x.shape[2], size_out))
+            self._multiply(x[:, expert].reshape(len(one), -1), stack, expert * size_out, one)
+            out[:, expert] = one.reshape(x.shape[0], x.shape[2], size_out)
         return out
 
-    def _blocks(self, weight: gs.Tensor) -> Iterator[tuple[int, int, Float64]]:
-        rows, cols = matrix_shape(weight)
-        step = max(1, BLOCK_BYTES // (4 * cols))
-        for begin in range(0, rows, step):
-            end = min(begin + step, rows)
-            yield begin, end, self._reader.read_rows(weight, begin, end).astype(np.float64)
+    def _multiply(self, x: Array, weight: gs.Tensor, first: int, out: Float64) -> None:
+        """out [rows, N] = x [rows, K] @ W.T, W: N rows of a weight from `first`."""
+        blocks = _blocks(weight, first, first + out.shape[1])
+        column = 0
+        for part in in_order(lambda at: x @ self._weight(weight, at).T, blocks, self._threads):
+            out[:, column : column + part.shape[1]] = part
+            column += part.shape[1]
+
+    def _weight(self, weight: gs.Tensor, at: tuple[int, int]) -> Float64:
+        return self._reader.read_rows(weight, *at).astype(np.float64)
 
     def _rows(self, table: gs.Tensor, numbers: Array, node: gs.Node) -> Float64:
         """Rows of a table; only those that are asked for are read."""
@@ -155,6 +161,13 @@ def _stored(weight: gs.Tensor, perm: list[int]) -> gs.Tensor | None:
     if node is None or not is_op(node, "Transpose") or list(node.attrs.get("perm", reverse)) != perm:
         return None
     return node.inputs[0]
+
+
+def _blocks(weight: gs.Tensor, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Rows [first, end) of a weight, a few at a time."""
+    step = max(1, BLOCK_BYTES // (4 * matrix_shape(weight)[1]))
+    for begin in range(first, end, step):
+        yield begin, min(begin + step, end)
 
 
 def _onnx_type(values: Array) -> int:

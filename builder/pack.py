@@ -7,9 +7,7 @@ n * 2 MiB    shard 1 of every product, ...          one shard per thread: it str
 
 import dataclasses
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +15,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import WeightReader, is_copy, matrix_shape
+from ingot.builder.in_order import in_order
 from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, Precision, count_nonfinite, from_float32
 from ingot.engine import PIECE_ALIGNMENT, SECTION_ALIGNMENT, aligned
@@ -43,8 +42,6 @@ SMALL_MODEL = 32 << 20  # below this many bytes of products, one shard
 BLOCK_BYTES = 4 << 20  # float32 bytes of weight in memory at a time
 
 Progress = Callable[[int], None]
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 Number = TypeVar("Number", bound=np.generic)
 
 
@@ -240,19 +237,3 @@ def _pack_quantised(use: WeightUse, values: npt.NDArray[np.float32]) -> npt.NDAr
     if not use.panels:
         return pack_table(rows)
     return pack_quantised(interleave_quantised(rows) if use.gated else rows)
-
-
-def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
-    """work(item) for every item, in their order, on several threads; at most one item more than threads at a time."""
-    waiting: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()

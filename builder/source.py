@@ -44,9 +44,9 @@ class Source:
         """Rows [begin, end) of a weight of the plan, as the Checkpoint has them; a vector is one column."""
         return self._reader.read_rows(self._uses[weight].tensor, begin, end)
 
-    def evaluate(self, ids: npt.NDArray[np.int64], wanted: Collection[str]) -> Evaluation:
+    def evaluate(self, ids: npt.NDArray[np.int64], wanted: Collection[str], threads: int) -> Evaluation:
         """The graph's own values for ids [batch, sequence]."""
-        return Evaluation(Graph.load(self._graph), self._reader, ids, wanted)
+        return Evaluation(Graph.load(self._graph), self._reader, ids, wanted, threads)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,14 @@
 """Product with a packed weight and its epilogue: bias, activation, gate, residual."""
 
 import numpy as np
+import numpy.typing as npt
 
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.op import Array, Call, Op
-from ingot.plugins.quantised import QuantisedRows, round_to_int8
+from ingot.plugins.quantised import Int8, QuantisedRows, round_to_int8
+
+EXACT_K = 1024  # 127 * 127 * 1024 < 2^24
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -41,11 +44,19 @@ def product(x: Array, weight: Array | QuantisedRows, activations: str) -> Array:
         x = to_float32(from_float32(x, dtype), dtype)
     if isinstance(weight, np.ndarray):
         return (x.astype(np.float64) @ weight.astype(np.float64).T).astype(np.float32)
-    integers = weight.integers.astype(np.float64).T  # sums below 2^53 are exact
     if activations == "int8":
         codes, a_scale = round_to_int8(x)
-        return (codes.astype(np.float64) @ integers).astype(np.float32) * (a_scale[:, None] * weight.scale)
-    return (x.astype(np.float64) @ integers).astype(np.float32) * weight.scale
+        return _integer_product(codes, weight.integers).astype(np.float32) * (a_scale[:, None] * weight.scale)
+    return (x.astype(np.float64) @ weight.integers.astype(np.float64).T).astype(np.float32) * weight.scale
+
+
+def _integer_product(a: Int8, q: Int8) -> npt.NDArray[np.float64]:
+    """a @ q.T, exact: float32 holds every sum of EXACT_K products of signed bytes, float64 every sum of those."""
+    total = np.zeros((len(a), len(q)))
+    for k in range(0, a.shape[1], EXACT_K):
+        part = np.s_[:, k : k + EXACT_K]
+        total += a[part].astype(np.float32) @ q[part].astype(np.float32).T
+    return total
 
 
 def expert_of(weight: Array | QuantisedRows, expert: int) -> Array | QuantisedRows:

@@ -33,6 +33,8 @@ class LLM(EngineLLM):
         gpu_memory_utilization: float | None = None,
         enable_prefix_caching: bool = True,
         precision: str = "auto",
+        activations: str = "auto",
+        kv_cache_dtype: str = "auto",
         target: str = "cpu",
         cache_dir: str | Path | None = None,
         threads: int | None = None,
@@ -48,7 +50,8 @@ class LLM(EngineLLM):
         max_num_batched_tokens  tokens per step; for an engine at most its max_num_tokens
         tensor_parallel_size    1: an engine has one rank yet
         gpu_memory_utilization  refused: kv_cache_memory says how much memory the KV cache takes
-        precision, target       of the build; refused for an engine, which has its own
+        precision, activations, kv_cache_dtype, target
+                                of the build, as of `ingot build`; refused for an engine, which has its own
         cache_dir               None: $XDG_CACHE_HOME or ~/.cache
         others                  as in ModelRunner.from_dir
         """
@@ -64,15 +67,16 @@ class LLM(EngineLLM):
             )  # fmt: skip
         directory = Path(model)
         if is_engine(directory):
-            if (precision, target) != ("auto", "cpu") or cache_dir is not None:
+            chosen = (precision, activations, kv_cache_dtype, target)
+            if chosen != ("auto", "auto", "auto", "cpu") or cache_dir is not None:
                 raise UsageError(
-                    "precision, target and cache_dir are for building, and this is an Engine already",
-                    where=str(directory), hint="leave them out, or give the Hugging Face directory",
+                    "precision, activations, kv_cache_dtype, target and cache_dir are for building, and this is an "
+                    "Engine already", where=str(directory), hint="leave them out, or give the Hugging Face directory",
                 )  # fmt: skip
         else:
             config = BuildConfig(
-                target=target, precision=precision, max_seq_len=max_model_len, max_batch_size=max_num_seqs,
-                max_num_tokens=max_num_batched_tokens,
+                target=target, precision=precision, activations=activations, kv_cache_dtype=kv_cache_dtype,
+                max_seq_len=max_model_len, max_batch_size=max_num_seqs, max_num_tokens=max_num_batched_tokens,
             )  # fmt: skip
             directory = cached_engine(directory, config, None if cache_dir is None else Path(cache_dir), _say)
         tokenizer = Tokenizer.from_dir(directory)

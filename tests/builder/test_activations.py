@@ -13,6 +13,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.recipe import LayerRule
 from ingot.convert.convert import convert
+from ingot.convert.family import find_family
 from ingot.dtypes import DType
 from ingot.engine import read_manifest
 from ingot.errors import NoKernelError
@@ -103,6 +104,18 @@ def test_a_target_with_one_mode_takes_it_and_says_so(tmp_path: Path, monkeypatch
         other = "bf16" if left == "int8" else "int8"
         with pytest.raises(NoKernelError, match="has no kernel for op matmul"):
             build(BuildConfig(target="ref", precision="w8", activations=other), checkpoint, tmp_path / "f")
+
+
+def test_experts_have_kernels_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target without int8 products of experts rounds the other products all the same."""
+    checkpoint, every = make_checkpoint(tmp_path, dict(find_family("mixtral").tiny)), RefTarget().kernels()
+    names = tuple(name for name in every if not (name.startswith("moe_") and "a8" in name))
+    monkeypatch.setattr(RefTarget, "kernels", lambda self: names)
+    report = build(BuildConfig(target="ref", precision="w8"), checkpoint, tmp_path / "e")
+    steps = [step for step in report.plan.steps if step.op.startswith("moe_") and "activations" in step.attrs]
+    assert {step.attrs["activations"] for step in steps} == {"f32"}
+    assert activations(report)["layers.0/qkv"] == "int8"
+    assert any("w8 products of experts (moe_down): ref has no kernels" in note for note in report.notes)
 
 
 def test_the_sample_is_text_where_there_is_a_tokenizer(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from ingot.builder import pack
 from ingot.builder.expressions import WeightReader
-from ingot.builder.pack import Packer, WeightUse, in_order, place_weights, shard_count
+from ingot.builder.in_order import in_order
+from ingot.builder.pack import Packer, WeightUse, place_weights, shard_count
 from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
 from ingot.plan import Weight

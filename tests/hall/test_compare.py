@@ -257,7 +257,7 @@ def run_on(session: RefSession, engine: Path, checkpoint: Path) -> Comparison:
         tokens = read_tokens(engine, plan.vocab_size, 40, None, 40)
         assert session.num_blocks >= blocks_needed(plan, tokens.sequences)
         with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block) as source:
-            run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None)
+            run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=2)
             run.compare_group(0, tokens.sequences)
             return run.result(engine, checkpoint)
 
@@ -308,7 +308,7 @@ def test_what_is_right_by_itself_but_not_in_the_model_is_named(llama: Built) -> 
                 names["layers.0/down"], names["layers.0/attention_out"],
             )  # fmt: skip
             source = dataclasses.replace(source, tensors=names)
-            run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None)
+            run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=2)
             run.compare_group(0, tokens.sequences)
             first = run.result(engine, llama.checkpoint).findings[0]
     assert (first.step, first.what.split()[0]) == ("layers.0/attention_out", "output")

@@ -11,6 +11,7 @@ import pytest
 import ingot
 from ingot import LLM, SamplingParams
 from ingot.configs.build import BuildConfig
+from ingot.dtypes import DType
 from ingot.engine_cache import cache_key, default_cache
 from ingot.errors import UsageError
 from ingot.quickstart import SHIPPED
@@ -45,6 +46,19 @@ def test_a_model_directory_is_built_once(engine: Path, cache: Path, capfd: pytes
         assert llm.runner.facts.limits.max_seq_len == 64
 
 
+def test_the_build_can_be_told_its_types(cache: Path) -> None:
+    with LLM(
+        SHIPPED, cache_dir=cache, max_model_len=40, precision="w8", activations="bf16", kv_cache_dtype="int8"
+    ) as llm:
+        plan = llm.runner.engine.plan
+        assert plan.kv.dtype is DType.I8
+        assert {step.attrs["activations"] for step in plan.steps if "activations" in step.attrs} <= {"f32", "bf16"}
+        assert DType.W8 in {weight.dtype for weight in plan.weights}
+        assert llm.generate("The prince", GREEDY)[0].outputs[0].text
+    with pytest.raises(UsageError, match="fp8"):
+        LLM(SHIPPED, cache_dir=cache, kv_cache_dtype="fp8")
+
+
 def test_a_damaged_cache_is_built_again(engine: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with (engine / "rank0.engine").open("r+b") as file:
         file.truncate(5000)
@@ -74,7 +88,8 @@ def test_logprobs_and_stop_texts_through_the_door(engine: Path) -> None:
     [
         ({"tensor_parallel_size": 2}, "--tp_size"), ({"gpu_memory_utilization": 0.9}, "kv_cache_memory"),
         ({"max_model_len": 65}, "--max_seq_len 65"), ({"max_num_seqs": 9}, "--max_batch_size 9"),
-        ({"precision": "f32"}, "an Engine already"),
+        ({"precision": "f32"}, "an Engine already"), ({"kv_cache_dtype": "int8"}, "an Engine already"),
+        ({"activations": "int8"}, "an Engine already"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_names_the_way(engine: Path, arguments: dict[str, Any], words: str) -> None:

@@ -6,6 +6,7 @@ scale, sum and function is computed in float64. Knows the ops of llamas and of w
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +60,7 @@ class _PlanFloat64:
         self._doubt, self._rounded, self._other = 0.0, 0, 0
 
     def figures(self) -> Figures:
-        compute = {
+        compute: dict[str, Callable[[Step], tuple[Float64, ...]]] = {
             "embedding": self._embedding, "rope_table": self._rope_table, "rms_norm": self._rms_norm,
             "matmul": self._matmul, "rope_kv_write": self._rope_kv_write, "paged_attention": self._paged_attention,
             "gather_rows": lambda step: (self._values[step.inputs[0]],),  # the logits of every row are wanted
@@ -90,11 +91,11 @@ class _PlanFloat64:
         return _normed(total, self._vector(weight), float(step.attrs["eps"])), total
 
     def _matmul(self, step: Step) -> tuple[Float64, ...]:
-        x, weight, bias, residual = step.inputs
+        _, weight, bias, residual = step.inputs
         given = self._rounded_input(step)
         y = np.empty((len(given), self._packed.weights[weight].shape[0] // (2 if step.attrs["gated"] else 1)))
         for block in self._packed.blocks(weight):
-            p = given @ _exact(block.rows).T
+            p = given @ _exact(self._packed.read(block)).T
             if bias:
                 p += self._vector(bias)[block.numbers]
             gate, up = np.split(p, 2, axis=1) if step.attrs["gated"] else (p, np.float64(1))

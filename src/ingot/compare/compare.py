@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from ingot.builder.in_order import cores
 from ingot.builder.source import open_source
 from ingot.checkpoint import is_checkpoint
 from ingot.compare.report import Comparison
@@ -37,7 +38,7 @@ GROUP_BYTES = 256 << 20  # of float64 logits at a time
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions:
-    """tokens: of the text, at most. text: None is the text that ships with ingot."""
+    """tokens: of the text, at most. text: None is the text that ships with ingot. threads: None takes every core."""
 
     tokens: int = DEFAULT_TOKENS
     text: Path | None = None
@@ -58,7 +59,10 @@ def compare(
             tokens = read_tokens(directory, plan.vocab_size, options.tokens, options.text, longest)
             at_once = max(1, group // tokens.sequences.shape[1])
             with _session(engine, tokens.sequences[:at_once], options) as session:
-                run = Run(engine=engine, source=source, session=session, progress=progress, tokens=tokens)
+                run = Run(
+                    engine=engine, source=source, session=session, progress=progress, tokens=tokens,
+                    threads=options.threads or cores(),
+                )  # fmt: skip
                 for begin in range(0, len(tokens.sequences), at_once):
                     run.compare_group(begin, tokens.sequences[begin : begin + at_once])
         return run.result(directory, against)

@@ -11,17 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ingot.compare.packed import PackedWeights
+from ingot.builder.in_order import in_order
+from ingot.compare.packed import Block, PackedWeights
 from ingot.dtypes import DType
 from ingot.plan import KvLayout, Step
 from ingot.plugins.op import Array, Call, KvCache
-from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.quantised import QuantisedRows, stacked
 from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
 
 ROUNDING = 2.0**-24  # of float32, relative
 MOVED = 2.0**-10  # how far inputs are moved to see what that does to the result
 CACHE = ("keys", "values")  # what rope_kv_write writes beside its output
+PRODUCTS = ("matmul", "moe_gate_up", "moe_down")
 SLACK = 32.0  # roundings that every kernel may make beside those of its sums
 # Distance of neighbours: of a bf16 relative to itself, of int8 relative to the largest number of its token and head.
 KV_ROUNDING = {DType.F32: 0.0, DType.BF16: 2.0**-7, DType.I8: 1 / 127}
@@ -53,8 +55,8 @@ class KvPools:
 class StepChecker:
     """batch: the step that all tapped outputs belong to."""
 
-    def __init__(self, packed: PackedWeights, kv: KvLayout, batch: StepBatch) -> None:
-        self._packed, self._batch = packed, batch
+    def __init__(self, packed: PackedWeights, kv: KvLayout, batch: StepBatch, threads: int) -> None:
+        self._packed, self._batch, self._threads = packed, batch, threads
         self._kv = dataclasses.replace(kv, num_layers=1, dtype=DType.F32)
         self._kv_dtype, self._noise = kv.dtype, np.random.default_rng(0)
 
@@ -88,9 +90,10 @@ class StepChecker:
         pools: KvPools | None,
     ) -> Iterator[tuple[str, Array, Array, Array]]:
         """(what, the engine's, the reference's, the reference's of the moved inputs), each [rows, cols]."""
-        if step.op == "matmul":  # reading a weight costs more than a few rows
+        if step.op in PRODUCTS:  # reading a weight costs more than a few rows
             both = {name: np.concatenate([values, moved[name]]) for name, values in inputs.items()}
-            expected, other = np.split(self._product(step, both), 2)
+            product = self._product if step.op == "matmul" else self._expert_product
+            expected, other = np.split(product(step, both), 2)
             yield "output", outputs[step.outputs[0]], expected, other
             return
         moved_pools = None if pools is None else KvPools(keys=self._moved(pools.keys), values=self._moved(pools.values))
@@ -126,7 +129,7 @@ class StepChecker:
     def _operand(self, step: Step, name: str, inputs: Mapping[str, Array]) -> Array | QuantisedRows | None:
         if not name or name in inputs:
             return inputs.get(name)
-        return None if step.op == "embedding" else self._packed.weight(name)
+        return None if step.op == "embedding" else self._packed.whole(name)
 
     def _reference(
         self, step: Step, operands: Sequence[Array | QuantisedRows | None], cache: KvCache
@@ -149,14 +152,45 @@ class StepChecker:
         """A product, some of its columns at a time, joined again: a row's bound needs the whole row."""
         x, weight, bias, residual = step.inputs
         bias_values = self._packed.whole(bias) if bias else None
-        columns: list[Array] = []
-        for block in self._packed.blocks(weight):
+
+        def columns(block: Block) -> Array:
             operands = [
-                inputs[x], block.rows, None if bias_values is None else bias_values[block.numbers],
+                inputs[x], self._packed.read(block), None if bias_values is None else bias_values[block.numbers],
                 inputs[residual][:, block.begin : block.end] if residual else None,
             ]  # fmt: skip
-            columns += self._reference(step, operands, KvCache(self._kv, 0))
-        return np.concatenate(columns, axis=1)
+            return self._reference(step, operands, KvCache(self._kv, 0))[0]
+
+        return np.concatenate(list(in_order(columns, self._packed.blocks(weight), self._threads)), axis=1)
+
+    def _expert_product(self, step: Step, inputs: Mapping[str, Array]) -> Array:
+        """The same of experts that some row takes, one after the other: each block as if it were the only expert's."""
+        ids = inputs[step.inputs[1]].astype(np.int64)
+        taken = {int(expert): np.nonzero(ids == expert) for expert in np.unique(ids)}  # rows, each once, and slots
+        is_first = step.op == "moe_gate_up"
+        each = inputs[step.inputs[0]].reshape(len(ids), 1 if is_first else ids.shape[1], -1)
+
+        def columns(block: Block) -> tuple[Block, Array]:
+            rows, slots = taken[block.expert]
+            only: Array = np.zeros((len(rows), 1), np.float32)
+            shares = () if is_first else (inputs[step.inputs[2]][rows, slots, None],)
+            operands = [each[rows, 0 if is_first else slots], only, *shares, _alone(self._packed.read(block))]
+            return block, self._reference(step, operands, KvCache(self._kv, 0))[0]
+
+        n = self._packed.weights[step.inputs[-1]].shape[1]
+        y: Array = np.zeros((*ids.shape, n // 2) if is_first else (len(ids), n), np.float32)
+        blocks = self._packed.blocks(step.inputs[-1], taken)
+        for block, part in in_order(columns, blocks, self._threads):
+            rows, slots = taken[block.expert]
+            if is_first:
+                y[rows, slots, block.begin : block.end] = part
+            else:
+                y[rows, block.begin : block.end] += part
+        return y.reshape(len(ids), -1)
+
+
+def _alone(rows: Array | QuantisedRows) -> Array | QuantisedRows:
+    """The matrix of one expert as a weight of experts."""
+    return stacked([rows]) if isinstance(rows, QuantisedRows) else rows[None]
 
 
 def _rows_of(pool: Array, dim: int) -> Array:

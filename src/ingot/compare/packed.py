@@ -6,7 +6,7 @@ numbers, as the product's columns need them. The matrices of experts come one af
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +24,16 @@ GATED = ".gated"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """numbers: which rows of the weight `rows` are, those of experts numbered through. [begin, end): the columns of
-    the product that they make."""
+    """Some rows of a weight (of one of its experts): those that make the columns [begin, end) of the product.
 
+    numbers  of these rows in the weight, those of experts numbered through
+    """
+
+    weight: Weight
+    expert: int
     begin: int
     end: int
     numbers: npt.NDArray[np.int64]
-    rows: Array | QuantisedRows
 
 
 class PackedWeights:
@@ -46,30 +49,31 @@ class PackedWeights:
         assert isinstance(values, np.ndarray), f"{name} is quantised"
         return values
 
-    def weight(self, name: str) -> Array | QuantisedRows:
-        """All of a weight."""
-        return read_weight(self._section, self.weights[name])
-
     def rows(self, name: str, numbers: npt.NDArray[np.integer]) -> Array:
         """Rows of a table, float32 [len(numbers), cols]."""
         weight = self.weights[name]
         found = (read_weight(self._section, cut(weight, int(row), int(row) + 1)) for row in numbers)
         return np.concatenate([rows.values if isinstance(rows, QuantisedRows) else rows for rows in found])
 
-    def blocks(self, name: str) -> Iterator[Block]:
-        """All of a weight, in order."""
+    def read(self, block: Block) -> Array | QuantisedRows:
+        """The rows of a block."""
+        return read_weight(self._section, cut(block.weight, block.begin, block.end, block.expert))
+
+    def blocks(self, name: str, experts: Collection[int] | None = None) -> Iterator[Block]:
+        """All of a weight, in order; of a weight of experts only these, unless None."""
         weight = self.weights[name]
         matrix = weight.shape[-2:]
         gated, n, cols = weight.layout.endswith(GATED), matrix[0], matrix[1] if len(matrix) == 2 else 1
         out = n // 2 if gated else n
         step = max(PANEL, BLOCK_BYTES // (4 * cols * (2 if gated else 1)) // PANEL * PANEL)
         for expert, begin in itertools.product(range(_experts(weight)), range(0, out, step)):
+            if experts is not None and expert not in experts:
+                continue
             end = min(begin + step, out)
             numbers = expert * n + np.arange(begin, end)
             if gated:
                 numbers = np.concatenate([numbers, out + numbers])
-            rows = read_weight(self._section, cut(weight, begin, end, expert))
-            yield Block(begin=begin, end=end, numbers=numbers, rows=rows)
+            yield Block(weight=weight, expert=expert, begin=begin, end=end, numbers=numbers)
 
 
 def cut(weight: Weight, begin: int, end: int, expert: int = 0) -> Weight:

@@ -1,6 +1,7 @@
 """Goes through the steps of an engine and holds everything against the source: weights, kernels, the model's values."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,7 @@ UNLIKE = 1.0  # an output that is farther off than this has nothing to do with t
 UNSEEN = 1e-6  # rounding of every step that is not counted otherwise, relative
 
 Progress = Callable[[str, int, int], None]
-"""(what is being done, steps done, steps in all)"""
+"""(what is being done, numbers looked at, numbers in all)"""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -45,12 +46,13 @@ class Run:
     """Goes through the steps for one group of sequences after the other."""
 
     def __init__(
-        self, *, engine: Engine, source: Source, session: TapSession, progress: Progress, tokens: Tokens
+        self, *, engine: Engine, source: Source, session: TapSession, progress: Progress, tokens: Tokens, threads: int
     ) -> None:
         self._engine, self._source, self._session, self._progress = engine, source, session, progress
-        self._plan = engine.plan
+        self._plan, self._threads = engine.plan, threads
         self._packed = PackedWeights(engine.plan, engine.weights)
         self._tokens, self._meter = tokens, LogitMeter(is_text=tokens.is_text)
+        self._work = {step.name: self._numbers(step) for step in self._plan.steps}
         self._worst = {step.name: Worst() for step in self._plan.steps}
         self._errors: dict[str, WeightError] = {}
         self._findings: dict[str, dict[str, Finding]] = {step.name: {} for step in self._plan.steps}
@@ -58,14 +60,15 @@ class Run:
     def compare_group(self, begin: int, sequences: Int32) -> None:
         """All steps, for sequences that fit into memory together."""
         run = TappedRun(self._session, self._plan, sequences)
-        checker = StepChecker(self._packed, self._plan.kv, run.batch)
+        checker = StepChecker(self._packed, self._plan.kv, run.batch, self._threads)
         wanted = {name for names in self._source.tensors.values() for name in names if name}
-        values = self._source.evaluate(sequences.astype(np.int64), wanted)
+        values = self._source.evaluate(sequences.astype(np.int64), wanted, self._threads)
         live: dict[str, Array] = {}
-        total = len(self._plan.steps) * len(self._tokens.sequences)
+        total = sum(self._work.values()) * len(self._tokens.sequences)
+        done = sum(self._work.values()) * begin
         explained = 0.0  # squared relative error that the roundings so far bring
         theirs: dict[str, Float64] = {}  # what the step before should have written, by buffer
-        for number, (step, (_, outputs)) in enumerate(zip(self._plan.steps, run.steps(), strict=True)):
+        for step, (_, outputs) in zip(self._plan.steps, run.steps(), strict=True):
             self._check_weights(step)
             inputs = {name: live[name] for name in step.inputs if name in live}
             pools = _pools(run, step)
@@ -74,7 +77,8 @@ class Run:
             explained += self._local_error(step, inputs, theirs) ** 2
             bound = min(AMPLIFIED * float(np.sqrt(explained)), UNLIKE)
             theirs = self._check_model(step, outputs, values, bound, sequences)
-            self._progress("comparing steps", begin * len(self._plan.steps) + (number + 1) * len(sequences), total)
+            done += self._work[step.name] * len(sequences)
+            self._progress("comparing steps", done, total)
 
     def result(self, directory: Path, against: Path) -> Comparison:
         """What was found in all groups."""
@@ -91,13 +95,19 @@ class Run:
             logits=self._meter.figures(), notes=self._notes(),
         )  # fmt: skip
 
+    def _numbers(self, step: Step) -> int:
+        """How much there is to compute with: time follows the weights, if there are many."""
+        return 1 + sum(
+            math.prod(self._packed.weights[name].shape) for name in step.inputs if name in self._packed.weights
+        )
+
     def _check_weights(self, step: Step) -> None:
         """Once per weight; a later step that shares it reports it again."""
         for name in step.inputs:
             if name not in self._packed.weights:
                 continue
             if name not in self._errors:
-                self._errors[name] = weight_error(name, self._packed, self._source)
+                self._errors[name] = weight_error(name, self._packed, self._source, self._threads)
             error = self._errors[name]
             worst = self._worst[step.name]
             worst.weight = max(worst.weight, error.relative)

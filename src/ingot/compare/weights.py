@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from ingot.builder.in_order import in_order
 from ingot.builder.source import Source
 from ingot.compare.packed import Block, PackedWeights
 from ingot.dtypes import DType, from_float32, to_float32
@@ -19,6 +20,8 @@ from ingot.plugins.quantised import QuantisedRows
 
 OUTERMOST = {DType.W8: (-127, 127), DType.W4: (-8, 7)}  # integers of a row
 HALF = 0.5 * (1 + 2.0**-10)  # of a step, the float32 rounding of the quotient included
+Places = tuple[npt.NDArray[np.intp], ...]  # rows and columns of a block
+
 CLIPPED = 4.0  # a value this many times the outermost one was not clipped by a search: the scale is wrong
 
 
@@ -49,27 +52,42 @@ class WeightError:
     wrong_rows: int
 
 
-def weight_error(name: str, packed: PackedWeights, source: Source) -> WeightError:
-    """Compare every value of a weight; memory stays at a few blocks."""
-    dtype = packed.weights[name].dtype
-    squares = difference = 0.0
-    worst: WrongValue | None = None
-    wrong_values = wrong_rows = 0
-    for block in packed.blocks(name):
-        wanted = _source_rows(name, block, source)
-        got = values_of(block.rows).reshape(wanted.shape)
-        expected, bound = _expected(wanted, block.rows, dtype)
-        with np.errstate(invalid="ignore"):
-            wrong = ~((np.abs(got - expected) <= bound) | (got == expected) | (np.isnan(got) & np.isnan(expected)))
-            squares += float(np.square(wanted, dtype=np.float64).sum())
-            difference += float(np.square(got - wanted, dtype=np.float64).sum())
-        if wrong.any():
-            wrong_values += int(wrong.sum())
-            wrong_rows += int(wrong.any(axis=1).sum())
-            found = _worst(block, got, expected, bound, wrong)
-            worst = found if worst is None or found.excess > worst.excess else worst
-    relative = float(np.sqrt(difference / squares)) if squares else 0.0
-    return WeightError(relative=relative, worst=worst, wrong_values=wrong_values, wrong_rows=wrong_rows)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _BlockError:
+    """squares, difference: sums of the squared values and of the squared differences."""
+
+    squares: float
+    difference: float
+    worst: WrongValue | None
+    wrong_values: int
+    wrong_rows: int
+
+
+def weight_error(name: str, packed: PackedWeights, source: Source, threads: int) -> WeightError:
+    """Compare every value of a weight; memory stays at a few blocks for each thread."""
+    found = list(in_order(lambda block: _block_error(name, block, packed, source), packed.blocks(name), threads))
+    squares, difference = sum(each.squares for each in found), sum(each.difference for each in found)
+    wrong = [each.worst for each in found if each.worst is not None]
+    return WeightError(
+        relative=float(np.sqrt(difference / squares)) if squares else 0.0,
+        worst=max(wrong, key=lambda value: value.excess, default=None),
+        wrong_values=sum(each.wrong_values for each in found), wrong_rows=sum(each.wrong_rows for each in found),
+    )  # fmt: skip
+
+
+def _block_error(name: str, block: Block, packed: PackedWeights, source: Source) -> _BlockError:
+    wanted, rows = _source_rows(name, block, source), packed.read(block)
+    got = values_of(rows).reshape(wanted.shape)
+    with np.errstate(invalid="ignore", over="ignore"):
+        squares, difference = (float(np.square(each, dtype=np.float64).sum()) for each in (wanted, got - wanted))
+        if isinstance(rows, QuantisedRows):
+            at, expected, bound = _not_the_nearest(wanted, got, rows)
+        else:
+            at, expected, bound = _not_the_rounded(wanted, got, block.weight.dtype)
+    return _BlockError(
+        squares=squares, difference=difference, wrong_values=len(at[0]), wrong_rows=len(np.unique(at[0])),
+        worst=_worst(block, at, got[at], expected, bound) if len(at[0]) else None,
+    )  # fmt: skip
 
 
 def _source_rows(name: str, block: Block, source: Source) -> Array:
@@ -83,30 +101,39 @@ def values_of(rows: Array | QuantisedRows) -> Array:
     return rows.values if isinstance(rows, QuantisedRows) else rows
 
 
-def _expected(wanted: Array, rows: Array | QuantisedRows, dtype: DType) -> tuple[Array, Array]:
-    """What a stored weight must be, and how far from it it may be."""
-    if not isinstance(rows, QuantisedRows):
-        with np.errstate(over="ignore"):
-            return to_float32(from_float32(wanted, dtype), dtype), np.zeros_like(wanted)
-    if not (finite := np.isfinite(wanted)).all():  # a row that holds what is no number becomes NaN as a whole
-        wanted = np.where(finite.all(axis=1, keepdims=True), wanted, np.float32(np.nan))
-    lowest, highest = OUTERMOST[dtype]
+def _not_the_rounded(wanted: Array, got: Array, dtype: DType) -> tuple[Places, Array, Array]:
+    """Where a float weight is not the source's value rounded; what it must be there, how far from it it may be."""
+    expected = to_float32(from_float32(wanted, dtype), dtype)
+    at = np.nonzero((got != expected) & ~(np.isnan(got) & np.isnan(expected)))
+    return at, expected[at], np.zeros(len(at[0]), np.float32)
+
+
+def _not_the_nearest(wanted: Array, got: Array, rows: QuantisedRows) -> tuple[Places, Array, Array]:
+    """The same of a quantised weight. Most values lie within half a step: the others were clipped, or are wrong."""
     unit = rows.scale[:, None]
     if rows.multipliers is not None:
         unit = np.repeat(unit * rows.multipliers, rows.group, axis=1)[:, : wanted.shape[1]]
+    at = np.nonzero(~(np.abs(got - wanted) <= HALF * np.abs(unit)))
+    # a row that holds what is no number becomes NaN as a whole
+    finite = np.isfinite(wanted).all(axis=1, keepdims=True)
+    value: Array = np.where(finite, wanted, np.float32(np.nan))[at]
+    unit, found = np.broadcast_to(unit, wanted.shape)[at], got[at]
+    lowest, highest = OUTERMOST[DType.W8 if rows.multipliers is None else DType.W4]
     ends = lowest * unit, highest * unit  # a scale or multiplier may be negative
-    nearest = np.clip(wanted, np.minimum(*ends), np.maximum(*ends))
-    beyond = np.abs(wanted) > CLIPPED * np.abs(nearest)
-    return np.where(beyond, wanted, nearest), np.broadcast_to(HALF * np.abs(unit), wanted.shape)
+    nearest = np.clip(value, np.minimum(*ends), np.maximum(*ends))
+    expected: Array = np.where(np.abs(value) > CLIPPED * np.abs(nearest), value, nearest)
+    bound: Array = np.float32(HALF) * np.abs(unit)
+    right = (np.abs(found - expected) <= bound) | (found == expected) | (np.isnan(found) & np.isnan(expected))
+    wrong = np.flatnonzero(~right)
+    return (at[0][wrong], at[1][wrong]), expected[wrong], bound[wrong]
 
 
-def _worst(block: Block, got: Array, expected: Array, bound: Array, wrong: npt.NDArray[np.bool_]) -> WrongValue:
+def _worst(block: Block, at: Places, got: Array, expected: Array, bound: Array) -> WrongValue:
     with np.errstate(invalid="ignore"):
-        excess = np.nan_to_num(np.abs(got - expected) - bound, nan=np.inf)
-    row, col = np.unravel_index(np.argmax(np.where(wrong, excess, -1.0)), wrong.shape)
+        index = int(np.argmax(np.nan_to_num(np.abs(got - expected) - bound, nan=np.inf)))
     return WrongValue(
-        row=int(block.numbers[row]), col=int(col), got=float(got[row, col]), expected=float(expected[row, col]),
-        bound=float(bound[row, col]),
+        row=int(block.numbers[at[0][index]]), col=int(at[1][index]), got=float(got[index]),
+        expected=float(expected[index]), bound=float(bound[index]),
     )  # fmt: skip
 
 

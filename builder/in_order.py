@@ -1,0 +1,31 @@
+"""Work on the blocks of a weight on several threads, results in order: numpy lets go of the interpreter meanwhile."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def cores() -> int:
+    """Of this process."""
+    return len(os.sched_getaffinity(0))
+
+
+def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """work(item) for every item, in their order, on several threads; at most one item more than threads at a time."""
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
