@@ -21,9 +21,12 @@ from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.engine import open_engine
 from ingot.errors import EngineError, UsageError
-from ingot.plan import Plan, Step
+from ingot.plan import Plan, Step, Weight
+from ingot.plugins.layouts import PANEL
 from ingot.plugins.op import Array
+from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.session import RefSession
+from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.target import SessionOptions
 from ingot.quickstart import SHIPPED
 from ingot.step_io import StepBatch
@@ -279,6 +282,27 @@ def test_a_kernel_that_is_wrong_in_one_value_is_named(step: str, llama: Built) -
     assert comparison.findings[0].step == step
     assert "output of kernel" in comparison.findings[0].what
     assert re.search(r"token (23|38|39), column 3", comparison.findings[0].what), "the last of each chunk"
+
+
+def test_experts_are_read_in_blocks_and_their_kernels_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No read takes a whole expert, let alone all of them."""
+    model = built(tmp_path, find_family("mixtral").tiny)
+    engine = model.engine("ref-w8")
+    read: list[int] = []
+
+    def count(section: Bytes, weight: Weight) -> Array | QuantisedRows:
+        read.append(weight.shape[0] if len(weight.shape) > 1 else 0)
+        return read_weight(section, weight)
+
+    monkeypatch.setattr("ingot.compare.packed.read_weight", count)
+    monkeypatch.setattr("ingot.compare.packed.BLOCK_BYTES", 1)
+    with open_engine(engine) as opened:
+        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=8))
+        for step in ("nothing", "layers.0/moe_gate_up", "layers.1/moe_down"):
+            session.wrong, session.spoil = step, spoil_one
+            findings = run_on(session, engine, model.checkpoint).findings
+            assert [finding.step for finding in findings[:1]] == [step][step == "nothing" :]
+    assert max(read) <= 2 * PANEL
 
 
 def test_keys_that_are_written_wrong_are_named_where_they_are_written(llama: Built) -> None:
