@@ -71,7 +71,11 @@ def _with_wheels(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], modu
 @pytest.mark.parametrize(
     ("versions", "module", "words"),
     [
-        ({}, "not_here", "TensorRT is not installed (no Python module tensorrt); pip install tensorrt-cu13"),
+        (
+            {},
+            "not_here",
+            "TensorRT is not installed (no Python module tensorrt); pip install 'ingot[tensorrt]' (tensorrt-cu13, 10.16 to",
+        ),
         ({WHEEL: "10.15.1.29"}, "json", "TensorRT must be 10.16 to 11.x; here is 10.15.1.29; pip install"),
         ({WHEEL: "12.0.0.1"}, "json", "TensorRT must be 10.16 to 11.x; here is 12.0.0.1; pip install"),
         ({WHEEL: "10.16.1.11"}, "json", "libnvinfer.so.10 is not: pip install tensorrt-cu13-libs==10.16.1.11, or put"),
