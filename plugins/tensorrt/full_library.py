@@ -10,8 +10,8 @@ from ingot.plugins.tensorrt.library import Library
 
 OLDEST, NEWEST = (10, 16), 11  # from this version to the last one of this major number
 INSTALL = (
-    "pip install tensorrt-cu13 (10.16 to 11.x), or install NVIDIA's package of TensorRT and, of its very version, "
-    "tensorrt-cu13-bindings"
+    "pip install 'ingot[tensorrt]' (tensorrt-cu13, 10.16 to 11.x), or install NVIDIA's package of TensorRT and, of its "
+    "very version, tensorrt-cu13-bindings"
 )
 
 _MODULES = ("tensorrt", "tensorrt_bindings")  # of the whole wheel, of the bindings alone

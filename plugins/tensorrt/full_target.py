@@ -19,7 +19,7 @@ from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe_ne
 from ingot.plugins.tensorrt.full_compiler import compile_fully
 from ingot.plugins.tensorrt.full_library import find_tensorrt
 from ingot.plugins.tensorrt.library import Library
-from ingot.plugins.tensorrt.session import TensorRtSession
+from ingot.plugins.tensorrt.session import Network, TensorRtSession
 from ingot.plugins.tensorrt.target import Flavour, TensorRtRtxTarget, code_for, network_file
 
 _FLAVOURS = {
@@ -84,7 +84,8 @@ class TensorRtTarget(TensorRtRtxTarget):
         assert options.directory is not None, "the network lies in the engine's directory"
         file = network_file(options.directory, self.name)
         _require_version(file.with_name(file.name + ".json"), library)
-        return TensorRtSession(plan, weights, options, gpu, library, code_for(plan, gpu), file)
+        network = Network(image=file.read_bytes(), where=str(file), library=library)
+        return TensorRtSession(plan, weights, options.num_blocks, gpu, network, code_for(plan, gpu))
 
     def _gpu(self, gpus: Sequence[Gpu]) -> Gpu | None:
         return super()._gpu(tuple(gpus))

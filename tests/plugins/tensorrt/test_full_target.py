@@ -71,7 +71,11 @@ def _with_wheels(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], modu
 @pytest.mark.parametrize(
     ("versions", "module", "words"),
     [
-        ({}, "not_here", "TensorRT is not installed (no Python module tensorrt); pip install tensorrt-cu13"),
+        (
+            {},
+            "not_here",
+            "TensorRT is not installed (no Python module tensorrt); pip install 'ingot[tensorrt]'",
+        ),
         ({WHEEL: "10.15.1.29"}, "json", "TensorRT must be 10.16 to 11.x; here is 10.15.1.29; pip install"),
         ({WHEEL: "12.0.0.1"}, "json", "TensorRT must be 10.16 to 11.x; here is 12.0.0.1; pip install"),
         ({WHEEL: "10.16.1.11"}, "json", "libnvinfer.so.10 is not: pip install tensorrt-cu13-libs==10.16.1.11, or put"),
@@ -193,6 +197,10 @@ def test_it_runs_like_any_other(
     with ModelRunner.from_dir(tmp_path / "ref") as runner:
         assert found == runner.generate([ids], max_new_tokens=4, end_id=-1).tolist()
     assert {name for name, _ in full.steps} == {"mixed", "decode"}
+    build(checkpoint, tmp_path / "both", "tensorrt/sm90,cuda/sm90").succeeds()
+    compared = ingot("verify", tmp_path / "both", "--against", checkpoint, "--tokens", 8, "--json").succeeds()
+    assert json.loads(compared.out)["target"] == "cuda/sm90"
+    assert "not compared here: tensorrt/sm90: sessions of this target show nothing of their inside" in compared.err
     options = SessionOptions(num_blocks=4, threads=2, directory=engine)
     with open_engine(engine) as opened, pytest.raises(UsageError, match="threads"):
         find_target("tensorrt/sm90").open_session(opened.plan, opened.weights, options)
