@@ -12,6 +12,8 @@ from ingot.runtime.llm import EngineLLM
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.tokenizer import Tokenizer
 
+_ENGINES_OWN = ("auto", "auto", "auto", "cpu", None)  # what an engine that is there already must be asked for
+
 
 class LLM(EngineLLM):
     """Text or token ids in, text out.
@@ -42,18 +44,15 @@ class LLM(EngineLLM):
         kv_cache_memory: int | str | None = None,
         policy: str | Policy = Policy.MAX_UTILIZATION,
     ) -> None:
-        """model: an engine directory, or a Hugging Face directory: it is converted and built into a cache directory
-        the first time, which is said on stderr.
+        """model: an engine directory, or a Hugging Face directory: built into a cache the first time, as stderr says.
 
         max_model_len           tokens of a request, prompt included; for an engine at most its max_seq_len
         max_num_seqs            requests running at once; for an engine at most its max_batch_size
         max_num_batched_tokens  tokens per step; for an engine at most its max_num_tokens
         tensor_parallel_size    1: an engine has one rank yet
         gpu_memory_utilization  refused: kv_cache_memory says how much memory the KV cache takes
-        precision, activations, kv_cache_dtype, target
-                                of the build, as of `ingot build`; refused for an engine, which has its own
-        cache_dir               None: $XDG_CACHE_HOME or ~/.cache
-        others                  as in ModelRunner.from_dir
+        precision, activations, kv_cache_dtype, target: of the build; refused for an engine, which has its own
+        cache_dir               None: $XDG_CACHE_HOME or ~/.cache; all others as in ModelRunner.from_dir
         """
         if tensor_parallel_size != 1:
             raise UsageError(
@@ -67,8 +66,7 @@ class LLM(EngineLLM):
             )  # fmt: skip
         directory = Path(model)
         if is_engine(directory):
-            chosen = (precision, activations, kv_cache_dtype, target)
-            if chosen != ("auto", "auto", "auto", "cpu") or cache_dir is not None:
+            if (precision, activations, kv_cache_dtype, target, cache_dir) != _ENGINES_OWN:
                 raise UsageError(
                     "precision, activations, kv_cache_dtype, target and cache_dir are for building, and this is an "
                     "Engine already", where=str(directory), hint="leave them out, or give the Hugging Face directory",
