@@ -43,8 +43,7 @@ class LLM(EngineLLM):
         kv_cache_memory: int | str | None = None,
         policy: str | Policy = Policy.MAX_UTILIZATION,
     ) -> None:
-        """model: an engine directory, or a Hugging Face directory: it is converted and built into a cache directory
-        the first time, which is said on stderr.
+        """model: an engine directory, or a Hugging Face directory: built into a cache the first time, as stderr says.
 
         max_model_len           tokens of a request, prompt included; for an engine at most its max_seq_len
         max_num_seqs            requests running at once; for an engine at most its max_batch_size

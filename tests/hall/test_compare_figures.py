@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingot.compare.blas import _openblas, one_thread_per_product
 from ingot.compare.figures import LogitMeter
 from ingot.compare.report import Comparison, Finding, LogitFigures, StepFigures
 from ingot.compare.tokens import read_tokens
@@ -89,3 +90,14 @@ def test_numbers_that_json_does_not_know_are_null() -> None:
     assert [step["kernel_error"] for step in document["steps"]] == [0.5, None]
     assert document["summary"]["worst_step"] == "layers.1/down"
     assert "perplexity" not in "\n".join(_comparison().lines())
+
+
+def test_products_take_one_thread_each_for_a_while() -> None:
+    library = _openblas()
+    if library is None:
+        with one_thread_per_product():
+            return
+    library.scipy_openblas_set_num_threads64_(2)
+    with one_thread_per_product():
+        assert library.scipy_openblas_get_num_threads64_() == 1
+    assert library.scipy_openblas_get_num_threads64_() == 2

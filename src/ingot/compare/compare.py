@@ -19,6 +19,7 @@ from pathlib import Path
 from ingot.builder.in_order import cores
 from ingot.builder.source import open_source
 from ingot.checkpoint import is_checkpoint
+from ingot.compare.blas import one_thread_per_product
 from ingot.compare.report import Comparison
 from ingot.compare.run import Progress, Run
 from ingot.compare.structure import require_same_structure
@@ -60,7 +61,11 @@ def compare(
 ) -> Comparison:
     """Raises IngotErrors for what cannot be compared; what is wrong in numbers is in the result."""
     target = comparable_targets(directory, options).best()
-    with open_engine(directory, target=target.name) as engine, _checkpoint_of(against, progress) as checkpoint:
+    with (
+        one_thread_per_product(),
+        open_engine(directory, target=target.name) as engine,
+        _checkpoint_of(against, progress) as checkpoint,
+    ):
         plan = engine.plan
         with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block) as source:
             require_same_structure(plan, source.plan, str(directory), str(against))
