@@ -28,6 +28,14 @@ class Context(Protocol):
     def execute_async_v3(self, stream_handle: int) -> bool: ...
 
 
+class RuntimeConfig(Protocol):
+    """IRuntimeConfig: how a context executes."""
+
+    dynamic_shapes_kernel_specialization_strategy: Any
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None: ...
+
+
 class TensorRtEngine(Protocol):
     """ICudaEngine."""
 
@@ -38,7 +46,9 @@ class TensorRtEngine(Protocol):
 
     def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int: ...
 
-    def create_execution_context(self, strategy: Any) -> Context: ...
+    def create_runtime_config(self) -> RuntimeConfig: ...
+
+    def create_execution_context(self, runtime_config: RuntimeConfig) -> Context: ...
 
 
 class Runtime(Protocol):

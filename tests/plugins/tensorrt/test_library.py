@@ -20,7 +20,12 @@ from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
 
 NAMES = ["tensorrt-rtx", "tensorrt-rtx/sm120", "tensorrt-rtx/sm89", "tensorrt-rtx/sm86", "tensorrt-rtx/sm80"]
-WHEEL_CLASSES = {"Context": "IExecutionContext", "TensorRtEngine": "ICudaEngine", "Runtime": "Runtime"}
+WHEEL_CLASSES = {
+    "Context": "IExecutionContext",
+    "TensorRtEngine": "ICudaEngine",
+    "Runtime": "Runtime",
+    "RuntimeConfig": "IRuntimeConfig",
+}
 
 
 def test_every_target_takes_every_op_but_drawing_and_experts() -> None:
@@ -78,6 +83,7 @@ def test_the_plugin_overrides_what_the_bindings_call(library: Library) -> None:
         assert hasattr(trt, name)
     assert trt.EngineValidity.INVALID != trt.EngineValidity.VALID
     assert trt.ExecutionContextAllocationStrategy.USER_MANAGED.name == "USER_MANAGED"
+    assert trt.DynamicShapesKernelSpecializationStrategy.EAGER.name == "EAGER"
 
 
 def test_the_header_is_read() -> None:
