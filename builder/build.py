@@ -35,7 +35,7 @@ from ingot.manifest import Manifest, Variant
 from ingot.output_dir import OutputDir
 from ingot.plan import Plan, plans_to_json
 from ingot.plugins.registry import find_targets
-from ingot.plugins.target import Constant, Progress, Target, WithFiles, file_name
+from ingot.plugins.target import Constant, File, Progress, Target, TimesItself, WithFiles, file_name
 
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
 BASE_MEMORY = 80 << 20
@@ -133,7 +133,7 @@ def build(
             with OutputDir(Path(output_dir), is_previous=is_engine) as out:
                 out.require_space(forecast.disk)
                 shares = share(jobs, [_constants(job, progress, say) for job in jobs])
-                made = _files(jobs, progress, say)
+                made = _files(jobs, config, progress, say)
                 notes = _write(jobs, shares, made, checkpoint, out.path, progress)
     return BuildReport(
         output_dir=Path(output_dir), dry_run=config.dry_run, targets=tuple(_target_report(job, shares) for job in jobs),
@@ -192,14 +192,21 @@ def _made_bytes(jobs: Sequence[Job]) -> int:
     return CODE_BYTES * sum(job.target.on_gpu for job in jobs) + NETWORK_BYTES * layers
 
 
-def _files(jobs: Sequence[Job], progress: Progress, say: Say) -> dict[str, bytes]:
+def _made_files(job: Job, config: BuildConfig, progress: Progress) -> tuple[File, ...]:
+    if isinstance(job.target, TimesItself):
+        return job.target.timed_files(job.plan, progress, cache=config.timing_cache, timed=config.autotune)
+    assert isinstance(job.target, WithFiles), "asked for before"
+    return job.target.files(job.plan, progress)
+
+
+def _files(jobs: Sequence[Job], config: BuildConfig, progress: Progress, say: Say) -> dict[str, bytes]:
     """What targets store beside the rank files, by name."""
     made: dict[str, bytes] = {}
     for job in jobs:
         if not isinstance(job.target, WithFiles):
             continue
         begin, word = time.monotonic(), job.target.name if made else ""
-        named = {file_name(each.suffix, word): each.data for each in job.target.files(job.plan, progress)}
+        named = {file_name(each.suffix, word): each.data for each in _made_files(job, config, progress)}
         sizes = ", ".join(f"{name} of {format_bytes(len(data))}" for name, data in named.items())
         say(f"{sizes} for {job.target.name}, made in {time.monotonic() - begin:.1f} s")
         made |= named
@@ -240,15 +247,16 @@ def _manifest(jobs: Sequence[Job], shares: Sequence[Share], checkpoint: Checkpoi
     first, *others = (
         Variant(
             target=job.target.name, precision=str(job.precision), files=_share_of(job, shares).files,
-            activation_errors=job.activation_errors,
+            activation_errors=job.activation_errors, built_with=job.target.tools(),
         )
         for job in jobs
     )  # fmt: skip
     tokens, plan = read_token_ids(checkpoint.path), jobs[0].plan
     return Manifest(
-        ingot_version=__version__, model=model_facts(checkpoint, plan), target=first.target, precision=first.precision,
-        activation_errors=first.activation_errors, others=tuple(others), limits=plan.limits, capabilities=CAPABILITIES,
-        ranks=1, eos_ids=tokens.eos, bos_id=tokens.bos, pad_id=tokens.pad, parts=(), sources=checkpoint.config.sources,
+        target=first.target, precision=first.precision, files=first.files, built_with=first.built_with,
+        activation_errors=first.activation_errors, others=tuple(others), ingot_version=__version__,
+        model=model_facts(checkpoint, plan), limits=plan.limits, capabilities=CAPABILITIES, ranks=1, eos_ids=tokens.eos,
+         bos_id=tokens.bos, pad_id=tokens.pad, parts=(), sources=checkpoint.config.sources,
     )  # fmt: skip
 
 

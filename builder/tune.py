@@ -10,7 +10,7 @@ from pathlib import Path
 from ingot.builder.timing_cache import Times, TimingCache
 from ingot.plan import Plan, Rows, Step
 from ingot.plugins.layouts import group_of, panel_bytes
-from ingot.plugins.target import Product, Target, Tunable
+from ingot.plugins.target import Product, Target, TimesItself, Tunable
 
 ROWS = (1, 8, 32, 512)  # timed for 1, 2 .. 8, 9 .. 32 and more rows
 FIRST_ROWS = (1, 2, 9, 33)  # of each class
@@ -38,7 +38,7 @@ def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress
     """Time what the cache does not know. Raises UsageError for a file that is no timing cache."""
     if not isinstance(target, Tunable) or target.missing() is not None:
         why = target.missing() or "its products have one way each"
-        told = isinstance(target, Tunable) or cache_path is not None
+        told = isinstance(target, Tunable) or (cache_path is not None and not isinstance(target, TimesItself))
         return Tuning(tactics={}, table=(), notes=(f"nothing is timed for {target.name}: {why}",) if told else ())
     cache = TimingCache(target.machine(), cache_path)
     notes = [f"the timing cache holds nothing of this machine, only of: {each}" for each in cache.strangers()]

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import pkgutil
 from collections.abc import Sequence
 
@@ -34,13 +33,14 @@ def op_names() -> tuple[str, ...]:
 def targets() -> tuple[Target, ...]:
     """Every target, by family; within a family the best first.
 
-    A family is a folder with a `target.py` that lists its `TARGETS`, e.g. cpu/amx, cpu/avx512, cpu/avx2.
+    A family is a module `target` or `*_target` of a folder, which lists its `TARGETS`: cpu/amx, cpu/avx512, cpu/avx2.
     """
     found: list[Target] = []
     for folder in sorted(module.name for module in pkgutil.iter_modules(plugins_package.__path__) if module.ispkg):
-        module_name = f"ingot.plugins.{folder}.target"
-        if importlib.util.find_spec(module_name) is not None:
-            found.extend(importlib.import_module(module_name).TARGETS)
+        package = importlib.import_module(f"ingot.plugins.{folder}")
+        for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
+            if name == "target" or name.endswith("_target"):
+                found.extend(importlib.import_module(f"{package.__name__}.{name}").TARGETS)
     return tuple(found)
 
 

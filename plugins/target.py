@@ -81,6 +81,10 @@ class Target(Protocol):
         """What else the weights section must hold for this plan. Raises BuildError."""
         ...
 
+    def tools(self) -> dict[str, str]:
+        """Name → exact version of whatever on this machine makes a part of an engine; the manifest keeps it."""
+        ...
+
     def missing(self, isa: str | None = None) -> str | None:
         """Why this machine (capped to `isa`) cannot run the target, in words, or None if it can."""
         ...
@@ -100,6 +104,15 @@ class WithFiles(Target, Protocol):
 
     def files(self, plan: Plan, progress: Progress) -> tuple[File, ...]:
         """Those of this plan. Raises BuildError."""
+        ...
+
+
+@runtime_checkable
+class TimesItself(WithFiles, Protocol):
+    """A target whose files come from a compiler that times kernels by itself."""
+
+    def timed_files(self, plan: Plan, progress: Progress, *, cache: Path | None, timed: bool) -> tuple[File, ...]:
+        """cache: the user's file of times; the target keeps its own beside it. timed: False times nothing."""
         ...
 
 

@@ -193,6 +193,10 @@ class CpuTarget:
         """The kernels lie in the compiled module, not in the engine."""
         return ()
 
+    def tools(self) -> dict[str, str]:
+        """Nothing but ingot itself."""
+        return {}
+
     def missing(self, isa: str | None = None) -> str | None:
         """Why not, with the way out. Raises UsageError for an `isa` that is not a level."""
         if isa is not None and isa not in _LEVELS:

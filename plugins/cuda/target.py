@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, code_weight, scratch_bytes, specialisation
-from ingot.plugins.cuda.compiler import compile_kernels, why_not
+from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, find_library
 from ingot.plugins.cuda.session import CudaSession
@@ -76,6 +76,11 @@ class CudaTarget:
         """The machine code of the plan's kernels."""
         code = compile_kernels(specialisation(plan), self.architecture.code, progress)
         return (Constant(name="code", layout=CODE_LAYOUT + self.architecture.code, data=code.image),)
+
+    def tools(self) -> dict[str, str]:
+        """The compiler."""
+        compiler = find_compiler()
+        return {} if compiler is None else {"nvcc": compiler.version}
 
     def missing(self, isa: str | None = None) -> str | None:
         """Driver, GPU or library, in words."""

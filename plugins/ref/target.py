@@ -42,6 +42,10 @@ class RefTarget:
         """No machine code."""
         return ()
 
+    def tools(self) -> dict[str, str]:
+        """Nothing but ingot itself."""
+        return {}
+
     def missing(self, isa: str | None = None) -> str | None:
         """Nothing: numpy runs everywhere, under every cap."""
         return None

@@ -5,7 +5,7 @@ Sizes are bytes, addresses and streams integers.
 
 import importlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ingot.plugins.tensorrt.library import Library
 
@@ -23,17 +23,20 @@ class Context(Protocol):
 
     def infer_shapes(self) -> list[str]: ...
 
-    def is_stream_capturable(self, stream: int) -> bool: ...
-
     def execute_async_v3(self, stream_handle: int) -> bool: ...
 
 
 class RuntimeConfig(Protocol):
     """IRuntimeConfig: how a context executes."""
 
-    dynamic_shapes_kernel_specialization_strategy: Any
-
     def set_execution_context_allocation_strategy(self, strategy: Any) -> None: ...
+
+
+@runtime_checkable
+class Specialises(Protocol):
+    """A runtime configuration of TensorRT-RTX, which compiles kernels for the shapes that it meets."""
+
+    dynamic_shapes_kernel_specialization_strategy: Any
 
 
 class TensorRtEngine(Protocol):
@@ -54,9 +57,21 @@ class TensorRtEngine(Protocol):
 class Runtime(Protocol):
     """Runtime."""
 
+    def deserialize_cuda_engine(self, serialized_engine: bytes | memoryview) -> TensorRtEngine | None: ...
+
+
+@runtime_checkable
+class JudgesEngines(Protocol):
+    """A runtime of TensorRT-RTX. The full TensorRT judges an engine when it reads it."""
+
     def get_engine_validity(self, buffer: bytes) -> tuple[Any, Sequence[Any]]: ...
 
-    def deserialize_cuda_engine(self, serialized_engine: bytes | memoryview) -> TensorRtEngine | None: ...
+
+@runtime_checkable
+class JudgesStreams(Protocol):
+    """A context of TensorRT-RTX. With one stream, as here, one of the full TensorRT can always be captured."""
+
+    def is_stream_capturable(self, stream: int) -> bool: ...
 
 
 def load(library: Library) -> Any:

@@ -59,7 +59,7 @@ def compile_plan(
         code, said = run_program(command, f"compiling the network with {library}", progress, _environment(links))
         log = (folder / "log.txt").read_text() if (folder / "log.txt").is_file() else ""
         if code != 0:
-            raise _failed(library, code, said, log)
+            raise failed(library, code, said, log)
         image = (folder / "rank0.plan").read_bytes()
         report = json.loads((folder / "report.json").read_text())
     compiled = Compiled(
@@ -82,7 +82,8 @@ def _environment(links: Path) -> dict[str, str]:
     }
 
 
-def _failed(library: Library, code: int, said: str, log: str) -> BuildError:
+def failed(library: Library, code: int, said: str, log: str) -> BuildError:
+    """Of a process that compiles: how it ended, what it printed last and what the builder's log complains about."""
     errors = [line for line in log.splitlines() if line.startswith(("WARNING", "ERROR", "INTERNAL_ERROR"))]
     ended = [f"its process was ended by {signal.Signals(-code).name}"] if code < 0 else said.strip().splitlines()[-1:]
     return BuildError(

@@ -10,6 +10,7 @@ products          profile → how many products of the plan they compute: all, o
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,7 @@ def describe(plan: Plan, target: str, library: Library, compiled: Compiled) -> b
         "target": target,
         "library": str(library),
         "capabilities": list(compiled.header.capabilities),
-        "profiles": {
-            profile.name: {dim.value: [span.least, span.usual, span.most] for dim, span in profile.ranges.items()}
-            for profile in named
-        },
+        "profiles": _ranges(plan),
         "network": dict(compiled.network),
         "layers": {
             profile.name: dict(counts(layer for layer in compiled.layers if layer.profile == number))
@@ -47,6 +45,22 @@ def describe(plan: Plan, target: str, library: Library, compiled: Compiled) -> b
             profile.name: len(computed_products(plan, compiled.layers, number)) for number, profile in enumerate(named)
         },
     }
+    return _text(document)
+
+
+def describe_network(plan: Plan, words: Mapping[str, Any], network: Mapping[str, int]) -> bytes:
+    """Of the full TensorRT, whose file and layers are not read. words: target, library, version, gpu, capabilities."""
+    return _text({**words, "profiles": _ranges(plan), "network": dict(network), "layers": {}, "products": {}})
+
+
+def _ranges(plan: Plan) -> dict[str, dict[str, list[int]]]:
+    return {
+        profile.name: {dim.value: [span.least, span.usual, span.most] for dim, span in profile.ranges.items()}
+        for profile in profiles(plan)
+    }
+
+
+def _text(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
 
@@ -61,6 +75,8 @@ def read_description(directory: Path, target: str) -> dict[str, Any] | None:
     if document["target"] != target:
         return None
     network = directory / found[0]
+    if "gpu" in document:
+        return {**document, "file": found[0], "bytes": network.stat().st_size}
     with network.open("rb") as file:
         header = read_header(file.read(HEADER_BYTES), str(network))
     return {
@@ -71,6 +87,11 @@ def read_description(directory: Path, target: str) -> dict[str, Any] | None:
 
 def description_lines(document: dict[str, Any]) -> list[str]:
     """For people."""
+    if "gpu" in document:
+        return [
+            f"network     {document['file']}: {format_bytes(document['bytes'])} by {document['library']} on "
+            f"{document['gpu']}, for GPUs of {', '.join(document['capabilities'])}"
+        ]
     products = "/".join(map(str, document["products"].values()))
     lines = [
         f"network     {document['file']}: {format_bytes(document['bytes'])} by {document['library']} for GPUs of "

@@ -25,7 +25,17 @@ from ingot.plugins.cuda.shapes import attention_tiles, split_count
 from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch
 from ingot.plugins.ops.sample import sample
 from ingot.plugins.tensorrt.attention import MAX_MULTIPROCESSORS, Attention, kernels, launches
-from ingot.plugins.tensorrt.bindings import Context, Messages, Runtime, TensorRtEngine, load, logger
+from ingot.plugins.tensorrt.bindings import (
+    Context,
+    JudgesEngines,
+    JudgesStreams,
+    Messages,
+    Runtime,
+    Specialises,
+    TensorRtEngine,
+    load,
+    logger,
+)
 from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.plan_file import HEADER_BYTES
 from ingot.plugins.tensorrt.plugin import Shapes, register_attention
@@ -100,12 +110,13 @@ class TensorRtSession:
         self._messages = Messages()
         self._logger = logger(trt, self._messages.add)
         self._runtime: Runtime = trt.Runtime(self._logger)
-        validity, reasons = self._runtime.get_engine_validity(image[:HEADER_BYTES])
-        if validity == trt.EngineValidity.INVALID:
-            raise TargetError(
-                "TensorRT refuses the engine on this GPU", where=where, expected=str(self._library),
-                got=str(reasons), hint="build it again for this GPU, or for a cuda target",
-            )  # fmt: skip
+        if isinstance(self._runtime, JudgesEngines):
+            validity, reasons = self._runtime.get_engine_validity(image[:HEADER_BYTES])
+            if validity == trt.EngineValidity.INVALID:
+                raise TargetError(
+                    "TensorRT refuses the engine on this GPU", where=where, expected=str(self._library),
+                    got=str(reasons), hint="build it again for this GPU, or for a cuda target",
+                )  # fmt: skip
         creator = register_attention(trt)
         with _DESERIALISING:
             creator.launcher = self._launch
@@ -133,7 +144,9 @@ class TensorRtSession:
         for profile in (MIXED, DECODE):
             config = engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-            if profile == DECODE:  # a captured graph would keep the kernels that do for any shape for ever
+            if profile == DECODE and isinstance(
+                config, Specialises
+            ):  # a captured graph would keep the kernels that do for any shape for ever
                 eager = trt.DynamicShapesKernelSpecializationStrategy.EAGER
                 config.dynamic_shapes_kernel_specialization_strategy = eager
             context = engine.create_execution_context(config)
@@ -181,7 +194,8 @@ class TensorRtSession:
         def execute() -> None:
             self._execute(DECODE, counts, self._plan.limits.max_seq_len)
 
-        if self._contexts[DECODE].is_stream_capturable(self.device.stream_address):
+        context = self._contexts[DECODE]
+        if not isinstance(context, JudgesStreams) or context.is_stream_capturable(self.device.stream_address):
             self._graphs.run(bucket, execute)
         else:
             execute()

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ingot.errors import BuildError, EngineError, TargetError, UsageError
 from ingot.plan import Plan, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, specialisation
-from ingot.plugins.cuda.compiler import compile_kernels, why_not
+from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.gpu import Gpu, find_gpus
 from ingot.plugins.cuda.target import copy_bandwidth
 from ingot.plugins.target import Constant, File, Progress, SessionOptions, Target, file_name
@@ -76,9 +76,17 @@ class TensorRtRtxTarget:
         """Products are strongly typed: both factors have the weight's type."""
         return weight_dtype
 
+    def library(self) -> Library | str:
+        """As found, or what to install."""
+        return find_rtx()
+
+    def devices(self) -> int:
+        """GPUs of this machine that run the network."""
+        return sum(gpu.capability in self.flavour.runs_on for gpu in find_gpus().gpus)
+
     def unbuildable(self) -> str | None:
         """The library, or the compiler for the plugin's kernels."""
-        library = find_rtx()
+        library = self.library()
         if isinstance(library, str):
             return library
         return next((reason for code in self.flavour.codes if (reason := why_not(code)) is not None), None)
@@ -103,6 +111,14 @@ class TensorRtRtxTarget:
             File(suffix=DESCRIPTION, data=describe(plan, self.name, library, compiled)),
         )
 
+    def tools(self) -> dict[str, str]:
+        """The compilers of networks and kernels."""
+        library, compiler = self.library(), find_compiler()
+        return {
+            **({} if isinstance(library, str) else {library.name: library.version}),
+            **({} if compiler is None else {"nvcc": compiler.version}),
+        }
+
     def missing(self, isa: str | None = None) -> str | None:
         """Driver, GPU or library, in words."""
         if isa is not None:
@@ -114,7 +130,7 @@ class TensorRtRtxTarget:
             here = ", ".join(f"{gpu.name} (sm_{gpu.sm})" for gpu in found.gpus)
             wanted = ", ".join(f"{major}.{minor}" for major, minor in self.flavour.runs_on)
             return f"{self.name} needs a GPU of compute capability {wanted}; this machine has {here}"
-        library = find_rtx()
+        library = self.library()
         return library if isinstance(library, str) else None
 
     def kv_memory(self, plan: Plan) -> int | None:
@@ -151,7 +167,7 @@ class TensorRtRtxTarget:
     def _require(self) -> tuple[Gpu, Library]:
         if (reason := self.missing()) is not None:
             raise TargetError("this machine cannot run the engine", expected=self.name, got=reason)
-        gpu, library = self._gpu(find_gpus().gpus), find_rtx()
+        gpu, library = self._gpu(find_gpus().gpus), self.library()
         assert gpu is not None, "missing() found one"
         assert not isinstance(library, str), "missing() found it"
         return gpu, library

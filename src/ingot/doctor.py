@@ -18,12 +18,12 @@ from ingot.plugins.cuda.compiler import find_compiler
 from ingot.plugins.cuda.gpu import find_gpus
 from ingot.plugins.cuda.products import find_library
 from ingot.plugins.registry import fit_targets, targets
+from ingot.plugins.tensorrt.full_library import find_tensorrt
 from ingot.plugins.tensorrt.library import find_rtx
 
 BUFFER_BYTES = 256 << 20  # larger than any cache
 LIBRARIES = ("numpy", "onnx", "onnx-graphsurgeon", "tokenizers", "click", "rich")
 EXTRAS = ("torch", "transformers", "onnxruntime")  # used by tests and for .bin files only
-LATER = {"tensorrt": "TensorRT targets arrive later"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +114,7 @@ def _targets() -> tuple[TargetState, ...]:
         why_not = "; ".join(dict.fromkeys(reason for reason in reasons if reason is not None)) or None
         builds, runs = (reason is None for reason in reasons)
         here.append(TargetState(name=target.name, builds=builds, runs=runs, why_not=why_not))
-    return (*here, *(TargetState(name=name, builds=False, runs=False, why_not=why) for name, why in LATER.items()))
+    return tuple(here)
 
 
 def _engine(path: Path) -> EngineState:
@@ -144,6 +144,7 @@ def _cuda() -> dict[str, str]:
         "driver": found.why_not or f"driver {_driver_version()}, which supports CUDA {found.driver}",
         "products": library if isinstance(library, str) else "cuBLASLt is here",
         "networks": str(find_rtx()),
+        "networks on the GPU": str(find_tensorrt()),
     }
 
 

@@ -148,7 +148,8 @@ def _inspect_target(path: Path, manifest: Manifest) -> Inspection:
         "target": manifest.target, "precision": manifest.precision, "file": file,
         "kv": {**write_record(plan.kv), "bytes_per_token": block}, "arena_bytes": plan.arena_bytes,
         "weight_bytes": plan.weight_bytes, "steps": [dataclasses.asdict(each) for each in facts],
-        "passport": dict(manifest.passport), **({"code": code} if code else {}),
+        "built_with": dict(manifest.built_with), "passport": dict(manifest.passport),
+        **({"code": code} if code else {}),
         **({"network": network} if network else {}),
     }  # fmt: skip
     lines = [
@@ -159,11 +160,16 @@ def _inspect_target(path: Path, manifest: Manifest) -> Inspection:
             f"code        for {each['architecture']}: {each['bytes']:,} bytes at {each['offset']:,} of {file}"
             for each in code
         ),
+        *([f"built with  {_versions(manifest)}"] if manifest.built_with else []),
         *(description_lines(network) if network else ()),
         *_passport_lines(manifest.passport),
         "",
     ]
     return Inspection(text="\n".join([*lines, *_step_table(facts)]), document=document)
+
+
+def _versions(manifest: Manifest) -> str:
+    return ", ".join(f"{name} {version}" for name, version in manifest.built_with.items())
 
 
 def _machine_code(plan: Plan, manifest: Manifest) -> list[dict[str, Any]]:

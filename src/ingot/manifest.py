@@ -42,6 +42,7 @@ class Variant:
 
     target        a name of the target list, e.g. "cpu/avx2"
     precision     of the weights
+    built_with    compiler or library → its exact version, of what has made parts of the engine
     files         which rank files hold its plan and weights: "" is rank0.engine, "cuda" rank0.cuda.engine
     activation_errors  by product: relative error of its output where its inputs are int8, as measured at build; None
                   where it could not be measured. Only of products that had the choice
@@ -51,6 +52,7 @@ class Variant:
     target: str
     precision: str
     files: str = ""
+    built_with: Mapping[str, str] = dataclasses.field(default_factory=dict)
     activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     passport: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
 
@@ -112,10 +114,9 @@ class Manifest(Variant):
             "schema_version": ENGINE_SCHEMA,
             "manifest_sha256": "",
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            **_plain(self),
             "model": dict(self.model),
             "sources": dict(self.sources),
-            "passport": dict(self.passport),
-            "activation_errors": dict(self.activation_errors),
             "others": [_plain(other) for other in self.others],
             "limits": dataclasses.asdict(self.limits),
             "parts": [
@@ -159,7 +160,8 @@ def _fields(variant: Variant) -> dict[str, Any]:
 def _plain(variant: Variant) -> dict[str, Any]:
     """As JSON holds it."""
     fields = _fields(variant)
-    return {**fields, "passport": dict(variant.passport), "activation_errors": dict(variant.activation_errors)}
+    maps = {name: dict(fields[name]) for name in ("passport", "activation_errors", "built_with")}
+    return {**fields, **maps}
 
 
 def _text(document: Mapping[str, Any]) -> str:

@@ -27,7 +27,8 @@ END = "<!-- end of support -->"
 TOLERANCE = {"f32": 1e-4, "bf16": 3e-2, "w8": 1e-2, "w4g32": 2e-2}
 
 
-GPU_COLUMNS = {"cuda": "cuda/smXX", "tensorrt-rtx": "tensorrt-rtx"}  # family → one column for all architectures
+# Family → one column for all architectures.
+GPU_COLUMNS = {"cuda": "cuda/smXX", "tensorrt": "tensorrt/smXX", "tensorrt-rtx": "tensorrt-rtx"}
 
 
 class Support(enum.Enum):
@@ -137,8 +138,13 @@ def main() -> None:
         "*tested*: runs and agrees with the numpy reference. *builds*: not run, the machine at hand lacks the ISA.\n"
     )
     words += "*not executed by us*: built, and its kernels run on an emulated GPU by tests, but on no real one yet\n"
-    words += "(cuda/sm80, sm86, sm89, sm90, sm100, sm120; tensorrt-rtx, also /sm80, /sm86, /sm89, /sm120; all "
-    words += "of them\nalso in `f16`). *refused*: with a reason."
+    words += (
+        "(cuda and tensorrt: sm80, sm86, sm89, sm90, sm100, sm120; tensorrt-rtx, also /sm80, /sm86, /sm89, /sm120;\n"
+    )
+    words += (
+        "all of them also in `f16`); engines of tensorrt/smXX were not even built by us, for want of the library.\n"
+    )
+    words += "*refused*: with a reason."
     body = f"{BEGIN}\n## Support\n\n{table(found)}\n\n{words}\n{END}"
     (ROOT / "README.md").write_text(before + body + rest.split(END)[1])
 

@@ -17,5 +17,5 @@ def test_the_readme_lists_what_was_tried(tmp_path: Path) -> None:
 def test_a_table_reads_back() -> None:
     found = {("llama", "f32"): {"cpu/amx": Support.BUILDS, "cpu/avx512": Support.BUILDS, "cpu/avx2": Support.TESTED,
                                 "cuda/smXX": Support.UNPROVEN, "ref": Support.TESTED,
-                                "tensorrt-rtx": Support.REFUSED}}  # fmt: skip
+                                "tensorrt/smXX": Support.UNPROVEN, "tensorrt-rtx": Support.REFUSED}}  # fmt: skip
     assert parse(table(found)) == found

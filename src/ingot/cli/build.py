@@ -50,7 +50,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 )
 @click.option("--max_mem", type=byte_size, metavar="SIZE", help="Memory that the build may use, e.g. 8GiB.")
 @click.option("--timing_cache", type=click.Path(path_type=Path), metavar="FILE",
-              help="Times of kernels: read, and written with what this build has timed.")  # fmt: skip
+              help="Times of kernels: read, and written with what this build has timed. TensorRT's own are beside it, "
+              "in FILE.tensorrt-sm90.")  # fmt: skip
 @click.option("--no_autotune", is_flag=True, help="Time no kernels: products are cut into work as shipped.")
 @click.option("--dry_run", is_flag=True, help="Decide everything, write nothing.")
 @click.option("--dump_passes", type=click.Path(path_type=Path), metavar="DIR", help="Write the graph after each pass.")

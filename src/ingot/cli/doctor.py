@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ingot.cli.values import as_json
 from ingot.configs.sizes import format_bytes
@@ -48,7 +48,7 @@ def _show(machine: Machine) -> None:
     facts = Table.grid(padding=(0, 2))
     for name, text in rows.items():
         facts.add_row(name, text)
-    table = Table("target", "builds here", "runs here", "why not")
+    table = Table("target", "builds here", "runs here", Column("why not", overflow="fold"))
     for target in machine.targets:
         table.add_row(target.name, _yes(target.builds), _yes(target.runs), target.why_not or "")
     console = Console()

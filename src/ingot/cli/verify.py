@@ -13,7 +13,7 @@ from ingot.compare.compare import DEFAULT_TOKENS, CompareOptions, comparable_tar
 from ingot.compare.report import Comparison, StepFigures
 from ingot.configs.sizes import format_bytes
 from ingot.engine_writer import store_passport
-from ingot.errors import UsageError
+from ingot.errors import TargetError, UsageError
 from ingot.verify import VerifyReport, verify
 
 
@@ -74,8 +74,15 @@ def _compare(engine: Path, against: Path, options: CompareOptions, talk: Talk) -
         talk.warn(f"not compared here: {line}")
     comparisons = []
     for target in fit.runs:
-        comparisons.append(compare(engine, against, dataclasses.replace(options, target=target.name), talk.progress))
-        for step in comparisons[-1].steps:
+        try:
+            compared = compare(engine, against, dataclasses.replace(options, target=target.name), talk.progress)
+        except TargetError as error:  # it runs, and shows nothing of its inside
+            if len(fit.runs) == 1:
+                raise
+            talk.warn(f"not compared here: {target.name}: {error.what}")
+            continue
+        comparisons.append(compared)
+        for step in compared.steps:
             talk.detail(_line(step))
     return comparisons
 

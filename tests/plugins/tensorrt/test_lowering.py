@@ -43,12 +43,13 @@ STEPS = [  # (past, new) of each sequence, their blocks, the wanted rows
 class Built:
     """plan: for TensorRT; ref: the same model for the target `ref`, with its weights section."""
 
+    checkpoint: Path
     plan: Plan
     ref: Plan
     section: npt.NDArray[np.uint8]
 
 
-def _built(folder: Path, family: str, precision: str) -> Built:
+def built_model(folder: Path, family: str, precision: str) -> Built:
     write_model(folder / "m", dict(find_family(family).tiny))
     convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c"))
     config = BuildConfig(target="ref", precision=precision, tokens_per_block=16, max_batch_size=4)
@@ -56,10 +57,10 @@ def _built(folder: Path, family: str, precision: str) -> Built:
     dry = dataclasses.replace(config, target="tensorrt-rtx/sm89", dry_run=True)
     plan = build(dry, folder / "c", folder / "never").plan
     opened = open_engine(folder / "e")
-    return Built(plan=plan, ref=opened.plan, section=opened.weights)
+    return Built(checkpoint=folder / "c", plan=plan, ref=opened.plan, section=opened.weights)
 
 
-def _weights(built: Built) -> dict[str, npt.NDArray[np.generic]]:
+def network_weights(built: Built) -> dict[str, npt.NDArray[np.generic]]:
     """Inputs of the network."""
     stored = {weight.name: weight for weight in built.ref.weights}
     found = {}
@@ -71,7 +72,7 @@ def _weights(built: Built) -> dict[str, npt.NDArray[np.generic]]:
     return found
 
 
-def _step_arrays(plan: Plan, batch: StepBatch) -> dict[str, npt.NDArray[np.generic]]:
+def step_arrays(plan: Plan, batch: StepBatch) -> dict[str, npt.NDArray[np.generic]]:
     """What the reference needs of a step's integers, zeros for what only kernels read."""
     new = np.diff(batch.query_starts)
     owner = np.repeat(np.arange(len(new), dtype=np.int32), new)
@@ -95,13 +96,13 @@ def _compare(built: Built, precision: str) -> None:
     attention = NumpyAttention(built.plan, BLOCKS)
     network = evaluator(lower(built.plan), attention)
     ref = RefSession(built.ref, built.section, SessionOptions(num_blocks=BLOCKS))
-    given = _weights(built)
+    given = network_weights(built)
     for number, (lengths, tables, rows) in enumerate(STEPS):
         ids = (np.arange(sum(new for _, new in lengths), dtype=np.int32) * 7 + number) % built.plan.vocab_size
         attention.batch = batch_of(lengths, tables, rows, ids=ids, want_logits=True)
         expected = ref.run(attention.batch).logits
         assert expected is not None
-        made = network.run([LOGITS], {**given, **_step_arrays(built.plan, attention.batch)})
+        made = network.run([LOGITS], {**given, **step_arrays(built.plan, attention.batch)})
         (found,) = map(np.asarray, made)
         assert found.dtype == np.float32
         assert np.abs(found - expected).max() < TOLERANCE[precision] * np.ptp(expected)
@@ -109,7 +110,7 @@ def _compare(built: Built, precision: str) -> None:
 
 @pytest.mark.parametrize("family", [family for family in family_names() if family not in MIXTURES])
 def test_every_family_computes_what_ref_does(family: str, tmp_path: Path) -> None:
-    built = _built(tmp_path, family, "f32")
+    built = built_model(tmp_path, family, "f32")
     _compare(built, "f32")
     model = lower(built.plan)
     used = Counter(node.op_type for node in model.graph.node)
@@ -122,18 +123,18 @@ def test_every_family_computes_what_ref_does(family: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_sixteen_bits(family: str, tmp_path: Path) -> None:
     """Products take and give bf16; all between them is float32."""
-    built = _built(tmp_path, family, "bf16")
+    built = built_model(tmp_path, family, "bf16")
     _compare(built, "bf16")
 
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_experts_are_refused(family: str, tmp_path: Path) -> None:
     with pytest.raises(NoKernelError, match="no kernel for op moe_"):
-        _built(tmp_path, family, "f32")
+        built_model(tmp_path, family, "f32")
 
 
 def test_an_unknown_step_is_refused(tmp_path: Path) -> None:
-    plan = _built(tmp_path, "llama", "f32").plan
+    plan = built_model(tmp_path, "llama", "f32").plan
     strange = dataclasses.replace(plan, steps=(*plan.steps, dataclasses.replace(plan.steps[0], op="moe_route")))
     with pytest.raises(BuildError, match="do not compute a step"):
         lower(strange)

@@ -1,0 +1,96 @@
+"""A plan as JSON → an engine of the full TensorRT: the process that `full_compiler.py` starts on the target GPU.
+
+    python -m ingot.plugins.tensorrt.compile_on_gpu FOLDER MODULE
+
+FOLDER holds plan.json, perhaps timing.cache, and options.json; it gets log.txt, rank0.plan, report.json and the new
+timing.cache. Exits with 1 and a line on stderr if it fails in words.
+"""
+
+import collections
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import IngotError
+from ingot.plan import Plan
+from ingot.plugins.tensorrt.bindings import logger
+from ingot.plugins.tensorrt.builder_bindings import Builder, IBuilderConfig
+from ingot.plugins.tensorrt.lowering import lower
+from ingot.plugins.tensorrt.network_api import add_network
+from ingot.plugins.tensorrt.plugin import plugin_class, register_attention
+from ingot.plugins.tensorrt.tensors import Dim, Range, pools, profiles, step_inputs
+
+FASTEST_BUILD = 0  # optimisation level: the first tactic that works, nothing is timed
+
+
+def main() -> int:
+    """Exit code."""
+    folder, module = Path(sys.argv[1]), sys.argv[2]
+    try:
+        report = compile_network(importlib.import_module(module), folder)
+    except (IngotError, OSError, ImportError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    (folder / "report.json").write_text(json.dumps(report))
+    return 0
+
+
+def compile_network(trt: Any, folder: Path) -> dict[str, Any]:
+    """Kinds of layers of the network. Raises BuildError, and OSError for what the library refuses."""
+    plan = Plan.from_json((folder / "plan.json").read_text())
+    options = json.loads((folder / "options.json").read_text())
+    with (folder / "log.txt").open("w") as file:
+
+        def write(severity: str, message: str) -> None:
+            file.write(f"{severity} {message}\n")
+            file.flush()  # what is not on the disk when the library ends the process is lost
+
+        log = logger(trt, write)
+        register_attention(trt)
+        builder: Builder = trt.Builder(log)
+        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        attention = plugin_class(trt)
+        add_network(trt, network, lower(plan), lambda attributes: attention(attributes, None))
+        layers = collections.Counter(network.get_layer(i).type.name for i in range(network.num_layers))
+        config = configure(trt, builder, plan, timed=options["timed"])
+        cache = folder / "timing.cache"
+        if options["timed"]:
+            known = config.create_timing_cache(cache.read_bytes() if cache.is_file() else b"")
+            if not config.set_timing_cache(known, ignore_mismatch=False):
+                raise OSError("the timing cache is of another GPU or another TensorRT: name another file")
+        engine = builder.build_serialized_network(network, config)
+        if engine is None:
+            raise OSError("the builder made no engine")
+        (folder / "rank0.plan").write_bytes(memoryview(engine))
+        if options["timed"]:
+            cache.write_bytes(memoryview(config.get_timing_cache().serialize()))
+    return {"network": dict(sorted(layers.items()))}
+
+
+def configure(trt: Any, builder: Builder, plan: Plan, *, timed: bool) -> IBuilderConfig:
+    """Two profiles; pools are updated in place. timed: False takes the first tactic that works."""
+    config = builder.create_builder_config()
+    config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+    config.clear_flag(trt.BuilderFlag.TF32)  # f32 means float32
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    config.max_aux_streams = 0  # one stream, which can be captured
+    if not timed:
+        config.builder_optimization_level = FASTEST_BUILD
+    for each in profiles(plan):
+        profile = builder.create_optimization_profile()
+        for tensor in (*step_inputs(plan), *pools(plan)):
+            spans = [each.ranges[length] if isinstance(length, Dim) else _fixed(length) for length in tensor.shape]
+            least, usual, most = (tuple(getattr(span, end) for span in spans) for end in ("least", "usual", "most"))
+            profile.set_shape(tensor.name, least, usual, most)
+        config.add_optimization_profile(profile)
+    return config
+
+
+def _fixed(length: int) -> Range:
+    return Range(least=length, usual=length, most=length)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

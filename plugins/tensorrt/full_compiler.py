@@ -1,0 +1,72 @@
+"""A plan → an engine of the full TensorRT, on the GPU that will run it, in a process of its own.
+
+Times of tactics go to a file of the user's, if there is one: the next build with it is faster, with the same tactics.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from ingot.errors import UsageError
+from ingot.plan import Plan
+from ingot.plugins.cuda.compiler import run_program
+from ingot.plugins.target import Progress
+from ingot.plugins.tensorrt.compiler import failed
+from ingot.plugins.tensorrt.layers import check_network
+from ingot.plugins.tensorrt.library import Library
+
+_PROCESS = "ingot.plugins.tensorrt.compile_on_gpu"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FullyCompiled:
+    """network: kinds of layers of the network."""
+
+    image: bytes
+    network: Mapping[str, int]
+
+
+def compile_fully(
+    plan: Plan, library: Library, *, cache: Path | None, timed: bool, progress: Progress
+) -> FullyCompiled:
+    """cache: of times, read and then written. timed: False takes the first tactic that works.
+
+    Raises BuildError where the builder fails, or makes something else than the plan; UsageError for a cache that cannot
+    be read or written.
+    """
+    with tempfile.TemporaryDirectory(prefix="ingot-") as temporary:
+        folder = Path(temporary)
+        (folder / "plan.json").write_text(plan.to_json())
+        (folder / "options.json").write_text(json.dumps({"timed": timed}))
+        if cache is not None and timed and cache.exists():
+            _copy(cache, folder / "timing.cache", cache)
+        command = [sys.executable, "-m", _PROCESS, str(folder), library.module]
+        path = os.pathsep.join(path for path in sys.path if path)
+        code, said = run_program(
+            command, f"compiling the network with {library}", progress, {**os.environ, "PYTHONPATH": path}
+        )
+        log = (folder / "log.txt").read_text() if (folder / "log.txt").is_file() else ""
+        if code != 0:
+            raise failed(library, code, said, log)
+        report = json.loads((folder / "report.json").read_text())
+        check_network(plan, report["network"])
+        if cache is not None and timed:
+            fresh = cache.with_name(f".{cache.name}.partial")
+            _copy(folder / "timing.cache", fresh, cache)
+            fresh.replace(cache)
+        return FullyCompiled(image=(folder / "rank0.plan").read_bytes(), network=report["network"])
+
+
+def _copy(source: Path, to: Path, cache: Path) -> None:
+    try:
+        shutil.copyfile(source, to)
+    except OSError as error:
+        raise UsageError(
+            "the timing cache cannot be read or written", where=str(cache), got=error.strerror,
+            hint="choose another file",
+        ) from error  # fmt: skip

@@ -1,0 +1,110 @@
+"""The targets tensorrt/smXX: networks compiled by the full TensorRT, which users bring, on the GPU that runs them.
+
+The engine is that of a tensorrt-rtx target: weights and the attention kernels' machine code in the rank file, beside it
+the compiled network, untouched, and its description, which says by which version and on which GPU it was made.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.errors import BuildError, EngineError, TargetError, UsageError
+from ingot.plan import Plan
+from ingot.plugins.cuda.gpu import Gpu, find_gpus
+from ingot.plugins.target import File, Progress, SessionOptions, Target
+from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe_network
+from ingot.plugins.tensorrt.full_compiler import compile_fully
+from ingot.plugins.tensorrt.full_library import find_tensorrt
+from ingot.plugins.tensorrt.library import Library
+from ingot.plugins.tensorrt.session import Network, TensorRtSession
+from ingot.plugins.tensorrt.target import Flavour, TensorRtRtxTarget, code_for, network_file
+
+_FLAVOURS = {
+    "sm120": Flavour(capabilities=(), codes=("sm_120",), runs_on=((12, 0),)),
+    "sm100": Flavour(capabilities=(), codes=("sm_100",), runs_on=((10, 0),)),
+    "sm90": Flavour(capabilities=(), codes=("sm_90a",), runs_on=((9, 0),)),
+    "sm89": Flavour(capabilities=(), codes=("sm_89",), runs_on=((8, 9),)),
+    "sm86": Flavour(capabilities=(), codes=("sm_86",), runs_on=((8, 6),)),
+    "sm80": Flavour(capabilities=(), codes=("sm_80",), runs_on=((8, 0),)),
+}
+
+
+class TensorRtTarget(TensorRtRtxTarget):
+    """One compute capability: TensorRT chooses and times its tactics on the GPU where it builds."""
+
+    def __init__(self, sm: str) -> None:
+        self.name = f"tensorrt/{sm}"
+        self.flavour = _FLAVOURS[sm]
+
+    def library(self) -> Library | str:
+        """As found, or what to install."""
+        return find_tensorrt()
+
+    def unbuildable(self) -> str | None:
+        """The library, the compiler for the plugin's kernels, or the GPU itself."""
+        if (reason := super().unbuildable()) is not None:
+            return reason
+        found = find_gpus()
+        if found.why_not is not None:
+            return f"{self.name} is built on the GPU that runs it: {found.why_not}"
+        return None if self._gpu(found.gpus) is not None else f"it is built on the GPU that runs it: {self.missing()}"
+
+    def files(self, plan: Plan, progress: Progress) -> tuple[File, ...]:
+        """The compiled network and its description."""
+        return self.timed_files(plan, progress, cache=None, timed=True)
+
+    def timed_files(self, plan: Plan, progress: Progress, *, cache: Path | None, timed: bool) -> tuple[File, ...]:
+        """The same with a file of times: the target's own, beside the one that the user has named."""
+        if (reason := self.unbuildable()) is not None:
+            raise BuildError(f"this machine cannot build for {self.name}", got=reason, hint="see ingot doctor")
+        gpu, library = self._require()
+        own = None if cache is None else cache.with_name(f"{cache.name}.{self.name.replace('/', '-')}")
+        compiled = compile_fully(plan, library, cache=own, timed=timed, progress=progress)
+        words = {
+            "target": self.name, "library": str(library), "version": library.version, "gpu": gpu.name,
+            "capabilities": [".".join(map(str, gpu.capability))],
+        }  # fmt: skip
+        description = describe_network(plan, words, compiled.network)
+        return (File(suffix=NETWORK, data=compiled.image), File(suffix=DESCRIPTION, data=description))
+
+    def tools(self) -> dict[str, str]:
+        """Also the GPU and the driver, on which tactics depend."""
+        found = find_gpus()
+        gpu = self._gpu(found.gpus)
+        return {**super().tools(), **({"GPU": gpu.name} if gpu else {}), "CUDA driver": found.driver or "none"}
+
+    def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> TensorRtSession:
+        """Copies weights and machine code to the GPU. Raises TargetError, EngineError, CapacityError."""
+        if options.threads is not None:
+            raise UsageError("threads is a matter of CPU targets", where="threads", got=str(options.threads))
+        gpu, library = self._require()
+        assert options.directory is not None, "the network lies in the engine's directory"
+        file = network_file(options.directory, self.name)
+        _require_version(file.with_name(file.name + ".json"), library)
+        network = Network(image=file.read_bytes(), where=str(file), library=library)
+        return TensorRtSession(plan, weights, options.num_blocks, gpu, network, code_for(plan, gpu))
+
+    def _gpu(self, gpus: Sequence[Gpu]) -> Gpu | None:
+        return super()._gpu(tuple(gpus))
+
+
+def _require_version(description: Path, library: Library) -> None:
+    """An engine runs with the very version that built it."""
+    try:
+        built = json.loads(description.read_text())["version"]
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(
+            "the network's description cannot be read", where=str(description), got=repr(error),
+            hint="rebuild the engine",
+        ) from error  # fmt: skip
+    if built != library.version:
+        raise TargetError(
+            "the engine needs the very version of TensorRT that built it", where=str(description), expected=built,
+            got=library.version, hint="install that version, or build the engine again",
+        )  # fmt: skip
+
+
+TARGETS: tuple[Target, ...] = tuple(TensorRtTarget(sm) for sm in _FLAVOURS)

@@ -1,0 +1,149 @@
+"""The builder of the full TensorRT as `compile_on_gpu` uses it: layers are computed in numpy on zeros, so that types
+and shapes are held against each other; the engine is a text. A cache of times is refused if it is of another GPU."""
+
+import enum
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.plugins.tensorrt.numpy_network import Array, NumpyNetwork, NumpyTensor, NumpyTrt
+
+LENGTH = 3  # of whatever changes from step to step
+
+
+class NetworkDefinitionCreationFlag(enum.IntEnum):
+    STRONGLY_TYPED = 1
+
+
+class Field:
+    """PluginField."""
+
+    def __init__(self, name: str, data: Array, type: Any) -> None:
+        self.name, self.data, self.type = name, data, type
+
+
+class _Network(NumpyNetwork):
+    def add_input(self, name: str, dtype: Any, shape: tuple[int, ...]) -> NumpyTensor:
+        return NumpyTensor(np.zeros([LENGTH if each < 0 else each for each in shape], dtype), name)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.kinds)
+
+    def get_layer(self, index: int) -> Any:
+        return types.SimpleNamespace(type=types.SimpleNamespace(name=self.kinds[index]))
+
+
+def _attend(plugin: Any, given: Sequence[Array]) -> tuple[Array, ...]:
+    attention = plugin.attention
+    dtype = given[1].dtype if attention.narrow else np.float32
+    return np.zeros((len(given[0]), attention.heads * attention.head_dim), dtype), given[1], given[2]
+
+
+class _Cache:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def serialize(self) -> bytes:
+        return self.data + b"."
+
+
+class _Config:
+    def __init__(self) -> None:
+        self.builder_optimization_level = 3
+        self.profiles: list[dict[str, Any]] = []
+        self.preview: list[str] = []
+        self.cache: _Cache | None = None
+
+    def set_preview_feature(self, feature: str, enable: bool) -> None:
+        self.preview += [feature] if enable else []
+
+    def clear_flag(self, flag: str) -> None:
+        assert flag == "TF32"
+
+    def add_optimization_profile(self, profile: "_Profile") -> int:
+        self.profiles.append(profile.shapes)
+        return len(self.profiles) - 1
+
+    def create_timing_cache(self, serialized_timing_cache: bytes) -> _Cache:
+        return _Cache(serialized_timing_cache)
+
+    def set_timing_cache(self, cache: _Cache, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        self.cache = cache
+        return not cache.data.startswith(b"another GPU")
+
+    def get_timing_cache(self) -> _Cache:
+        assert self.cache is not None
+        return self.cache
+
+
+class _Profile:
+    def __init__(self) -> None:
+        self.shapes: dict[str, Any] = {}
+
+    def set_shape(self, input: str, min: tuple[int, ...], opt: tuple[int, ...], max: tuple[int, ...]) -> None:
+        assert all(a <= b <= c for a, b, c in zip(min, opt, max, strict=True)), input
+        self.shapes[input] = (min, opt, max)
+
+
+class _Builder:
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def create_network(self, flags: int = 0) -> _Network:
+        assert flags == 1 << NetworkDefinitionCreationFlag.STRONGLY_TYPED
+        return _Network({}, _attend)
+
+    def create_builder_config(self) -> _Config:
+        return _Config()
+
+    def create_optimization_profile(self) -> _Profile:
+        return _Profile()
+
+    def build_serialized_network(self, network: _Network, config: _Config) -> bytes | None:
+        assert config.preview == ["ALIASED_PLUGIN_IO_10_03"]
+        assert len(config.profiles) == 2
+        assert set(config.profiles[0]) == set(config.profiles[1])
+        self._logger.log(types.SimpleNamespace(name="INFO"), f"{len(network.kinds)} layers")
+        timed = config.builder_optimization_level > 0
+        return f"{len(network.kinds)} layers, {'timed' if timed else 'untimed'}, whole".encode()
+
+
+class IPluginV3: ...
+
+
+class IPluginV3OneCore: ...
+
+
+class IPluginV3OneBuildV2: ...
+
+
+class IPluginV3OneRuntime: ...
+
+
+class IPluginCreatorV3One: ...
+
+
+class ILogger: ...
+
+
+Builder, PluginField, PluginFieldCollection = _Builder, Field, list
+PluginFieldType = types.SimpleNamespace(FLOAT32=1, INT32=5)
+PreviewFeature = types.SimpleNamespace(ALIASED_PLUGIN_IO_10_03="ALIASED_PLUGIN_IO_10_03")
+BuilderFlag = types.SimpleNamespace(TF32="TF32")
+ProfilingVerbosity = types.SimpleNamespace(DETAILED="DETAILED")
+float32, float16, bfloat16, int32, int64 = (
+    NumpyTrt.float32, NumpyTrt.float16, NumpyTrt.bfloat16, NumpyTrt.int32, NumpyTrt.int64
+)  # fmt: skip
+UnaryOperation, ActivationType, ReduceOperation = (
+    NumpyTrt.UnaryOperation, NumpyTrt.ActivationType, NumpyTrt.ReduceOperation
+)  # fmt: skip
+ElementWiseOperation, MatrixOperation = NumpyTrt.ElementWiseOperation, NumpyTrt.MatrixOperation
+Weights = NumpyTrt.Weights
+
+
+def get_plugin_registry() -> Any:
+    return types.SimpleNamespace(register_creator=lambda creator, namespace: True)
