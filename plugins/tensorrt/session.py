@@ -144,9 +144,8 @@ class TensorRtSession:
         for profile in (MIXED, DECODE):
             config = engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-            if profile == DECODE and isinstance(
-                config, Specialises
-            ):  # a captured graph would keep the kernels that do for any shape for ever
+            # A captured graph would keep for ever the kernels that do for any shape.
+            if profile == DECODE and isinstance(config, Specialises):
                 eager = trt.DynamicShapesKernelSpecializationStrategy.EAGER
                 config.dynamic_shapes_kernel_specialization_strategy = eager
             context = engine.create_execution_context(config)
