@@ -26,6 +26,19 @@ class Context(Protocol):
     def execute_async_v3(self, stream_handle: int) -> bool: ...
 
 
+class RuntimeConfig(Protocol):
+    """IRuntimeConfig: how a context executes."""
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None: ...
+
+
+@runtime_checkable
+class Specialises(Protocol):
+    """A runtime configuration of TensorRT-RTX, which compiles kernels for the shapes that it meets."""
+
+    dynamic_shapes_kernel_specialization_strategy: Any
+
+
 class TensorRtEngine(Protocol):
     """ICudaEngine."""
 
@@ -36,7 +49,9 @@ class TensorRtEngine(Protocol):
 
     def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int: ...
 
-    def create_execution_context(self, strategy: Any) -> Context: ...
+    def create_runtime_config(self) -> RuntimeConfig: ...
+
+    def create_execution_context(self, runtime_config: RuntimeConfig) -> Context: ...
 
 
 class Runtime(Protocol):

@@ -57,8 +57,11 @@ def compile_fully(
         check_network(plan, report["network"])
         if cache is not None and timed:
             fresh = cache.with_name(f".{cache.name}.partial")
-            _copy(folder / "timing.cache", fresh, cache)
-            fresh.replace(cache)
+            try:
+                _copy(folder / "timing.cache", fresh, cache)
+                fresh.replace(cache)
+            finally:
+                fresh.unlink(missing_ok=True)
         return FullyCompiled(image=(folder / "rank0.plan").read_bytes(), network=report["network"])
 
 

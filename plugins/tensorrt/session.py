@@ -31,6 +31,7 @@ from ingot.plugins.tensorrt.bindings import (
     JudgesStreams,
     Messages,
     Runtime,
+    Specialises,
     TensorRtEngine,
     load,
     logger,
@@ -136,12 +137,18 @@ class TensorRtSession:
     def _make_contexts(self, engine: TensorRtEngine) -> list[Context]:
         """One per profile, which share their memory: steps run one after the other."""
         self._engine = engine  # contexts need it
-        strategy = load(self._library).ExecutionContextAllocationStrategy.USER_MANAGED
+        trt = load(self._library)
         size = max(engine.get_device_memory_size_for_profile_v2(profile) for profile in (MIXED, DECODE))
         memory = self.device.allocate(size)
         made = []
         for profile in (MIXED, DECODE):
-            context = engine.create_execution_context(strategy)
+            config = engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+            # A captured graph would keep for ever the kernels that do for any shape.
+            if profile == DECODE and isinstance(config, Specialises):
+                eager = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+                config.dynamic_shapes_kernel_specialization_strategy = eager
+            context = engine.create_execution_context(config)
             self._require(context.set_optimization_profile_async(profile, self.device.stream_address))
             context.set_device_memory(memory, size)
             for name, address in self._addresses.items():

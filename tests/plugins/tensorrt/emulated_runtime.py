@@ -45,6 +45,22 @@ class Strategy(enum.Enum):
     USER_MANAGED = 2
 
 
+class Specialisation(enum.Enum):
+    LAZY = 0
+    EAGER = 1
+
+
+class EmulatedConfig:
+    """IRuntimeConfig."""
+
+    def __init__(self) -> None:
+        self.dynamic_shapes_kernel_specialization_strategy = Specialisation.LAZY
+        self.strategy: Strategy | None = None
+
+    def set_execution_context_allocation_strategy(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+
+
 class FieldType(enum.Enum):
     FLOAT32 = 1
     INT32 = 5
@@ -190,7 +206,11 @@ class EmulatedEngine:
     def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
         return DEVICE_MEMORY
 
-    def create_execution_context(self, strategy: Strategy) -> EmulatedContext:
+    def create_runtime_config(self) -> EmulatedConfig:
+        return EmulatedConfig()
+
+    def create_execution_context(self, runtime_config: EmulatedConfig) -> EmulatedContext:
+        assert runtime_config.strategy is Strategy.USER_MANAGED, "the session gives the memory"
         return EmulatedContext(self)
 
 
@@ -207,6 +227,7 @@ class EmulatedTensorRt(types.ModuleType):
             setattr(self, name, type(name, (), {}))
         self.PluginField, self.PluginFieldType, self.PluginFieldCollection = Field, FieldType, list
         self.EngineValidity, self.ExecutionContextAllocationStrategy = Validity, Strategy
+        self.DynamicShapesKernelSpecializationStrategy = Specialisation
 
     def get_plugin_registry(self) -> Registry:
         return self.registry
