@@ -26,6 +26,7 @@ from ingot.builder.pack import BLOCK_BYTES, Packer, add_constants
 from ingot.builder.passes.base import PassReport
 from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
 from ingot.builder.precision import choose_main, choose_products, choose_routers, products_of, table_dtype
+from ingot.builder.predict import Prediction, Sample, choose_sample, predict
 from ingot.builder.tune import MEMORY as TUNING_MEMORY
 from ingot.builder.tune import tune
 from ingot.checkpoint import Checkpoint
@@ -61,6 +62,7 @@ class BuildReport:
     notes        one sentence each: lowered defaults, choices, weights that are not finite
     passes       what every pass did
     timings      a line for every product and number of rows that was timed
+    prediction   how fast it will be here, None where that is not known (a note says why)
     memory       bytes the build was expected to need at most
     engine_bytes of the rank file
     """
@@ -73,6 +75,7 @@ class BuildReport:
     passes: tuple[PassReport, ...]
     notes: tuple[str, ...]
     timings: tuple[str, ...]
+    prediction: Prediction | None
     memory: int
     engine_bytes: int
     seconds: float
@@ -80,7 +83,7 @@ class BuildReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
-    """All that is decided before the first byte is written."""
+    """All that is decided before the first byte is written. sample: what is run to predict the engine's speed."""
 
     target: Target
     precision: Precision
@@ -91,6 +94,7 @@ class _Job:
     reports: list[PassReport]
     notes: list[str]
     timings: tuple[str, ...]
+    sample: Sample | None
 
 
 def build(
@@ -109,17 +113,26 @@ def build(
     _forecast(config, checkpoint, output_dir, 0).check_memory(config.max_mem)
     with graph_errors(checkpoint.graph_path):
         job = _decide(config, checkpoint, target, progress)
-        forecast = _forecast(config, checkpoint, output_dir, _engine_bytes(job.plan))
+        engine_bytes = _engine_bytes(job.plan)
+        forecast = _forecast(config, checkpoint, output_dir, engine_bytes, job.sample)
         if say is not None:
             say(f"the build {forecast}")
         if not config.dry_run:
             with OutputDir(Path(output_dir), is_previous=is_engine) as out:
                 out.require_space(forecast.disk)
                 job.notes.extend(_write(job, checkpoint, out.path, progress))
+    prediction = None
+    if job.sample is not None and not config.dry_run:
+        found = predict(job.sample, Path(output_dir), target)
+        if isinstance(found, str):
+            job.notes.append(found)
+        else:
+            prediction = found
     return BuildReport(
         output_dir=Path(output_dir), dry_run=config.dry_run, target=target.name, precision=str(job.precision),
-        plan=job.plan, passes=tuple(job.reports), notes=tuple(job.notes), timings=job.timings, memory=forecast.memory,
-        engine_bytes=_engine_bytes(job.plan), seconds=time.monotonic() - begin,
+        plan=job.plan, passes=tuple(job.reports), notes=tuple(job.notes), timings=job.timings,
+        prediction=prediction, memory=forecast.memory, engine_bytes=engine_bytes,
+        seconds=time.monotonic() - begin,
     )  # fmt: skip
 
 
@@ -171,11 +184,24 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target, progres
         tuning = tune(plan, target, config.timing_cache, progress)
         plan, timings = dataclasses.replace(plan, tactics=tuning.tactics), tuning.table
         notes.extend(tuning.notes)
+    sample = _sample(config, plan, target, notes)
     constants = () if config.dry_run else target.constants(plan)
     return _Job(
         target=target, precision=precision, activation_errors=errors, plan=add_constants(plan, constants),
         lowering=lowering, constants=constants, reports=reports, notes=[*notes, *lowered], timings=timings,
+        sample=sample,
     )  # fmt: skip
+
+
+def _sample(config: BuildConfig, plan: Plan, target: Target, notes: list[str]) -> Sample | None:
+    """None, and why, where no speed can be predicted."""
+    if not config.autotune or config.dry_run:
+        return None  # nothing is to be timed, or there will be no engine
+    found = choose_sample(plan, target, config.max_mem)
+    if isinstance(found, str):
+        notes.append(found)
+        return None
+    return found
 
 
 def _make_folder(folder: Path) -> None:
@@ -193,10 +219,13 @@ def _kv_dtype(config: BuildConfig, precision: Precision) -> DType:
     return DType.BF16 if precision.dtype.is_quantised else precision.dtype
 
 
-def _forecast(config: BuildConfig, checkpoint: Checkpoint, target: Path, engine_bytes: int) -> Forecast:
+def _forecast(
+    config: BuildConfig, checkpoint: Checkpoint, target: Path, engine_bytes: int, sample: Sample | None = None
+) -> Forecast:
     """Of memory before any work; of disk as soon as the size of the engine is known."""
     memory = BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
-    memory += max((_threads() + 1) * BLOCK_COPIES * BLOCK_BYTES, TUNING_MEMORY if config.autotune else 0)
+    memory += max((_threads() + 1) * BLOCK_COPIES * BLOCK_BYTES, TUNING_MEMORY if config.autotune else 0,
+                  sample.memory if sample is not None else 0)  # fmt: skip
     carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
     return Forecast.at(target, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
 

@@ -15,6 +15,7 @@
 #include "bandwidth.h"
 #include "cpu_isa.h"
 #include "crc32.h"
+#include "live_peak.h"
 #include "registry.h"
 #include "session.h"
 #include "threads.h"
@@ -236,6 +237,8 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("kv_bytes", &Session::kv_bytes, "Address space of the KV pools.")
       .def_prop_ro("threads", &Session::threads, "Threads that share each step.")
       .def("set_step_delay", &Session::set_step_delay, "seconds"_a, "Slow every plan step down, for tests.")
+      .def("time_steps", &Session::time_steps, "on"_a, "Note in every run when its plan steps end.")
+      .def("step_seconds", &Session::step_seconds, "Of each plan step of the last run, then of the draws.")
       .def("tap", &Session::tap, "steps"_a, "Copy the outputs of these plan steps in every run.")
       .def("take_tapped", &take_tapped, "Step, buffer and values copied since the last call.")
       .def("read_buffer", &read_buffer, "name"_a, "rows"_a, "First rows of an arena buffer.")
@@ -268,6 +271,8 @@ NB_MODULE(_cpu, m) {
       "data"_a, "crc"_a = 0, "zlib's CRC-32 of a buffer, continued from crc.");
   m.def("read_bandwidth", &ingot::read_bandwidth, "bytes"_a, "threads"_a, "passes"_a = 3,
         nb::call_guard<nb::gil_scoped_release>(), "Bytes per second that threads read from memory, best of the passes.");
+  m.def("live_peak", &ingot::live_peak, "name"_a, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "Operations per second of an arithmetic (f32.avx2, int8.amx, ...) on random operands in L1.");
   m.def("time_matmul", &ingot::time_matmul, "kernel"_a, "rows"_a, "n"_a, "k"_a, "group"_a, "gated"_a, "panel_bytes"_a,
         "tactic"_a, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Seconds of the fastest of several calls of a matrix product.");

@@ -138,8 +138,11 @@ DrawResult Session::step(const BatchView& view, const DrawView& draws, const std
   interrupted_ = &interrupted;
   next_check_ns_ = now_ns() + kCheckNs;
   stop_after_.store(SIZE_MAX);
+  stamps_.clear();
+  stamp();
   ThreadPool::instance().run(
       threads_, [](void* self, const Team& team) { static_cast<Session*>(self)->execute(team); }, this);
+  stamp();
   if (stop_after_.load() != SIZE_MAX) throw StepInterrupted{};
   return drawn;
 }
@@ -176,8 +179,25 @@ void Session::execute(const Team& team) {
       if (team.index == 0) after_step(i);
       team.barrier();  // the next step may overwrite what is being copied
     }
+    if (team.index == 0) stamp();
   }
   if (draws_.count() > 0) sample_->run(&sample_args_, mine);
+}
+
+void Session::stamp() {
+  if (timed_) stamps_.push_back(now_ns());
+}
+
+void Session::time_steps(bool on) {
+  const std::lock_guard lock(running_);
+  timed_ = on;
+  stamps_.clear();
+}
+
+std::vector<double> Session::step_seconds() const {
+  std::vector<double> seconds;
+  for (size_t i = 1; i < stamps_.size(); ++i) seconds.push_back(1e-9 * static_cast<double>(stamps_[i] - stamps_[i - 1]));
+  return seconds;
 }
 
 bool Session::check_interrupted() {

@@ -54,6 +54,10 @@ class Session {
   int64_t logit_cols() const { return plan_.limits.vocab_size; }
   void close();
 
+  // From now on every run notes when its plan steps end. Seconds of each step of the last run, then of the draws.
+  void time_steps(bool on);
+  std::vector<double> step_seconds() const;
+
   // For tests and verification.
   void set_step_delay(double seconds);  // slows every plan step down
   void tap(const std::vector<std::string>& steps);
@@ -71,6 +75,7 @@ class Session {
   DrawResult step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted);
   void execute(const Team& team);
   void after_step(size_t index);
+  void stamp();
   bool pause_or_interrupted();
   bool check_interrupted();
   const BufferSpec& find_buffer(const std::string& name, int64_t rows) const;
@@ -92,6 +97,8 @@ class Session {
   double delay_seconds_ = 0;
   std::set<std::string> taps_;
   std::vector<Tapped> tapped_;
+  bool timed_ = false;
+  std::vector<int64_t> stamps_;  // of the last timed run: its begin, the end of every plan step, the end of the draws
   const std::function<bool()>* interrupted_ = nullptr;
   int64_t next_check_ns_ = 0;
   std::atomic<size_t> stop_after_{SIZE_MAX};  // index of the step after which all threads leave

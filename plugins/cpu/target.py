@@ -23,6 +23,7 @@ else:
 _LEVELS = ("amx", "avx512", "avx2")  # best first; each includes those after it
 _TUNING_VERSION = 1  # of the matrix products: advances when their speed or their tactics change
 _TIMING_SECONDS = 0.002  # of one product in one way
+_PEAK_SECONDS = 0.03
 
 
 def _require_native() -> None:
@@ -58,6 +59,19 @@ def read_bandwidth(nbytes: int, threads: int | None = None) -> float:
     """Bytes per second that `threads` (default: all cores) read from a buffer of nbytes."""
     _require_native()
     return _cpu.read_bandwidth(nbytes, core_count() if threads is None else threads)
+
+
+def peak_name(kernel: str) -> str:
+    """The arithmetic that a kernel of this name is made of, for `live_peak`: "f32.avx2", "int8.amx", ..."""
+    _, dtype, isa = kernel.split(".")
+    kind = "int8" if dtype.endswith("a8") else "bf16" if isa == "amx" else "f32"
+    return f"{kind}.{isa}"
+
+
+def live_peak(name: str, threads: int | None = None) -> float:
+    """Operations per second that `threads` (default: all cores) reach on random operands in L1; takes 30 ms."""
+    _require_native()
+    return _cpu.live_peak(name, core_count() if threads is None else threads, _PEAK_SECONDS)
 
 
 def _draw_tuple(rows: SampleRows) -> "_cpu.Draws":
@@ -133,6 +147,21 @@ class CpuSession:
         for step, buffer, values in tapped:
             outputs.setdefault(step, {})[buffer] = values
         return result, outputs
+
+    def run_timed(self, batch: StepBatch) -> tuple[StepResult, npt.NDArray[np.float64]]:
+        """`run`, and the seconds of every plan step, then of the draws."""
+        self.native.time_steps(True)
+        try:
+            result = self.run(batch)
+            return result, np.array(self.native.step_seconds())
+        finally:
+            self.native.time_steps(False)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Give a KV block the contents of another one, in all layers."""
+        for layer in range(self._kv.num_layers):
+            for values in (False, True):
+                self.native.write_kv(layer, target, values, self.native.read_kv(layer, source, values))
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, from their layouts in `plan.KvLayout`."""

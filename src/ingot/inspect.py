@@ -21,6 +21,7 @@ from ingot.errors import UsageError
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest
 from ingot.plan import Plan, Step, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT
+from ingot.step_work import Load, PlanWork, Work
 
 BALANCE = 8.0  # operations per byte, assumed: `ingot bench` measures what a machine really does
 CONTEXT = 1024  # tokens an attention looks back at, where the limits allow
@@ -75,39 +76,22 @@ def inspect(path: Path | str) -> Inspection:
 
 
 def step_facts(plan: Plan, errors: Mapping[str, float | None] | None = None, context: int = CONTEXT) -> list[StepFacts]:
-    """Of every step, for one token that sees `context` tokens before it. errors: of int8 inputs, by step."""
+    """Of every step, for one token that sees `context` tokens, itself included. errors: of int8 inputs, by step."""
+    work = PlanWork(plan)
     weights = {weight.name: weight for weight in plan.weights}
-    cols = {buffer.name: buffer.cols for buffer in plan.buffers}
-    seen = min(context, plan.limits.max_seq_len)
-    facts = [_facts(plan, step, weights, cols, seen) for step in plan.steps]
-    return [dataclasses.replace(each, int8_error=(errors or {}).get(each.name)) for each in facts]
+    load = Load(sequences=[(min(context, plan.limits.max_seq_len) - 1, 1)], rows=1)
+    return [_facts(step, work.of(step, load), weights, (errors or {}).get(step.name)) for step in plan.steps]
 
 
-def _facts(plan: Plan, step: Step, weights: dict[str, Weight], cols: dict[str, int], seen: int) -> StepFacts:
-    read = [weights[name] for name in step.inputs if name in weights]
-    width = cols[step.outputs[0]] if step.outputs else 0
-    nbytes, operations, precision = sum(weight.nbytes for weight in read), 2 * width, step.kernel.split(".")[1]
-    if step.op == "matmul":
-        weight = weights[step.inputs[1]]
-        operations = 2 * weight.shape[0] * weight.shape[1]
-        precision = str(Precision(dtype=weight.dtype, group=int(step.attrs["group"])))
-    elif step.op in ("moe_gate_up", "moe_down"):
-        weight = weights[step.inputs[-1]]
-        experts, n, k = weight.shape
-        slots = cols[step.inputs[1]]
-        nbytes, operations = nbytes * slots // experts, 2 * slots * n * k
-        precision = str(Precision(dtype=weight.dtype, group=int(step.attrs["group"])))
-    elif step.op == "embedding":
-        nbytes = sum(weight.nbytes // weight.shape[0] for weight in read)  # one row of each table
-    elif step.op == "paged_attention":
-        seen = min(seen, int(step.attrs["window"]) or seen)
-        nbytes = seen * (plan.kv.k_block_bytes + plan.kv.v_block_bytes) // plan.kv.tokens_per_block
-        operations = 4 * seen * width
-    nbytes += 4 * sum(cols[name] for name in (*step.inputs, *step.outputs) if name in cols)
-    bound = "compute" if operations > BALANCE * nbytes else "memory"
+def _facts(step: Step, work: Work, weights: Mapping[str, Weight], error: float | None) -> StepFacts:
+    products = [weights[name] for name in step.inputs if name in weights and "group" in step.attrs]
+    precision = step.kernel.split(".")[1]
+    if products:
+        precision = str(Precision(dtype=products[0].dtype, group=int(step.attrs["group"])))
     return StepFacts(
         name=step.name, kernel=step.kernel, precision=precision, activations=str(step.attrs.get("activations", "")),
-        int8_error=None, nbytes=nbytes, operations=operations, bound=bound,
+        int8_error=error, nbytes=work.nbytes, operations=work.operations,
+        bound="compute" if work.operations > BALANCE * work.nbytes else "memory",
     )  # fmt: skip
 
 

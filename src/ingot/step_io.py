@@ -196,3 +196,16 @@ class TapSession(Session, Protocol):
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values that a block holds, each [kv_heads, tokens_per_block, head_dim]."""
         ...
+
+
+@runtime_checkable
+class TimedSession(Session, Protocol):
+    """A session that says where the time of a step goes. Running untimed costs what it always did."""
+
+    def run_timed(self, batch: StepBatch) -> tuple[StepResult, npt.NDArray[np.float64]]:
+        """`run`, and the seconds of every plan step, then of the draws."""
+        ...
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Give a KV block the contents of another one, in all layers."""
+        ...

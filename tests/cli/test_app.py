@@ -60,11 +60,6 @@ def test_underscores_and_hyphens_are_the_same(option: str, capsys: pytest.Captur
     assert "does-not-exist" in capsys.readouterr().err
 
 
-def test_later_benches_are_refused_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.run(["bench", "kernels"]) == 1
-    assert "does not exist in this version" in capsys.readouterr().err
-
-
 def test_serve_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['uvicorn'] = None\n"

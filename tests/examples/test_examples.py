@@ -16,6 +16,7 @@ from tests.house.project import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAYS = {
+    "compare_engines.py": "| decode |",
     "generate.py": "blocks in use afterwards: 0",
     "inspect_engine.py": "matmul.",
     "logits.py": "perplexity",
@@ -39,7 +40,11 @@ def test_there_is_a_check_for_each() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example(path: Path, engine: Path) -> None:
     assert len(path.read_text().splitlines()) <= 60
-    given = {"precisions.py": [SHIPPED, SAMPLE_TEXT]}.get(path.name, [engine])
+    arguments: dict[str, list[object]] = {
+        "compare_engines.py": [engine, engine, "--input_len", 20, "--output_len", 4, "--rounds", 2],
+        "precisions.py": [SHIPPED, SAMPLE_TEXT],
+    }
+    given = arguments.get(path.name, [engine])
     command = [sys.executable, "-W", "error", str(path), *map(str, given)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

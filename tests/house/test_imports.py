@@ -16,6 +16,8 @@ MAY = {
     "ingot.configs": "errors dtypes configs",
     "ingot.plan": "errors dtypes configs",
     "ingot.step_io": "errors dtypes plan",
+    "ingot.step_work": "errors dtypes plan",
+    "ingot.timed_run": "errors dtypes plan step_io step_work",
     "ingot.manifest": "errors dtypes configs plan",
     "ingot.output_dir": "errors",
     "ingot.forecast": "errors configs",
@@ -26,7 +28,7 @@ MAY = {
     "ingot.plugins": "errors dtypes configs plan step_io plugins _cpu",
     "ingot.convert": "errors dtypes configs checkpoint tensor_file output_dir forecast convert",
     "ingot.builder": "errors dtypes configs checkpoint tensor_file output_dir forecast plan manifest engine "
-    "engine_writer step_io plugins builder",
+    "engine_writer step_io step_work timed_run plugins builder",
     "ingot.runtime": "errors dtypes configs plan step_io manifest engine plugins runtime",
 }
 TOP = (

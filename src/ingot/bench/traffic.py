@@ -1,9 +1,9 @@
 """What one step of a Plan must move, for comparison with what the machine's memory can."""
 
-from ingot.plan import Plan, Weight
+from ingot.plan import Plan
+from ingot.step_work import EXPERTS, expert_bytes
 
 _GATHERED = ("embedding",)  # ops that read single rows of their tables
-_EXPERTS = ("moe_gate_up", "moe_down")  # ops that read the experts which some row takes
 
 
 def weight_bytes_per_step(plan: Plan, rows: float = 1) -> int:
@@ -13,15 +13,9 @@ def weight_bytes_per_step(plan: Plan, rows: float = 1) -> int:
     read = {name: step for step in plan.steps if step.op not in _GATHERED for name in step.inputs if name in weights}
     cols = {buffer.name: buffer.cols for buffer in plan.buffers}
     return sum(
-        _expert_bytes(weights[name], cols[step.inputs[1]], rows) if step.op in _EXPERTS else weights[name].nbytes
+        expert_bytes(weights[name], cols[step.inputs[1]], rows) if step.op in EXPERTS else weights[name].nbytes
         for name, step in read.items()
     )
-
-
-def _expert_bytes(weight: Weight, slots: int, rows: float) -> int:
-    """Of the experts that are taken."""
-    untaken: float = (1 - slots / weight.shape[0]) ** rows
-    return round(weight.nbytes * (1 - untaken))
 
 
 def kv_bytes_per_token(plan: Plan) -> float:

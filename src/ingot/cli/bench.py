@@ -1,4 +1,4 @@
-"""`ingot bench latency | throughput | serve`, as a table or JSON on stdout."""
+"""`ingot bench latency | throughput | serve | kernels`, as a table or JSON on stdout."""
 
 import dataclasses
 import json
@@ -11,26 +11,15 @@ from rich.table import Table
 
 from ingot.bench.latency import LatencyOptions, LatencyReport, bench_latency
 from ingot.bench.throughput import ThroughputOptions, ThroughputReport, bench_throughput
+from ingot.cli.bench_kernels import kernels
 from ingot.cli.bench_serve import serve
 from ingot.cli.console import LEVELS, Talk
 from ingot.cli.values import as_json, log_level, positive, target_isa
-from ingot.errors import IngotError
-
-_LATER = {
-    "kernels": "kernels are not timed alone yet; `ingot inspect ENGINE` lists what each step must read and compute",
-}
 
 
-class _Kinds(click.Group):
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _LATER:
-            raise IngotError(f"ingot bench {cmd_name} does not exist in this version", hint=_LATER[cmd_name])
-        return super().get_command(ctx, cmd_name)
-
-
-@click.group(cls=_Kinds)
+@click.group()
 def command() -> None:
-    """Latency, throughput and goodput of an Engine on this machine.
+    """Latency, throughput, goodput and kernel times of an Engine on this machine.
 
     \b
     Example: ingot bench latency --engine_dir ENGINE --input_len 128 --output_len 64
@@ -96,6 +85,7 @@ def throughput(as_json: bool, log_level: str, **options: Any) -> None:
 
 
 command.add_command(serve)
+command.add_command(kernels)
 
 
 def _show_latency(report: LatencyReport) -> None:

@@ -50,7 +50,8 @@ _GPU_FAMILIES = ("cuda",)  # targets with float16 products
 @click.option("--max_mem", type=byte_size, metavar="SIZE", help="Memory that the build may use, e.g. 8GiB.")
 @click.option("--timing_cache", type=click.Path(path_type=Path), metavar="FILE",
               help="Times of kernels: read, and written with what this build has timed.")  # fmt: skip
-@click.option("--no_autotune", is_flag=True, help="Time no kernels: products are cut into work as shipped.")
+@click.option("--no_autotune", is_flag=True,
+              help="Time nothing: products are cut into work as shipped, and no speed is predicted.")  # fmt: skip
 @click.option("--dry_run", is_flag=True, help="Decide everything, write nothing.")
 @click.option("--dump_passes", type=click.Path(path_type=Path), metavar="DIR", help="Write the graph after each pass.")
 @click.option(
@@ -169,3 +170,5 @@ def _tell(report: BuildReport, talk: Talk) -> None:
         f"{format_bytes(report.engine_bytes)}, at most {limits.max_batch_size} requests, {limits.max_input_len} tokens "
         f"in, {limits.max_seq_len} in all, {limits.max_num_tokens} per step; {report.seconds:.1f} s"
     )
+    if report.prediction is not None:
+        talk.note(str(report.prediction))

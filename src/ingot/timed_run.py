@@ -1,0 +1,83 @@
+"""Steps of an engine with the time of each of its parts: prompts and decode steps as an executor would make them.
+
+Sequences have KV blocks of their own, in no order. A prompt is computed by the first one; `share_prompt` gives the
+others copies of its keys and values, so that decode steps of many sequences read as much as they would in service.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.plan import Plan
+from ingot.step_io import Int32, SampleRows, StepBatch, TimedSession
+from ingot.step_work import Load
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TimedStep:
+    """seconds: of the whole crossing; parts: float64, seconds of every plan step and then of the draws; ids: drawn."""
+
+    load: Load
+    seconds: float
+    parts: npt.NDArray[np.float64]
+    ids: Int32
+
+
+class TimedRun:
+    """`sequences` of up to `length` tokens; the session needs `blocks_needed` and is used by nobody else meanwhile."""
+
+    def __init__(self, session: TimedSession, plan: Plan, *, sequences: int, length: int) -> None:
+        self._session, self._plan = session, plan
+        width = -(-length // plan.kv.tokens_per_block)
+        order = np.random.default_rng(0).permutation(sequences * width).astype(np.int32)
+        self._tables = order.reshape(sequences, width)
+
+    def prefill(self, ids: Int32) -> list[TimedStep]:
+        """The first sequence computes a prompt, in chunks of what a step may carry, and draws a token."""
+        most = self._plan.limits.max_num_tokens
+        return [
+            self._run(ids[begin : begin + most], [(begin, len(ids[begin : begin + most]))], begin + most >= len(ids))
+            for begin in range(0, len(ids), most)
+        ]
+
+    def share_prompt(self) -> None:
+        """Copy the first sequence's keys and values to all others."""
+        for table in self._tables[1:]:
+            for source, target in zip(self._tables[0], table, strict=True):
+                self._session.copy_block(int(source), int(target))
+
+    def decode(self, ids: Int32, past: int) -> TimedStep:
+        """The next token of as many sequences as there are ids, each after `past` others."""
+        return self._run(ids, [(past, 1)] * len(ids), draws=True)
+
+    def _run(self, ids: Int32, sequences: Sequence[tuple[int, int]], draws: bool) -> TimedStep:
+        ends = np.cumsum([count for _, count in sequences])
+        batch = StepBatch(
+            ids=np.ascontiguousarray(ids, np.int32),
+            query_starts=np.array([0, *ends], np.int32),
+            past_lengths=np.array([past for past, _ in sequences], np.int32),
+            block_tables=self._tables[: len(sequences)],
+            logit_rows=(ends - 1).astype(np.int32) if draws else np.empty(0, np.int32),
+            sample=greedy_draws(len(sequences) if draws else 0),
+        )
+        begin = time.perf_counter()
+        result, parts = self._session.run_timed(batch)
+        seconds = time.perf_counter() - begin
+        load = Load(sequences=tuple(sequences), rows=len(batch.logit_rows))
+        return TimedStep(load=load, seconds=seconds, parts=parts, ids=result.ids)
+
+
+def blocks_needed(plan: Plan, *, sequences: int, length: int) -> int:
+    """KV blocks of a TimedRun."""
+    return sequences * -(-length // plan.kv.tokens_per_block)
+
+
+def greedy_draws(count: int) -> SampleRows:
+    """The most likely token of each of the first `count` logit rows."""
+    return SampleRows(
+        row=np.arange(count, dtype=np.int32), temperature=np.zeros(count, np.float32), top_k=np.zeros(count, np.int32),
+        top_p=np.ones(count, np.float32), seed=np.zeros(count, np.uint64), counter=np.zeros(count, np.uint64),
+    )  # fmt: skip

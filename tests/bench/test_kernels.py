@@ -1,0 +1,150 @@
+"""`ingot bench kernels`: every op is there, times add up, bounds and limits follow from the figures."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.bench.kernels import Phase, fastest_quarter, op_name, summarise
+from ingot.engine import read_plan
+from ingot.plan import Plan
+from ingot.plugins.cpu.target import detect_isa, peak_name
+from ingot.step_work import Load, PlanWork
+from ingot.timed_run import TimedStep
+from tests.e2e.command import ingot
+from tests.handmade import TINY_LLAMA, write_model
+
+native = pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")
+SHORT = ("--repetitions", 2, "--input_len", 20, "--json", "--log_level", "warning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """c: Checkpoint of a tiny llama; e: Engine with int8 products; r: Engine for ref."""
+    folder = tmp_path_factory.mktemp("kernels")
+    ingot("convert", "--model_dir", write_model(folder / "m", TINY_LLAMA), "--output_dir", folder / "c").succeeds()
+    build = ("build", "--checkpoint_dir", folder / "c", "--max_batch_size", 8)
+    ingot(*build, "--output_dir", folder / "r", "--target", "ref").succeeds()
+    if detect_isa() != "none":
+        quantised = ("--precision", "w8", "--activations", "int8", "--target", "cpu/avx2")
+        ingot(*build, "--output_dir", folder / "e", *quantised).succeeds()
+    return folder
+
+
+@native
+@pytest.mark.native
+def test_a_report_holds_every_op_and_its_times_add_up(folder: Path) -> None:
+    document = json.loads(ingot("bench", "kernels", "--engine_dir", folder / "e", *SHORT).succeeds().out)
+    names = [phase["name"] for phase in document["phases"]]
+    assert names == [
+        "prefill of 20 tokens", "decode of 1 sequence after 20 tokens", "decode of 8 sequences after 20 tokens",
+    ]  # fmt: skip
+    assert document["notes"] == ["32 sequences are left out: the engine decodes at most 8 at once"]
+    plan = read_plan(folder / "e")
+    for phase in document["phases"]:
+        ops = phase["ops"]
+        assert {op["name"] for op in ops} == {op_name(step) for step in plan.steps} | {"sampling"}
+        assert sum(op["calls"] for op in ops) == len(plan.steps) + 1
+        parts = sum(op["seconds"] for op in ops)
+        assert parts + phase["outside_seconds"] == pytest.approx(phase["seconds"])
+        assert phase["outside_seconds"] >= 0
+        assert phase["tokens_per_second"] == pytest.approx(phase["tokens"] / phase["seconds"])
+        assert set(phase["peaks"]) == {"f32.avx2", "int8.avx2"}
+        for op in ops:
+            assert op["seconds"] > 0
+            memory = op["nbytes"] / phase["machine_gbs"] / 1e9
+            arithmetic = math.inf if op["name"] == "sampling" else phase["peaks"][peak_name(op["kernel"])]
+            compute = op["operations"] / arithmetic
+            assert op["bound"] == ("compute" if compute > memory else "memory")
+            assert max(memory, compute) <= op["limit_seconds"] * (1 + 1e-9)
+            assert op["limit_seconds"] <= (memory + compute) * (1 + 1e-9)
+            assert op["fraction_of_limit"] == pytest.approx(op["limit_seconds"] / op["seconds"])
+
+
+@native
+@pytest.mark.native
+def test_a_table_for_people(folder: Path) -> None:
+    args = ("--engine_dir", folder / "e", "--batch_size", 2, "--context", 7, *SHORT)
+    out = ingot("bench", "kernels", *[arg for arg in args if arg != "--json"]).succeeds().out
+    assert "w8 for cpu/avx2, KV cache in bf16" in out
+    for words in (
+        "decode of 2 sequences after 7 tokens",
+        "gate_up",
+        "matmul.w8a8.avx2",
+        "outside",
+        "GB/s",
+        "int8.avx2",
+    ):
+        assert words in out
+    assert "decode of 1 sequence" not in out
+
+
+@native
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--batch_size", 9], ["--batch_size", "at most 8", "9"]),
+        (["--batch_size", 64], ["--max_batch_size"]),
+        (["--input_len", 65], ["--input_len", "at most"]),
+        (["--input_len", 8, "--context", 9], ["--context", "at most 8"]),
+        (["--input_len", 64, "--context", 63], ["lower --context or --repetitions"]),
+    ],
+)
+def test_what_the_engine_cannot_hold_is_refused(folder: Path, args: list[object], words: list[str]) -> None:
+    code = 2
+    ingot("bench", "kernels", "--engine_dir", folder / "e", *args).fails(*words, code=code)
+
+
+def test_engines_that_do_not_tell_are_refused(folder: Path) -> None:
+    ingot("bench", "kernels", "--engine_dir", folder / "r").fails("where their time goes", "--target cpu")
+
+
+def test_no_engine_is_refused(tmp_path: Path) -> None:
+    ingot("bench", "kernels", "--engine_dir", tmp_path / "none").fails("none")
+
+
+def _turn(plan: Plan, seconds: float, context: int = 9) -> list[TimedStep]:
+    """A decode step whose parts take 1, 2, 3, ... shares."""
+    shares = np.arange(1, len(plan.steps) + 2, dtype=np.float64)
+    parts = 0.8 * seconds * shares / shares.sum()
+    load = Load(sequences=((context, 1),), rows=1)
+    return [TimedStep(load=load, seconds=seconds, parts=parts, ids=np.zeros(1, np.int32))]
+
+
+def test_the_fastest_quarter(folder: Path) -> None:
+    plan = read_plan(folder / "r")
+    turns = [_turn(plan, seconds) for seconds in (5.0, 1.0, 2.0, 3.0, 400.0)]
+    assert [turn[0].seconds for turn in fastest_quarter(turns)] == [1.0, 2.0]
+    assert [turn[0].seconds for turn in fastest_quarter(turns[:2])] == [1.0]
+    phase = summarise(plan, PlanWork(plan), "decode", turns, {"": 1e9, **dict.fromkeys(_peaks(plan), 1e9)})
+    assert (phase.seconds, phase.median_seconds, phase.repetitions) == (1.5, 3.0, 5)
+
+
+def _peaks(plan: Plan) -> set[str]:
+    return {peak_name(step.kernel) for step in plan.steps}
+
+
+def test_limits_and_bounds_follow_from_bytes_and_operations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.bench.kernels.peak_name", lambda kernel: "all")
+    plan = read_plan(folder / "r")
+
+    def phase(gbs: float, peak: float) -> Phase:
+        turns = [_turn(plan, 2.0), _turn(plan, 3.0)]
+        return summarise(plan, PlanWork(plan), "decode", turns, {"": gbs, "all": peak})
+
+    slow_memory, slow_arithmetic = phase(1e3, 1e12), phase(1e12, 1e3)
+    assert (slow_memory.seconds, slow_memory.repetitions) == (2.0, 2)
+    assert slow_memory.outside_seconds == pytest.approx(0.4)
+    assert {op.bound for op in slow_memory.ops} == {"memory"}
+    computed = {op.name: op for op in slow_arithmetic.ops if op.operations and op.name != "sampling"}
+    assert {op.bound for op in computed.values()} == {"compute"}
+    head = computed["lm_head"]
+    assert head.limit_seconds == pytest.approx(2 * 61 * 32 / 1e3)
+    gate_up = next(op for op in slow_memory.ops if op.name == "gate_up")
+    assert gate_up.calls == 2
+    assert gate_up.limit_seconds == pytest.approx(2 * 4 * (96 * 32 + 32 + 44) / 1e3)
+    assert slow_memory.fraction_of_limit == pytest.approx(sum(op.limit_seconds for op in slow_memory.ops) / 2.0)
+    assert sum(op.share for op in slow_memory.ops) == pytest.approx(0.8)

@@ -1,0 +1,136 @@
+"""Predictions: what is run of a plan, what follows for the whole, and when nothing is said."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot.builder.predict as prediction
+from ingot.builder.build import build
+from ingot.builder.predict import Prediction, Sample, choose_sample, last_cache_bytes
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.engine import read_plan
+from ingot.plan import Plan
+from ingot.plugins.cpu.target import TARGETS, detect_isa
+from ingot.plugins.ref.target import RefTarget
+from ingot.plugins.registry import find_target
+from ingot.step_work import Load
+from ingot.timed_run import TimedStep
+from tests.handmade import TINY_LLAMA, write_model
+
+native = pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama of six layers; c: Checkpoint, e: Engine."""
+    folder = tmp_path_factory.mktemp("predict")
+    model = write_model(folder / "m", {**TINY_LLAMA, "num_hidden_layers": 6})
+    convert(ConvertOptions(model_dir=model, output_dir=folder / "c"))
+    build(BuildConfig(target="ref"), folder / "c", folder / "e")
+    return folder
+
+
+def _layers(plan: Plan) -> set[str]:
+    return {step.name.split("/")[0] for step in plan.steps if "/" in step.name}
+
+
+def _timed(plan: Plan, seconds: dict[str, float], outside: float) -> TimedStep:
+    """Each plan step takes what the last part of its name says; the draws take 1."""
+    parts = np.array([*(seconds.get(step.name.split("/")[-1], 0.0) for step in plan.steps), 1.0])
+    load = Load(sequences=((0, 1),), rows=1)
+    return TimedStep(load=load, seconds=float(parts.sum() + outside), parts=parts, ids=np.zeros(1, np.int32))
+
+
+def test_as_many_layers_are_run_as_hold_the_bytes(folder: Path) -> None:
+    plan = read_plan(folder / "e")
+    few, all_of_it = Sample(plan, 0), Sample(plan, plan.weight_bytes)
+    assert _layers(few.plan) == {"layers.0", "layers.5"}  # the last layer runs for the wanted rows alone
+    assert few.plan.steps[-1].name == plan.steps[-1].name == "lm_head"
+    assert all_of_it.plan.steps == plan.steps
+    assert few.memory < all_of_it.memory
+    half = Sample(plan, plan.weight_bytes // 2)
+    assert len(few.plan.steps) < len(half.plan.steps) < len(plan.steps)
+
+
+def test_layers_that_differ_are_all_run(folder: Path) -> None:
+    plan = read_plan(folder / "e")
+    steps = [
+        dataclasses.replace(step, attrs={**step.attrs, "window": 7}) if step.name == "layers.3/attention" else step
+        for step in plan.steps
+    ]
+    sample = Sample(dataclasses.replace(plan, steps=tuple(steps)), 0)
+    assert "layers.3/attention" in {step.name for step in sample.plan.steps}
+    assert "layers.4/attention" not in {step.name for step in sample.plan.steps}
+
+
+def test_layers_that_are_not_run_count_like_those_that_are(folder: Path) -> None:
+    plan = read_plan(folder / "e")
+    seconds = {"embed": 0.5, "qkv": 2.0, "attention": 3.0, "gate_up": 5.0, "lm_head": 7.0}
+    for least in (0, plan.weight_bytes // 2, plan.weight_bytes):
+        sample = Sample(plan, least)
+        found = sample.whole([_timed(sample.plan, seconds, 0.25) for _ in range(3)], np.mean)
+        assert found == pytest.approx(0.5 + 6 * (2 + 3 + 5) + 7 + 1 + 0.25)
+
+
+def test_repetitions_are_averaged_part_by_part(folder: Path) -> None:
+    sample = Sample(read_plan(folder / "e"), 0)
+    turns = [_timed(sample.plan, {"qkv": each}, 0.0) for each in (2.0, 2.0, 50.0)]
+    assert sample.whole(turns, np.median) == pytest.approx(6 * 2.0 + 1)
+    assert sample.whole(turns, np.mean) == pytest.approx(6 * 18.0 + 1)
+
+
+def test_lengths_keep_to_the_limits(folder: Path) -> None:
+    plan = read_plan(folder / "e")
+    sample = Sample(plan, 0)
+    assert (sample.prompt, sample.context, sample.length) == (63, 63, 64)
+    short = dataclasses.replace(plan, limits=dataclasses.replace(plan.limits, max_num_tokens=5))
+    assert (Sample(short, 0).prompt, Sample(short, 0).context) == (5, 5)
+
+
+@native
+@pytest.mark.native
+def test_a_build_predicts(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction, "SMALL", 0)
+    report = build(BuildConfig(), folder / "c", tmp_path / "e")
+    found = report.prediction
+    assert found is not None
+    assert found.decode > 0
+    assert found.prefill > 0
+    assert (found.context, found.prompt) == (63, 63)
+    assert str(found).startswith("predicted for this machine: ")
+    assert not any("predicted" in note for note in report.notes)
+
+
+def test_where_there_is_no_prediction_the_build_says_why(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = read_plan(folder / "e")
+    assert choose_sample(plan, RefTarget(), None) == "no speed is predicted for ref"
+    if detect_isa() == "none":
+        return
+    target = find_target("cpu")
+    assert "so small a model" in str(choose_sample(plan, target, None))
+    monkeypatch.setattr(prediction, "SMALL", 0)
+    assert "--max_mem" in str(choose_sample(plan, target, 1 << 20))
+    assert isinstance(choose_sample(plan, target, 1 << 40), Sample)
+    absent = [each for each in TARGETS if each.missing() is not None]
+    for each in absent:
+        assert f"no speed is predicted: {each.name} needs" in str(choose_sample(plan, each, None))
+        report = build(BuildConfig(target=each.name), folder / "c", tmp_path / "other")
+        assert report.prediction is None
+        assert any("no speed is predicted" in note for note in report.notes)
+    for quiet in (BuildConfig(autotune=False), BuildConfig(dry_run=True)):
+        report = build(quiet, folder / "c", tmp_path / "quiet")
+        assert report.prediction is None
+        assert not any("predicted" in note for note in report.notes)
+
+
+def test_words() -> None:
+    words = str(Prediction(context=128, decode=12.34, prompt=512, prefill=1234.5))
+    assert words.startswith("predicted for this machine: 12.3 tokens/s for one sequence after 128 tokens, ")
+    assert words.endswith(", 1,234.5 tokens/s in a prompt of 512")
+    assert last_cache_bytes() >= 0

@@ -1,0 +1,37 @@
+"""The limits that kernels are compared with: arithmetic of each ISA, by the names of kernels."""
+
+import pytest
+
+from ingot.plugins.cpu.target import core_count, detect_isa, kernel_table, live_peak, peak_name
+
+pytestmark = pytest.mark.native
+
+LEVELS = ("avx2", "avx512", "amx")
+KINDS = ("f32.avx2", "int8.avx2", "f32.avx512", "int8.avx512", "bf16.amx", "int8.amx")
+OFFERED = LEVELS[: LEVELS.index(detect_isa()) + 1] if detect_isa() != "none" else ()
+
+
+def test_every_kernel_has_an_arithmetic() -> None:
+    kernels = [name for name in kernel_table() if not name.endswith("emu")]
+    assert {peak_name(name) for name in kernels} <= set(KINDS)
+    assert peak_name("matmul.w4a8.avx2") == "int8.avx2"
+    assert peak_name("matmul.w4.avx512") == peak_name("paged_attention.int8.avx512") == "f32.avx512"
+    assert peak_name("matmul.w8.amx") == "bf16.amx"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_the_machine_has_is_measured_and_all_else_refused(name: str) -> None:
+    if name.split(".")[1] in OFFERED:
+        assert 0 < live_peak(name, 1) < 1e14
+    else:
+        with pytest.raises(ValueError, match="no arithmetic"):
+            live_peak(name)
+
+
+@pytest.mark.skipif(not OFFERED, reason="this machine lacks avx2")
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="threads"):
+        live_peak("f32.avx2", 0)
+    for name in ("", "avx2", "f32.sse", "bf16.avx2"):
+        with pytest.raises(ValueError, match="no arithmetic"):
+            live_peak(name, core_count())
