@@ -25,12 +25,13 @@ def measure(job: Job) -> tuple[str, dict[str, float]]:
     engine = ctranslate2.Generator(str(job.prepared), device="cpu", intra_threads=job.threads, compute_type=job.weights)
 
     def generate(prompts: Prompts, tokens: int) -> tuple[float, float]:
-        missing, first = len(prompts), 0.0
+        waiting, seen, first = len(prompts), 0, 0.0
 
         def note(step: ctranslate2.GenerationStepResult) -> bool:
-            nonlocal missing, first
+            nonlocal waiting, seen, first
+            seen += 1
             if step.step == 0:
-                missing, first = missing - 1, time.perf_counter()
+                waiting, first = waiting - 1, time.perf_counter()
             return False
 
         start = time.perf_counter()
@@ -39,8 +40,8 @@ def measure(job: Job) -> tuple[str, dict[str, float]]:
             sampling_topk=1, include_prompt_in_result=False, max_batch_size=64, callback=note,
         )  # fmt: skip
         end = time.perf_counter()
-        if missing:
-            raise RuntimeError(f"{missing} of {len(prompts)} requests had no first token")
+        if waiting or seen != len(prompts) * tokens:
+            raise RuntimeError(f"{seen} tokens came, of {len(prompts)} x {tokens}")
         return first - start, end - first
 
     return f"ctranslate2 {ctranslate2.__version__}", time_regimes(generate, regimes_of(job))

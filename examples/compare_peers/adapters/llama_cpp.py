@@ -47,14 +47,14 @@ def install(job: Job) -> None:
     source, binaries = root / "src", root / f"build-{job.isa}"
     if not (source / "CMakeLists.txt").exists():
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE.split("==")[0]]
-        subprocess.run([*pip, PACKAGE, "-d", root], check=True)
+        _run(*pip, PACKAGE, "-d", root)
         unpack(next(root.glob("llama_cpp_python-*.tar.gz")), source)
     programs = Path(sys.executable).parent
     configure = [programs / "cmake", "-S", source, "-B", binaries, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
     ninja = f"-DCMAKE_MAKE_PROGRAM={programs / 'ninja'}"
-    subprocess.run([*configure, ninja, *compilers(job.isa), *cmake_switches(job.isa)], check=True)
+    _run(*configure, ninja, *compilers(job.isa), *cmake_switches(job.isa))
     parallel = ["--parallel", str(len(os.sched_getaffinity(0)))]
-    subprocess.run([programs / "cmake", "--build", binaries, *parallel, "--target", *TOOLS], check=True)
+    _run(programs / "cmake", "--build", binaries, *parallel, "--target", *TOOLS)
 
 
 def compilers(isa: str) -> list[str]:
@@ -85,11 +85,11 @@ def prepare(job: Job) -> None:
         job.folder.mkdir(parents=True, exist_ok=True)
         partly = plain.with_name("bf16.partly")
         arguments = [job.checkpoint, "--outfile", partly, "--outtype", "bf16"]
-        subprocess.run([sys.executable, "-c", _CONVERT, *arguments], cwd=job.work / "llama.cpp/src", check=True)
+        _run(sys.executable, "-c", _CONVERT, *arguments, cwd=job.work / "llama.cpp/src")
         partly.rename(plain)
     if job.weights != "BF16":
         heads = ["--output-tensor-type", "q8_0", "--token-embedding-type", "q8_0"]
-        subprocess.run([*_tool(job, "llama-quantize"), *heads, plain, _gguf(job), job.weights], check=True)
+        _run(_tool(job, "llama-quantize"), *heads, plain, _gguf(job), job.weights)
 
 
 def measure(job: Job) -> tuple[str, dict[str, float]]:
@@ -104,30 +104,34 @@ def measure(job: Job) -> tuple[str, dict[str, float]]:
 
 def _decode(job: Job, regimes: list[Regime], tokens: int) -> dict[str, float]:
     sizes = [regime.sequences for regime in regimes]
-    command = [
-        *_tool(job, "llama-batched-bench"), "-m", _gguf(job), "-t", job.threads, "-tb", job.threads,
+    text = _output(
+        _tool(job, "llama-batched-bench"), "-m", _gguf(job), "-t", job.threads, "-tb", job.threads,
         "-c", max(sizes) * 2 * PROMPT, "-npp", PROMPT, "-ntg", tokens, "-npl", ",".join(map(str, sizes)),
         "--output-format", "jsonl",
-    ]  # fmt: skip
-    rows = [json.loads(line) for line in _output(command).splitlines() if line.startswith("{")]
+    )  # fmt: skip
+    rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     by_size = {row["pl"]: row["speed_tg"] for row in rows}
     return {regime.name: by_size[regime.sequences] for regime in regimes}
 
 
 def _prefill(job: Job, regime: Regime) -> float:
-    command = [
-        *_tool(job, "llama-bench"), "-m", _gguf(job), "-t", job.threads, "-p", regime.prompt, "-n", 0, "-r", 1,
+    text = _output(
+        _tool(job, "llama-bench"), "-m", _gguf(job), "-t", job.threads, "-p", regime.prompt, "-n", 0, "-r", 1,
         "-fa", "0,1", "-o", "json",
-    ]  # fmt: skip
-    return max(float(row["avg_ts"]) for row in json.loads(_output(command)))
+    )  # fmt: skip
+    return max(float(row["avg_ts"]) for row in json.loads(text))
 
 
-def _output(command: list[object]) -> str:
+def _run(*command: object, cwd: Path | None = None) -> None:
+    subprocess.run([str(part) for part in command], cwd=cwd, check=True)
+
+
+def _output(*command: object) -> str:
     return subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def _tool(job: Job, name: str) -> list[object]:
-    return [job.work / f"llama.cpp/build-{job.isa}/bin" / name]
+def _tool(job: Job, name: str) -> Path:
+    return job.work / f"llama.cpp/build-{job.isa}/bin" / name
 
 
 def _gguf(job: Job) -> Path:
