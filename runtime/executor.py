@@ -31,7 +31,7 @@ from ingot.step_io import Decoded, RepeatSession, Session, StepResult
 Result = TypeVar("Result")
 
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
-_REPEAT_SECONDS = 0.012  # no step follows without a look at the requests when so much has gone by
+_REPEAT_SECONDS = 0.016  # no step follows without a look at the requests when so much has gone by
 _MAX_REPEATS = 32  # keeps the blocks that are reserved ahead few
 
 
