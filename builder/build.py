@@ -184,7 +184,7 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target, progres
         tuning = tune(plan, target, config.timing_cache, progress)
         plan, timings = dataclasses.replace(plan, tactics=tuning.tactics), tuning.table
         notes.extend(tuning.notes)
-    sample = _sample(config, plan, target, notes)
+    sample = _sample(config, checkpoint, plan, target, notes)
     constants = () if config.dry_run else target.constants(plan)
     return _Job(
         target=target, precision=precision, activation_errors=errors, plan=add_constants(plan, constants),
@@ -193,11 +193,12 @@ def _decide(config: BuildConfig, checkpoint: Checkpoint, target: Target, progres
     )  # fmt: skip
 
 
-def _sample(config: BuildConfig, plan: Plan, target: Target, notes: list[str]) -> Sample | None:
+def _sample(config: BuildConfig, checkpoint: Checkpoint, plan: Plan, target: Target, notes: list[str]) -> Sample | None:
     """None, and why, where no speed can be predicted."""
     if not config.autotune or config.dry_run:
         return None  # nothing is to be timed, or there will be no engine
-    found = choose_sample(plan, target, config.max_mem)
+    room = None if config.max_mem is None else config.max_mem - _base_memory(checkpoint)
+    found = choose_sample(plan, target, room)
     if isinstance(found, str):
         notes.append(found)
         return None
@@ -219,13 +220,18 @@ def _kv_dtype(config: BuildConfig, precision: Precision) -> DType:
     return DType.BF16 if precision.dtype.is_quantised else precision.dtype
 
 
+def _base_memory(checkpoint: Checkpoint) -> int:
+    """Bytes beside what is made of the weights."""
+    return BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
+
+
 def _forecast(
     config: BuildConfig, checkpoint: Checkpoint, target: Path, engine_bytes: int, sample: Sample | None = None
 ) -> Forecast:
     """Of memory before any work; of disk as soon as the size of the engine is known."""
-    memory = BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
-    memory += max((_threads() + 1) * BLOCK_COPIES * BLOCK_BYTES, TUNING_MEMORY if config.autotune else 0,
-                  sample.memory if sample is not None else 0)  # fmt: skip
+    blocks = (_threads() + 1) * BLOCK_COPIES * BLOCK_BYTES
+    timing, predicting = TUNING_MEMORY if config.autotune else 0, 0 if sample is None else sample.memory
+    memory = _base_memory(checkpoint) + max(blocks, timing, predicting)
     carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
     return Forecast.at(target, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
 

@@ -102,8 +102,8 @@ class Sample:
         return body + float(parts[self._cut :].sum() + outside)
 
 
-def choose_sample(plan: Plan, target: Target, max_mem: int | None) -> Sample | str:
-    """What to run for a prediction, or why there will be none."""
+def choose_sample(plan: Plan, target: Target, room: int | None) -> Sample | str:
+    """What to run for a prediction, or why there will be none. room: bytes of memory that it may take."""
     if not isinstance(target, Tunable):
         return f"no speed is predicted for {target.name}"
     if (reason := target.missing()) is not None:
@@ -111,8 +111,8 @@ def choose_sample(plan: Plan, target: Target, max_mem: int | None) -> Sample | s
     if plan.weight_bytes < SMALL:
         return "no speed is predicted: of so small a model the runtime's own work decides"
     sample = Sample(plan, max(SAMPLE_BYTES, 2 * last_cache_bytes()))
-    if max_mem is not None and sample.memory > max_mem:
-        return f"no speed is predicted: that would take {format_bytes(sample.memory)} of memory, more than --max_mem"
+    if room is not None and sample.memory > room:
+        return f"no speed is predicted: that takes {format_bytes(sample.memory)} of memory, more than --max_mem leaves"
     return sample
 
 
