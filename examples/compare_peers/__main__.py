@@ -125,7 +125,10 @@ def compare(options: Options, best: str) -> int:
         show_steps(options, chosen, best)
         return 0
     outcomes, entrants = prepare(options, chosen, best)
-    run_rounds(entrants, options.regimes, options.rounds, say)
+    try:
+        run_rounds(entrants, options.regimes, options.rounds, say)
+    except KeyboardInterrupt:
+        say("interrupted; what was measured is written, and what is built is used again")
     heading = Heading(
         model=options.model, date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", machine=_processor(), isa=options.isa,
         threads=options.threads, rounds=options.rounds, regimes=[regime.name for regime in options.regimes],

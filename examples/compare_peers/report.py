@@ -38,7 +38,7 @@ def median_speed(outcome: Outcome, regime: str) -> float:
 
 
 def median_fraction(outcome: Outcome, regime: str) -> float:
-    """Of the limit that was measured just before, median of the rounds."""
+    """Of the limit that was measured beside each, median of the rounds."""
     return statistics.median(turn.speeds[regime] / turn.limits[regime] for turn in outcome.turns)
 
 

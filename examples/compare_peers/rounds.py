@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compare_peers.adapters.protocol import Job
-from compare_peers.limits import Limits, limit, take_limits
+from compare_peers.limits import Limits, better, limit, take_limits
 from compare_peers.peers import Variant
 from compare_peers.regimes import Regime
 from compare_peers.steps import Say, adapter_command, adapter_environment, last_words
@@ -19,7 +19,7 @@ _TIMEOUT = 1800  # seconds of one variant in one round
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One variant in one round. speeds, limits: tokens per second by regime; machine: measured just before."""
+    """One variant in one round. speeds, limits: tokens per second by regime; machine: measured before and after."""
 
     speeds: Mapping[str, float]
     limits: Mapping[str, float]
@@ -59,7 +59,7 @@ def run_rounds(entrants: Sequence[Entrant], regimes: Sequence[Regime], rounds: i
 
 
 def _take_turn(entrant: Entrant, regimes: Sequence[Regime], say: Say) -> None:
-    outcome, machine = entrant.outcome, take_limits(entrant.plan, entrant.job.threads)
+    outcome, before = entrant.outcome, take_limits(entrant.plan, entrant.job.threads)
     try:
         answer = _ask(entrant)
         speeds = {regime.name: float(answer["tokens_per_second"][regime.name]) for regime in regimes}
@@ -68,6 +68,7 @@ def _take_turn(entrant: Entrant, regimes: Sequence[Regime], say: Say) -> None:
         outcome.reason = f"{type(error).__name__}: {error}" if not isinstance(error, _FailedError) else str(error)
         say(f"{entrant.variant.name}: {outcome.reason}")
         return
+    machine = better(before, take_limits(entrant.plan, entrant.job.threads))
     limits = {regime.name: limit(entrant.plan, regime, machine) for regime in regimes}
     outcome.turns.append(Turn(speeds=speeds, limits=limits, machine=machine))
     say("  " + ", ".join(f"{name} {speed:.1f} ({speed / limits[name]:.0%})" for name, speed in speeds.items()))
