@@ -1,0 +1,190 @@
+"""Options → everything installed, built, measured in turn → results.json, table.md, plot.png below --work."""
+
+import argparse
+import dataclasses
+import datetime
+import difflib
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from compare_peers.adapters.ingot import engine_dir
+from compare_peers.adapters.protocol import Job
+from compare_peers.models import SHAPES
+from compare_peers.peers import CLASSES, INGOT, ISAS, PEERS, Peer, Variant, cap, variants
+from compare_peers.picture import draw
+from compare_peers.regimes import DEFAULT, Regime, parse_regimes
+from compare_peers.report import Heading, markdown
+from compare_peers.rounds import Entrant, Outcome, run_rounds
+from compare_peers.steps import Workshop, steps_of
+from ingot.engine import read_plan
+from ingot.errors import IngotError
+from ingot.plugins.cpu.target import core_count, detect_isa
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    work: Path
+    model: str
+    peers: Sequence[Peer]
+    precisions: Sequence[str]
+    regimes: Sequence[Regime]
+    rounds: int
+    threads: int
+    isa: str
+    json: bool
+    dry_run: bool
+
+    def job(self, variant: Variant) -> Job:
+        """What an adapter is told."""
+        return Job(
+            work=self.work, model=self.model, peer=variant.peer.name, weights=variant.weights, isa=self.isa,
+            threads=self.threads, regimes=",".join(regime.name for regime in self.regimes),
+        )  # fmt: skip
+
+
+def parse(arguments: Sequence[str], best: str) -> Options:
+    """best: ISA of this machine. Ends the process with code 2 and words where something is wrong."""
+    names = {peer.name: peer for peer in PEERS}
+    parser = argparse.ArgumentParser(
+        prog="compare.py", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Compare ingot with other engines on this machine. What is installed and built is kept below "
+        "--work and used again.\n\npeers: " + ", ".join(names),
+        epilog="Example: compare.py --work DIR --model tinyllama --peers llama.cpp,openvino --rounds 3",
+    )  # fmt: skip
+    parser.add_argument("--work", type=Path, required=True, help="folder for environments, checkpoints and results")
+    parser.add_argument("--model", required=True, choices=SHAPES, help="whose shape; the weights are random")
+    parser.add_argument("--peers", default="all", help="names, comma between them; all; none")
+    parser.add_argument("--precisions", default=",".join(CLASSES), help="classes of weights (%(default)s)")
+    parser.add_argument("--regimes", default=DEFAULT, help="decode:SEQUENCES and prefill:TOKENS (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each engine (%(default)s)")
+    parser.add_argument("--threads", type=int, default=core_count(), help="of each engine (%(default)s)")
+    parser.add_argument("--isa", choices=ISAS, default=best, help="every engine is held to it (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
+    parser.add_argument("--dry_run", "--list", action="store_true", help="print what would be done, and what is there")
+    given = parser.parse_args(arguments)
+    try:
+        peers = [] if given.peers == "none" else _chosen(given.peers, names, "peer")
+        precisions = _chosen(given.precisions, dict.fromkeys(CLASSES, ""), "precision")
+        regimes = parse_regimes(given.regimes)
+        if min(given.rounds, given.threads) < 1:
+            raise ValueError("--rounds and --threads must be at least 1")
+        if ISAS.index(given.isa) > ISAS.index(best):
+            raise ValueError(f"--isa {given.isa}: this machine has {best}")
+    except ValueError as error:
+        parser.error(str(error))
+    return Options(
+        work=given.work.resolve(), model=given.model, peers=[names[name] for name in peers], precisions=precisions,
+        regimes=regimes, rounds=given.rounds, threads=given.threads, isa=given.isa, json=given.json,
+        dry_run=given.dry_run,
+    )  # fmt: skip
+
+
+def _chosen(text: str, known: Mapping[str, object], what: str) -> list[str]:
+    """Names in the order of `known`. Raises ValueError for one that is not in it."""
+    names = list(known) if text == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(known)}"
+            raise ValueError(f"unknown {what} {name!r}: {hint}")
+    return [name for name in known if name in names]
+
+
+def say(words: str) -> None:
+    """Progress."""
+    print(f"{datetime.datetime.now():%H:%M:%S} {words}", file=sys.stderr, flush=True)
+
+
+def show_steps(options: Options, chosen: Sequence[Variant], best: str) -> None:
+    """Every step of every variant once, with what is there already."""
+    workshop, seen = Workshop(options.work, say), set()
+    for variant in chosen:
+        try:
+            steps = steps_of(variant, options.job(variant), cap(variant.peer, options.isa, best))
+        except ValueError as error:
+            print(f"not run  {variant.name}: {error}")
+            continue
+        for step in steps:
+            if step.what not in seen:
+                seen.add(step.what)
+                print(f"{'there  ' if workshop.done(step) else 'to do  '}  {step.what}: {' '.join(step.command)}")
+    for variant in chosen:
+        print(f"measure  {variant.name}: {', '.join(regime.name for regime in options.regimes)}")
+
+
+def compare(options: Options, best: str) -> int:
+    """The whole comparison; 1 if ingot itself did not run."""
+    chosen = variants(options.peers, options.precisions)
+    if options.dry_run:
+        show_steps(options, chosen, best)
+        return 0
+    outcomes, entrants = prepare(options, chosen, best)
+    try:
+        run_rounds(entrants, options.regimes, options.rounds, say)
+    except KeyboardInterrupt:
+        say("interrupted; what was measured is written, and what is built is used again")
+    heading = Heading(
+        model=options.model, date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", machine=_processor(), isa=options.isa,
+        threads=options.threads, rounds=options.rounds, regimes=[regime.name for regime in options.regimes],
+    )  # fmt: skip
+    write(options, heading, outcomes)
+    return 0 if all(outcome.turns for outcome in outcomes if outcome.engine == INGOT.name) else 1
+
+
+def prepare(options: Options, chosen: Sequence[Variant], best: str) -> tuple[list[Outcome], list[Entrant]]:
+    """An outcome for every variant, with its reason where it cannot run; the others are ready."""
+    options.work.mkdir(parents=True, exist_ok=True)
+    workshop, outcomes, entrants, plans = Workshop(options.work, say), [], [], {}
+    for variant in chosen:
+        job, caps = options.job(variant), {}
+        outcome = Outcome(engine=variant.peer.name, precision=variant.precision, weights=variant.weights)
+        outcomes.append(outcome)
+        try:
+            caps = dict(cap(variant.peer, options.isa, best))
+            outcome.reason = workshop.do(steps_of(variant, job, caps))
+        except ValueError as error:
+            outcome.reason = str(error)
+        if outcome.reason is None and variant.peer is INGOT:
+            plans[variant.precision] = read_plan(engine_dir(job))
+        if outcome.reason is None and variant.precision not in plans:
+            outcome.reason = f"there is no {variant.precision} engine of ingot to take limits for"
+        if outcome.reason is None:
+            plan = plans[variant.precision]
+            entrants.append(Entrant(outcome=outcome, variant=variant, job=job, caps=caps, plan=plan))
+    return outcomes, entrants
+
+
+def write(options: Options, heading: Heading, outcomes: Sequence[Outcome]) -> None:
+    """Files below --work, and the table or the JSON on stdout."""
+    folder = options.work / "results" / f"{options.model}-{options.isa}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    folder.mkdir(parents=True)
+    document = {**dataclasses.asdict(heading), "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes]}
+    text, table = json.dumps(document, indent=1), markdown(heading, outcomes)
+    (folder / "results.json").write_text(text + "\n")
+    (folder / "table.md").write_text(table)
+    draw(heading, outcomes, folder / "plot.png")
+    print(text if options.json else table)
+    say(f"written: {folder}")
+
+
+def _processor() -> str:
+    """Its name, and how many cores this process may use."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {core_count()} cores"
+
+
+if __name__ == "__main__":
+    try:
+        found = detect_isa()
+        sys.exit(compare(parse(sys.argv[1:], found), found))
+    except IngotError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; what is built stays, and is used again")

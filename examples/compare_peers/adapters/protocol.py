@@ -1,0 +1,102 @@
+"""What every adapter understands and answers.
+
+python -m compare_peers.adapters.NAME ACTION JOB    ACTION: install | prepare | measure; JOB: the fields of `Job`, JSON
+
+install  build the engine itself, where no package does (optional)
+prepare  checkpoint → the engine's own files
+measure  print {"version": ..., "tokens_per_second": {regime: speed}} as the only line on stdout
+
+Imported in every engine's environment: nothing but the standard library.
+"""
+
+import dataclasses
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from compare_peers.regimes import Regime, parse_regimes
+
+Prompts = list[list[int]]
+Generate = Callable[[Prompts, int], tuple[float, float]]
+"""(prompts, tokens to generate for each) → (seconds until all have their first token, seconds from there to the end)"""
+
+FIRST_ID, LAST_ID = 301, 31_000  # ordinary tokens of every model's vocabulary
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """weights: what the engine calls this precision; regimes: as text."""
+
+    work: Path
+    model: str
+    peer: str
+    weights: str
+    isa: str
+    threads: int
+    regimes: str
+
+    @property
+    def checkpoint(self) -> Path:
+        """The Hugging Face directory that all engines start from."""
+        return self.work / self.model / "checkpoint"
+
+    @property
+    def folder(self) -> Path:
+        """For the engine's own files of this model."""
+        return self.work / self.model / self.peer
+
+    @property
+    def prepared(self) -> Path:
+        """For the engine's own files of this model in this precision."""
+        return self.folder / self.weights.lower().replace(" ", "-")
+
+    def as_json(self) -> str:
+        """What `serve` reads."""
+        return json.dumps({**dataclasses.asdict(self), "work": str(self.work)})
+
+    @staticmethod
+    def from_json(text: str) -> "Job":
+        """What `as_json` wrote."""
+        fields = json.loads(text)
+        return Job(**{**fields, "work": Path(fields["work"])})
+
+
+def serve(prepare: Callable[[Job], None], measure: Callable[[Job], tuple[str, dict[str, float]]],
+          install: Callable[[Job], None] | None = None) -> None:  # fmt: skip
+    """Do what the command line asks. Whatever libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    action, job = sys.argv[1], Job.from_json(sys.argv[2])
+    if action == "measure":
+        version, speeds = measure(job)
+        print(json.dumps({"version": version, "tokens_per_second": speeds}), file=answers, flush=True)
+    elif action == "install" and install is not None:
+        install(job)
+    else:
+        prepare(job)
+
+
+def random_prompts(random_ids: random.Random, count: int, length: int) -> Prompts:
+    """All different, so that no prefix cache helps."""
+    return [[random_ids.randrange(FIRST_ID, LAST_ID) for _ in range(length)] for _ in range(count)]
+
+
+def time_regimes(generate: Generate, regimes: Sequence[Regime]) -> dict[str, float]:
+    """Tokens per second of every regime, each after a short one of the same kind that does not count."""
+    random_ids, speeds = random.Random(0), {}
+    for regime in regimes:
+        if regime.kind == "decode":
+            generate(random_prompts(random_ids, regime.sequences, 8), 3)
+        else:
+            generate(random_prompts(random_ids, 1, regime.prompt), 1)
+        first, rest = generate(random_prompts(random_ids, regime.sequences, regime.prompt), regime.generated)
+        speeds[regime.name] = regime.timed_tokens / (rest if regime.kind == "decode" else first)
+    return speeds
+
+
+def regimes_of(job: Job) -> tuple[Regime, ...]:
+    """Parsed."""
+    return parse_regimes(job.regimes)

@@ -1,0 +1,91 @@
+"""The engines that are compared: a new one is a row here and a file in adapters/."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+CLASSES = ("w4g128", "w8", "bf16")  # ingot's precisions; every peer's weights stand beside the nearest of them
+ISAS = ("avx2", "avx512", "amx")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """weights: (class, what the engine calls it); requirements: for pip.
+
+    environment  the folder of its virtual environment; None: the one that runs this script
+    installs     has a step of its own, beyond packages
+    caps         ISA → environment variables that hold the engine to it; None: it always takes the best of the machine
+    """
+
+    name: str
+    adapter: str
+    weights: Sequence[tuple[str, str]]
+    requirements: Sequence[str] = ()
+    environment: str | None = "env-peers"
+    installs: bool = False
+    caps: Mapping[str, Mapping[str, str]] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One row of the table."""
+
+    peer: Peer
+    precision: str  # of CLASSES
+    weights: str
+
+    @property
+    def name(self) -> str:
+        """For progress and logs."""
+        return f"{self.peer.name} {self.weights}"
+
+
+_TORCH = ("torch==2.13.0", "transformers>=5", "safetensors", "sentencepiece")
+_ONEDNN = {"avx2": "AVX2", "avx512": "AVX512_CORE_BF16"}
+
+INGOT = Peer(
+    name="ingot", adapter="ingot", weights=[(name, name) for name in CLASSES], environment=None,
+    caps={isa: {} for isa in ISAS},
+)  # fmt: skip
+PEERS = (
+    Peer(
+        name="llama.cpp", adapter="llama_cpp", weights=[("w4g128", "Q4_0"), ("w8", "Q8_0"), ("bf16", "BF16")],
+        requirements=(*_TORCH, "gguf", "cmake", "ninja"), installs=True, caps={isa: {} for isa in ISAS},
+    ),
+    Peer(
+        name="openvino", adapter="openvino", weights=[("w4g128", "int4 g128"), ("w8", "int8")],
+        requirements=("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel[openvino]", "nncf"),
+        environment="env-openvino",  # the export wants older packages than the others
+    ),
+    Peer(
+        name="ctranslate2", adapter="ctranslate2", weights=[("w8", "int8")], requirements=(*_TORCH, "ctranslate2"),
+        caps={"avx2": {"CT2_FORCE_CPU_ISA": "AVX2"}, "avx512": {"CT2_FORCE_CPU_ISA": "AVX512"}},
+    ),
+    Peer(
+        name="onnxruntime-genai", adapter="onnxruntime_genai", weights=[("w4g128", "int4")],
+        requirements=(*_TORCH, "onnxruntime-genai", "onnx-ir"),
+    ),
+    Peer(
+        name="transformers", adapter="transformers", weights=[("bf16", "bf16"), ("bf16", "f32")], requirements=_TORCH,
+        caps={isa: {"ATEN_CPU_CAPABILITY": isa, "ONEDNN_MAX_CPU_ISA": name} for isa, name in _ONEDNN.items()},
+    ),
+)  # fmt: skip
+
+
+def variants(peers: Sequence[Peer], precisions: Sequence[str]) -> list[Variant]:
+    """ingot's and the peers', those of one class beside each other, so that they run within the same minutes."""
+    return [
+        Variant(peer=peer, precision=precision, weights=weights)
+        for precision in precisions
+        for peer in (INGOT, *peers)
+        for each, weights in peer.weights
+        if each == precision
+    ]
+
+
+def cap(peer: Peer, isa: str, best: str) -> Mapping[str, str]:
+    """Environment variables that hold an engine to `isa` here. Raises ValueError where it cannot be held."""
+    if isa == best:
+        return {}
+    if peer.caps is None or isa not in peer.caps:
+        raise ValueError(f"cannot be held to {isa} on this machine, which has {best}")
+    return peer.caps[isa]
