@@ -107,7 +107,7 @@ def aligned(offset: int, alignment: int) -> int:
 
 
 def open_engine(directory: Path | str, rank: int = 0, crc32: Crc32 | None = None, target: str | None = None) -> Engine:
-    """Map what a target of an engine needs and check every byte of it, in parallel.
+    """Check every byte of an engine in parallel, those of its other targets too, and map what one target needs.
 
     crc32   zlib.crc32 unless given; must release the GIL to be of use
     target  one of the engine's; None is the first
@@ -118,10 +118,9 @@ def open_engine(directory: Path | str, rank: int = 0, crc32: Crc32 | None = None
     manifest = whole.of(target or whole.target)
     name = _rank_part(directory, manifest, rank).name
     check_files(directory, whole)
-    own = [part for part in manifest.parts if part.name == name or not part.name.endswith(".engine")]
-    views = {part.name: map_file(directory / part.name) for part in own}
+    views = {part.name: map_file(directory / part.name) for part in whole.parts}
     header = _read_header(views[name], directory / name, manifest, rank)
-    _check_crc32(own, views, directory, crc32 or zlib.crc32)
+    _check_crc32(whole.parts, views, directory, crc32 or zlib.crc32)
     plan = _plan(views[name], header, manifest)
     weights = np.frombuffer(views[name], np.uint8, header.weights_bytes, header.weights_offset)
     if plan.weight_bytes != header.weights_bytes or plan.limits != manifest.limits:

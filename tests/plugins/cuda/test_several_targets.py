@@ -79,8 +79,8 @@ def test_gpus_share_weights_and_each_has_its_code(engine: Path, checkpoint: Path
     assert codes["cuda/sm89"]["offset"] != codes["cuda/sm90"]["offset"]
 
 
-def test_damage_to_another_target_is_found_by_verify(engine: Path, tmp_path: Path, checkpoint: Path) -> None:
-    """Opening checks what the target needs, `verify` everything."""
+def test_damage_to_another_target_is_damage(engine: Path, tmp_path: Path, checkpoint: Path) -> None:
+    """An engine is whole or it is refused, whichever target is to run."""
     copy = tmp_path / "engine"
     build(checkpoint, copy, "cpu/avx2,cuda/sm90").succeeds()
     with (copy / "rank0.cuda.engine").open("r+b") as file:
@@ -89,8 +89,8 @@ def test_damage_to_another_target_is_found_by_verify(engine: Path, tmp_path: Pat
         file.seek(-1, io.SEEK_END)
         file.write(bytes([last[0] ^ 1]))
     ingot("verify", copy).fails("SHA-256 differs", "rank0.cuda.engine")
-    ingot("run", "--engine_dir", copy, *PROMPT).fails("checksum does not match", "rank0.cuda.engine")
-    ingot("run", "--engine_dir", copy, *PROMPT, "--target", "cpu").succeeds()
+    for target in ((), ("--target", "cpu")):
+        ingot("run", "--engine_dir", copy, *PROMPT, *target).fails("checksum does not match", "rank0.cuda.engine")
     (copy / "rank0.cuda.engine").unlink()
     ingot("run", "--engine_dir", copy, *PROMPT, "--target", "cpu").fails("part of the engine is missing")
 
