@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 class KernelsOptions:
     """input_len: tokens of the prefill phase; context: how many of them a decode step finds in the KV cache, all unless
     given; batch_sizes: sequences that decode together, a phase each. None takes INPUT_LEN and BATCH_SIZES, lowered to
-    the engine's limits.
+    the engine's limits. target: of an engine with several.
     """
 
     engine_dir: Path
@@ -50,6 +50,7 @@ class KernelsOptions:
     seed: int = 0
     threads: int | None = None
     isa: str | None = None
+    target: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +114,9 @@ class KernelsReport:
 def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
     """Prefill, then decode steps of every batch size, after the prompt that the prefill left in the KV cache."""
     shape = _shape(options, read_plan(options.engine_dir))
-    loaded = load_engine(options.engine_dir, runtime_config(threads=options.threads, isa=options.isa))
+    loaded = load_engine(
+        options.engine_dir, runtime_config(threads=options.threads, isa=options.isa, target=options.target)
+    )
     session, plan = loaded.session, loaded.engine.plan
     try:
         if not isinstance(session, TimedSession):

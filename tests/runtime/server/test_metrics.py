@@ -57,6 +57,7 @@ def test_what_happened_is_counted(engine: Path) -> None:
             found = read(served)
             for phase in ("session", "schedule"):  # the last one may end after its requests were aborted
                 expected["ingot_step_seconds_count", phase] = served.runner.executor.work().steps
+            expected["ingot_prefix_hit_tokens_total", ""] = served.runner.stats()["prefix_hit_tokens"]
             return {key: found.get(key, -1) for key in expected}
 
         eventually(lambda: seen() == expected)
@@ -78,13 +79,16 @@ def test_refusals_are_counted_and_logged(engine: Path, caplog: pytest.LogCapture
         served.http("key") as http,
         caplog.at_level(logging.INFO, "ingot.server"),
     ):
-        for body in ({"prompt": "a", "x": 1}, {"prompt": "a", "max_tokens": 10**6}, {"prompt": "a" * 2000}):
-            http.post("/v1/completions", json=body, headers={"x-request-id": f"r{len(caplog.records)}"})
+        bodies = ({"prompt": "a", "x": 1}, {"prompt": "a", "max_tokens": 10**6}, {"prompt": "a" * 2000})
+        for number, body in enumerate(bodies):
+            http.post("/v1/completions", json=body, headers={"x-request-id": f"r{number}"})
+            assert eventually(lambda: len(caplog.records) == number + 1), "a log line comes after its answer"  # noqa: B023
         httpx.post(f"{served.url}/v1/completions", json={"prompt": "a"})
         http.get("/v1/models/nobody")
         http.get("/nowhere")
         http.get("/v1/completions")
         http.post("/tokenize", json={"prompt": "a"})
+        assert eventually(lambda: len(caplog.records) == 8)
         found = {key[1]: value for key, value in read(served).items() if key[0] == "ingot_requests_total"}
     assert found == {
         "/v1/completions,400": 2, "/v1/completions,413": 1, "other,401": 1, "/v1/models/{model},404": 1, "other,404": 1,
