@@ -31,7 +31,8 @@ from ingot.step_io import Decoded, RepeatSession, Session, StepResult
 Result = TypeVar("Result")
 
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
-_REPEAT_SECONDS = 0.016  # no step follows without a look at the requests when so much has gone by
+_LONG_STEP = 0.012  # seconds: of longer steps the host takes less than 3 %, and they go singly
+_REPEAT_SECONDS = 0.032  # no step follows without a look at the requests when so much has gone by
 _MAX_REPEATS = 32  # keeps the blocks that are reserved ahead few
 
 
@@ -94,7 +95,7 @@ class Executor:
         self._work = Work()
         self._repeater = session if isinstance(session, RepeatSession) else None
         self._stop = np.zeros(1, dtype=np.int32)  # see Repeat
-        self._repeats = 1  # how many steps fit into _REPEAT_SECONDS
+        self._repeats = 1  # how many steps may follow each other
         self.on_step: Callable[[StepReport], None] | None = None
         self._last: ScheduledStep | None = None
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
@@ -257,7 +258,8 @@ class Executor:
         if self.on_step is not None:
             self.on_step(report)
         if not report.prefill_tokens:
-            self._repeats = min(_MAX_REPEATS, 1 + int(_REPEAT_SECONDS / max(report.session_seconds, 1e-6)))
+            fitting = 1 + int(_REPEAT_SECONDS / max(report.session_seconds, 1e-6))
+            self._repeats = 1 if report.session_seconds > _LONG_STEP else min(_MAX_REPEATS, fitting)
 
     def _decode(self, step: ScheduledStep, most: int) -> Decoded | None:
         """Up to `most` steps at a time; None where only one is to be run, be it to see which request is at fault."""

@@ -54,7 +54,7 @@ def _show(report: QuickstartReport, *, kept: bool) -> None:
         "build": f"{report.build_seconds:.2f} s, peak memory {format_bytes(report.peak_memory_bytes)}",
         "load": f"{report.load_ms:.1f} ms",
         "TTFT": f"{report.ttft_ms:.2f} ms for {report.prompt_tokens} prompt tokens",
-        "TPOT": f"{report.tpot_ms:.3f} ms, {1e3 / report.tpot_ms:.0f} tokens/s, median of {report.tokens} tokens",
+        "TPOT": f"{report.tpot_ms:.3f} ms, {1e3 / report.tpot_ms:.0f} tokens/s, mean of {report.tokens} tokens",
         "bandwidth": f"{report.bandwidth_fraction:.0%} of the {report.machine_gbs:.1f} GB/s that this machine reads",
     }
     table = Table.grid(padding=(0, 2))
