@@ -12,6 +12,7 @@ decode are the same in the next step, and the host's work between steps would co
 """
 
 import dataclasses
+import logging
 import threading
 import time
 from collections import deque
@@ -30,6 +31,7 @@ from ingot.step_io import Decoded, RepeatSession, Session, StepResult
 
 Result = TypeVar("Result")
 
+_LOG = logging.getLogger("ingot.runtime")
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
 _LONG_STEP = 0.012  # seconds: of longer steps the host takes less than 3 %, and they go singly
 _REPEAT_SECONDS = 0.032  # no step follows without a look at the requests when so much has gone by
@@ -267,7 +269,8 @@ class Executor:
             return None
         try:
             return self._repeater.decode(step.batch, repeat_of(step.chunks, most, _REPEAT_SECONDS, self._stop))
-        except Exception:
+        except Exception as error:
+            _LOG.warning("several steps at a time failed, one is tried: %r", error)
             return None
 
     def _run(self, step: ScheduledStep) -> list[Outcome]:

@@ -119,7 +119,7 @@ def test_whoever_comes_or_goes_ends_the_repetition() -> None:
         check(request)
 
 
-def test_a_failure_in_the_middle_fails_whom_it_concerns() -> None:
+def test_a_failure_in_the_middle_fails_whom_it_concerns(caplog: pytest.LogCaptureFixture) -> None:
     executor, session = make()
     bad_token = continued([1, 2], 20)[10]
 
@@ -132,6 +132,7 @@ def test_a_failure_in_the_middle_fails_whom_it_concerns() -> None:
     executor.add(requests)
     executor.drain()
     assert isinstance(requests[0].error, RequestError)
+    assert "several steps at a time failed" in caplog.text
     for request in requests:
         tokens = continued(request.tokens[:2].tolist(), 60)
         if bad_token in tokens[:-1]:
