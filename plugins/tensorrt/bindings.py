@@ -5,7 +5,7 @@ Sizes are bytes, addresses and streams integers.
 
 import importlib
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 from ingot.plugins.tensorrt.library import Library
 
@@ -105,3 +105,13 @@ def logger(trt: Any, add: Any) -> Any:
             add(severity.name, message)
 
     return Logger()
+
+
+def file_logger(trt: Any, file: TextIO) -> Any:
+    """An ILogger that writes a line per message."""
+
+    def write(severity: str, message: str) -> None:
+        file.write(f"{severity} {message}\n")
+        file.flush()  # what is not on the disk when the library ends the process is lost
+
+    return logger(trt, write)

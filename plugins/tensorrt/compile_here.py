@@ -16,7 +16,7 @@ from typing import Any
 
 from ingot.errors import IngotError
 from ingot.plan import Plan
-from ingot.plugins.tensorrt.bindings import logger
+from ingot.plugins.tensorrt.bindings import file_logger
 from ingot.plugins.tensorrt.lowering import lower
 from ingot.plugins.tensorrt.plugin import register_attention
 from ingot.plugins.tensorrt.tensors import Dim, Shape, pools, profiles, step_inputs
@@ -40,12 +40,7 @@ def _compile(folder: Path, trt: Any, capabilities: list[str]) -> dict[str, Any]:
     ctypes.CDLL(PARSER_OPENS)  # an OSError here is better than the parser's way to say so
     plan = Plan.from_json((folder / "plan.json").read_text())
     with (folder / "log.txt").open("w") as file:
-
-        def write(severity: str, message: str) -> None:
-            file.write(f"{severity} {message}\n")
-            file.flush()  # what is not on the disk when the library ends the process is lost
-
-        log = logger(trt, write)
+        log = file_logger(trt, file)
         register_attention(trt)
         builder = trt.Builder(log)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

@@ -15,7 +15,7 @@ from typing import Any
 
 from ingot.errors import IngotError
 from ingot.plan import Plan
-from ingot.plugins.tensorrt.bindings import logger
+from ingot.plugins.tensorrt.bindings import file_logger
 from ingot.plugins.tensorrt.builder_bindings import Builder, IBuilderConfig
 from ingot.plugins.tensorrt.lowering import lower
 from ingot.plugins.tensorrt.network_api import add_network
@@ -42,12 +42,7 @@ def compile_network(trt: Any, folder: Path) -> dict[str, Any]:
     plan = Plan.from_json((folder / "plan.json").read_text())
     options = json.loads((folder / "options.json").read_text())
     with (folder / "log.txt").open("w") as file:
-
-        def write(severity: str, message: str) -> None:
-            file.write(f"{severity} {message}\n")
-            file.flush()  # what is not on the disk when the library ends the process is lost
-
-        log = logger(trt, write)
+        log = file_logger(trt, file)
         register_attention(trt)
         builder: Builder = trt.Builder(log)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
