@@ -104,6 +104,6 @@ def test_products_of_experts_are_timed(op: str, dtype: str) -> None:
             assert 0 < _avx2().time_product(product, rows, tactic) < 1
         with pytest.raises(ValueError, match="no product that could be timed"):
             _avx2().time_product(product, rows, product.tactics)
-    for wrong in ({"slots": 6}, {"n": 0}, {"experts": 70_000}):
+    for experts, slots in ((5, 6), (70_000, 3)):
         with pytest.raises(ValueError, match="no product that could be timed"):
-            _avx2().time_product(dataclasses.replace(product, **wrong), 1, 0)
+            _avx2().time_product(dataclasses.replace(product, experts=experts, slots=slots), 1, 0)
