@@ -119,7 +119,8 @@ def test_a_build_times_experts(checkpoint: Path, tmp_path: Path, monkeypatch: py
     """What the cache says is the fastest is shown, stored, listed by inspect, run, and gives the same bits."""
     monkeypatch.setattr(tune, "MIN_WEIGHTS", 1000)
     monkeypatch.setattr(tune, "ROUNDS", 1)
-    cache, options = tmp_path / "cache.json", ("--precision", "w8", "--max_seq_len", 60, "--max_num_tokens", 40)
+    cache = tmp_path / "cache.json"
+    options = ["--precision", "w8", "--activations", "int8", "--max_seq_len", "60", "--max_num_tokens", "40"]
     args = ("build", "--checkpoint_dir", checkpoint, *options, "--output_dir")
     ingot(*args, tmp_path / "plain", "--no_autotune").succeeds()
     ingot(*args, tmp_path / "first", "--timing_cache", cache).succeeds()
