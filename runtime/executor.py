@@ -102,6 +102,7 @@ class Executor:
         self._stop = np.zeros(1, dtype=np.int32)  # see Repeat
         self._repeats = 1  # how many steps may follow each other
         self._repetition: Repetition | None = None  # while the session is in it
+        self._steppers: list[threading.Thread] = []  # those in run_until, or lately there
         self.on_step: Callable[[StepReport], None] | None = None
         self._last: ScheduledStep | None = None
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
@@ -167,6 +168,7 @@ class Executor:
         most  how many steps may follow each other now; 0: none before somebody has taken a result of `wait`
         """
         with self._turn:
+            self._steppers = [*(each for each in self._steppers if each.is_alive()), threading.current_thread()]
             while not (self._closed or stop()):
                 if self._stepping or not self._scheduler.has_work or not (allowed := most()):
                     self._turn.wait()
@@ -184,7 +186,9 @@ class Executor:
             pass
 
     def close(self) -> None:
-        """Abort every request, wait for the running step, release the session. Closing twice is fine."""
+        """Abort every request, wait for the running step and the threads that run steps, release the session. Closing
+        twice is fine.
+        """
         with self._turn:
             if self._closed:
                 return
@@ -196,6 +200,10 @@ class Executor:
                 self._turn.wait()
             self._turn.notify_all()
             self._session.close()
+            steppers, self._steppers = self._steppers, []
+        for thread in steppers:  # they hold the session, whose memory is to be free
+            if thread is not threading.current_thread():
+                thread.join()
 
     def stats(self) -> Stats:
         """Where things stand now."""

@@ -44,6 +44,8 @@ class StepsAhead(threading.Thread):
         """The thread ends after the step that runs. Raises what ended it before its time."""
         self._over = True
         self._executor.wake()
+        if kind is not GeneratorExit:  # which the garbage collector may bring, whatever locks its thread holds
+            self.join()
         if self._failure is not None and error is None:
             raise self._failure
 

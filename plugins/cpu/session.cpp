@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kCheckNs = 100'000'000;
 constexpr size_t kHugePage = 2u << 20;
-constexpr size_t kHugeKv = 256u << 20;  // smaller pools stay on small pages, so that unused blocks take no memory
+constexpr size_t kHugeKv = 16u << 20;  // in smaller caches, unused blocks would share large pages with used ones
 
 int64_t now_ns() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -295,9 +295,8 @@ std::byte* Session::kv_block(int64_t layer, int64_t block, bool values, int64_t&
   require_open();
   if (layer < 0 || layer >= plan_.kv.num_layers || block < 0 || block >= plan_.kv.num_blocks)
     throw std::invalid_argument("there is no such KV block");
-  std::byte* keys = kv_.data() + layer * kv_sizes_.layer;
   bytes = values ? kv_sizes_.v_block : kv_sizes_.k_block;
-  return values ? keys + plan_.kv.num_blocks * kv_sizes_.k_block + block * bytes : keys + block * bytes;
+  return kv_.data() + block * kv_sizes_.block + kv_sizes_.offset(layer, values);
 }
 
 }  // namespace ingot
