@@ -243,6 +243,7 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("kv_bytes", &Session::kv_bytes, "Address space of the KV pools.")
       .def_prop_ro("threads", &Session::threads, "Threads that share each step.")
       .def("set_step_delay", &Session::set_step_delay, "seconds"_a, "Slow every plan step down, for tests.")
+      .def_prop_ro("barriers", &Session::barriers, "How often the threads of the last run waited for each other.")
       .def("time_steps", &Session::time_steps, "on"_a, "Note in every run when its plan steps end.")
       .def("step_seconds", &Session::step_seconds, "Of each plan step of the last run, then of the draws.")
       .def("tap", &Session::tap, "steps"_a, "Copy the outputs of these plan steps in every run.")
@@ -278,6 +279,8 @@ NB_MODULE(_cpu, m) {
       "data"_a, "crc"_a = 0, "zlib's CRC-32 of a buffer, continued from crc.");
   m.def("read_bandwidth", &ingot::read_bandwidth, "bytes"_a, "threads"_a, "passes"_a = 3,
         nb::call_guard<nb::gil_scoped_release>(), "Bytes per second that threads read from memory, best of the passes.");
+  m.def("barrier_seconds", [](int threads) { return ingot::ThreadPool::instance().barrier_seconds(threads); },
+        "threads"_a, nb::call_guard<nb::gil_scoped_release>(), "What one barrier of so many threads takes.");
   m.def("live_peak", &ingot::live_peak, "name"_a, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Operations per second of an arithmetic (f32.avx2, int8.amx, ...) on random operands in L1.");
   m.def("time_matmul", &ingot::time_matmul, "kernel"_a, "rows"_a, "n"_a, "k"_a, "group"_a, "gated"_a, "panel_bytes"_a,

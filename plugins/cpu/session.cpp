@@ -174,6 +174,7 @@ DrawResult Session::draw(const float* logits, int64_t rows, const DrawView& draw
 void Session::execute(const Team& team) {
   Team mine = team;
   mine.shared = shared_.data();
+  const int64_t barriers = ThreadPool::instance().barriers();
   for (size_t i = 0; i < steps_.size(); ++i) {
     // a chunk in the middle of a prompt needs no logits; kernels count on at least one row
     if (batch_.rows > 0 || !steps_[i].counts_logits) steps_[i].kernel->run(steps_[i].arguments(), mine);
@@ -188,6 +189,7 @@ void Session::execute(const Team& team) {
     if (team.index == 0) stamp();
   }
   if (draws_.count() > 0) sample_->run(&sample_args_, mine);
+  if (team.index == 0) barriers_ = ThreadPool::instance().barriers() - barriers;
 }
 
 void Session::stamp() {

@@ -59,6 +59,7 @@ class Session {
   // From now on every run notes when its plan steps end. Seconds of each step of the last run, then of the draws.
   void time_steps(bool on);
   std::vector<double> step_seconds() const;
+  int64_t barriers() const { return barriers_; }  // of the last run
 
   // For tests and verification.
   void set_step_delay(double seconds);  // slows every plan step down
@@ -100,6 +101,7 @@ class Session {
   double delay_seconds_ = 0;
   std::set<std::string> taps_;
   std::vector<Tapped> tapped_;
+  int64_t barriers_ = 0;
   std::vector<int64_t> taken_;  // of each plan step in the last run: what Team::take gave out before thread 0 was done
   bool timed_ = false;
   std::vector<int64_t> stamps_;  // of the last timed run: its begin, the end of every plan step, the end of the draws

@@ -68,6 +68,12 @@ def peak_name(kernel: str) -> str:
     return f"{kind}.{isa}"
 
 
+def barrier_seconds(threads: int | None = None) -> float:
+    """What it takes `threads` (default: all cores) to wait for each other, one time after another."""
+    _require_native()
+    return _cpu.barrier_seconds(core_count() if threads is None else threads)
+
+
 def live_peak(name: str, threads: int | None = None) -> float:
     """Operations per second that `threads` (default: all cores) reach on random operands in L1; takes 30 ms."""
     _require_native()
@@ -149,12 +155,12 @@ class CpuSession:
             outputs.setdefault(step, {})[buffer] = values
         return result, outputs
 
-    def run_timed(self, batch: StepBatch) -> tuple[StepResult, npt.NDArray[np.float64]]:
-        """`run`, and the seconds of every plan step, then of the draws."""
+    def run_timed(self, batch: StepBatch) -> tuple[StepResult, npt.NDArray[np.float64], int]:
+        """`run`, the seconds of every plan step and then of the draws, and how often threads waited for each other."""
         self.native.time_steps(True)
         try:
             result = self.run(batch)
-            return result, np.array(self.native.step_seconds())
+            return result, np.array(self.native.step_seconds()), self.native.barriers
         finally:
             self.native.time_steps(False)
 

@@ -9,6 +9,7 @@
 #include <x86intrin.h>
 
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <csignal>
 #include <cstdio>
@@ -166,12 +167,19 @@ void ThreadPool::run(int count, Job job, void* context) {
 }
 
 void ThreadPool::barrier(int count) {
-  if (count == 1) return next_item_.store(0, std::memory_order_relaxed);
   const uint32_t phase = passed_.value();
   if (arrived_.fetch_add(1) + 1 < count) return passed_.wait(phase);
   arrived_.store(0, std::memory_order_relaxed);
   next_item_.store(0, std::memory_order_relaxed);
-  passed_.advance();
+  ++barriers_;
+  if (count > 1) passed_.advance();
+}
+
+double ThreadPool::barrier_seconds(int count) {
+  constexpr int kMany = 20'000;
+  const auto begin = std::chrono::steady_clock::now();
+  run(count, [](void*, const Team& team) { for (int i = 0; i < kMany; ++i) team.barrier(); }, nullptr);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kMany;
 }
 
 std::byte* ThreadPool::scratch(int thread, size_t bytes) {

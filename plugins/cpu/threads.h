@@ -38,8 +38,10 @@ class ThreadPool {
   void run(int count, Job job, void* context);
 
   void barrier(int count);
+  double barrier_seconds(int count);  // of one among many in a row
   int64_t take() { return next_item_.fetch_add(1, std::memory_order_relaxed); }
   int64_t taken() const { return next_item_.load(std::memory_order_relaxed); }
+  int64_t barriers() const { return barriers_; }  // so far; for the threads of a run
   std::byte* scratch(int thread, size_t bytes);
 
   int cores() const { return static_cast<int>(cpus_.size()); }  // of this process: affinity, SMT and quota counted
@@ -66,7 +68,8 @@ class ThreadPool {
 
   alignas(64) std::atomic<int32_t> arrived_{0};
   alignas(64) std::atomic<int64_t> next_item_{0};
-  Signal passed_;  // advances when all have arrived
+  int64_t barriers_ = 0;  // only the last to arrive writes it
+  Signal passed_;         // advances when all have arrived
 };
 
 }  // namespace ingot

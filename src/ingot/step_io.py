@@ -201,8 +201,8 @@ class TapSession(Session, Protocol):
 class TimedSession(Session, Protocol):
     """A session that says where the time of a step goes. Running untimed costs what it always did."""
 
-    def run_timed(self, batch: StepBatch) -> tuple[StepResult, npt.NDArray[np.float64]]:
-        """`run`, and the seconds of every plan step, then of the draws."""
+    def run_timed(self, batch: StepBatch) -> tuple[StepResult, npt.NDArray[np.float64], int]:
+        """`run`, the seconds of every plan step and then of the draws, and how often threads waited for each other."""
         ...
 
     def copy_block(self, source: int, target: int) -> None:

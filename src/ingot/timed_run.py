@@ -18,12 +18,14 @@ from ingot.step_work import Load
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TimedStep:
-    """seconds: of the whole crossing; parts: float64, seconds of every plan step and then of the draws; ids: drawn."""
+    """seconds: of the whole crossing; parts: float64, seconds of every plan step and then of the draws; ids: drawn;
+    barriers: how often threads waited for each other."""
 
     load: Load
     seconds: float
     parts: npt.NDArray[np.float64]
     ids: Int32
+    barriers: int = 0
 
 
 class TimedRun:
@@ -64,10 +66,10 @@ class TimedRun:
             sample=greedy_draws(len(sequences) if draws else 0),
         )
         begin = time.perf_counter()
-        result, parts = self._session.run_timed(batch)
+        result, parts, barriers = self._session.run_timed(batch)
         seconds = time.perf_counter() - begin
         load = Load(sequences=tuple(sequences), rows=len(batch.logit_rows))
-        return TimedStep(load=load, seconds=seconds, parts=parts, ids=result.ids)
+        return TimedStep(load=load, seconds=seconds, parts=parts, ids=result.ids, barriers=barriers)
 
 
 def blocks_needed(plan: Plan, *, sequences: int, length: int) -> int:

@@ -50,6 +50,8 @@ def test_a_report_holds_every_op_and_its_times_add_up(folder: Path) -> None:
         parts = sum(op["seconds"] for op in ops)
         assert parts + phase["outside_seconds"] == pytest.approx(phase["seconds"])
         assert phase["outside_seconds"] >= 0
+        assert phase["barriers"] >= len(plan.steps)
+        assert phase["barrier_seconds"] > 0
         assert phase["tokens_per_second"] == pytest.approx(phase["tokens"] / phase["seconds"])
         assert set(phase["peaks"]) == {"f32.avx2", "int8.avx2"}
         for op in ops:
@@ -111,7 +113,7 @@ def _turn(plan: Plan, seconds: float, context: int = 9) -> list[TimedStep]:
     shares = np.arange(1, len(plan.steps) + 2, dtype=np.float64)
     parts = 0.8 * seconds * shares / shares.sum()
     load = Load(sequences=((context, 1),), rows=1)
-    return [TimedStep(load=load, seconds=seconds, parts=parts, ids=np.zeros(1, np.int32))]
+    return [TimedStep(load=load, seconds=seconds, parts=parts, ids=np.zeros(1, np.int32), barriers=7)]
 
 
 def test_the_fastest_quarter(folder: Path) -> None:
@@ -119,8 +121,10 @@ def test_the_fastest_quarter(folder: Path) -> None:
     turns = [_turn(plan, seconds) for seconds in (5.0, 1.0, 2.0, 3.0, 400.0)]
     assert [turn[0].seconds for turn in fastest_quarter(turns)] == [1.0, 2.0]
     assert [turn[0].seconds for turn in fastest_quarter(turns[:2])] == [1.0]
-    phase = summarise(plan, PlanWork(plan), "decode", turns, {"": 1e9, **dict.fromkeys(_peaks(plan), 1e9)})
+    phase = summarise(plan, PlanWork(plan), "decode", turns, {"": 1e9, **dict.fromkeys(_peaks(plan), 1e9)}, 1e-6)
     assert (phase.seconds, phase.median_seconds, phase.repetitions) == (1.5, 3.0, 5)
+    assert phase.barriers == 7
+    assert phase.barrier_seconds == pytest.approx(7e-6)
 
 
 def _peaks(plan: Plan) -> set[str]:
@@ -133,7 +137,7 @@ def test_limits_and_bounds_follow_from_bytes_and_operations(folder: Path, monkey
 
     def phase(gbs: float, peak: float) -> Phase:
         turns = [_turn(plan, 2.0), _turn(plan, 3.0)]
-        return summarise(plan, PlanWork(plan), "decode", turns, {"": gbs, "all": peak})
+        return summarise(plan, PlanWork(plan), "decode", turns, {"": gbs, "all": peak}, 1e-6)
 
     slow_memory, slow_arithmetic = phase(1e3, 1e12), phase(1e12, 1e3)
     assert (slow_memory.seconds, slow_memory.repetitions) == (2.0, 2)

@@ -20,7 +20,7 @@ from ingot.configs.runtime import runtime_config
 from ingot.engine import read_plan
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan, Step
-from ingot.plugins.cpu.target import core_count, live_peak, peak_name, read_bandwidth
+from ingot.plugins.cpu.target import barrier_seconds, core_count, live_peak, peak_name, read_bandwidth
 from ingot.runtime.session import load_engine
 from ingot.step_io import Int32, TimedSession
 from ingot.step_work import PlanWork, Work
@@ -80,7 +80,9 @@ class Phase:
     """seconds, of the fastest quarter of the repetitions, = those of all `ops` + outside_seconds: handing arguments
     over, waking and joining threads.
 
-    machine_gbs  read bandwidth of a buffer as large as the engine, beside this phase; peaks: operations per second
+    barriers         how often the threads wait for each other
+    barrier_seconds  what that takes them where nobody is late, measured beside this phase
+    machine_gbs      read bandwidth of a buffer as large as the engine, beside this phase; peaks: operations per second
     """
 
     name: str
@@ -92,6 +94,8 @@ class Phase:
     outside_seconds: float
     tokens_per_second: float
     fraction_of_limit: float
+    barriers: int
+    barrier_seconds: float
     machine_gbs: float
     peaks: dict[str, float]
     ops: tuple[OpTimes, ...]
@@ -237,7 +241,7 @@ class _Measure:
         after = self._limits()
         limits = {key: (self._before[key] + after[key]) / 2 for key in after}
         self._before = after
-        return summarise(self._plan, self._work, name, turns, limits)
+        return summarise(self._plan, self._work, name, turns, limits, barrier_seconds(self.threads))
 
 
 def fastest_quarter(turns: Sequence[Sequence[TimedStep]]) -> list[Sequence[TimedStep]]:
@@ -250,9 +254,11 @@ def _seconds(turn: Sequence[TimedStep]) -> float:
 
 
 def summarise(
-    plan: Plan, work: PlanWork, name: str, turns: Sequence[Sequence[TimedStep]], limits: Mapping[str, float]
-) -> Phase:
-    """Means of the fastest quarter, op by op. limits: bytes per second under "", operations per second by name."""
+    plan: Plan, work: PlanWork, name: str, turns: Sequence[Sequence[TimedStep]], limits: Mapping[str, float],
+    barrier: float,
+) -> Phase:  # fmt: skip
+    """Means of the fastest quarter, op by op. limits: bytes per second under "", operations per second by name;
+    barrier: seconds of one."""
     repetitions, median = len(turns), statistics.median(map(_seconds, turns))
     turns = fastest_quarter(turns)
     seconds = sum(map(_seconds, turns)) / len(turns)
@@ -267,10 +273,12 @@ def summarise(
     ops = [group.times(name, kernel, len(turns), seconds) for (name, kernel), group in groups.items()]
     load = turns[0][-1].load
     tokens = sum(timed.load.tokens for timed in turns[0])
+    barriers = sum(timed.barriers for timed in turns[0])
     return Phase(
         name=name, sequences=len(load.sequences), tokens=tokens, repetitions=repetitions, median_seconds=median,
         seconds=seconds, outside_seconds=seconds - sum(op.seconds for op in ops), tokens_per_second=tokens / seconds,
-        fraction_of_limit=sum(op.limit_seconds for op in ops) / seconds, machine_gbs=limits[""] / 1e9,
+        fraction_of_limit=sum(op.limit_seconds for op in ops) / seconds, barriers=barriers,
+        barrier_seconds=barriers * barrier, machine_gbs=limits[""] / 1e9,
         peaks={key: value for key, value in limits.items() if key}, ops=tuple(ops),
     )  # fmt: skip
 

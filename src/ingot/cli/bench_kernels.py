@@ -62,7 +62,10 @@ def _show(report: KernelsReport) -> None:
         )
         print("\n".join(_table(phase)))
         peaks = ", ".join(f"{name} {each / 1e9:,.1f} Gop/s" for name, each in phase.peaks.items())
-        print(f"limits: {phase.machine_gbs:.2f} GB/s from a buffer of {report.buffer_bytes:,} bytes; {peaks}")
+        print(
+            f"limits: {phase.machine_gbs:.2f} GB/s from a buffer of {report.buffer_bytes:,} bytes; {peaks}; "
+            f"{phase.barriers} barriers, {1e3 * phase.barrier_seconds:.3f} ms where nobody is late"
+        )
 
 
 def _table(phase: Phase) -> list[str]:
