@@ -69,7 +69,7 @@ def compare(
     ):
         plan = engine.plan
         with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block) as source:
-            require_same_structure(plan, source.plan, str(directory), str(against))
+            require_same_structure(plan, source.plan, source.same, str(directory), str(against))
             group = max(2, min(512, GROUP_BYTES // (8 * plan.vocab_size)))
             longest = min(longest_sequence(plan), group)
             tokens = read_tokens(directory, plan.vocab_size, options.tokens, options.text, longest)

@@ -20,7 +20,7 @@ from ingot.compare.report import COMPARED, LOGITS, Comparison, Finding, StepFigu
 from ingot.compare.taps import Outputs, PlainRun, TappedRun
 from ingot.compare.tokens import Tokens
 from ingot.compare.weights import WeightError, place, weight_error
-from ingot.dtypes import round_to_bf16
+from ingot.dtypes import DType, from_float32, to_float32
 from ingot.engine import Engine
 from ingot.plan import Step
 from ingot.plugins.op import Array
@@ -29,6 +29,7 @@ from ingot.step_io import Int32, Session, TapSession
 
 AMPLIFIED = 6.0  # how much larger than all the roundings before it an error may be: layers amplify
 UNLIKE = 1.0  # an output that is farther off than this has nothing to do with the source's
+OFF_GRID = np.float32(np.pi / 3)  # times this, numbers that are rounded already are so no more
 UNSEEN = 1e-6  # rounding of every step that is not counted otherwise, relative
 
 Progress = Callable[[str, int, int], None]
@@ -68,7 +69,7 @@ class Run:
             self._compare_logits(PlainRun(self._session, self._plan, sequences).logits(), begin, sequences)
 
     def _compare_steps(self, run: TappedRun, begin: int, sequences: Int32) -> None:
-        checker = StepChecker(self._packed, self._plan.kv, run.batch, self._threads)
+        checker = StepChecker(self._packed, self._plan, run.batch, self._threads)
         values = self._values(sequences)
         live: dict[str, Array] = {}
         total = sum(self._work.values()) * len(self._tokens.sequences)
@@ -204,10 +205,11 @@ class Run:
         if step.op == "moe_route":
             logits = step.inputs[0]
             errors.append(_other_experts(inputs[logits], before.get(logits), int(step.attrs["per_token"])))
-        if step.attrs.get("activations") == "bf16":
-            x = inputs[step.inputs[0]]
-            errors.append(_relative(round_to_bf16(x), x))
-        if step.attrs.get("activations") == "int8":
+        activations = step.attrs.get("activations")
+        if activations in ("bf16", "f16"):
+            x, dtype = inputs[step.inputs[0]] * OFF_GRID, DType(activations)
+            errors.append(_relative(to_float32(from_float32(x, dtype), dtype), x))
+        if activations == "int8":
             x = inputs[step.inputs[0]]
             codes, scale = round_to_int8(x)
             errors.append(_relative(codes * scale[:, None], x))
