@@ -28,9 +28,11 @@ from ingot.plugins.tensorrt.layers import (
     check_network,
     computed_products,
     expected_network,
+    inspected_layers,
     read_layers,
 )
 from ingot.plugins.tensorrt.library import Library
+from ingot.plugins.tensorrt.plan_file import read_header
 from tests.e2e.command import ingot
 from tests.handmade import write_model
 
@@ -72,8 +74,9 @@ def llama(library: Library, folder: Path, kept: dict[str, tuple[Plan, Compiled]]
 def test_the_engine_holds_the_whole_plan(llama: tuple[Plan, Compiled]) -> None:
     """Two layers: four products in each and lm_head; the attention twice; all of that in both profiles."""
     plan, compiled = llama
-    assert compiled.header.capabilities == ("8.9",)
-    assert compiled.header.nbytes == len(compiled.image)
+    header = read_header(compiled.image, "rank0.plan")
+    assert header.capabilities == ("8.9",)
+    assert header.nbytes == len(compiled.image)
     assert expected_network(plan) == {"MATRIX_MULTIPLY": 9, "PLUGIN_V3": 2}
     assert {kind: compiled.network[kind] for kind in expected_network(plan)} == expected_network(plan)
     for profile in (0, 1):
@@ -152,11 +155,39 @@ def test_lines_of_the_log_are_layers() -> None:
     ]  # fmt: skip
 
 
+def test_what_an_inspector_says_is_layers() -> None:
+    """The lines above as JSON, as the full TensorRT gives them; some versions leave out what is empty."""
+
+    def tensors(*names: str) -> list[dict[str, object]]:
+        return [{"Name": name, "Dimensions": [-1, 4], "Format/Datatype": "Float"} for name in names]
+
+    said = [
+        {"Name": "a_myl1", "LayerType": "gemm", "Inputs": tensors("x", "w"), "Constants": tensors("one"),
+         "Outputs": tensors("y"), "Metadata": "[ONNX Layer: a/product]\x1e[ONNX Layer: a/bias]"},
+        {"Name": "b [profile 1]", "LayerType": "PluginV3", "Inputs": tensors("y [profile 1]"),
+         "Outputs": tensors("z [profile 1]"), "Metadata": "[ONNX Layer: b]"},
+        {"Name": "c", "LayerType": "kgen", "Inputs": [], "Outputs": []},
+    ]  # fmt: skip
+    assert inspected_layers(json.dumps({"Layers": said, "Bindings": ["x", "x [profile 1]"]})) == [
+        Layer(name="a_myl1", kind="gemm", profile=0, inputs=("x", "w", "one"), outputs=("y",),
+              nodes=("a/product", "a/bias")),
+        Layer(name="b", kind="PluginV3", profile=1, inputs=("y",), outputs=("z",), nodes=("b",)),
+        Layer(name="c", kind="kgen", profile=1, inputs=(), outputs=(), nodes=()),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", ['{"Layers": ["a", "b"]}', '{"Layers": [{"Name": "a"}]}', "no JSON", "[]", "{}"])
+def test_an_inspector_that_says_less_is_an_error_in_words(said: str) -> None:
+    """Names alone, as engines without detailed verbosity have them."""
+    with pytest.raises(BuildError, match="layers of the engine cannot be read back"):
+        inspected_layers(said)
+
+
 def test_other_models_compile(library: Library, tmp_path: Path) -> None:
     """Norms of heads, windows and two bases of rotation; every second layer another kind of attention."""
     plan = _plan(tmp_path, "gemma3_text", "f16")
     compiled = compile_plan(plan, library, ())
-    assert compiled.header.mask == 0x7E
+    assert read_header(compiled.image, "rank0.plan").mask == 0x7E
     assert len(computed_products(plan, compiled.layers, 1)) == sum(step.op == "matmul" for step in plan.steps)
 
 
