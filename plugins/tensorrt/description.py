@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.configs.sizes import format_bytes
+from ingot.errors import EngineError
 from ingot.plan import Plan
 from ingot.plugins.target import file_name
 from ingot.plugins.tensorrt.compiler import Compiled
@@ -51,7 +52,7 @@ def describe(plan: Plan, words: Mapping[str, Any], compiled: Compiled) -> bytes:
 
 def read_description(directory: Path, target: str) -> dict[str, Any] | None:
     """The description in an engine's directory, with what the header of the network says now; None: the target has
-    none. Raises EngineError for a header that is none."""
+    none. Raises EngineError for a header that is none, or another one."""
     names = [(file_name(NETWORK, word), file_name(DESCRIPTION, word)) for word in (target, "")]
     found = next((pair for pair in names if (directory / pair[1]).is_file()), None)
     if found is None:
@@ -64,6 +65,14 @@ def read_description(directory: Path, target: str) -> dict[str, Any] | None:
         return {**document, "file": found[0], "bytes": network.stat().st_size}
     with network.open("rb") as file:
         header = read_header(file.read(HEADER_BYTES), str(network))
+    said = f"{header.nbytes} bytes for GPUs of {', '.join(header.capabilities)} by {header.version}"
+    nbytes, version = network.stat().st_size, str(document["library"]).split()[-1]
+    built = f"{nbytes} bytes for GPUs of {', '.join(document['capabilities'])} by {version}"
+    if said != built:
+        raise EngineError(
+            "the header of the TensorRT engine is not the one that was built", where=str(network),
+            expected=built, got=said, hint="copy the engine again, or build the engine again",
+        )  # fmt: skip
     return {
         **document, "file": found[0], "bytes": header.nbytes, "version": header.version, "mask": header.mask,
         "capabilities": list(header.capabilities),
