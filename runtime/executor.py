@@ -7,8 +7,9 @@
 There is no thread of its own: a caller that waits for news runs the next step, unless another caller is running one;
 then it waits for that step. Requests of all callers share every step. While a step computes, others can add and abort.
 
-Short steps come several at a time where the session can repeat them: as long as nobody comes or goes, the requests that
-decode are the same in the next step, and the host's work between steps would cost small models more than it gives.
+Short steps follow each other inside the session where it can repeat them: as long as nobody comes or goes, the requests
+that decode are the same in the next step, and the host's work between steps would cost small models more than it gives.
+Meanwhile those that wait for tokens look at them now and then, and do their own work beside the kernels.
 """
 
 import dataclasses
@@ -23,19 +24,21 @@ import numpy as np
 
 from ingot.errors import CapacityError, IngotError, RequestError
 from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.repetition import Repetition
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.run_step import Outcome, run_step
 from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.step_batch import ScheduledStep, assemble, catch_up, count_kinds, keep_results, repeat_of, unfit
-from ingot.step_io import Decoded, RepeatSession, Session, StepResult
+from ingot.runtime.step_batch import ScheduledStep, assemble, count_kinds, keep_results, unfit
+from ingot.step_io import RepeatSession, Session, StepResult
 
 Result = TypeVar("Result")
 
 _LOG = logging.getLogger("ingot.runtime")
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
 _LONG_STEP = 0.012  # seconds: of longer steps the host takes less than 3 %, and they go singly
-_REPEAT_SECONDS = 0.032  # no step follows without a look at the requests when so much has gone by
-_MAX_REPEATS = 32  # keeps the blocks that are reserved ahead few
+_REPEAT_SECONDS = 0.25  # no step follows when so much has gone by
+_MAX_REPEATS = 128  # keeps the blocks that are reserved ahead few
+_LOOK_SECONDS = 0.032  # steps that follow each other are looked at so often
 
 
 class Stats(TypedDict):
@@ -98,6 +101,8 @@ class Executor:
         self._repeater = session if isinstance(session, RepeatSession) else None
         self._stop = np.zeros(1, dtype=np.int32)  # see Repeat
         self._repeats = 1  # how many steps may follow each other
+        self._repetition: Repetition | None = None  # while the session is in it
+        self._steppers: list[threading.Thread] = []  # those in run_until, or lately there
         self.on_step: Callable[[StepReport], None] | None = None
         self._last: ScheduledStep | None = None
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
@@ -138,30 +143,37 @@ class Executor:
         with self._turn:
             while not ready():
                 if self._stepping or not steps:
-                    self._turn.wait()
+                    self._look()
                 else:
                     self._step()
-            return result()
+            found = result()
+            if not steps:
+                self._turn.notify_all()  # who has got what there was may have been waited for: see `run_until`
+            return found
 
     def step(self) -> bool:
-        """Run one step, or wait for the one that is running; False if there was nothing to do."""
+        """Run a step, or several short ones, or wait for what is running; False if there was nothing to do."""
         with self._turn:
             if self._stepping:
                 self._turn.wait()
                 return True
             if not self._scheduler.has_work:
                 return False
-            self._step()
+            self._step(seconds=_LOOK_SECONDS)
             return True
 
-    def run_until(self, stop: Callable[[], bool]) -> None:
-        """Run steps while there are requests, sleep while there are none; for a thread of its own. See `wake`."""
+    def run_until(self, stop: Callable[[], bool], most: Callable[[], int] = lambda: _MAX_REPEATS) -> None:
+        """Run steps while there are requests, sleep while there are none; for a thread of its own. See `wake`.
+
+        most  how many steps may follow each other now; 0: none before somebody has taken a result of `wait`
+        """
         with self._turn:
+            self._steppers = [*(each for each in self._steppers if each.is_alive()), threading.current_thread()]
             while not (self._closed or stop()):
-                if self._stepping or not self._scheduler.has_work:
+                if self._stepping or not self._scheduler.has_work or not (allowed := most()):
                     self._turn.wait()
                 else:
-                    self._step()
+                    self._step(allowed)
 
     def wake(self) -> None:
         """Have every waiting thread look again at what it waits for."""
@@ -174,7 +186,9 @@ class Executor:
             pass
 
     def close(self) -> None:
-        """Abort every request, wait for the running step, release the session. Closing twice is fine."""
+        """Abort every request, wait for the running step and the threads that run steps, release the session. Closing
+        twice is fine.
+        """
         with self._turn:
             if self._closed:
                 return
@@ -186,6 +200,10 @@ class Executor:
                 self._turn.wait()
             self._turn.notify_all()
             self._session.close()
+            steppers, self._steppers = self._steppers, []
+        for thread in steppers:  # they hold the session, whose memory is to be free
+            if thread is not threading.current_thread():
+                thread.join()
 
     def stats(self) -> Stats:
         """Where things stand now."""
@@ -218,33 +236,44 @@ class Executor:
         self._stop[0] = 1
         self._turn.notify_all()
 
-    def _step(self) -> None:
-        """One step, or several at a time; the lock is held, except while the session computes."""
+    def _look(self) -> None:
+        """Sleep until something has changed; of steps that follow each other, take what has come by then."""
+        self._turn.wait(None if self._repetition is None else _LOOK_SECONDS)
+        if self._repetition is not None:
+            self._repetition.catch_up()
+
+    def _step(self, most: int = _MAX_REPEATS, seconds: float = _REPEAT_SECONDS) -> None:
+        """One step, or several: at most `most`, for about `seconds`. The lock is held, except while the session
+        computes.
+        """
         start = time.perf_counter()
         chunks = self._scheduler.schedule()
         assert chunks, "the oldest request can always advance"
         kinds = count_kinds(chunks)
-        most = 1 if self._repeater is None else self._scheduler.repeatable(chunks, self._repeats)
+        most = 1 if self._repeater is None else self._scheduler.repeatable(chunks, min(most, self._repeats))
         step = self._last = assemble(chunks, self._last)
+        repetition = None
+        if most > 1:
+            repetition = Repetition(step, self._work.steps, most=most, seconds=seconds, stop=self._stop)
+            self._repetition = repetition
+            self._turn.notify_all()  # whoever sleeps has to look now and then
         self._stop[0] = 0
         self._stepping = True
         self._turn.release()
         begin = time.perf_counter()
-        outcomes: list[Outcome] = []
         try:
-            decoded = self._decode(step, most)
-            if decoded is None:
-                outcomes = self._run(step)
+            outcomes = self._run(step) if repetition is None else self._repeat(step, repetition)
         finally:
             taken = time.perf_counter() - begin
             self._turn.acquire()
-            self._stepping = False
+            self._stepping, self._repetition = False, None
             self._turn.notify_all()
-        if decoded is not None:
-            outcomes = [(step, catch_up(step, decoded))]
+        num_steps = len(outcomes) and 1
+        if repetition is not None:
+            repetition.catch_up()
+            num_steps += repetition.taken
         for part, outcome in outcomes:
-            self._finish_step(part, outcome)
-        num_steps = 1 if decoded is None else len(decoded.ids)
+            self._finish_step(part, outcome, self._work.steps + num_steps - 1)
         self._work = Work(steps=self._work.steps + num_steps, session_seconds=self._work.session_seconds + taken)
         report = StepReport(
             prefill_tokens=kinds[0], decode_rows=kinds[1], schedule_seconds=(begin - start) / num_steps,
@@ -252,6 +281,8 @@ class Executor:
         )  # fmt: skip
         for _ in range(num_steps):
             self._account(report)
+        if not outcomes:
+            self._repeats = 1
         if self._scheduler.pace is not None and len(outcomes) == 1:
             self._scheduler.pace.times.observe(sum(kinds), 1e3 * (time.perf_counter() - start) / num_steps)
 
@@ -263,15 +294,16 @@ class Executor:
             fitting = 1 + int(_REPEAT_SECONDS / max(report.session_seconds, 1e-6))
             self._repeats = 1 if report.session_seconds > _LONG_STEP else min(_MAX_REPEATS, fitting)
 
-    def _decode(self, step: ScheduledStep, most: int) -> Decoded | None:
-        """Up to `most` steps at a time; None where only one is to be run, be it to see which request is at fault."""
-        if most == 1 or self._repeater is None:
-            return None
+    def _repeat(self, step: ScheduledStep, repetition: Repetition) -> list[Outcome]:
+        """The result of the last of several steps. If one fails it is tried alone, to see which request is at fault: at
+        once if it was the first, else as the next step, and then there is no result here.
+        """
+        assert self._repeater is not None, "only a RepeatSession repeats"
         try:
-            return self._repeater.decode(step.batch, repeat_of(step.chunks, most, _REPEAT_SECONDS, self._stop))
+            return [(step, repetition.run(self._repeater))]
         except Exception as error:
             _LOG.warning("several steps at a time failed, one is tried: %r", error)
-            return None
+            return [] if repetition.done else self._run(step)
 
     def _run(self, step: ScheduledStep) -> list[Outcome]:
         """The step's result; if it fails, each request alone, so that the one at fault fails alone.
@@ -287,8 +319,8 @@ class Executor:
             parts = [assemble({request: count}) for request, count in step.chunks.items() if not request.finished]
         return [outcome for part in parts for outcome in self._run(part)]
 
-    def _finish_step(self, step: ScheduledStep, outcome: StepResult | IngotError) -> None:
-        """Move every request that nobody aborted meanwhile forward; the lock is held."""
+    def _finish_step(self, step: ScheduledStep, outcome: StepResult | IngotError, number: int) -> None:
+        """Move every request that nobody aborted meanwhile forward; the lock is held. number: of the step."""
         if isinstance(outcome, IngotError):
             self._fail(step.chunks, outcome)
             return
@@ -304,7 +336,7 @@ class Executor:
         drawn = zip(step.sampled, outcome.ids.tolist(), outcome.log_probs.tolist(), strict=False)  # then the known ones
         for request, token, log_prob in drawn:
             if request.finish_reason is None:
-                request.append(token, log_prob)
+                request.append(token, log_prob, number)
                 if request.finish_reason is not None:
                     self._scheduler.remove(request)
 

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable
 from ingot.errors import IngotError
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import FinishReason
+from ingot.runtime.step_by_step import StepsAhead
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -37,16 +38,18 @@ def stream_text(
                 streams += group
             except IngotError as error:
                 yield TextEvent(index=index, finish_reason=FinishReason.ABORT, error=error)
-        while any(not stream.done for stream in streams):
-            news = runner.executor.wait(
-                lambda: any(stream.has_news() for stream in streams),
-                lambda: [(stream, stream.take()) for stream in streams if stream.has_news()],
-            )
-            for stream, taken in news:
-                event = stream.event(taken)
-                if stream.done:
-                    runner.executor.abort([stream.request])
-                yield event
+        with StepsAhead(runner.executor) as ahead:
+            while any(not stream.done for stream in streams) and not ahead.failed():
+                news = runner.executor.wait(
+                    lambda: any(stream.has_news() for stream in streams) or ahead.failed(),
+                    lambda: [(stream, stream.take()) for stream in streams if stream.has_news()],
+                    steps=False,
+                )
+                for stream, taken in news:
+                    event = stream.event(taken)
+                    if stream.done:
+                        runner.executor.abort([stream.request])
+                    yield event
     finally:
         runner.executor.abort([stream.request for stream in streams])
 

@@ -4,7 +4,6 @@ import difflib
 import inspect
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,6 +29,7 @@ from ingot.runtime.outputs import Outputs, Wanted
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import Pace, Scheduler
 from ingot.runtime.session import LoadedEngine, load_engine
+from ingot.runtime.step_by_step import step_by_step
 from ingot.runtime.step_times import measure_step_times
 from ingot.step_io import Int32
 
@@ -237,25 +237,11 @@ class ModelRunner:
         return outputs.collect()
 
     def _stream(self, outputs: Outputs) -> Iterator[Any]:
-        requests = outputs.requests
-        for request in requests:
-            request.every_step = True
-        self.executor.add(requests)
-        seen = sum([request.num_prompt for request in requests])
-
-        def progress() -> int:
-            return sum([request.num_tokens + (request.finish_reason is not None) for request in requests])
-
-        def moved(since: int) -> bool:
-            return progress() != since
-
-        try:
-            while any([request.finish_reason is None for request in requests]):
-                result, seen = self.executor.wait(partial(moved, seen), lambda: (outputs.collect(), progress()))
-                _raise_first_error(requests)
-                yield result
-        finally:
-            self.executor.abort(requests)
+        for shown in step_by_step(self.executor, outputs.requests):
+            result = outputs.collect(shown)
+            ended = [r for r, n in zip(outputs.requests, shown, strict=True) if n == r.num_generated]
+            _raise_first_error(ended)
+            yield result
 
 
 def _raise_first_error(requests: Sequence[Request]) -> None:

@@ -66,7 +66,7 @@ class Request:
     token_probs              one per generated token, where wanted
     prompt_probs             one per prompt token but the first, where wanted
     error                    why it failed; then finish_reason is ABORT
-    every_step               somebody looks at it after every step
+    steps                    the executor's step in which each generated token came, if anybody wants to know; or None
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Request:
         self.num_context_logits = 0  # prompt positions whose logits were of use already
         self.finish_reason: FinishReason | None = None
         self.error: IngotError | None = None
-        self.every_step = False
+        self.steps: list[int] | None = None
         self._needs_host = bool(
             self.stop_words or not rules.lasting or logprobs is not None or self._uses_prompt_rows
             or want_generation_logits
@@ -123,7 +123,7 @@ class Request:
     @property
     def repeats(self) -> bool:
         """Whether it decodes, and nothing but its next token comes of a step, which only end_ids or a limit can end."""
-        return self.num_tokens - self.num_computed == 1 and not self._needs_host and not self.every_step
+        return self.num_tokens - self.num_computed == 1 and not self._needs_host
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -169,7 +169,7 @@ class Request:
         """The longest chunk of at most `count` tokens that gives at most `max_rows` rows of logits."""
         return min(count, self.first_logit_position() - self.num_computed + max_rows)
 
-    def append(self, token: int, log_prob: float) -> None:
+    def append(self, token: int, log_prob: float, step: int) -> None:
         """Take the next token; sets finish_reason if it is the last."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
@@ -179,9 +179,11 @@ class Request:
             self.finish_reason = FinishReason.STOP
         elif self.num_tokens == len(self.tokens):
             self.finish_reason = FinishReason.LENGTH
+        if self.steps is not None:
+            self.steps.append(step)
 
-    def catch_up(self, tokens: Int32, log_probs: Sequence[float]) -> None:
-        """Take tokens of steps that nobody looked at, each computed in the step after the one that drew it. None of
+    def catch_up(self, tokens: Int32, log_probs: Sequence[float], step: int) -> None:
+        """Take the tokens of `step` and those after it, each computed in the step after the one that drew it. None of
         them ends the request.
         """
         end = self.num_tokens + len(tokens)
@@ -189,6 +191,8 @@ class Request:
         self.num_tokens = end
         self.num_computed += len(tokens)
         self.log_probs += log_probs
+        if self.steps is not None:
+            self.steps += range(step, step + len(tokens))
 
     def biases(self) -> tuple[Int32, Float32]:
         """Tokens, and what is added to their logits in the next draw; -inf bans one."""

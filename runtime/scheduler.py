@@ -111,13 +111,15 @@ class Scheduler:
         if steps == 1 or len(chunks) < len(self.running) or not all([request.repeats for request in chunks]):
             return 1
         steps = min(steps, *[len(request.tokens) - request.num_tokens for request in chunks])
-        missing = [self._blocks.missing(request.blocks, request.num_tokens + steps - 1) for request in chunks]
-        if sum(missing) > self._blocks.num_available:
-            return 1
-        for request, count in zip(chunks, missing, strict=True):
-            if count:
-                self._blocks.reserve(request.blocks, request.num_tokens + steps - 1)
-        return steps
+        while steps > 1:
+            missing = [self._blocks.missing(request.blocks, request.num_tokens + steps - 1) for request in chunks]
+            if sum(missing) <= self._blocks.num_available:
+                for request, count in zip(chunks, missing, strict=True):
+                    if count:
+                        self._blocks.reserve(request.blocks, request.num_tokens + steps - 1)
+                break
+            steps //= 2
+        return max(steps, 1)
 
     def _decode(self, step: _Step, requests: list[Request]) -> None:
         """Requests with a single pending token: each takes one token and one row. The loop of every step: kept lean."""

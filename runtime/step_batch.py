@@ -8,7 +8,7 @@ import numpy as np
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.request import Request, TokenProbs
 from ingot.runtime.sampler import next_draws, sample_rows
-from ingot.step_io import Decoded, Int32, ProbRows, Repeat, StepBatch, StepResult
+from ingot.step_io import Int32, ProbRows, Repeat, StepBatch, StepResult
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,21 +143,14 @@ def repeat_of(chunks: Mapping[Request, int], steps: int, seconds: float, stop: I
     """Steps of requests that all repeat; at most `steps`, and none that begins after `seconds`."""
     ends = [sorted(request.end_ids) for request in chunks]
     return Repeat(
-        steps=steps,
         seconds=seconds,
         end_starts=np.cumsum([0, *map(len, ends)], dtype=np.int32),
         end_ids=np.array([token for own in ends for token in own], dtype=np.int32),
         stop=stop,
+        ids=np.empty((steps, len(chunks)), dtype=np.int32),
+        log_probs=np.empty((steps, len(chunks)), dtype=np.float32),
+        done=np.zeros(1, dtype=np.int32),
     )
-
-
-def catch_up(step: ScheduledStep, decoded: Decoded) -> StepResult:
-    """Take what all steps but the last drew; the last's result, as if it had been the only one."""
-    tokens, log_probs = decoded.ids[:-1].T, decoded.log_probs[:-1].T.tolist()
-    for request, own_tokens, own_log_probs in zip(step.sampled, tokens, log_probs, strict=True):
-        if request.finish_reason is None:
-            request.catch_up(own_tokens, own_log_probs)
-    return StepResult(ids=decoded.ids[-1], log_probs=decoded.log_probs[-1])
 
 
 def unfit(step: ScheduledStep, result: StepResult) -> list[tuple[Request, IngotError]]:

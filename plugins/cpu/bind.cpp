@@ -379,15 +379,15 @@ void Binder::bind_rope_table(BoundStep& bound) {
                              .half = y->cols / 2, .scale = attr_float("scale")};
 }
 
-// The pools of the step's layer; attributes must agree with the plan's KV layout.
+// The step's layer of the KV cache; attributes must agree with the plan's KV layout.
 PagedKv Binder::layer_kv() const {
   const KvSpec& kv = plan_.kv;
   check(kernel_->dtype() == kv.dtype, "the KV cache is " + kv.dtype + ", kernel " + kernel_->name + " takes " + std::string(kernel_->dtype()));
   const int64_t layer = attr_int("layer", 0, kv.num_layers - 1);
   attr_int("kv_heads", kv.kv_heads, kv.kv_heads);
   attr_int("head_dim", kv.head_dim, kv.head_dim);
-  std::byte* keys = memory_.kv + layer * kv_.layer;
-  return PagedKv{.keys = keys, .values = keys + kv.num_blocks * kv_.k_block, .kv_heads = kv.kv_heads,
+  return PagedKv{.keys = memory_.kv + kv_.offset(layer, false), .values = memory_.kv + kv_.offset(layer, true),
+                 .block_bytes = kv_.block, .kv_heads = kv.kv_heads,
                  .head_dim = kv.head_dim, .padded_dim = kv_.padded_dim, .block_size = kv.tokens_per_block,
                  .block_tables = nullptr, .table_width = 0, .query_starts = batch_.query_starts.data(),
                  .past_lengths = batch_.past_lengths.data(), .positions = batch_.positions.data(),
@@ -502,8 +502,8 @@ KvSizes::KvSizes(const KvSpec& kv) {
   const int64_t scale = kv.dtype == "int8" ? 4 : 0;  // bytes behind the numbers of a token and head
   k_block = kv.kv_heads * kv.tokens_per_block * (kv.head_dim * itemsize + scale);
   v_block = kv.kv_heads * kv.tokens_per_block * (padded_dim * itemsize + scale);
-  layer = product(kv.num_blocks, k_block + v_block);
-  total = product(layer, kv.num_layers);
+  block = product(kv.num_layers, k_block + v_block);
+  total = product(kv.num_blocks, block);
 }
 
 int64_t buffer_rows(const PlanSpec& plan, const BufferSpec& buffer) {

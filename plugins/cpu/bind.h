@@ -38,10 +38,11 @@ struct PlanMemory {
   std::string isa;  // kernels of higher levels are refused
 };
 
-// Sizes of one layer's pools, keys first; see KvLayout in src/ingot/plan.py.
+// Bytes of a layer's keys and values in a block, of a block, and of all; see KvLayout in src/ingot/plan.py.
 struct KvSizes {
   explicit KvSizes(const KvSpec& kv);  // throws std::invalid_argument
-  int64_t itemsize, padded_dim, k_block, v_block, layer, total;
+  int64_t itemsize, padded_dim, k_block, v_block, block, total;
+  int64_t offset(int64_t layer, bool values) const { return layer * (k_block + v_block) + (values ? k_block : 0); }
 };
 
 // Throws std::invalid_argument that names the step or buffer and what is wrong.

@@ -9,6 +9,8 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
 #include <cstring>
 #include <optional>
 
@@ -32,6 +34,8 @@ template <typename T>
 using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using InRows = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <typename T, size_t Dims>
+using Filled = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 using OutRows = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
@@ -91,8 +95,10 @@ void make_session(Session* self, const Bytes& weights, const std::vector<BufferT
                      static_cast<int64_t>(weights.size()), threads, isa);
 }
 
-// On the calling thread, which has released the interpreter's lock.
+// On the calling thread, which has released the interpreter's lock. Signals reach the first thread alone; the others
+// must not wait for the lock, which whoever handles the tokens meanwhile may hold.
 bool signal_pending() {
+  if (gettid() != getpid()) return false;
   const nb::gil_scoped_acquire acquire;
   return PyErr_CheckSignals() != 0;
 }
@@ -157,24 +163,24 @@ RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32
 }
 
 // Repeat of src/ingot/step_io.py, in the order of its fields.
-using RepeatTuple = std::tuple<int64_t, double, In<int32_t>, In<int32_t>, In<int32_t>>;
+using RepeatTuple = std::tuple<double, In<int32_t>, In<int32_t>, In<int32_t>, Filled<int32_t, 2>, Filled<float, 2>,
+                               Filled<int32_t, 1>>;
 
-std::tuple<Out<int32_t>, Out<float>> decode(Session& self, In<int32_t> ids, In<int32_t> query_starts,
-                                            In<int32_t> past_lengths, InRows<int32_t> block_tables,
-                                            In<int32_t> logit_rows, const DrawTuple& sample, const RepeatTuple& repeat) {
+int64_t decode(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths,
+               InRows<int32_t> block_tables, In<int32_t> logit_rows, const DrawTuple& sample, const RepeatTuple& repeat) {
   const ingot::BatchView view = batch_view(ids, query_starts, past_lengths, block_tables, logit_rows);
-  const auto& [steps, seconds, end_starts, end_ids, stop] = repeat;
-  if (stop.size() != 1) throw std::invalid_argument("stop must have one entry");
+  const auto& [seconds, end_starts, end_ids, stop, all_ids, all_log_probs, done] = repeat;
+  if (stop.size() != 1 || done.size() != 1) throw std::invalid_argument("stop and done must have one entry each");
   const ingot::RepeatView repeat_view{
-      .steps = steps, .seconds = seconds, .end_starts = span_of(end_starts), .end_ids = span_of(end_ids), .stop = stop.data()};
-  ingot::DrawResult drawn;
+      .seconds = seconds, .end_starts = span_of(end_starts), .end_ids = span_of(end_ids), .stop = stop.data(),
+      .steps = static_cast<int64_t>(all_ids.shape(0)), .ids = {all_ids.data(), all_ids.size()},
+      .log_probs = {all_log_probs.data(), all_log_probs.size()}, .done = done.data()};
   try {
     const nb::gil_scoped_release release;
-    drawn = self.decode(view, draw_view(sample), repeat_view, signal_pending);
+    return self.decode(view, draw_view(sample), repeat_view, signal_pending);
   } catch (const ingot::StepInterrupted&) {
     throw nb::python_error();
   }
-  return {vector_out(std::move(drawn.ids)), vector_out(std::move(drawn.log_probs))};
 }
 
 RunResult draw(Session& self, InRows<float> logits, const DrawTuple& sample) {
@@ -231,7 +237,7 @@ void bind_session(nb::module_& m) {
            "One step: ids, log_probs, logits if wanted, and where the draws want them ranks, top_ids, top_log_probs.")
       .def("decode", &decode, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
            "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "sample"_a.noconvert(), "repeat"_a.noconvert(),
-           "Steps that follow each other: ids and log_probs of all.")
+           "Steps that follow each other; how many there were.")
       .def("draw", &draw, "logits"_a.noconvert(), "sample"_a.noconvert(), "The same draws from given logits.")
       .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>(), "Free arena and KV pools.")
       .def_prop_ro("kv_bytes", &Session::kv_bytes, "Address space of the KV pools.")

@@ -93,7 +93,7 @@ class PagedAttention {
   void attend(const AttentionItem& item, int64_t split, const RowState& state);
   void attend_tile(const AttentionItem& item, int64_t first, int64_t tile, int64_t next_tile, const RowState& state);
   int64_t block_at(const AttentionItem& item, int64_t tile) const {
-    return kv_.block_tables[item.sequence * kv_.table_width + tile / kv_.block_size] * kv_.kv_heads + item.head;
+    return kv_.block_tables[item.sequence * kv_.table_width + tile / kv_.block_size];
   }
   void softmax(float* p, int64_t begin, int64_t end, const float* value_scales, const RowState& state, int64_t row);
   void merge(const RowState& into, int64_t row, const RowState& from, int64_t from_row);
@@ -250,20 +250,20 @@ void PagedAttention<S, T>::attend_tile(const AttentionItem& item, int64_t first,
   const auto end = [&](int64_t row) { return inside(visible(item.sequence, item.begin + first + row) - tile); };
   const int64_t most = end(rows - 1), shared_begin = begin(rows - 1), shared_end = end(0);
   if (most == 0 || begin(0) == size) return;
-  const int64_t block = block_at(item, tile), ahead = block_at(item, next_tile) - block;
+  const int64_t block = block_at(item, tile), place = block * kv_.block_bytes;
+  const int64_t ahead = (block_at(item, next_tile) - block) * kv_.block_bytes / int64_t{sizeof(T)};  // to the next tile's
   const int64_t key_size = kv_head_size<T>(kv_.head_dim, size), value_size = kv_head_size<T>(kv_.padded_dim, size);
-  T* keys = static_cast<T*>(kv_.keys) + block * key_size;
-  T* values = static_cast<T*>(kv_.values) + block * value_size;
-  const int64_t keys_ahead = ahead * key_size, values_ahead = ahead * value_size;
+  T* keys = reinterpret_cast<T*>(kv_.keys + place) + item.head * key_size;
+  T* values = reinterpret_cast<T*>(kv_.values + place) + item.head * value_size;
   const float* value_scales = kv_scales(values, kv_.padded_dim, size);
   if constexpr (kScaled<T>) {  // the loops over codes fetch the next tile's codes
     for (int64_t i = 0; ahead != 0 && i < size; i += 64 / int64_t{sizeof(float)}) {
-      S::prefetch(kv_scales(keys + keys_ahead, kv_.head_dim, size) + i);
-      S::prefetch(kv_scales(values + values_ahead, kv_.padded_dim, size) + i);
+      S::prefetch(kv_scales(keys + ahead, kv_.head_dim, size) + i);
+      S::prefetch(kv_scales(values + ahead, kv_.padded_dim, size) + i);
     }
   }
   float* out = state.out + first * kv_.padded_dim;
-  with_count<kRows>(rows, [&]<int kR>() { score<kR>(q_ + first * kv_.head_dim, keys, most, keys_ahead, p_); });
+  with_count<kRows>(rows, [&]<int kR>() { score<kR>(q_ + first * kv_.head_dim, keys, most, ahead, p_); });
   for (int64_t row = 0; row < rows; ++row)
     if (begin(row) < end(row)) softmax(p_ + row * size, begin(row), end(row), value_scales, state, first + row);
   const auto weigh_alone = [&](int64_t row, int64_t from, int64_t to) {
@@ -274,7 +274,7 @@ void PagedAttention<S, T>::attend_tile(const AttentionItem& item, int64_t first,
     return;
   }
   for (int64_t row = 0; row < rows; ++row) weigh_alone(row, begin(row), shared_begin);
-  with_count<kRows>(rows, [&]<int kR>() { weigh<kR>(p_, values, shared_begin, shared_end, values_ahead, out); });
+  with_count<kRows>(rows, [&]<int kR>() { weigh<kR>(p_, values, shared_begin, shared_end, ahead, out); });
   for (int64_t row = 0; row < rows; ++row) weigh_alone(row, shared_end, end(row));
 }
 

@@ -96,8 +96,8 @@ void write_token(const RopeKvWriteArgs& args, int64_t t, const float* k, const f
     alignas(64) float turned[kMaxHeadDim];
     alignas(64) T stored[kMaxHeadDim];
     rotate<S>(k + h * dim, cos_sin, args.half, dim, args.interleaved, turned);
-    T* keys = static_cast<T*>(kv.keys) + (block * kv.kv_heads + h) * kv_head_size<T>(dim, size);
-    T* values = static_cast<T*>(kv.values) + (block * kv.kv_heads + h) * kv_head_size<T>(kv.padded_dim, size);
+    T* keys = reinterpret_cast<T*>(kv.keys + block * kv.block_bytes) + h * kv_head_size<T>(dim, size);
+    T* values = reinterpret_cast<T*>(kv.values + block * kv.block_bytes) + h * kv_head_size<T>(kv.padded_dim, size);
     const float key_scale = store_row<S>(turned, dim, kv.padded_dim, stored);
     for (int64_t d = 0; d < dim; ++d) keys[d * size + slot] = stored[d];
     const float value_scale = store_row<S>(v + h * dim, dim, kv.padded_dim, values + slot * kv.padded_dim);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kCheckNs = 100'000'000;
 constexpr size_t kHugePage = 2u << 20;
-constexpr size_t kHugeKv = 256u << 20;  // smaller pools stay on small pages, so that unused blocks take no memory
+constexpr size_t kHugeKv = 16u << 20;  // in smaller caches, unused blocks would share large pages with used ones
 
 int64_t now_ns() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -54,6 +54,8 @@ void check_repeat(const BatchView& view, const DrawView& draws, const RepeatView
     require(draws.row[s] == static_cast<int32_t>(s), "where steps follow each other, draw s must be that of sequence s");
   require(!draws.probs && (!draws.rules || draws.rules->history.empty()), "draws that follow each other know no history and give no further probabilities");
   require(repeat.steps >= 1, "there must be at least one step");
+  const size_t drawn = static_cast<size_t>(repeat.steps) * count;
+  require(repeat.ids.size() == drawn && repeat.log_probs.size() == drawn, "ids and log_probs must have one entry per step and sequence");
   const auto& starts = repeat.end_starts;
   require(starts.size() == count + 1 && starts.front() == 0 && starts.back() == static_cast<int64_t>(repeat.end_ids.size()) &&
               std::ranges::is_sorted(starts),
@@ -101,8 +103,8 @@ DrawResult Session::run(const BatchView& view, const DrawView& draws, const std:
   return drawn;
 }
 
-DrawResult Session::decode(const BatchView& view, const DrawView& draws, const RepeatView& repeat,
-                           const std::function<bool()>& interrupted) {
+int64_t Session::decode(const BatchView& view, const DrawView& draws, const RepeatView& repeat,
+                        const std::function<bool()>& interrupted) {
   const std::lock_guard lock(running_);
   require_open();
   check_repeat(view, draws, repeat);
@@ -112,16 +114,18 @@ DrawResult Session::decode(const BatchView& view, const DrawView& draws, const R
   DrawView next_draws = draws;
   next.past_lengths = past;
   next_draws.counter = counter;
-  DrawResult drawn, all;
+  DrawResult drawn;
   const double begin = static_cast<double>(now_ns());
   const auto over = [&] {
     return static_cast<double>(now_ns()) - begin >= 1e9 * repeat.seconds || __atomic_load_n(repeat.stop, __ATOMIC_ACQUIRE) != 0;
   };
   for (int64_t done = 1;; ++done) {
     drawn = step(next, next_draws, interrupted);
-    all.ids.insert(all.ids.end(), drawn.ids.begin(), drawn.ids.end());
-    all.log_probs.insert(all.log_probs.end(), drawn.log_probs.begin(), drawn.log_probs.end());
-    if (done == repeat.steps || ends(drawn, repeat) || over()) return all;
+    const size_t place = static_cast<size_t>(done - 1) * past.size();
+    std::ranges::copy(drawn.ids, repeat.ids.subspan(place).begin());
+    std::ranges::copy(drawn.log_probs, repeat.log_probs.subspan(place).begin());
+    if (done == repeat.steps || ends(drawn, repeat) || over()) return done;
+    __atomic_store_n(repeat.done, static_cast<int32_t>(done), __ATOMIC_RELEASE);
     next.ids = drawn.ids;
     for (int32_t& length : past) ++length;
     for (uint64_t& each : counter) ++each;
@@ -289,9 +293,8 @@ std::byte* Session::kv_block(int64_t layer, int64_t block, bool values, int64_t&
   require_open();
   if (layer < 0 || layer >= plan_.kv.num_layers || block < 0 || block >= plan_.kv.num_blocks)
     throw std::invalid_argument("there is no such KV block");
-  std::byte* keys = kv_.data() + layer * kv_sizes_.layer;
   bytes = values ? kv_sizes_.v_block : kv_sizes_.k_block;
-  return values ? keys + plan_.kv.num_blocks * kv_sizes_.k_block + block * bytes : keys + block * bytes;
+  return kv_.data() + block * kv_sizes_.block + kv_sizes_.offset(layer, values);
 }
 
 }  // namespace ingot

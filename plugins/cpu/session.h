@@ -28,10 +28,13 @@ struct StepInterrupted {};  // thrown by run and decode when the interruption ch
 
 // Repeat of src/ingot/step_io.py.
 struct RepeatView {
-  int64_t steps;
   double seconds;
   std::span<const int32_t> end_starts, end_ids;
-  const int32_t* stop;  // other threads write it
+  const int32_t* stop;         // other threads write it
+  int64_t steps;
+  std::span<int32_t> ids;      // [steps, sequences], as log_probs
+  std::span<float> log_probs;
+  int32_t* done;               // other threads read it
 };
 
 class Session {
@@ -45,10 +48,9 @@ class Session {
   // `logits` may be null, else it receives [logit rows, vocab_size].
   DrawResult run(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
                  std::vector<float>* logits);
-  // Steps that follow each other, each computing the tokens that the one before drew. ids and log_probs are those of the
-  // first step, then those of the second, ...
-  DrawResult decode(const BatchView& view, const DrawView& draws, const RepeatView& repeat,
-                    const std::function<bool()>& interrupted);
+  // Steps that follow each other, each computing the tokens that the one before drew; how many there were.
+  int64_t decode(const BatchView& view, const DrawView& draws, const RepeatView& repeat,
+                 const std::function<bool()>& interrupted);
   // Draws from given logits, [rows, logit_cols()].
   DrawResult draw(const float* logits, int64_t rows, const DrawView& draws);
   int64_t logit_cols() const { return plan_.limits.vocab_size; }

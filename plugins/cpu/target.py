@@ -11,7 +11,7 @@ from ingot.dtypes import DType, to_float32
 from ingot.errors import CapacityError, EngineError, RequestError, TargetError, UsageError
 from ingot.plan import Attr, KvLayout, Plan, Step
 from ingot.plugins.target import Constant, Product, Progress, SessionOptions, Target
-from ingot.step_io import Decoded, Float32, Repeat, SampleRows, StepBatch, StepResult
+from ingot.step_io import Float32, Repeat, SampleRows, StepBatch, StepResult
 
 try:
     from ingot import _cpu
@@ -113,18 +113,19 @@ class CpuSession:
             raise RequestError("the session cannot run this batch", got=str(error)) from error
         return _step_result(results)
 
-    def decode(self, batch: StepBatch, repeat: Repeat) -> Decoded:
+    def decode(self, batch: StepBatch, repeat: Repeat) -> int:
         """One crossing for several steps. Raises RequestError as `run` does."""
         try:
-            ids, log_probs = self.native.decode(
+            return self.native.decode(
                 batch.ids, batch.query_starts, batch.past_lengths, batch.block_tables, batch.logit_rows,
                 _draw_tuple(batch.sample),
-                (repeat.steps, float(repeat.seconds), repeat.end_starts, repeat.end_ids, repeat.stop),
+                (
+                    float(repeat.seconds), repeat.end_starts, repeat.end_ids, repeat.stop,
+                    repeat.ids, repeat.log_probs, repeat.done,
+                ),
             )  # fmt: skip
         except (ValueError, TypeError) as error:
             raise RequestError("the session cannot repeat this batch", got=str(error)) from error
-        shape = (-1, len(batch.past_lengths))
-        return Decoded(ids=ids.reshape(shape), log_probs=log_probs.reshape(shape))
 
     def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
         """Draw from given logits. Raises RequestError for draws that break the contract."""

@@ -88,10 +88,13 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class KvLayout:
-    """The paged KV cache: per layer one K and one V pool.
+    """The paged KV cache: keys and values of the tokens of a block, in each layer.
 
     K block: [kv_heads, head_dim, tokens_per_block]        tokens innermost: one vector load gives 8 or 16 tokens
     V block: [kv_heads, tokens_per_block, padded_dim]      dims innermost, padded_dim = head_dim rounded up to 16
+
+    On CPUs a block's layers lie behind each other, so that a short sequence touches few pages; on GPUs each layer has
+    a pool of K blocks and one of V blocks.
 
     int8: behind the codes of each head of a block lie the scales of its tokens, float32 [tokens_per_block].
     """

@@ -129,29 +129,27 @@ class StepResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Repeat:
-    """How long steps of the same decoding sequences follow each other, each computing what the one before drew.
+    """How long steps of the same decoding sequences follow each other, each computing what the one before drew, and
+    what they drew.
 
-    steps       at most so many, at least 1
     seconds     no step follows when so much time has gone by
     end_ids     int32 [E]: tokens that end sequence s, from end_starts[s] on. The step that draws one is the last; so is
                 one that has no token or no number for a sequence
     end_starts  int32 [S + 1]
     stop        int32 [1]: any thread may set it to 1; the step that runs is the last
+    ids         int32 [most steps, S], to be filled: see StepResult
+    log_probs   float32 [most steps, S], to be filled
+    done        int32 [1]: 0 at first; so many steps have ended and others follow. Any thread may read it, and then what
+                they drew
     """
 
-    steps: int
     seconds: float
     end_starts: Int32
     end_ids: Int32
     stop: Int32
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Decoded:
-    """ids int32 [n, S] and log_probs float32 [n, S] of the n >= 1 steps that were run; see StepResult."""
-
     ids: Int32
     log_probs: Float32
+    done: Int32
 
 
 class Session(Protocol):
@@ -176,9 +174,10 @@ class Session(Protocol):
 class RepeatSession(Session, Protocol):
     """A session that needs nobody between the steps of decoding sequences."""
 
-    def decode(self, batch: StepBatch, repeat: Repeat) -> Decoded:
-        """The same as `run` again and again. Every sequence has one token, one row of logits and one draw, the draws
-        neither histories nor further probabilities, and the block tables have room for all steps.
+    def decode(self, batch: StepBatch, repeat: Repeat) -> int:
+        """The same as `run` again and again; how many times, at least once. Every sequence has one token, one row of
+        logits and one draw, the draws neither histories nor further probabilities, and the block tables have room for
+        all steps.
         """
         ...
 

@@ -55,7 +55,7 @@ class Runner:
 
 
 def test_every_token_gets_the_time_of_its_step() -> None:
-    measured = time_requests(Runner(), [[1, 2], [3, 4]], 3, every_step=True)  # type: ignore[arg-type]
+    measured = time_requests(Runner(), [[1, 2], [3, 4]], 3)  # type: ignore[arg-type]
     first, second = (request.tokens for request in measured.requests)
     assert (measured.steps, measured.tokens) == (4, 6)
     assert len(first) == len(second) == 3

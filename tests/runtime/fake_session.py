@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ingot.plan import Limits
 from ingot.plugins.ops.sample import sample
-from ingot.step_io import Decoded, Float32, Repeat, SampleRows, Session, StepBatch, StepResult
+from ingot.step_io import Float32, Repeat, SampleRows, Session, StepBatch, StepResult
 
 VOCAB = 97
 _NOBODY = -1
@@ -28,26 +28,21 @@ def continued(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def decode_by_run(session: Session, batch: StepBatch, repeat: Repeat) -> Decoded:
+def decode_by_run(session: Session, batch: StepBatch, repeat: Repeat) -> int:
     """What `RepeatSession.decode` means."""
-    results: list[StepResult] = []
-    while True:
-        results.append(session.run(batch))
-        ids, log_probs = results[-1].ids, results[-1].log_probs
-        starts = repeat.end_starts
+    most = len(repeat.ids)
+    starts = repeat.end_starts
+    for count in range(1, most + 1):
+        result = session.run(batch)
+        ids, log_probs = result.ids, result.log_probs
+        repeat.ids[count - 1], repeat.log_probs[count - 1] = ids, log_probs
         ended = any(token in repeat.end_ids[starts[s] : starts[s + 1]] for s, token in enumerate(ids))
-        if (
-            len(results) == repeat.steps
-            or ended
-            or (ids < 0).any()
-            or not np.isfinite(log_probs).all()
-            or repeat.stop[0]
-        ):
-            return Decoded(
-                ids=np.stack([each.ids for each in results]), log_probs=np.stack([each.log_probs for each in results])
-            )
+        if count == most or ended or (ids < 0).any() or not np.isfinite(log_probs).all() or repeat.stop[0]:
+            break
+        repeat.done[0] = count
         sample = dataclasses.replace(batch.sample, counter=batch.sample.counter + np.uint64(1))
         batch = dataclasses.replace(batch, ids=ids, past_lengths=batch.past_lengths + np.int32(1), sample=sample)
+    return count
 
 
 class FakeSession:
@@ -117,7 +112,6 @@ class RepeatingSession(FakeSession):
         super().__init__(num_blocks, tokens_per_block, limits)
         self.repeated: list[int] = []
 
-    def decode(self, batch: StepBatch, repeat: Repeat) -> Decoded:
-        decoded = decode_by_run(self, batch, repeat)
-        self.repeated.append(len(decoded.ids))
-        return decoded
+    def decode(self, batch: StepBatch, repeat: Repeat) -> int:
+        self.repeated.append(decode_by_run(self, batch, repeat))
+        return self.repeated[-1]

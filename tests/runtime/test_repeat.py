@@ -15,7 +15,8 @@ from ingot.plugins.cpu.target import CpuSession
 from ingot.plugins.registry import find_target
 from ingot.runtime.executor import Executor
 from ingot.runtime.request import FinishReason, Request
-from ingot.step_io import Decoded, Repeat, SampleRows, StepBatch
+from ingot.runtime.step_by_step import StepsAhead, step_by_step
+from ingot.step_io import Int32, Repeat, SampleRows, StepBatch
 from tests.runtime.fake_session import RepeatingSession, continued, decode_by_run
 from tests.runtime.tiny_engine import make_executor, make_runner, open_session, poisoned_runner
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
@@ -31,6 +32,15 @@ def make() -> tuple[Executor, RepeatingSession]:
 
 def request_of(prompt: list[int], count: int, end_ids: frozenset[int] = frozenset()) -> Request:
     return Request(np.array(prompt, np.int32), max_new_tokens=count, end_ids=end_ids)
+
+
+def repeat_of(most: int, sequences: int, ends: list[Int32] | None = None, stop: Int32 = NEVER) -> Repeat:
+    ends = [np.zeros(0, np.int32)] * sequences if ends is None else ends
+    return Repeat(
+        seconds=60, end_ids=np.concatenate(ends), end_starts=np.cumsum([0, *map(len, ends)], dtype=np.int32), stop=stop,
+        ids=np.full((most, sequences), -7, np.int32), log_probs=np.full((most, sequences), -7, np.float32),
+        done=np.zeros(1, np.int32),
+    )  # fmt: skip
 
 
 def check(request: Request) -> None:
@@ -80,18 +90,77 @@ def test_too_few_blocks_for_several_steps_are_enough_for_one() -> None:
     assert scheduler.preemptions > 0
 
 
-def test_who_must_be_seen_after_every_step_is() -> None:
+def test_whoever_waits_sees_tokens_while_steps_follow_each_other() -> None:
     executor, session = make()
-    watched = request_of([1, 2], 50)
-    watched.every_step = True
-    executor.add([watched, request_of([1, 3], 50)])
-    seen = []
-    while not watched.finished:
-        executor.step()
-        seen.append(watched.num_generated)
-    assert seen == list(range(1, 51))
-    executor.drain()
-    assert session.repeated == []
+    request, other = request_of([1, 2], 60), request_of([1, 3], 60)
+    seen: list[int] = []
+    gate = threading.Event()
+
+    def hold(batch: StepBatch) -> None:
+        if len(executor.step_log()) == 0:
+            return
+        if batch.sample.counter[0] == 30:
+            gate.wait()  # in the middle of the steps that follow each other
+
+    session.before_step = hold
+    executor.add([request, other])
+    with StepsAhead(executor):
+        executor.wait(lambda: request.num_generated >= 20, lambda: seen.append(request.num_generated), steps=False)
+        check(request)
+        check(other)
+        assert request.num_computed == request.num_tokens - 1
+        gate.set()
+        executor.wait(lambda: request.finished and other.finished, lambda: None, steps=False)
+    assert seen == [30]
+    assert sum(session.repeated) > 50
+    for each in (request, other):
+        check(each)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_step_is_told_once_though_several_come_at_a_time(seed: int) -> None:
+    rng = random.Random(seed)
+    executor, session = make()
+    session.before_step = lambda batch: time.sleep(rng.choice([0, 0, 0.002]))
+    requests = [request_of([1, n, *range(rng.randint(0, 30))], rng.randint(1, 60)) for n in range(12)]
+    before = [0] * len(requests)
+    told = 0
+    for shown in step_by_step(executor, requests):
+        told += 1
+        grown = [after - then for then, after in zip(before, shown, strict=True)]
+        assert set(grown) == {0, 1}
+        assert all(request.num_generated >= n for request, n in zip(requests, shown, strict=True))
+        before = list(shown)
+    assert told <= len(executor.step_log())
+    assert told == len({step for request in requests for step in request.steps or ()})
+    assert before == [request.max_new_tokens for request in requests]
+    assert max(session.repeated) > 1
+    for request in requests:
+        check(request)
+
+
+def test_dropping_what_comes_step_by_step_aborts_it() -> None:
+    executor, session = make()
+    requests = [request_of([1, n], 150) for n in range(4)]
+    session.before_step = lambda batch: time.sleep(0.001)
+    for shown in step_by_step(executor, requests):
+        if shown[0] == 40:
+            break
+    executor.wait(lambda: all(request.finished for request in requests), lambda: None)
+    assert {request.finish_reason for request in requests} == {FinishReason.ABORT}
+    assert requests[0].num_generated < 150
+    assert executor.stats()["blocks_used"] == 0
+
+
+def test_a_dying_step_thread_is_no_endless_wait() -> None:
+    executor, session = make()
+
+    def die(batch: StepBatch) -> None:
+        raise SystemExit("gone")
+
+    session.before_step = die
+    with pytest.raises(SystemExit):
+        list(step_by_step(executor, [request_of([1, 2], 10)]))
 
 
 def test_whoever_comes_or_goes_ends_the_repetition() -> None:
@@ -138,6 +207,7 @@ def test_a_failure_in_the_middle_fails_whom_it_concerns(caplog: pytest.LogCaptur
         if bad_token in tokens[:-1]:
             assert request.error is not None
             assert request.generated().tolist() == tokens[: tokens.index(bad_token) + 1]
+            assert len(request.log_probs) == request.num_generated
         else:
             assert request.generated().tolist() == tokens
     assert executor.stats()["blocks_used"] == 0
@@ -184,17 +254,19 @@ def test_native_steps_that_follow_each_other_are_single_steps(model: TinyModel, 
     assert isinstance(session, CpuSession)
     batch = _decoding(rng, session, sequences)
     ends = [rng.integers(0, VOCAB, rng.integers(0, 2)).astype(np.int32) for _ in range(sequences)]
-    repeat = Repeat(
-        steps=30, seconds=60, end_ids=np.concatenate(ends), stop=NEVER,
-        end_starts=np.cumsum([0, *map(len, ends)], dtype=np.int32),
-    )  # fmt: skip
-    expected, got = decode_by_run(session, batch, repeat), session.decode(batch, repeat)
-    assert got.ids.shape == expected.ids.shape
+    expected, got = repeat_of(30, sequences, ends), repeat_of(30, sequences, ends)
+    count = session.decode(batch, got)
+    assert count == decode_by_run(session, batch, expected)
     assert got.ids.tobytes() == expected.ids.tobytes()
     assert got.log_probs.tobytes() == expected.log_probs.tobytes()
-    stopped = session.decode(batch, dataclasses.replace(repeat, stop=np.ones(1, np.int32)))
-    late = session.decode(batch, dataclasses.replace(repeat, seconds=0.0))
-    assert stopped.ids.tolist() == late.ids.tolist() == expected.ids[:1].tolist()
+    assert got.done[0] == expected.done[0] == count - 1
+    assert (got.ids[count:] == -7).all()
+    stopped = dataclasses.replace(repeat_of(30, sequences, ends), stop=np.ones(1, np.int32))
+    late = dataclasses.replace(repeat_of(30, sequences, ends), seconds=0.0)
+    for cut in (stopped, late):
+        assert session.decode(batch, cut) == 1
+        assert cut.ids[0].tolist() == expected.ids[0].tolist()
+        assert cut.done[0] == 0
     session.close()
 
 
@@ -204,15 +276,19 @@ def test_what_cannot_follow_itself_is_refused(model: TinyModel) -> None:
     assert isinstance(session, CpuSession)
     batch = _decoding(np.random.default_rng(0), session, 2)
     no_ends = np.zeros(0, np.int32)
-    repeat = Repeat(steps=2, seconds=60, end_ids=no_ends, end_starts=np.zeros(3, np.int32), stop=NEVER)
+    repeat = repeat_of(2, 2)
     session.decode(batch, repeat)
     swapped = dataclasses.replace(batch.sample, row=batch.sample.row[::-1].copy())
     for wrong_batch, wrong, why in [
-        (batch, dataclasses.replace(repeat, steps=0), "at least one step"),
-        (batch, dataclasses.replace(repeat, steps=99), "the limit is 64"),
+        (batch, repeat_of(0, 2), "at least one step"),
+        (batch, repeat_of(99, 2), "the limit is 64"),
+        (batch, repeat_of(2, 3), "end_starts|one entry per step"),
+        (batch, dataclasses.replace(repeat, ids=repeat.ids[:1]), "one entry per step"),
+        (batch, dataclasses.replace(repeat, log_probs=repeat.log_probs[0]), "incompatible"),
         (batch, dataclasses.replace(repeat, end_starts=np.zeros(2, np.int32)), "end_starts"),
         (batch, dataclasses.replace(repeat, end_starts=np.array([0, 3, 0], np.int32)), "end_starts"),
-        (batch, dataclasses.replace(repeat, stop=no_ends), "stop must have one entry"),
+        (batch, dataclasses.replace(repeat, stop=no_ends), "one entry each"),
+        (batch, dataclasses.replace(repeat, done=no_ends), "one entry each"),
         (dataclasses.replace(batch, logit_rows=batch.logit_rows[:1]), repeat, "one row of logits"),
         (dataclasses.replace(batch, sample=swapped), repeat, "that of sequence s"),
     ]:
@@ -229,10 +305,9 @@ def test_a_runner_gives_the_same_whether_it_repeats_or_not(
     calls: list[int] = []
     decode = CpuSession.decode
 
-    def counted(session: CpuSession, batch: StepBatch, repeat: Repeat) -> Decoded:
-        decoded = decode(session, batch, repeat)
-        calls.append(len(decoded.ids))
-        return decoded
+    def counted(session: CpuSession, batch: StepBatch, repeat: Repeat) -> int:
+        calls.append(decode(session, batch, repeat))
+        return calls[-1]
 
     monkeypatch.setattr(CpuSession, "decode", counted)
     rng = random.Random(3)
@@ -255,7 +330,7 @@ def test_native_steps_see_the_stop_of_another_thread(model: TinyModel) -> None:
     batch = _decoding(np.random.default_rng(0), session, 2)
     session.slow_down(0.01)  # per plan step
     stop = np.zeros(1, np.int32)
-    repeat = Repeat(steps=30, seconds=60, end_ids=np.zeros(0, np.int32), end_starts=np.zeros(3, np.int32), stop=stop)
+    repeat = repeat_of(30, 2, stop=stop)
 
     def stop_soon() -> None:
         time.sleep(0.05)
@@ -263,6 +338,6 @@ def test_native_steps_see_the_stop_of_another_thread(model: TinyModel) -> None:
 
     thread = threading.Thread(target=stop_soon)
     thread.start()
-    assert len(session.decode(batch, repeat).ids) < 30
+    assert session.decode(batch, repeat) < 30
     thread.join()
     session.close()

@@ -30,7 +30,7 @@ def measure(job: Job) -> tuple[str, dict[str, float]]:
     with ModelRunner.from_dir(engine_dir(job), threads=job.threads, isa=job.isa) as runner:
 
         def generate(prompts: Prompts, tokens: int) -> tuple[float, float]:
-            measured = time_requests(runner, prompts, tokens, every_step=False)
+            measured = time_requests(runner, prompts, tokens)
             first = max(times.ttft for times in measured.requests)
             return first, measured.seconds - first
 

@@ -121,11 +121,13 @@ struct RopeTableArgs {
   float scale;
 };
 
-// One layer's pools and the batch that uses them. K block [kv_heads][head_dim][block_size], V block
-// [kv_heads][block_size][padded_dim]; int8: behind each head its scales, float [block_size]. See plan.KvLayout.
+// One layer's part of block 0, from which block b's lies b * block_bytes further on, and the batch that uses them.
+// K [kv_heads][head_dim][block_size], V [kv_heads][block_size][padded_dim]; int8: behind each head its scales, float
+// [block_size]. See plan.KvLayout.
 struct PagedKv {
-  void* keys;
-  void* values;
+  std::byte* keys;
+  std::byte* values;
+  int64_t block_bytes;
   int64_t kv_heads, head_dim, padded_dim, block_size;
   const int32_t* block_tables;  // [sequences, table_width]
   int64_t table_width;

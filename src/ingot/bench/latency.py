@@ -74,7 +74,7 @@ def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], N
         for index in range(total):
             progress(f"batch {batch_size}", index, total)
             prompts = random_prompts(batch_size, options.input_len, plan.vocab_size, options.seed, batch_size, index)
-            measured = time_requests(runner, prompts, options.output_len, every_step=True)
+            measured = time_requests(runner, prompts, options.output_len)
             if index >= options.warmup:
                 rounds.append(measured)
         progress(f"batch {batch_size}", total, total)

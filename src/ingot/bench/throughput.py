@@ -72,7 +72,7 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
     for index in range(total):
         progress("rounds", index, total)
         prompts = random_prompts(options.num_requests, options.input_len, plan.vocab_size, options.seed, index)
-        measured = time_requests(runner, prompts, options.output_len, every_step=False)
+        measured = time_requests(runner, prompts, options.output_len)
         if index >= options.warmup:
             rounds.append(measured)
             machine.append(machine_bandwidth(target, buffer_bytes, options.threads) / 1e9)

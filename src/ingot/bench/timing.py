@@ -7,14 +7,10 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
-from ingot.configs.sampling import SamplingParams
-from ingot.runtime.admission import make_requests
 from ingot.runtime.model_runner import ModelRunner
-from ingot.runtime.request import Request
 from ingot.step_io import Int32
 
 Seen = tuple[float, Int32]
@@ -81,14 +77,16 @@ def random_prompts(count: int, length: int, vocab_size: int, *seed: int) -> list
     return ids
 
 
-def time_requests(runner: ModelRunner, prompts: Sequence[Sequence[int]], output_len: int, *, every_step: bool) -> Round:
-    """Generate exactly `output_len` tokens for every prompt, all given at once; greedy, and no token ends a request.
-
-    every_step  as ModelRunner streams; otherwise as the server does, where short steps come several at a time
-    """
+def time_requests(runner: ModelRunner, prompts: Sequence[Sequence[int]], output_len: int) -> Round:
+    """Generate exactly `output_len` tokens for every prompt, all given at once; greedy, and no token ends a request."""
     before, work_before = np.array([len(prompt) for prompt in prompts]), runner.executor.work()
     start = time.perf_counter()
-    seen = (_follow_steps if every_step else _follow)(runner, prompts, output_len, start)
+    seen = [
+        (time.perf_counter() - start, step["sequence_lengths"][:, 0])
+        for step in runner.generate(
+            batch_input_ids=prompts, max_new_tokens=output_len, end_id=-1, streaming=True, return_dict=True
+        )
+    ]
     work = runner.executor.work()
     times: list[list[float]] = [[] for _ in prompts]
     for now, after in seen:
@@ -100,36 +98,3 @@ def time_requests(runner: ModelRunner, prompts: Sequence[Sequence[int]], output_
         steps=work.steps - work_before.steps,
         session_seconds=work.session_seconds - work_before.session_seconds,
     )
-
-
-def _follow_steps(runner: ModelRunner, prompts: Sequence[Sequence[int]], output_len: int, start: float) -> list[Seen]:
-    return [
-        (time.perf_counter() - start, step["sequence_lengths"][:, 0])
-        for step in runner.generate(
-            batch_input_ids=prompts, max_new_tokens=output_len, end_id=-1, streaming=True, return_dict=True
-        )
-    ]
-
-
-def _follow(runner: ModelRunner, prompts: Sequence[Sequence[int]], output_len: int, start: float) -> list[Seen]:
-    params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
-    requests = [
-        request
-        for index, prompt in enumerate(prompts)
-        for request in make_requests(np.array(prompt, np.int32), params, runner.facts, where=f"prompt {index}")
-    ]
-    runner.executor.add(requests)
-    seen: list[Seen] = []
-    while not all([request.finished for request in requests]):
-        lengths = _lengths(requests)
-        after = runner.executor.wait(partial(_moved, requests, lengths), partial(_lengths, requests))
-        seen.append((time.perf_counter() - start, after))
-    return seen
-
-
-def _lengths(requests: Sequence[Request]) -> Int32:
-    return np.array([request.num_tokens for request in requests], dtype=np.int32)
-
-
-def _moved(requests: Sequence[Request], since: Int32) -> bool:
-    return not np.array_equal(_lengths(requests), since)

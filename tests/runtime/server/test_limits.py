@@ -134,7 +134,7 @@ def test_who_never_reads_is_cut_off(strict: Served, caplog: pytest.LogCaptureFix
         deaf = open_socket(strict, {**LONG, "stream": True, "logprobs": 20, "n": 3}, key=KEYS[0])
         assert eventually(lambda: bool(strict.service.active))
         assert eventually(lambda: not strict.service.active, 15)
-    assert [record.getMessage() for record in caplog.records] == ["client does not read"]
+    assert "client does not read" in [record.getMessage() for record in caplog.records]
     assert eventually(strict.is_empty)
     deaf.close()
 
