@@ -75,12 +75,14 @@ def main(arguments: Sequence[str]) -> int:
         repetitions=given.repetitions,
     )  # fmt: skip
     job.work.mkdir(parents=True, exist_ok=True)
+    results: list[Result] = []
     try:
-        results = list(part.run(job))
-    except IngotError as error:
-        results = [Result(name=part.what, command="", ok=False, missing=str(error))]
-    for result in results:
-        print(f"{name} {result.line()}")
+        for result in part.run(job):
+            print(f"{name} {result.line()}", flush=True)
+            results.append(result)
+    except IngotError as error:  # what was found before it stays
+        results.append(Result(name=part.what, command="", ok=False, missing=str(error)))
+        print(f"{name} {results[-1].line()}")
     path = write(given.results, name, part.what, shlex.join(["prove.py", *arguments]), found, results)
     print(f"{name}: {path}")
     return int(any(result.ok is False or result.missing is not None for result in results))

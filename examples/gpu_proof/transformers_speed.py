@@ -76,12 +76,13 @@ def main() -> int:
     """Exit code."""
     try:
         import torch
+
+        if not torch.cuda.is_available():
+            print(f"torch {torch.__version__} sees no GPU", file=sys.stderr)
+            return 1
         import transformers
     except ImportError as error:
         print(f"transformers is not here: {error}", file=sys.stderr)
-        return 1
-    if not torch.cuda.is_available():
-        print(f"torch {torch.__version__} sees no GPU", file=sys.stderr)
         return 1
     config, context, output = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     batches, prompts = ([int(each) for each in text.split(",")] for text in sys.argv[4:6])

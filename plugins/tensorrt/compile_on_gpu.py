@@ -16,7 +16,7 @@ from typing import Any
 from ingot.errors import IngotError
 from ingot.plan import Plan
 from ingot.plugins.tensorrt.bindings import file_logger
-from ingot.plugins.tensorrt.builder_bindings import Builder, IBuilderConfig, ICudaEngine, Runtime
+from ingot.plugins.tensorrt.builder_bindings import Builder, IBuilderConfig, Runtime
 from ingot.plugins.tensorrt.lowering import lower
 from ingot.plugins.tensorrt.network_api import add_network
 from ingot.plugins.tensorrt.plugin import plugin_class, register_attention
@@ -61,21 +61,24 @@ def compile_network(trt: Any, folder: Path) -> dict[str, Any]:
             raise OSError("the builder made no engine")
         image = bytes(memoryview(engine))
         (folder / "rank0.plan").write_bytes(image)
-        runtime: Runtime = trt.Runtime(log)  # as long as its engine
-        loaded = runtime.deserialize_cuda_engine(image)
-        if loaded is None:
-            raise OSError("the library cannot read back the engine that it built")
-        said, memory = read_back(trt, loaded, len(profiles(plan)))
+        said, memory = read_back(trt, log, image, len(profiles(plan)))
         (folder / "layers.json").write_text(said)
         if options["timed"]:
             cache.write_bytes(memoryview(config.get_timing_cache().serialize()))
     return {"network": dict(sorted(layers.items())), "activation_bytes": memory}
 
 
-def read_back(trt: Any, engine: ICudaEngine, count: int) -> tuple[str, list[int]]:
-    """What the library says of the layers in all profiles, as JSON; bytes between the layers, by profile."""
-    said = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
-    return said, [engine.get_device_memory_size_for_profile_v2(index) for index in range(count)]
+def read_back(trt: Any, log: Any, image: bytes, count: int) -> tuple[str, list[int]]:
+    """What the library says of the layers of an engine in all profiles, as JSON; bytes between them, by profile."""
+    runtime: Runtime = trt.Runtime(log)
+    engine = runtime.deserialize_cuda_engine(image)
+    if engine is None:
+        raise OSError("the library cannot read back the engine that it built")
+    inspector = engine.create_engine_inspector()
+    said = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    memory = [engine.get_device_memory_size_for_profile_v2(index) for index in range(count)]
+    del inspector, engine  # each needs the one before it
+    return said, memory
 
 
 def configure(trt: Any, builder: Builder, plan: Plan, *, timed: bool) -> IBuilderConfig:
