@@ -233,6 +233,7 @@ def test_the_command_line(library: Library, monkeypatch: pytest.MonkeyPatch, tmp
     inspected = json.loads(ingot("inspect", engine, "--json").succeeds().out)
     rtx, cuda = inspected["targets"]
     assert rtx["file"] == cuda["file"] == "rank0.engine"
+    assert rtx["code"] == cuda["code"], "the same machine code lies there once"
     assert "network" not in cuda
     assert rtx["network"]["capabilities"] == ["8.9"]
     assert rtx["network"]["mask"] == 8
