@@ -1,5 +1,5 @@
-"""Autotuning: each shape of matrix product is timed on this machine for several numbers of rows, in every way (tactic)
-that its kernel has. All ways give the same bits; the plan says which to take.
+"""Autotuning: each shape of matrix product, those of experts included, is timed on this machine for several numbers of
+rows, in every way (tactic) that its kernel has. All ways give the same bits; the plan says which to take.
 """
 
 import dataclasses
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ingot.builder.timing_cache import Times, TimingCache
-from ingot.plan import Plan, Rows, Step
+from ingot.plan import Buffer, Plan, Rows, Step
 from ingot.plugins.layouts import group_of, panel_bytes
 from ingot.plugins.target import Product, Target, TimesItself, Tunable
 
@@ -18,7 +18,10 @@ SHIPPED = 0
 MIN_GAIN = 0.95  # another way must take less than this part of the shipped way's time
 MIN_WEIGHTS = 1 << 21  # smaller products take microseconds either way
 MAX_BYTES = 8 << 20  # of the weights timed: of a larger product only so many columns, for memory's and for time's sake
+MAX_EXPERT_BYTES = 32 << 20  # of all experts together, of which a call reads some
+LEAST_PANELS = 8  # of an expert that is timed: where that is too much, fewer experts are
 ROUNDS = 5  # in which the ways take turns, so that what else the machine does hits all of them
+WEIGHT_INPUT = {"matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → which input is the weight
 LONG = 0.05  # seconds of a round that is not repeated more than once
 MEMORY = 96 << 20  # what timing needs at most beside the weights of a usual product
 
@@ -42,10 +45,10 @@ def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress
         return Tuning(tactics={}, table=(), notes=(f"nothing is timed for {target.name}: {why}",) if told else ())
     cache = TimingCache(target.machine(), cache_path)
     notes = [f"the timing cache holds nothing of this machine, only of: {each}" for each in cache.strangers()]
-    steps = {step.name: _product(plan, step) for step in plan.steps if step.op == "matmul"}
+    steps = {step.name: _product(plan, step) for step in plan.steps if step.op in WEIGHT_INPUT}
     most: dict[Product, int] = {}
     for step in plan.steps:
-        if (product := steps.get(step.name)) is not None and product.n * product.k >= MIN_WEIGHTS:
+        if (product := steps.get(step.name)) is not None and _weights(product) >= MIN_WEIGHTS:
             most[product] = max(_max_rows(plan, step), most.get(product, 0))
     work = [(product, rows) for product in most for rows in _row_counts(most[product])]
     digits: dict[Product, str] = {}
@@ -65,17 +68,27 @@ def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress
 
 
 def _product(plan: Plan, step: Step) -> Product:
-    weight = next(weight for weight in plan.weights if weight.name == step.inputs[1])
-    (n, k), group = weight.shape, group_of(weight.layout)
+    weight = next(weight for weight in plan.weights if weight.name == step.inputs[WEIGHT_INPUT[step.op]])
+    (*experts, n, k), group = weight.shape, group_of(weight.layout)
     return Product(
-        kernel=step.kernel, n=n, k=k, group=group, gated=bool(step.attrs["gated"]),
-        panel_bytes=panel_bytes(k, weight.dtype, group),
+        kernel=step.kernel, n=n, k=k, group=group, gated=step.op == "moe_gate_up" or step.attrs.get("gated") == 1,
+        panel_bytes=panel_bytes(k, weight.dtype, group), experts=experts[0] if experts else 0,
+        slots=_buffer(plan, step.inputs[1]).cols if experts else 0,
     )  # fmt: skip
 
 
+def _weights(product: Product) -> int:
+    """That one row is multiplied with."""
+    return product.n * product.k * max(product.slots, 1)
+
+
+def _buffer(plan: Plan, name: str) -> Buffer:
+    return next(buffer for buffer in plan.buffers if buffer.name == name)
+
+
 def _max_rows(plan: Plan, step: Step) -> int:
-    buffer = next(buffer for buffer in plan.buffers if buffer.name == step.outputs[0])
-    return plan.limits.max_num_tokens if buffer.rows is Rows.TOKENS else plan.limits.max_logit_rows
+    rows = _buffer(plan, step.outputs[0]).rows
+    return plan.limits.max_num_tokens if rows is Rows.TOKENS else plan.limits.max_logit_rows
 
 
 def _row_counts(most: int) -> Iterator[int]:
@@ -86,12 +99,11 @@ def _row_counts(most: int) -> Iterator[int]:
 
 
 def _times(target: Tunable, cache: TimingCache, product: Product, rows: int) -> Times:
-    """Seconds of each tactic; of a large product only its first columns."""
+    """Seconds of each tactic; of a large product only a part is timed."""
     key = f"{product} rows {rows}"
     if len(found := cache.times.get(key, ())) == product.tactics:
         return found
-    columns = max(1, MAX_BYTES // product.panel_bytes) * 16
-    part = dataclasses.replace(product, n=min(product.n, columns))
+    part = _part(product)
     best = [math.inf] * product.tactics
     for turn in range(ROUNDS):
         best = [min(time, target.time_product(part, rows, tactic)) for tactic, time in enumerate(best)]
@@ -99,6 +111,16 @@ def _times(target: Tunable, cache: TimingCache, product: Product, rows: int) -> 
             break
     cache.times[key] = tuple(best)
     return cache.times[key]
+
+
+def _part(product: Product) -> Product:
+    """The first columns of a large product; of very many experts only some, but as many as a row takes."""
+    if not product.experts:
+        return dataclasses.replace(product, n=min(product.n, max(1, MAX_BYTES // product.panel_bytes) * 16))
+    fitting = MAX_EXPERT_BYTES // (LEAST_PANELS * product.panel_bytes)
+    experts = min(product.experts, max(product.slots, fitting))
+    panels = max(LEAST_PANELS, MAX_EXPERT_BYTES // (experts * product.panel_bytes))
+    return dataclasses.replace(product, n=min(product.n, panels // 2 * 32), experts=experts)
 
 
 def _best(times: Times) -> int:

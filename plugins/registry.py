@@ -30,13 +30,18 @@ def op_names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(ops_package.__path__)))
 
 
-def targets() -> tuple[Target, ...]:
+def targets(names: Sequence[str] | None = None) -> tuple[Target, ...]:
     """Every target, by family; within a family the best first.
 
     A family is a module `target` or `*_target` of a folder, which lists its `TARGETS`: cpu/amx, cpu/avx512, cpu/avx2.
+    The names of targets begin with their folder's.
+
+    names  only folders are imported in which these may be: engines start in less time than all targets take
     """
     found: list[Target] = []
     for folder in sorted(module.name for module in pkgutil.iter_modules(plugins_package.__path__) if module.ispkg):
+        if names is not None and not any(name.startswith(folder) for name in names):
+            continue
         package = importlib.import_module(f"ingot.plugins.{folder}")
         for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
             if name == "target" or name.endswith("_target"):
@@ -49,12 +54,12 @@ def find_target(name: str) -> Target:
 
     Raises UsageError for an unknown name, TargetError where a family has no member for this machine.
     """
-    every = targets()
+    every = targets([name]) or targets()
     if exact := next((target for target in every if target.name == name), None):
         return exact
     family = [target for target in every if target.name.split("/")[0] == name]
     if not family:
-        known = sorted({target.name for target in every} | {target.name.split("/")[0] for target in every})
+        known = sorted({each for target in targets() for each in (target.name, target.name.split("/")[0])})
         raise UsageError(f"there is no target {name!r}", expected=", ".join(known), hint="`ingot doctor` lists them")
     lacks = [(target.name, target.missing()) for target in family]
     if best := next((target for target, (_, why) in zip(family, lacks, strict=True) if why is None), None):
@@ -112,7 +117,7 @@ def fit_targets(names: Sequence[str], *, where: str, wanted: str | None = None, 
     asked = [name for name in names if wanted is None or wanted in (name, name.split("/")[0])]
     if not asked:
         raise UsageError("the engine has no such target", where=where, expected=", ".join(names), got=wanted)
-    known = sorted((target for target in targets() if target.name in asked), key=lambda target: not target.on_gpu)
+    known = sorted((target for target in targets(asked) if target.name in asked), key=lambda target: not target.on_gpu)
     reasons = {name: f"this ingot does not have {name}: install one that has it" for name in asked}
     if isa is not None and not all(target.on_gpu for target in known):  # a cap on the CPU asks for the CPU
         reasons |= {target.name: f"--isa {isa} asks for a CPU" for target in known if target.on_gpu}

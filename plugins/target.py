@@ -131,7 +131,10 @@ class WithMemory(Target, Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Product:
-    """The shape of a matrix product, n counting gate and up together. panel_bytes: of 16 packed columns."""
+    """The shape of a matrix product, n counting gate and up together. panel_bytes: of 16 packed columns.
+
+    Of experts: the shape of one, how many there are, and how many of them a row takes (slots); else 0.
+    """
 
     kernel: str
     n: int
@@ -139,24 +142,30 @@ class Product:
     group: int
     gated: bool
     panel_bytes: int
+    experts: int = 0
+    slots: int = 0
 
     @property
     def tactics(self) -> int:
         """Ways to compute it, all of the same bits. The first is what is taken unless a build has timed them."""
-        return 2
+        return 3 if self.experts and self.gated else 2
 
     def tactic_names(self, rows: int) -> tuple[str, ...]:
         """What the ways are, for people."""
-        return ("panel by panel", "blocks") if rows == 1 else ("as shipped", "other blocks")
+        if not self.experts:
+            return ("panel by panel", "blocks") if rows == 1 else ("as shipped", "other blocks")
+        names = ("own panels", "blocks in turn") if rows == 1 else ("as shipped", "otherwise shared")
+        return (*names, "whole experts in turn")[: self.tactics]
 
     def __str__(self) -> str:
         words = f"{self.kernel} {self.n} x {self.k}"
-        return words + (f" g{self.group}" if self.group else "") + (" gated" if self.gated else "")
+        words += (f" g{self.group}" if self.group else "") + (" gated" if self.gated else "")
+        return words + (f", {self.slots} of {self.experts} experts" if self.experts else "")
 
 
 @runtime_checkable
 class Tunable(Target, Protocol):
-    """A target whose matrix products can be computed in several ways of the same bits, and timed."""
+    """A target whose products can be computed in several ways of the same bits, and timed."""
 
     def machine(self) -> str:
         """What times depend on: processor, threads, version of the kernels."""

@@ -217,7 +217,7 @@ class Binder {
   const WeightSpec* product_weight(const std::string& name, size_t dimensions, bool gated) const;
   std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const;
   int64_t attr_group(const std::string& dtype) const;
-  std::array<int32_t, 4> attr_tactics() const;
+  void bind_form(BoundStep& bound, size_t inputs, size_t attrs, int32_t ways) const;
   PagedKv layer_kv() const;
 
   const PlanSpec& plan_;
@@ -272,19 +272,19 @@ int64_t Binder::attr_group(const std::string& dtype) const {
   return group;
 }
 
-// A digit for each class of rows.
-std::array<int32_t, 4> Binder::attr_tactics() const {
-  const std::string word = attr_word("tactics");
-  check(word.size() == 4 && word.find_first_not_of("01") == std::string::npos, "attribute tactics must be four digits, each 0 or 1, got " + word);
-  std::array<int32_t, 4> tactics;
-  for (size_t i = 0; i < tactics.size(); ++i) tactics[i] = word[i] - '0';
-  return tactics;
+// Of a product, which has one more attribute where a build has timed its ways: a digit for each class of rows.
+void Binder::bind_form(BoundStep& bound, size_t inputs, size_t attrs, int32_t ways) const {
+  const bool tuned = step_->attrs.contains("tactics");
+  check_form(inputs, 1, attrs + tuned);
+  if (!tuned) return;
+  const std::string word = attr_word("tactics"), digits = std::string("0123456789").substr(0, static_cast<size_t>(ways));
+  check(word.size() == bound.tactics.size() && word.find_first_not_of(digits) == std::string::npos,
+        "attribute tactics must be four digits, each below " + std::to_string(ways) + ", got " + word);
+  for (size_t i = 0; i < word.size(); ++i) bound.tactics[i] = word[i] - '0';
 }
 
 void Binder::bind_matmul(BoundStep& bound) {
-  const bool tuned = step_->attrs.contains("tactics");
-  check_form(4, 1, tuned ? 5 : 4);
-  if (tuned) bound.tactics = attr_tactics();
+  bind_form(bound, 4, 4, kMatmulTactics);
   const bool gated = attr_int("gated", 0, 1) == 1;
   const WeightSpec* weight = product_weight(step_->inputs[1], 2, gated);
   const int64_t n = weight->shape[0], k = weight->shape[1], group = attr_group(weight->dtype);
@@ -453,7 +453,7 @@ void Binder::bind_moe_route(BoundStep& bound) {
 
 void Binder::bind_moe_matmul(BoundStep& bound) {
   const bool gated = step_->op == "moe_gate_up";
-  check_form(gated ? 3 : 4, 1, gated ? 3 : 2);
+  bind_form(bound, gated ? 3 : 4, gated ? 3 : 2, gated ? kGateUpTactics : kDownTactics);
   const WeightSpec* weight = product_weight(step_->inputs.back(), 3, gated);
   const int64_t group = attr_group(weight->dtype);
   const int64_t experts = weight->shape[0], n = weight->shape[1], k = weight->shape[2];
@@ -550,9 +550,10 @@ void BoundStep::set_counts(const Batch& batch) {
     kv.block_tables = batch.block_tables.data();
     kv.table_width = batch.table_width;
   };
+  const int32_t tactic = tactics[rows <= 1 ? 0 : rows <= 8 ? 1 : rows <= 32 ? 2 : 3];
   if (auto* matmul = std::get_if<MatmulArgs>(&args)) {
     matmul->rows = rows;
-    matmul->tactic = tactics[rows <= 1 ? 0 : rows <= 8 ? 1 : rows <= 32 ? 2 : 3];
+    matmul->tactic = tactic;
   }
   if (auto* embedding = std::get_if<EmbeddingArgs>(&args)) embedding->tokens = rows;
   if (auto* norm = std::get_if<NormArgs>(&args)) norm->rows = rows;
@@ -560,7 +561,10 @@ void BoundStep::set_counts(const Batch& batch) {
   if (auto* gather = std::get_if<GatherRowsArgs>(&args)) gather->num_rows = rows;
   if (auto* table = std::get_if<RopeTableArgs>(&args)) table->tokens = rows;
   if (auto* route = std::get_if<MoeRouteArgs>(&args)) route->rows = rows;
-  if (auto* experts = std::get_if<MoeMatmulArgs>(&args)) experts->rows = rows;
+  if (auto* experts = std::get_if<MoeMatmulArgs>(&args)) {
+    experts->rows = rows;
+    experts->tactic = tactic;
+  }
   if (auto* write = std::get_if<RopeKvWriteArgs>(&args)) set_kv(write->kv);
   if (auto* attention = std::get_if<PagedAttentionArgs>(&args)) set_kv(attention->kv);
 }

@@ -23,7 +23,7 @@ struct BoundStep {
   std::vector<const BufferSpec*> outputs;
   bool counts_logits;  // rows are the step's logit rows, else its tokens
   std::vector<Piece> pieces;
-  std::array<int32_t, 4> tactics{};  // of a matrix product with 1, 2-8, 9-32 and more rows
+  std::array<int32_t, 4> tactics{};  // of a product with 1, 2-8, 9-32 and more rows
 
   const void* arguments() const;
   void set_counts(const Batch& batch);  // rows, tokens, block tables

@@ -152,7 +152,7 @@ template <typename I, typename Format, int64_t kRun>
 struct CodeProducts {
   static constexpr int64_t kRunK = kRun;
   static constexpr bool kInt4 = Format::kTiles == 2;
-  static constexpr int kRows = 6, kPanels = 1;
+  static constexpr int kRows = 5, kPanels = 1;  // six would take every register, and run slower
   static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
   static constexpr int32_t kStart = kInt4 ? 0 : 8;  // the lower half of an int8 is a code itself, not code - 8
 
@@ -172,19 +172,27 @@ struct CodeProducts {
 
   enum Half { kLow, kHigh };
 
-  // What one half of each byte in a line is multiplied with.
+  // What one half of each byte in a line is multiplied with. Multipliers are made where they are needed: the registers
+  // of the loop before that are taken by sums.
   struct Codes {
     int64_t k;  // of x
-    typename I::Short multiplier[2];
+    const int8_t* multipliers;
+    int16_t multiplier;
+
+    typename I::Short of(int v) const {
+      if constexpr (kInt4) {
+        return I::short_multipliers(multipliers + v * I::kWidth);
+      } else {
+        return I::set_multiplier(multiplier);
+      }
+    }
   };
   static Codes codes(const Int8Tile& t, int64_t tile, int64_t line, Half half) {
     if constexpr (kInt4) {
       const int64_t k = (tile + half) * kTileK + line * 4;
-      const int8_t* m = t.multipliers + (k >> t.group_bits) * kPanel;
-      return {k, {I::short_multipliers(m), I::short_multipliers(m + I::kWidth)}};
+      return {k, t.multipliers + (k >> t.group_bits) * kPanel, 0};
     } else {
-      const auto m = I::set_multiplier(half == kLow ? 1 : 16);
-      return {tile * kTileK + line * 4, {m, m}};
+      return {tile * kTileK + line * 4, nullptr, static_cast<int16_t>(half == kLow ? 1 : 16)};
     }
   }
 
@@ -201,8 +209,7 @@ struct CodeProducts {
       for (int r = 0; r < kR; ++r)
         sum[r][h][0] = sum[r][h][1] = I::set_short(t.runs[r * t.run_stride + halves[h].k / kRunK]);
     }
-#pragma GCC unroll 2
-    for (int64_t i = 0; i < kRunK / 4; ++i, line += kLineBytes) {
+    const auto add_line = [&](int64_t i) __attribute__((always_inline)) {
       if (kFirst == kLow) I::prefetch(line + t.ahead);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
@@ -216,14 +223,24 @@ struct CodeProducts {
           I::dot(sum[r][h][1], codes[1], xr);
         }
       }
+      line += kLineBytes;
+    };
+    if constexpr (kR <= 3) {
+#pragma GCC unroll 2
+      for (int64_t i = 0; i < kRunK / 4; ++i) add_line(i);
+    } else {
+#pragma GCC unroll 1
+      for (int64_t i = 0; i < kRunK / 4; ++i) add_line(i);
     }
+    int32_t* const sums = t.sums;
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v)
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+        const typename I::Short multipliers = halves[h].of(v);
 #pragma GCC unroll 16
-    for (int r = 0; r < kR; ++r)
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v)
-#pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h)
-          I::add_short(t.sums + r * kPanel + v * I::kWidth, sum[r][h][v], halves[h].multiplier[v]);
+        for (int r = 0; r < kR; ++r) I::add_short(sums + r * kPanel + v * I::kWidth, sum[r][h][v], multipliers);
+      }
   }
 
   [[gnu::always_inline]] static inline typename I::Short load(const std::byte* bytes, bool high) {

@@ -247,6 +247,7 @@ void bind_session(nb::module_& m) {
       .def("step_seconds", &Session::step_seconds, "Of each plan step of the last run, then of the draws.")
       .def("tap", &Session::tap, "steps"_a, "Copy the outputs of these plan steps in every run.")
       .def("take_tapped", &take_tapped, "Step, buffer and values copied since the last call.")
+      .def("taken", &Session::taken, "Of each plan step in the last run on one thread: how often it took blocks in turn.")
       .def("read_buffer", &read_buffer, "name"_a, "rows"_a, "First rows of an arena buffer.")
       .def("write_buffer", &write_buffer, "name"_a, "values"_a, "Set the first rows of an arena buffer.")
       .def("fill_kv", &Session::fill_kv, "value"_a, "Set every slot of the KV pools.")
@@ -282,5 +283,8 @@ NB_MODULE(_cpu, m) {
   m.def("time_matmul", &ingot::time_matmul, "kernel"_a, "rows"_a, "n"_a, "k"_a, "group"_a, "gated"_a, "panel_bytes"_a,
         "tactic"_a, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Seconds of the fastest of several calls of a matrix product.");
+  m.def("time_experts", &ingot::time_experts, "kernel"_a, "rows"_a, "experts"_a, "slots"_a, "n"_a, "k"_a, "group"_a,
+        "panel_bytes"_a, "tactic"_a, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "The same of a product of experts, of which each row takes `slots`.");
   bind_session(m);
 }

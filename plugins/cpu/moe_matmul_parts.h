@@ -164,27 +164,49 @@ class ExpertProducts {
   Product product_;
 };
 
-// Few rows: threads share the pairs of panels of all experts that are taken, one expert's after the other's. Many: they
-// take blocks of one expert's slots x panels.
+// How threads share a step. Numbers do not depend on it.
+enum class Share {
+  kOwnPanels,  // each has panels of its own, known beforehand
+  kBlocks,     // they take blocks one after another
+  kExperts,    // blocks of all panels that an expert has: its rows are gathered and rounded once
+};
+
+// Few rows, whose time goes into reading weights, are shipped with panels for each thread, many with blocks. A build may
+// time the other of these two (tactic 1), and whole experts for moe_gate_up (tactic 2).
+inline Share share_of(const MoeMatmulArgs& args, int64_t few_rows) {
+  if (args.tactic == 2) return Share::kExperts;
+  return (args.rows <= few_rows) == (args.tactic == 0) ? Share::kOwnPanels : Share::kBlocks;
+}
+
+// Few rows: threads share the pairs of panels of all experts that are taken, one expert's after the other's. Many, which
+// experts share unevenly: each expert's pairs.
 template <typename S, typename Product>
-void moe_gate_up(const MoeMatmulArgs& args, const Team& team) {
-  ExpertProducts<Product> products(args, args.slots, team);
+void gate_up_own_panels(const MoeMatmulArgs& args, const Team& team, ExpertProducts<Product>& products) {
   const auto finish = [&args](const ExpertSums& made) { store_gated<S>(args, made); };
-  if (args.rows <= Product::kFewRows) {
-    int64_t taken = 0, first = 0;  // first: number of the expert's first panel
-    for (int64_t e = 0; e < args.experts; ++e) taken += products.row_blocks(e) > 0;
-    const Team::Range pairs = team.share(taken * (args.num_panels / 2));
-    for (int64_t e = 0; e < args.experts; ++e) {
-      if (products.row_blocks(e) == 0) continue;
-      const int64_t begin = std::max<int64_t>(2 * pairs.begin - first, 0);
-      products.run(e, begin, std::min(2 * pairs.end - first, args.num_panels), finish);
-      first += args.num_panels;
-    }
+  if (args.rows > Product::kFewRows) {
+    const Team::Range pairs = team.share(args.num_panels / 2);
+    for (int64_t e = 0; e < args.experts; ++e) products.run(e, 2 * pairs.begin, 2 * pairs.end, finish);
     return;
   }
-  int64_t all_blocks = 0, panels = Product::kMaxPanels;
+  int64_t taken = 0, first = 0;  // first: number of the expert's first panel
+  for (int64_t e = 0; e < args.experts; ++e) taken += products.row_blocks(e) > 0;
+  const Team::Range pairs = team.share(taken * (args.num_panels / 2));
+  for (int64_t e = 0; e < args.experts; ++e) {
+    if (products.row_blocks(e) == 0) continue;
+    const int64_t begin = std::max<int64_t>(2 * pairs.begin - first, 0);
+    products.run(e, begin, std::min(2 * pairs.end - first, args.num_panels), finish);
+    first += args.num_panels;
+  }
+}
+
+// Blocks of one expert's slots x `panels`, or fewer until there are `wanted` of them.
+template <typename S, typename Product>
+void gate_up_blocks(const MoeMatmulArgs& args, const Team& team, ExpertProducts<Product>& products, int64_t panels,
+                    int64_t wanted) {
+  const auto finish = [&args](const ExpertSums& made) { store_gated<S>(args, made); };
+  int64_t all_blocks = 0;
   for (int64_t e = 0; e < args.experts; ++e) all_blocks += products.row_blocks(e);
-  while (all_blocks * ceil_div(args.num_panels, panels) < 6 * team.count && panels > 4) panels /= 2;
+  while (all_blocks * ceil_div(args.num_panels, panels) < wanted && panels > 4) panels = ceil_div(panels, 4) * 2;
   const int64_t panel_blocks = ceil_div(args.num_panels, panels);
   int64_t expert = 0, first = 0;  // first: number of the expert's first block
   for (int64_t item = team.take();; item = team.take()) {
@@ -193,6 +215,16 @@ void moe_gate_up(const MoeMatmulArgs& args, const Team& team) {
     if (expert == args.experts) return;
     const int64_t row_blocks = products.row_blocks(expert), panel = (item - first) / row_blocks * panels;
     products.run_block(expert, (item - first) % row_blocks, panel, std::min(panel + panels, args.num_panels), finish);
+  }
+}
+
+template <typename S, typename Product>
+void moe_gate_up(const MoeMatmulArgs& args, const Team& team) {
+  ExpertProducts<Product> products(args, args.slots, team);
+  switch (share_of(args, Product::kFewRows)) {
+    case Share::kOwnPanels: return gate_up_own_panels<S>(args, team, products);
+    case Share::kBlocks: return gate_up_blocks<S>(args, team, products, Product::kMaxPanels, 6 * team.count);
+    case Share::kExperts: return gate_up_blocks<S>(args, team, products, args.num_panels, team.count);
   }
 }
 
@@ -206,7 +238,7 @@ void moe_down(const MoeMatmulArgs& args, const Team& team) {
     for (int64_t e = 0; e < args.experts; ++e)
       products.run(e, panel, end, [&args](const ExpertSums& made) { add_weighted<S>(args, made); });
   };
-  if (args.rows <= Product::kFewRows) {
+  if (share_of(args, Product::kFewRows) == Share::kOwnPanels) {
     const Team::Range mine = team.share(args.num_panels);
     if (mine.begin < mine.end) add_up(mine.begin, mine.end);
     return;

@@ -86,6 +86,7 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   if (!isa_includes(detect_isa(), isa)) throw std::invalid_argument("this machine does not offer " + isa);
   const PlanMemory memory{weights, weight_bytes, arena_.data(), kv_.data(), isa};
   steps_ = bind_steps(plan_, memory, batch_);
+  taken_.resize(steps_.size());
   shared_ = Region(shared_bytes(steps_, plan_.limits, plan_.kv.tokens_per_block), false);
   sample_ = find_kernel("sample.f32." + std::string(isa == "amx" ? "avx512" : isa));
   if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
@@ -176,6 +177,7 @@ void Session::execute(const Team& team) {
   for (size_t i = 0; i < steps_.size(); ++i) {
     // a chunk in the middle of a prompt needs no logits; kernels count on at least one row
     if (batch_.rows > 0 || !steps_[i].counts_logits) steps_[i].kernel->run(steps_[i].arguments(), mine);
+    if (team.index == 0) taken_[i] = team.taken();
     if (team.index == 0 && pause_or_interrupted()) stop_after_.store(i);
     team.barrier();
     if (stop_after_.load() <= i) return;

@@ -64,6 +64,7 @@ class Session {
   void set_step_delay(double seconds);  // slows every plan step down
   void tap(const std::vector<std::string>& steps);
   std::vector<Tapped> take_tapped();
+  const std::vector<int64_t>& taken() const { return taken_; }
   std::vector<float> read_buffer(const std::string& name, int64_t rows, int64_t& cols) const;
   void write_buffer(const std::string& name, const float* values, int64_t rows, int64_t cols);
   void fill_kv(float value);
@@ -99,6 +100,7 @@ class Session {
   double delay_seconds_ = 0;
   std::set<std::string> taps_;
   std::vector<Tapped> tapped_;
+  std::vector<int64_t> taken_;  // of each plan step in the last run: what Team::take gave out before thread 0 was done
   bool timed_ = false;
   std::vector<int64_t> stamps_;  // of the last timed run: its begin, the end of every plan step, the end of the draws
   const std::function<bool()>* interrupted_ = nullptr;

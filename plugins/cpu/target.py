@@ -256,6 +256,11 @@ class CpuTarget:
     def time_product(self, product: Product, rows: int, tactic: int) -> float:
         """Seconds on all cores; the fastest of several calls."""
         _require_native()
+        if product.experts:
+            return _cpu.time_experts(
+                product.kernel, rows, product.experts, product.slots, product.n, product.k, product.group,
+                product.panel_bytes, tactic, core_count(), _TIMING_SECONDS,
+            )  # fmt: skip
         return _cpu.time_matmul(
             product.kernel, rows, product.n, product.k, product.group, product.gated, product.panel_bytes, tactic,
             core_count(), _TIMING_SECONDS,

@@ -189,6 +189,7 @@ std::byte* ThreadPool::scratch(int thread, size_t bytes) {
 
 void Team::barrier() const { static_cast<ThreadPool*>(pool)->barrier(count); }
 int64_t Team::take() const { return static_cast<ThreadPool*>(pool)->take(); }
+int64_t Team::taken() const { return static_cast<ThreadPool*>(pool)->taken(); }
 std::byte* Team::scratch(size_t bytes) const { return static_cast<ThreadPool*>(pool)->scratch(index, bytes); }
 
 }  // namespace ingot

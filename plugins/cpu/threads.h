@@ -39,6 +39,7 @@ class ThreadPool {
 
   void barrier(int count);
   int64_t take() { return next_item_.fetch_add(1, std::memory_order_relaxed); }
+  int64_t taken() const { return next_item_.load(std::memory_order_relaxed); }
   std::byte* scratch(int thread, size_t bytes);
 
   int cores() const { return static_cast<int>(cpus_.size()); }  // of this process: affinity, SMT and quota counted

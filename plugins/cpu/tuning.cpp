@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <random>
 #include <stdexcept>
 #include <vector>
 
@@ -15,7 +16,7 @@ namespace {
 
 struct Call {
   const Kernel* kernel;
-  const MatmulArgs* args;
+  const void* args;
   std::byte* shared;
 };
 
@@ -33,40 +34,92 @@ double time_call(Call& call, int threads) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// A number that is neither large nor tiny in float32 and in bf16, and bytes that int8 kernels take.
-void fill(Region& region) { std::fill_n(reinterpret_cast<uint32_t*>(region.data()), region.bytes() / 4, 0x3C003C00u); }
-
-}  // namespace
-
-double time_matmul(const std::string& kernel, int64_t rows, int64_t n, int64_t k, int64_t group, bool gated,
-                   int64_t panel_bytes, int tactic, int threads, double seconds) {
-  const Kernel* found = find_kernel(kernel);
-  if (found == nullptr || found->op() != "matmul" || !isa_includes(detect_isa(), found->isa()))
-    throw std::invalid_argument("this machine cannot run a product by " + kernel);
-  constexpr int64_t kMost = 1 << 24;
-  const auto fits = [](int64_t value) { return value >= 1 && value <= kMost; };
-  if (!fits(rows) || !fits(n) || !fits(k) || !fits(panel_bytes) || (gated && n % 2 != 0) || tactic < 0 || tactic > 1 ||
-      threads < 1 || threads > ThreadPool::kMaxThreads)
-    throw std::invalid_argument("this is no product that could be timed");
-  const int64_t out = gated ? n / 2 : n, panels = (gated ? 2 : 1) * ((out + 15) / 16);
-  Region weight(static_cast<size_t>(panels * panel_bytes), false), x(static_cast<size_t>(rows * k * 4), false);
-  Region y(static_cast<size_t>(rows * out * 4), false);
-  fill(weight);
-  fill(x);
-  const Piece piece{0, panels, weight.data()};
-  const MatmulArgs args{.x = reinterpret_cast<const float*>(x.data()), .pieces = &piece, .num_pieces = 1,
-                        .num_panels = panels, .bias = nullptr, .residual = nullptr,
-                        .y = reinterpret_cast<float*>(y.data()), .rows = rows, .n = n, .k = k,
-                        .activation = Activation::kNone, .gated = gated, .group = group, .tactic = tactic};
-  Region shared(found->scratch == nullptr ? 64 : std::max<size_t>(found->scratch(&args), 64), false);
-  Call call{found, &args, shared.data()};
+// The fastest of several calls; `prepare` runs before each, untimed.
+template <typename Prepare>
+double time_calls(const Kernel& kernel, const void* args, int threads, double seconds, Prepare prepare) {
+  Region shared(kernel.scratch == nullptr ? 64 : std::max<size_t>(kernel.scratch(args), 64), false);
+  Call call{&kernel, args, shared.data()};
+  prepare();
   double best = time_call(call, threads), total = best;
   for (int i = 1; i < 100 && (i < 2 || total < seconds); ++i) {
+    prepare();
     const double time = time_call(call, threads);
     best = std::min(best, time);
     total += time;
   }
   return best;
+}
+
+constexpr uint32_t kNumber = 0x3C003C00u;  // neither large nor tiny in float32 and in bf16, and bytes that int8 kernels take
+
+Region filled(int64_t bytes) {
+  Region region(static_cast<size_t>(bytes), false);
+  std::fill_n(reinterpret_cast<uint32_t*>(region.data()), region.bytes() / 4, kNumber);
+  return region;
+}
+
+float* floats(Region& region) { return reinterpret_cast<float*>(region.data()); }
+
+bool fits(int64_t value, int64_t most = 1 << 24) { return value >= 1 && value <= most; }
+
+void require_product(bool holds) {
+  if (!holds) throw std::invalid_argument("this is no product that could be timed");
+}
+
+const Kernel& find_runnable(const std::string& name) {
+  const Kernel* found = find_kernel(name);
+  if (found == nullptr || !isa_includes(detect_isa(), found->isa()))
+    throw std::invalid_argument("this machine cannot run a product by " + name);
+  return *found;
+}
+
+// Experts of each row, ascending.
+void choose_experts(int64_t rows, int64_t experts, int64_t slots, float* ids) {
+  std::minstd_rand random;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t e = 0, left = slots; left > 0; ++e)
+      if (static_cast<int64_t>(random() % static_cast<uint32_t>(experts - e)) < left) {
+        *ids++ = static_cast<float>(e);
+        --left;
+      }
+}
+
+}  // namespace
+
+double time_matmul(const std::string& kernel, int64_t rows, int64_t n, int64_t k, int64_t group, bool gated,
+                   int64_t panel_bytes, int tactic, int threads, double seconds) {
+  const Kernel& found = find_runnable(kernel);
+  require_product(found.op() == "matmul" && fits(rows) && fits(n) && fits(k) && fits(panel_bytes) &&
+                  !(gated && n % 2 != 0) && tactic >= 0 && tactic < kMatmulTactics && fits(threads, ThreadPool::kMaxThreads));
+  const int64_t out = gated ? n / 2 : n, panels = (gated ? 2 : 1) * ((out + 15) / 16);
+  Region weight = filled(panels * panel_bytes), x = filled(rows * k * 4), y(static_cast<size_t>(rows * out * 4), false);
+  const Piece piece{0, panels, weight.data()};
+  const MatmulArgs args{.x = floats(x), .pieces = &piece, .num_pieces = 1, .num_panels = panels, .bias = nullptr,
+                        .residual = nullptr, .y = floats(y), .rows = rows, .n = n, .k = k,
+                        .activation = Activation::kNone, .gated = gated, .group = group, .tactic = tactic};
+  return time_calls(found, &args, threads, seconds, [] {});
+}
+
+double time_experts(const std::string& kernel, int64_t rows, int64_t experts, int64_t slots, int64_t n, int64_t k,
+                    int64_t group, int64_t panel_bytes, int tactic, int threads, double seconds) {
+  const Kernel& found = find_runnable(kernel);
+  const bool gated = found.op() == "moe_gate_up";
+  require_product(
+      (gated || found.op() == "moe_down") && fits(rows) && fits(experts, 65535) && fits(slots, experts) && fits(n) &&
+      fits(k) && fits(panel_bytes) && !(gated && n % 2 != 0) && tactic >= 0 &&
+      tactic < (gated ? kGateUpTactics : kDownTactics) && fits(threads, ThreadPool::kMaxThreads));
+  const int64_t out = gated ? n / 2 : n, panels = (gated ? 2 : 1) * ((out + 15) / 16), taken = rows * slots;
+  Region weight = filled(experts * panels * panel_bytes), x = filled((gated ? rows : taken) * k * 4);
+  Region y(static_cast<size_t>((gated ? taken : rows) * out * 4), false), weights = filled(taken * 4), ids = filled(taken * 4);
+  choose_experts(rows, experts, slots, floats(ids));
+  const Piece piece{0, panels, weight.data()};
+  const MoeMatmulArgs args{.x = floats(x), .ids = floats(ids), .weights = floats(weights), .pieces = &piece,
+                           .num_panels = panels, .y = floats(y), .rows = rows, .slots = slots, .experts = experts,
+                           .n = n, .k = k, .group = group, .activation = Activation::kSilu, .tactic = tactic};
+  return time_calls(found, &args, threads, seconds, [&] {
+    for (float* id = floats(ids); id != floats(ids) + taken; ++id)
+      *id = static_cast<float>((static_cast<int64_t>(*id) + slots) % experts);
+  });
 }
 
 }  // namespace ingot

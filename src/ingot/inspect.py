@@ -35,6 +35,8 @@ class StepFacts:
 
     activations  what a product rounds its input to; "" of other steps
     int8_error   relative error of the product with int8 inputs, as measured at build; None where it was not
+    tactics      how a product that was timed at build shares its work for 1, 2-8, 9-32 and more rows, a digit each
+                 (0: as shipped); "" of other steps
     """
 
     name: str
@@ -42,6 +44,7 @@ class StepFacts:
     precision: str
     activations: str
     int8_error: float | None
+    tactics: str
     nbytes: int
     operations: int
     bound: str
@@ -82,17 +85,20 @@ def step_facts(plan: Plan, errors: Mapping[str, float | None] | None = None, con
     work = PlanWork(plan)
     weights = {weight.name: weight for weight in plan.weights}
     load = Load(sequences=[(min(context, plan.limits.max_seq_len) - 1, 1)], rows=1)
-    return [_facts(step, work.of(step, load), weights, (errors or {}).get(step.name)) for step in plan.steps]
+    return [
+        _facts(step, work.of(step, load), weights, (errors or {}).get(step.name), plan.tactics.get(step.name, ""))
+        for step in plan.steps
+    ]
 
 
-def _facts(step: Step, work: Work, weights: Mapping[str, Weight], error: float | None) -> StepFacts:
+def _facts(step: Step, work: Work, weights: Mapping[str, Weight], error: float | None, tactics: str) -> StepFacts:
     products = [weights[name] for name in step.inputs if name in weights and "group" in step.attrs]
     precision = step.kernel.split(".")[1]
     if products:
         precision = str(Precision(dtype=products[0].dtype, group=int(step.attrs["group"])))
     return StepFacts(
         name=step.name, kernel=step.kernel, precision=precision, activations=str(step.attrs.get("activations", "")),
-        int8_error=error, nbytes=work.nbytes, operations=work.operations,
+        int8_error=error, tactics=tactics, nbytes=work.nbytes, operations=work.operations,
         bound="compute" if work.operations > BALANCE * work.nbytes else "memory",
     )  # fmt: skip
 
@@ -197,17 +203,19 @@ def _step_table(facts: list[StepFacts]) -> list[str]:
         name = each.name[layer.end() :] if layer else each.name
         same = (layer is not None, dataclasses.replace(each, name=name, int8_error=None))
         groups.setdefault(same, []).append((int(layer[1]) if layer else -1, each.int8_error))
-    rows = [("step", "kernel", "precision", "activations", "int8 error", "bytes", "operations", "bound")]
+    rows = [("step", "kernel", "precision", "activations", "int8 error", "tactics", "bytes", "operations", "bound")]
     for (in_layer, step), members in groups.items():
         label = f"layers.{_ranges([layer for layer, _ in members])}/{step.name}" if in_layer else step.name
         error = _span([error for _, error in members if error is not None])
         rows.append(
-            (label, step.kernel, step.precision, step.activations, error, f"{step.nbytes:,}", f"{step.operations:,}",
-             step.bound)
+            (label, step.kernel, step.precision, step.activations, error, step.tactics, f"{step.nbytes:,}",
+             f"{step.operations:,}", step.bound)
         )  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [*lines, f"one token after at most {CONTEXT} others; bound by compute above {BALANCE:g} operations per byte"]
+    lines.append(f"one token after at most {CONTEXT} others; bound by compute above {BALANCE:g} operations per byte")
+    told = "tactics: how a timed product shares its work for 1, 2-8, 9-32 and more rows; 0 as shipped, same results"
+    return [*lines, told] if any(each.tactics for each in facts) else lines
 
 
 def _span(errors: list[float]) -> str:

@@ -149,8 +149,8 @@ class Limits:
 class Plan:
     """Everything a target needs to run a step. `steps` are in execution order; the last one writes `logits`.
 
-    tactics  matrix products that a build has timed: step → how to compute it with 1, 2-8, 9-32 and more rows, a digit
-             each. Steps that are not named take the shipped way, "0000"; results do not depend on it
+    tactics  products that a build has timed: step → how to compute it with 1, 2-8, 9-32 and more rows, a digit each.
+             Steps that are not named take the shipped way, "0000"; results do not depend on it
     """
 
     vocab_size: int

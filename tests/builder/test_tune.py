@@ -8,11 +8,12 @@ import pytest
 
 import ingot.builder.tune as tuning
 from ingot.builder.tune import tune
+from ingot.dtypes import DType
 from ingot.errors import UsageError
 from ingot.plan import Attr, Plan
 from ingot.plugins.ref.target import RefTarget
 from ingot.plugins.target import Product
-from tests.plugins.cpu.one_step import Input, Quantised, one_step_plan, plain_batch
+from tests.plugins.cpu.one_step import Input, Packed, Quantised, one_step_plan, plain_batch
 from tests.plugins.ops.calls import random_rows
 
 
@@ -128,3 +129,91 @@ def test_what_is_no_cache_is_refused_and_kept(tmp_path: Path, text: str) -> None
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         tune(_plan(), Stopwatch(), tmp_path / "nowhere" / "cache.json")
+
+
+class Preference(Stopwatch):
+    """Claims that one tactic of experts is the fastest; notes what it was asked to time."""
+
+    def __init__(self, tactic: int) -> None:
+        super().__init__()
+        self.tactic, self.products = tactic, set[Product]()
+
+    def time_product(self, product: Product, rows: int, tactic: int) -> float:
+        self.products.add(product)
+        return super().time_product(product, rows, 0) * (0.5 if tactic == self.tactic else 1.0)
+
+
+def _experts_plan(op: str, experts: int = 6, slots: int = 2, n: int = 40, k: int = 33, tokens: int = 600) -> Plan:
+    gated = op == "moe_gate_up"
+    weight = Packed(values=np.zeros((experts, n, k), np.float32), dtype=DType.BF16, panels=True, gated=gated)
+    ids = np.zeros((tokens, slots), np.float32)
+    attrs: dict[str, Attr] = {"activations": "f32", "group": 0}
+    if gated:
+        inputs: list[Input] = [np.zeros((tokens, k), np.float32), ids, weight]
+        attrs["activation"] = "silu"
+    else:
+        inputs = [np.zeros((tokens, slots * k), np.float32), ids, ids, weight]
+    return one_step_plan(f"{op}.bf16.avx2", inputs, attrs, plain_batch(tokens))[0]
+
+
+@pytest.mark.parametrize("tactic", [0, 1, 2])
+def test_experts_are_timed_in_all_their_ways(tactic: int) -> None:
+    target = Preference(tactic)
+    result = tune(_experts_plan("moe_gate_up"), target, None)
+    turns = [(40, rows, 0) for rows in (1, 8, 32, 512) for _ in range(tuning.ROUNDS) for _ in range(3)]
+    assert target.timed == turns
+    (product,) = target.products
+    assert (product.experts, product.slots, product.k, product.gated) == (6, 2, 33, True)
+    assert result.tactics == {"step": f"{tactic}" * 4}
+    head = "moe_gate_up.bf16.avx2 40 x 33 gated, 2 of 6 experts, "
+    assert [line.partition(": ")[0] for line in result.table] == [
+        head + rows for rows in ("1 row", "8 rows", "32 rows", "512 rows")
+    ]
+    assert all(line.count(" ms") == 3 for line in result.table)
+    names = [part.rpartition(" ")[0] for part in result.table[0].partition("row: ")[2].split(" ms")]
+    assert names[0] == "own panels"
+    assert [line.count("whole experts in turn 0.500 ms (chosen)") for line in result.table] == [int(tactic == 2)] * 4
+
+
+def test_experts_of_the_other_half_have_two_ways() -> None:
+    target = Preference(1)
+    result = tune(_experts_plan("moe_down", tokens=20), target, None)
+    assert result.tactics == {"step": "1110"}
+    assert result.table[0] == (
+        "moe_down.bf16.avx2 40 x 33, 2 of 6 experts, 1 row: own panels 1.000 ms, blocks in turn 0.500 ms (chosen)"
+    )
+    assert result.table[2].endswith("20 rows: as shipped 1.000 ms, otherwise shared 0.500 ms (chosen)")
+
+
+def test_the_cache_tells_experts_apart(tmp_path: Path) -> None:
+    cache = tmp_path / "cache.json"
+    tune(_experts_plan("moe_gate_up"), Preference(2), cache)
+    again = Preference(0)
+    assert tune(_experts_plan("moe_gate_up"), again, cache).tactics == {"step": "2222"}
+    assert again.timed == []
+    assert (
+        "moe_gate_up.bf16.avx2 40 x 33 gated, 2 of 6 experts rows 32" in json.loads(cache.read_text())["machines"]["A"]
+    )
+    for other in (_experts_plan("moe_gate_up", experts=7), _experts_plan("moe_gate_up", slots=3)):
+        target = Preference(0)
+        assert tune(other, target, cache).tactics == {"step": "0000"}
+        assert len(target.timed) == 4 * tuning.ROUNDS * 3
+
+
+def test_experts_are_small_by_what_a_row_takes_of_them() -> None:
+    """Of 990 weights each: one is left alone, two are timed."""
+    one, two = Preference(1), Preference(1)
+    assert tune(_experts_plan("moe_down", slots=1, n=30), one, None).tactics == {}
+    assert tune(_experts_plan("moe_down", slots=2, n=30), two, None).tactics == {"step": "1111"}
+
+
+def test_only_some_of_large_experts_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels of 2 KiB: first fewer columns, then fewer experts, never fewer than a row takes."""
+    sizes = {}
+    for limit in (1 << 20, 120 << 10, 40 << 10, 1):
+        monkeypatch.setattr(tuning, "MAX_EXPERT_BYTES", limit)
+        target = Preference(0)
+        tune(_experts_plan("moe_gate_up", n=400), target, None)
+        (product,) = target.products
+        sizes[limit] = (product.experts, product.n)
+    assert sizes == {1 << 20: (6, 400), 120 << 10: (6, 160), 40 << 10: (2, 160), 1: (2, 128)}

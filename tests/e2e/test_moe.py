@@ -1,22 +1,25 @@
 """Mixtures of experts end to end: bits that no company changes, experts per token, what inspect says."""
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ingot.builder import tune
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.recipe import LayerRule
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
-from ingot.engine import read_manifest
+from ingot.engine import read_manifest, read_plan
 from ingot.errors import UsageError
 from ingot.inspect import inspect
 from ingot.runtime import ModelRunner
 from tests.builder.engines import engine_logits
+from tests.e2e.command import ingot
 from tests.handmade import write_model
 
 QUANTISED = [
@@ -109,3 +112,38 @@ def test_inspect_counts_the_experts_of_one_token(checkpoint: Path, tmp_path: Pat
     # the panels of three experts, gate and up padded to 32 rows each; input, experts' numbers and output
     assert steps["layers.0/moe_gate_up"]["nbytes"] == 3 * 64 * 40 * 4 + 4 * (40 + 3 + 81)
     assert steps["layers.2/moe_down"]["nbytes"] == 3 * 48 * 27 * 4 + 4 * (81 + 3 + 3 + 40)
+
+
+@pytest.mark.native
+def test_a_build_times_experts(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the cache says is the fastest is shown, stored, listed by inspect, run, and gives the same bits."""
+    monkeypatch.setattr(tune, "MIN_WEIGHTS", 1000)
+    monkeypatch.setattr(tune, "ROUNDS", 1)
+    cache = tmp_path / "cache.json"
+    options = ["--precision", "w8", "--activations", "int8", "--max_seq_len", "60", "--max_num_tokens", "40"]
+    args = ("build", "--checkpoint_dir", checkpoint, *options, "--output_dir")
+    ingot(*args, tmp_path / "plain", "--no_autotune").succeeds()
+    ingot(*args, tmp_path / "first", "--timing_cache", cache).succeeds()
+    document = json.loads(cache.read_text())
+    (times,) = document["machines"].values()
+    keys = [key for key in times if ", 3 of 24 experts rows " in key]
+    assert sorted(key.rpartition(" ")[2] for key in keys) == sorted(["1", "8", "32", "40"] * 2)
+    for key in keys:
+        times[key] = [0.004] * (len(times[key]) - 1) + [0.001]
+    cache.write_text(json.dumps(document))
+    told = ingot(*args, tmp_path / "e", "--timing_cache", cache).succeeds().err
+    assert told.count("as shipped 4.000 ms, otherwise shared 4.000 ms, whole experts in turn 1.000 ms (chosen)") == 3
+    assert told.count("as shipped 4.000 ms, otherwise shared 1.000 ms (chosen)") == 3
+    plan = read_plan(tmp_path / "e")
+    experts = {step.name: step.op for step in plan.steps if step.op in ("moe_gate_up", "moe_down")}
+    assert experts
+    assert all(plan.tactics[name] == ("2222" if op == "moe_gate_up" else "1111") for name, op in experts.items())
+    found = inspect(tmp_path / "e")
+    assert {step["name"]: step["tactics"] for step in found.document["steps"] if step["tactics"]} == plan.tactics
+    assert "  2222  " in found.text
+    prompts = [[5], list(range(40)), [3, 1, 4, 1, 5]]
+    results = []
+    for name in ("plain", "e"):
+        with ModelRunner.from_dir(tmp_path / name, threads=2) as runner:
+            results.append(bits(runner, prompts))
+    assert results[0] == results[1]

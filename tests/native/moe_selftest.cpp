@@ -1,6 +1,6 @@
-// Checks the products of experts of this machine bit for bit against the plain products with one expert's weight,
-// without Python: for sanitizers, and for emulators of CPUs that are not at hand. Prints one line per kernel; exit
-// status 1 where one differs.
+// Checks the products of experts of this machine, shared in every way that they have, bit for bit against the plain
+// products with one expert's weight, without Python: for sanitizers, and for emulators of CPUs that are not at hand. Prints
+// one line per kernel; exit status 1 where one differs.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -107,10 +107,10 @@ struct Case {
     }
   }
 
-  std::vector<float> computed(const Kernel& kernel) const {
+  std::vector<float> computed(const Kernel& kernel, int32_t tactic) const {
     std::vector<float> y(static_cast<size_t>(shape.rows * shape.out * (gated ? shape.slots : 1)), NAN);
     const MoeMatmulArgs args{x.data(), ids.data(), weights.data(), pieces.data(), panels(), y.data(), shape.rows,
-                             shape.slots, shape.experts, n(), shape.k, group, Activation::kSilu};
+                             shape.slots, shape.experts, n(), shape.k, group, Activation::kSilu, tactic};
     run_kernel(kernel, &args, shape.threads);
     return y;
   }
@@ -140,14 +140,17 @@ struct Case {
 bool check(const Kernel& kernel, const Kernel& matmul, const Shape& shape) {
   const std::string taken(kernel.dtype());
   const Case data(shape, kernel.op() == "moe_gate_up", taken.ends_with("a8") ? taken.substr(0, 2) : taken);
-  const std::vector<float> want = data.expected(matmul), got = data.computed(kernel);
-  for (size_t i = 0; i < want.size(); ++i) {
-    if (std::bit_cast<uint32_t>(want[i]) == std::bit_cast<uint32_t>(got[i])) continue;
-    std::printf("FAIL %s rows %lld experts %lld k %lld threads %d: y[%zu] is %.9g, expected %.9g\n", kernel.name,
-                static_cast<long long>(shape.rows), static_cast<long long>(shape.experts),
-                static_cast<long long>(shape.k), shape.threads, i, static_cast<double>(got[i]),
-                static_cast<double>(want[i]));
-    return false;
+  const std::vector<float> want = data.expected(matmul);
+  for (int32_t tactic = 0; tactic < (data.gated ? kGateUpTactics : kDownTactics); ++tactic) {
+    const std::vector<float> got = data.computed(kernel, tactic);
+    for (size_t i = 0; i < want.size(); ++i) {
+      if (std::bit_cast<uint32_t>(want[i]) == std::bit_cast<uint32_t>(got[i])) continue;
+      std::printf("FAIL %s rows %lld experts %lld k %lld threads %d tactic %d: y[%zu] is %.9g, expected %.9g\n",
+                  kernel.name, static_cast<long long>(shape.rows), static_cast<long long>(shape.experts),
+                  static_cast<long long>(shape.k), shape.threads, tactic, i, static_cast<double>(got[i]),
+                  static_cast<double>(want[i]));
+      return false;
+    }
   }
   return true;
 }

@@ -1,5 +1,8 @@
 """Targets and ops are found by name; families resolve to the best member that runs here."""
 
+import subprocess
+import sys
+
 import pytest
 
 import ingot.plugins.registry as registry
@@ -22,13 +25,32 @@ class Paper(RefTarget):
 def family(monkeypatch: pytest.MonkeyPatch) -> tuple[Target, ...]:
     """paper/a cannot run here, paper/b and paper/c can."""
     members = (Paper("paper/a", "too thin"), Paper("paper/b", None), Paper("paper/c", None))
-    monkeypatch.setattr(registry, "targets", lambda: members)
+    monkeypatch.setattr(registry, "targets", lambda names=None: members)
     return members
 
 
 def test_ref_is_found() -> None:
     assert registry.find_target("ref").name == "ref"
     assert "ref" in [target.name for target in registry.targets()]
+
+
+def test_targets_are_found_by_their_names_alone() -> None:
+    every = registry.targets()
+    for target in every:
+        assert target in registry.targets([target.name])
+        family = target.name.split("/")[0]
+        assert [each.name for each in registry.targets([family]) if each.name.split("/")[0] == family] == [
+            each.name for each in every if each.name.split("/")[0] == family
+        ]
+    assert registry.targets(["paper"]) == ()
+
+
+def test_who_runs_on_cpus_waits_for_no_other_target() -> None:
+    code = (
+        "import sys; from ingot.plugins.registry import fit_targets; fit_targets(['cpu/avx2'], where='here');"
+        "print([name for name in sys.modules if name.startswith(('ingot.plugins.cuda', 'ingot.plugins.tensorrt'))])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_an_exact_name_is_found_whether_it_runs_here_or_not(family: tuple[Target, ...]) -> None:
@@ -40,7 +62,9 @@ def test_a_family_is_its_best_member_that_runs_here(family: tuple[Target, ...]) 
 
 
 def test_a_family_without_a_member_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "targets", lambda: (Paper("paper/a", "too thin"), Paper("paper/b", "too thick")))
+    monkeypatch.setattr(
+        registry, "targets", lambda names=None: (Paper("paper/a", "too thin"), Paper("paper/b", "too thick"))
+    )
     with pytest.raises(TargetError, match="paper/a: too thin; paper/b: too thick"):
         registry.find_target("paper")
 

@@ -20,6 +20,7 @@ class Team {
 
   void barrier() const;                          // all threads of the team
   int64_t take() const;                          // 0, 1, 2, ...: each number to one thread; anew after every barrier
+  int64_t taken() const;                         // how many of them were given out since the last barrier
   std::byte* scratch(size_t bytes) const;        // this thread's own, 64-byte aligned, valid during the call
 
   // Contiguous share [begin, end) of n items for this thread.
@@ -34,6 +35,9 @@ struct Piece {
   int64_t begin, end;
   const std::byte* data;
 };
+
+// How many ways of sharing its work a product has. Sessions and timing refuse numbers beyond them.
+constexpr int32_t kMatmulTactics = 2, kGateUpTactics = 3, kDownTactics = 2;
 
 // y[r, :] = epilogue(x[r, :] . W^T), see plugins/ops/matmul.py. Panel layouts: plugins/layouts.py.
 struct MatmulArgs {
@@ -72,6 +76,7 @@ struct MoeMatmulArgs {
   int64_t n, k;           // of one expert's weight
   int64_t group;          // as in MatmulArgs
   Activation activation;  // moe_gate_up
+  int32_t tactic = 0;     // how the work is shared, of no consequence for y: 0 as shipped, else see moe_matmul_parts.h
 };
 
 struct EmbeddingArgs {

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from ingot.dtypes import DType
+from ingot.errors import EngineError
 from ingot.plan import Attr
 from ingot.plugins.cpu.target import CpuSession, kernel_table
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.target import Product
 from tests.plugins.cpu.one_step import (
     Input,
     Packed,
@@ -69,6 +71,11 @@ def _case(
     return [_normal(1, rows, slots * k), ids, np.abs(_normal(2, rows, slots)), weight], attrs
 
 
+def _tactics(kernel: str, tactic: int) -> str:
+    """That tactic for every number of rows; moe_down has two."""
+    return str(tactic if kernel.startswith("moe_gate_up.") else tactic % 2) * 4
+
+
 def _write(session: CpuSession, inputs: list[Input], rows: slice) -> None:
     for index, value in enumerate(inputs):
         if isinstance(value, np.ndarray):
@@ -82,14 +89,18 @@ def _run(session: CpuSession, rows: int) -> Array:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_rows_keep_their_bits_in_every_company(kernel: str) -> None:
-    """40 rows match the reference; any first rows, any row alone, threads and pieces give the same bits."""
+    """40 rows match the reference; any first rows, any row alone, threads, pieces and tactics give the same bits."""
     for index, shape in enumerate(SHAPES):
         inputs, attrs = _case(kernel, *shape, group=(32, 64, 128)[index % 3])
         batch = plain_batch(max(ROWS))
         sessions = [
-            open_step(kernel, inputs, attrs, batch, threads=threads, pieces=pieces)
-            for threads, pieces in ((1, 1), (2, 2), (1 + index % 5, 1 + index % 3))
-        ]
+            open_step(kernel, inputs, attrs, batch, threads=threads, pieces=pieces, tactics=tactics)
+            for threads, pieces, tactics in (
+                (1, 1, None), (2, 2, _tactics(kernel, 1)), (1 + index % 5, 1 + index % 3, _tactics(kernel, index % 3)),
+            )
+        ]  # fmt: skip
+        for session in sessions:
+            assert _run(session, max(ROWS)).tobytes() == _run(sessions[0], max(ROWS)).tobytes()
         whole = _run(sessions[0], max(ROWS))
         (expected,) = reference_outputs(kernel, inputs, attrs, batch)
         np.testing.assert_allclose(whole, expected, rtol=0, atol=TOLERANCE * float(np.abs(expected).max()))
@@ -137,8 +148,9 @@ def test_products_of_many_blocks(kernel: str) -> None:
         (expected,) = reference_outputs(kernel, inputs, attrs, batch)
         first = _run(open_step(kernel, inputs, attrs, batch), 270)
         np.testing.assert_allclose(first, expected, rtol=0, atol=TOLERANCE * float(np.abs(expected).max()))
-        for threads in (2, 7):
-            again = _run(open_step(kernel, inputs, attrs, batch, threads=threads, pieces=2), 270)
+        for threads, tactic in ((2, 2), (7, 0), (3, 1)):
+            tactics = _tactics(kernel, tactic)
+            again = _run(open_step(kernel, inputs, attrs, batch, threads=threads, pieces=2, tactics=tactics), 270)
             assert again.tobytes() == first.tobytes()
 
 
@@ -165,3 +177,52 @@ def test_vector_levels_agree_bit_for_bit(narrow: str, wide: str) -> None:
     inputs, attrs = _case(narrow, 9, 4, 172, 65, rows=20)
     results = [_run(open_step(kernel, inputs, attrs, plain_batch(20)), 20) for kernel in (narrow, wide)]
     assert results[0].tobytes() == results[1].tobytes()
+
+
+OWN_PANELS = 0  # blocks that are taken in turn where each thread has panels of its own
+
+
+def _taken(kernel: str, tactics: str, rows: int) -> int:
+    """Blocks that the only thread takes in turn, and the question that ends them.
+
+    There are three experts of ten panels each, of which a row takes two.
+    """
+    inputs, attrs = _case(kernel, 3, 2, 40, 80 if kernel.startswith("moe_gate_up.") else 160)
+    session = open_step(kernel, inputs, attrs, plain_batch(max(ROWS)), tactics=tactics)
+    _run(session, rows)
+    (taken,) = session.native.taken()
+    session.close()
+    return taken
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_tactics_change_how_the_work_is_shared(kernel: str) -> None:
+    """One row is few for every kernel, 40 are many."""
+    gated = kernel.startswith("moe_gate_up.")
+    blocks = (6 if gated else 5) + 1
+    for rows, as_shipped, otherwise in ((1, OWN_PANELS, blocks), (40, blocks, OWN_PANELS)):
+        assert _taken(kernel, "0000", rows) == as_shipped
+        assert _taken(kernel, "1111", rows) == otherwise
+        if gated:
+            assert _taken(kernel, "2222", rows) == (2 if rows == 1 else 3) + 1
+
+
+@pytest.mark.parametrize("kernel", ["moe_gate_up.w8.avx2", "moe_gate_up.bf16.amxemu"])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 40])
+def test_each_class_of_rows_has_a_tactic(kernel: str, rows: int) -> None:
+    tactics = "".join("2" if first <= rows <= last else "0" for first, last in ((1, 1), (2, 8), (9, 32), (33, 40)))
+    whole = len(set(_ids(40 + 80, max(ROWS), 3, 2)[:rows].ravel())) + 1
+    assert _taken(kernel, tactics, rows) == whole
+    assert _taken(kernel, tactics.translate({ord("0"): "2", ord("2"): "0"}), rows) != whole
+
+
+@pytest.mark.parametrize(("kernel", "ways"), [("moe_gate_up.w8a8.avx2", 3), ("moe_down.w8a8.avx2", 2)])
+def test_tactics_that_are_none_are_refused(kernel: str, ways: int) -> None:
+    product = Product(
+        kernel=kernel, n=32, k=40, group=0, gated=kernel.startswith("moe_gate_up."), panel_bytes=1, experts=9, slots=4
+    )
+    assert product.tactics == ways == len(product.tactic_names(1)) == len(product.tactic_names(8))
+    _taken(kernel, f"000{ways - 1}", 1)
+    for tactics in ("", "000", "00000", f"000{ways}", "000x"):
+        with pytest.raises(EngineError, match=f"four digits, each below {ways}"):
+            _taken(kernel, tactics, 1)

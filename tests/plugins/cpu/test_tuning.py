@@ -1,5 +1,7 @@
 """Tactics of matrix products: every way gives the same bits, and the native module can time it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -48,17 +50,35 @@ def test_tactics_never_change_a_bit(kernel: str) -> None:
             assert _run(kernel, rows, tactics, threads).tobytes() == whole[:rows].tobytes(), f"{rows} rows"
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_tactics_change_how_the_work_is_cut(kernel: str) -> None:
+    """Few rows pass over panels of their own, or take blocks in turn; one class has no say in another."""
+    inputs, attrs = _case(kernel, 300, 40)
+    taken = {}
+    for tactics in ("1000", "0111"):
+        session = open_step(kernel, inputs, attrs, plain_batch(max(ROWS)), tactics=tactics)
+        native_outputs(session, plain_batch(1))
+        (taken[tactics],) = session.native.taken()
+        session.close()
+    assert taken["1000"] > 0 == taken["0111"]
+
+
 @pytest.mark.parametrize("tactics", ["", "000", "0002", "00000"])
 def test_tactics_that_are_none_are_refused(tactics: str) -> None:
     with pytest.raises(EngineError, match="four digits"):
         _run("matmul.w8a8.avx2", 1, tactics, 1)
 
 
+def _avx2() -> Tunable:
+    target = next(each for each in TARGETS if each.name == "cpu/avx2")
+    assert isinstance(target, Tunable)
+    return target
+
+
 @pytest.mark.skipif(detect_isa() == "none", reason="this machine lacks avx2")
 @pytest.mark.parametrize("dtype", ["f32", "w4a8"])
 def test_products_are_timed(dtype: str) -> None:
-    target = next(each for each in TARGETS if each.name == "cpu/avx2")
-    assert isinstance(target, Tunable)
+    target = _avx2()
     assert "avx" in target.machine() or "amx" in target.machine()
     group = 32 if dtype == "w4a8" else 0
     product = Product(
@@ -68,3 +88,22 @@ def test_products_are_timed(dtype: str) -> None:
     for rows in (1, 40):
         for tactic in range(product.tactics):
             assert 0 < target.time_product(product, rows, tactic) < 1
+
+
+@pytest.mark.skipif(detect_isa() == "none", reason="this machine lacks avx2")
+@pytest.mark.parametrize("dtype", ["bf16", "w4a8"])
+@pytest.mark.parametrize("op", ["moe_gate_up", "moe_down"])
+def test_products_of_experts_are_timed(op: str, dtype: str) -> None:
+    group = 32 if dtype == "w4a8" else 0
+    product = Product(
+        kernel=f"{op}.{dtype}.avx2", n=64, k=100, group=group, gated=op == "moe_gate_up",
+        panel_bytes=panel_bytes(100, DType.W4 if group else DType.BF16, group), experts=5, slots=3,
+    )  # fmt: skip
+    for rows in (1, 40):
+        for tactic in range(product.tactics):
+            assert 0 < _avx2().time_product(product, rows, tactic) < 1
+        with pytest.raises(ValueError, match="no product that could be timed"):
+            _avx2().time_product(product, rows, product.tactics)
+    for experts, slots in ((5, 6), (70_000, 3)):
+        with pytest.raises(ValueError, match="no product that could be timed"):
+            _avx2().time_product(dataclasses.replace(product, experts=experts, slots=slots), 1, 0)
