@@ -62,6 +62,26 @@ def test_without_a_gpu_each_part_says_what_is_missing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("parts", [("--parts", "b,c,d"), ("--parts=b,c,d",)])
+def test_several_parts_have_a_process_each(
+    parts: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails leaves the others, and is remembered."""
+    started: list[list[str]] = []
+
+    def process(command: list[str], check: bool) -> "subprocess.CompletedProcess[str]":
+        started.append(command)
+        return subprocess.CompletedProcess(command, int(command[-1] == "c"))
+
+    monkeypatch.setattr(main_module, "find_gpus", lambda: Found(gpus=(GPU,), why_not=None))
+    monkeypatch.setattr("gpu_proof.__main__.subprocess.run", process)
+    assert run("--work", tmp_path, *parts, "--context", 64) == 1
+    assert [command[2:] for command in started] == [
+        ["--work", str(tmp_path), "--context", "64", "--parts", part] for part in "bcd"
+    ]
+    assert Path(started[0][1]).is_file()
+
+
 def test_what_was_found_before_an_error_is_kept(
     driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
