@@ -141,15 +141,27 @@ def check_layers(plan: Plan, layers: Sequence[Layer]) -> None:
 
 
 def _check_profile(plan: Plan, layers: Sequence[Layer], where: str) -> None:
-    computing = [layer for layer in layers if layer.kind not in MOVES]
-    read = {name for layer in computing for name in layer.inputs}
+    read, made = _read_and_made(layers)
     if unread := [weight.name for weight in weights(plan) if weight.name not in read]:
         raise BuildError(
             "the engine is hollow: no layer reads a weight", where=f"profile {where}", got=", ".join(unread)
         )
-    if not any(LOGITS in layer.outputs for layer in computing):
+    if LOGITS not in made:
         raise BuildError("the engine is hollow: no layer makes the logits", where=f"profile {where}")
     _check_pools(plan, layers, where)
+
+
+def _read_and_made(layers: Sequence[Layer]) -> tuple[set[str], set[str]]:
+    """Tensors that computing layers read and make, also where layers that only move them lie between."""
+    computing = [layer for layer in layers if layer.kind not in MOVES]
+    moving = [layer for layer in layers if layer.kind in MOVES]
+    read = {name for layer in computing for name in layer.inputs}
+    made = {name for layer in computing for name in layer.outputs}
+    for layer in reversed(moving):
+        read |= set(layer.inputs) if read & set(layer.outputs) else set()
+    for layer in moving:
+        made |= set(layer.outputs) if made & set(layer.inputs) else set()
+    return read, made
 
 
 def _check_pools(plan: Plan, layers: Sequence[Layer], where: str) -> None:

@@ -114,6 +114,32 @@ def test_a_hollow_engine_is_refused(llama: tuple[Plan, Compiled]) -> None:
         check_layers(plan, [layer for layer in compiled.layers if layer.name != "layers.1/attention"])
 
 
+def test_what_is_only_moved_is_read_and_made(llama: tuple[Plan, Compiled]) -> None:
+    """A builder may reformat a weight before a product and the logits behind it; moving alone computes nothing."""
+    plan, compiled = llama
+    weight = next(each.name for each in plan.weights if each.name == "layers.0/down.weight")
+
+    def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple({weight: "moved", "logits": "unmoved"}.get(name, name) for name in names)
+
+    def moves(*pairs: tuple[str, str]) -> list[Layer]:
+        return [
+            Layer(name="a", kind="Reformat", profile=profile, inputs=(given,), outputs=(made,), nodes=())
+            for given, made in pairs
+            for profile in (0, 1)
+        ]
+
+    layers = [
+        dataclasses.replace(each, inputs=renamed(each.inputs), outputs=renamed(each.outputs))
+        for each in compiled.layers
+    ]
+    with pytest.raises(BuildError, match="no layer reads a weight"):
+        check_layers(plan, layers)
+    with pytest.raises(BuildError, match="no layer makes the logits"):
+        check_layers(plan, [*moves((weight, "moved")), *layers])
+    check_layers(plan, [*moves((weight, "once"), ("once", "moved"), ("unmoved", "logits")), *layers])
+
+
 def test_a_copied_pool_is_refused(llama: tuple[Plan, Compiled]) -> None:
     plan, compiled = llama
     copy = Layer(name="a copy", kind="Reformat", profile=1, inputs=("keys.1",), outputs=("other",), nodes=())
