@@ -89,10 +89,18 @@ class StepChecker:
             if what in CACHE:
                 of = largest if self._kv_dtype is DType.I8 else np.abs(expected)
                 bound = bound + _step(self._kv_dtype, of)
-            elif (dtype := self._narrow.get(step.name)) is not None and np.array_equal(_rounded(got, dtype), got):
+            elif (dtype := self.stored_type(step, outputs)) is not None:
                 bound = bound + _step(dtype, np.abs(expected)) / 2
             found.append(_worst(what, got, expected, np.broadcast_to(bound, got.shape)))
         return max(found, key=lambda each: each.ratio)
+
+    def stored_type(self, step: Step, outputs: Mapping[str, Array]) -> DType | None:
+        """The 16-bit type in which the step's output lies, None for float32."""
+        dtype = self._narrow.get(step.name)
+        if dtype is None:
+            return None
+        values = outputs[step.outputs[0]]
+        return dtype if np.array_equal(rounded(values, dtype), values) else None
 
     def _compared(
         self,
@@ -222,7 +230,8 @@ def narrow_outputs(plan: Plan) -> dict[str, DType]:
     return found
 
 
-def _rounded(values: Array, dtype: DType) -> Array:
+def rounded(values: Array, dtype: DType) -> Array:
+    """The nearest values of a type."""
     return to_float32(from_float32(values, dtype), dtype)
 
 

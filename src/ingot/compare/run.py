@@ -14,13 +14,13 @@ import numpy.typing as npt
 from ingot.builder.evaluate import Evaluation, Float64
 from ingot.builder.source import Source
 from ingot.compare.figures import LogitMeter
-from ingot.compare.ops import KV_ROUNDING, KvPools, OutputError, StepChecker
+from ingot.compare.ops import KV_ROUNDING, KvPools, OutputError, StepChecker, rounded
 from ingot.compare.packed import PackedWeights
 from ingot.compare.report import COMPARED, LOGITS, Comparison, Finding, StepFigures
 from ingot.compare.taps import Outputs, PlainRun, TappedRun
 from ingot.compare.tokens import Tokens
 from ingot.compare.weights import WeightError, place, weight_error
-from ingot.dtypes import DType, from_float32, to_float32
+from ingot.dtypes import DType
 from ingot.engine import Engine
 from ingot.plan import Step
 from ingot.plugins.op import Array
@@ -83,6 +83,9 @@ class Run:
             self._check_kernel(step, checker.check(step, inputs, outputs, pools))
             live.update(outputs)
             explained += self._local_error(step, inputs, theirs) ** 2
+            if (dtype := checker.stored_type(step, outputs)) is not None:  # what a product would round otherwise
+                moved = outputs[step.outputs[0]] * OFF_GRID
+                explained += _relative(rounded(moved, dtype), moved) ** 2
             bound = min(AMPLIFIED * float(np.sqrt(explained)), UNLIKE)
             theirs = self._check_model(step, outputs, values, bound, sequences)
             done += self._work[step.name] * len(sequences)
@@ -207,8 +210,8 @@ class Run:
             errors.append(_other_experts(inputs[logits], before.get(logits), int(step.attrs["per_token"])))
         activations = step.attrs.get("activations")
         if activations in ("bf16", "f16"):
-            x, dtype = inputs[step.inputs[0]] * OFF_GRID, DType(activations)
-            errors.append(_relative(to_float32(from_float32(x, dtype), dtype), x))
+            x = inputs[step.inputs[0]]
+            errors.append(_relative(rounded(x, DType(activations)), x))
         if activations == "int8":
             x = inputs[step.inputs[0]]
             codes, scale = round_to_int8(x)

@@ -12,6 +12,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
+from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plugins.cuda.session import CudaSession
 from ingot.plugins.cuda.step_tables import Counts
@@ -23,15 +24,15 @@ FAMILIES = [name for name in family_names() if name not in ("mixtral", "qwen3_mo
 OPTIONS = CompareOptions(tokens=48)
 
 
-def _built(folder: Path, family: str, precision: str) -> tuple[Path, Path]:
-    """(engine, Checkpoint). Prompts run in two chunks, then a last token."""
+def _built(folder: Path, family: str, precision: str, dtype: DType | None = None) -> tuple[Path, Path]:
+    """(engine, Checkpoint). Prompts run in two chunks, then a last token. dtype: of the Checkpoint."""
     config = dict(find_family(family).tiny)
     if "head_dim" in config:
         config["head_dim"] = 16
     elif "num_attention_heads" in config:
         config["hidden_size"] = 16 * int(str(config["num_attention_heads"]))
     write_model(folder / "model", config)
-    convert(ConvertOptions(model_dir=folder / "model", output_dir=folder / "checkpoint"))
+    convert(ConvertOptions(model_dir=folder / "model", output_dir=folder / "checkpoint", dtype=dtype))
     options = BuildConfig(target="cuda/sm90", precision=precision, tokens_per_block=16, max_num_tokens=24)
     build(options, folder / "checkpoint", folder / "engine")
     return folder / "engine", folder / "checkpoint"
@@ -51,6 +52,17 @@ def test_a_sound_engine(gpu: ctypes.CDLL, family: str, precision: str, tmp_path:
     if precision != "f32":
         nearest = {step.name.split("/")[-1]: step.kernel_error or 0.0 for step in comparison.steps}
         assert 0.1 < nearest["attention"] < 0.8, "neither too narrow nor as wide as the sky"
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", DType.BF16), ("f16", DType.F16)])
+def test_weights_without_an_error_excuse_nothing(
+    gpu: ctypes.CDLL, precision: str, dtype: DType, tmp_path: Path
+) -> None:
+    """Those of the Checkpoint, exactly: all that is off comes from what is rounded on the way."""
+    engine, checkpoint = _built(tmp_path, "llama", precision, dtype)
+    comparison = compare(engine, checkpoint, OPTIONS)
+    assert {step.weight_error for step in comparison.steps} == {0.0}
+    comparison.raise_if_wrong()
 
 
 @pytest.mark.parametrize("step", ["layers.1/attention", "layers.0/gate_up", "final_norm"])

@@ -17,6 +17,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.configs.runtime import RuntimeConfig
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
+from ingot.dtypes import DType
 from ingot.engine import Engine, open_engine
 from ingot.errors import EngineError, TargetError, UsageError
 from ingot.plan import Plan
@@ -58,7 +59,8 @@ def rtx(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
         heads = config.get("num_attention_heads")
         config |= {"head_dim": 16} if "head_dim" in config else {"hidden_size": 16 * int(str(heads))} if heads else {}
         write_model(folder / "m", config)
-        convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c"))
+        stored = options.pop("stored", None)
+        convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c", dtype=stored))
         options = {"target": NAME, "tokens_per_block": 16, "max_batch_size": 6, "max_num_tokens": 48, **options}
         build(BuildConfig(**options), folder / "c", folder / "e")
         plan = open_engine(folder / "e").plan
@@ -150,10 +152,14 @@ def test_another_gpu_is_named(rtx: Callable[..., Path], monkeypatch: pytest.Monk
         assert "this machine has Emulated GPU (sm_90)" in (find_target(name).missing() or "")
 
 
-@pytest.mark.parametrize("precision", ["f32", "bf16", "f16"])
-def test_verify_compares_weights_and_logits(rtx: Callable[..., Path], precision: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "stored"), [("f32", None), ("bf16", None), ("f16", None), ("bf16", DType.BF16), ("f16", DType.F16)]
+)
+def test_verify_compares_weights_and_logits(
+    rtx: Callable[..., Path], precision: str, stored: DType | None, tmp_path: Path
+) -> None:
     """TensorRT shows nothing between a step's inputs and its logits, and verify says so."""
-    engine = rtx(tmp_path, "llama", precision=precision)
+    engine = rtx(tmp_path, "llama", precision=precision, stored=stored)
     comparison = compare(engine, tmp_path / "c", CompareOptions(tokens=20))
     comparison.raise_if_wrong()
     assert comparison.layers == f"not compared: {NAME} has no taps"
