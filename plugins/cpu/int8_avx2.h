@@ -93,10 +93,6 @@ struct Int8Avx2 : SimdAvx2 {
     const __m256i both = _mm256_loadu_si256(static_cast<const __m256i*>(p));
     return _mm256_and_si256(high ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
   }
-  // The upper half of an int8 as code: its value is 16 * (code - 8), that of the lower half is the code itself.
-  INGOT_INLINE Short load_upper(const void* p) {
-    return _mm256_xor_si256(load_codes(p, true), _mm256_set1_epi8(8));
-  }
   INGOT_INLINE void dot(Short& sum, Short codes, Short x) {  // asm: see accumulate in simd_avx2.h
     Short product;
     asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(codes), "x"(x));
@@ -105,12 +101,44 @@ struct Int8Avx2 : SimdAvx2 {
     const __m256i wide = columns(m);
     return _mm256_blend_epi16(wide, _mm256_slli_epi32(wide, 16), 0xAA);
   }
-  INGOT_INLINE Short set_multiplier(int16_t m) { return _mm256_set1_epi16(m); }
   // sums[kWidth] += sum * multipliers
   INGOT_INLINE void add_short(int32_t* sums, Short sum, Short multipliers) {
     auto* const to = reinterpret_cast<__m256i*>(sums);
     _mm256_storeu_si256(to, _mm256_add_epi32(_mm256_loadu_si256(to), _mm256_madd_epi16(sum, multipliers)));
   }
+
+  // Sums of products of whole bytes in int32: the size of a weight (at most 128) times x (at most 127) of its sign. Two
+  // such products stay below 2^15.
+  struct Sum {
+    __m256i half[2];
+  };
+  struct Weights {
+    __m256i line[2], size[2];
+  };
+  INGOT_INLINE Sum set_sum(int32_t start) { return {{_mm256_set1_epi32(start), _mm256_set1_epi32(start)}}; }
+  INGOT_INLINE Sum load_sum(const int32_t* p) {
+    const auto* from = reinterpret_cast<const __m256i*>(p);
+    return {{_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1)}};
+  }
+  INGOT_INLINE void store_sum(int32_t* p, const Sum& sum) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), sum.half[0]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p) + 1, sum.half[1]);
+  }
+  INGOT_INLINE Weights load_weights(const void* p) {
+    const __m256i low = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    const __m256i high = _mm256_loadu_si256(static_cast<const __m256i*>(p) + 1);
+    return {{low, high}, {_mm256_abs_epi8(low), _mm256_abs_epi8(high)}};
+  }
+  INGOT_INLINE void dot(Sum& sum, const Weights& weights, __m256i x) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      __m256i pairs;
+      asm("vpsignb %2, %3, %0\n\tvpmaddubsw %0, %1, %0" : "=&x"(pairs) : "x"(weights.size[i]), "x"(weights.line[i]), "x"(x));
+      sum.half[i] = _mm256_add_epi32(sum.half[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+  }
+  static constexpr int32_t kStart = 0;
+  static constexpr int kByteRows = 5, kBytePanels = 1;
 
  private:
   INGOT_INLINE __m256i columns(const int8_t* p) {

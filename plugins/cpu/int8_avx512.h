@@ -47,6 +47,8 @@ struct Int8Avx512 : SimdAvx512 {
   // begin at kStart * (sum of x); they may wrap on the way.
   using Sum = __m512i;
   static constexpr int32_t kStart = -128;
+  static constexpr int kByteRows = 14, kBytePanels = 2;
+  using Weights = Sum;
 
   INGOT_INLINE Sum set_sum(int32_t start) { return _mm512_set1_epi32(start); }
   INGOT_INLINE Sum load_sum(const int32_t* p) { return _mm512_loadu_si512(p); }

@@ -42,6 +42,8 @@ struct Int8Emulated : SimdEmulated {
 
   using Sum = Ints;
   static constexpr int32_t kStart = -128;
+  static constexpr int kByteRows = 5, kBytePanels = 2;
+  using Weights = Sum;
 
   INGOT_INLINE Sum set_sum(int32_t start) { return Sum{} + start; }
   INGOT_INLINE Sum load_sum(const int32_t* p) {

@@ -91,10 +91,10 @@ struct Int8Tile {
 
 using Int8TileFn = void (*)(const Int8Tile&);
 
-// Products of whole bytes with instructions that add up four of them (VPDPBUSD); int4 is unpacked to int8 before.
+// Products of whole bytes, added up in int32; int4 is unpacked to int8 before.
 template <typename I, typename Format>
 struct ByteProducts {
-  static constexpr int kRows = I::kRegisters >= 32 ? 14 : 5, kPanels = 2;
+  static constexpr int kRows = I::kByteRows, kPanels = I::kBytePanels;
   static constexpr int64_t kPart = 1024, kUnpackedBytes = Format::kTiles == 1 ? 0 : kPart * kPanel;  // of a panel's part
   static constexpr int64_t kRunK = 32;
   static constexpr int32_t kStart = I::kStart;
@@ -117,7 +117,7 @@ struct ByteProducts {
     for (int p = 0; p < kP; ++p) line[p] = t.lines[p];
     const int8_t* x = t.x;
     for (int64_t i = 0; i < t.tiles * kTileLines; ++i, x += 4) {
-      typename I::Sum weights[kP];
+      typename I::Weights weights[kP];
 #pragma GCC unroll 2
       for (int p = 0; p < kP; ++p) {
         weights[p] = I::load_weights(line[p]);
@@ -145,55 +145,35 @@ struct ByteProducts {
   static constexpr auto kFull = table<kPanels>(std::make_index_sequence<kRows>());
 };
 
-// Products of half bytes with AVX2: codes from 0 to 15 never saturate a sum of two products, and over 32 or 64 k their
-// sums stay in int16. Then they are multiplied into int32: by the group's multipliers, or, where the codes are the
-// halves of an int8, by 1 and 16.
-template <typename I, typename Format, int64_t kRun>
+// Products of int4 with AVX2: codes from 0 to 15 never saturate a sum of two products, and over 32 or 64 k their sums
+// stay in int16. Then they are multiplied into int32 by the group's multipliers.
+template <typename I, int64_t kRun>
 struct CodeProducts {
   static constexpr int64_t kRunK = kRun;
-  static constexpr bool kInt4 = Format::kTiles == 2;
   static constexpr int kRows = 5, kPanels = 1;  // six would take every register, and run slower
   static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
-  static constexpr int32_t kStart = kInt4 ? 0 : 8;  // the lower half of an int8 is a code itself, not code - 8
+  static constexpr int32_t kStart = 0;
 
   static void start_runs(const int8_t* codes, int64_t padded_k, int32_t* runs) {
     for (int64_t k = 0; k < padded_k; k += kRunK) *runs++ = I::template short_start<kRunK>(codes + k);
   }
-  static const std::byte* lines(const Format& format, const std::byte* panel, int64_t k, int64_t, std::byte*) {
-    return panel + format.data_offset() + k / kTileK / Format::kTiles * kTileBytes;
+  static const std::byte* lines(const W4& format, const std::byte* panel, int64_t k, int64_t, std::byte*) {
+    return panel + format.data_offset() + k / kTileK / 2 * kTileBytes;
   }
-  static const int8_t* multipliers(const Format& format, const std::byte* panel, int64_t k) {
-    if constexpr (kInt4) {
-      return format.multipliers(panel, k);
-    } else {
-      return nullptr;
-    }
+  static const int8_t* multipliers(const W4& format, const std::byte* panel, int64_t k) {
+    return format.multipliers(panel, k);
   }
 
   enum Half { kLow, kHigh };
 
-  // What one half of each byte in a line is multiplied with. Multipliers are made where they are needed: the registers
-  // of the loop before that are taken by sums.
+  // What one half of each byte in a line is multiplied with.
   struct Codes {
     int64_t k;  // of x
     const int8_t* multipliers;
-    int16_t multiplier;
-
-    typename I::Short of(int v) const {
-      if constexpr (kInt4) {
-        return I::short_multipliers(multipliers + v * I::kWidth);
-      } else {
-        return I::set_multiplier(multiplier);
-      }
-    }
   };
   static Codes codes(const Int8Tile& t, int64_t tile, int64_t line, Half half) {
-    if constexpr (kInt4) {
-      const int64_t k = (tile + half) * kTileK + line * 4;
-      return {k, t.multipliers + (k >> t.group_bits) * kPanel, 0};
-    } else {
-      return {tile * kTileK + line * 4, nullptr, static_cast<int16_t>(half == kLow ? 1 : 16)};
-    }
+    const int64_t k = (tile + half) * kTileK + line * 4;
+    return {k, t.multipliers + (k >> t.group_bits) * kPanel};
   }
 
   // kRunK / 4 lines: half kFirst of their bytes, or both.
@@ -215,7 +195,7 @@ struct CodeProducts {
       for (int h = 0; h < kHalves; ++h) {
         typename I::Short codes[2];
 #pragma GCC unroll 2
-        for (int v = 0; v < 2; ++v) codes[v] = load(line + v * 32, kFirst + h == kHigh);
+        for (int v = 0; v < 2; ++v) codes[v] = I::load_codes(line + v * 32, kFirst + h == kHigh);
 #pragma GCC unroll 16
         for (int r = 0; r < kR; ++r) {
           const typename I::Short xr = I::load_x(x[h] + r * t.x_stride + i * 4);
@@ -232,19 +212,15 @@ struct CodeProducts {
 #pragma GCC unroll 1
       for (int64_t i = 0; i < kRunK / 4; ++i) add_line(i);
     }
-    int32_t* const sums = t.sums;
+    int32_t* const sums = t.sums;  // multipliers are made only now: in the loop, sums take the registers
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v)
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
-        const typename I::Short multipliers = halves[h].of(v);
+        const typename I::Short multipliers = I::short_multipliers(halves[h].multipliers + v * I::kWidth);
 #pragma GCC unroll 16
         for (int r = 0; r < kR; ++r) I::add_short(sums + r * kPanel + v * I::kWidth, sum[r][h][v], multipliers);
       }
-  }
-
-  [[gnu::always_inline]] static inline typename I::Short load(const std::byte* bytes, bool high) {
-    return high && !kInt4 ? I::load_upper(bytes) : I::load_codes(bytes, high);
   }
 
   // Few rows take both halves of each line at once, many one after the other, for the sake of registers.
@@ -253,7 +229,7 @@ struct CodeProducts {
     if (t.starts != nullptr)
       for (int r = 0; r < kR; ++r) std::fill_n(t.sums + r * kPanel, kPanel, t.starts[r]);
     const std::byte* line = t.lines[0];
-    for (int64_t at = 0; at < t.tiles; at += Format::kTiles)
+    for (int64_t at = 0; at < t.tiles; at += 2)
       for (int64_t l = 0; l < kTileLines; l += kRunK / 4, line += kRunK / 4 * kLineBytes) {
         const Codes low = codes(t, at, l, kLow), high = codes(t, at, l, kHigh);
         if constexpr (kR <= 2) {
@@ -354,13 +330,13 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
   }
 }
 
-// w8 and int4 in groups of 64 or 128 run over 64 k in int16, groups of 32 over 32.
-template <typename I, typename Format>
+// int4 in groups of 64 or 128 runs over 64 k in int16, in groups of 32 over 32.
+template <typename I>
 void matmul_codes(const MatmulArgs& args, const Team& team) {
   if (args.group == 32) {
-    matmul_int8<I, Format, CodeProducts<I, Format, 32>>(args, team);
+    matmul_int8<I, W4, CodeProducts<I, 32>>(args, team);
   } else {
-    matmul_int8<I, Format, CodeProducts<I, Format, 64>>(args, team);
+    matmul_int8<I, W4, CodeProducts<I, 64>>(args, team);
   }
 }
 

@@ -52,19 +52,17 @@ template <typename I, typename Format>
 using ByteProduct = Int8Product<I, Format, ByteProducts<I, Format>>;
 
 // Of groups of 32, and of all else, as matmul_codes.
-template <typename I, typename Format, int64_t kRun>
-using CodeProduct = Int8Product<I, Format, CodeProducts<I, Format, kRun>>;
+template <typename I, int64_t kRun>
+using CodeProduct = Int8Product<I, W4, CodeProducts<I, kRun>>;
 
-template <typename I, typename Format>
+template <typename I>
 void moe_gate_up_codes(const MoeMatmulArgs& args, const Team& team) {
-  args.group == 32 ? moe_gate_up<I, CodeProduct<I, Format, 32>>(args, team)
-                   : moe_gate_up<I, CodeProduct<I, Format, 64>>(args, team);
+  args.group == 32 ? moe_gate_up<I, CodeProduct<I, 32>>(args, team) : moe_gate_up<I, CodeProduct<I, 64>>(args, team);
 }
 
-template <typename I, typename Format>
+template <typename I>
 void moe_down_codes(const MoeMatmulArgs& args, const Team& team) {
-  args.group == 32 ? moe_down<I, CodeProduct<I, Format, 32>>(args, team)
-                   : moe_down<I, CodeProduct<I, Format, 64>>(args, team);
+  args.group == 32 ? moe_down<I, CodeProduct<I, 32>>(args, team) : moe_down<I, CodeProduct<I, 64>>(args, team);
 }
 
 }  // namespace

@@ -341,3 +341,54 @@ def test_native_steps_see_the_stop_of_another_thread(model: TinyModel) -> None:
     assert session.decode(batch, repeat) < 30
     thread.join()
     session.close()
+
+
+def _follow(executor: Executor, requests: list[Request], leave_at: int) -> None:
+    shown = [0] * len(requests)
+    for shown in step_by_step(executor, requests):
+        for request, n in zip(requests, shown, strict=True):
+            assert request.generated()[:n].tolist() == continued(request.tokens[: request.num_prompt].tolist(), n)
+        if sum(shown) >= leave_at:
+            return
+    assert shown == [request.max_new_tokens for request in requests]
+
+
+def _wait(executor: Executor, requests: list[Request], leave_at: int) -> None:
+    executor.add(requests)
+    executor.wait(lambda: all(request.finished for request in requests), lambda: None)
+    assert [request.num_generated for request in requests] == [request.max_new_tokens for request in requests]
+
+
+def _watch(executor: Executor, requests: list[Request], leave_at: int) -> None:
+    executor.add(requests)
+    wanted = min(leave_at, sum(request.max_new_tokens for request in requests))
+    with StepsAhead(executor):
+        executor.wait(lambda: sum(r.num_generated for r in requests) >= wanted, lambda: None, steps=False)
+    executor.abort(requests)
+
+
+def test_many_who_follow_add_and_leave_share_steps_that_follow_each_other() -> None:
+    executor, session = make()
+    failures: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(12):
+                requests = [request_of([1, rng.randint(0, 90)], rng.randint(1, 90)) for _ in range(rng.randint(1, 3))]
+                rng.choice([_follow, _wait, _watch])(executor, requests, rng.choice([1000, 1, rng.randint(1, 60)]))
+                for request in requests:
+                    check(request)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "somebody waits for ever"
+    assert failures == []
+    executor.drain()
+    assert executor.stats()["blocks_used"] == 0
+    assert max(session.repeated) > 4
