@@ -137,20 +137,24 @@ def place_weights(uses: Sequence[WeightUse], shards: int) -> tuple[list[Weight],
 
 
 def add_constants(plans: Sequence[Plan], constants: Sequence[Sequence[Constant]]) -> list[Plan]:
-    """Plans of one weights section, each with its constants as more weights, of bytes, behind everything else."""
+    """Plans of one weights section, each with its constants as more weights, of bytes, behind everything else; those of
+    equal bytes lie there once."""
     (position,) = {plan.weight_bytes for plan in plans}
     weights = [list(plan.weights) for plan in plans]
+    places: dict[tuple[str, bytes], int] = {}
     for own, each in zip(weights, constants, strict=True):
         for constant in each:
-            position, size = aligned(position, CODE_ALIGNMENT), len(constant.data)
-            piece = Piece(begin=0, end=size, offset=position)
+            what, size = (constant.layout, constant.data), len(constant.data)
+            if what not in places:
+                places[what] = aligned(position, CODE_ALIGNMENT)
+                position = places[what] + size
+            piece = Piece(begin=0, end=size, offset=places[what])
             own.append(
                 Weight(
                     name=constant.name, dtype=DType.I8, shape=(size,), layout=constant.layout, nbytes=size,
                     pieces=(piece,),
                 )
             )  # fmt: skip
-            position += size
     return [
         dataclasses.replace(plan, weights=tuple(own), weight_bytes=position)
         for plan, own in zip(plans, weights, strict=True)

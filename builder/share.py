@@ -37,11 +37,14 @@ class Share:
         return next(iter(self.plans.values())).weight_bytes
 
     def constant_blocks(self) -> Iterator[Block]:
-        """Behind the packed weights, in the order of the file."""
+        """Behind the packed weights, in the order of the file, each once."""
+        written: set[int] = set()
         for plan, constants in zip(self.plans.values(), self.constants, strict=True):
             places = {weight.name: weight.pieces[0].offset for weight in plan.weights}
             for constant in constants:
-                yield places[constant.name], memoryview(constant.data)
+                if places[constant.name] not in written:
+                    written.add(places[constant.name])
+                    yield places[constant.name], memoryview(constant.data)
 
 
 def share(jobs: Sequence[Job], constants: Sequence[tuple[Constant, ...]]) -> list[Share]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ingot.builder.build import graph_errors
 from ingot.builder.evaluate import Evaluation
-from ingot.builder.expressions import Float32, WeightReader
+from ingot.builder.expressions import Float32, WeightReader, key
 from ingot.builder.float_plan import float_plan, lower_float
 from ingot.builder.graph import Graph
 from ingot.builder.names import name_nodes
@@ -30,11 +30,14 @@ class Source:
 
     tensors  step → name in the graph of each of its outputs; "" where the graph has no such tensor
     hashes   file → SHA-256 of what the Checkpoint was converted from
+    same     weight → the first one that is the same in the Checkpoint: where products are not packed, a tied embedding
+             and its lm_head are one
     """
 
     plan: Plan
     tensors: Mapping[str, tuple[str, ...]]
     hashes: Mapping[str, str]
+    same: Mapping[str, str]
     logits: str
     _uses: Mapping[str, WeightUse]
     _reader: WeightReader
@@ -63,8 +66,10 @@ def open_source(directory: Path, limits: Limits, tokens_per_block: int) -> Itera
     tensors = {
         step: tuple(name if name in names else "" for name in outputs) for step, outputs in lowering.tensors().items()
     }
+    first: dict[tuple[object, ...], str] = {}
+    same = {use.name: first.setdefault(key(use.tensor), use.name) for use in lowering.uses}
     with WeightReader(directory) as reader:
         yield Source(
-            plan=plan, tensors=tensors, hashes=checkpoint.config.sources, logits=logits,
+            plan=plan, tensors=tensors, hashes=checkpoint.config.sources, same=same, logits=logits,
             _uses={use.name: use for use in lowering.uses}, _reader=reader, _graph=checkpoint.graph_path,
         )  # fmt: skip

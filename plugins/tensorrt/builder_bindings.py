@@ -23,6 +23,7 @@ class ILayer(Protocol):
     """A layer of a network."""
 
     name: str
+    metadata: str
 
     def get_output(self, index: int) -> ITensor: ...
 
@@ -85,6 +86,26 @@ class INetworkDefinition(Protocol):
     def add_plugin_v3(
         self, inputs: Sequence[ITensor], shape_inputs: Sequence[ITensor], plugin: Any
     ) -> ILayer | None: ...  # fmt: skip
+
+
+class EngineInspector(Protocol):
+    """What the library says of the layers of an engine."""
+
+    def get_engine_information(self, format: Any) -> str: ...
+
+
+class ICudaEngine(Protocol):
+    """An engine, read back."""
+
+    def create_engine_inspector(self) -> EngineInspector: ...
+
+    def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int: ...
+
+
+class Runtime(Protocol):
+    """What reads engines."""
+
+    def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None: ...
 
 
 class ITimingCache(Protocol):

@@ -2,8 +2,8 @@
 
     python -m ingot.plugins.tensorrt.compile_on_gpu FOLDER MODULE
 
-FOLDER holds plan.json, perhaps timing.cache, and options.json; it gets log.txt, rank0.plan, report.json and the new
-timing.cache. Exits with 1 and a line on stderr if it fails in words.
+FOLDER holds plan.json, perhaps timing.cache, and options.json; it gets log.txt, rank0.plan, report.json, layers.json
+(the layers of the engine, read back) and the new timing.cache. Exits with 1 and a line on stderr if it fails in words.
 """
 
 import collections
@@ -16,7 +16,7 @@ from typing import Any
 from ingot.errors import IngotError
 from ingot.plan import Plan
 from ingot.plugins.tensorrt.bindings import file_logger
-from ingot.plugins.tensorrt.builder_bindings import Builder, IBuilderConfig
+from ingot.plugins.tensorrt.builder_bindings import Builder, IBuilderConfig, Runtime
 from ingot.plugins.tensorrt.lowering import lower
 from ingot.plugins.tensorrt.network_api import add_network
 from ingot.plugins.tensorrt.plugin import plugin_class, register_attention
@@ -38,7 +38,8 @@ def main() -> int:
 
 
 def compile_network(trt: Any, folder: Path) -> dict[str, Any]:
-    """Kinds of layers of the network. Raises BuildError, and OSError for what the library refuses."""
+    """Kinds of layers of the network, and the engine's memory. Raises BuildError, and OSError for what the library
+    refuses."""
     plan = Plan.from_json((folder / "plan.json").read_text())
     options = json.loads((folder / "options.json").read_text())
     with (folder / "log.txt").open("w") as file:
@@ -58,10 +59,26 @@ def compile_network(trt: Any, folder: Path) -> dict[str, Any]:
         engine = builder.build_serialized_network(network, config)
         if engine is None:
             raise OSError("the builder made no engine")
-        (folder / "rank0.plan").write_bytes(memoryview(engine))
+        image = bytes(memoryview(engine))
+        (folder / "rank0.plan").write_bytes(image)
+        said, memory = read_back(trt, log, image, len(profiles(plan)))
+        (folder / "layers.json").write_text(said)
         if options["timed"]:
             cache.write_bytes(memoryview(config.get_timing_cache().serialize()))
-    return {"network": dict(sorted(layers.items()))}
+    return {"network": dict(sorted(layers.items())), "activation_bytes": memory}
+
+
+def read_back(trt: Any, log: Any, image: bytes, count: int) -> tuple[str, list[int]]:
+    """What the library says of the layers of an engine in all profiles, as JSON; bytes between them, by profile."""
+    runtime: Runtime = trt.Runtime(log)
+    engine = runtime.deserialize_cuda_engine(image)
+    if engine is None:
+        raise OSError("the library cannot read back the engine that it built")
+    inspector = engine.create_engine_inspector()
+    said = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    memory = [engine.get_device_memory_size_for_profile_v2(index) for index in range(count)]
+    del inspector, engine  # each needs the one before it
+    return said, memory
 
 
 def configure(trt: Any, builder: Builder, plan: Plan, *, timed: bool) -> IBuilderConfig:

@@ -21,7 +21,6 @@ from ingot.plugins.cuda.compiler import run_program
 from ingot.plugins.target import Progress
 from ingot.plugins.tensorrt.layers import Layer, check_layers, check_log, check_network, read_layers
 from ingot.plugins.tensorrt.library import Library
-from ingot.plugins.tensorrt.plan_file import PlanHeader, read_header
 
 _PROCESS = "ingot.plugins.tensorrt.compile_here"
 _LINK, _LIBRARY = "libtensorrt_rtx.so", "libtensorrt_rtx.so.1"
@@ -31,11 +30,10 @@ _SAID = 6  # lines of the builder's warnings and errors that are repeated
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """network: kinds of layers that the parser made; layers: of the engine, in every profile; activation_bytes: of the
-    GPU's memory, by profile; log: the builder's."""
+    """network: kinds of layers that went in; layers: of the engine, in every profile; activation_bytes: of the GPU's
+    memory, by profile; log: the builder's."""
 
     image: bytes
-    header: PlanHeader
     network: Mapping[str, int]
     layers: tuple[Layer, ...]
     activation_bytes: tuple[int, ...]
@@ -63,13 +61,18 @@ def compile_plan(
         image = (folder / "rank0.plan").read_bytes()
         report = json.loads((folder / "report.json").read_text())
     compiled = Compiled(
-        image=image, header=read_header(image, "rank0.plan"), network=report["network"], layers=tuple(read_layers(log)),
-        activation_bytes=tuple(int(each) for each in _ACTIVATIONS.findall(log)), log=log,
+        image=image, network=report["network"], layers=tuple(read_layers(log)), log=log,
+        activation_bytes=tuple(int(each) for each in _ACTIVATIONS.findall(log)),
     )  # fmt: skip
-    check_log(log)
+    check_compiled(plan, compiled)
+    return compiled
+
+
+def check_compiled(plan: Plan, compiled: Compiled) -> None:
+    """Hold network, engine and warnings against the plan. Raises BuildError."""
+    check_log(compiled.log)
     check_network(plan, compiled.network)
     check_layers(plan, compiled.layers)
-    return compiled
 
 
 def _environment(links: Path) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """What a compiled network is, as JSON beside it: for people and programs; nothing is computed from it.
 
 target, library   what it was built for and by
-capabilities      of GPUs, from the header of the network
+gpu, version      of the full TensorRT alone: where it was built, by which version exactly
+capabilities      of GPUs, from the header of the network; of the full TensorRT that of the GPU
 profiles          name → length → [least, usual, most]
-network           kinds of layers that the parser made → how many
+network           kinds of layers that the builder was given → how many
 layers            profile → kinds of layers that the builder made of them → how many
 activation_bytes  profile → bytes of the GPU's memory between the layers
 products          profile → how many products of the plan they compute: all, or there would be no engine
@@ -15,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ingot.configs.sizes import format_bytes
+from ingot.errors import EngineError
 from ingot.plan import Plan
 from ingot.plugins.target import file_name
 from ingot.plugins.tensorrt.compiler import Compiled
 from ingot.plugins.tensorrt.layers import computed_products, counts
-from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.plan_file import HEADER_BYTES, read_header
 from ingot.plugins.tensorrt.tensors import profiles
 
@@ -27,14 +28,15 @@ NETWORK = ".plan"  # suffixes of the files
 DESCRIPTION = ".plan.json"
 
 
-def describe(plan: Plan, target: str, library: Library, compiled: Compiled) -> bytes:
-    """Canonical JSON."""
+def describe(plan: Plan, words: Mapping[str, Any], compiled: Compiled) -> bytes:
+    """Canonical JSON. words: target, library, capabilities, perhaps gpu and version."""
     named = profiles(plan)
     document = {
-        "target": target,
-        "library": str(library),
-        "capabilities": list(compiled.header.capabilities),
-        "profiles": _ranges(plan),
+        **words,
+        "profiles": {
+            profile.name: {dim.value: [span.least, span.usual, span.most] for dim, span in profile.ranges.items()}
+            for profile in named
+        },
         "network": dict(compiled.network),
         "layers": {
             profile.name: dict(counts(layer for layer in compiled.layers if layer.profile == number))
@@ -45,28 +47,12 @@ def describe(plan: Plan, target: str, library: Library, compiled: Compiled) -> b
             profile.name: len(computed_products(plan, compiled.layers, number)) for number, profile in enumerate(named)
         },
     }
-    return _text(document)
-
-
-def describe_network(plan: Plan, words: Mapping[str, Any], network: Mapping[str, int]) -> bytes:
-    """Of the full TensorRT, whose file and layers are not read. words: target, library, version, gpu, capabilities."""
-    return _text({**words, "profiles": _ranges(plan), "network": dict(network), "layers": {}, "products": {}})
-
-
-def _ranges(plan: Plan) -> dict[str, dict[str, list[int]]]:
-    return {
-        profile.name: {dim.value: [span.least, span.usual, span.most] for dim, span in profile.ranges.items()}
-        for profile in profiles(plan)
-    }
-
-
-def _text(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
 
 def read_description(directory: Path, target: str) -> dict[str, Any] | None:
     """The description in an engine's directory, with what the header of the network says now; None: the target has
-    none. Raises EngineError for a header that is none."""
+    none. Raises EngineError for a header that is none, or another one."""
     names = [(file_name(NETWORK, word), file_name(DESCRIPTION, word)) for word in (target, "")]
     found = next((pair for pair in names if (directory / pair[1]).is_file()), None)
     if found is None:
@@ -79,6 +65,14 @@ def read_description(directory: Path, target: str) -> dict[str, Any] | None:
         return {**document, "file": found[0], "bytes": network.stat().st_size}
     with network.open("rb") as file:
         header = read_header(file.read(HEADER_BYTES), str(network))
+    said = f"{header.nbytes} bytes for GPUs of {', '.join(header.capabilities)} by {header.version}"
+    nbytes, version = network.stat().st_size, str(document["library"]).split()[-1]
+    built = f"{nbytes} bytes for GPUs of {', '.join(document['capabilities'])} by {version}"
+    if said != built:
+        raise EngineError(
+            "the header of the TensorRT engine is not the one that was built", where=str(network),
+            expected=built, got=said, hint="copy the engine again, or build the engine again",
+        )  # fmt: skip
     return {
         **document, "file": found[0], "bytes": header.nbytes, "version": header.version, "mask": header.mask,
         "capabilities": list(header.capabilities),
@@ -87,15 +81,12 @@ def read_description(directory: Path, target: str) -> dict[str, Any] | None:
 
 def description_lines(document: dict[str, Any]) -> list[str]:
     """For people."""
-    if "gpu" in document:
-        return [
-            f"network     {document['file']}: {format_bytes(document['bytes'])} by {document['library']} on "
-            f"{document['gpu']}, for GPUs of {', '.join(document['capabilities'])}"
-        ]
     products = "/".join(map(str, document["products"].values()))
+    where = f" on {document['gpu']}," if "gpu" in document else ""
+    mask = f" (mask {document['mask']:#04x})" if "mask" in document else ""
     lines = [
-        f"network     {document['file']}: {format_bytes(document['bytes'])} by {document['library']} for GPUs of "
-        f"{', '.join(document['capabilities'])} (mask {document['mask']:#04x}), {products} products, "
+        f"network     {document['file']}: {format_bytes(document['bytes'])} by {document['library']}{where} for "
+        f"GPUs of {', '.join(document['capabilities'])}{mask}, {products} products, "
         f"{format_bytes(max(document['activation_bytes'].values()))} for activations"
     ]
     for name, ranges in document["profiles"].items():

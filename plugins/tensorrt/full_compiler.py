@@ -3,40 +3,29 @@
 Times of tactics go to a file of the user's, if there is one: the next build with it is faster, with the same tactics.
 """
 
-import dataclasses
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from ingot.errors import UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.compiler import run_program
 from ingot.plugins.target import Progress
-from ingot.plugins.tensorrt.compiler import failed
-from ingot.plugins.tensorrt.layers import check_network
+from ingot.plugins.tensorrt.compiler import Compiled, check_compiled, failed
+from ingot.plugins.tensorrt.layers import inspected_layers
 from ingot.plugins.tensorrt.library import Library
 
 _PROCESS = "ingot.plugins.tensorrt.compile_on_gpu"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class FullyCompiled:
-    """network: kinds of layers of the network."""
-
-    image: bytes
-    network: Mapping[str, int]
-
-
-def compile_fully(
-    plan: Plan, library: Library, *, cache: Path | None, timed: bool, progress: Progress
-) -> FullyCompiled:
+def compile_fully(plan: Plan, library: Library, *, cache: Path | None, timed: bool, progress: Progress) -> Compiled:
     """cache: of times, read and then written. timed: False takes the first tactic that works.
 
-    Raises BuildError where the builder fails, or makes something else than the plan; UsageError for a cache that cannot
+    Raises BuildError where the builder fails, or makes something else than the plan (the library reads the engine back
+    and lists its layers); UsageError for a cache that cannot
     be read or written.
     """
     with tempfile.TemporaryDirectory(prefix="ingot-") as temporary:
@@ -54,7 +43,12 @@ def compile_fully(
         if code != 0:
             raise failed(library, code, said, log)
         report = json.loads((folder / "report.json").read_text())
-        check_network(plan, report["network"])
+        compiled = Compiled(
+            image=(folder / "rank0.plan").read_bytes(), network=report["network"], log=log,
+            layers=tuple(inspected_layers((folder / "layers.json").read_text())),
+            activation_bytes=tuple(report["activation_bytes"]),
+        )  # fmt: skip
+        check_compiled(plan, compiled)
         if cache is not None and timed:
             fresh = cache.with_name(f".{cache.name}.partial")
             try:
@@ -62,7 +56,7 @@ def compile_fully(
                 fresh.replace(cache)
             finally:
                 fresh.unlink(missing_ok=True)
-        return FullyCompiled(image=(folder / "rank0.plan").read_bytes(), network=report["network"])
+        return compiled
 
 
 def _copy(source: Path, to: Path, cache: Path) -> None:

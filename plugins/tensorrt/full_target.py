@@ -15,7 +15,7 @@ from ingot.errors import BuildError, EngineError, TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.gpu import Gpu, find_gpus
 from ingot.plugins.target import File, Progress, SessionOptions, Target
-from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe_network
+from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe
 from ingot.plugins.tensorrt.full_compiler import compile_fully
 from ingot.plugins.tensorrt.full_library import find_tensorrt
 from ingot.plugins.tensorrt.library import Library
@@ -67,7 +67,7 @@ class TensorRtTarget(TensorRtRtxTarget):
             "target": self.name, "library": str(library), "version": library.version, "gpu": gpu.name,
             "capabilities": [".".join(map(str, gpu.capability))],
         }  # fmt: skip
-        description = describe_network(plan, words, compiled.network)
+        description = describe(plan, words, compiled)
         return (File(suffix=NETWORK, data=compiled.image), File(suffix=DESCRIPTION, data=description))
 
     def tools(self) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""What the builder made of a network: its layers, as its log lists them, held against the plan.
+"""What the builder made of a network: its layers, as its log or the library's inspector lists them, held against the
+plan.
 
 A layer whose results nobody reads is dropped without a word, and a pool that cannot be updated in place is copied, so
 both are looked for: an engine is written only if each product, norm, table and attention of the plan is there in every
@@ -6,6 +7,7 @@ profile, and nothing but the attention touches the pools.
 """
 
 import dataclasses
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +23,7 @@ COPIED = "the engine copies the pools of keys and values instead of writing to t
 
 _COPIES = "Inserting copy"  # "... before plugin layers.0/attention due to I/O aliasing by the plugin"
 
+NODE = "[ONNX Layer: {}]"  # how a parser marks layers, and `network_api.py` too: builders keep it through all fusions
 _TENSOR = re.compile(r"\{ Name: (.+?), (?:Location|Dimensions): ")
 _NODE = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 _PROFILE = re.compile(r" \[profile (\d+)\]")
@@ -51,17 +54,41 @@ def read_layers(log: str) -> list[Layer]:
         kind, rest = rest.split(", Inputs: ", 1)
         given, rest = rest.split(", Outputs: ", 1)
         made, _, metadata = rest.partition(", Metadata: ")
-        if named := _PROFILE.search(line):
-            profile = int(named[1])
-        tensors = [tuple(_without_profile(each) for each in _TENSOR.findall(part)) for part in (given, made)]
-        nodes = tuple(dict.fromkeys(_without_profile(each) for each in _NODE.findall(metadata)))
-        found.append(
-            Layer(
-                name=_without_profile(name), kind=kind, profile=profile, inputs=tensors[0], outputs=tensors[1],
-                nodes=nodes,
-            )
-        )  # fmt: skip
+        profile = _profile_of(line, profile)
+        found.append(_layer(name, kind, profile, _TENSOR.findall(given), _TENSOR.findall(made), metadata))
     return found
+
+
+def inspected_layers(text: str) -> list[Layer]:
+    """The same of what an engine inspector says, as JSON. Raises BuildError where it says less."""
+    found: list[Layer] = []
+    profile = 0
+    try:
+        for each in json.loads(text)["Layers"]:
+            profile = _profile_of(json.dumps(each), profile)
+            given = [tensor["Name"] for tensor in (*each["Inputs"], *each.get("Constants", ()))]
+            made = [tensor["Name"] for tensor in each["Outputs"]]
+            found.append(_layer(each["Name"], each["LayerType"], profile, given, made, each.get("Metadata") or ""))
+    except (ValueError, KeyError, TypeError) as error:
+        raise BuildError(
+            "the layers of the engine cannot be read back", expected="a list with names, types, inputs and outputs",
+            got=f"{type(error).__name__}: {error} in {text[:200]}",
+            hint="this version of the library describes its layers in another way: this is a bug of ingot",
+        ) from error  # fmt: skip
+    return found
+
+
+def _profile_of(said: str, before: int) -> int:
+    named = _PROFILE.search(said)
+    return before if named is None else int(named[1])
+
+
+def _layer(name: str, kind: str, profile: int, inputs: Sequence[str], outputs: Sequence[str], metadata: str) -> Layer:
+    nodes = dict.fromkeys(_without_profile(each) for each in _NODE.findall(metadata))
+    return Layer(
+        name=_without_profile(name), kind=kind, profile=profile, inputs=tuple(map(_without_profile, inputs)),
+        outputs=tuple(map(_without_profile, outputs)), nodes=tuple(nodes),
+    )  # fmt: skip
 
 
 def _without_profile(name: str) -> str:
@@ -114,22 +141,34 @@ def check_layers(plan: Plan, layers: Sequence[Layer]) -> None:
 
 
 def _check_profile(plan: Plan, layers: Sequence[Layer], where: str) -> None:
-    computing = [layer for layer in layers if layer.kind not in MOVES]
-    read = {name for layer in computing for name in layer.inputs}
+    read, made = _read_and_made(layers)
     if unread := [weight.name for weight in weights(plan) if weight.name not in read]:
         raise BuildError(
             "the engine is hollow: no layer reads a weight", where=f"profile {where}", got=", ".join(unread)
         )
-    if not any(LOGITS in layer.outputs for layer in computing):
+    if LOGITS not in made:
         raise BuildError("the engine is hollow: no layer makes the logits", where=f"profile {where}")
     _check_pools(plan, layers, where)
+
+
+def _read_and_made(layers: Sequence[Layer]) -> tuple[set[str], set[str]]:
+    """Tensors that computing layers read and make, also where layers that only move them lie between."""
+    computing = [layer for layer in layers if layer.kind not in MOVES]
+    moving = [layer for layer in layers if layer.kind in MOVES]
+    read = {name for layer in computing for name in layer.inputs}
+    made = {name for layer in computing for name in layer.outputs}
+    for layer in reversed(moving):
+        read |= set(layer.inputs) if read & set(layer.outputs) else set()
+    for layer in moving:
+        made |= set(layer.outputs) if made & set(layer.inputs) else set()
+    return read, made
 
 
 def _check_pools(plan: Plan, layers: Sequence[Layer], where: str) -> None:
     names = {name for pool in pools(plan) for name in (pool.name, pool.name + UPDATED)}
     attentions = [step.name for step in plan.steps if step.op == "paged_attention"]
     plugins = [layer for layer in layers if layer.kind == PLUGIN_KIND]
-    if sorted(layer.name for layer in plugins) != sorted(attentions):
+    if sorted(node for layer in plugins for node in layer.nodes) != sorted(attentions):
         raise BuildError(
             f"the engine does not hold one {PLUGIN} per layer", where=f"profile {where}",
             expected=", ".join(attentions), got=", ".join(layer.name for layer in plugins) or "none",

@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 from ingot.errors import BuildError
 from ingot.plugins.tensorrt.attention import PLUGIN, Attention
 from ingot.plugins.tensorrt.builder_bindings import Dims, ILayer, INetworkDefinition, ITensor
+from ingot.plugins.tensorrt.layers import NODE
 
 MakePlugin = Callable[[Attention], Any]
 
@@ -187,11 +188,13 @@ class _Adding:
         return self._made(layer)
 
     def _made(self, layer: ILayer | None) -> ITensor:
-        """The first output of a layer, which gets the node's name and a number."""
+        """The first output of a layer, which gets the node's name and a number; whatever layers it is fused into name
+        the node."""
         if layer is None:
             raise BuildError("TensorRT refuses a layer", where=self._node)
         self._layers[self._node] += 1
         layer.name = f"{self._node}#{self._layers[self._node]}"
+        layer.metadata = NODE.format(self._node)
         return layer.get_output(0)
 
 

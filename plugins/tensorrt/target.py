@@ -106,9 +106,11 @@ class TensorRtRtxTarget:
         if isinstance(library, str):
             raise BuildError(f"this machine cannot build for {self.name}", got=library, hint="see ingot doctor")
         compiled = compile_plan(plan, library, self.flavour.capabilities, progress)
+        header = read_header(compiled.image, NETWORK)
+        words = {"target": self.name, "library": str(library), "capabilities": list(header.capabilities)}
         return (
             File(suffix=NETWORK, data=compiled.image),
-            File(suffix=DESCRIPTION, data=describe(plan, self.name, library, compiled)),
+            File(suffix=DESCRIPTION, data=describe(plan, words, compiled)),
         )
 
     def tools(self) -> dict[str, str]:

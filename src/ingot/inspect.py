@@ -5,6 +5,7 @@ computes BALANCE operations in the time it reads a byte.
 """
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -17,11 +18,11 @@ from ingot.configs.read import write_record
 from ingot.configs.sizes import format_bytes
 from ingot.dtypes import Precision
 from ingot.engine import is_engine, rank_file, read_manifest, read_plan
-from ingot.errors import UsageError
+from ingot.errors import EngineError, UsageError
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest
 from ingot.plan import Plan, Step, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT
-from ingot.plugins.tensorrt.description import description_lines, read_description
+from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
 from ingot.step_work import Load, PlanWork, Work
 
 BALANCE = 8.0  # operations per byte, assumed: `ingot bench` measures what a machine really does
@@ -133,7 +134,7 @@ def _inspect_target(path: Path, manifest: Manifest) -> Inspection:
     facts = step_facts(plan, manifest.activation_errors)
     block = plan.kv.block_bytes // plan.kv.tokens_per_block
     file, code = rank_file(0, manifest.files), _machine_code(plan, manifest)
-    network = read_description(path, manifest.target)
+    network = _network(path, manifest)
     document: dict[str, Any] = {
         "target": manifest.target, "precision": manifest.precision, "file": file,
         "kv": {**write_record(plan.kv), "bytes_per_token": block}, "arena_bytes": plan.arena_bytes,
@@ -172,6 +173,19 @@ def _machine_code(plan: Plan, manifest: Manifest) -> list[dict[str, Any]]:
         for weight in plan.weights
         if weight.layout.startswith(CODE_LAYOUT)
     ]  # fmt: skip
+
+
+def _network(path: Path, manifest: Manifest) -> dict[str, Any] | None:
+    """What a compiled network is, if the target has one, by the very description that was built."""
+    for part in manifest.parts:
+        if part.name.endswith(DESCRIPTION):
+            found = hashlib.sha256((path / part.name).read_bytes()).hexdigest()
+            if found != part.sha256:
+                raise EngineError(
+                    "the engine is damaged: SHA-256 differs", where=str(path / part.name), expected=part.sha256,
+                    got=found, hint="copy the engine again, or build the engine again",
+                )  # fmt: skip
+    return read_description(path, manifest.target)
 
 
 def _passport_lines(passport: Mapping[str, Fact]) -> list[str]:

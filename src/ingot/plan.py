@@ -185,7 +185,13 @@ def plans_to_json(plans: Mapping[str, Plan]) -> str:
 def plan_from_json(text: str, target: str) -> Plan:
     """The plan of one target out of what `plans_to_json` gave. Raises EngineError on anything else."""
     with _words():
-        return _plan_from(json.loads(text)[target])
+        plans = json.loads(text)
+        if target not in plans:
+            raise EngineError(
+                "the rank file holds no plan for this target", expected=target, got=", ".join(sorted(plans)),
+                hint="it is another engine's: copy the engine again, or build it again",
+            )  # fmt: skip
+        return _plan_from(plans[target])
 
 
 @contextlib.contextmanager

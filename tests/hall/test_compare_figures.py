@@ -69,7 +69,7 @@ def _comparison(*findings: Finding, notes: tuple[str, ...] = ()) -> Comparison:
     )
     return Comparison(
         engine=Path("engine"), target="ref", source=Path("source"), text="a text", steps=steps, findings=findings,
-        logits=logits, notes=notes,
+        logits=logits, notes=notes, layers="compared",
     )  # fmt: skip
 
 

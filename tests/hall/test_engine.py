@@ -202,6 +202,13 @@ def test_a_rank_that_was_not_built_is_refused(pristine: Path) -> None:
         open_engine(pristine, rank=1)
 
 
+def test_a_rank_file_without_the_targets_plan_is_refused(tmp_path: Path) -> None:
+    """As when a file of the same name and size comes from another engine."""
+    write_engine(tmp_path, make_manifest(), [RankFile(plans={"cuda/sm90": make_plan()}, blocks=[])], [])
+    with pytest.raises(EngineError, match=r"holds no plan for this target(.|\n)*expected: ref(.|\n)*got: cuda/sm90"):
+        read_plan(tmp_path)
+
+
 def test_a_hidden_file_does_not_matter(engine: Path) -> None:
     (engine / ".DS_Store").write_text("x")
     open_engine(engine)

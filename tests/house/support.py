@@ -31,6 +31,18 @@ TOLERANCE = {"f32": 1e-4, "bf16": 3e-2, "w8": 1e-2, "w4g32": 2e-2}
 GPU_COLUMNS = {"cuda": "cuda/smXX", "tensorrt": "tensorrt/smXX", "tensorrt-rtx": "tensorrt-rtx"}
 
 
+UNPROVEN = """Not proven, since no GPU was at hand:
+
+- whether TensorRT-RTX takes a GPU of 9.0 (expected: it refuses), and that it loads and runs engines on any other
+- every CUDA kernel's numbers on a real GPU, and that compute-sanitizer finds nothing
+- tokens and layers of whole models, 729 sorts, under the real driver, cuBLASLt and graph capture
+- every speed on GPUs: decode, prefill, paged attention, against the machine's limits and against transformers
+- of the full TensorRT: that it builds, reads back and runs any of this
+- several GPUs: an engine has one rank
+
+`python examples/gpu_proof/prove.py --work DIR` does the first four on an H100 or H200 ([docs/gpu.md](docs/gpu.md))."""
+
+
 class Support(enum.Enum):
     """TESTED: runs and agrees with `ref`. BUILDS: the machine that tried lacks what running it needs.
     UNPROVEN: planned, compiled and emulated by tests, never run on the real thing. REFUSED: with a reason.
@@ -144,7 +156,7 @@ def main() -> None:
     words += (
         "all of them also in `f16`); engines of tensorrt/smXX were not even built by us, for want of the library.\n"
     )
-    words += "*refused*: with a reason."
+    words += f"*refused*: with a reason.\n\n{UNPROVEN}"
     body = f"{BEGIN}\n## Support\n\n{table(found)}\n\n{words}\n{END}"
     (ROOT / "README.md").write_text(before + body + rest.split(END)[1])
 

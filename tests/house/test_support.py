@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from tests.house.support import Support, find_support, parse, table, written
+from tests.house.project import ROOT
+from tests.house.support import UNPROVEN, Support, find_support, parse, table, written
 
 
 def test_the_readme_lists_what_was_tried(tmp_path: Path) -> None:
@@ -12,6 +13,11 @@ def test_the_readme_lists_what_was_tried(tmp_path: Path) -> None:
         "run: python -m tests.house.support"
     )
     assert all(cells["ref"] is Support.TESTED for cells in stands.values())
+
+
+def test_what_is_not_proven_stands_below() -> None:
+    assert UNPROVEN in (ROOT / "README.md").read_text()
+    assert (ROOT / UNPROVEN.split("python ")[1].split(" ")[0]).is_file(), "and what proves it is there"
 
 
 def test_a_table_reads_back() -> None:

@@ -13,7 +13,7 @@ from ingot.compare.compare import DEFAULT_TOKENS, CompareOptions, comparable_tar
 from ingot.compare.report import Comparison, StepFigures
 from ingot.configs.sizes import format_bytes
 from ingot.engine_writer import store_passport
-from ingot.errors import TargetError, UsageError
+from ingot.errors import UsageError
 from ingot.verify import VerifyReport, verify
 
 
@@ -74,13 +74,7 @@ def _compare(engine: Path, against: Path, options: CompareOptions, talk: Talk) -
         talk.warn(f"not compared here: {line}")
     comparisons = []
     for target in fit.runs:
-        try:
-            compared = compare(engine, against, dataclasses.replace(options, target=target.name), talk.progress)
-        except TargetError as error:  # it runs, and shows nothing of its inside
-            if len(fit.runs) == 1:
-                raise
-            talk.warn(f"not compared here: {target.name}: {error.what}")
-            continue
+        compared = compare(engine, against, dataclasses.replace(options, target=target.name), talk.progress)
         comparisons.append(compared)
         for step in compared.steps:
             talk.detail(_line(step))
@@ -111,4 +105,5 @@ def _hashes(report: VerifyReport) -> dict[str, object]:
 
 def _line(step: StepFigures) -> str:
     model = "" if step.model_error is None else f", {step.model_error:.2e} off the model (bound {step.model_bound:.2e})"
-    return f"{step.name}: weights {step.weight_error:.2e} off, kernel {step.kernel_error:.2f} of its bound{model}"
+    kernel = "" if step.kernel_error is None else f", kernel {step.kernel_error:.2f} of its bound"
+    return f"{step.name}: weights {step.weight_error:.2e} off{kernel}{model}"

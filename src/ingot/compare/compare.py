@@ -7,6 +7,7 @@ source: Checkpoint, or Hugging Face directory converted into one that lives as l
     output    kernel against the op's reference         on the engine's own inputs: names a wrong kernel
     output    engine against the source's own graph     names what is right by itself and wrong in its place
 
+of a session without taps: the weights, and of the outputs the logits alone
 → KL divergence, agreement and perplexity of the logits
 """
 
@@ -28,10 +29,10 @@ from ingot.compare.tokens import read_tokens
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.engine import Engine, open_engine, read_manifest
-from ingot.errors import TargetError, UsageError
+from ingot.errors import UsageError
 from ingot.plugins.registry import Fit, fit_targets
 from ingot.plugins.target import SessionOptions, Target
-from ingot.step_io import Int32, TapSession
+from ingot.step_io import Int32, Session
 
 DEFAULT_TOKENS = 128
 GROUP_BYTES = 256 << 20  # of float64 logits at a time
@@ -68,7 +69,7 @@ def compare(
     ):
         plan = engine.plan
         with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block) as source:
-            require_same_structure(plan, source.plan, str(directory), str(against))
+            require_same_structure(plan, source.plan, source.same, str(directory), str(against))
             group = max(2, min(512, GROUP_BYTES // (8 * plan.vocab_size)))
             longest = min(longest_sequence(plan), group)
             tokens = read_tokens(directory, plan.vocab_size, options.tokens, options.text, longest)
@@ -102,10 +103,8 @@ def _checkpoint_of(against: Path, progress: Progress) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _session(engine: Engine, target: Target, sequences: Int32, options: CompareOptions) -> Iterator[TapSession]:
+def _session(engine: Engine, target: Target, sequences: Int32, options: CompareOptions) -> Iterator[Session]:
     num_blocks = blocks_needed(engine.plan, sequences)
     wanted = SessionOptions(num_blocks=num_blocks, threads=options.threads, directory=engine.directory)
     with contextlib.closing(target.open_session(engine.plan, engine.weights, wanted)) as session:
-        if not isinstance(session, TapSession):
-            raise TargetError("sessions of this target show nothing of their inside yet", where=target.name)
         yield session

@@ -4,6 +4,9 @@ How far a kernel may be off follows from the arithmetic: each rounding moves a v
 of them in a sum add up like a few times sqrt(K). So the bound of an output is a few times sqrt(K) roundings of the
 largest value in its row, and of what the same rounding of the inputs would do to it. For the latter the reference is
 computed a second time with inputs that are moved by one part in 2^10, whatever the op is.
+
+GPUs round more: what only 16-bit products read may be stored in their type, half a step off; and the matrix units that
+attention runs on take queries and probabilities in the cache's type.
 """
 
 import dataclasses
@@ -13,8 +16,8 @@ import numpy as np
 
 from ingot.builder.in_order import in_order
 from ingot.compare.packed import Block, PackedWeights
-from ingot.dtypes import DType
-from ingot.plan import KvLayout, Step
+from ingot.dtypes import DType, from_float32, to_float32
+from ingot.plan import Plan, Step
 from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.quantised import QuantisedRows, stacked
 from ingot.plugins.registry import find_op
@@ -25,8 +28,12 @@ MOVED = 2.0**-10  # how far inputs are moved to see what that does to the result
 CACHE = ("keys", "values")  # what rope_kv_write writes beside its output
 PRODUCTS = ("matmul", "moe_gate_up", "moe_down")
 SLACK = 32.0  # roundings that every kernel may make beside those of its sums
-# Distance of neighbours: of a bf16 relative to itself, of int8 relative to the largest number of its token and head.
-KV_ROUNDING = {DType.F32: 0.0, DType.BF16: 2.0**-7, DType.I8: 1 / 127}
+# Distance of neighbours: of a bf16 or f16 relative to itself, of int8 relative to the largest number of its token and
+# head; F16_STEP: of f16 at zero.
+KV_ROUNDING = {DType.F32: 0.0, DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.I8: 1 / 127}
+F16_STEP = 2.0**-24
+MATRIX_UNITS = ".sm80"  # how the names of kernels end that multiply in the type of the cache
+TIMES_ROUNDED = 4.0  # queries once, probabilities once, and what chance adds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +62,11 @@ class KvPools:
 class StepChecker:
     """batch: the step that all tapped outputs belong to."""
 
-    def __init__(self, packed: PackedWeights, kv: KvLayout, batch: StepBatch, threads: int) -> None:
+    def __init__(self, packed: PackedWeights, plan: Plan, batch: StepBatch, threads: int) -> None:
         self._packed, self._batch, self._threads = packed, batch, threads
-        self._kv = dataclasses.replace(kv, num_layers=1, dtype=DType.F32)
-        self._kv_dtype, self._noise = kv.dtype, np.random.default_rng(0)
+        self._kv = dataclasses.replace(plan.kv, num_layers=1, dtype=DType.F32)
+        self._kv_dtype, self._noise = plan.kv.dtype, np.random.default_rng(0)
+        self._narrow = narrow_outputs(plan)
 
     def check(
         self, step: Step, inputs: Mapping[str, Array], outputs: Mapping[str, Array], pools: KvPools | None
@@ -68,18 +76,31 @@ class StepChecker:
         if step.op == "paged_attention":
             width += len(self._batch.ids)
         roundings = ROUNDING * (SLACK + 4 * np.sqrt(width))
+        of_inputs = roundings
+        if step.op == "paged_attention" and step.kernel.endswith(MATRIX_UNITS):
+            of_inputs += TIMES_ROUNDED * KV_ROUNDING[self._kv_dtype] / 2
         exact = {name for name, role in zip(step.inputs, find_op(step.op).inputs, strict=True) if role == "ids"}
         moved = {name: values if name in exact else self._moved(values) for name, values in inputs.items()}
         found: list[OutputError] = []
         for what, got, expected, other in self._compared(step, inputs, moved, outputs, pools):
             changed = np.abs(other - expected).max(axis=1, initial=0.0, keepdims=True)
             largest = np.abs(expected).max(axis=1, initial=0.0, keepdims=True)
-            bound = roundings * (changed / MOVED + largest / 2)
+            bound = of_inputs * changed / MOVED + roundings * largest / 2
             if what in CACHE:
                 of = largest if self._kv_dtype is DType.I8 else np.abs(expected)
-                bound = bound + KV_ROUNDING[self._kv_dtype] * of
+                bound = bound + _step(self._kv_dtype, of)
+            elif (dtype := self.stored_type(step, outputs)) is not None:
+                bound = bound + _step(dtype, np.abs(expected)) / 2
             found.append(_worst(what, got, expected, np.broadcast_to(bound, got.shape)))
         return max(found, key=lambda each: each.ratio)
+
+    def stored_type(self, step: Step, outputs: Mapping[str, Array]) -> DType | None:
+        """The 16-bit type in which the step's output lies, None for float32."""
+        dtype = self._narrow.get(step.name)
+        if dtype is None:
+            return None
+        values = outputs[step.outputs[0]]
+        return dtype if np.array_equal(rounded(values, dtype), values) else None
 
     def _compared(
         self,
@@ -191,6 +212,32 @@ class StepChecker:
 def _alone(rows: Array | QuantisedRows) -> Array | QuantisedRows:
     """The matrix of one expert as a weight of experts."""
     return stacked([rows]) if isinstance(rows, QuantisedRows) else rows[None]
+
+
+def narrow_outputs(plan: Plan) -> dict[str, DType]:
+    """Steps whose first output is nothing but the input of products that round it to 16 bits, and to which type."""
+    found: dict[str, DType] = {}
+    for index, step in enumerate(plan.steps):
+        readers: list[str] = []
+        for later in plan.steps[index + 1 :]:
+            at = [place for place, name in enumerate(later.inputs) if name == step.outputs[0]]
+            if at:
+                readers.append(str(later.attrs["activations"]) if later.op == "matmul" and at == [0] else "f32")
+            if step.outputs[0] in later.outputs:
+                break
+        if readers and set(readers) <= {"bf16", "f16"}:
+            found[step.name] = DType(readers[0])
+    return found
+
+
+def rounded(values: Array, dtype: DType) -> Array:
+    """The nearest values of a type."""
+    return to_float32(from_float32(values, dtype), dtype)
+
+
+def _step(dtype: DType, of: Array) -> Array:
+    """Distance of neighbouring numbers of a type, at `of`."""
+    return KV_ROUNDING[dtype] * of + (F16_STEP if dtype is DType.F16 else 0.0)
 
 
 def _rows_of(pool: Array, dim: int) -> Array:

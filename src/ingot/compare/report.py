@@ -9,10 +9,14 @@ from typing import Any
 from ingot.errors import EngineError
 from ingot.manifest import Fact
 
+COMPARED = "compared"
+LOGITS = "logits"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Something beyond its tolerance. what: which weight or output of the step, and where in it."""
+    """Something beyond its tolerance. what: which weight or output of the step, and where in it. step: LOGITS where
+    nothing else of what the engine computed could be looked at."""
 
     step: str
     what: str
@@ -25,16 +29,17 @@ class StepFigures:
     """One step.
 
     weight_error   largest relative difference of a weight from the source's, root mean square
-    kernel_error   largest difference of an output from the op's reference on the same inputs, in parts of the bound
+    kernel_error   largest difference of an output from the op's reference on the same inputs, in parts of the bound;
+                   None where the session has no taps
     model_error    relative difference of an output from the source's own value, root mean square; None where the
-                   source's graph has no such value
+                   source's graph has no such value, or the session no taps: it has that of the logits alone
     model_bound    what the roundings up to here explain
     """
 
     name: str
     kernel: str
     weight_error: float
-    kernel_error: float
+    kernel_error: float | None
     model_error: float | None
     model_bound: float
 
@@ -55,12 +60,13 @@ class LogitFigures:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """notes: e.g. that the engine names other source files. findings: in the order of the steps. target: which one of
-    the engine's."""
+    the engine's. layers: COMPARED, or why not, in words."""
 
     engine: Path
     target: str
     source: Path
     text: str
+    layers: str
     steps: tuple[StepFigures, ...]
     findings: tuple[Finding, ...]
     logits: LogitFigures
@@ -77,9 +83,12 @@ class Comparison:
             return
         first, steps = self.findings[0], list(dict.fromkeys(finding.step for finding in self.findings))
         later = len(steps) - 1
+        which = f"the first step beyond its tolerance is {first.step}"
+        if first.step == LOGITS:
+            which = f"its logits are beyond their tolerance (layers {self.layers})"
         others = f"; {later} later {'step is' if later == 1 else 'steps are'} beyond theirs, too" if later else ""
         raise EngineError(
-            f"the engine does not compute what its source says: the first step beyond its tolerance is {first.step}",
+            f"the engine does not compute what its source says: {which}",
             where=f"{self.engine}, {self.target}: {first.what}", expected=first.expected, got=first.got + others,
             hint=" ".join([*self.notes, "build the engine again; if it stays so, this is a bug of ingot"]),
         )  # fmt: skip
@@ -88,7 +97,7 @@ class Comparison:
         """What an engine keeps of a comparison."""
         return {
             "text": self.text, **dataclasses.asdict(self.logits), "worst_step": self.worst_step.name,
-            "worst_error": self.worst_step.model_error,
+            "worst_error": self.worst_step.model_error, "layers": self.layers,
         }  # fmt: skip
 
     def document(self) -> dict[str, Any]:
@@ -102,13 +111,23 @@ class Comparison:
     def lines(self) -> list[str]:
         """One screen."""
         weight = max(self.steps, key=lambda step: step.weight_error)
-        kernel = max(self.steps, key=lambda step: step.kernel_error)
+        worst = self.worst_step
+        if self.layers == COMPARED:
+            kernel = max(self.steps, key=lambda step: step.kernel_error or 0.0)
+            outputs = [
+                f"kernels     nearest to its bound: {kernel.name}, {kernel.kernel_error:.2f} of it",
+                f"layers      farthest from the source: {worst.name}, {_share(worst.model_error or 0)}",
+            ]
+        else:
+            outputs = [
+                f"layers      {self.layers}",
+                f"logits      {_share(worst.model_error or 0)} from the source, within {_share(worst.model_bound)}",
+            ]
         return [
             f"{self.engine} for {self.target} against {self.source}: {len(self.steps)} steps, "
             f"{self.logits.positions} tokens of {self.text}",
             f"weights     farthest from the source: {weight.name}, {_share(weight.weight_error)}",
-            f"kernels     nearest to its bound: {kernel.name}, {kernel.kernel_error:.2f} of it",
-            f"layers      farthest from the source: {self.worst_step.name}, {_share(self.worst_step.model_error or 0)}",
+            *outputs,
             *passport_lines(self.passport()),
         ]  # fmt: skip
 

@@ -1,8 +1,11 @@
-"""Goes through the steps of an engine and holds everything against the source: weights, kernels, the model's values."""
+"""Goes through the steps of an engine and holds everything against the source: weights, kernels, the model's values.
+
+A session without taps shows its logits alone: these are held to the bound that they have anyhow, after all weights.
+"""
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,21 +14,22 @@ import numpy.typing as npt
 from ingot.builder.evaluate import Evaluation, Float64
 from ingot.builder.source import Source
 from ingot.compare.figures import LogitMeter
-from ingot.compare.ops import KV_ROUNDING, KvPools, OutputError, StepChecker
+from ingot.compare.ops import KV_ROUNDING, KvPools, OutputError, StepChecker, rounded
 from ingot.compare.packed import PackedWeights
-from ingot.compare.report import Comparison, Finding, StepFigures
-from ingot.compare.taps import Outputs, TappedRun
+from ingot.compare.report import COMPARED, LOGITS, Comparison, Finding, StepFigures
+from ingot.compare.taps import Outputs, PlainRun, TappedRun
 from ingot.compare.tokens import Tokens
 from ingot.compare.weights import WeightError, place, weight_error
-from ingot.dtypes import round_to_bf16
+from ingot.dtypes import DType
 from ingot.engine import Engine
 from ingot.plan import Step
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import round_to_int8
-from ingot.step_io import Int32, TapSession
+from ingot.step_io import Int32, Session, TapSession
 
 AMPLIFIED = 6.0  # how much larger than all the roundings before it an error may be: layers amplify
 UNLIKE = 1.0  # an output that is farther off than this has nothing to do with the source's
+OFF_GRID = np.float32(np.pi / 3)  # times this, numbers that are rounded already are so no more
 UNSEEN = 1e-6  # rounding of every step that is not counted otherwise, relative
 
 Progress = Callable[[str, int, int], None]
@@ -37,7 +41,7 @@ class Worst:
     """The largest errors of one step, over all groups, as in `StepFigures`."""
 
     weight: float = 0.0
-    kernel: float = 0.0
+    kernel: float | None = None
     model: float | None = None
     bound: float = 0.0
 
@@ -46,7 +50,7 @@ class Run:
     """Goes through the steps for one group of sequences after the other."""
 
     def __init__(
-        self, *, engine: Engine, source: Source, session: TapSession, progress: Progress, tokens: Tokens, threads: int
+        self, *, engine: Engine, source: Source, session: Session, progress: Progress, tokens: Tokens, threads: int
     ) -> None:
         self._engine, self._source, self._session, self._progress = engine, source, session, progress
         self._plan, self._threads = engine.plan, threads
@@ -55,14 +59,18 @@ class Run:
         self._work = {step.name: self._numbers(step) for step in self._plan.steps}
         self._worst = {step.name: Worst() for step in self._plan.steps}
         self._errors: dict[str, WeightError] = {}
-        self._findings: dict[str, dict[str, Finding]] = {step.name: {} for step in self._plan.steps}
+        self._findings: dict[str, dict[str, Finding]] = {name: {} for name in (*self._work, LOGITS)}
 
     def compare_group(self, begin: int, sequences: Int32) -> None:
         """All steps, for sequences that fit into memory together."""
-        run = TappedRun(self._session, self._plan, sequences)
-        checker = StepChecker(self._packed, self._plan.kv, run.batch, self._threads)
-        wanted = {name for names in self._source.tensors.values() for name in names if name}
-        values = self._source.evaluate(sequences.astype(np.int64), wanted, self._threads)
+        if isinstance(self._session, TapSession):
+            self._compare_steps(TappedRun(self._session, self._plan, sequences), begin, sequences)
+        else:
+            self._compare_logits(PlainRun(self._session, self._plan, sequences).logits(), begin, sequences)
+
+    def _compare_steps(self, run: TappedRun, begin: int, sequences: Int32) -> None:
+        checker = StepChecker(self._packed, self._plan, run.batch, self._threads)
+        values = self._values(sequences)
         live: dict[str, Array] = {}
         total = sum(self._work.values()) * len(self._tokens.sequences)
         done = sum(self._work.values()) * begin
@@ -75,10 +83,49 @@ class Run:
             self._check_kernel(step, checker.check(step, inputs, outputs, pools))
             live.update(outputs)
             explained += self._local_error(step, inputs, theirs) ** 2
+            if (dtype := checker.stored_type(step, outputs)) is not None:  # what a product would round otherwise
+                moved = outputs[step.outputs[0]] * OFF_GRID
+                explained += _relative(rounded(moved, dtype), moved) ** 2
             bound = min(AMPLIFIED * float(np.sqrt(explained)), UNLIKE)
             theirs = self._check_model(step, outputs, values, bound, sequences)
             done += self._work[step.name] * len(sequences)
             self._progress("comparing steps", done, total)
+
+    def _compare_logits(self, logits: Array, begin: int, sequences: Int32) -> None:
+        """What the engine's buffers held is unknown: its roundings are measured on the source's own values."""
+        values = self._values(sequences)
+        live: dict[str, Float64] = {}
+        total = sum(self._work.values()) * len(self._tokens.sequences)
+        done = sum(self._work.values()) * begin
+        explained = 0.0
+        for step in self._plan.steps:
+            self._check_weights(step)
+            inputs = {name: live[name].astype(np.float32) for name in step.inputs if name in live}
+            explained += self._local_error(step, inputs, {}) ** 2
+            worst = self._worst[step.name]
+            worst.bound = max(worst.bound, min(AMPLIFIED * float(np.sqrt(explained)), UNLIKE))
+            for buffer, tensor in zip(step.outputs, self._source.tensors[step.name], strict=False):
+                if buffer and tensor:
+                    live[buffer] = values.value(tensor).reshape(sequences.size, -1)
+            if step.op == "gather_rows":  # of all rows: nothing changes, and the source has no such step
+                live[step.outputs[0]] = live[step.inputs[0]]
+            done += self._work[step.name] * len(sequences)
+            self._progress("comparing weights", done, total)
+        wanted, last = live[self._plan.logits], self._worst[self._plan.steps[-1].name]
+        error = _relative(logits, wanted)
+        last.model = max(last.model or 0.0, error)
+        if not error <= last.bound:
+            row = int(np.argmax(np.nan_to_num(np.linalg.norm(logits - wanted, axis=1), nan=np.inf)))
+            self._find(
+                LOGITS, "model", f"logits, farthest off at token {row}",
+                f"at most {last.bound:.2e} off: what the roundings up to here explain", f"{error:.2e} off",
+            )  # fmt: skip
+        self._meter.add(sequences, logits, wanted)
+
+    def _values(self, sequences: Int32) -> Evaluation:
+        """Of the source's own graph."""
+        wanted = {name for names in self._source.tensors.values() for name in names if name}
+        return self._source.evaluate(sequences.astype(np.int64), wanted, self._threads)
 
     def result(self, directory: Path, against: Path) -> Comparison:
         """What was found in all groups."""
@@ -89,10 +136,12 @@ class Run:
             )
             for step, worst in ((step, self._worst[step.name]) for step in self._plan.steps)
         )  # fmt: skip
+        target = self._engine.manifest.target
         findings = tuple(finding for by_kind in self._findings.values() for finding in by_kind.values())
         return Comparison(
-            engine=directory, target=self._engine.manifest.target, source=against, text=self._tokens.origin,
+            engine=directory, target=target, source=against, text=self._tokens.origin,
             steps=steps, findings=findings, logits=self._meter.figures(), notes=self._notes(),
+            layers=COMPARED if isinstance(self._session, TapSession) else f"not compared: {target} has no taps",
         )  # fmt: skip
 
     def _numbers(self, step: Step) -> int:
@@ -115,17 +164,17 @@ class Run:
                 value = error.worst
                 many = f" ({error.wrong_values:,} values in {error.wrong_rows:,} rows are wrong)"
                 self._find(
-                    step, "weight", f"weight {name}, {place(self._plan, step, name, value.row, value.col)}",
+                    step.name, "weight", f"weight {name}, {place(self._plan, step, name, value.row, value.col)}",
                     f"{value.expected:.7g} within {value.bound:.2g}: the source's value in this precision",
                     f"{value.got:.7g}{many if error.wrong_values > 1 else ''}",
                 )  # fmt: skip
 
     def _check_kernel(self, step: Step, error: OutputError) -> None:
         worst = self._worst[step.name]
-        worst.kernel = max(worst.kernel, error.ratio)
+        worst.kernel = max(worst.kernel or 0.0, error.ratio)
         if error.ratio > 1:
             self._find(
-                step, "kernel", f"{error.what} of kernel {step.kernel}, {error.place}",
+                step.name, "kernel", f"{error.what} of kernel {step.kernel}, {error.place}",
                 f"{error.expected:.7g} within {error.bound:.2g}: the op's reference on the same inputs",
                 f"{error.got:.7g}",
             )  # fmt: skip
@@ -144,14 +193,14 @@ class Run:
             worst.model = max(worst.model or 0.0, error)
             if not error <= bound:
                 self._find(
-                    step, "model", f"output {buffer} beside {tensor} of the source's graph",
+                    step.name, "model", f"output {buffer} beside {tensor} of the source's graph",
                     f"at most {bound:.2e} off: what the roundings up to here explain", f"{error:.2e} off",
                 )  # fmt: skip
             if tensor == self._source.logits:
                 self._meter.add(sequences, outputs[buffer], wanted)
         return theirs
 
-    def _local_error(self, step: Step, inputs: dict[str, Array], before: dict[str, Float64]) -> float:
+    def _local_error(self, step: Step, inputs: Mapping[str, Array], before: Mapping[str, Float64]) -> float:
         """Relative error that the precision of this step brings: of its weights, inputs and keys and values."""
         errors = [UNSEEN, self._worst[step.name].weight]
         if step.op == "rope_kv_write":
@@ -159,18 +208,19 @@ class Run:
         if step.op == "moe_route":
             logits = step.inputs[0]
             errors.append(_other_experts(inputs[logits], before.get(logits), int(step.attrs["per_token"])))
-        if step.attrs.get("activations") == "bf16":
+        activations = step.attrs.get("activations")
+        if activations in ("bf16", "f16"):
             x = inputs[step.inputs[0]]
-            errors.append(_relative(round_to_bf16(x), x))
-        if step.attrs.get("activations") == "int8":
+            errors.append(_relative(rounded(x, DType(activations)), x))
+        if activations == "int8":
             x = inputs[step.inputs[0]]
             codes, scale = round_to_int8(x)
             errors.append(_relative(codes * scale[:, None], x))
         return float(np.sqrt(sum(error**2 for error in errors)))
 
-    def _find(self, step: Step, kind: str, what: str, expected: str, got: str) -> None:
+    def _find(self, step: str, kind: str, what: str, expected: str, got: str) -> None:
         """The first finding of each kind stands for the step."""
-        self._findings[step.name].setdefault(kind, Finding(step=step.name, what=what, expected=expected, got=got))
+        self._findings[step].setdefault(kind, Finding(step=step, what=what, expected=expected, got=got))
 
     def _notes(self) -> tuple[str, ...]:
         mine, theirs = self._engine.manifest.sources, self._source.hashes

@@ -1,7 +1,7 @@
 """Is a plan the one that a source makes? The same steps, wiring, attributes and shapes, whatever the precision."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ingot.errors import EngineError
 from ingot.plan import Attr, Plan
@@ -20,13 +20,16 @@ class _Outline:
     attrs: dict[str, Attr]
 
 
-def require_same_structure(plan: Plan, source: Plan, engine_name: str, source_name: str) -> None:
-    """Raises EngineError for the first step that differs."""
+def require_same_structure(
+    plan: Plan, source: Plan, same: Mapping[str, str], engine_name: str, source_name: str
+) -> None:
+    """Raises EngineError for the first step that differs. same: weight → the name that all weights have that are one in
+    the source."""
     sizes, wanted_sizes = _sizes(plan), _sizes(source)
     for name, size in sizes.items():
         if size != wanted_sizes[name]:
             raise _foreign(engine_name, name, str(wanted_sizes[name]), str(size), source_name)
-    ours, theirs = list(_outlines(plan)), list(_outlines(source))
+    ours, theirs = list(_outlines(plan, same)), list(_outlines(source, same))
     for mine, wanted in zip(ours, theirs, strict=False):
         for field in ("name", "op", "inputs", "outputs", "attrs"):
             got, expected = getattr(mine, field), getattr(wanted, field)
@@ -43,13 +46,14 @@ def _sizes(plan: Plan) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _outlines(plan: Plan) -> Iterator[_Outline]:
+def _outlines(plan: Plan, same: Mapping[str, str]) -> Iterator[_Outline]:
     weights = {weight.name: weight for weight in plan.weights}
     cols = {buffer.name: f"{buffer.cols} columns per row of {buffer.rows.value}" for buffer in plan.buffers}
     made_by: dict[str, str] = {}
     for step in plan.steps:
         inputs = tuple(
-            f"weight {name} {weights[name].shape}" if name in weights else made_by.get(name, "") for name in step.inputs
+            f"weight {same.get(name, name)} {weights[name].shape}" if name in weights else made_by.get(name, "")
+            for name in step.inputs
         )
         yield _Outline(
             name=step.name, op=step.op, inputs=inputs, outputs=tuple(name and cols[name] for name in step.outputs),

@@ -1,17 +1,18 @@
-"""Runs an engine's own plan with its own kernels, and keeps what every step wrote.
+"""Runs an engine's own plan with its own kernels, and keeps what every step wrote, or the logits alone.
 
 Sequences run one after the other, in chunks as an executor would cut them: a prompt, then its last token alone, so
 that both the kernels of many rows and those of one are seen. Results of a sequence do not depend on how often it runs,
 therefore the steps may be tapped a few at a time, as memory allows.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.plan import Plan
-from ingot.step_io import Float32, Int32, SampleRows, StepBatch, TapSession
+from ingot.step_io import Float32, Int32, SampleRows, Session, StepBatch, TapSession
 
 TAP_BYTES = 256 << 20  # of outputs that are kept at a time
 
@@ -19,15 +20,45 @@ Outputs = Mapping[str, Float32]
 """buffer → [tokens, cols]; rows of logit buffers are all tokens too"""
 
 
-class TappedRun:
+class PlainRun:
     """sequences: int32 [count, length]. The session needs `blocks_needed` blocks and is used by nobody else."""
 
-    def __init__(self, session: TapSession, plan: Plan, sequences: Int32) -> None:
+    def __init__(self, session: Session, plan: Plan, sequences: Int32) -> None:
         self._session, self._plan, self._sequences = session, plan, sequences
         count, length = sequences.shape
         width = -(-length // plan.kv.tokens_per_block)
         order = np.random.default_rng(0).permutation(count * width).astype(np.int32)  # in no order, as in service
         self._tables = order.reshape(count, width)
+
+    def logits(self) -> Float32:
+        """Of every token, [count * length, vocab]."""
+        found: list[Float32] = []
+        for number in range(len(self._sequences)):
+            for batch in self._chunks(number):
+                logits = self._session.run(dataclasses.replace(batch, want_logits=True)).logits
+                assert logits is not None, "they were wanted"
+                found.append(logits)
+        return np.concatenate(found)
+
+    def _chunks(self, number: int) -> Iterator[StepBatch]:
+        """Steps that compute one sequence, all logits wanted."""
+        limits, ids = self._plan.limits, self._sequences[number]
+        most, last = min(limits.max_num_tokens, limits.max_logit_rows), len(ids) - 1
+        for begin in [*range(0, last, most), last]:
+            chunk = ids[begin : min(begin + most, last) if begin < last else last + 1]
+            yield StepBatch(
+                ids=chunk, query_starts=np.array([0, len(chunk)], np.int32), past_lengths=np.array([begin], np.int32),
+                block_tables=self._tables[number : number + 1], logit_rows=np.arange(len(chunk), dtype=np.int32),
+                sample=no_draws(),
+            )  # fmt: skip
+
+
+class TappedRun(PlainRun):
+    """The same of a session whose inside can be looked at."""
+
+    def __init__(self, session: TapSession, plan: Plan, sequences: Int32) -> None:
+        super().__init__(session, plan, sequences)
+        self._taps = session
 
     @property
     def batch(self) -> StepBatch:
@@ -55,30 +86,18 @@ class TappedRun:
 
     def kv(self, layer: int) -> tuple[Float32, Float32]:
         """Keys and values in the cache, each [blocks, kv_heads, tokens_per_block, head_dim]; after the first step."""
-        blocks = [self._session.read_kv(layer, block) for block in range(self._tables.size)]
+        blocks = [self._taps.read_kv(layer, block) for block in range(self._tables.size)]
         return np.stack([keys for keys, _ in blocks]), np.stack([values for _, values in blocks])
 
     def _run(self, names: Sequence[str]) -> Iterator[tuple[str, Outputs]]:
         pieces: dict[str, dict[str, list[Float32]]] = {name: {} for name in names}
         for number in range(len(self._sequences)):
             for batch in self._chunks(number):
-                for step, outputs in self._session.run_tapped(batch, names)[1].items():
+                for step, outputs in self._taps.run_tapped(batch, names)[1].items():
                     for buffer, values in outputs.items():
                         pieces[step].setdefault(buffer, []).append(values)
         for name in names:
             yield name, {buffer: np.concatenate(parts) for buffer, parts in pieces.pop(name).items()}
-
-    def _chunks(self, number: int) -> Iterator[StepBatch]:
-        """Steps that compute one sequence, all logits wanted."""
-        limits, ids = self._plan.limits, self._sequences[number]
-        most, last = min(limits.max_num_tokens, limits.max_logit_rows), len(ids) - 1
-        for begin in [*range(0, last, most), last]:
-            chunk = ids[begin : min(begin + most, last) if begin < last else last + 1]
-            yield StepBatch(
-                ids=chunk, query_starts=np.array([0, len(chunk)], np.int32), past_lengths=np.array([begin], np.int32),
-                block_tables=self._tables[number : number + 1], logit_rows=np.arange(len(chunk), dtype=np.int32),
-                sample=no_draws(),
-            )  # fmt: skip
 
 
 def blocks_needed(plan: Plan, sequences: npt.NDArray[np.generic]) -> int:

@@ -1,6 +1,6 @@
 """Packed weights against the source's: is every value what the precision makes of it?
 
-f32, bf16   the source's value, rounded to nearest: nothing else
+floats      the source's value, rounded to nearest: nothing else
 w8, w4      the integer nearest to the source's value under the scales that are packed with it; where a search has made
             the scale smaller than the largest value needs, that value has the outermost integer on its side
 """

@@ -75,7 +75,7 @@ def test_mixed_steps(gpu: ctypes.CDLL, dtype: DType, heads: int, kv_heads: int, 
     check(gpu, dtype, MIXED, heads=heads, kv_heads=kv_heads, dim=dim)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (8, 1), (16, 1), (24, 1), (64, 1), (6, 2)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (7, 1), (14, 2), (8, 1), (16, 1), (24, 1), (64, 1), (6, 2)])
 def test_groups_of_heads(gpu: ctypes.CDLL, heads: int, kv_heads: int) -> None:
     """More than 16 query heads of one KV head go through the larger tile even in decode."""
     check(gpu, DType.BF16, [(40, 1), (0, 7), (63, 2)], heads=heads, kv_heads=kv_heads, dim=64)

@@ -93,12 +93,6 @@ def test_run_and_doctor_with_a_gpu(gpu: ctypes.CDLL, checkpoint: Path, tmp_path:
         find_target("cuda/sm90").open_session(read_plan(engine), np.empty(0, np.uint8), options)
 
 
-def test_verify_compares_with_the_checkpoint(gpu: ctypes.CDLL, checkpoint: Path, tmp_path: Path) -> None:
-    """Logits and every layer of the engine's own kernels, prompts in chunks, against the checkpoint's graph."""
-    engine = _build(checkpoint, tmp_path / "engine")
-    ingot("verify", engine, "--against", checkpoint).succeeds()
-
-
 def test_without_a_gpu_a_line_says_so(gpu: ctypes.CDLL, checkpoint: Path, tmp_path: Path) -> None:
     engine = _build(checkpoint, tmp_path / "engine")
     gpu.emulated_set_devices(0)

@@ -1,15 +1,18 @@
 """The builder of the full TensorRT as `compile_on_gpu` uses it: layers are computed in numpy on zeros, so that types
-and shapes are held against each other; the engine is a text. A cache of times is refused if it is of another GPU."""
+and shapes are held against each other; the engine is a text, its layers as the inspector tells them and the way it was
+built. A cache of times is refused if it is of another GPU."""
 
 import enum
+import json
 import types
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tests.plugins.tensorrt.numpy_network import Array, NumpyNetwork, NumpyTensor, NumpyTrt
+from tests.plugins.tensorrt.numpy_network import Array, NumpyLayer, NumpyNetwork, NumpyTensor, NumpyTrt
 
+_TYPES = {"MATRIX_MULTIPLY": "gemm", "PLUGIN_V3": "PluginV3", "CONSTANT": "Constant", "SHAPE": "shape_call"}
 LENGTH = 3  # of whatever changes from step to step
 
 
@@ -109,7 +112,41 @@ class _Builder:
         assert set(config.profiles[0]) == set(config.profiles[1])
         self._logger.log(types.SimpleNamespace(name="INFO"), f"{len(network.kinds)} layers")
         timed = config.builder_optimization_level > 0
-        return f"{len(network.kinds)} layers, {'timed' if timed else 'untimed'}, whole".encode()
+        layers = [_said(layer, profile) for profile in range(len(config.profiles)) for layer in network.layers]
+        return f"{json.dumps({'Layers': layers, 'Bindings': []})}\n{'timed' if timed else 'untimed'}, whole".encode()
+
+
+def _said(layer: NumpyLayer, profile: int) -> dict[str, Any]:
+    """As detailed as the library says it; names of the second profile end with its number."""
+    end = f" [profile {profile}]" if profile else ""
+    tensors = [
+        [{"Name": each.name + end, "Dimensions": [-1]} for each in part] for part in (layer.reads, layer.outputs)
+    ]
+    return {
+        "Name": layer.name + end, "LayerType": _TYPES.get(layer.kind, "kgen"), "Inputs": tensors[0],
+        "Outputs": tensors[1], "TacticName": "", "StreamId": 0, "Metadata": layer.metadata,
+    }  # fmt: skip
+
+
+class Runtime:
+    """What reads engines."""
+
+    def __init__(self, logger: Any) -> None:
+        assert isinstance(logger, ILogger)
+
+    def deserialize_cuda_engine(self, serialized_engine: bytes) -> "_Engine":
+        return _Engine(serialized_engine.splitlines()[0].decode())
+
+
+class _Engine:
+    def __init__(self, said: str) -> None:
+        self._said = said
+
+    def create_engine_inspector(self) -> Any:
+        return types.SimpleNamespace(get_engine_information=lambda format: {"JSON": self._said}[format])
+
+    def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
+        return (3 - profile_index) << 20
 
 
 class IPluginV3: ...
@@ -134,6 +171,7 @@ Builder, PluginField, PluginFieldCollection = _Builder, Field, list
 PluginFieldType = types.SimpleNamespace(FLOAT32=1, INT32=5)
 PreviewFeature = types.SimpleNamespace(ALIASED_PLUGIN_IO_10_03="ALIASED_PLUGIN_IO_10_03")
 BuilderFlag = types.SimpleNamespace(TF32="TF32")
+LayerInformationFormat = types.SimpleNamespace(JSON="JSON")
 ProfilingVerbosity = types.SimpleNamespace(DETAILED="DETAILED")
 float32, float16, bfloat16, int32, int64 = (
     NumpyTrt.float32, NumpyTrt.float16, NumpyTrt.bfloat16, NumpyTrt.int32, NumpyTrt.int64

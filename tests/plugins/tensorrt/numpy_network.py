@@ -46,21 +46,24 @@ class NumpyTensor:
 class NumpyLayer:
     """ILayer and its kinds: computed once its settings are known, when an output is asked for."""
 
-    def __init__(self, compute: Callable[["NumpyLayer"], Sequence[Array]]) -> None:
-        self._compute, self._outputs = compute, list[NumpyTensor]()
-        self.name, self.axis, self.epsilon = "", 0, 0.0
+    def __init__(
+        self, kind: str, reads: Sequence[NumpyTensor], compute: Callable[["NumpyLayer"], Sequence[Array]]
+    ) -> None:
+        self._compute, self.outputs = compute, list[NumpyTensor]()
+        self.kind, self.reads = kind, reads
+        self.name, self.metadata, self.axis, self.epsilon = "", "", 0, 0.0
         self.reshape_dims: tuple[int, ...] = ()
         self.inputs: dict[int, NumpyTensor] = {}
 
     def set_input(self, index: int, tensor: NumpyTensor) -> None:
-        assert not self._outputs, "set before the outputs are used"
+        assert not self.outputs, "set before the outputs are used"
         self.inputs[index] = tensor
 
     def get_output(self, index: int) -> NumpyTensor:
         """Layers keep no settings that come after."""
-        if not self._outputs:
-            self._outputs = [NumpyTensor(np.asarray(value)) for value in self._compute(self)]
-        return self._outputs[index]
+        if not self.outputs:
+            self.outputs = [NumpyTensor(np.asarray(value)) for value in self._compute(self)]
+        return self.outputs[index]
 
 
 class NumpyNetwork:
@@ -69,11 +72,17 @@ class NumpyNetwork:
     def __init__(self, given: Mapping[str, Array], attend: Attend) -> None:
         self._given, self._attend = given, attend
         self.outputs: dict[str, Array] = {}
-        self.kinds: list[str] = []
+        self.layers: list[NumpyLayer] = []
 
-    def _layer(self, kind: str, compute: Callable[[NumpyLayer], Sequence[Array]]) -> NumpyLayer:
-        self.kinds.append(kind)
-        return NumpyLayer(compute)
+    @property
+    def kinds(self) -> list[str]:
+        return [layer.kind for layer in self.layers]
+
+    def _layer(
+        self, kind: str, reads: Sequence[NumpyTensor], compute: Callable[[NumpyLayer], Sequence[Array]]
+    ) -> NumpyLayer:
+        self.layers.append(NumpyLayer(kind, reads, compute))
+        return self.layers[-1]
 
     def add_input(self, name: str, dtype: Any, shape: tuple[int, ...]) -> NumpyTensor:
         value = self._given[name]
@@ -85,16 +94,16 @@ class NumpyNetwork:
         self.outputs[tensor.name] = tensor.value
 
     def add_constant(self, shape: tuple[int, ...], weights: Array) -> NumpyLayer:
-        return self._layer("CONSTANT", lambda layer: [weights.reshape(shape)])
+        return self._layer("CONSTANT", (), lambda layer: [weights.reshape(shape)])
 
     def add_cast(self, input: NumpyTensor, to_type: Any) -> NumpyLayer:
-        return self._layer("CAST", lambda layer: [input.value.astype(to_type)])
+        return self._layer("CAST", (input,), lambda layer: [input.value.astype(to_type)])
 
     def add_identity(self, input: NumpyTensor) -> NumpyLayer:
-        return self._layer("IDENTITY", lambda layer: [input.value])
+        return self._layer("IDENTITY", (input,), lambda layer: [input.value])
 
     def add_shape(self, input: NumpyTensor) -> NumpyLayer:
-        return self._layer("SHAPE", lambda layer: [np.array(input.shape, np.int64)])
+        return self._layer("SHAPE", (input,), lambda layer: [np.array(input.shape, np.int64)])
 
     def add_shuffle(self, input: NumpyTensor) -> NumpyLayer:
         """0 in a new shape is the old length there."""
@@ -103,7 +112,7 @@ class NumpyNetwork:
             shape = [input.shape[index] if each == 0 else each for index, each in enumerate(layer.reshape_dims)]
             return [input.value.reshape(shape)]
 
-        return self._layer("SHUFFLE", compute)
+        return self._layer("SHUFFLE", (input,), compute)
 
     def add_slice(
         self, input: NumpyTensor, start: tuple[int, ...], shape: tuple[int, ...], stride: tuple[int, ...]
@@ -114,34 +123,34 @@ class NumpyNetwork:
             assert all(end <= length for end, length in zip(ends, input.shape, strict=True))
             return [input.value[tuple(slice(begin, end) for begin, end in zip(start, ends, strict=True))]]
 
-        return self._layer("SLICE", compute)
+        return self._layer("SLICE", (input,), compute)
 
     def add_concatenation(self, inputs: Sequence[NumpyTensor]) -> NumpyLayer:
         assert len({each.value.dtype for each in inputs}) == 1
         return self._layer(
-            "CONCATENATION", lambda layer: [np.concatenate([each.value for each in inputs], axis=layer.axis)]
+            "CONCATENATION", inputs, lambda layer: [np.concatenate([each.value for each in inputs], axis=layer.axis)]
         )
 
     def add_gather(self, input: NumpyTensor, indices: NumpyTensor, axis: int) -> NumpyLayer:
         assert indices.value.dtype == np.int32
-        return self._layer("GATHER", lambda layer: [np.take(input.value, indices.value, axis=axis)])
+        return self._layer("GATHER", (input, indices), lambda layer: [np.take(input.value, indices.value, axis=axis)])
 
     def add_unary(self, input: NumpyTensor, op: Callable[[Array], Array]) -> NumpyLayer:
-        return self._layer("UNARY", lambda layer: [op(input.value)])
+        return self._layer("UNARY", (input,), lambda layer: [op(input.value)])
 
     def add_activation(self, input: NumpyTensor, type: Callable[[Array], Array]) -> NumpyLayer:
-        return self._layer("ACTIVATION", lambda layer: [type(input.value)])
+        return self._layer("ACTIVATION", (input,), lambda layer: [type(input.value)])
 
     def add_elementwise(
         self, input1: NumpyTensor, input2: NumpyTensor, op: Callable[[Array, Array], Array]
     ) -> NumpyLayer:
         assert len(input1.shape) == len(input2.shape), "lengths are broadcast, ranks are not"
         assert input1.value.dtype == input2.value.dtype
-        return self._layer("ELEMENTWISE", lambda layer: [op(input1.value, input2.value)])
+        return self._layer("ELEMENTWISE", (input1, input2), lambda layer: [op(input1.value, input2.value)])
 
     def add_reduce(self, input: NumpyTensor, op: Any, axes: int, keep_dims: bool) -> NumpyLayer:
         chosen = tuple(axis for axis in range(len(input.shape)) if axes >> axis & 1)
-        return self._layer("REDUCE", lambda layer: [op(input.value, axis=chosen, keepdims=keep_dims)])
+        return self._layer("REDUCE", (input,), lambda layer: [op(input.value, axis=chosen, keepdims=keep_dims)])
 
     def add_normalization_v2(
         self, input: NumpyTensor, scale: NumpyTensor, bias: NumpyTensor, axesMask: int  # noqa: N803
@@ -155,7 +164,7 @@ class NumpyNetwork:
             y = (x - x.mean(axis=1, keepdims=True)) / spread * scale.value + bias.value
             return [y.astype(input.value.dtype)]
 
-        return self._layer("NORMALIZATION", compute)
+        return self._layer("NORMALIZATION", (input, scale, bias), compute)
 
     def add_matrix_multiply(self, input0: NumpyTensor, op0: bool, input1: NumpyTensor, op1: bool) -> NumpyLayer:
         """op: transposed or not."""
@@ -163,12 +172,13 @@ class NumpyNetwork:
         assert one.dtype == other.dtype
         return self._layer(
             "MATRIX_MULTIPLY",
+            (input0, input1),
             lambda layer: [(one.astype(np.float32) @ other.astype(np.float32)).astype(one.dtype)],
         )
 
     def add_plugin_v3(self, inputs: Sequence[NumpyTensor], shape_inputs: Sequence[Any], plugin: Any) -> NumpyLayer:
         assert not shape_inputs
-        return self._layer("PLUGIN_V3", lambda layer: self._attend(plugin, [each.value for each in inputs]))
+        return self._layer("PLUGIN_V3", inputs, lambda layer: self._attend(plugin, [each.value for each in inputs]))
 
 
 def _relu(x: Array) -> Array:

@@ -1,7 +1,8 @@
 """A plan through the network API of TensorRT-RTX's real builder: python rtx_network_api.py PLAN.json
 
 Its Python network takes no plugins, so native layers of the same types and shapes stand where attention would be: all
-other layers are accepted and compiled as they are. Prints the bytes of the engine.
+other layers are accepted and compiled as they are. Prints the bytes of the engine, and which products its layers
+compute.
 """
 
 import importlib
@@ -17,6 +18,7 @@ from ingot.plan import Plan
 from ingot.plugins.tensorrt.attention import Attention
 from ingot.plugins.tensorrt.bindings import logger
 from ingot.plugins.tensorrt.compile_on_gpu import configure
+from ingot.plugins.tensorrt.layers import computed_products, read_layers
 from ingot.plugins.tensorrt.lowering import lower
 from ingot.plugins.tensorrt.network_api import add_network
 
@@ -56,7 +58,12 @@ def main() -> None:
     trt: Any = importlib.import_module("tensorrt_rtx_bindings")
     plan = Plan.from_json(Path(sys.argv[1]).read_text())
     errors: list[str] = []
-    builder = trt.Builder(logger(trt, lambda severity, said: errors.append(said) if "ERROR" in severity else None))
+    log: list[str] = []
+
+    def add(severity: str, said: str) -> None:
+        (errors if "ERROR" in severity else log).append(said)
+
+    builder = trt.Builder(logger(trt, add))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     with_stand_ins: Any = _WithStandIns(trt, network)
     add_network(trt, with_stand_ins, lower(plan), lambda attention: attention)
@@ -65,7 +72,10 @@ def main() -> None:
     config.set_compute_capability(trt.ComputeCapability.SM89, 0)
     engine = builder.build_serialized_network(network, config)
     names = [network.get_layer(index).name for index in range(network.num_layers)]
-    print(json.dumps({"bytes": engine.nbytes if engine else 0, "errors": errors, "names": names}))
+    layers = read_layers("\n".join(log))
+    products = [computed_products(plan, layers, profile) for profile in (0, 1)]
+    size = engine.nbytes if engine else 0
+    print(json.dumps({"bytes": size, "errors": errors, "names": names, "products": products}))
 
 
 main()

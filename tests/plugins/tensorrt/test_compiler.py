@@ -28,9 +28,11 @@ from ingot.plugins.tensorrt.layers import (
     check_network,
     computed_products,
     expected_network,
+    inspected_layers,
     read_layers,
 )
 from ingot.plugins.tensorrt.library import Library
+from ingot.plugins.tensorrt.plan_file import read_header
 from tests.e2e.command import ingot
 from tests.handmade import write_model
 
@@ -72,8 +74,9 @@ def llama(library: Library, folder: Path, kept: dict[str, tuple[Plan, Compiled]]
 def test_the_engine_holds_the_whole_plan(llama: tuple[Plan, Compiled]) -> None:
     """Two layers: four products in each and lm_head; the attention twice; all of that in both profiles."""
     plan, compiled = llama
-    assert compiled.header.capabilities == ("8.9",)
-    assert compiled.header.nbytes == len(compiled.image)
+    header = read_header(compiled.image, "rank0.plan")
+    assert header.capabilities == ("8.9",)
+    assert header.nbytes == len(compiled.image)
     assert expected_network(plan) == {"MATRIX_MULTIPLY": 9, "PLUGIN_V3": 2}
     assert {kind: compiled.network[kind] for kind in expected_network(plan)} == expected_network(plan)
     for profile in (0, 1):
@@ -109,6 +112,32 @@ def test_a_hollow_engine_is_refused(llama: tuple[Plan, Compiled]) -> None:
         check_network(plan, {**compiled.network, "MATRIX_MULTIPLY": 8})
     with pytest.raises(BuildError, match="one IngotAttention per layer"):
         check_layers(plan, [layer for layer in compiled.layers if layer.name != "layers.1/attention"])
+
+
+def test_what_is_only_moved_is_read_and_made(llama: tuple[Plan, Compiled]) -> None:
+    """A builder may reformat a weight before a product and the logits behind it; moving alone computes nothing."""
+    plan, compiled = llama
+    weight = next(each.name for each in plan.weights if each.name == "layers.0/down.weight")
+
+    def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple({weight: "moved", "logits": "unmoved"}.get(name, name) for name in names)
+
+    def moves(*pairs: tuple[str, str]) -> list[Layer]:
+        return [
+            Layer(name="a", kind="Reformat", profile=profile, inputs=(given,), outputs=(made,), nodes=())
+            for given, made in pairs
+            for profile in (0, 1)
+        ]
+
+    layers = [
+        dataclasses.replace(each, inputs=renamed(each.inputs), outputs=renamed(each.outputs))
+        for each in compiled.layers
+    ]
+    with pytest.raises(BuildError, match="no layer reads a weight"):
+        check_layers(plan, layers)
+    with pytest.raises(BuildError, match="no layer makes the logits"):
+        check_layers(plan, [*moves((weight, "moved")), *layers])
+    check_layers(plan, [*moves((weight, "once"), ("once", "moved"), ("unmoved", "logits")), *layers])
 
 
 def test_a_copied_pool_is_refused(llama: tuple[Plan, Compiled]) -> None:
@@ -152,11 +181,39 @@ def test_lines_of_the_log_are_layers() -> None:
     ]  # fmt: skip
 
 
+def test_what_an_inspector_says_is_layers() -> None:
+    """The lines above as JSON, as the full TensorRT gives them; some versions leave out what is empty."""
+
+    def tensors(*names: str) -> list[dict[str, object]]:
+        return [{"Name": name, "Dimensions": [-1, 4], "Format/Datatype": "Float"} for name in names]
+
+    said = [
+        {"Name": "a_myl1", "LayerType": "gemm", "Inputs": tensors("x", "w"), "Constants": tensors("one"),
+         "Outputs": tensors("y"), "Metadata": "[ONNX Layer: a/product]\x1e[ONNX Layer: a/bias]"},
+        {"Name": "b [profile 1]", "LayerType": "PluginV3", "Inputs": tensors("y [profile 1]"),
+         "Outputs": tensors("z [profile 1]"), "Metadata": "[ONNX Layer: b]"},
+        {"Name": "c", "LayerType": "kgen", "Inputs": [], "Outputs": []},
+    ]  # fmt: skip
+    assert inspected_layers(json.dumps({"Layers": said, "Bindings": ["x", "x [profile 1]"]})) == [
+        Layer(name="a_myl1", kind="gemm", profile=0, inputs=("x", "w", "one"), outputs=("y",),
+              nodes=("a/product", "a/bias")),
+        Layer(name="b", kind="PluginV3", profile=1, inputs=("y",), outputs=("z",), nodes=("b",)),
+        Layer(name="c", kind="kgen", profile=1, inputs=(), outputs=(), nodes=()),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", ['{"Layers": ["a", "b"]}', '{"Layers": [{"Name": "a"}]}', "no JSON", "[]", "{}"])
+def test_an_inspector_that_says_less_is_an_error_in_words(said: str) -> None:
+    """Names alone, as engines without detailed verbosity have them."""
+    with pytest.raises(BuildError, match="layers of the engine cannot be read back"):
+        inspected_layers(said)
+
+
 def test_other_models_compile(library: Library, tmp_path: Path) -> None:
     """Norms of heads, windows and two bases of rotation; every second layer another kind of attention."""
     plan = _plan(tmp_path, "gemma3_text", "f16")
     compiled = compile_plan(plan, library, ())
-    assert compiled.header.mask == 0x7E
+    assert read_header(compiled.image, "rank0.plan").mask == 0x7E
     assert len(computed_products(plan, compiled.layers, 1)) == sum(step.op == "matmul" for step in plan.steps)
 
 
@@ -202,6 +259,7 @@ def test_the_command_line(library: Library, monkeypatch: pytest.MonkeyPatch, tmp
     inspected = json.loads(ingot("inspect", engine, "--json").succeeds().out)
     rtx, cuda = inspected["targets"]
     assert rtx["file"] == cuda["file"] == "rank0.engine"
+    assert rtx["code"] == cuda["code"], "the same machine code lies there once"
     assert "network" not in cuda
     assert rtx["network"]["capabilities"] == ["8.9"]
     assert rtx["network"]["mask"] == 8
@@ -211,3 +269,16 @@ def test_the_command_line(library: Library, monkeypatch: pytest.MonkeyPatch, tmp
     ingot("verify", engine).succeeds()
     text = ingot("inspect", engine).succeeds().out
     assert "for GPUs of 8.9 (mask 0x08), 9/9 products" in text
+    for name, place, byte, words in (
+        ("rank0.plan", 32, 0x7E, ("header of the TensorRT engine is not the one", "8.0, 8.6, 8.9, 12.0, 12.1, newer")),
+        ("rank0.plan", 25, 8, ("header of the TensorRT engine is not the one", "expected: ", "by 1.8.")),
+        ("rank0.plan", 16, 0, ("header of the TensorRT engine is not the one",)),
+        ("rank0.plan", 0, 0, ("this is no TensorRT-RTX engine",)),
+        ("rank0.plan.json", 0, ord("["), ("the engine is damaged: SHA-256 differs", "rank0.plan.json")),
+    ):  # fmt: skip
+        whole = (engine / name).read_bytes()
+        (engine / name).write_bytes(whole[:place] + bytes([byte]) + whole[place + 1 :])
+        ingot("inspect", engine).fails(*words)
+        ingot("verify", engine).fails("SHA-256 differs", name)
+        (engine / name).write_bytes(whole)
+    ingot("inspect", engine).succeeds()

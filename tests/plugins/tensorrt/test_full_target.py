@@ -144,9 +144,64 @@ def test_an_engine_with_exact_versions(installed: Library, checkpoint: Path, tmp
     assert network["network"]["PLUGIN_V3"] == 2
     assert network["network"]["MATRIX_MULTIPLY"] == 9
     text = ingot("inspect", tmp_path / "e").succeeds().out
-    assert "by TensorRT 11.4.0.106 on Emulated GPU, for GPUs of 9.0" in text
+    assert "by TensorRT 11.4.0.106 on Emulated GPU, for GPUs of 9.0, 9/9 products, 3 MiB for activations" in text
+    assert "layers: " in text.split("profile     decode: ")[1].splitlines()[0]
+    assert network["products"] == {"mixed": 9, "decode": 9}
+    assert network["layers"]["decode"]["PluginV3"] == network["layers"]["mixed"]["PluginV3"] == 2
+    assert network["activation_bytes"] == {"mixed": 3 << 20, "decode": 2 << 20}
     assert "built with  CUDA driver 13.0, GPU Emulated GPU, TensorRT 11.4.0.106, nvcc 13.0.0" in text
     ingot("verify", tmp_path / "e").succeeds()
+
+
+FAULTS = """
+from tests.plugins.tensorrt import emulated_builder
+from tests.plugins.tensorrt.emulated_builder import *
+from tests.plugins.tensorrt.emulated_builder import _Engine
+
+def dropped(layers):
+    node = "[ONNX Layer: layers.1/down/product]"
+    return [each for each in layers if each["Metadata"] != node or "profile" not in each["Name"]]
+
+def copied(layers):
+    tensor = [{"Name": "keys.0"}]
+    return [{"Name": "a copy", "LayerType": "Reformat", "Inputs": tensor, "Outputs": [{"Name": "other"}]}, *layers]
+
+def unplugged(layers):
+    return [each for each in layers if each["Metadata"] != "[ONNX Layer: layers.0/attention]"]
+
+def unread(layers):
+    return ["a name"]
+
+class Runtime(emulated_builder.Runtime):
+    def deserialize_cuda_engine(self, serialized_engine):
+        said = json.loads(serialized_engine.splitlines()[0])
+        if "FAULT" == "gone":
+            return None
+        return _Engine(json.dumps({"Layers": FAULT(said["Layers"])}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("dropped", ("the engine is hollow: no layer computes a product", "profile decode", "none for layers.1/down")),
+        ("copied", ("the engine copies the pools", "a copy")),
+        ("unplugged", ("does not hold one IngotAttention per layer", "layers.1/attention")),
+        ("unread", ("the layers of the engine cannot be read back",)),
+        ("gone", ("cannot compile the network", "the library cannot read back the engine that it built")),
+    ],
+)
+def test_what_the_builder_made_is_read_back(
+    fault: str, words: tuple[str, ...], driver: ctypes.CDLL, checkpoint: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The checks of TensorRT-RTX's engines, on what the inspector says."""
+    (tmp_path / "faulty_builder.py").write_text(FAULTS.replace("FAULT", fault))
+    monkeypatch.syspath_prepend(tmp_path)
+    library = Library(name="TensorRT", version="11.4.0.106", module="faulty_builder", folder=Path("nowhere"))
+    monkeypatch.setattr(full_target, "find_tensorrt", lambda: library)
+    build(checkpoint, tmp_path / "e").fails(*words)
+    assert not (tmp_path / "e").exists()
 
 
 def test_times_are_kept_in_a_file_of_the_target(installed: Library, checkpoint: Path, tmp_path: Path) -> None:
@@ -199,8 +254,8 @@ def test_it_runs_like_any_other(
     assert {name for name, _ in full.steps} == {"mixed", "decode"}
     build(checkpoint, tmp_path / "both", "tensorrt/sm90,cuda/sm90").succeeds()
     compared = ingot("verify", tmp_path / "both", "--against", checkpoint, "--tokens", 8, "--json").succeeds()
-    assert json.loads(compared.out)["target"] == "cuda/sm90"
-    assert "not compared here: tensorrt/sm90: sessions of this target show nothing of their inside" in compared.err
+    layers = {each["target"]: each["summary"]["layers"] for each in json.loads(compared.out)["comparisons"]}
+    assert layers == {"cuda/sm90": "compared", "tensorrt/sm90": "not compared: tensorrt/sm90 has no taps"}
     options = SessionOptions(num_blocks=4, threads=2, directory=engine)
     with open_engine(engine) as opened, pytest.raises(UsageError, match="threads"):
         find_target("tensorrt/sm90").open_session(opened.plan, opened.weights, options)

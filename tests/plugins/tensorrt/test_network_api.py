@@ -124,6 +124,8 @@ def test_a_real_builder_compiles_every_other_layer(
     assert report["errors"] == []
     assert report["bytes"] > 1 << 20
     assert len(set(report["names"])) == len(report["names"]), "every layer has a name of its own"
+    products = [step.name for step in plan.steps if step.op == "matmul"]
+    assert report["products"] == [products, products], "through all fusions, layers say which nodes they compute"
 
 
 def _surface(paths: list[list[str]], folder: Path) -> list[str | None]:
@@ -161,7 +163,8 @@ def _declared(module: Any, classes: dict[str, str]) -> Iterator[tuple[list[str],
 
 def test_the_bindings_have_every_declared_method(tmp_path: Path) -> None:
     """Parameters of the same names in the same order, in one of the overloads; what follows has defaults."""
-    names = [name for name, kind in vars(builder_bindings).items() if inspect.isclass(kind) and name[0] in "IB"]
+    names = [name for name, kind in vars(builder_bindings).items() if inspect.isclass(kind)]
+    names = [name for name in names if vars(builder_bindings)[name].__module__ == builder_bindings.__name__]
     declared = [*_declared(builder_bindings, {name: name for name in names}), *_declared(bindings, SESSION_CLASSES)]
     assert len(declared) > 40
     for (path, wanted), doc in zip(declared, _surface([path for path, _ in declared], tmp_path), strict=True):
@@ -188,7 +191,7 @@ def test_the_bindings_have_every_name_that_is_used(tmp_path: Path) -> None:
         ("UnaryOperation", ("COS", "SIN", "SQRT")), ("MatrixOperation", ("NONE", "TRANSPOSE")),
         ("ActivationType", ("SIGMOID", "TANH", "RELU", "GELU_TANH", "GELU_ERF")),
         ("ElementWiseOperation", ("SUM", "PROD", "DIV")), ("LayerType", ("MATRIX_MULTIPLY", "PLUGIN_V3")),
-        ("PluginFieldType", ("INT32", "FLOAT32")),
+        ("PluginFieldType", ("INT32", "FLOAT32")), ("LayerInformationFormat", ("JSON",)),
     ):  # fmt: skip
         paths |= {(kind, member) for member in members}
     ordered = sorted(paths)

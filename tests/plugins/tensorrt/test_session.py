@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 
 from ingot.builder.build import build
+from ingot.compare.compare import CompareOptions, compare
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.runtime import RuntimeConfig
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
+from ingot.dtypes import DType
 from ingot.engine import Engine, open_engine
 from ingot.errors import EngineError, TargetError, UsageError
+from ingot.plan import Plan
+from ingot.plugins.cuda.step_tables import StepTables
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import File, SessionOptions
@@ -26,7 +30,8 @@ from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.target import TensorRtRtxTarget
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import LoadedEngine
-from ingot.step_io import Session
+from ingot.step_io import Session, StepBatch
+from tests.hall.planted import Bytes, replant
 from tests.handmade import write_model
 from tests.plugins.cuda.conftest import emulation, gpu  # noqa: F401
 from tests.plugins.tensorrt.emulated_runtime import EmulatedTensorRt
@@ -54,7 +59,8 @@ def rtx(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
         heads = config.get("num_attention_heads")
         config |= {"head_dim": 16} if "head_dim" in config else {"hidden_size": 16 * int(str(heads))} if heads else {}
         write_model(folder / "m", config)
-        convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c"))
+        stored = options.pop("stored", None)
+        convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c", dtype=stored))
         options = {"target": NAME, "tokens_per_block": 16, "max_batch_size": 6, "max_num_tokens": 48, **options}
         build(BuildConfig(**options), folder / "c", folder / "e")
         plan = open_engine(folder / "e").plan
@@ -144,3 +150,45 @@ def test_another_gpu_is_named(rtx: Callable[..., Path], monkeypatch: pytest.Monk
     monkeypatch.setenv("INGOT_EMULATED_SM", "90")
     for name in (NAME, "tensorrt-rtx"):
         assert "this machine has Emulated GPU (sm_90)" in (find_target(name).missing() or "")
+
+
+@pytest.mark.parametrize(
+    ("precision", "stored"), [("f32", None), ("bf16", None), ("f16", None), ("bf16", DType.BF16), ("f16", DType.F16)]
+)
+def test_verify_compares_weights_and_logits(
+    rtx: Callable[..., Path], precision: str, stored: DType | None, tmp_path: Path
+) -> None:
+    """TensorRT shows nothing between a step's inputs and its logits, and verify says so."""
+    engine = rtx(tmp_path, "llama", precision=precision, stored=stored)
+    comparison = compare(engine, tmp_path / "c", CompareOptions(tokens=20))
+    comparison.raise_if_wrong()
+    assert comparison.layers == f"not compared: {NAME} has no taps"
+    assert comparison.logits.positions == 20
+    assert {name for name, _ in _emulated().steps} == {"mixed", "decode"}
+
+    def half(plan: Plan, section: Bytes) -> None:
+        weight = next(each for each in plan.weights if each.name == "layers.1/down.weight")
+        begin = weight.pieces[0].offset
+        section[begin : begin + weight.nbytes // 2] = 0
+
+    planted = replant(engine, tmp_path / "planted", half)
+    with pytest.raises(EngineError, match=r"is layers.1/down\n(.|\n)*weight layers.1/down.weight, row"):
+        compare(planted, tmp_path / "c", CompareOptions(tokens=20)).raise_if_wrong()
+
+
+def test_verify_finds_a_network_that_computes_something_else(
+    rtx: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are those of the source, but it writes keys and values one place too far."""
+    engine = rtx(tmp_path, "llama", precision="f32")
+    fill = StepTables.fill
+
+    def shifted(self: StepTables, batch: StepBatch, bucket: int | None, spare_block: int) -> Any:
+        counts, integers = fill(self, batch, bucket, spare_block=spare_block)
+        begin = self._layout.offsets["positions"]
+        integers[begin : begin + len(batch.ids)] += 1
+        return counts, integers
+
+    monkeypatch.setattr(StepTables, "fill", shifted)
+    with pytest.raises(EngineError, match="its logits are beyond their tolerance"):
+        compare(engine, tmp_path / "c", CompareOptions(tokens=20)).raise_if_wrong()
