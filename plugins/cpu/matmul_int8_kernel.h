@@ -269,8 +269,10 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t row, int64_t 
                int32_t* sums, std::byte* unpacked) {
   const int64_t stride = rows * kPanel, tiles = ceil_div(rows, Products::kRows);
   const int group_bits = std::countr_zero(static_cast<uint64_t>(format.group));
-  for (int64_t k = 0; k < x.k; k += Products::kPart) {
-    const int64_t part = std::min(Products::kPart, x.k - k);
+  // one tile of rows leaves nothing to be read again: each panel is read from its beginning to its end
+  const int64_t most = tiles == 1 && Products::kUnpackedBytes == 0 ? x.k : Products::kPart;
+  for (int64_t k = 0; k < x.k; k += most) {
+    const int64_t part = std::min(most, x.k - k);
     for (int64_t p = 0, step; p < panels; p += step) {
       step = panels - p >= Products::kPanels ? Products::kPanels : 1;
       const std::byte* lines[Products::kPanels];
