@@ -17,8 +17,9 @@ from ingot.plan import Limits, Plan
 from ingot.plugins.quantised import MAX_K
 from ingot.plugins.target import Target
 
-# Relative error of a product's output up to which its inputs are rounded to int8: no more than its weights' own.
-TOLERANCE = {DType.W8: 0.02, DType.W4: 0.05}
+# Relative error of a product's output up to which its inputs are rounded to int8. With w8, stories260K and the shipped
+# model have nothing above 4 %, and their KL divergence from f32 stays below 0.002 with every input rounded.
+TOLERANCE = {DType.W8: 0.04, DType.W4: 0.05}
 
 Progress = Callable[[str, int, int], None]
 
