@@ -1,4 +1,4 @@
-"""`ingot bench latency | throughput | serve | kernels`, as a table or JSON on stdout."""
+"""`ingot bench latency | throughput | serve | kernels | start`, as a table or JSON on stdout."""
 
 import dataclasses
 import json
@@ -13,13 +13,14 @@ from ingot.bench.latency import LatencyOptions, LatencyReport, bench_latency
 from ingot.bench.throughput import ThroughputOptions, ThroughputReport, bench_throughput
 from ingot.cli.bench_kernels import kernels
 from ingot.cli.bench_serve import serve
+from ingot.cli.bench_start import start
 from ingot.cli.console import LEVELS, Talk
 from ingot.cli.values import as_json, log_level, positive, target_isa
 
 
 @click.group()
 def command() -> None:
-    """Latency, throughput, goodput and kernel times of an Engine on this machine.
+    """Latency, throughput, goodput, kernel times and starts of an Engine on this machine.
 
     \b
     Example: ingot bench latency --engine_dir ENGINE --input_len 128 --output_len 64
@@ -86,6 +87,7 @@ def throughput(as_json: bool, log_level: str, **options: Any) -> None:
 
 command.add_command(serve)
 command.add_command(kernels)
+command.add_command(start)
 
 
 def _show_latency(report: LatencyReport) -> None:

@@ -1,0 +1,52 @@
+"""`ingot bench start`: a table or JSON on stdout."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ingot.bench.start import StartOptions, StartReport, bench_start
+from ingot.cli.console import LEVELS, Talk
+from ingot.cli.values import as_json, log_level, positive, target_isa
+
+
+@click.command()
+@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to measure.")
+@click.option("--input_len", type=positive, default=32, show_default=True, help="Prompt tokens.")
+@click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True,
+              help="Untimed processes; after one the engine's files are in the page cache.")  # fmt: skip
+@click.option("--repetitions", type=positive, default=5, show_default=True, help="Processes; medians are shown.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts.")
+@click.option("--threads", type=positive, help="Threads; every core unless given.")
+@target_isa
+@as_json
+@log_level
+def start(as_json: bool, log_level: str, **options: Any) -> None:
+    """Time from the start of a process to its first token, and the memory it takes.
+
+    \b
+    Example: ingot bench start --engine_dir ENGINE --input_len 32
+    """
+    with Talk(LEVELS[log_level]) as talk:
+        report = bench_start(StartOptions(**options), talk.progress)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(report), indent=1))
+    else:
+        _show(report)
+
+
+def _show(report: StartReport) -> None:
+    print(
+        f"{report.engine} on {report.target}: first token of a prompt of {report.input_len} after "
+        f"{report.total_ms:.0f} ms, median of {report.repetitions} processes"
+    )
+    parts = (
+        ("Python", report.interpreter_ms), ("imports", report.import_ms), ("open and check", report.open_ms),
+        ("prefill and draw", report.first_token_ms),
+    )  # fmt: skip
+    for name, milliseconds in parts:
+        print(f"  {name:<16} {milliseconds:8.1f} ms")
+    peak, own = report.peak_bytes / 2**20, report.anonymous_bytes / 2**20
+    print(f"memory: {peak:.0f} MiB, {own:.0f} MiB of it in no file")
