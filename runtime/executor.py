@@ -268,10 +268,10 @@ class Executor:
             self._turn.acquire()
             self._stepping, self._repetition = False, None
             self._turn.notify_all()
-        num_steps = len(outcomes) and 1
+        num_steps = 1  # also where it failed and everybody has gone meanwhile
         if repetition is not None:
             repetition.catch_up()
-            num_steps += repetition.taken
+            num_steps = max(1, repetition.taken + bool(outcomes))
         for part, outcome in outcomes:
             self._finish_step(part, outcome, self._work.steps + num_steps - 1)
         self._work = Work(steps=self._work.steps + num_steps, session_seconds=self._work.session_seconds + taken)

@@ -13,13 +13,15 @@ from ingot.step_io import Int32, RepeatSession, StepResult
 class Repetition:
     """One crossing. `run` takes its time; `catch_up` is called with the executor's lock held.
 
-    first  the executor's number of the first step
     taken  steps whose tokens the requests have
     """
 
     def __init__(self, step: ScheduledStep, first: int, *, most: int, seconds: float, stop: Int32) -> None:
-        """At most `most` steps, none that begins after `seconds`, and none after the one in which `stop` becomes 1."""
-        self._step, self.first, self.taken = step, first, 0
+        """At most `most` steps, none that begins after `seconds`, and none after the one in which `stop` becomes 1.
+
+        first  the executor's number of the first step
+        """
+        self._step, self._first, self.taken = step, first, 0
         self._repeat = repeat_of(step.chunks, most, seconds, stop)
 
     @property
@@ -42,5 +44,5 @@ class Repetition:
         requests: tuple[Request, ...] = self._step.sampled
         for request, own_tokens, own_log_probs in zip(requests, tokens, log_probs, strict=True):
             if request.finish_reason is None:
-                request.catch_up(own_tokens, own_log_probs, self.first + self.taken)
+                request.catch_up(own_tokens, own_log_probs, self._first + self.taken)
         self.taken = done

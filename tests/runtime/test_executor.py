@@ -122,6 +122,26 @@ def test_abort_while_a_step_computes() -> None:
     assert executor.stats()["blocks_used"] == 0
 
 
+def test_a_step_that_fails_when_everybody_has_gone() -> None:
+    executor, session = make()
+    requests = [request_of([1, 2], 9), request_of([3], 4)]
+
+    def fail(batch: StepBatch) -> None:
+        executor.abort(requests)
+        raise ValueError("the kernel fell over")
+
+    session.before_step = fail
+    executor.add(requests)
+    executor.drain()
+    assert [request.error for request in requests] == [None, None]
+    session.before_step = lambda batch: None
+    late = request_of([4], 2)
+    executor.add([late])
+    executor.drain()
+    assert late.generated().tolist() == continued([4], 2)
+    assert executor.stats()["blocks_used"] == 0
+
+
 def test_threads_share_steps() -> None:
     executor, session = make()
     session.before_step = lambda batch: time.sleep(0.002)

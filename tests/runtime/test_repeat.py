@@ -213,6 +213,24 @@ def test_a_failure_in_the_middle_fails_whom_it_concerns(caplog: pytest.LogCaptur
     assert executor.stats()["blocks_used"] == 0
 
 
+def test_a_failure_when_everybody_has_gone() -> None:
+    executor, session = make()
+    requests = [request_of([1, 2], 60), request_of([1, 3], 60)]
+    places = iter([None] * 2 + [requests] * 9)  # the third step is the first of those that follow each other
+
+    def fail(batch: StepBatch) -> None:
+        gone = next(places)
+        if gone is not None:
+            executor.abort(gone)
+            raise ValueError("the kernel fell over")
+
+    session.before_step = fail
+    executor.add(requests)
+    executor.drain()
+    assert {request.finish_reason for request in requests} == {FinishReason.ABORT}
+    assert executor.stats()["blocks_used"] == 0
+
+
 @pytest.fixture(scope="module")
 def model() -> TinyModel:
     return make_model(find_target("cpu"))
