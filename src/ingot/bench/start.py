@@ -8,6 +8,7 @@ import json
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,8 +94,7 @@ def _process(options: StartOptions, prompt: list[int]) -> dict[str, Any]:
     if done.returncode:
         raise EngineError(
             "a process could not start the engine", where=str(options.engine_dir),
-            got=done.stderr.strip() or f"exit status {done.returncode}",
-            hint="`ingot doctor ENGINE` says what is missing",
+            got="\n" + textwrap.indent(done.stderr.strip() or f"exit status {done.returncode}", "    "),
         )  # fmt: skip
     told: dict[str, Any] = json.loads(done.stdout)
     return told

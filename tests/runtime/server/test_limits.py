@@ -38,15 +38,17 @@ def running(served: Served, count: int = 1) -> bool:
     return eventually(lambda: served.runner.stats()["requests_running"] >= count)
 
 
-def open_socket(served: Served, body: dict[str, Any], *, key: str = "", path: str = "/v1/completions") -> socket.socket:
+def open_socket(
+    served: Served, body: dict[str, Any], *, key: str = "", path: str = "/v1/completions", request_id: str = "x"
+) -> socket.socket:
     """A request on a plain socket, whose answer nobody has read yet."""
     port = int(served.url.rsplit(":", 1)[1])
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", port))
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection.sendall(head.encode() + data)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nX-Request-Id: {request_id}\r\n"
+    connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     return connection
 
 
@@ -131,10 +133,11 @@ def test_a_silent_stream_says_that_it_lives(served: Served, monkeypatch: pytest.
 
 def test_who_never_reads_is_cut_off(strict: Served, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ingot.server"):
-        deaf = open_socket(strict, {**LONG, "stream": True, "logprobs": 20, "n": 3}, key=KEYS[0])
+        deaf = open_socket(strict, {**LONG, "stream": True, "logprobs": 20, "n": 3}, key=KEYS[0], request_id="deaf")
         assert eventually(lambda: bool(strict.service.active))
         assert eventually(lambda: not strict.service.active, 15)
-    assert "client does not read" in [record.getMessage() for record in caplog.records]
+    own = [record.getMessage() for record in caplog.records if getattr(record, "request_id", None) == "deaf"]
+    assert own == ["client does not read"]
     assert eventually(strict.is_empty)
     deaf.close()
 
