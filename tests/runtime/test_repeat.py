@@ -10,28 +10,17 @@ import numpy as np
 import pytest
 
 from ingot.errors import RequestError
-from ingot.plan import Limits
 from ingot.plugins.cpu.target import CpuSession
 from ingot.plugins.registry import find_target
-from ingot.runtime.executor import Executor
-from ingot.runtime.request import FinishReason, Request
-from ingot.runtime.step_by_step import StepsAhead, step_by_step
+from ingot.runtime.request import FinishReason
+from ingot.runtime.step_by_step import StepsAhead
 from ingot.step_io import Int32, Repeat, SampleRows, StepBatch
 from tests.runtime.fake_session import RepeatingSession, continued, decode_by_run
+from tests.runtime.repeating import LIMITS, check, make, request_of
 from tests.runtime.tiny_engine import make_executor, make_runner, open_session, poisoned_runner
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
-LIMITS = Limits(max_batch_size=8, max_input_len=40, max_seq_len=200, max_num_tokens=32, max_logit_rows=8)
 NEVER = np.zeros(1, np.int32)
-
-
-def make() -> tuple[Executor, RepeatingSession]:
-    session = RepeatingSession(400, 4, LIMITS)
-    return make_executor(session, LIMITS, 4)[0], session
-
-
-def request_of(prompt: list[int], count: int, end_ids: frozenset[int] = frozenset()) -> Request:
-    return Request(np.array(prompt, np.int32), max_new_tokens=count, end_ids=end_ids)
 
 
 def repeat_of(most: int, sequences: int, ends: list[Int32] | None = None, stop: Int32 = NEVER) -> Repeat:
@@ -41,12 +30,6 @@ def repeat_of(most: int, sequences: int, ends: list[Int32] | None = None, stop: 
         ids=np.full((most, sequences), -7, np.int32), log_probs=np.full((most, sequences), -7, np.float32),
         done=np.zeros(1, np.int32),
     )  # fmt: skip
-
-
-def check(request: Request) -> None:
-    prompt = request.tokens[: request.num_prompt].tolist()
-    assert request.generated().tolist() == continued(prompt, request.num_generated)
-    assert request.log_probs == [-float(n) for n in range(request.num_generated)]
 
 
 def test_short_steps_come_several_at_a_time() -> None:
@@ -115,52 +98,6 @@ def test_whoever_waits_sees_tokens_while_steps_follow_each_other() -> None:
     assert sum(session.repeated) > 50
     for each in (request, other):
         check(each)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_every_step_is_told_once_though_several_come_at_a_time(seed: int) -> None:
-    rng = random.Random(seed)
-    executor, session = make()
-    session.before_step = lambda batch: time.sleep(rng.choice([0, 0, 0.002]))
-    requests = [request_of([1, n, *range(rng.randint(0, 30))], rng.randint(1, 60)) for n in range(12)]
-    before = [0] * len(requests)
-    told = 0
-    for shown in step_by_step(executor, requests):
-        told += 1
-        grown = [after - then for then, after in zip(before, shown, strict=True)]
-        assert set(grown) == {0, 1}
-        assert all(request.num_generated >= n for request, n in zip(requests, shown, strict=True))
-        before = list(shown)
-    assert told <= len(executor.step_log())
-    assert told == len({step for request in requests for step in request.steps or ()})
-    assert before == [request.max_new_tokens for request in requests]
-    assert max(session.repeated) > 1
-    for request in requests:
-        check(request)
-
-
-def test_dropping_what_comes_step_by_step_aborts_it() -> None:
-    executor, session = make()
-    requests = [request_of([1, n], 150) for n in range(4)]
-    session.before_step = lambda batch: time.sleep(0.001)
-    for shown in step_by_step(executor, requests):
-        if shown[0] == 40:
-            break
-    executor.wait(lambda: all(request.finished for request in requests), lambda: None)
-    assert {request.finish_reason for request in requests} == {FinishReason.ABORT}
-    assert requests[0].num_generated < 150
-    assert executor.stats()["blocks_used"] == 0
-
-
-def test_a_dying_step_thread_is_no_endless_wait() -> None:
-    executor, session = make()
-
-    def die(batch: StepBatch) -> None:
-        raise SystemExit("gone")
-
-    session.before_step = die
-    with pytest.raises(SystemExit):
-        list(step_by_step(executor, [request_of([1, 2], 10)]))
 
 
 def test_whoever_comes_or_goes_ends_the_repetition() -> None:
@@ -359,54 +296,3 @@ def test_native_steps_see_the_stop_of_another_thread(model: TinyModel) -> None:
     assert session.decode(batch, repeat) < 30
     thread.join()
     session.close()
-
-
-def _follow(executor: Executor, requests: list[Request], leave_at: int) -> None:
-    shown = [0] * len(requests)
-    for shown in step_by_step(executor, requests):
-        for request, n in zip(requests, shown, strict=True):
-            assert request.generated()[:n].tolist() == continued(request.tokens[: request.num_prompt].tolist(), n)
-        if sum(shown) >= leave_at:
-            return
-    assert shown == [request.max_new_tokens for request in requests]
-
-
-def _wait(executor: Executor, requests: list[Request], leave_at: int) -> None:
-    executor.add(requests)
-    executor.wait(lambda: all(request.finished for request in requests), lambda: None)
-    assert [request.num_generated for request in requests] == [request.max_new_tokens for request in requests]
-
-
-def _watch(executor: Executor, requests: list[Request], leave_at: int) -> None:
-    executor.add(requests)
-    wanted = min(leave_at, sum(request.max_new_tokens for request in requests))
-    with StepsAhead(executor):
-        executor.wait(lambda: sum(r.num_generated for r in requests) >= wanted, lambda: None, steps=False)
-    executor.abort(requests)
-
-
-def test_many_who_follow_add_and_leave_share_steps_that_follow_each_other() -> None:
-    executor, session = make()
-    failures: list[BaseException] = []
-
-    def run(seed: int) -> None:
-        rng = random.Random(seed)
-        try:
-            for _ in range(12):
-                requests = [request_of([1, rng.randint(0, 90)], rng.randint(1, 90)) for _ in range(rng.randint(1, 3))]
-                rng.choice([_follow, _wait, _watch])(executor, requests, rng.choice([1000, 1, rng.randint(1, 60)]))
-                for request in requests:
-                    check(request)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "somebody waits for ever"
-    assert failures == []
-    executor.drain()
-    assert executor.stats()["blocks_used"] == 0
-    assert max(session.repeated) > 4
