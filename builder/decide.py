@@ -94,7 +94,7 @@ def _decide_target(
         num_layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
         tokens_per_block=config.tokens_per_block, dtype=kv_dtype,
     )  # fmt: skip
-    lowering = Lowering(graph, panels=target.packs_products)
+    lowering = Lowering(graph, panels=target.packs_products, adding_products=target.adds_in_products)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
     plan = lowering.plan(limits, kv, shape, shards)

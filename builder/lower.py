@@ -5,6 +5,7 @@ session's.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
@@ -22,6 +23,7 @@ from ingot.plan import Attr, KvLayout, Limits, Plan, Rows, Step
 from ingot.plugins.registry import find_op
 
 _PANELS = {"matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → the input that is packed in panels
+_RESIDUAL = {"matmul": 3, "rms_norm": 2, "layer_norm": 3}  # op → its input that is added
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +78,8 @@ def read_shape(graph: Graph) -> ModelShape:
 class Lowering:
     """Collects drafts and weights node by node; `plan` puts them together."""
 
-    def __init__(self, graph: Graph, *, panels: bool = True) -> None:
-        """panels: the target's products take packed weights."""
+    def __init__(self, graph: Graph, *, panels: bool = True, adding_products: bool = False) -> None:
+        """panels: the target's products take packed weights. adding_products: and add what a norm would add to them."""
         self._panels = panels
         self._drafts: list[_Draft] = []
         self._values: list[Value] = []
@@ -88,6 +90,8 @@ class Lowering:
         for node in graph.nodes:
             if node.domain == DOMAIN:
                 self._lower(node)
+        if adding_products:
+            self._drafts = _add_in_products(self._drafts)
         self._logits = self._index[id(graph.logits)]
 
     @property
@@ -201,6 +205,35 @@ class Lowering:
         if tensor is not None:
             self._index[id(tensor)] = len(self._values) - 1
         return len(self._values) - 1
+
+
+def _add_in_products(drafts: Sequence[_Draft]) -> list[_Draft]:
+    """What a norm adds to a product that nobody else reads is added by the product, right before it: the same sums."""
+    writers = {value: draft for draft in drafts for value in draft.outputs}
+    readers = Counter(ref for draft in drafts for ref in draft.inputs)
+    products: dict[str, _Draft] = {}  # norm → the product before it, as it is now
+    moved: set[str] = set()
+    for norm in drafts:
+        residual = norm.inputs[_RESIDUAL[norm.op]] if norm.op.endswith("_norm") else None
+        branch = norm.inputs[0] if norm.inputs else None
+        product = writers.get(branch) if isinstance(branch, int) else None
+        if residual is None or product is None or product.op != "matmul" or readers[branch] > 1:
+            continue
+        if product.inputs[_RESIDUAL["matmul"]] is None:
+            total = branch if norm.outputs[1] is None else norm.outputs[1]
+            products[norm.name] = dataclasses.replace(
+                product, inputs=(*product.inputs[:-1], residual), outputs=(total,)
+            )
+            moved.add(product.name)
+    made: list[_Draft] = []
+    for draft in drafts:
+        if draft.name in products:
+            product = products[draft.name]
+            inputs = (product.outputs[0], *draft.inputs[1:-1], None)
+            made += [product, dataclasses.replace(draft, inputs=inputs, outputs=(draft.outputs[0], None))]
+        elif draft.name not in moved:
+            made.append(draft)
+    return made
 
 
 def _use(draft: _Draft) -> Use:

@@ -55,11 +55,13 @@ class Target(Protocol):
     """One row of the target list in the docs, e.g. "cpu/avx2". Found by `plugins.registry.find_target`.
 
     packs_products: the weights of matrix products lie in panels (`layouts.py`), else row by row.
+    adds_in_products: products add the residual stream, else the norms behind them do.
     on_gpu: a machine that runs several targets of an engine takes these first.
     """
 
     name: str
     packs_products: bool
+    adds_in_products: bool
     on_gpu: bool
 
     def kernels(self) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ class Binder {
     check(isa_includes(memory_.isa, kernel->isa()),
           "kernel " + step.kernel + " needs " + std::string(kernel->isa()) + ", this machine offers " + memory_.isa);
     kernel_ = kernel;
-    BoundStep bound{step.name, kernel, {}, {}, false, {}, {}};
+    BoundStep bound{step.name, kernel, {}, {}, {}, false, {}, {}};
     if (step.op == "matmul") bind_matmul(bound);
     else if (step.op == "embedding") bind_embedding(bound);
     else if (step.op == "rms_norm" || step.op == "layer_norm") bind_norm(bound);
@@ -85,6 +85,8 @@ class Binder {
     else if (step.op == "moe_route") bind_moe_route(bound);
     else if (step.op == "moe_gate_up" || step.op == "moe_down") bind_moe_matmul(bound);
     else check(false, "op " + step.op + " is not a step of CPU plans");
+    for (const std::string& input : step.inputs)
+      if (const auto found = buffers_.find(input); found != buffers_.end()) bound.inputs.push_back(found->second);
     for (const std::string& output : step.outputs)
       if (!output.empty()) bound.outputs.push_back(find_buffer(output));
     return bound;

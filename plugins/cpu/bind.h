@@ -20,7 +20,7 @@ struct BoundStep {
   std::string name;
   const Kernel* kernel;
   KernelArgs args;
-  std::vector<const BufferSpec*> outputs;
+  std::vector<const BufferSpec*> inputs, outputs;
   bool counts_logits;  // rows are the step's logit rows, else its tokens
   std::vector<Piece> pieces;
   std::array<int32_t, 4> tactics{};  // of a product with 1, 2-8, 9-32 and more rows

@@ -306,10 +306,11 @@ template <typename I, typename Format, typename Products>
 void matmul_int8(const MatmulArgs& args, const Team& team) {
   const BlockLimits limits = block_limits(args, Products::kRows, 96 / Products::kRows * Products::kRows, 32);
   const Format format(args);
-  const RoundedRows x{args.rows, args.k, team.shared};
-  const Team::Range mine = team.share(args.rows);
+  const OwnOrShared place(args, team);
+  const RoundedRows x{args.rows, args.k, place.memory(matmul_int8_scratch(&args))};
+  const Team::Range mine = place.share(args.rows);
   for (int64_t row = mine.begin; row < mine.end; ++row) round_to<I, Products>(x, row, args.x + row * args.k);
-  team.barrier();
+  place.wait();
   const int64_t num_sums = limits.rows * limits.panels * kPanel;
   std::byte* const scratch = team.scratch(static_cast<size_t>(num_sums) * sizeof(int32_t) +
                                           static_cast<size_t>(Products::kPanels * Products::kUnpackedBytes));

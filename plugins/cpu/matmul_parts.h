@@ -29,6 +29,23 @@ inline const std::byte* panel_at(const MatmulArgs& args, int64_t panel, int64_t 
   return piece->data + (panel - piece->begin) * panel_bytes;
 }
 
+// Where a product's rows are prepared, and by whom: many by the team, which then waits for all, few by every thread for
+// itself.
+class OwnOrShared {
+ public:
+  OwnOrShared(const MatmulArgs& args, const Team& team) : team_(team), own_(args.rows * args.k <= kOwnElements) {}
+
+  std::byte* memory(size_t bytes) const { return own_ ? team_.rows_scratch(bytes) : team_.shared; }
+  Team::Range share(int64_t n) const { return own_ ? Team::Range{0, n} : team_.share(n); }
+  void wait() const {
+    if (!own_) team_.barrier();
+  }
+
+ private:
+  const Team& team_;
+  bool own_;
+};
+
 // What the epilogue makes of a sum first. columns(panel, i) are S::kWidth columns from i on, of(p, row) their products.
 template <typename S>
 struct PlainSums {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kTileRows = 16, kFewRows = 4;
 
-// How x lies in Team::shared: [row pairs][K steps][2 tiles]; up to 16 rows: [K steps][one tile of that many rows].
+// How prepared rows of x lie: [row pairs][K steps][2 tiles]; up to 16 rows: [K steps][one tile of that many rows].
 struct PackedRows {
   int64_t rows, k, step_k;
   std::byte* data;
@@ -336,10 +336,11 @@ void blocked_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
 
 template <typename S, typename Tiles, typename Rows, typename Weight>
 void matmul_tiles(const MatmulArgs& args, const Team& team) {
-  const Rows x(args.rows, args.k, team.shared);
-  const Team::Range mine = team.share(x.items());
+  const OwnOrShared place(args, team);
+  const Rows x(args.rows, args.k, place.memory(Rows::bytes(args.rows, args.k)));
+  const Team::Range mine = place.share(x.items());
   for (int64_t i = mine.begin; i < mine.end; ++i) x.pack(i, [&args](int64_t row) { return args.x + row * args.k; });
-  team.barrier();
+  place.wait();
   if (passes_over_panels(args, kTileRows)) {
     stream_tiles<S, Tiles, Rows, Weight, 1>(args, x, team);
   } else if (passes_over_panels(args, 2 * kTileRows)) {

@@ -1,4 +1,4 @@
-// rms_norm and layer_norm, one row per turn. Reads x, residual and weights once from memory, later passes hit the cache.
+// rms_norm and layer_norm, row by row. Reads x, residual and weights once from memory, later passes hit the cache.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@ template <typename S, bool kCentred>
 void norm(const NormArgs& args, const Team& team) {
   using V = typename S::V;
   const int64_t hidden = args.hidden;
-  const Team::Range mine = team.share(args.rows);
+  const Team::Range mine = args.own ? Team::Range{0, args.rows} : team.share(args.rows);
   for (int64_t row = mine.begin; row < mine.end; ++row) {
     const float* x = args.x + row * hidden;
     const float* residual = args.residual ? args.residual + row * hidden : nullptr;

@@ -86,8 +86,11 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   if (!isa_includes(detect_isa(), isa)) throw std::invalid_argument("this machine does not offer " + isa);
   const PlanMemory memory{weights, weight_bytes, arena_.data(), kv_.data(), isa};
   steps_ = bind_steps(plan_, memory, batch_);
+  schedules_ = make_schedules(plan_, steps_);
+  one_by_one_.resize(steps_.size());
   taken_.resize(steps_.size());
   shared_ = Region(shared_bytes(steps_, plan_.limits, plan_.kv.tokens_per_block), false);
+  own_ = Region(static_cast<size_t>(threads) * kOwnElements * sizeof(float), false);
   sample_ = find_kernel("sample.f32." + std::string(isa == "amx" ? "avx512" : isa));
   if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
   const BufferSpec& logits = find_buffer(plan_.logits, 0);
@@ -174,14 +177,19 @@ DrawResult Session::draw(const float* logits, int64_t rows, const DrawView& draw
 void Session::execute(const Team& team) {
   Team mine = team;
   mine.shared = shared_.data();
+  const std::vector<Turn>& turns = this->turns();
   const int64_t barriers = ThreadPool::instance().barriers();
+  bool stop = false;
   for (size_t i = 0; i < steps_.size(); ++i) {
     // a chunk in the middle of a prompt needs no logits; kernels count on at least one row
-    if (batch_.rows > 0 || !steps_[i].counts_logits) steps_[i].kernel->run(steps_[i].arguments(), mine);
-    if (team.index == 0) taken_[i] = team.taken();
-    if (team.index == 0 && pause_or_interrupted()) stop_after_.store(i);
-    team.barrier();
-    if (stop_after_.load() <= i) return;
+    if (batch_.rows > 0 || !steps_[i].counts_logits) compute(i, turns[i], mine);
+    if (team.index == 0) {
+      taken_[i] = team.taken();
+      stop = pause_or_interrupted() || stop;
+      if (stop && turns[i].waits) stop_after_.store(i);
+    }
+    if (turns[i].waits) team.barrier();
+    if (turns[i].waits && stop_after_.load() <= i) return;
     if (taps_.contains(steps_[i].name)) {
       if (team.index == 0) after_step(i);
       team.barrier();  // the next step may overwrite what is being copied
@@ -190,6 +198,31 @@ void Session::execute(const Team& team) {
   }
   if (draws_.count() > 0) sample_->run(&sample_args_, mine);
   if (team.index == 0) barriers_ = ThreadPool::instance().barriers() - barriers;
+}
+
+// The turns of this run.
+const std::vector<Turn>& Session::turns() const {
+  if (!taps_.empty()) return one_by_one_;
+  return batch_.tokens <= schedules_.few_tokens ? schedules_.few : schedules_.many;
+}
+
+void Session::compute(size_t index, const Turn& turn, const Team& team) {
+  const BoundStep& step = steps_[index];
+  auto* own = reinterpret_cast<float*>(own_.data()) + team.index * kOwnElements;
+  const auto run = [&](auto args) { step.kernel->run(&args, team); };
+  if (turn.own) {
+    NormArgs norm = std::get<NormArgs>(step.args);
+    norm.y = own;
+    norm.own = true;
+    run(norm);
+  } else if (turn.takes_own) {
+    std::visit([&](auto args) {
+      if constexpr (requires { args.x = own; }) args.x = own;
+      run(args);
+    }, step.args);
+  } else {
+    step.kernel->run(step.arguments(), team);
+  }
 }
 
 void Session::stamp() {
@@ -239,7 +272,7 @@ void Session::close() {
   const std::lock_guard lock(running_);
   closed_ = true;
   steps_.clear();
-  for (Region* region : {&arena_, &kv_, &shared_}) *region = Region();
+  for (Region* region : {&arena_, &kv_, &shared_, &own_}) *region = Region();
 }
 
 void Session::set_step_delay(double seconds) {

@@ -14,6 +14,7 @@
 #include "draws.h"
 #include "memory.h"
 #include "plan_spec.h"
+#include "schedule.h"
 
 namespace ingot {
 
@@ -78,6 +79,8 @@ class Session {
  private:
   DrawResult step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted);
   void execute(const Team& team);
+  void compute(size_t index, const Turn& turn, const Team& team);
+  const std::vector<Turn>& turns() const;
   void after_step(size_t index);
   void stamp();
   bool pause_or_interrupted();
@@ -89,8 +92,11 @@ class Session {
   KvSizes kv_sizes_;
   int threads_;
   Region arena_, kv_, shared_;
+  Region own_;  // [threads][kOwnElements] floats: what a norm that each thread computes for itself leaves to products
   Batch batch_;
   std::vector<BoundStep> steps_;
+  Schedules schedules_;
+  std::vector<Turn> one_by_one_;  // a barrier after every step, nothing computed twice: what taps look at
   const Kernel* sample_ = nullptr;
   const float* logits_ = nullptr;
   Draws draws_;

@@ -203,6 +203,7 @@ class CpuTarget:
     """One instruction set level. The compiled module holds the kernels of all levels."""
 
     packs_products = True
+    adds_in_products = True
     on_gpu = False
 
     def __init__(self, level: str) -> None:

@@ -144,7 +144,7 @@ void ThreadPool::work(Worker& worker) {
     team.count = count;
     team.pool = this;
     job_(context_, team);
-    barrier(count);
+    barrier(team.index, count);
   }
 }
 
@@ -163,16 +163,29 @@ void ThreadPool::run(int count, Job job, void* context) {
   const PinnedCaller pinned(cpus_[0]);
   for (int i = 0; i < count - 1; ++i) workers_[static_cast<size_t>(i)]->called.advance();
   job(context, team);
-  barrier(count);
+  barrier(0, count);
 }
 
-void ThreadPool::barrier(int count) {
-  const uint32_t phase = passed_.value();
-  if (arrived_.fetch_add(1) + 1 < count) return passed_.wait(phase);
-  arrived_.store(0, std::memory_order_relaxed);
+void ThreadPool::barrier(int index, int count) {
+  Group& mine = groups_[index / kGroup];
+  const uint32_t phase = mine.passed.value();
+  if (!arrives_last(index, count)) return mine.passed.wait(phase);
   next_item_.store(0, std::memory_order_relaxed);
   ++barriers_;
-  if (count > 1) passed_.advance();
+  if (count > 1)
+    for (int first = 0; first < count; first += kGroup) groups_[first / kGroup].passed.advance();
+}
+
+// Counters are back at zero before anyone can come to the next barrier.
+bool ThreadPool::arrives_last(int index, int count) {
+  std::atomic<int32_t>& arrived = groups_[index / kGroup].arrived;
+  const int begin = index / kGroup * kGroup, members = std::min(kGroup, count - begin);
+  if (arrived.fetch_add(1) + 1 < members) return false;
+  arrived.store(0, std::memory_order_relaxed);
+  const int groups = (count + kGroup - 1) / kGroup;
+  if (groups > 1 && arrived_groups_.fetch_add(1) + 1 < groups) return false;
+  arrived_groups_.store(0, std::memory_order_relaxed);
+  return true;
 }
 
 double ThreadPool::barrier_seconds(int count) {
@@ -182,8 +195,7 @@ double ThreadPool::barrier_seconds(int count) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kMany;
 }
 
-std::byte* ThreadPool::scratch(int thread, size_t bytes) {
-  Scratch& mine = scratch_[thread];
+std::byte* ThreadPool::grown(Scratch& mine, size_t bytes) {
   if (mine.bytes >= bytes) return mine.data;
   if (mine.data != nullptr) munmap(mine.data, mine.bytes);
   mine.bytes = (bytes + 0xFFFF) & ~size_t{0xFFFF};
@@ -195,9 +207,10 @@ std::byte* ThreadPool::scratch(int thread, size_t bytes) {
   return mine.data = static_cast<std::byte*>(memory);
 }
 
-void Team::barrier() const { static_cast<ThreadPool*>(pool)->barrier(count); }
+void Team::barrier() const { static_cast<ThreadPool*>(pool)->barrier(index, count); }
 int64_t Team::take() const { return static_cast<ThreadPool*>(pool)->take(); }
 int64_t Team::taken() const { return static_cast<ThreadPool*>(pool)->taken(); }
 std::byte* Team::scratch(size_t bytes) const { return static_cast<ThreadPool*>(pool)->scratch(index, bytes); }
+std::byte* Team::rows_scratch(size_t bytes) const { return static_cast<ThreadPool*>(pool)->rows_scratch(index, bytes); }
 
 }  // namespace ingot

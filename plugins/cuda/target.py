@@ -54,6 +54,7 @@ class CudaTarget:
     """One architecture. Activations are float32 in memory, 16-bit where products and attention take them."""
 
     packs_products = False
+    adds_in_products = False
     on_gpu = True
 
     def __init__(self, sm: str) -> None:

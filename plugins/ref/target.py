@@ -24,6 +24,7 @@ class RefTarget:
 
     name = "ref"
     packs_products = True
+    adds_in_products = False
     on_gpu = False
 
     def kernels(self) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ class TensorRtRtxTarget:
     """One flavour. Activations are float32 or, where products take them, 16-bit, as TensorRT fuses its layers."""
 
     packs_products = False
+    adds_in_products = False
     on_gpu = True
 
     def __init__(self, word: str) -> None:

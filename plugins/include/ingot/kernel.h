@@ -22,6 +22,7 @@ class Team {
   int64_t take() const;                          // 0, 1, 2, ...: each number to one thread; anew after every barrier
   int64_t taken() const;                         // how many of them were given out since the last barrier
   std::byte* scratch(size_t bytes) const;        // this thread's own, 64-byte aligned, valid during the call
+  std::byte* rows_scratch(size_t bytes) const;   // another one, for rows that this thread prepares for itself
 
   // Contiguous share [begin, end) of n items for this thread.
   struct Range { int64_t begin, end; };
@@ -29,6 +30,11 @@ class Team {
 
   void* pool = nullptr;
 };
+
+// Rows of so many elements in all are prepared for a product, that is normed or rounded, by every thread for itself
+// instead of by the team, which then need not wait: that takes a core 5 to 10 us at most, as long as some 64 threads take
+// to meet at a barrier, and fewer threads have the more work in the product, beside which it is nothing.
+constexpr int64_t kOwnElements = 49152;
 
 // Panels [begin, end) of a weight, contiguous at data.
 struct Piece {
@@ -89,7 +95,8 @@ struct EmbeddingArgs {
   float scale;                  // of the table's rows
 };
 
-// sum = x + residual; y = norm(sum) * weight (+ bias). sum may be null, or alias residual or x.
+// sum = x + residual; y = norm(sum) * weight (+ bias). sum may be null, or alias residual or x. Where y is the calling
+// thread's `own`, it computes all rows, else its share of them.
 struct NormArgs {
   const float* x;
   const float* weight;    // [hidden]
@@ -99,6 +106,7 @@ struct NormArgs {
   float* sum;             // [rows, hidden] or null
   int64_t rows, hidden;
   float eps;
+  bool own = false;
 };
 
 // y = activation(a) * b (op activation; b may be null), a + b (op add) or cap * tanh(a / cap) (op softcap)

@@ -1,0 +1,31 @@
+// Where the threads of a session wait for each other between the steps of a plan, and which norms each of them computes
+// for itself.
+//
+//   many rows   norm | qkv | rope_kv_write | attention | out | norm | gate_up | down |     | = a barrier
+//   few rows    norm   qkv | rope_kv_write | attention | out | norm   gate_up | down |
+//
+// A barrier stands between two steps if one writes what the other reads or writes, or if both use what the team shares:
+// its scratch and the numbers that it gives out. A norm of few rows that only products read is computed by every thread
+// into memory of its own, all rows, so that the products need not wait for it.
+#pragma once
+
+#include <vector>
+
+#include "bind.h"
+
+namespace ingot {
+
+struct Turn {
+  bool waits = true;      // a barrier follows the step
+  bool own = false;       // a norm that every thread computes into its own memory
+  bool takes_own = false; // a product whose x is there
+};
+
+struct Schedules {
+  std::vector<Turn> many, few;  // a Turn per step; the last step's barrier is always there
+  int64_t few_tokens = 0;       // steps of more tokens take `many`
+};
+
+Schedules make_schedules(const PlanSpec& plan, const std::vector<BoundStep>& steps);
+
+}  // namespace ingot
