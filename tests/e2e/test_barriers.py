@@ -1,0 +1,115 @@
+"""How often the threads of a CPU engine wait for each other, and that nothing they compute depends on it."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.configs.runtime import runtime_config
+from ingot.engine import read_plan
+from ingot.plugins.cpu.target import CpuSession, detect_isa
+from ingot.plugins.op import Array
+from ingot.runtime.session import LoadedEngine, load_engine
+from ingot.step_io import StepBatch
+from tests.e2e.command import ingot
+from tests.handmade import TINY_LLAMA, write_model
+from tests.plugins.cpu.one_step import batch_of
+
+pytestmark = [
+    pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target"),
+]  # fmt: skip
+
+HIDDEN = 1024  # 48 rows of it are the most that every thread norms for itself
+KINDS = {"int8": ("--precision", "w8", "--activations", "int8"), "bf16": ("--precision", "bf16")}
+FEW_ROWS, MANY_ROWS = (1, 2, 8, 48), 49
+PER_LAYER = 6  # qkv, rope_kv_write, paged_attention, attention_out, gate_up, down
+NORMS, ROUNDINGS = 2, 4  # of a layer, each with a barrier of its own where rows are many
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """KIND-LAYERS: engines of a llama of 2 and of 3 layers."""
+    folder = tmp_path_factory.mktemp("barriers")
+    for layers in (2, 3):
+        config = {**TINY_LLAMA, "hidden_size": HIDDEN, "num_hidden_layers": layers, "max_position_embeddings": 128}
+        model, checkpoint = write_model(folder / f"m{layers}", config), folder / f"c{layers}"
+        ingot("convert", "--model_dir", model, "--output_dir", checkpoint).succeeds()
+        for kind, options in KINDS.items():
+            build = ("build", "--checkpoint_dir", checkpoint, "--output_dir", folder / f"{kind}-{layers}")
+            ingot(*build, *options, "--target", "cpu/avx2", "--no_autotune").succeeds()
+    return folder
+
+
+@contextlib.contextmanager
+def _opened(engine: Path, threads: int) -> Iterator[tuple[LoadedEngine, CpuSession]]:
+    loaded = load_engine(engine, runtime_config(threads=threads))
+    assert isinstance(loaded.session, CpuSession)
+    try:
+        yield loaded, loaded.session
+    finally:
+        loaded.session.close()
+        loaded.engine.close()
+
+
+def _decode(rows: int) -> StepBatch:
+    """A token of each of `rows` sequences."""
+    ids = (np.arange(rows, dtype=np.int32) * 7 + 1) % 61
+    return batch_of([(0, 1)] * rows, [[block] for block in range(rows)], range(rows), ids=ids, want_logits=True)
+
+
+def _chunk(past: int, ids: Array) -> StepBatch:
+    """The next tokens of one sequence."""
+    return batch_of([(past, len(ids))], [range(4)], range(len(ids)), ids=ids.astype(np.int32), want_logits=True)
+
+
+def _logits(session: CpuSession, batch: StepBatch) -> Array:
+    found = session.run(batch).logits
+    assert found is not None
+    return found
+
+
+def _barriers(engine: Path, rows: int) -> int:
+    with _opened(engine, 2) as (_, session):
+        session.run(_decode(rows))
+        return int(session.native.barriers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_of_few_rows_has_six_barriers(engines: Path, kind: str) -> None:
+    for rows in FEW_ROWS:
+        shorter, longer = (_barriers(engines / f"{kind}-{layers}", rows) for layers in (2, 3))
+        assert longer - shorter == PER_LAYER, f"{rows} rows"
+        assert shorter - 2 * PER_LAYER <= 5, "embedding, rows of logits, last norm and lm_head"
+    shorter, longer = (_barriers(engines / f"{kind}-{layers}", MANY_ROWS) for layers in (2, 3))
+    assert longer - shorter == PER_LAYER + NORMS + (ROUNDINGS - 2 if kind == "int8" else 0), "two K are below 1,024"
+
+
+def test_every_sum_is_a_product_s(engines: Path) -> None:
+    """So that a norm only reads the residual stream, and all threads may do that at once."""
+    steps = read_plan(engines / "int8-3").steps
+    norms, products = ([step for step in steps if step.op == op] for op in ("rms_norm", "matmul"))
+    assert all(norm.inputs[2] == "" and norm.outputs[1] == "" for norm in norms)
+    assert [step.name.split("/")[1] for step in products if step.inputs[3]] == ["attention_out", "down"] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("threads", [1, 2, 5, 16])
+def test_the_number_of_threads_changes_no_bit(engines: Path, kind: str, threads: int) -> None:
+    """Few rows, as many as many are, steps that all wait (as taps want it), and a text in chunks of any length."""
+    ids = np.random.default_rng(3).integers(0, 61, 100)
+    with _opened(engines / f"{kind}-3", 1) as (_, session):
+        whole = _logits(session, _decode(MANY_ROWS))
+        text = _logits(session, _chunk(0, ids))
+    with _opened(engines / f"{kind}-3", threads) as (loaded, session):
+        for rows in (*FEW_ROWS, MANY_ROWS):
+            assert _logits(session, _decode(rows)).tobytes() == whole[:rows].tobytes(), f"{rows} rows"
+        last = loaded.engine.plan.steps[-1]
+        _, outputs = session.run_tapped(_decode(8), [last.name])
+        assert outputs[last.name][last.outputs[0]].tobytes() == whole[:8].tobytes(), "every step waits"
+        begin = 0
+        for length in (1, 8, 60, 31):
+            part = _logits(session, _chunk(begin, ids[begin : begin + length]))
+            assert part.tobytes() == text[begin : begin + length].tobytes(), f"{length} tokens from {begin} on"
+            begin += length
