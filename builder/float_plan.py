@@ -11,12 +11,12 @@ from ingot.plan import KvLayout, Limits, Plan
 from ingot.plugins.registry import find_target
 
 
-def lower_float(graph: Graph, checkpoint: Checkpoint) -> tuple[Lowering, ModelShape]:
+def lower_float(graph: Graph, checkpoint: Checkpoint, *, adding_products: bool = False) -> tuple[Lowering, ModelShape]:
     """Rewrites `graph`, whose nodes have their names. Raises CheckpointError for a weight that is not there."""
     choice = ProductChoice(precision=Precision(dtype=DType.F32), activations="bf16")
     products = {node.name: choice for node in products_of(graph)}
     run_passes(graph, target_passes(find_target("ref"), products=products, tables=DType.F32, kv=DType.F32))
-    lowering, shape = Lowering(graph), read_shape(graph)
+    lowering, shape = Lowering(graph, adding_products=adding_products), read_shape(graph)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
     return lowering, shape

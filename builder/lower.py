@@ -91,7 +91,7 @@ class Lowering:
             if node.domain == DOMAIN:
                 self._lower(node)
         if adding_products:
-            self._drafts = _add_in_products(self._drafts)
+            self._add_in_products()
         self._logits = self._index[id(graph.logits)]
 
     @property
@@ -164,6 +164,35 @@ class Lowering:
             _Draft(name=name, op=op_name, kernel=kernel, inputs=tuple(refs), outputs=tuple(made), attrs=attrs)
         )
 
+    def _add_in_products(self) -> None:
+        """What a norm adds to a product that nobody else reads is added by the product, which then comes before it."""
+        writers = {value: draft for draft in self._drafts for value in draft.outputs}
+        readers = Counter(ref for draft in self._drafts for ref in draft.inputs)
+        products: dict[str, _Draft] = {}  # norm → the product before it, as it is now
+        moved: set[str] = set()
+        for norm in self._drafts:
+            residual = norm.inputs[_RESIDUAL[norm.op]] if norm.op.endswith("_norm") else None
+            branch = norm.inputs[0] if norm.inputs else None
+            if residual is None or not isinstance(branch, int) or readers[branch] > 1:
+                continue
+            product = writers.get(branch)
+            if product is None or product.op != "matmul" or product.inputs[_RESIDUAL["matmul"]] is not None:
+                continue
+            total = norm.outputs[1]
+            if total is None:  # the product's value becomes the sum, which has no name in the graph any more
+                total, self._tensors[branch] = branch, ""
+            inputs = (*product.inputs[:-1], residual)
+            products[norm.name] = dataclasses.replace(product, inputs=inputs, outputs=(total,))
+            moved.add(product.name)
+        drafts = [draft for draft in self._drafts if draft.name not in moved]
+        self._drafts = []
+        for draft in drafts:
+            if (product := products.get(draft.name)) is not None:
+                inputs = (product.outputs[0], *draft.inputs[1:-1], None)
+                self._drafts.append(product)
+                draft = dataclasses.replace(draft, inputs=inputs, outputs=(draft.outputs[0], None))
+            self._drafts.append(draft)
+
     def _ref(self, node: gs.Node, op: str, name: str, index: int, each: gs.Tensor | int) -> str | int | None:
         if isinstance(each, int):
             return each
@@ -205,35 +234,6 @@ class Lowering:
         if tensor is not None:
             self._index[id(tensor)] = len(self._values) - 1
         return len(self._values) - 1
-
-
-def _add_in_products(drafts: Sequence[_Draft]) -> list[_Draft]:
-    """What a norm adds to a product that nobody else reads is added by the product, right before it: the same sums."""
-    writers = {value: draft for draft in drafts for value in draft.outputs}
-    readers = Counter(ref for draft in drafts for ref in draft.inputs)
-    products: dict[str, _Draft] = {}  # norm → the product before it, as it is now
-    moved: set[str] = set()
-    for norm in drafts:
-        residual = norm.inputs[_RESIDUAL[norm.op]] if norm.op.endswith("_norm") else None
-        branch = norm.inputs[0] if norm.inputs else None
-        product = writers.get(branch) if isinstance(branch, int) else None
-        if residual is None or product is None or product.op != "matmul" or readers[branch] > 1:
-            continue
-        if product.inputs[_RESIDUAL["matmul"]] is None:
-            total = branch if norm.outputs[1] is None else norm.outputs[1]
-            products[norm.name] = dataclasses.replace(
-                product, inputs=(*product.inputs[:-1], residual), outputs=(total,)
-            )
-            moved.add(product.name)
-    made: list[_Draft] = []
-    for draft in drafts:
-        if draft.name in products:
-            product = products[draft.name]
-            inputs = (product.outputs[0], *draft.inputs[1:-1], None)
-            made += [product, dataclasses.replace(draft, inputs=inputs, outputs=(draft.outputs[0], None))]
-        elif draft.name not in moved:
-            made.append(draft)
-    return made
 
 
 def _use(draft: _Draft) -> Use:

@@ -1,7 +1,8 @@
 """A Checkpoint as `verify` sees it: the steps that an engine of it has, the weights of those steps, and the graph.
 
-Nothing here depends on an engine's bytes, precision or target: steps and weights come from the same passes with float32
-everywhere, the values of the graph from the graph before any pass (`builder/evaluate.py`).
+Nothing here depends on an engine's bytes or precision: steps and weights come from the same passes with float32
+everywhere, the values of the graph from the graph before any pass (`builder/evaluate.py`). Of an engine's target it
+matters whether its products add the residual stream.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from ingot.plan import Limits, Plan
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """plan: in float32, with names, wiring and attributes that every engine of this Checkpoint shares.
+    """plan: in float32, with names, wiring and attributes that engines of this Checkpoint for such targets share.
 
     tensors  step → name in the graph of each of its outputs; "" where the graph has no such tensor
     hashes   file → SHA-256 of what the Checkpoint was converted from
@@ -53,7 +54,7 @@ class Source:
 
 
 @contextlib.contextmanager
-def open_source(directory: Path, limits: Limits, tokens_per_block: int) -> Iterator[Source]:
+def open_source(directory: Path, limits: Limits, tokens_per_block: int, *, adding_products: bool) -> Iterator[Source]:
     """Raises CheckpointError or PassError where `build` would."""
     checkpoint = Checkpoint.open(directory)
     with graph_errors(checkpoint.graph_path):
@@ -61,7 +62,7 @@ def open_source(directory: Path, limits: Limits, tokens_per_block: int) -> Itera
         names, logits = set(graph.surgeon.tensors()), graph.logits.name
         require_plugins(graph, run_passes(graph, structure_passes()))
         name_nodes(graph)
-        lowering, shape = lower_float(graph, checkpoint)
+        lowering, shape = lower_float(graph, checkpoint, adding_products=adding_products)
         plan = float_plan(lowering, shape, limits, tokens_per_block)
     tensors = {
         step: tuple(name if name in names else "" for name in outputs) for step, outputs in lowering.tensors().items()

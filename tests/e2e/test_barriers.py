@@ -12,7 +12,7 @@ from ingot.engine import read_plan
 from ingot.plugins.cpu.target import CpuSession, detect_isa
 from ingot.plugins.op import Array
 from ingot.runtime.session import LoadedEngine, load_engine
-from ingot.step_io import StepBatch
+from ingot.step_io import Int32, StepBatch
 from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
 from tests.plugins.cpu.one_step import batch_of
@@ -59,9 +59,9 @@ def _decode(rows: int) -> StepBatch:
     return batch_of([(0, 1)] * rows, [[block] for block in range(rows)], range(rows), ids=ids, want_logits=True)
 
 
-def _chunk(past: int, ids: Array) -> StepBatch:
+def _chunk(past: int, ids: Int32) -> StepBatch:
     """The next tokens of one sequence."""
-    return batch_of([(past, len(ids))], [range(4)], range(len(ids)), ids=ids.astype(np.int32), want_logits=True)
+    return batch_of([(past, len(ids))], [range(4)], range(len(ids)), ids=ids, want_logits=True)
 
 
 def _logits(session: CpuSession, batch: StepBatch) -> Array:
@@ -98,7 +98,7 @@ def test_every_sum_is_a_product_s(engines: Path) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5, 16])
 def test_the_number_of_threads_changes_no_bit(engines: Path, kind: str, threads: int) -> None:
     """Few rows, as many as many are, steps that all wait (as taps want it), and a text in chunks of any length."""
-    ids = np.random.default_rng(3).integers(0, 61, 100)
+    ids = np.random.default_rng(3).integers(0, 61, 100).astype(np.int32)
     with _opened(engines / f"{kind}-3", 1) as (_, session):
         whole = _logits(session, _decode(MANY_ROWS))
         text = _logits(session, _chunk(0, ids))
