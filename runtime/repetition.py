@@ -13,6 +13,8 @@ from ingot.runtime.request import Request
 from ingot.runtime.step_batch import ScheduledStep, token_probs
 from ingot.step_io import Course, Int32, Repeat, RepeatProbs, RepeatSession, StepResult
 
+_MOST_BYTES = 64 << 20  # that one crossing may fill: with all of a vocabulary wanted, a step of a request makes 1 MiB
+
 
 class Repetition:
     """One crossing. `run` takes its time; `catch_up` is called with the executor's lock held.
@@ -27,12 +29,14 @@ class Repetition:
         """
         self._step, self._first, self.taken = step, first, 0
         requests, sample = step.sampled, step.batch.sample
+        top = 0 if sample.probs is None else int(sample.probs.top_starts[-1])
+        most = max(1, min(most, _MOST_BYTES // (12 * len(requests) + 8 * top)))
         end_starts, end_ids = _parts([sorted(request.end_ids) for request in requests])
         self._repeat = Repeat(
             seconds=seconds, end_starts=end_starts, end_ids=end_ids, course=_course(requests), stop=stop,
             ids=np.empty((most, len(requests)), dtype=np.int32),
             log_probs=np.empty((most, len(requests)), dtype=np.float32),
-            probs=None if sample.probs is None else _probs(most, len(requests), int(sample.probs.top_starts[-1])),
+            probs=None if sample.probs is None else _probs(most, len(requests), top),
             done=np.zeros(1, dtype=np.int32),
         )  # fmt: skip
 

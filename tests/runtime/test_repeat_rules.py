@@ -11,6 +11,7 @@ from ingot.configs.sampling import SamplingParams
 from ingot.errors import RequestError
 from ingot.plugins.cpu.target import CpuSession
 from ingot.plugins.registry import find_target
+from ingot.runtime import repetition
 from ingot.step_io import Course, Int32, ProbRows, Repeat, RepeatProbs, SampleRows, StepBatch
 from tests.plugins.ops.draws import Rule, make_rules
 from tests.runtime.decode_by_run import decode_by_run, joined
@@ -203,6 +204,7 @@ RULED: list[dict[str, Any]] = [
     {"stop_token_ids": [8, 9], "temperature": 1.2},
     {"stop_words_list": [[4, 5], [11, 2, 3], [40]], "temperature": 1.5},
     {"logprobs": 3, "prompt_logprobs": 1, "temperature": 0.7},
+    {"logprobs": -1},
     {"logprobs": 0, "repetition_penalty": 0.9, "logit_bias": {3: 2.0}, "min_p": 0.1, "temperature": 1.0},
     {},
 ]
@@ -240,3 +242,20 @@ def test_every_rule_repeats_in_the_runner(model: TinyModel, monkeypatch: pytest.
             assert several[key].tobytes() == one[key].tobytes(), fields
         assert several.get("logprobs") == one.get("logprobs")
         assert several.get("prompt_logprobs") == one.get("prompt_logprobs")
+
+
+def test_wide_results_end_a_repetition_early(model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = open_session(model, find_target("cpu"), 200)
+    counts: list[int] = []
+
+    def counted(session: CpuSession, batch: StepBatch, repeat: Repeat) -> int:
+        counts.append(len(repeat.ids))
+        return decode(session, batch, repeat)
+
+    decode = CpuSession.decode
+    monkeypatch.setattr(CpuSession, "decode", counted)
+    monkeypatch.setattr(repetition, "_MOST_BYTES", 2 * (3 * 12 + 8 * 3 * VOCAB))
+    with make_runner(model, session) as runner:
+        out = runner.generate([[1], [2], [3]], return_dict=True, **_one({"logprobs": -1}, 0))
+    assert set(counts) == {2}
+    assert [len(tables[0]) for tables in out["logprobs"]] == [34] * 3
