@@ -67,9 +67,13 @@ class Client:
             raise ValueError(f"status {answer.status_code}: {answer.text[:200]}")
         return answer.json()
 
-    async def stream(self, path: str, body: Mapping[str, Any], timeout: float) -> Answer:
-        """Ask for a streamed completion, to its end. Never raises: what goes wrong is in the answer."""
-        answer = Answer(start=time.perf_counter())
+    async def stream(self, path: str, body: Mapping[str, Any], timeout: float, answer: Answer | None = None) -> Answer:
+        """Ask for a streamed completion, to its end. Never raises: what goes wrong is in the answer.
+
+        answer: a new one of the caller's, who looks at it meanwhile.
+        """
+        answer = Answer(start=0.0) if answer is None else answer
+        answer.start = time.perf_counter()
         try:
             await asyncio.wait_for(self._stream(path, body, answer), timeout)
         except asyncio.TimeoutError:
