@@ -94,13 +94,15 @@ async def _complete(client: Client, prompt: Sequence[int], tokens: int, answer: 
 
 
 def _fate(answer: Answer, begin: float, due: float, wanted: int) -> Fate:
-    """So far. A piece that holds no whole character is sent with the next one; its token counts all the same."""
+    """So far. Tokens that make no whole character come with a later piece, if at all; the end tells how many came."""
     fate = Fate(due=due, ended=answer.end > 0, error=answer.error)
     if answer.pieces:
         fate.token(answer.pieces[0] - begin)
         fate.token(answer.pieces[-1] - begin, max(answer.tokens, len(answer.pieces)) - 1)
-    if fate.ended and fate.error is None and (answer.tokens != wanted or not answer.pieces):
-        fate.error = f"{answer.tokens} tokens came in {len(answer.pieces)} pieces, of {wanted}"
+    elif fate.ended and answer.tokens:
+        fate.token(answer.end - begin, answer.tokens)
+    if fate.ended and fate.error is None and answer.tokens != wanted:
+        fate.error = f"{answer.tokens} tokens came, of {wanted}"
     return fate
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 
 from compare_peers.__main__ import parse
 from compare_peers.adapters import ingot as ingot_adapter
@@ -69,6 +70,15 @@ def test_shapes_have_as_many_parameters_as_the_real_models(name: str, parameters
 def test_bf16_is_rounded_to_nearest_even() -> None:
     values = np.array([1.0, 1.00390625, 1.01171875, -2.5], np.float32)
     assert to_bf16(values).tolist() == [0x3F80, 0x3F80, 0x3F82, 0xC020]
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_transformers_finds_no_token_beyond_the_vocabulary(name: str, tmp_path: Path) -> None:
+    small = {"num_hidden_layers": 1, "hidden_size": 28, "intermediate_size": 32, "vocab_size": 400}
+    write_model({**SHAPES[name], **small, "num_attention_heads": 14, "head_dim": 2}, tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert max(tokenizer.get_vocab().values()) < 400
+    assert tokenizer.encode("th", add_special_tokens=False) == [300]
 
 
 @pytest.mark.native
