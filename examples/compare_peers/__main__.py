@@ -165,20 +165,23 @@ def compare(options: Options, best: str) -> int:
         show_steps(options, chosen, best)
         return 0
     outcomes, entrants = prepare(options, chosen, best)
-    try:
-        if options.regimes:
-            run_rounds(entrants, options.regimes, options.rounds, say)
-        if options.mixed is not None:
-            run_mixed(entrants, options.mixed, say)
-    except KeyboardInterrupt:
-        say("interrupted; what was measured is written, and what is built is used again")
     heading = Heading(
         model=options.model, date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", machine=_processor(), isa=options.isa,
         threads=options.threads, rounds=options.rounds, regimes=[regime.name for regime in options.regimes],
         load=None if options.mixed is None else options.mixed.words,
         tpots=() if options.mixed is None else options.mixed.tpots,
     )  # fmt: skip
-    write(options, heading, outcomes)
+    folder = options.work / "results" / f"{options.model}-{options.isa}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        run_rounds(entrants, options.regimes, options.rounds if options.regimes else 1, say)
+        write(folder, heading, outcomes)
+        if options.mixed is not None:
+            run_mixed(entrants, options.mixed, say)
+    except KeyboardInterrupt:
+        say("interrupted; what was measured is written, and what is built is used again")
+    write(folder, heading, outcomes)
+    print((folder / ("results.json" if options.json else "table.md")).read_text())
+    say(f"written: {folder}")
     return 0 if all(_ran(options, outcome) for outcome in outcomes if outcome.engine == INGOT.name) else 1
 
 
@@ -186,7 +189,7 @@ def _ran(options: Options, outcome: Outcome) -> bool:
     """Whether all that was asked for was measured."""
     mixed = outcome.mixed
     loaded = options.mixed is None or (mixed is not None and mixed.at_once is not None and mixed.reason is None)
-    return outcome.reason is None and loaded and (not options.regimes or bool(outcome.turns))
+    return outcome.reason is None and loaded and bool(outcome.turns)
 
 
 def prepare(options: Options, chosen: Sequence[Variant], best: str) -> tuple[list[Outcome], list[Entrant]]:
@@ -212,17 +215,13 @@ def prepare(options: Options, chosen: Sequence[Variant], best: str) -> tuple[lis
     return outcomes, entrants
 
 
-def write(options: Options, heading: Heading, outcomes: Sequence[Outcome]) -> None:
-    """Files below --work, and the table or the JSON on stdout."""
-    folder = options.work / "results" / f"{options.model}-{options.isa}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    folder.mkdir(parents=True)
+def write(folder: Path, heading: Heading, outcomes: Sequence[Outcome]) -> None:
+    """What is known so far."""
+    folder.mkdir(parents=True, exist_ok=True)
     document = {**dataclasses.asdict(heading), "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes]}
-    text, table = json.dumps(document, indent=1), markdown(heading, outcomes)
-    (folder / "results.json").write_text(text + "\n")
-    (folder / "table.md").write_text(table)
+    (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "table.md").write_text(markdown(heading, outcomes))
     draw(heading, outcomes, folder / "plot.png")
-    print(text if options.json else table)
-    say(f"written: {folder}")
 
 
 def _processor() -> str:

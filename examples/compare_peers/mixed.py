@@ -55,7 +55,7 @@ class Bench:
 
     def __init__(self, options: MixedOptions, rows: Sequence[TraceRow], run: Runner, mixed: Mixed) -> None:
         """Fills `mixed`."""
-        self._options, self._rows, self._run, self._mixed = options, rows, run, mixed
+        self._options, self._rows, self._run, self.mixed = options, rows, run, mixed
         self._prompts = [random_prompts(random.Random(number), 1, row.input_len)[0] for number, row in enumerate(rows)]
         self._possible: list[bool] = []
         self._search: Search | None = None
@@ -71,7 +71,7 @@ class Bench:
             return None
         trial = self._at_rate(attempt)
         self._search.note(attempt, trial.shares, complete=trial.complete)
-        self._mixed.goodputs = self._search.goodputs
+        self.mixed.goodputs = self._search.goodputs
         return trial
 
     def _alone(self) -> Trial:
@@ -87,12 +87,12 @@ class Bench:
         """How fast they are worked off; half of that is where the search begins."""
         everyone = range(len(self._rows))
         trial = self._trial("at once", everyone, [0.0] * len(self._rows), allowed=None, limit=0)
-        self._mixed.at_once = trial.ended / trial.seconds
+        self.mixed.at_once = trial.ended / trial.seconds
         self._search = Search(
-            start=self._mixed.at_once / 2, highest=16 * self._mixed.at_once, limits=len(self._options.tpots),
+            start=self.mixed.at_once / 2, highest=16 * self.mixed.at_once, limits=len(self._options.tpots),
             possible=self._possible,
         )  # fmt: skip
-        self._mixed.goodputs = self._search.goodputs
+        self.mixed.goodputs = self._search.goodputs
         return trial
 
     def _at_rate(self, attempt: Attempt) -> Trial:
@@ -110,7 +110,7 @@ class Bench:
             arrivals=arrivals, ttft=options.ttft, tpot=options.tpots[limit], allowed=allowed,
         )  # fmt: skip
         trial = describe(name, self._run(load), len(numbers), options)
-        self._mixed.trials.append(trial)
+        self.mixed.trials.append(trial)
         if not trial.ended and trial.complete:
             raise FailedError(trial.error or "no request came to its end")
         return trial
@@ -146,8 +146,13 @@ def run_mixed(entrants: Sequence[Entrant], options: MixedOptions, say: Say) -> N
                     mixed.reason = "no continuous batching"
                 else:
                     benches.append((entrant, Bench(options, rows, _runner(entrant), mixed)))
-        while benches:
-            benches = [(entrant, bench) for entrant, bench in benches if _take_turn(entrant, bench, options, say)]
+        try:
+            while benches:
+                benches = [(entrant, bench) for entrant, bench in benches if _take_turn(entrant, bench, options, say)]
+        except KeyboardInterrupt:
+            for _, bench in benches:
+                bench.mixed.reason = bench.mixed.reason or "interrupted; goodputs are the best rates until then"
+            raise
 
 
 def _runner(entrant: Entrant) -> Runner:
@@ -156,8 +161,7 @@ def _runner(entrant: Entrant) -> Runner:
 
 def _take_turn(entrant: Entrant, bench: Bench, options: MixedOptions, say: Say) -> bool:
     """Whether there may be more to do."""
-    name, mixed = entrant.variant.name, entrant.outcome.mixed
-    assert mixed is not None, "run_mixed gave every entrant one"
+    name, mixed = entrant.variant.name, bench.mixed
     try:
         trial = bench.advance()
     except (FailedError, subprocess.SubprocessError, json.JSONDecodeError) as error:

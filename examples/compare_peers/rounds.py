@@ -78,7 +78,7 @@ class Entrant:
 
 
 def run_rounds(entrants: Sequence[Entrant], regimes: Sequence[Regime], rounds: int, say: Say) -> None:
-    """Fills the outcomes."""
+    """Fills the outcomes; without regimes there are versions and limits."""
     for index in range(rounds):
         for entrant in entrants:
             if entrant.outcome.reason is None:
