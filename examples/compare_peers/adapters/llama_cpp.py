@@ -106,7 +106,7 @@ def prepare(job: Job) -> None:
 
 
 def measure(job: Job) -> tuple[str, dict[str, float]]:
-    """Decode by llama-batched-bench, prefill by llama-bench: the faster of flash attention on and off."""
+    """Decode by llama-batched-bench, prefill by llama-bench; the faster of flash attention on and off if it matters."""
     speeds: dict[str, float] = {}
     decodes = [regime for regime in regimes_of(job) if regime.kind == "decode"]
     for lengths in dict.fromkeys(map(_lengths, decodes)):
@@ -121,17 +121,24 @@ def _lengths(regime: Regime) -> tuple[int, int]:
 
 
 def _decode(job: Job, regimes: list[Regime]) -> dict[str, float]:
-    """All of the same lengths, in one process."""
+    """All of the same lengths, in one process for each kind of attention; after a short prompt in one of its choice."""
     sizes = [regime.sequences for regime in regimes]
     prompt, tokens = _lengths(regimes[0])
-    text = _output(
-        _tool(job, "llama-batched-bench"), "-m", _gguf(job), "-t", job.threads, "-tb", job.threads,
-        "-c", max(sizes) * (prompt + tokens), "-npp", prompt, "-ntg", tokens, "-npl", ",".join(map(str, sizes)),
-        "--output-format", "jsonl",
-    )  # fmt: skip
-    rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    by_size = {row["pl"]: row["speed_tg"] for row in rows}
-    return {regime.name: by_size[regime.sequences] for regime in regimes}
+    speeds: dict[str, float] = {}
+    for attention in ("auto",) if regimes[0].context is None else ("on", "off"):
+        text = _output(
+            _tool(job, "llama-batched-bench"), "-m", _gguf(job), "-t", job.threads, "-tb", job.threads,
+            "-c", max(sizes) * (prompt + tokens), "-npp", prompt, "-ntg", tokens, "-npl", ",".join(map(str, sizes)),
+            "-fa", attention, "--output-format", "jsonl",
+        )  # fmt: skip
+        by_size = {row["pl"]: row["speed_tg"] for row in map(json.loads, _json_lines(text))}
+        for regime in regimes:
+            speeds[regime.name] = max(speeds.get(regime.name, 0.0), by_size[regime.sequences])
+    return speeds
+
+
+def _json_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("{")]
 
 
 def _prefill(job: Job, regime: Regime) -> float:

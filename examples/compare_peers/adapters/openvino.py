@@ -79,12 +79,17 @@ def measure(job: Job) -> tuple[str, dict[str, float]]:
 
     def generate(prompts: Prompts, tokens: int) -> tuple[float, float]:
         start = time.perf_counter()
-        waiting, first = [engine.request(prompt, tokens) for prompt in prompts], start
+        handles = [engine.request(prompt, tokens) for prompt in prompts]  # a request ends when its handle is dropped
+        waiting, first = handles, start
         while engine.pipeline.has_non_finished_requests():
             engine.pipeline.step()
             if waiting:
                 waiting, first = [handle for handle in waiting if not handle.can_read()], time.perf_counter()
-        return first - start, time.perf_counter() - first
+        end = time.perf_counter()
+        came = sum(len(output.generated_ids) for handle in handles for output in handle.read_all())
+        if came != len(prompts) * tokens:
+            raise RuntimeError(f"{came} tokens came, of {len(prompts)} x {tokens}")
+        return first - start, end - first
 
     return f"openvino-genai {openvino_genai.__version__}", time_regimes(generate, regimes_of(job))
 
