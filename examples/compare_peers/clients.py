@@ -107,7 +107,7 @@ def _fate(answer: Answer, begin: float, due: float, wanted: int) -> Fate:
 
 
 async def _serve_load(url: str, process: subprocess.Popen[bytes], load: Load) -> Run:
-    async with Client(url, None) as client:
+    async with Client(url, None, keep_alive=False) as client:
         prompts, tokens = WARMING
         end = time.perf_counter() + _START
         for prompt in prompts:

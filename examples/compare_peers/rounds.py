@@ -99,4 +99,5 @@ def _take_turn(entrant: Entrant, regimes: Sequence[Regime], say: Say) -> None:
     machine = better(before, take_limits(entrant.plan, entrant.job.threads))
     limits = {regime.name: limit(entrant.plan, regime, machine) for regime in regimes}
     outcome.turns.append(Turn(speeds=speeds, limits=limits, machine=machine))
-    say("  " + ", ".join(f"{name} {speed:.1f} ({speed / limits[name]:.0%})" for name, speed in speeds.items()))
+    if speeds:
+        say("  " + ", ".join(f"{name} {speed:.1f} ({speed / limits[name]:.0%})" for name, speed in speeds.items()))

@@ -1,6 +1,7 @@
 """examples/compare_peers without a peer: checkpoint, steps, ingot's adapter, limits, ratios, table, picture."""
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import transformers
 
 from compare_peers.__main__ import parse
 from compare_peers.adapters import ingot as ingot_adapter
+from compare_peers.adapters import llama_cpp as llama_adapter
 from compare_peers.adapters.llama_cpp import cmake_switches
 from compare_peers.adapters.protocol import Job, Prompts, time_regimes
 from compare_peers.limits import Limits, limit, take_limits
@@ -195,6 +197,29 @@ def test_ingot_takes_long_prompts_on_an_engine_of_its_own(tmp_path: Path) -> Non
     _, speeds = ingot_adapter.measure(task)
     assert list(speeds) == ["decode:1", "prefill:2100"]
     assert read_plan(ingot_adapter.engine_dir(task, long=True)).limits.max_input_len == 2200
+
+
+def test_llama_cpp_is_asked_with_both_kinds_of_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def output(*command: object) -> str:
+        words = [str(part) for part in command]
+        asked.append(words)
+        kind = words[words.index("-fa") + 1]
+        if "llama-bench" in words[0]:
+            assert kind == "0,1"
+            return json.dumps([{"avg_ts": 30.0}, {"avg_ts": 40.0}])
+        sizes = words[words.index("-npl") + 1].split(",")
+        speeds = {"auto": 7.0, "on": 10.0, "off": 12.0}
+        return "words\n" + "\n".join(json.dumps({"pl": int(size), "speed_tg": speeds[kind]}) for size in sizes)
+
+    monkeypatch.setattr(llama_adapter, "_output", output)
+    task = job(tmp_path, regimes="decode:1,decode:2,decode:2@600,prefill:512,prefill:3000")
+    _, speeds = llama_adapter.measure(task)
+    assert speeds == {"decode:1": 7.0, "decode:2": 7.0, "decode:2@600": 12.0, "prefill:512": 40.0, "prefill:3000": 40.0}
+    long = next(words for words in asked if "off" in words)
+    assert [long[long.index(name) + 1] for name in ("-c", "-npp", "-ntg")] == ["1200", str(600 - 64), "64"]
+    assert ["--no-warmup" in words for words in asked if "llama-bench" in words[0]] == [False, True]
 
 
 def test_isas() -> None:
