@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -232,6 +233,8 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
+    for ending in (signal.SIGINT, signal.SIGTERM):  # servers are ended, and results written, in the background too
+        signal.signal(ending, signal.default_int_handler)
     try:
         found = detect_isa()
         sys.exit(compare(parse(sys.argv[1:], found), found))
