@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -34,13 +36,19 @@ def run_load(peer: Peer, job: Job, caps: Mapping[str, str], load: Load) -> Run:
 def ask(peer: Peer, action: str, job: Job, caps: Mapping[str, str], text: str = "", timeout: float = _REQUEST) -> str:
     """What the adapter prints, with `text` on its stdin. Raises FailedError, and SubprocessError beyond the timeout."""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        done = subprocess.run(
+        process = subprocess.Popen(
             adapter_command(peer, action, job), env=adapter_environment(peer, job.threads, caps), cwd=job.work,
-            input=text, stdout=subprocess.PIPE, stderr=log, text=True, timeout=timeout,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
         )  # fmt: skip
-        if done.returncode != 0:
+        try:
+            answer, _ = process.communicate(text, timeout)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # the programs that it has started, too
+            process.wait()
+            raise
+        if process.returncode != 0:
             raise FailedError(f"{action} failed: {_words(log)}")
-    return done.stdout
+    return answer
 
 
 async def drive(client: Client, load: Load) -> Run:

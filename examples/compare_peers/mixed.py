@@ -89,7 +89,7 @@ class Bench:
         trial = self._trial("at once", everyone, [0.0] * len(self._rows), allowed=None, limit=0)
         self.mixed.at_once = trial.ended / trial.seconds
         self._search = Search(
-            start=self.mixed.at_once / 2, highest=16 * self.mixed.at_once, limits=len(self._options.tpots),
+            start=self.mixed.at_once / 2, highest=4 * self.mixed.at_once, limits=len(self._options.tpots),
             possible=self._possible,
         )  # fmt: skip
         self.mixed.goodputs = self._search.goodputs
