@@ -7,21 +7,23 @@ import difflib
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compare_peers.adapters.ingot import engine_dir
 from compare_peers.adapters.protocol import Job
+from compare_peers.mixed import MixedOptions, run_mixed
 from compare_peers.models import SHAPES
 from compare_peers.peers import CLASSES, INGOT, ISAS, PEERS, Peer, Variant, cap, variants
 from compare_peers.picture import draw
 from compare_peers.regimes import DEFAULT, Regime, parse_regimes
-from compare_peers.report import Heading, markdown
+from compare_peers.report import NO_TRACE, Heading, markdown
 from compare_peers.rounds import Entrant, Outcome, run_rounds
 from compare_peers.steps import Workshop, steps_of
 from ingot.engine import read_plan
-from ingot.errors import IngotError
+from ingot.errors import IngotError, UsageError
 from ingot.plugins.cpu.target import core_count, detect_isa
 
 
@@ -34,6 +36,7 @@ class Options:
     peers: Sequence[Peer]
     precisions: Sequence[str]
     regimes: Sequence[Regime]
+    mixed: MixedOptions | None
     rounds: int
     threads: int
     isa: str
@@ -61,28 +64,58 @@ def parse(arguments: Sequence[str], best: str) -> Options:
     parser.add_argument("--model", required=True, choices=SHAPES, help="whose shape; the weights are random")
     parser.add_argument("--peers", default="all", help="names, comma between them; all; none")
     parser.add_argument("--precisions", default=",".join(CLASSES), help="classes of weights (%(default)s)")
-    parser.add_argument("--regimes", default=DEFAULT, help="decode:SEQUENCES and prefill:TOKENS (%(default)s)")
+    parser.add_argument("--regimes", default=DEFAULT, help="decode:SEQUENCES, decode:SEQUENCES@CONTEXT, "
+                        "prefill:TOKENS; none (%(default)s)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="turns of each engine (%(default)s)")
     parser.add_argument("--threads", type=int, default=core_count(), help="of each engine (%(default)s)")
     parser.add_argument("--isa", choices=ISAS, default=best, help="every engine is held to it (%(default)s)")
+    _add_mixed(parser)
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
     parser.add_argument("--dry_run", "--list", action="store_true", help="print what would be done, and what is there")
     given = parser.parse_args(arguments)
     try:
         peers = [] if given.peers == "none" else _chosen(given.peers, names, "peer")
         precisions = _chosen(given.precisions, dict.fromkeys(CLASSES, ""), "precision")
-        regimes = parse_regimes(given.regimes)
+        regimes, mixed = parse_regimes(given.regimes), _mixed(given)
         if min(given.rounds, given.threads) < 1:
             raise ValueError("--rounds and --threads must be at least 1")
         if ISAS.index(given.isa) > ISAS.index(best):
             raise ValueError(f"--isa {given.isa}: this machine has {best}")
-    except ValueError as error:
+    except (ValueError, UsageError) as error:
         parser.error(str(error))
     return Options(
         work=given.work.resolve(), model=given.model, peers=[names[name] for name in peers], precisions=precisions,
-        regimes=regimes, rounds=given.rounds, threads=given.threads, isa=given.isa, json=given.json,
+        regimes=regimes, mixed=mixed, rounds=given.rounds, threads=given.threads, isa=given.isa, json=given.json,
         dry_run=given.dry_run,
     )  # fmt: skip
+
+
+def _add_mixed(parser: argparse.ArgumentParser) -> None:
+    plain = {field.name: field.default for field in dataclasses.fields(MixedOptions)}
+    group = parser.add_argument_group("mixed load", "requests of a recorded trace, at the rates that engines bear")
+    group.add_argument("--trace", type=Path, help="Azure's CSV, or JSONL; without one there is no mixed load")
+    group.add_argument("--requests", type=int, default=plain["requests"], help="of its beginning (%(default)s)")
+    group.add_argument("--length_scale", type=float, default=plain["length_scale"], help="of its lengths (%(default)s)")
+    group.add_argument("--ttft_ms", type=float, default=2000, help="limit of a good request (%(default)s)")
+    group.add_argument("--tpot_ms", default="200,50", help="limits, comma between them: a goodput each (%(default)s)")
+
+
+def _mixed(given: argparse.Namespace) -> MixedOptions | None:
+    """Raises ValueError and UsageError."""
+    if given.trace is None:
+        return None
+    try:
+        tpots = sorted({float(part) / 1e3 for part in given.tpot_ms.split(",")}, reverse=True)
+    except ValueError as error:
+        raise ValueError(f"--tpot_ms {given.tpot_ms}: expected numbers with commas between them") from error
+    if min(given.requests, given.ttft_ms, given.length_scale, *tpots) <= 0:
+        raise ValueError("--requests, --length_scale, --ttft_ms and --tpot_ms must be above 0")
+    options = MixedOptions(
+        trace=given.trace.resolve(), requests=given.requests, ttft=given.ttft_ms / 1e3, tpots=tpots,
+        length_scale=given.length_scale,
+    )  # fmt: skip
+    options.rows()
+    return options
 
 
 def _chosen(text: str, known: Mapping[str, object], what: str) -> list[str]:
@@ -106,7 +139,8 @@ def show_steps(options: Options, chosen: Sequence[Variant], best: str) -> None:
     workshop, seen = Workshop(options.work, say), set()
     for variant in chosen:
         try:
-            steps = steps_of(variant, options.job(variant), cap(variant.peer, options.isa, best))
+            caps, mixed = cap(variant.peer, options.isa, best), options.mixed is not None
+            steps = steps_of(variant, options.job(variant), caps, mixed=mixed)
         except ValueError as error:
             print(f"not run  {variant.name}: {error}")
             continue
@@ -115,7 +149,14 @@ def show_steps(options: Options, chosen: Sequence[Variant], best: str) -> None:
                 seen.add(step.what)
                 print(f"{'there  ' if workshop.done(step) else 'to do  '}  {step.what}: {' '.join(step.command)}")
     for variant in chosen:
-        print(f"measure  {variant.name}: {', '.join(regime.name for regime in options.regimes)}")
+        print(f"measure  {variant.name}: {', '.join(regime.name for regime in options.regimes) or 'no regime'}")
+    if options.mixed is None:
+        print(f"left out mixed load: {NO_TRACE}")
+        return
+    for variant in chosen:
+        serving = variant.peer.serving
+        print(f"load     {variant.name}: {'no continuous batching' if serving is None else serving.value}")
+    print(f"         {options.mixed.words}")
 
 
 def compare(options: Options, best: str) -> int:
@@ -125,16 +166,31 @@ def compare(options: Options, best: str) -> int:
         show_steps(options, chosen, best)
         return 0
     outcomes, entrants = prepare(options, chosen, best)
-    try:
-        run_rounds(entrants, options.regimes, options.rounds, say)
-    except KeyboardInterrupt:
-        say("interrupted; what was measured is written, and what is built is used again")
     heading = Heading(
         model=options.model, date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", machine=_processor(), isa=options.isa,
         threads=options.threads, rounds=options.rounds, regimes=[regime.name for regime in options.regimes],
+        load=None if options.mixed is None else options.mixed.words,
+        tpots=() if options.mixed is None else options.mixed.tpots,
     )  # fmt: skip
-    write(options, heading, outcomes)
-    return 0 if all(outcome.turns for outcome in outcomes if outcome.engine == INGOT.name) else 1
+    folder = options.work / "results" / f"{options.model}-{options.isa}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        run_rounds(entrants, options.regimes, options.rounds if options.regimes else 1, say)
+        write(folder, heading, outcomes)
+        if options.mixed is not None:
+            run_mixed(entrants, options.mixed, say)
+    except KeyboardInterrupt:
+        say("interrupted; what was measured is written, and what is built is used again")
+    write(folder, heading, outcomes)
+    print((folder / ("results.json" if options.json else "table.md")).read_text())
+    say(f"written: {folder}")
+    return 0 if all(_ran(options, outcome) for outcome in outcomes if outcome.engine == INGOT.name) else 1
+
+
+def _ran(options: Options, outcome: Outcome) -> bool:
+    """Whether all that was asked for was measured."""
+    mixed = outcome.mixed
+    loaded = options.mixed is None or (mixed is not None and mixed.at_once is not None and mixed.reason is None)
+    return outcome.reason is None and loaded and bool(outcome.turns)
 
 
 def prepare(options: Options, chosen: Sequence[Variant], best: str) -> tuple[list[Outcome], list[Entrant]]:
@@ -147,7 +203,7 @@ def prepare(options: Options, chosen: Sequence[Variant], best: str) -> tuple[lis
         outcomes.append(outcome)
         try:
             caps = dict(cap(variant.peer, options.isa, best))
-            outcome.reason = workshop.do(steps_of(variant, job, caps))
+            outcome.reason = workshop.do(steps_of(variant, job, caps, mixed=options.mixed is not None))
         except ValueError as error:
             outcome.reason = str(error)
         if outcome.reason is None and variant.peer is INGOT:
@@ -160,17 +216,13 @@ def prepare(options: Options, chosen: Sequence[Variant], best: str) -> tuple[lis
     return outcomes, entrants
 
 
-def write(options: Options, heading: Heading, outcomes: Sequence[Outcome]) -> None:
-    """Files below --work, and the table or the JSON on stdout."""
-    folder = options.work / "results" / f"{options.model}-{options.isa}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    folder.mkdir(parents=True)
+def write(folder: Path, heading: Heading, outcomes: Sequence[Outcome]) -> None:
+    """What is known so far."""
+    folder.mkdir(parents=True, exist_ok=True)
     document = {**dataclasses.asdict(heading), "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes]}
-    text, table = json.dumps(document, indent=1), markdown(heading, outcomes)
-    (folder / "results.json").write_text(text + "\n")
-    (folder / "table.md").write_text(table)
+    (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "table.md").write_text(markdown(heading, outcomes))
     draw(heading, outcomes, folder / "plot.png")
-    print(text if options.json else table)
-    say(f"written: {folder}")
 
 
 def _processor() -> str:
@@ -181,6 +233,8 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
+    for ending in (signal.SIGINT, signal.SIGTERM):  # servers are ended, and results written, in the background too
+        signal.signal(ending, signal.default_int_handler)
     try:
         found = detect_isa()
         sys.exit(compare(parse(sys.argv[1:], found), found))

@@ -1,13 +1,14 @@
 """What the machine allows at most: memory over the bytes that must be read, arithmetic over what must be computed.
 
-The bytes are those of ingot's engine of the same class: its weights once per step, keys and values of every sequence.
+The bytes are those of ingot's engine of the same class: its weights once per step, keys and values of every sequence
+(of a prompt: written), products and attention.
 """
 
 import dataclasses
 from collections.abc import Mapping
 
 from compare_peers.regimes import Regime
-from ingot.bench.traffic import decode_bytes, weight_bytes_per_step
+from ingot.bench.traffic import decode_bytes, kv_bytes_per_token, weight_bytes_per_step
 from ingot.plan import Plan
 from ingot.plugins.cpu.target import live_peak, peak_name, read_bandwidth
 from ingot.step_work import Load, PlanWork
@@ -48,7 +49,8 @@ def limit(plan: Plan, regime: Regime, limits: Limits) -> float:
         load = Load(sequences=[(context, 1)] * regime.sequences, rows=regime.sequences)
         nbytes = decode_bytes(plan, batch_size=regime.sequences, context=context)
     else:
-        load, nbytes = Load(sequences=[(0, regime.prompt)], rows=1), float(weight_bytes_per_step(plan))
+        load = Load(sequences=[(0, regime.prompt)], rows=1)
+        nbytes = weight_bytes_per_step(plan) + regime.prompt * kv_bytes_per_token(plan)
     work = PlanWork(plan)
     computing = sum(
         work.of(step, load).operations / limits.peaks[peak_name(step.kernel)]

@@ -104,7 +104,8 @@ def write_tokenizer(vocab_size: int, directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": names[BOS], "eos_token": names[EOS],
-        "pad_token": names[EOS], "clean_up_tokenization_spaces": False,
+        "pad_token": names[EOS], "unk_token": names[EOS],  # without, transformers adds one beyond the vocabulary
+        "clean_up_tokenization_spaces": False,
     }  # fmt: skip
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 

@@ -1,10 +1,18 @@
 """The engines that are compared: a new one is a row here and a file in adapters/."""
 
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
 
 CLASSES = ("w4g128", "w8", "bf16")  # ingot's precisions; every peer's weights stand beside the nearest of them
 ISAS = ("avx2", "avx512", "amx")
+
+
+class Serving(enum.Enum):
+    """How a mixed load reaches an engine."""
+
+    HTTP = "its own server"
+    STEPS = "step by step within its process"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,6 +21,9 @@ class Peer:
 
     environment  the folder of its virtual environment; None: the one that runs this script
     installs     has a step of its own, beyond packages
+    builds_server  its server takes another one
+    lengthens    prompts of more than regimes.LONG tokens want files of their own
+    serving      None: it has no continuous batching, and no mixed load
     caps         ISA → environment variables that hold the engine to it; None: it always takes the best of the machine
     """
 
@@ -22,6 +33,9 @@ class Peer:
     requirements: Sequence[str] = ()
     environment: str | None = "env-peers"
     installs: bool = False
+    builds_server: bool = False
+    lengthens: bool = False
+    serving: Serving | None = None
     caps: Mapping[str, Mapping[str, str]] | None = None
 
 
@@ -44,17 +58,19 @@ _ONEDNN = {"avx2": "AVX2", "avx512": "AVX512_CORE_BF16"}
 
 INGOT = Peer(
     name="ingot", adapter="ingot", weights=[(name, name) for name in CLASSES], environment=None,
-    caps={isa: {} for isa in ISAS},
+    lengthens=True, serving=Serving.HTTP, caps={isa: {} for isa in ISAS},
 )  # fmt: skip
 PEERS = (
     Peer(
         name="llama.cpp", adapter="llama_cpp", weights=[("w4g128", "Q4_0"), ("w8", "Q8_0"), ("bf16", "BF16")],
-        requirements=(*_TORCH, "gguf", "cmake", "ninja"), installs=True, caps={isa: {} for isa in ISAS},
+        requirements=(*_TORCH, "gguf", "cmake", "ninja"), installs=True, builds_server=True,
+        serving=Serving.HTTP, caps={isa: {} for isa in ISAS},
     ),
     Peer(
         name="openvino", adapter="openvino", weights=[("w4g128", "int4 g128"), ("w8", "int8")],
         requirements=("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel[openvino]", "nncf"),
         environment="env-openvino",  # the export wants older packages than the others
+        serving=Serving.STEPS,
     ),
     Peer(
         name="ctranslate2", adapter="ctranslate2", weights=[("w8", "int8")], requirements=(*_TORCH, "ctranslate2"),

@@ -4,9 +4,13 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
+from compare_peers.mixed_report import mixed_table
+from compare_peers.regimes import title
 from compare_peers.rounds import Outcome
+from compare_peers.table import table
 
 OURS = "ingot"
+NO_TRACE = "no trace was given (--trace FILE)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +25,7 @@ class Ratio:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Heading:
-    """What the table is about; limits: of the machine, in words."""
+    """What the table is about. load: the mixed one in words, None: there was none; tpots: its limits, seconds."""
 
     model: str
     date: str
@@ -30,6 +34,8 @@ class Heading:
     threads: int
     rounds: int
     regimes: Sequence[str]
+    load: str | None = None
+    tpots: Sequence[float] = ()
 
 
 def median_speed(outcome: Outcome, regime: str) -> float:
@@ -68,21 +74,29 @@ def against_best(outcomes: Sequence[Outcome], precision: str, regime: str) -> Ra
 
 def markdown(heading: Heading, outcomes: Sequence[Outcome]) -> str:
     """The whole report."""
-    columns = ["engine", "weights", *(name.replace(":", " ") for name in heading.regimes)]
     lines = [
         f"Shape of {heading.model}, random weights; {heading.machine}, {heading.isa}, {heading.threads} threads; "
-        f"{heading.date}. Tokens per second, medians of {heading.rounds} rounds in turn, and fractions of the limit.",
+        f"{heading.date}.",
         "",
-        _row(columns),
-        "|---" * len(columns) + "|",
     ]
+    if heading.regimes:
+        lines += [*_speeds(heading, outcomes), "", *_ratios(heading, outcomes), ""]
+    if heading.load is not None:
+        lines += [*mixed_table(heading.load, heading.tpots, outcomes), ""]
+    return "\n".join([*lines, *_notes(heading, outcomes)]) + "\n"
+
+
+def _speeds(heading: Heading, outcomes: Sequence[Outcome]) -> list[str]:
+    """Tokens per second of every engine in every regime."""
+    columns, rows = ["engine", "weights", *map(title, heading.regimes)], []
     for precision in dict.fromkeys(outcome.precision for outcome in outcomes):
         group = [outcome for outcome in outcomes if outcome.precision == precision]
-        lines += [_row([outcome.engine, outcome.weights, *_cells(outcome, heading.regimes)]) for outcome in group]
+        rows += [[outcome.engine, outcome.weights, *_cells(outcome, heading.regimes)] for outcome in group]
         if any(outcome.turns for outcome in group):
             limits = [f"*{median_limit(group, precision, name):,.0f}*" for name in heading.regimes]
-            lines.append(_row(["*limit*", precision, *limits]))
-    return "\n".join([*lines, "", *_ratios(heading, outcomes), "", *_notes(outcomes)]) + "\n"
+            rows.append(["*limit*", precision, *limits])
+    words = f"Tokens per second, medians of {heading.rounds} rounds in turn, and fractions of the limit."
+    return [words, "", *table(columns, rows)]
 
 
 def _cells(outcome: Outcome, regimes: Sequence[str]) -> list[str]:
@@ -93,19 +107,18 @@ def _cells(outcome: Outcome, regimes: Sequence[str]) -> list[str]:
 
 def _ratios(heading: Heading, outcomes: Sequence[Outcome]) -> list[str]:
     """ingot over the best peer of each class."""
-    columns = ["ingot over the best peer", *(name.replace(":", " ") for name in heading.regimes)]
-    lines = [_row(columns), "|---" * len(columns) + "|"]
+    columns, rows = ["ingot over the best peer", *map(title, heading.regimes)], []
     for precision in dict.fromkeys(outcome.precision for outcome in outcomes):
         found = [against_best(outcomes, precision, name) for name in heading.regimes]
-        lines.append(_row([precision, *("–" if each is None else _ratio_cell(each) for each in found)]))
-    return lines
+        rows.append([precision, *("–" if each is None else _ratio_cell(each) for each in found)])
+    return table(columns, rows)
 
 
 def _ratio_cell(found: Ratio) -> str:
     return f"{found.median:.2f} ({found.lowest:.2f} to {found.highest:.2f}; {found.peer})"
 
 
-def _notes(outcomes: Sequence[Outcome]) -> list[str]:
+def _notes(heading: Heading, outcomes: Sequence[Outcome]) -> list[str]:
     """Limits by class, versions, and what did not run and why."""
     lines = []
     for precision in dict.fromkeys(outcome.precision for outcome in outcomes):
@@ -120,8 +133,7 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
     versions: Mapping[str, str] = {each.engine: each.version for each in outcomes if each.version}
     lines += [f"- {engine}: {version}" for engine, version in versions.items()]
     lines += [f"- not run: {each.engine} {each.weights}: {each.reason}" for each in outcomes if each.reason]
-    return lines
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    if heading.load is None:
+        return [*lines, f"- no mixed load: {NO_TRACE}"]
+    failed = [(each, each.mixed.reason) for each in outcomes if each.mixed is not None and each.mixed.reason]
+    return lines + [f"- no mixed load: {each.engine} {each.weights}: {reason}" for each, reason in failed]

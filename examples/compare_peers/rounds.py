@@ -3,18 +3,17 @@
 import dataclasses
 import json
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from compare_peers.adapters.protocol import Job
+from compare_peers.clients import FailedError, ask
 from compare_peers.limits import Limits, better, limit, take_limits
 from compare_peers.peers import Variant
 from compare_peers.regimes import Regime
-from compare_peers.steps import Say, adapter_command, adapter_environment, last_words
+from compare_peers.steps import Say
 from ingot.plan import Plan
 
-_TIMEOUT = 1800  # seconds of one variant in one round
+_TIMEOUT = 3600  # seconds of one variant in one round
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,15 +25,44 @@ class Turn:
     machine: Limits
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One run of the mixed load. shares: of good requests, by limit of TPOT; ttft, tpot: seconds, median and 90th
+    percentile of those that ended; complete: False where too many had missed a limit, and it was given up; error: the
+    first one."""
+
+    name: str
+    requests: int
+    ended: int
+    complete: bool
+    seconds: float
+    shares: Sequence[float]
+    ttft: Sequence[float]
+    tpot: Sequence[float]
+    error: str | None
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Mixed:
+    """The mixed load on one variant, in requests per second. at_once: when all come together, at the rate they end;
+    goodputs: by limit of TPOT, 0 where no rate is good; reason: why they are not known."""
+
+    at_once: float | None = None
+    goodputs: Sequence[float] = ()
+    trials: list[Trial] = dataclasses.field(default_factory=list)
+    reason: str | None = None
+
+
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Outcome:
-    """All turns of one variant; reason: why there are none, or no more."""
+    """All turns of one variant, and its mixed load; reason: why there are none, or no more."""
 
     engine: str
     precision: str
     weights: str
     version: str = ""
     turns: list[Turn] = dataclasses.field(default_factory=list)
+    mixed: Mixed | None = None
     reason: str | None = None
 
 
@@ -50,7 +78,7 @@ class Entrant:
 
 
 def run_rounds(entrants: Sequence[Entrant], regimes: Sequence[Regime], rounds: int, say: Say) -> None:
-    """Fills the outcomes."""
+    """Fills the outcomes; without regimes there are versions and limits."""
     for index in range(rounds):
         for entrant in entrants:
             if entrant.outcome.reason is None:
@@ -61,31 +89,15 @@ def run_rounds(entrants: Sequence[Entrant], regimes: Sequence[Regime], rounds: i
 def _take_turn(entrant: Entrant, regimes: Sequence[Regime], say: Say) -> None:
     outcome, before = entrant.outcome, take_limits(entrant.plan, entrant.job.threads)
     try:
-        answer = _ask(entrant)
+        answer = json.loads(ask(entrant.variant.peer, "measure", entrant.job, entrant.caps, timeout=_TIMEOUT))
         speeds = {regime.name: float(answer["tokens_per_second"][regime.name]) for regime in regimes}
         outcome.version = str(answer["version"])
     except (subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
-        outcome.reason = f"{type(error).__name__}: {error}" if not isinstance(error, _FailedError) else str(error)
+        outcome.reason = f"{type(error).__name__}: {error}" if not isinstance(error, FailedError) else str(error)
         say(f"{entrant.variant.name}: {outcome.reason}")
         return
     machine = better(before, take_limits(entrant.plan, entrant.job.threads))
     limits = {regime.name: limit(entrant.plan, regime, machine) for regime in regimes}
     outcome.turns.append(Turn(speeds=speeds, limits=limits, machine=machine))
-    say("  " + ", ".join(f"{name} {speed:.1f} ({speed / limits[name]:.0%})" for name, speed in speeds.items()))
-
-
-class _FailedError(ValueError):
-    """The adapter ended badly; its last words."""
-
-
-def _ask(entrant: Entrant) -> Any:
-    peer, job = entrant.variant.peer, entrant.job
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        done = subprocess.run(
-            adapter_command(peer, "measure", job), env=adapter_environment(peer, job.threads, entrant.caps),
-            cwd=job.work, stdout=subprocess.PIPE, stderr=log, text=True, timeout=_TIMEOUT,
-        )  # fmt: skip
-        if done.returncode != 0:
-            log.seek(0)
-            raise _FailedError(f"measuring failed: {last_words(log.read())}")
-    return json.loads(done.stdout)
+    if speeds:
+        say("  " + ", ".join(f"{name} {speed:.1f} ({speed / limits[name]:.0%})" for name, speed in speeds.items()))

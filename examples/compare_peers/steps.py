@@ -12,6 +12,7 @@ from pathlib import Path
 
 from compare_peers.adapters.protocol import Job
 from compare_peers.peers import INGOT, Peer, Variant
+from compare_peers.regimes import parse_regimes
 
 PACKAGES = Path(__file__).resolve().parents[1]  # where the package compare_peers is found
 Say = Callable[[str], None]
@@ -49,9 +50,10 @@ def adapter_environment(peer: Peer, threads: int, caps: Mapping[str, str]) -> di
     return found
 
 
-def steps_of(variant: Variant, job: Job, caps: Mapping[str, str]) -> list[Step]:
-    """All steps of a variant in order; variants share those that are equal."""
+def steps_of(variant: Variant, job: Job, caps: Mapping[str, str], *, mixed: bool = False) -> list[Step]:
+    """All steps of a variant in order; variants share those that are equal. mixed: its server is wanted too."""
     peer, work, threads = variant.peer, job.work, job.threads
+    long = any(regime.long for regime in parse_regimes(job.regimes))
     job = dataclasses.replace(job, regimes="", threads=0)  # nothing that is kept depends on them
     environment = adapter_environment(peer, threads, caps)
     steps = []
@@ -61,15 +63,21 @@ def steps_of(variant: Variant, job: Job, caps: Mapping[str, str]) -> list[Step]:
         steps.append(Step(what=f"environment {peer.environment}", command=make, environment=environment))
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *peer.requirements]
         steps.append(Step(what=f"packages of {peer.name}", command=pip, environment=environment))
+    plain = dataclasses.replace(job, model="", weights="")
     if peer.installs:
-        plain = dataclasses.replace(job, model="", weights="")
         command = adapter_command(peer, "install", plain)
         steps.append(Step(what=f"build of {peer.name} for {job.isa}", command=command, environment=environment))
+    if peer.builds_server and mixed:
+        command = adapter_command(peer, "install_server", plain)
+        steps.append(Step(what=f"server of {peer.name} for {job.isa}", command=command, environment=environment))
     checkpoint = [sys.executable, "-m", "compare_peers.models", job.model, str(job.checkpoint)]
     ours = adapter_environment(INGOT, threads, {})
     steps.append(Step(what=f"checkpoint {job.model}", command=checkpoint, environment=ours))
     what = f"{job.model} for {variant.name} on {job.isa}"
     steps.append(Step(what=what, command=adapter_command(peer, "prepare", job), environment=environment))
+    if peer.lengthens and long:
+        command = adapter_command(peer, "lengthen", job)
+        steps.append(Step(what=f"{what}, long prompts", command=command, environment=environment))
     return steps
 
 

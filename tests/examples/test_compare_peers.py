@@ -1,14 +1,17 @@
 """examples/compare_peers without a peer: checkpoint, steps, ingot's adapter, limits, ratios, table, picture."""
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 
 from compare_peers.__main__ import parse
 from compare_peers.adapters import ingot as ingot_adapter
+from compare_peers.adapters import llama_cpp as llama_adapter
 from compare_peers.adapters.llama_cpp import cmake_switches
 from compare_peers.adapters.protocol import Job, Prompts, time_regimes
 from compare_peers.limits import Limits, limit, take_limits
@@ -19,6 +22,7 @@ from compare_peers.regimes import DEFAULT, parse_regimes
 from compare_peers.report import Heading, against_best, markdown, median_fraction
 from compare_peers.rounds import Outcome, Turn
 from compare_peers.steps import Step, Workshop, last_words, steps_of
+from ingot.bench.traffic import decode_bytes
 from ingot.engine import read_plan
 from tests.house.project import ROOT
 
@@ -43,11 +47,18 @@ HEADING = Heading(model="tinyllama", date="2026-01-02 03:04", machine="a machine
 
 def test_regimes_are_read_or_refused_in_words() -> None:
     regimes = parse_regimes(DEFAULT)
-    assert [(each.sequences, each.prompt) for each in regimes] == [(1, 64), (8, 64), (32, 64), (1, 512)]
-    assert [each.timed_tokens for each in regimes] == [64, 8 * 32, 32 * 16, 512]
-    for wrong in ("decode", "decode:0", "prefil:5", "decode:1,,prefill:3", "decode:x"):
+    assert [(each.sequences, each.prompt) for each in regimes] == [
+        (1, 64), (8, 64), (32, 64), (1, 512), (1, 4096), (1, 4096 - 64),
+    ]  # fmt: skip
+    assert [each.timed_tokens for each in regimes] == [64, 8 * 32, 32 * 16, 512, 4096, 64]
+    assert [each.long for each in regimes] == [False] * 4 + [True] * 2
+    assert ",".join(each.name for each in regimes) == DEFAULT
+    assert parse_regimes("none") == ()
+    for wrong in ("decode", "decode:0", "prefil:5", "decode:1,,prefill:3", "decode:x", "prefill:5@4", "decode:1@"):
         with pytest.raises(ValueError, match="is no regime: expected decode:SEQUENCES"):
             parse_regimes(wrong)
+    with pytest.raises(ValueError, match="decodes 64 tokens, which are more context than that"):
+        parse_regimes("decode:1@64")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +74,15 @@ def test_bf16_is_rounded_to_nearest_even() -> None:
     assert to_bf16(values).tolist() == [0x3F80, 0x3F80, 0x3F82, 0xC020]
 
 
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_transformers_finds_no_token_beyond_the_vocabulary(name: str, tmp_path: Path) -> None:
+    small = {"num_hidden_layers": 1, "hidden_size": 28, "intermediate_size": 32, "vocab_size": 400}
+    write_model({**SHAPES[name], **small, "num_attention_heads": 14, "head_dim": 2}, tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert max(tokenizer.get_vocab().values()) < 400
+    assert tokenizer.encode("th", add_special_tokens=False) == [300]
+
+
 @pytest.mark.native
 def test_ingot_runs_the_checkpoint_and_stays_below_its_limit(tmp_path: Path) -> None:
     task = job(tmp_path, regimes="decode:2,prefill:40")
@@ -75,6 +95,12 @@ def test_ingot_runs_the_checkpoint_and_stays_below_its_limit(tmp_path: Path) -> 
     machine = take_limits(plan, threads=1)
     one, eight = (limit(plan, regime, machine) for regime in parse_regimes("decode:1,decode:8"))
     assert one < eight < 8.1 * one
+    near, far = (limit(plan, regime, machine) for regime in parse_regimes("decode:1@100,decode:1@250"))
+    assert far < one < near  # 218, 96 and 68 tokens of context
+    bound = dataclasses.replace(machine, peaks={name: 1e30 for name in machine.peaks})
+    context = parse_regimes("decode:1@250")[0].prompt + 32
+    nbytes = decode_bytes(plan, batch_size=1, context=context)
+    assert limit(plan, parse_regimes("decode:1@250")[0], bound) == pytest.approx(machine.bandwidth / nbytes)
     halved = dataclasses.replace(machine, bandwidth=machine.bandwidth / 2)
     assert limit(plan, parse_regimes("decode:1")[0], halved) <= one
 
@@ -89,6 +115,9 @@ def test_time_regimes_counts_decoded_tokens_and_prompts() -> None:
     speeds = time_regimes(generate, parse_regimes("decode:8,prefill:100"))
     assert speeds == {"decode:8": 8 * 32 / 2.0, "prefill:100": 100 / 4.0}
     assert asked == [(8, 8, 3), (8, 64, 33), (1, 100, 1), (1, 100, 1)]
+    asked.clear()
+    time_regimes(generate, parse_regimes("decode:8@600,prefill:3000"))
+    assert asked == [(8, 8, 3), (8, 600 - 32, 33), (1, 512, 1), (1, 3000, 1)]
 
 
 def test_ratio_is_the_median_of_the_rounds_against_the_fastest_peer() -> None:
@@ -143,6 +172,54 @@ def test_every_peer_has_an_adapter_and_its_steps_hide_our_packages(
         assert (ROOT / f"examples/compare_peers/adapters/{variant.peer.adapter}.py").exists()
         last = steps_of(variant, job(tmp_path, peer=variant.peer.name, weights=variant.weights), {})[-1]
         assert ("somewhere" in last.environment["PYTHONPATH"]) == (variant.peer.name == "ingot")
+
+
+def test_long_prompts_and_a_server_are_steps_where_they_are_wanted(tmp_path: Path) -> None:
+    def whats(name: str, regimes: str, *, mixed: bool) -> list[str]:
+        variant = next(each for each in variants(PEERS, ["w8"]) if each.peer.name == name)
+        task = job(tmp_path, peer=name, weights=variant.weights, regimes=regimes)
+        return [step.what for step in steps_of(variant, task, {}, mixed=mixed)]
+
+    plain = whats("ingot", "prefill:2048", mixed=True)
+    assert whats("ingot", "prefill:2049", mixed=True) == [*plain, "tiny for ingot w8 on avx2, long prompts"]
+    assert whats("llama.cpp", "prefill:4096", mixed=False) == whats("llama.cpp", "prefill:512", mixed=False)
+    served = whats("llama.cpp", "decode:1", mixed=True)
+    assert set(served) - set(whats("llama.cpp", "decode:1", mixed=False)) == {"server of llama.cpp for avx2"}
+    assert served.index("server of llama.cpp for avx2") == served.index("build of llama.cpp for avx2") + 1
+
+
+@pytest.mark.native
+def test_ingot_takes_long_prompts_on_an_engine_of_its_own(tmp_path: Path) -> None:
+    task = job(tmp_path, regimes="decode:1,prefill:2100")
+    write_model({**TINY, "max_position_embeddings": 2200}, task.checkpoint)
+    ingot_adapter.prepare(task)
+    ingot_adapter.lengthen(task)
+    _, speeds = ingot_adapter.measure(task)
+    assert list(speeds) == ["decode:1", "prefill:2100"]
+    assert read_plan(ingot_adapter.engine_dir(task, long=True)).limits.max_input_len == 2200
+
+
+def test_llama_cpp_is_asked_with_both_kinds_of_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def output(*command: object) -> str:
+        words = [str(part) for part in command]
+        asked.append(words)
+        kind = words[words.index("-fa") + 1]
+        if "llama-bench" in words[0]:
+            assert kind == "0,1"
+            return json.dumps([{"avg_ts": 30.0}, {"avg_ts": 40.0}])
+        sizes = words[words.index("-npl") + 1].split(",")
+        speeds = {"auto": 7.0, "on": 10.0, "off": 12.0}
+        return "words\n" + "\n".join(json.dumps({"pl": int(size), "speed_tg": speeds[kind]}) for size in sizes)
+
+    monkeypatch.setattr(llama_adapter, "_output", output)
+    task = job(tmp_path, regimes="decode:1,decode:2,decode:2@600,prefill:512,prefill:3000")
+    _, speeds = llama_adapter.measure(task)
+    assert speeds == {"decode:1": 7.0, "decode:2": 7.0, "decode:2@600": 12.0, "prefill:512": 40.0, "prefill:3000": 40.0}
+    long = next(words for words in asked if "off" in words)
+    assert [long[long.index(name) + 1] for name in ("-c", "-npp", "-ntg")] == ["1200", str(600 - 64), "64"]
+    assert ["--no-warmup" in words for words in asked if "llama-bench" in words[0]] == [False, True]
 
 
 def test_isas() -> None:

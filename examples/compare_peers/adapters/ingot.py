@@ -1,15 +1,22 @@
 """ingot: convert, build for the ISA, generate through the executor that serves."""
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from compare_peers.adapters.protocol import Job, Prompts, regimes_of, serve, time_regimes
+from compare_peers.adapters.protocol import Job, Prompts, become, regimes_of, serve, time_regimes
+from compare_peers.load import RUNNING
+from compare_peers.regimes import Regime
 from ingot import __version__
 from ingot.bench.timing import time_requests
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
+from ingot.engine import read_plan
 from ingot.runtime import ModelRunner
+
+LONGEST = 8192  # tokens of a prompt
 
 
 def prepare(job: Job) -> None:
@@ -20,22 +27,49 @@ def prepare(job: Job) -> None:
     build(BuildConfig(target=f"cpu/{job.isa}", precision=job.weights), checkpoint, engine_dir(job))
 
 
-def engine_dir(job: Job) -> Path:
+def lengthen(job: Job) -> None:
+    """An Engine beside, which takes prompts as long as the model's positions allow."""
+    longest = min(read_plan(engine_dir(job)).max_positions, LONGEST)
+    target, weights = f"cpu/{job.isa}", job.weights
+    config = BuildConfig(target=target, precision=weights, max_input_len=longest, max_seq_len=longest + 1)
+    build(config, job.folder / "checkpoint", engine_dir(job, long=True))
+
+
+def engine_dir(job: Job, *, long: bool = False) -> Path:
     """The Engine of this job."""
-    return job.prepared.with_name(f"{job.prepared.name}-{job.isa}")
+    return job.prepared.with_name(f"{job.prepared.name}-{job.isa}{'-long' if long else ''}")
 
 
 def measure(job: Job) -> tuple[str, dict[str, float]]:
-    """Draws included, as in the server."""
-    with ModelRunner.from_dir(engine_dir(job), threads=job.threads, isa=job.isa) as runner:
+    """Draws included, as in the server; long prompts on the long Engine."""
+    regimes = regimes_of(job)
+    speeds: dict[str, float] = {}
+    for long in (False, True):
+        if chosen := [regime for regime in regimes if regime.long == long]:
+            speeds |= _measure(job, engine_dir(job, long=long), chosen)
+    return __version__, speeds
+
+
+def _measure(job: Job, directory: Path, regimes: Sequence[Regime]) -> dict[str, float]:
+    with ModelRunner.from_dir(directory, threads=job.threads, isa=job.isa) as runner:
 
         def generate(prompts: Prompts, tokens: int) -> tuple[float, float]:
             measured = time_requests(runner, prompts, tokens)
             first = max(times.ttft for times in measured.requests)
             return first, measured.seconds - first
 
-        return __version__, time_regimes(generate, regimes_of(job))
+        return time_regimes(generate, regimes)
+
+
+def start_server(job: Job) -> None:
+    """`ingot serve`, as it is but for patience: whoever waits longer than a limit has missed it."""
+    patience = ["--max_queue", 100_000, "--request_timeout", 86_400]
+    become(
+        sys.executable, "-m", "ingot", "serve", "--engine_dir", engine_dir(job), "--port", sys.argv[3],
+        "--served_model_name", "model", "--threads", job.threads, "--isa", job.isa, "--max_batch_size", RUNNING,
+        "--log_level", "warning", *patience,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    serve(prepare, measure)
+    serve(prepare, measure, {"lengthen": lengthen, "serve": start_server})

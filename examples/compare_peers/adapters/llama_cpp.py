@@ -12,11 +12,13 @@ import sys
 import tarfile
 from pathlib import Path
 
-from compare_peers.adapters.protocol import Job, regimes_of, serve
-from compare_peers.regimes import PROMPT, Regime
+from compare_peers.adapters.protocol import WARM_UP, Job, become, regimes_of, serve
+from compare_peers.load import MAX_INPUT, MAX_OUTPUT, RUNNING
+from compare_peers.regimes import Regime
 
 PACKAGE = "llama-cpp-python==0.3.36"
 TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
+SERVER = "llama-server"
 _SWITCHES = {  # each ISA has those before it
     "avx2": ("AVX2", "FMA", "F16C", "BMI2"),
     "avx512": ("AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"),
@@ -53,8 +55,19 @@ def install(job: Job) -> None:
     configure = [programs / "cmake", "-S", source, "-B", binaries, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
     ninja = f"-DCMAKE_MAKE_PROGRAM={programs / 'ninja'}"
     _run(*configure, ninja, *compilers(job.isa), *cmake_switches(job.isa))
+    _compile(binaries, *TOOLS)
+
+
+def install_server(job: Job) -> None:
+    """In the same folder: what its server has beyond the tools."""
+    binaries = job.work / "llama.cpp" / f"build-{job.isa}"
+    _run(Path(sys.executable).parent / "cmake", "-DLLAMA_BUILD_SERVER=ON", binaries)
+    _compile(binaries, SERVER)
+
+
+def _compile(binaries: Path, *targets: str) -> None:
     parallel = ["--parallel", str(len(os.sched_getaffinity(0)))]
-    _run(programs / "cmake", "--build", binaries, *parallel, "--target", *TOOLS)
+    _run(Path(sys.executable).parent / "cmake", "--build", binaries, *parallel, "--target", *targets)
 
 
 def compilers(isa: str) -> list[str]:
@@ -93,33 +106,59 @@ def prepare(job: Job) -> None:
 
 
 def measure(job: Job) -> tuple[str, dict[str, float]]:
-    """Decode by llama-batched-bench, prefill by llama-bench: the faster of flash attention on and off."""
+    """Decode by llama-batched-bench, prefill by llama-bench; the faster of flash attention on and off if it matters."""
     speeds: dict[str, float] = {}
     decodes = [regime for regime in regimes_of(job) if regime.kind == "decode"]
-    for tokens in dict.fromkeys(regime.generated - 1 for regime in decodes):
-        speeds |= _decode(job, [regime for regime in decodes if regime.generated - 1 == tokens], tokens)
+    for lengths in dict.fromkeys(map(_lengths, decodes)):
+        speeds |= _decode(job, [regime for regime in decodes if _lengths(regime) == lengths])
     speeds |= {regime.name: _prefill(job, regime) for regime in regimes_of(job) if regime.kind == "prefill"}
     return PACKAGE.replace("==", " "), speeds
 
 
-def _decode(job: Job, regimes: list[Regime], tokens: int) -> dict[str, float]:
+def _lengths(regime: Regime) -> tuple[int, int]:
+    """Tokens of a prompt, and decoded after it."""
+    return regime.prompt, regime.generated - 1
+
+
+def _decode(job: Job, regimes: list[Regime]) -> dict[str, float]:
+    """All of the same lengths, in one process for each kind of attention; after a short prompt in one of its choice."""
     sizes = [regime.sequences for regime in regimes]
-    text = _output(
-        _tool(job, "llama-batched-bench"), "-m", _gguf(job), "-t", job.threads, "-tb", job.threads,
-        "-c", max(sizes) * 2 * PROMPT, "-npp", PROMPT, "-ntg", tokens, "-npl", ",".join(map(str, sizes)),
-        "--output-format", "jsonl",
-    )  # fmt: skip
-    rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    by_size = {row["pl"]: row["speed_tg"] for row in rows}
-    return {regime.name: by_size[regime.sequences] for regime in regimes}
+    prompt, tokens = _lengths(regimes[0])
+    speeds: dict[str, float] = {}
+    for attention in ("auto",) if regimes[0].context is None else ("on", "off"):
+        text = _output(
+            _tool(job, "llama-batched-bench"), "-m", _gguf(job), "-t", job.threads, "-tb", job.threads,
+            "-c", max(sizes) * (prompt + tokens), "-npp", prompt, "-ntg", tokens, "-npl", ",".join(map(str, sizes)),
+            "-fa", attention, "--output-format", "jsonl",
+        )  # fmt: skip
+        by_size = {row["pl"]: row["speed_tg"] for row in map(json.loads, _json_lines(text))}
+        for regime in regimes:
+            speeds[regime.name] = max(speeds.get(regime.name, 0.0), by_size[regime.sequences])
+    return speeds
+
+
+def _json_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("{")]
 
 
 def _prefill(job: Job, regime: Regime) -> float:
+    """It would warm up with a prompt of the same length: beyond a length that only costs minutes."""
+    warm_up = ["--no-warmup"] if regime.prompt > WARM_UP else []
     text = _output(
         _tool(job, "llama-bench"), "-m", _gguf(job), "-t", job.threads, "-p", regime.prompt, "-n", 0, "-r", 1,
-        "-fa", "0,1", "-o", "json",
+        "-fa", "0,1", "-o", "json", *warm_up,
     )  # fmt: skip
     return max(float(row["avg_ts"]) for row in json.loads(text))
+
+
+def start_server(job: Job) -> None:
+    """Its defaults, but for slots that hold the longest request each, and no cache of prompts."""
+    slot = MAX_INPUT + MAX_OUTPUT + 256
+    become(
+        _tool(job, SERVER), "-m", _gguf(job), "--alias", "model", "-t", job.threads, "-tb", job.threads,
+        "--parallel", RUNNING, "-c", RUNNING * slot, "--no-cache-prompt", "--cache-ram", 0,
+        "--host", "127.0.0.1", "--port", sys.argv[3],
+    )  # fmt: skip
 
 
 def _run(*command: object, cwd: Path | None = None) -> None:
@@ -139,4 +178,4 @@ def _gguf(job: Job) -> Path:
 
 
 if __name__ == "__main__":
-    serve(prepare, measure, install)
+    serve(prepare, measure, {"install": install, "install_server": install_server, "serve": start_server})

@@ -1,10 +1,15 @@
 """What every adapter understands and answers.
 
-python -m compare_peers.adapters.NAME ACTION JOB    ACTION: install | prepare | measure; JOB: the fields of `Job`, JSON
+python -m compare_peers.adapters.NAME ACTION JOB    JOB: the fields of `Job`, JSON
 
-install  build the engine itself, where no package does (optional)
-prepare  checkpoint → the engine's own files
-measure  print {"version": ..., "tokens_per_second": {regime: speed}} as the only line on stdout
+prepare   checkpoint → the engine's own files
+measure   print {"version": ..., "tokens_per_second": {regime: speed}} as the only line on stdout
+and where `peers.py` says so
+install   build the engine itself, which no package does
+lengthen  checkpoint → files for long prompts too, where the others are too short
+install_server  build the engine's server
+serve     be its server, on the port that is the argument after JOB
+load      read a load from stdin, put it on the engine, print what became of it: for engines without a server
 
 Imported in every engine's environment: nothing but the standard library.
 """
@@ -14,8 +19,9 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from compare_peers.regimes import Regime, parse_regimes
 
@@ -23,6 +29,7 @@ Prompts = list[list[int]]
 Generate = Callable[[Prompts, int], tuple[float, float]]
 """(prompts, tokens to generate for each) → (seconds until all have their first token, seconds from there to the end)"""
 
+WARM_UP = 512  # tokens at most of a prompt that does not count
 FIRST_ID, LAST_ID = 301, 31_000  # ordinary tokens of every model's vocabulary
 
 
@@ -65,18 +72,27 @@ class Job:
 
 
 def serve(prepare: Callable[[Job], None], measure: Callable[[Job], tuple[str, dict[str, float]]],
-          install: Callable[[Job], None] | None = None) -> None:  # fmt: skip
-    """Do what the command line asks. Whatever libraries print goes to stderr."""
+          others: Mapping[str, Callable[[Job], str | None]] = MappingProxyType({})) -> None:  # fmt: skip
+    """Do what the command line asks; others: further actions. Whatever libraries print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     action, job = sys.argv[1], Job.from_json(sys.argv[2])
+    answer: str | None = None
     if action == "measure":
         version, speeds = measure(job)
-        print(json.dumps({"version": version, "tokens_per_second": speeds}), file=answers, flush=True)
-    elif action == "install" and install is not None:
-        install(job)
-    else:
+        answer = json.dumps({"version": version, "tokens_per_second": speeds})
+    elif action == "prepare":
         prepare(job)
+    else:
+        answer = others[action](job)
+    if answer is not None:
+        print(answer, file=answers, flush=True)
+
+
+def become(*command: object) -> None:
+    """Of an adapter that serves: the server takes its place."""
+    words = [str(part) for part in command]
+    os.execv(words[0], words)
 
 
 def random_prompts(random_ids: random.Random, count: int, length: int) -> Prompts:
@@ -85,13 +101,13 @@ def random_prompts(random_ids: random.Random, count: int, length: int) -> Prompt
 
 
 def time_regimes(generate: Generate, regimes: Sequence[Regime]) -> dict[str, float]:
-    """Tokens per second of every regime, each after a short one of the same kind that does not count."""
+    """Tokens per second of every regime, each after a shorter one of the same kind that does not count."""
     random_ids, speeds = random.Random(0), {}
     for regime in regimes:
         if regime.kind == "decode":
             generate(random_prompts(random_ids, regime.sequences, 8), 3)
         else:
-            generate(random_prompts(random_ids, 1, regime.prompt), 1)
+            generate(random_prompts(random_ids, 1, min(regime.prompt, WARM_UP)), 1)
         first, rest = generate(random_prompts(random_ids, regime.sequences, regime.prompt), regime.generated)
         speeds[regime.name] = regime.timed_tokens / (rest if regime.kind == "decode" else first)
     return speeds

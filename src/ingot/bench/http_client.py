@@ -33,8 +33,11 @@ class Client:
     async with Client(url, api_key) as client: ...
     """
 
-    def __init__(self, url: str, api_key: str | None) -> None:
-        """Raises UsageError for a URL that cannot be used, and without the extra."""
+    def __init__(self, url: str, api_key: str | None, *, keep_alive: bool = True) -> None:
+        """keep_alive: connections are used again; a server that closes idle ones may do so just then.
+
+        Raises UsageError for a URL that cannot be used, and without the extra.
+        """
         try:
             import httpx
         except ImportError as error:
@@ -46,7 +49,7 @@ class Client:
         self._http = httpx.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1") + "/v1",
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            limits=httpx.Limits(max_connections=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None if keep_alive else 0),
             timeout=None,  # each request has a limit of its own
             trust_env=False,  # a proxy would be measured as well
         )
@@ -67,9 +70,13 @@ class Client:
             raise ValueError(f"status {answer.status_code}: {answer.text[:200]}")
         return answer.json()
 
-    async def stream(self, path: str, body: Mapping[str, Any], timeout: float) -> Answer:
-        """Ask for a streamed completion, to its end. Never raises: what goes wrong is in the answer."""
-        answer = Answer(start=time.perf_counter())
+    async def stream(self, path: str, body: Mapping[str, Any], timeout: float, answer: Answer | None = None) -> Answer:
+        """Ask for a streamed completion, to its end. Never raises: what goes wrong is in the answer.
+
+        answer: a new one of the caller's, who looks at it meanwhile.
+        """
+        answer = Answer(start=0.0) if answer is None else answer
+        answer.start = time.perf_counter()
         try:
             await asyncio.wait_for(self._stream(path, body, answer), timeout)
         except asyncio.TimeoutError:
