@@ -72,7 +72,7 @@ class FloatAttention {
   };
 
   Tile locate(const AttentionItem& item, int64_t begin, int64_t end) const;
-  void attend_rows(const AttentionItem& item, int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state);
+  void attend_rows(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state);
   template <int kR>
   void score(const float* q, int64_t groups, const Tile& tile, const Tile& next);
   template <int kR, int kG>
@@ -88,11 +88,14 @@ class FloatAttention {
   const PagedKv& kv_;
   float* q_ = nullptr;  // [kItemRows][head_dim], scaled
   float* p_ = nullptr;  // [kRows][kTile]
+  int64_t seen_begin_[kItemRows], seen_end_[kItemRows];  // tokens that the item's rows see
 };
 
 template <typename S, typename T>
 void FloatAttention<S, T>::load_queries(const AttentionItem& item) {
   for (int64_t row = item.begin; row < item.end; ++row) {
+    seen_begin_[row - item.begin] = rows_.hidden(item.sequence, row);
+    seen_end_[row - item.begin] = rows_.visible(item.sequence, row);
     const float* q = rows_.query(item, row);
     float* scaled = q_ + (row - item.begin) * kv_.head_dim;
     for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth) {
@@ -135,7 +138,7 @@ void FloatAttention<S, T>::attend(const AttentionItem& item, int64_t begin, int6
       }
     }
     for (int64_t first = 0; first < rows; first += step)
-      attend_rows(item, first, rows - first < step ? rows - first : step, tile, first == 0 ? next : tile, state);
+      attend_rows(first, rows - first < step ? rows - first : step, tile, first == 0 ? next : tile, state);
     if (last) return;
     tile = next;
   }
@@ -143,12 +146,12 @@ void FloatAttention<S, T>::attend(const AttentionItem& item, int64_t begin, int6
 
 // One tile for up to kRows rows of the item, which meanwhile fetches the next one from memory.
 template <typename S, typename T>
-void FloatAttention<S, T>::attend_rows(const AttentionItem& item, int64_t first, int64_t rows, const Tile& tile, const Tile& next,
+void FloatAttention<S, T>::attend_rows(int64_t first, int64_t rows, const Tile& tile, const Tile& next,
                                        const RowState& state) {
   const auto inside = [&](int64_t n) { return n < tile.begin ? 0 : n < tile.begin + kTile ? n - tile.begin : kTile; };
   // tokens of the tile that a row sees: [begin(row), end(row)), both ascend with the row
-  const auto begin = [&](int64_t row) { return inside(rows_.hidden(item.sequence, item.begin + first + row)); };
-  const auto end = [&](int64_t row) { return inside(rows_.visible(item.sequence, item.begin + first + row)); };
+  const auto begin = [&](int64_t row) { return inside(seen_begin_[first + row]); };
+  const auto end = [&](int64_t row) { return inside(seen_end_[first + row]); };
   const int64_t most = end(rows - 1), shared_begin = begin(rows - 1), shared_end = end(0);
   if (most == 0 || begin(0) == kTile) return;
   float* out = state.out + first * kv_.padded_dim;
