@@ -19,7 +19,7 @@ constexpr int64_t kKvLanes = 16;
 template <typename T>
 constexpr bool kScaled = std::is_same_v<T, int8_t>;
 template <typename T>
-constexpr int64_t kPair = std::is_same_v<T, uint16_t> ? 2 : 1;
+constexpr int64_t kPair = std::is_same_v<std::remove_const_t<T>, uint16_t> ? 2 : 1;
 template <typename T>
 constexpr int64_t kLine = kKvLanes * kPair<T>;  // elements
 

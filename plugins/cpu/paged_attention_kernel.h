@@ -17,6 +17,7 @@
 
 #include "kv_head.h"
 #include "paged_attention_rows.h"
+#include "paged_attention_softmax.h"
 
 namespace ingot {
 namespace {
@@ -237,45 +238,23 @@ void FloatAttention<S, T>::score_groups(const float* q, int64_t group, const Til
     }
 }
 
-// p of the tokens begin .. end-1 becomes exp(p - top); top, sum and the output so far follow a new maximum. Where values
-// are codes, p is then multiplied by their scale. kWhole: the row sees the whole tile.
+// p of the tokens begin .. end-1 becomes exp(p - top), where values are codes times their scale; top, sum and the output so
+// far follow a new maximum. kWhole: the row sees the whole tile.
 template <typename S, typename T>
 template <bool kWhole>
 void FloatAttention<S, T>::softmax(float* p, int64_t begin, int64_t end, const Tile& tile, const RowState& state, int64_t row) const {
-  const auto first_lanes = [](int64_t n) { return S::first_lanes(n < 0 ? 0 : n < S::kWidth ? n : S::kWidth); };
-  const auto kept = [&](int64_t i, V v, V otherwise) {  // v where the lane is a token that the row sees
-    if constexpr (kWhole) return v;
-    return S::select(first_lanes(begin - i), otherwise, S::select(first_lanes(end - i), v, otherwise));
-  };
-  const int64_t start = kWhole ? 0 : begin / S::kWidth * S::kWidth, stop = kWhole ? kTile : end;
-  V tops = S::set1(kLowest);
-  for (int64_t i = start; i < stop; i += S::kWidth) {
-    V scores = S::load(p + i);
-    if (rows_.args.softcap > 0) {
-      scores = bend<S>(scores, rows_.args.softcap);
-      S::store(p + i, scores);
-    }
-    tops = S::max(tops, kept(i, scores, S::set1(kLowest)));
-  }
-  const float tile_top = S::reduce_max(tops), old = state.top[row];
-  const float top = tile_top > old ? tile_top : old;
-  V sums = S::zero();
-  for (int64_t i = start; i < stop; i += S::kWidth) {
-    const V weights = kept(i, exp_weight<S>(S::sub(S::load(p + i), S::set1(top))), S::zero());
-    sums = S::add(sums, weights);
-    if constexpr (kScaled<T>)  // lanes that the row does not see are never read
-      S::store(p + i, S::mul(weights, S::load(tile.value_scales[i / kKvLanes] + i % kKvLanes)));
-    else
-      S::store(p + i, weights);
-  }
-  if (top != old) {
-    const V factor = exp<S>(S::set1(old - top));
-    S::store_partial(state.sum + row, S::mul(S::set1(state.sum[row]), factor), 1);
-    float* out = state.out + row * kv_.padded_dim;
-    for (int64_t i = 0; i < kv_.padded_dim; i += S::kWidth) S::store(out + i, S::mul(S::load(out + i), factor));
-  }
-  state.top[row] = top;
-  state.sum[row] += S::reduce_add(sums);
+  softmax_row<S, kTile, kWhole>(
+      begin, end, rows_.args.softcap, state.top[row], state.sum[row], [p](int64_t i) { return p + i; },
+      [p, &tile](int64_t i, V weights) {
+        if constexpr (kScaled<T>)  // lanes that the row does not see are never read
+          S::store(p + i, S::mul(weights, S::load(tile.value_scales[i / kKvLanes] + i % kKvLanes)));
+        else
+          S::store(p + i, weights);
+      },
+      [this, &state, row](V factor) {
+        float* out = state.out + row * kv_.padded_dim;
+        for (int64_t i = 0; i < kv_.padded_dim; i += S::kWidth) S::store(out + i, S::mul(S::load(out + i), factor));
+      });
 }
 
 // out[row] += p[row][token] * V[token] for tokens begin .. end-1, ascending.

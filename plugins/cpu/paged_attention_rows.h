@@ -16,18 +16,16 @@
 #pragma once
 
 #include <initializer_list>
-#include <limits>
 
 #include "ingot/kernel.h"
+#include "paged_attention_softmax.h"
 #include "simd_lanes.h"
-#include "simd_math.h"
 
 namespace ingot {
 namespace {
 
 constexpr int64_t kSplitTokens = 512;
 constexpr int64_t kMaxPartialRows = 4096;  // rows x splits that threads may leave in shared scratch
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 // What rows have gathered so far: maximum of scores, sum of weights, weighted sum of values [padded_dim].
 struct RowState {
