@@ -13,6 +13,9 @@
 // cycles each, which bound it; 32 KiB of the cache for all rows of the item. Checked for its bits, not timed.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
+
 #include "kv_head.h"
 #include "matmul_tiles.h"
 #include "paged_attention_rows.h"
@@ -299,21 +302,23 @@ void TileAttention<S, Tiles>::weigh_apart(Tiles& tiles, const Pair& pair, int64_
 // Values of a step, zeros for tokens outside `seen`; whether all of them are finite.
 template <typename S, typename Tiles>
 bool TileAttention<S, Tiles>::copy_values(int64_t step, Range seen, const Groups& groups) {
-  constexpr uint32_t kExponent = 0x7F80;
-  bool finite = true;
+  constexpr uint32_t kLow = 0xFFFFu, kExponent = 0x7F80u;  // of a line's pairs
+  uint32_t spoilt = 0;
   for (int64_t panel = 0; panel < panels(kv_); ++panel) {
     uint16_t* to = copies_ + (step * panels(kv_) + panel) * kStep * kKvLanes;
     for (int64_t token = step * kStep; token < (step + 1) * kStep; token += 2, to += 2 * kKvLanes) {
-      const uint16_t* from = value_line(groups.values[token / kKvLanes], token % kKvLanes) + panel * kKvLanes * kv_.block_size;
-      const bool keep[2] = {seen.begin <= token && token < seen.end, seen.begin <= token + 1 && token + 1 < seen.end};
-      for (int64_t i = 0; i < 2 * kKvLanes; ++i) {
-        const uint16_t value = keep[i % 2] ? from[i] : uint16_t{0};
-        finite &= (value & kExponent) != kExponent;
-        to[i] = value;
+      const auto kept = [seen](int64_t t) { return seen.begin <= t && t < seen.end ? kLow : 0u; };
+      const uint32_t mask = kept(token) | kept(token + 1) << 16;
+      uint32_t pairs[kKvLanes];
+      std::memcpy(pairs, value_line(groups.values[token / kKvLanes], token % kKvLanes) + panel * kKvLanes * kv_.block_size, sizeof(pairs));
+      for (uint32_t& pair : pairs) {
+        pair &= mask;
+        spoilt |= (pair & kExponent) == kExponent || (pair >> 16 & kExponent) == kExponent;
       }
+      std::memcpy(to, pairs, sizeof(pairs));
     }
   }
-  return finite;
+  return spoilt == 0;
 }
 
 template <typename S, typename Tiles>

@@ -16,7 +16,7 @@ from tests.plugins.cpu.one_step import batch_of, native_outputs, open_step, refe
 pytestmark = pytest.mark.native
 
 KERNELS = [name for name in kernel_table() if name.startswith("paged_attention.")]
-HEAD_DIMS = (4, 8, 12, 16, 24, 48, 64, 80, 128, 256)
+HEAD_DIMS = (4, 8, 12, 16, 24, 48, 64, 80, 96, 128, 256)
 TOLERANCE = 8e-6  # absolute; values in the cache are of the order of 1
 ON_TILES = ("amx", "amxemu")  # these kernels round queries and weights to bf16
 
@@ -118,6 +118,26 @@ def test_matches_the_reference(kernel: str, dim: int) -> None:
 def test_groups_of_heads(kernel: str, group: int) -> None:
     sequences = Sequences(kernel, [63, 17, 40], heads=group, kv_heads=1, dim=12, block_size=(16, 48, 80)[group % 3])
     sequences.check([(0, 15, 48), (1, 16, 1), (2, 0, 40)])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("block_size", [16, 48, 80, 512])
+def test_bits_do_not_depend_on_the_size_of_blocks(kernel: str, block_size: int) -> None:
+    parts = [(0, 500, 40), (1, 0, 150), (2, 22, 1)]
+    given, usual = (
+        Sequences(kernel, [540, 150, 23], heads=7, kv_heads=1, dim=36, block_size=size, window=200)
+        for size in (block_size, 32)
+    )
+    given.queries, numbers = usual.queries, usual.cache
+    for s, total in enumerate(usual.totals):
+        slots, usual_slots = (each.slots(s, total) for each in (given, usual))
+        for name in ("keys", "values", "key_scales", "value_scales"):
+            getattr(given.cache, name)[0, slots[0], :, slots[1]] = getattr(numbers, name)[
+                0, usual_slots[0], :, usual_slots[1]
+            ]
+    for found, expected in zip(given.run(parts, threads=2), usual.run(parts, threads=2), strict=True):
+        np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+    given.check(parts)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
