@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ingot.errors import RequestError
-from ingot.runtime.logprobs import as_tables
+from ingot.runtime.logprobs import LogprobTable, as_tables
 from ingot.runtime.request import Request
-from ingot.step_io import Int32
+from ingot.step_io import Float32, Int32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +50,18 @@ class Outputs:
         self.requests = [request for group in groups for request in group]
         self._ids: Int32 = np.empty((len(self.requests), 0), dtype=np.int32)
         self._copied = [0] * len(self.requests)  # tokens of each request in its row of _ids
+        self._log_probs: Float32 = np.zeros(
+            (len(self.requests), max((request.max_new_tokens for request in self.requests), default=0)), np.float32
+        )
+        self._summed = [0] * len(self.requests)  # tokens whose log probabilities are there, and in _sums
+        self._sums = [0.0] * len(self.requests)
+        self._tables: list[list[LogprobTable]] = [[] for _ in self.requests]
 
     def collect(self, shown: Sequence[int] | None = None) -> Int32 | dict[str, Any]:
-        """The result in arrays of its own: output_ids, or the dictionary of the contract.
+        """The result in arrays of its own: output_ids, or the dictionary of the contract. What is kept between calls
+        makes each of them cost what is new: whoever streams asks after every step.
 
-        shown  generated tokens of each request that are part of it; None: all there are
+        shown  generated tokens of each request that are part of it, never fewer than before; None: all there are
         """
         if shown is None:
             shown = [request.num_generated for request in self.requests]
@@ -69,20 +75,20 @@ class Outputs:
             "sequence_lengths": np.array(lengths, dtype=np.int32).reshape(ids.shape[:2]),
             "finish_reasons": self._grouped(reasons),
         }
-        if self.wanted.log_probs:
-            result["log_probs"] = self._per_token([request.log_probs for request in self.requests], shown, ())
         if self.wanted.log_probs or self.wanted.cum_log_probs:
-            sums = [sum(request.log_probs[:count]) for request, count in zip(self.requests, shown, strict=True)]
-            result["cum_log_probs"] = np.array(sums, dtype=np.float32).reshape(ids.shape[:2])
+            self._sum_log_probs(shown)
+            result["cum_log_probs"] = np.array(self._sums, dtype=np.float32).reshape(ids.shape[:2])
+        if self.wanted.log_probs:
+            result["log_probs"] = self._log_probs.copy().reshape(*ids.shape[:2], -1)
         if self.wanted.generation_logits:
-            rows = [request.generation_logits for request in self.requests]
-            result["generation_logits"] = self._per_token(rows, shown, (self.vocab_size,))
+            result["generation_logits"] = self._generation_logits(shown)
         if self.wanted.context_logits:
             nothing = np.empty((0, self.vocab_size), dtype=np.float32)
             result["context_logits"] = [np.concatenate([nothing, *group[0].context_logits]) for group in self.groups]
         if self.wanted.logprobs:
-            tables = [as_tables(r.token_probs[:count]) for r, count in zip(self.requests, shown, strict=True)]
-            result["logprobs"] = self._grouped(tables)
+            for request, count, tables in zip(self.requests, shown, self._tables, strict=True):
+                tables += as_tables(request.token_probs[len(tables) : count])
+            result["logprobs"] = self._grouped([tables.copy() for tables in self._tables])
         if self.wanted.prompt_logprobs:
             result["prompt_logprobs"] = [[None, *as_tables(group[0].prompt_probs)] for group in self.groups]
         return result
@@ -93,10 +99,7 @@ class Outputs:
         return [[next(following) for _ in group] for group in self.groups]
 
     def _output_ids(self, shown: Sequence[int]) -> Int32:
-        """int32 [batch, num_return_sequences, longest]: prompt, generated tokens, pad_id.
-
-        Only what is new is copied from the requests: whoever streams asks after every step.
-        """
+        """int32 [batch, num_return_sequences, longest]: prompt, generated tokens, pad_id."""
         ends = [request.num_prompt + count for request, count in zip(self.requests, shown, strict=True)]
         longest = max(ends, default=0)
         if longest > self._ids.shape[1]:
@@ -111,16 +114,24 @@ class Outputs:
         shape = (len(self.groups), self.num_return_sequences, longest)
         return self._ids[:, :longest].copy().reshape(shape)
 
-    def _per_token(
-        self, kept: Sequence[Sequence[Any]], shown: Sequence[int], tail: tuple[int, ...]
-    ) -> npt.NDArray[np.float32]:
-        """float32 [batch, num_return_sequences, max_new_tokens, *tail], zeros where nothing was generated."""
-        steps = max((request.max_new_tokens for request in self.requests), default=0)
-        values = np.zeros((len(self.requests), steps, *tail), dtype=np.float32)
-        for row, own, count in zip(values, kept, shown, strict=True):
+    def _sum_log_probs(self, shown: Sequence[int]) -> None:
+        for place, (request, end) in enumerate(zip(self.requests, shown, strict=True)):
+            begin = self._summed[place]
+            if begin < end:
+                new = request.log_probs[begin:end]
+                self._log_probs[place, begin:end] = new
+                for value in new:  # not sum(), whose rounding would depend on how many came at a time
+                    self._sums[place] += value
+                self._summed[place] = end
+
+    def _generation_logits(self, shown: Sequence[int]) -> Float32:
+        """float32 [batch, num_return_sequences, max_new_tokens, vocab], zeros where nothing was generated."""
+        steps = self._log_probs.shape[1]
+        values = np.zeros((len(self.requests), steps, self.vocab_size), dtype=np.float32)
+        for row, request, count in zip(values, self.requests, shown, strict=True):
             if count:
-                row[:count] = own[:count]
-        return values.reshape(len(self.groups), self.num_return_sequences, steps, *tail)
+                row[:count] = request.generation_logits[:count]
+        return values.reshape(len(self.groups), self.num_return_sequences, steps, self.vocab_size)
 
 
 def _reason(request: Request, count: int) -> str | None:

@@ -93,8 +93,8 @@ class Request:
         self.rules, self.logprobs, self.prompt_logprobs = rules, logprobs, prompt_logprobs
         self.end_ids, self.stop_words = end_ids, tuple(stop_words)
         self.want_context_logits, self.want_generation_logits = want_context_logits, want_generation_logits
-
         self._uses_prompt_rows = want_context_logits or prompt_logprobs is not None
+        self._uses_logits = want_generation_logits or bool(rules.processors)
 
         self.num_prompt = self.num_tokens = len(prompt)
         self.num_computed = 0
@@ -115,15 +115,11 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.error: IngotError | None = None
         self.steps: list[int] | None = None
-        self._needs_host = bool(
-            self.stop_words or not rules.lasting or logprobs is not None or self._uses_prompt_rows
-            or want_generation_logits
-        )  # fmt: skip
 
     @property
     def repeats(self) -> bool:
-        """Whether it decodes, and nothing but its next token comes of a step, which only end_ids or a limit can end."""
-        return self.num_tokens - self.num_computed == 1 and not self._needs_host
+        """Whether it decodes, and the host is not asked for anything between two draws."""
+        return self.num_tokens - self.num_computed == 1 and self.num_tokens > self.num_prompt and not self._uses_logits
 
     @property
     def rank(self) -> tuple[int, int]:

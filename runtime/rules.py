@@ -51,10 +51,19 @@ class Rules:
     def words_after(self) -> dict[int, list[tuple[int, ...]]]:
         """Bad words of several tokens by the one before the last: few of them can be complete at any time."""
         found: dict[int, list[tuple[int, ...]]] = {}
-        for word in self.bad_words:
-            if len(word) > 1:
-                found.setdefault(word[-2], []).append(word)
+        for word in self.long_words:
+            found.setdefault(word[-2], []).append(word)
         return found
+
+    @functools.cached_property
+    def long_words(self) -> tuple[tuple[int, ...], ...]:
+        """Bad words of several tokens."""
+        return tuple(word for word in self.bad_words if len(word) > 1)
+
+    @functools.cached_property
+    def long_word_tokens(self) -> Int32:
+        """Theirs, with -1 behind each word."""
+        return np.array([token for word in self.long_words for token in (*word, -1)], dtype=np.int32)
 
     @property
     def penalises(self) -> bool:
@@ -63,8 +72,8 @@ class Rules:
 
     @property
     def lasting(self) -> bool:
-        """Whether they are the same for every draw, whatever was drawn before."""
-        return not (self.penalises or self.bad_words or self.min_tokens or self.processors)
+        """Whether every draw has the same biases, whatever was drawn before."""
+        return not (self.long_words or self.min_tokens)
 
 
 NO_RULES = Rules()

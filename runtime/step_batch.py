@@ -8,7 +8,7 @@ import numpy as np
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.request import Request, TokenProbs
 from ingot.runtime.sampler import next_draws, sample_rows
-from ingot.step_io import Int32, ProbRows, Repeat, StepBatch, StepResult
+from ingot.step_io import Int32, StepBatch, StepResult
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,20 +139,6 @@ def count_kinds(chunks: Mapping[Request, int]) -> tuple[int, int]:
     return sum(chunks.values()) - decode_rows, decode_rows
 
 
-def repeat_of(chunks: Mapping[Request, int], steps: int, seconds: float, stop: Int32) -> Repeat:
-    """Steps of requests that all repeat; at most `steps`, and none that begins after `seconds`."""
-    ends = [sorted(request.end_ids) for request in chunks]
-    return Repeat(
-        seconds=seconds,
-        end_starts=np.cumsum([0, *map(len, ends)], dtype=np.int32),
-        end_ids=np.array([token for own in ends for token in own], dtype=np.int32),
-        stop=stop,
-        ids=np.empty((steps, len(chunks)), dtype=np.int32),
-        log_probs=np.empty((steps, len(chunks)), dtype=np.float32),
-        done=np.zeros(1, dtype=np.int32),
-    )
-
-
 def unfit(step: ScheduledStep, result: StepResult) -> list[tuple[Request, IngotError]]:
     """Requests that cannot go on after this step, each with the reason."""
     if np.isfinite(result.log_probs).all():
@@ -183,20 +169,22 @@ def keep_results(step: ScheduledStep, result: StepResult) -> None:
         if request.wants_prompt_rows:
             request.num_context_logits += end - begin
         begin = end
-    probs = step.batch.sample.probs
-    if probs is not None:
-        for q, request in enumerate(step.sampled):
-            if request.logprobs is not None:
-                request.token_probs.append(_token_probs(result, probs, q))
-        for q, (request, _, _) in enumerate(step.known, start=len(step.sampled)):
-            request.prompt_probs.append(_token_probs(result, probs, q))
+    if step.batch.sample.probs is None:
+        return
+    for q, request in enumerate(step.sampled):
+        if request.logprobs is not None:
+            request.token_probs.append(token_probs(step, result, q))
+    for q, (request, _, _) in enumerate(step.known, start=len(step.sampled)):
+        request.prompt_probs.append(token_probs(step, result, q))
 
 
-def _token_probs(result: StepResult, probs: ProbRows, q: int) -> TokenProbs:
+def token_probs(step: ScheduledStep, result: StepResult, q: int) -> TokenProbs:
+    """Of draw q."""
+    assert step.batch.sample.probs is not None, "somebody wants probabilities"
     assert result.ranks is not None, "a step with ProbRows has ranks"
     assert result.top_ids is not None
     assert result.top_log_probs is not None
-    top = slice(*probs.top_starts[q : q + 2])
+    top = slice(*step.batch.sample.probs.top_starts[q : q + 2])
     return TokenProbs(
         token=int(result.ids[q]),
         log_prob=float(result.log_probs[q]),

@@ -34,8 +34,9 @@ template <typename T>
 using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using InRows = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <typename T, size_t Dims>
-using Filled = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using FilledRows = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FilledInts = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 using OutRows = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
@@ -51,6 +52,11 @@ using KvTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, std::string, int6
 
 template <typename T>
 std::span<const T> span_of(const In<T>& array) {
+  return {array.data(), array.size()};
+}
+
+template <typename T>
+std::span<T> span_of(const FilledRows<T>& array) {
   return {array.data(), array.size()};
 }
 
@@ -162,22 +168,30 @@ RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32
   return run_result(std::move(drawn), std::move(logits_out), draws.probs.has_value());
 }
 
-// Repeat of src/ingot/step_io.py, in the order of its fields.
-using RepeatTuple = std::tuple<double, In<int32_t>, In<int32_t>, In<int32_t>, Filled<int32_t, 2>, Filled<float, 2>,
-                               Filled<int32_t, 1>>;
+// Course, RepeatProbs and Repeat of src/ingot/step_io.py, in the order of their fields.
+using CourseTuple = std::tuple<In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>,
+                               In<int32_t>, In<int32_t>>;
+using RepeatProbsTuple = std::tuple<FilledRows<int32_t>, FilledRows<int32_t>, FilledRows<float>>;
+using RepeatTuple = std::tuple<double, In<int32_t>, In<int32_t>, std::optional<CourseTuple>, In<int32_t>,
+                               FilledRows<int32_t>, FilledRows<float>, std::optional<RepeatProbsTuple>, FilledInts>;
+
+ingot::RepeatView repeat_view(const RepeatTuple& arrays) {
+  const auto& [seconds, end_starts, end_ids, course, stop, ids, log_probs, probs, done] = arrays;
+  if (stop.size() != 1 || done.size() != 1) throw std::invalid_argument("stop and done must have one entry each");
+  return {.seconds = seconds, .end_starts = span_of(end_starts), .end_ids = span_of(end_ids),
+          .course = spans<ingot::CourseView>(course), .stop = stop.data(), .steps = static_cast<int64_t>(ids.shape(0)),
+          .ids = span_of(ids), .log_probs = span_of(log_probs), .probs = spans<ingot::RepeatProbsView>(probs),
+          .done = done.data()};
+}
 
 int64_t decode(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths,
                InRows<int32_t> block_tables, In<int32_t> logit_rows, const DrawTuple& sample, const RepeatTuple& repeat) {
   const ingot::BatchView view = batch_view(ids, query_starts, past_lengths, block_tables, logit_rows);
-  const auto& [seconds, end_starts, end_ids, stop, all_ids, all_log_probs, done] = repeat;
-  if (stop.size() != 1 || done.size() != 1) throw std::invalid_argument("stop and done must have one entry each");
-  const ingot::RepeatView repeat_view{
-      .seconds = seconds, .end_starts = span_of(end_starts), .end_ids = span_of(end_ids), .stop = stop.data(),
-      .steps = static_cast<int64_t>(all_ids.shape(0)), .ids = {all_ids.data(), all_ids.size()},
-      .log_probs = {all_log_probs.data(), all_log_probs.size()}, .done = done.data()};
+  const ingot::DrawView draws = draw_view(sample);
+  const ingot::RepeatView repeated = repeat_view(repeat);
   try {
     const nb::gil_scoped_release release;
-    return self.decode(view, draw_view(sample), repeat_view, signal_pending);
+    return self.decode(view, draws, repeated, signal_pending);
   } catch (const ingot::StepInterrupted&) {
     throw nb::python_error();
   }

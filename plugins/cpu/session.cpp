@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
@@ -42,36 +41,6 @@ size_t shared_bytes(std::vector<BoundStep>& steps, const LimitsSpec& limits, int
   return bytes;
 }
 
-void require(bool holds, const char* otherwise) {
-  if (!holds) throw std::invalid_argument(otherwise);
-}
-
-void check_repeat(const BatchView& view, const DrawView& draws, const RepeatView& repeat) {
-  const size_t count = view.past_lengths.size();
-  require(view.ids.size() == count && view.logit_rows.size() == count && draws.row.size() == count,
-          "steps can follow each other where every sequence has one token, one row of logits and one draw");
-  for (size_t s = 0; s < count; ++s)
-    require(draws.row[s] == static_cast<int32_t>(s), "where steps follow each other, draw s must be that of sequence s");
-  require(!draws.probs && (!draws.rules || draws.rules->history.empty()), "draws that follow each other know no history and give no further probabilities");
-  require(repeat.steps >= 1, "there must be at least one step");
-  const size_t drawn = static_cast<size_t>(repeat.steps) * count;
-  require(repeat.ids.size() == drawn && repeat.log_probs.size() == drawn, "ids and log_probs must have one entry per step and sequence");
-  const auto& starts = repeat.end_starts;
-  require(starts.size() == count + 1 && starts.front() == 0 && starts.back() == static_cast<int64_t>(repeat.end_ids.size()) &&
-              std::ranges::is_sorted(starts),
-          "end_starts must begin at 0, not descend and end at the number of end_ids");
-}
-
-// Whether a sequence is not to be continued: its token ends it, or there is none, or its logits are not numbers.
-bool ends(const DrawResult& drawn, const RepeatView& repeat) {
-  for (size_t s = 0; s < drawn.ids.size(); ++s) {
-    if (drawn.ids[s] < 0 || !std::isfinite(drawn.log_probs[s])) return true;
-    const auto own = repeat.end_ids.subspan(repeat.end_starts[s], repeat.end_starts[s + 1] - repeat.end_starts[s]);
-    if (std::ranges::find(own, drawn.ids[s]) != own.end()) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa)
@@ -108,28 +77,22 @@ int64_t Session::decode(const BatchView& view, const DrawView& draws, const Repe
                         const std::function<bool()>& interrupted) {
   const std::lock_guard lock(running_);
   require_open();
-  check_repeat(view, draws, repeat);
+  RepeatedDraws repeated(view, draws, repeat);
   std::vector<int32_t> past(view.past_lengths.begin(), view.past_lengths.end());
-  std::vector<uint64_t> counter(draws.counter.begin(), draws.counter.end());
   BatchView next = view;
-  DrawView next_draws = draws;
   next.past_lengths = past;
-  next_draws.counter = counter;
   DrawResult drawn;
   const double begin = static_cast<double>(now_ns());
   const auto over = [&] {
     return static_cast<double>(now_ns()) - begin >= 1e9 * repeat.seconds || __atomic_load_n(repeat.stop, __ATOMIC_ACQUIRE) != 0;
   };
   for (int64_t done = 1;; ++done) {
-    drawn = step(next, next_draws, interrupted);
-    const size_t place = static_cast<size_t>(done - 1) * past.size();
-    std::ranges::copy(drawn.ids, repeat.ids.subspan(place).begin());
-    std::ranges::copy(drawn.log_probs, repeat.log_probs.subspan(place).begin());
-    if (done == repeat.steps || ends(drawn, repeat) || over()) return done;
+    drawn = step(next, repeated.view(), interrupted);
+    if (repeated.take(drawn) || done == repeat.steps || over()) return done;
     __atomic_store_n(repeat.done, static_cast<int32_t>(done), __ATOMIC_RELEASE);
+    repeated.advance();
     next.ids = drawn.ids;
     for (int32_t& length : past) ++length;
-    for (uint64_t& each : counter) ++each;
   }
 }
 

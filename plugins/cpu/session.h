@@ -14,6 +14,7 @@
 #include "draws.h"
 #include "memory.h"
 #include "plan_spec.h"
+#include "repeat.h"
 
 namespace ingot {
 
@@ -25,17 +26,6 @@ struct Tapped {
 };
 
 struct StepInterrupted {};  // thrown by run and decode when the interruption check said so
-
-// Repeat of src/ingot/step_io.py.
-struct RepeatView {
-  double seconds;
-  std::span<const int32_t> end_starts, end_ids;
-  const int32_t* stop;         // other threads write it
-  int64_t steps;
-  std::span<int32_t> ids;      // [steps, sequences], as log_probs
-  std::span<float> log_probs;
-  int32_t* done;               // other threads read it
-};
 
 class Session {
  public:

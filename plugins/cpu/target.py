@@ -93,6 +93,20 @@ def _draw_tuple(rows: SampleRows) -> "_cpu.Draws":
     )  # fmt: skip
 
 
+def _repeat_tuple(repeat: Repeat) -> "_cpu.Repeat":
+    course, probs = repeat.course, repeat.probs
+    return (
+        float(repeat.seconds), repeat.end_starts, repeat.end_ids,
+        None if course is None else (
+            course.num_lasting, course.min_steps, course.tails, course.tail_starts, course.bad_words,
+            course.bad_word_starts, course.stop_words, course.stop_word_starts,
+        ),
+        repeat.stop, repeat.ids, repeat.log_probs,
+        None if probs is None else (probs.ranks, probs.top_ids, probs.top_log_probs),
+        repeat.done,
+    )  # fmt: skip
+
+
 def _step_result(results: "_cpu.Drawn") -> StepResult:
     ids, log_probs, logits, ranks, top_ids, top_log_probs = results
     return StepResult(
@@ -124,11 +138,7 @@ class CpuSession:
         try:
             return self.native.decode(
                 batch.ids, batch.query_starts, batch.past_lengths, batch.block_tables, batch.logit_rows,
-                _draw_tuple(batch.sample),
-                (
-                    float(repeat.seconds), repeat.end_starts, repeat.end_ids, repeat.stop,
-                    repeat.ids, repeat.log_probs, repeat.done,
-                ),
+                _draw_tuple(batch.sample), _repeat_tuple(repeat),
             )  # fmt: skip
         except (ValueError, TypeError) as error:
             raise RequestError("the session cannot repeat this batch", got=str(error)) from error

@@ -45,6 +45,8 @@ Rules: TypeAlias = tuple[Floats, Floats, Floats, Floats, Ints, Ints, Ints, Ints,
 Draws: TypeAlias = tuple[
     Ints, Floats, Ints, Floats, NDArray[np.uint64], NDArray[np.uint64], Rules | None, tuple[Ints, Ints] | None
 ]
+Course: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints]
+Repeat: TypeAlias = tuple[float, Ints, Ints, Course | None, Ints, Ints, Floats, tuple[Ints, Ints, Floats] | None, Ints]
 Drawn: TypeAlias = tuple[Ints, Floats, Floats | None, Ints | None, Ints | None, Floats | None]
 
 class Session:
@@ -81,7 +83,7 @@ class Session:
         block_tables: NDArray[np.int32],
         logit_rows: NDArray[np.int32],
         sample: Draws,
-        repeat: tuple[float, Ints, Ints, Ints, Ints, Floats, Ints],
+        repeat: Repeat,
     ) -> int: ...
     def draw(self, logits: NDArray[np.float32], sample: Draws) -> Drawn: ...
     def close(self) -> None: ...

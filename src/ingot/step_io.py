@@ -128,17 +128,57 @@ class StepResult:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """How the draws of S sequences go on from those of a batch. Draws with a history add to it what they draw.
+
+    num_lasting     int32 [S]: so many of the first biases of draw s stay for all draws; those behind are of one draw
+    min_steps       int32 [S]: the first so many steps ban the tokens that end sequence s; a stop word ends it from the
+                    last of them on
+    tails           int32 [L]: the last generated tokens of sequence s from tail_starts[s] on: as many as its words of
+                    n tokens may begin with, n - 1, where so many were generated
+    tail_starts     int32 [S + 1], as the starts below
+    bad_words       int32 [B]: token sequences that are never generated, of two tokens at least; -1 behind each
+    stop_words      int32 [W]: the same of those that end the sequence
+    """
+
+    num_lasting: Int32
+    min_steps: Int32
+    tails: Int32
+    tail_starts: Int32
+    bad_words: Int32
+    bad_word_starts: Int32
+    stop_words: Int32
+    stop_word_starts: Int32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatProbs:
+    """For draws with `ProbRows`; to be filled: see StepResult. top: top_starts[S].
+
+    ranks          int32 [most steps, S]
+    top_ids        int32 [most steps, top]
+    top_log_probs  float32 [most steps, top]
+    """
+
+    ranks: Int32
+    top_ids: Int32
+    top_log_probs: Float32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Repeat:
     """How long steps of the same decoding sequences follow each other, each computing what the one before drew, and
     what they drew.
 
     seconds     no step follows when so much time has gone by
     end_ids     int32 [E]: tokens that end sequence s, from end_starts[s] on. The step that draws one is the last; so is
-                one that has no token or no number for a sequence
+                one that completes a stop word, or has no token or no number for a sequence
     end_starts  int32 [S + 1]
+    course      None where every draw has the biases of the first, and no sequence has stop words
     stop        int32 [1]: any thread may set it to 1; the step that runs is the last
     ids         int32 [most steps, S], to be filled: see StepResult
     log_probs   float32 [most steps, S], to be filled
+    probs       None where the draws have no `ProbRows`
     done        int32 [1]: 0 at first; so many steps have ended and others follow. Any thread may read it, and then what
                 they drew
     """
@@ -146,9 +186,11 @@ class Repeat:
     seconds: float
     end_starts: Int32
     end_ids: Int32
+    course: Course | None = None
     stop: Int32
     ids: Int32
     log_probs: Float32
+    probs: RepeatProbs | None = None
     done: Int32
 
 
@@ -176,8 +218,7 @@ class RepeatSession(Session, Protocol):
 
     def decode(self, batch: StepBatch, repeat: Repeat) -> int:
         """The same as `run` again and again; how many times, at least once. Every sequence has one token, one row of
-        logits and one draw, the draws neither histories nor further probabilities, and the block tables have room for
-        all steps.
+        logits and one draw, no token is given, and the block tables have room for all steps.
         """
         ...
 

@@ -14,6 +14,7 @@ from ingot.bench.traffic import decode_bytes, kv_bytes_per_token, weight_bytes_p
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
+from ingot.configs.sampling import SamplingParams
 from ingot.convert.convert import convert
 from ingot.engine import read_plan
 from ingot.plan import Buffer, Plan, Rows
@@ -48,14 +49,15 @@ class Runner:
         self.executor = Clock()
 
     def generate(self, *, batch_input_ids: Sequence[Sequence[int]], **options: object) -> Iterator[dict[str, Any]]:
-        assert options == {"max_new_tokens": 3, "end_id": -1, "streaming": True, "return_dict": True}
+        params = SamplingParams(temperature=0.5, max_tokens=3)
+        assert options == {"sampling_config": params, "end_id": -1, "streaming": True, "return_dict": True}
         prompt = len(batch_input_ids[0])
         for generated in ([1, 0], [3, 1], [3, 2], [3, 3]):
             yield {"sequence_lengths": np.array(generated)[:, None] + prompt}
 
 
 def test_every_token_gets_the_time_of_its_step() -> None:
-    measured = time_requests(Runner(), [[1, 2], [3, 4]], 3)  # type: ignore[arg-type]
+    measured = time_requests(Runner(), [[1, 2], [3, 4]], 3, SamplingParams(temperature=0.5))  # type: ignore[arg-type]
     first, second = (request.tokens for request in measured.requests)
     assert (measured.steps, measured.tokens) == (4, 6)
     assert len(first) == len(second) == 3

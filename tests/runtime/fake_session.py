@@ -1,6 +1,5 @@
 """A Session whose "model" is a hash of every token before: wrong blocks, positions or counts give wrong tokens."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -9,7 +8,8 @@ import numpy.typing as npt
 
 from ingot.plan import Limits
 from ingot.plugins.ops.sample import sample
-from ingot.step_io import Float32, Repeat, SampleRows, Session, StepBatch, StepResult
+from ingot.step_io import Float32, Repeat, SampleRows, StepBatch, StepResult
+from tests.runtime.decode_by_run import decode_by_run
 
 VOCAB = 97
 _NOBODY = -1
@@ -26,23 +26,6 @@ def continued(prompt: Sequence[int], count: int) -> list[int]:
     for _ in range(count):
         tokens.append(next_token(tokens))
     return tokens[len(prompt) :]
-
-
-def decode_by_run(session: Session, batch: StepBatch, repeat: Repeat) -> int:
-    """What `RepeatSession.decode` means."""
-    most = len(repeat.ids)
-    starts = repeat.end_starts
-    for count in range(1, most + 1):
-        result = session.run(batch)
-        ids, log_probs = result.ids, result.log_probs
-        repeat.ids[count - 1], repeat.log_probs[count - 1] = ids, log_probs
-        ended = any(token in repeat.end_ids[starts[s] : starts[s + 1]] for s, token in enumerate(ids))
-        if count == most or ended or (ids < 0).any() or not np.isfinite(log_probs).all() or repeat.stop[0]:
-            break
-        repeat.done[0] = count
-        sample = dataclasses.replace(batch.sample, counter=batch.sample.counter + np.uint64(1))
-        batch = dataclasses.replace(batch, ids=ids, past_lengths=batch.past_lengths + np.int32(1), sample=sample)
-    return count
 
 
 class FakeSession:

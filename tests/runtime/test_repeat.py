@@ -15,7 +15,8 @@ from ingot.plugins.registry import find_target
 from ingot.runtime.request import FinishReason
 from ingot.runtime.step_by_step import StepsAhead
 from ingot.step_io import Int32, Repeat, SampleRows, StepBatch
-from tests.runtime.fake_session import RepeatingSession, continued, decode_by_run
+from tests.runtime.decode_by_run import decode_by_run
+from tests.runtime.fake_session import RepeatingSession, continued
 from tests.runtime.repeating import LIMITS, check, make, request_of
 from tests.runtime.tiny_engine import make_executor, make_runner, open_session, poisoned_runner
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model

@@ -5,8 +5,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ingot.bench.timing import Round, random_prompts, time_requests
+from ingot.bench.timing import GREEDY, Round, random_prompts, time_requests
 from ingot.bench.traffic import decode_bytes, machine_bandwidth, weight_bytes_per_step
+from ingot.configs.sampling import SamplingParams
 from ingot.engine import read_manifest
 from ingot.errors import UsageError
 from ingot.plan import Limits, Plan
@@ -15,7 +16,10 @@ from ingot.runtime.model_runner import ModelRunner
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LatencyOptions:
-    """warmup: untimed rounds before the timed ones; every round gives all requests of a batch at once."""
+    """warmup: untimed rounds before the timed ones; every round gives all requests of a batch at once.
+
+    sampling  of every request; its max_tokens is output_len
+    """
 
     engine_dir: Path
     batch_sizes: Sequence[int] = (1,)
@@ -24,6 +28,7 @@ class LatencyOptions:
     warmup: int = 1
     repetitions: int = 5
     seed: int = 0
+    sampling: SamplingParams = GREEDY
     threads: int | None = None
     isa: str | None = None
     target: str | None = None
@@ -74,7 +79,7 @@ def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], N
         for index in range(total):
             progress(f"batch {batch_size}", index, total)
             prompts = random_prompts(batch_size, options.input_len, plan.vocab_size, options.seed, batch_size, index)
-            measured = time_requests(runner, prompts, options.output_len)
+            measured = time_requests(runner, prompts, options.output_len, options.sampling)
             if index >= options.warmup:
                 rounds.append(measured)
         progress(f"batch {batch_size}", total, total)

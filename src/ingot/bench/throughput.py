@@ -6,15 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ingot.bench.latency import check_lengths
-from ingot.bench.timing import Round, random_prompts, time_requests
+from ingot.bench.timing import GREEDY, Round, random_prompts, time_requests
 from ingot.bench.traffic import kv_bytes_per_token, machine_bandwidth, weight_bytes_per_step
+from ingot.configs.sampling import SamplingParams
 from ingot.engine import read_manifest
 from ingot.runtime.model_runner import ModelRunner
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ThroughputOptions:
-    """All requests are given at once; the engine's max_batch_size, or a lower one given here, bounds those running."""
+    """All requests are given at once; the engine's max_batch_size, or a lower one given here, bounds those running.
+
+    sampling  of every request; its max_tokens is output_len
+    """
 
     engine_dir: Path
     num_requests: int = 64
@@ -24,6 +28,7 @@ class ThroughputOptions:
     warmup: int = 1
     repetitions: int = 3
     seed: int = 0
+    sampling: SamplingParams = GREEDY
     threads: int | None = None
     isa: str | None = None
     target: str | None = None
@@ -72,7 +77,7 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
     for index in range(total):
         progress("rounds", index, total)
         prompts = random_prompts(options.num_requests, options.input_len, plan.vocab_size, options.seed, index)
-        measured = time_requests(runner, prompts, options.output_len)
+        measured = time_requests(runner, prompts, options.output_len, options.sampling)
         if index >= options.warmup:
             rounds.append(measured)
             machine.append(machine_bandwidth(target, buffer_bytes, options.threads) / 1e9)

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ingot.configs.sampling import SamplingParams
 from ingot.runtime.model_runner import ModelRunner
 from ingot.step_io import Int32
+
+GREEDY = SamplingParams(temperature=0.0)
 
 Seen = tuple[float, Int32]
 """Seconds since the start, and the length of every sequence then."""
@@ -77,14 +80,17 @@ def random_prompts(count: int, length: int, vocab_size: int, *seed: int) -> list
     return ids
 
 
-def time_requests(runner: ModelRunner, prompts: Sequence[Sequence[int]], output_len: int) -> Round:
-    """Generate exactly `output_len` tokens for every prompt, all given at once; greedy, and no token ends a request."""
+def time_requests(
+    runner: ModelRunner, prompts: Sequence[Sequence[int]], output_len: int, sampling: SamplingParams = GREEDY
+) -> Round:
+    """Generate exactly `output_len` tokens for every prompt, all given at once; no token ends a request."""
+    params = dataclasses.replace(sampling, max_tokens=output_len)
     before, work_before = np.array([len(prompt) for prompt in prompts]), runner.executor.work()
     start = time.perf_counter()
     seen = [
         (time.perf_counter() - start, step["sequence_lengths"][:, 0])
         for step in runner.generate(
-            batch_input_ids=prompts, max_new_tokens=output_len, end_id=-1, streaming=True, return_dict=True
+            batch_input_ids=prompts, sampling_config=params, end_id=-1, streaming=True, return_dict=True
         )
     ]
     work = runner.executor.work()

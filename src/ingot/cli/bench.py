@@ -16,6 +16,7 @@ from ingot.cli.bench_serve import serve
 from ingot.cli.bench_start import start
 from ingot.cli.console import LEVELS, Talk
 from ingot.cli.values import as_json, log_level, positive, target_isa
+from ingot.configs.sampling import SamplingParams
 
 
 @click.group()
@@ -39,6 +40,17 @@ def _shared(function: Any) -> Any:
             "--repetitions", type=positive, default=3, show_default=True, help="Timed rounds; medians are shown."
         ),
         click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts."),
+        click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+        click.option("--top_k", type=int, default=0, show_default=True, help="Draw from so many tokens; 0: all."),
+        click.option("--top_p", type=float, default=1.0, show_default=True, help="Draw from so much probability."),
+        click.option(
+            "--repetition_penalty",
+            type=float,
+            default=1.0,
+            show_default=True,
+            help="What logits of tokens so far are divided by.",
+        ),
+        click.option("--logprobs", type=int, help="So many likely tokens are wanted beside each."),
         click.option("--threads", type=positive, help="Threads; every core unless given."),
         target_isa,
         as_json,
@@ -47,6 +59,13 @@ def _shared(function: Any) -> Any:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with those of the draws as one."""
+    names = ("temperature", "top_k", "top_p", "repetition_penalty", "logprobs")
+    sampling = SamplingParams(**{name: options.pop(name) for name in names})
+    return {**options, "sampling": sampling}
 
 
 @command.command()
@@ -60,7 +79,7 @@ def latency(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **optio
     Example: ingot bench latency --engine_dir ENGINE --batch_size 1 --batch_size 8 --json
     """
     with Talk(LEVELS[log_level]) as talk:
-        report = bench_latency(LatencyOptions(batch_sizes=batch_sizes, **options), talk.progress)
+        report = bench_latency(LatencyOptions(batch_sizes=batch_sizes, **_with_sampling(options)), talk.progress)
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
     else:
@@ -78,7 +97,7 @@ def throughput(as_json: bool, log_level: str, **options: Any) -> None:
     Example: ingot bench throughput --engine_dir ENGINE --num_requests 64
     """
     with Talk(LEVELS[log_level]) as talk:
-        report = bench_throughput(ThroughputOptions(**options), talk.progress)
+        report = bench_throughput(ThroughputOptions(**_with_sampling(options)), talk.progress)
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
     else:
