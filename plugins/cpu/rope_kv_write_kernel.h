@@ -1,6 +1,6 @@
 // Norms queries and keys where the model does, turns queries and keys by their positions' angles and stores keys and
-// values in the KV cache: keys transposed [head_dim][tokens], values [tokens][padded_dim] with zeros beyond head_dim.
-// Layout: KvLayout in src/ingot/plan.py.
+// values in the KV cache, in the lines of kv_head.h; dims of values beyond head_dim are zeros. Threads may write the two
+// tokens of a pair at once, so nothing but a token's own elements is touched.
 #pragma once
 
 #include <cmath>
@@ -86,6 +86,17 @@ float store_row(const float* x, int64_t dim, int64_t padded, T* y) {
   }
 }
 
+// A key [dim] and a value [padded_dim] to their slot.
+template <typename T>
+void scatter(const T* key, const T* value, const PagedKv& kv, int64_t slot, T* keys, T* values) {
+  T* to = key_lines(keys, kv.head_dim, slot) + slot % kKvLanes * kPair<T>;
+  for (int64_t d = 0; d < kv.head_dim; d += kPair<T>, to += kLine<T>)
+    for (int64_t i = 0; i < kPair<T>; ++i) to[i] = key[d + i];
+  to = value_line(values, slot) + slot % kPair<T>;
+  for (int64_t d = 0; d < kv.padded_dim; d += kKvLanes, to += kKvLanes * kv.block_size)
+    for (int64_t i = 0; i < kKvLanes; ++i) to[i * kPair<T>] = value[d + i];
+}
+
 // Keys (after their rotation) and values of token t, KV head by KV head.
 template <typename S, typename T>
 void write_token(const RopeKvWriteArgs& args, int64_t t, const float* k, const float* v, const float* cos_sin) {
@@ -94,13 +105,13 @@ void write_token(const RopeKvWriteArgs& args, int64_t t, const float* k, const f
   const int64_t block = kv.block_tables[kv.sequence_of[t] * kv.table_width + kv.positions[t] / size];
   for (int64_t h = 0; h < kv.kv_heads; ++h) {
     alignas(64) float turned[kMaxHeadDim];
-    alignas(64) T stored[kMaxHeadDim];
+    alignas(64) T key[kMaxHeadDim], value[kMaxHeadDim];
     rotate<S>(k + h * dim, cos_sin, args.half, dim, args.interleaved, turned);
     T* keys = reinterpret_cast<T*>(kv.keys + block * kv.block_bytes) + h * kv_head_size<T>(dim, size);
     T* values = reinterpret_cast<T*>(kv.values + block * kv.block_bytes) + h * kv_head_size<T>(kv.padded_dim, size);
-    const float key_scale = store_row<S>(turned, dim, kv.padded_dim, stored);
-    for (int64_t d = 0; d < dim; ++d) keys[d * size + slot] = stored[d];
-    const float value_scale = store_row<S>(v + h * dim, dim, kv.padded_dim, values + slot * kv.padded_dim);
+    const float key_scale = store_row<S>(turned, dim, kv.padded_dim, key);
+    const float value_scale = store_row<S>(v + h * dim, dim, kv.padded_dim, value);
+    scatter(key, value, kv, slot, keys, values);
     if constexpr (kScaled<T>) {
       kv_scales(keys, dim, size)[slot] = key_scale;
       kv_scales(values, kv.padded_dim, size)[slot] = value_scale;

@@ -97,10 +97,27 @@ struct SimdAvx2 {
     odd = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
   }
 
+  // One half of such a line.
+  INGOT_INLINE V load_bf16_even(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
+  }
+  // asm, so that the mask stays in memory: loops that call this have no register left for it
+  INGOT_INLINE V load_bf16_odd(const uint16_t* p) {
+    V v;
+    asm("vandps %2, %1, %0" : "=x"(v) : "x"(_mm256_loadu_ps(reinterpret_cast<const float*>(p))), "m"(kHighHalves));
+    return v;
+  }
+
   // asm, because GCC 12 drops _mm_prefetch in loops of unknown length
   INGOT_INLINE void prefetch(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
 
  private:
+  struct alignas(32) Words {
+    uint32_t word[8];
+  };
+  static constexpr uint32_t kHigh = 0xFFFF0000u;
+  static constexpr Words kHighHalves = {{kHigh, kHigh, kHigh, kHigh, kHigh, kHigh, kHigh, kHigh}};
+
   INGOT_INLINE __m256i tail_mask(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }

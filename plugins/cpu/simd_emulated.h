@@ -115,6 +115,17 @@ struct SimdEmulated {
     odd = from_words(bits & 0xFFFF0000u);
   }
 
+  INGOT_INLINE V load_bf16_even(const uint16_t* p) {
+    V even, odd;
+    load_bf16_pairs(p, even, odd);
+    return even;
+  }
+  INGOT_INLINE V load_bf16_odd(const uint16_t* p) {
+    V even, odd;
+    load_bf16_pairs(p, even, odd);
+    return odd;
+  }
+
   INGOT_INLINE void prefetch(const void*) {}
 
  private:

@@ -1,5 +1,5 @@
 // Loads and stores of the first n elements of a row, n counting to the row's end, in float32 or bf16 storage, and loads of
-// whole vectors of bytes.
+// whole vectors from lines of a KV cache.
 #pragma once
 
 #include <cstdint>
@@ -27,18 +27,19 @@ template <typename S>
   n >= S::kWidth ? S::store_bf16(p, v) : S::store_bf16_partial(p, v, n);
 }
 
-template <typename S>
-[[gnu::always_inline]] inline typename S::V load_full(const float* p) {
+// kWidth numbers of one half of a line of the KV cache (kv_head.h); only lines of bf16 have two halves.
+template <typename S, int kHalf>
+[[gnu::always_inline]] inline typename S::V load_half(const float* p) {
   return S::load(p);
 }
 
-template <typename S>
-[[gnu::always_inline]] inline typename S::V load_full(const uint16_t* p) {
-  return S::load_bf16(p);
+template <typename S, int kHalf>
+[[gnu::always_inline]] inline typename S::V load_half(const uint16_t* p) {
+  return kHalf == 0 ? S::load_bf16_even(p) : S::load_bf16_odd(p);
 }
 
-template <typename S>
-[[gnu::always_inline]] inline typename S::V load_full(const int8_t* p) {
+template <typename S, int kHalf>
+[[gnu::always_inline]] inline typename S::V load_half(const int8_t* p) {
   return S::load_i8(p);
 }
 

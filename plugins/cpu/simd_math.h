@@ -30,6 +30,25 @@ template <typename S>
   return S::select(S::less_equal(x, highest), finite, beyond);
 }
 
+// e^x for x <= 0, as a softmax wants it: within 2 ulp down to e^-69, below that e^-69, 1e-30 of the largest weight; NaN
+// stays NaN.
+template <typename S>
+[[gnu::always_inline]] inline typename S::V exp_weight(typename S::V x) {
+  using V = typename S::V;
+  const V magic = S::set1(12582912.0f);
+  const V inside = S::max(S::set1(-69.0f), x);  // NaN where x is
+  const V shifted = S::fma(inside, S::set1(1.44269504f), magic);
+  const V r = S::fma(S::sub(shifted, magic), S::set1(-0x1.62e430p-1f), inside);
+  V p = S::set1(0x1.6a21acp-10f);
+  p = S::fma(p, r, S::set1(0x1.123b6ap-7f));
+  p = S::fma(p, r, S::set1(0x1.5558fap-5f));
+  p = S::fma(p, r, S::set1(0x1.555490p-3f));
+  p = S::fma(p, r, S::set1(0x1.fffffcp-2f));
+  p = S::fma(p, r, S::set1(1.0f));
+  p = S::fma(p, r, S::set1(1.0f));
+  return S::select(S::less_equal(x, x), S::add_exponent(p, shifted), x);
+}
+
 // cap * tanh(x / cap), where tanh(u) = (1 - e^-2|u|) / (1 + e^-2|u|) with the sign of u; for |u| < 0.25 by its series,
 // because the difference would lose digits.
 template <typename S>

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType, to_float32
 from ingot.errors import CapacityError, EngineError, RequestError, TargetError, UsageError
 from ingot.plan import Attr, KvLayout, Plan, Step
+from ingot.plugins.cpu.kv_layout import unpack_keys, unpack_values
 from ingot.plugins.target import Constant, Product, Progress, SessionOptions, Target
 from ingot.step_io import Float32, Repeat, SampleRows, StepBatch, StepResult
 
@@ -181,24 +181,10 @@ class CpuSession:
                 self.native.write_kv(layer, target, values, self.native.read_kv(layer, source, values))
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
-        """Keys and values of a block, from their layouts in `plan.KvLayout`."""
-        layout = self._kv
-        keys, values = (self._heads(layer, block, which) for which in (False, True))
-        keys = keys.reshape(layout.kv_heads, -1, layout.tokens_per_block).transpose(0, 2, 1)
-        return keys, values.reshape(layout.kv_heads, layout.tokens_per_block, -1)[:, :, : layout.head_dim]
-
-    def _heads(self, layer: int, block: int, values: bool) -> Float32:
-        """[kv_heads, ...] numbers of a block in their own order, those of an int8 cache times their scales."""
-        layout = self._kv
-        heads = np.frombuffer(self.native.read_kv(layer, block, values), np.uint8).reshape(layout.kv_heads, -1)
-        if layout.dtype is not DType.I8:
-            return to_float32(heads.view(layout.dtype.storage), layout.dtype)
-        split = heads.shape[1] - layout.scale_bytes * layout.tokens_per_block
-        scales = np.ascontiguousarray(heads[:, split:]).view(np.float32)
-        codes = np.ascontiguousarray(heads[:, :split]).view(np.int8).astype(np.float32)
-        if values:
-            return codes.reshape(layout.kv_heads, layout.tokens_per_block, -1) * scales[:, :, None]
-        return codes.reshape(layout.kv_heads, -1, layout.tokens_per_block) * scales[:, None, :]
+        """Keys and values of a block, those of an int8 cache times their scales."""
+        keys, key_scales = unpack_keys(self.native.read_kv(layer, block, False), self._kv)
+        values, value_scales = unpack_values(self.native.read_kv(layer, block, True), self._kv)
+        return keys * key_scales[..., None], values[..., : self._kv.head_dim] * value_scales[..., None]
 
     def slow_down(self, seconds_per_step: float) -> None:
         """Makes every plan step last longer, for tests of streaming."""

@@ -90,13 +90,11 @@ class Step:
 class KvLayout:
     """The paged KV cache: keys and values of the tokens of a block, in each layer.
 
-    K block: [kv_heads, head_dim, tokens_per_block]        tokens innermost: one vector load gives 8 or 16 tokens
-    V block: [kv_heads, tokens_per_block, padded_dim]      dims innermost, padded_dim = head_dim rounded up to 16
-
-    On CPUs a block's layers lie behind each other, so that a short sequence touches few pages; on GPUs each layer has
-    a pool of K blocks and one of V blocks.
+    K block: kv_heads * tokens_per_block * head_dim numbers
+    V block: kv_heads * tokens_per_block * padded_dim numbers, padded_dim = head_dim rounded up to 16
 
     int8: behind the codes of each head of a block lie the scales of its tokens, float32 [tokens_per_block].
+    How numbers lie in a block is the target's affair: no file holds a cache (docs/engine_format.md).
     """
 
     num_layers: int

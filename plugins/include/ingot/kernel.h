@@ -135,8 +135,7 @@ struct RopeTableArgs {
 };
 
 // One layer's part of block 0, from which block b's lies b * block_bytes further on, and the batch that uses them.
-// K [kv_heads][head_dim][block_size], V [kv_heads][block_size][padded_dim]; int8: behind each head its scales, float
-// [block_size]. See plan.KvLayout.
+// How a head's keys and values lie in it: plugins/cpu/kv_head.h.
 struct PagedKv {
   std::byte* keys;
   std::byte* values;

@@ -10,6 +10,7 @@ import pytest
 
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, Buffer, KvLayout, Limits, Piece, Plan, Rows, Step, Weight
+from ingot.plugins.cpu.kv_layout import pack_keys, pack_values, unpack_keys, unpack_values
 from ingot.plugins.cpu.target import CpuSession, detect_isa, open_native
 from ingot.plugins.layouts import (
     ROW,
@@ -268,38 +269,19 @@ def load_cache(session: CpuSession, cache: KvCache) -> None:
     padding = ((0, 0), (0, 0), (0, layout.padded_dim - layout.head_dim))
     for layer in range(layout.num_layers):
         for block in range(cache.keys.shape[1]):
-            keys = cache.keys[layer, block].transpose(0, 2, 1)
             values = np.pad(cache.values[layer, block], padding, constant_values=np.nan)
-            for which, numbers, scales in ((False, keys, cache.key_scales), (True, values, cache.value_scales)):
-                session.native.write_kv(layer, block, which, _pool_bytes(numbers, scales[layer, block], layout.dtype))
+            keys, values = (_codes(each, layout) for each in (cache.keys[layer, block], values))
+            session.native.write_kv(layer, block, False, pack_keys(keys, cache.key_scales[layer, block], layout))
+            session.native.write_kv(layer, block, True, pack_values(values, cache.value_scales[layer, block], layout))
 
 
-def _pool_bytes(numbers: Array, scales: Array, dtype: DType) -> bytes:
-    """numbers [kv_heads, ., .] of a block as stored; behind the codes of a head its scales."""
-    if dtype is not DType.I8:
-        return from_float32(np.ascontiguousarray(numbers), dtype).tobytes()
-    codes = np.where(np.isnan(numbers), 85, numbers).astype(np.int8)
-    return b"".join(codes[head].tobytes() + scales[head].tobytes() for head in range(len(codes)))
+def _codes(numbers: Array, layout: KvLayout) -> Array:
+    """No code is NaN."""
+    return np.where(np.isnan(numbers), np.float32(85), numbers) if layout.dtype is DType.I8 else numbers
 
 
 def read_cache(session: CpuSession, layout: KvLayout, layer: int, block: int) -> tuple[Array, Array]:
     """Keys and values of a block, each [kv_heads, tokens_per_block, ...]; values with their padding dims."""
-    size = layout.tokens_per_block
-    (keys, key_scales), (values, value_scales) = (
-        _pool_numbers(session.native.read_kv(layer, block, which), layout) for which in (False, True)
-    )
-    return (
-        keys.reshape(layout.kv_heads, -1, size).transpose(0, 2, 1) * key_scales[..., None],
-        values.reshape(layout.kv_heads, size, -1) * value_scales[..., None],
-    )
-
-
-def _pool_numbers(data: bytes, layout: KvLayout) -> tuple[Array, Array]:
-    """(numbers [kv_heads, .], scales [kv_heads, tokens_per_block]) of a block."""
-    size = layout.tokens_per_block
-    if layout.dtype is not DType.I8:
-        numbers = to_float32(np.frombuffer(data, layout.dtype.storage), layout.dtype)
-        return numbers.reshape(layout.kv_heads, -1), np.ones((layout.kv_heads, size), np.float32)
-    heads = np.frombuffer(data, np.int8).reshape(layout.kv_heads, -1)
-    codes, scales = np.split(heads, [-layout.scale_bytes * size], axis=1)
-    return codes.astype(np.float32), np.ascontiguousarray(scales).view(np.float32)
+    keys, key_scales = unpack_keys(session.native.read_kv(layer, block, False), layout)
+    values, value_scales = unpack_values(session.native.read_kv(layer, block, True), layout)
+    return keys * key_scales[..., None], values * value_scales[..., None]

@@ -42,6 +42,16 @@ def test_every_level_has_the_same_kernels() -> None:
     assert by_level["avx2"] == by_level["avx512"] == by_level["avx512emu"]
 
 
+def test_attention_runs_on_tiles_where_the_target_has_them() -> None:
+    def first(level: str, dtype: str) -> str:
+        return next(name for name in find_target(level).kernels() if name.startswith(f"paged_attention.{dtype}."))
+
+    assert first("cpu/amx", "bf16") == "paged_attention.bf16.amx"
+    assert first("cpu/amx", "int8") == "paged_attention.int8.avx512"
+    assert first("cpu/avx512", "bf16") == "paged_attention.bf16.avx512"
+    assert cpu.peak_name("paged_attention.bf16.amx") == "bf16.amx"
+
+
 def test_activations_follow_the_tiles() -> None:
     assert find_target("cpu/amx").activations("bf16") == "bf16"
     assert {find_target("cpu/amx").activations("f32"), find_target("cpu/avx512").activations("bf16")} == {"f32"}

@@ -1,0 +1,223 @@
+// What all attention kernels share: rows of queries, how they are cut into items and splits, how threads take them, and
+// what is gathered per row.
+//
+//   rows of one sequence and KV head: row = token * group + query head, so that visible lengths ascend
+//
+//   position   0        512       1024          a split is a fixed run of tokens with its own max, sum and output;
+//              ├ split 0 ┼ split 1 ┼ ...        splits are merged in order, whoever computed them
+//
+// `Inner` computes one split for the rows of an item:
+//   kItemRows                        rows that share a pass over the cache
+//   Inner(rows), floats(kv)          floats of scratch that a thread needs, given by
+//   allocate(memory)
+//   load_queries(item)
+//   attend(item, begin, end, state)  fills state [item rows] from the tokens begin .. end-1; a row that sees none of them
+//                                    keeps top = -infinity and sum = 0
+#pragma once
+
+#include <initializer_list>
+
+#include "ingot/kernel.h"
+#include "paged_attention_softmax.h"
+#include "simd_lanes.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kSplitTokens = 512;
+constexpr int64_t kMaxPartialRows = 4096;  // rows x splits that threads may leave in shared scratch
+
+// What rows have gathered so far: maximum of scores, sum of weights, weighted sum of values [padded_dim].
+struct RowState {
+  float* top;
+  float* sum;
+  float* out;
+};
+
+struct AttentionItem {
+  int64_t sequence, head;  // KV head
+  int64_t begin, end;      // rows
+};
+
+// Where rows are and what they see.
+struct AttentionRows {
+  const PagedAttentionArgs& args;
+  const PagedKv& kv;
+  const int64_t group;  // query heads of a KV head
+
+  explicit AttentionRows(const PagedAttentionArgs& a) : args(a), kv(a.kv), group(a.heads / a.kv.kv_heads) {}
+
+  int64_t count(int64_t s) const { return (kv.query_starts[s + 1] - kv.query_starts[s]) * group; }
+  int64_t visible(int64_t s, int64_t row) const { return kv.past_lengths[s] + row / group + 1; }
+  int64_t hidden(int64_t s, int64_t row) const {  // tokens before the window
+    const int64_t n = visible(s, row) - args.window;
+    return n < 0 ? 0 : n;
+  }
+  int64_t splits(int64_t s, int64_t row) const { return (visible(s, row) + kSplitTokens - 1) / kSplitTokens; }
+  int64_t splits(int64_t s) const { return splits(s, count(s) - 1); }
+  const float* query(const AttentionItem& item, int64_t row) const { return args.q + offset(item, row); }
+  float* output(const AttentionItem& item, int64_t row) const { return args.y + offset(item, row); }
+  int64_t block(int64_t s, int64_t position) const { return kv.block_tables[s * kv.table_width + position / kv.block_size]; }
+
+ private:
+  int64_t offset(const AttentionItem& item, int64_t row) const {
+    const int64_t token = kv.query_starts[item.sequence] + row / group;
+    return (token * args.heads + item.head * group + row % group) * kv.head_dim;
+  }
+};
+
+template <typename S, typename Inner>
+class PagedAttention {
+ public:
+  explicit PagedAttention(const PagedAttentionArgs& args) : rows_(args), kv_(args.kv), inner_(rows_) {}
+
+  void run(const Team& team) {
+    allocate(team);
+    worth_splitting(team) ? run_split(team) : run_whole(team);
+  }
+
+  static size_t shared_bytes(const PagedKv& kv) {
+    return static_cast<size_t>(kMaxPartialRows * (kv.padded_dim + 2)) * sizeof(float);
+  }
+
+ private:
+  static constexpr int64_t kItemRows = Inner::kItemRows;
+
+  int64_t items_of(int64_t s) const { return (rows_.count(s) + kItemRows - 1) / kItemRows; }
+  AttentionItem item_at(int64_t s, int64_t head, int64_t begin) const {
+    const int64_t count = rows_.count(s);
+    return {s, head, begin, begin + kItemRows < count ? begin + kItemRows : count};
+  }
+
+  void allocate(const Team& team);
+  bool worth_splitting(const Team& team) const;
+  void run_whole(const Team& team);
+  void run_split(const Team& team);
+  void attend(const AttentionItem& item, int64_t split, const RowState& state);
+  void merge(const RowState& into, int64_t row, const RowState& from, int64_t from_row) const;
+  void finish(const AttentionItem& item, int64_t row, const RowState& state, int64_t state_row) const;
+
+  const AttentionRows rows_;
+  const PagedKv& kv_;
+  Inner inner_;
+  RowState first_{}, later_{};  // [kItemRows]: the first split and what is merged into it; the split in work
+};
+
+template <typename S, typename Inner>
+void PagedAttention<S, Inner>::allocate(const Team& team) {
+  const int64_t state = kItemRows * (kv_.padded_dim + 2);  // padded_dim, kItemRows: multiples of 16, so all stays aligned
+  float* next = reinterpret_cast<float*>(team.scratch(static_cast<size_t>(2 * state + Inner::floats(kv_)) * sizeof(float)));
+  for (RowState* each : {&first_, &later_}) {
+    *each = {next, next + kItemRows, next + 2 * kItemRows};
+    next += state;
+  }
+  inner_.allocate(next);
+}
+
+// Few items and long contexts: threads share the splits of an item. The arithmetic is the same.
+template <typename S, typename Inner>
+bool PagedAttention<S, Inner>::worth_splitting(const Team& team) const {
+  int64_t items = 0, partial_rows = 0, most_splits = 0;
+  for (int64_t s = 0; s < kv_.sequences; ++s) {
+    const int64_t splits = rows_.splits(s);
+    items += items_of(s) * kv_.kv_heads;
+    partial_rows += rows_.count(s) * kv_.kv_heads * splits;
+    most_splits = splits > most_splits ? splits : most_splits;
+  }
+  return team.count > 1 && items < 4 * team.count && most_splits > 1 && partial_rows <= kMaxPartialRows;
+}
+
+// Items in reverse, because the last rows of a long prompt see most and should not be left for the end.
+template <typename S, typename Inner>
+void PagedAttention<S, Inner>::run_whole(const Team& team) {
+  int64_t s = kv_.sequences - 1, before = 0;  // items of the sequences after s
+  for (int64_t turn = team.take();; turn = team.take()) {
+    while (s >= 0 && turn - before >= items_of(s) * kv_.kv_heads) before += items_of(s--) * kv_.kv_heads;
+    if (s < 0) return;
+    const int64_t local = turn - before;
+    const AttentionItem item = item_at(s, local % kv_.kv_heads, (items_of(s) - 1 - local / kv_.kv_heads) * kItemRows);
+    const int64_t first_split = rows_.hidden(s, item.begin) / kSplitTokens;
+    inner_.load_queries(item);
+    attend(item, first_split, first_);
+    for (int64_t split = first_split + 1; split < rows_.splits(s, item.end - 1); ++split) {
+      attend(item, split, later_);
+      for (int64_t row = item.begin; row < item.end; ++row)
+        if (split < rows_.splits(s, row)) merge(first_, row - item.begin, later_, row - item.begin);
+    }
+    for (int64_t row = item.begin; row < item.end; ++row) finish(item, row, first_, row - item.begin);
+  }
+}
+
+// Two rounds: (item, split) into shared scratch [sequence][KV head][split][row], then the merge, item by item.
+template <typename S, typename Inner>
+void PagedAttention<S, Inner>::run_split(const Team& team) {
+  float* tops = reinterpret_cast<float*>(team.shared);
+  const RowState partial{tops, tops + kMaxPartialRows, tops + 2 * kMaxPartialRows};
+  for (const bool merging : {false, true}) {
+    if (merging) team.barrier();
+    int64_t turn = team.take(), unit = 0, base = 0;
+    for (int64_t s = 0; s < kv_.sequences; ++s) {
+      const int64_t count = rows_.count(s), splits = rows_.splits(s);
+      for (int64_t head = 0; head < kv_.kv_heads; ++head, base += count * splits) {
+        for (int64_t begin = 0; begin < count; begin += kItemRows) {
+          const AttentionItem item = item_at(s, head, begin);
+          for (int64_t split = 0; split < (merging ? 1 : splits); ++split, ++unit) {
+            if (unit != turn) continue;
+            turn = team.take();
+            const int64_t at = base + split * count + begin;
+            const RowState mine{partial.top + at, partial.sum + at, partial.out + at * kv_.padded_dim};
+            if (!merging) {
+              inner_.load_queries(item);
+              attend(item, split, mine);
+              continue;
+            }
+            for (int64_t row = begin; row < item.end; ++row) {
+              for (int64_t next = 1; next < rows_.splits(s, row); ++next) merge(mine, row - begin, mine, next * count + row - begin);
+              finish(item, row, mine, row - begin);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// The tokens of a split that some row of the item sees.
+template <typename S, typename Inner>
+void PagedAttention<S, Inner>::attend(const AttentionItem& item, int64_t split, const RowState& state) {
+  const int64_t begin = split * kSplitTokens, end = begin + kSplitTokens;
+  const int64_t unseen = rows_.hidden(item.sequence, item.begin), longest = rows_.visible(item.sequence, item.end - 1);
+  for (int64_t row = 0; row < item.end - item.begin; ++row) {
+    state.top[row] = kLowest;
+    state.sum[row] = 0.0f;
+    for (int64_t i = 0; i < kv_.padded_dim; ++i) state.out[row * kv_.padded_dim + i] = 0.0f;
+  }
+  inner_.attend(item, begin < unseen ? unseen : begin, end < longest ? end : longest, state);
+}
+
+// Joins a later split to an earlier one.
+template <typename S, typename Inner>
+void PagedAttention<S, Inner>::merge(const RowState& into, int64_t row, const RowState& from, int64_t from_row) const {
+  using V = typename S::V;
+  if (from.sum[from_row] == 0.0f) return;  // the row's window begins later
+  const float old = into.top[row], other = from.top[from_row], top = other > old ? other : old;
+  const V keep = exp<S>(S::set1(old - top)), add = exp<S>(S::set1(other - top));
+  const V sum = S::fma(S::set1(from.sum[from_row]), add, S::mul(S::set1(into.sum[row]), keep));
+  float* out = into.out + row * kv_.padded_dim;
+  const float* more = from.out + from_row * kv_.padded_dim;
+  for (int64_t i = 0; i < kv_.padded_dim; i += S::kWidth)
+    S::store(out + i, S::fma(S::load(more + i), add, S::mul(S::load(out + i), keep)));
+  into.top[row] = top;
+  S::store_partial(into.sum + row, sum, 1);
+}
+
+template <typename S, typename Inner>
+void PagedAttention<S, Inner>::finish(const AttentionItem& item, int64_t row, const RowState& state, int64_t state_row) const {
+  float* y = rows_.output(item, row);
+  const float* out = state.out + state_row * kv_.padded_dim;
+  for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth)
+    store_lanes<S>(y + i, S::div(S::load(out + i), S::set1(state.sum[state_row])), kv_.head_dim - i);
+}
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,335 @@
+// Causal attention over a bf16 KV cache on tile registers (AMX): queries and weights rounded to bf16, sums in float32; an
+// online softmax over tiles of 128 tokens, anchored to positions. Items, splits and threads: paged_attention_rows.h.
+//
+//   scores [32 rows][128 tokens] += q [32 rows][32 dims] x keys [32 dims][16 tokens]    the cache's lines are the operand
+//   out    [32 rows][dims]       += p [32 rows][32 tokens] x values [32 tokens][16 dims]
+//
+// A row's sums take dims and tokens in steps of 32 through the same instructions whatever rows share its tile, one row of
+// a decode step too, so its bits depend on nothing else. What a row does not see has weight zero, and zero times a number
+// adds nothing; but zero times NaN does. So values that not all rows see are copied first, with zeros where nobody looks;
+// and where one of these is not finite, row by row (`weigh_apart`): it spoils those who see it and nobody else.
+//
+// Floors, of 32 rows x 128 tokens x 64 dims: 64 products of 16 cycles; the exponentials of 256 vectors of 16, about 10
+// cycles each, which bound it; 32 KiB of the cache for all rows of the item. Checked for its bits, not timed.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "kv_head.h"
+#include "matmul_tiles.h"
+#include "paged_attention_rows.h"
+#include "paged_attention_softmax.h"
+
+namespace ingot {
+namespace {
+
+// The right operands of some products: where each step's tile lies for the first panel, and how far the next panel's is.
+template <typename S>
+struct CacheTiles {
+  static constexpr int kMostSteps = 8;  // of 32: dims of a head, tokens of a tile
+  const std::byte* tiles[kMostSteps];
+  const std::byte* ahead[kMostSteps];  // to fetch meanwhile, or null
+  int64_t stride[kMostSteps];
+
+  const std::byte* tile(int panel, int64_t step) const { return tiles[step] + panel * stride[step]; }
+  void work(int panel, int64_t step) const {
+    if (ahead[step] == nullptr) return;
+    for (int64_t line = 0; line < kTileBytes; line += kLineBytes) S::prefetch(ahead[step] + panel * stride[step] + line);
+  }
+};
+
+template <typename S, typename Tiles>
+class TileAttention {
+ public:
+  using V = typename S::V;
+  static_assert(S::kWidth == kKvLanes);
+  static constexpr int64_t kItemRows = 64;
+  static constexpr int64_t kTile = 128, kStep = 32;
+  static constexpr int64_t kGroups = kTile / kKvLanes, kSteps = kTile / kStep;
+  static constexpr int64_t kPairRows = 2 * kTileRows;
+  static constexpr int64_t kPairFloats = kPairRows * kKvLanes;  // sums of two tiles of rows with 16 tokens or dims
+
+  explicit TileAttention(const AttentionRows& rows) : rows_(rows), kv_(rows.kv) {}
+
+  static int64_t floats(const PagedKv& kv) {
+    return kItemRows / kPairRows * dim_steps(kv) * 2 * kTileFloats + kGroups * kPairFloats + kSteps * 2 * kTileFloats +
+           (kGroups + kSteps * panels(kv)) * kTileFloats + 3 * panels(kv) * kPairFloats;
+  }
+  void allocate(float* memory) {
+    const auto take = [&memory](int64_t count) {
+      float* taken = memory;
+      memory += count;
+      return taken;
+    };
+    q_ = reinterpret_cast<uint16_t*>(take(kItemRows / kPairRows * dim_steps(kv_) * 2 * kTileFloats));
+    scores_ = take(kGroups * kPairFloats);
+    p_ = reinterpret_cast<uint16_t*>(take(kSteps * 2 * kTileFloats));
+    tails_ = reinterpret_cast<uint16_t*>(take(kGroups * kTileFloats));
+    copies_ = reinterpret_cast<uint16_t*>(take(kSteps * panels(kv_) * kTileFloats));
+    for (float** each : {&out_, &apart_, &picked_}) *each = take(panels(kv_) * kPairFloats);
+  }
+
+  void load_queries(const AttentionItem& item);
+  void attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state);
+
+ private:
+  static constexpr int64_t kTileFloats = kTileBytes / int64_t{sizeof(float)};
+  using Rows = Bf16Rows<S>;
+
+  // Of a tile: where its groups lie, for tokens before `end`; later groups repeat another one's place.
+  struct Groups {
+    const uint16_t* keys[kGroups];
+    const uint16_t* values[kGroups];
+  };
+  struct Range {
+    int64_t begin, end;
+  };
+  // Two tiles of rows: their first row in the item, how many, and how many tiles.
+  struct Pair {
+    int64_t first, rows, tiles;
+  };
+
+  static int64_t dim_steps(const PagedKv& kv) { return (kv.head_dim + kStep - 1) / kStep; }
+  static int64_t panels(const PagedKv& kv) { return kv.padded_dim / kKvLanes; }
+  Range seen(int64_t row, int64_t tile) const {  // tokens of the tile that a row of the item sees
+    const auto inside = [tile](int64_t n) { return n < tile ? 0 : n < tile + kTile ? n - tile : kTile; };
+    return {inside(seen_[row].begin), inside(seen_[row].end)};
+  }
+
+  Groups locate(const AttentionItem& item, int64_t tile, int64_t end) const;
+  void attend_pair(Tiles& tiles, const Pair& pair, int64_t tile, const Groups& groups, const Groups* next, const RowState& state);
+  void score(Tiles& tiles, const Pair& pair, Range used, const Groups& groups, const Groups* next);
+  void softmax(const Pair& pair, int64_t tile, Range used, const RowState& state);
+  void weigh(Tiles& tiles, const Pair& pair, int64_t tile, Range used, const Groups& groups, const Groups* next);
+  void weigh_apart(Tiles& tiles, const Pair& pair, int64_t tile, Range used, const Groups& groups);
+  bool copy_values(int64_t step, Range seen, const Groups& groups);
+  void products(Tiles& tiles, const Pair& pair, const uint16_t* x, int64_t steps, int64_t panels, const CacheTiles<S>& right,
+                float* sums, bool first) const;
+
+  const AttentionRows& rows_;
+  const PagedKv& kv_;
+  Range seen_[kItemRows];       // tokens that the item's rows see
+  uint16_t* q_ = nullptr;       // [pair][dims / 32][2][16 rows][32], scaled, zeros beyond head_dim
+  float* scores_ = nullptr;     // [group][2][16 rows][16 tokens]
+  uint16_t* p_ = nullptr;       // [tokens / 32][2][16 rows][32]
+  uint16_t* tails_ = nullptr;   // [group][16 lines]: the last dims of keys, then zeros, where head_dim is no multiple of 32
+  uint16_t* copies_ = nullptr;  // [tokens / 32][dims / 16][16 lines]: values that not all rows see
+  float *out_ = nullptr, *apart_ = nullptr, *picked_ = nullptr;  // [dims / 16][2][16 rows][16]
+};
+
+template <typename S, typename Tiles>
+void TileAttention<S, Tiles>::load_queries(const AttentionItem& item) {
+  const int64_t steps = dim_steps(kv_);
+  for (int64_t row = item.begin; row < item.end; ++row) {
+    const int64_t local = row - item.begin;
+    seen_[local] = {rows_.hidden(item.sequence, row), rows_.visible(item.sequence, row)};
+    const float* q = rows_.query(item, row);
+    uint16_t* to = q_ + (local / kPairRows * steps * kPairRows + local % kPairRows) * kStep;
+    for (int64_t d = 0; d < steps * kStep; d += S::kWidth) {
+      const int64_t n = kv_.head_dim - d;
+      const V scaled = n > 0 ? S::mul(load_lanes<S>(q + d, n), S::set1(rows_.args.scale)) : S::zero();
+      S::store_bf16(to + d / kStep * kPairRows * kStep + d % kStep, scaled);
+    }
+  }
+}
+
+template <typename S, typename Tiles>
+typename TileAttention<S, Tiles>::Groups TileAttention<S, Tiles>::locate(const AttentionItem& item, int64_t tile, int64_t end) const {
+  Groups groups;
+  for (int64_t g = 0; g < kGroups; ++g) {
+    const int64_t token = tile + g * kKvLanes < end ? tile + g * kKvLanes : tile, slot = token % kv_.block_size;
+    const int64_t place = rows_.block(item.sequence, token) * kv_.block_bytes;
+    const auto* keys = reinterpret_cast<const uint16_t*>(kv_.keys + place) + item.head * kv_.head_dim * kv_.block_size;
+    const auto* values = reinterpret_cast<const uint16_t*>(kv_.values + place) + item.head * kv_.padded_dim * kv_.block_size;
+    groups.keys[g] = key_lines(keys, kv_.head_dim, slot);
+    groups.values[g] = value_line(values, slot);
+  }
+  return groups;
+}
+
+// Two tiles of rows after the other, each through the whole split, which lies in L2 by then.
+template <typename S, typename Tiles>
+void TileAttention<S, Tiles>::attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state) {
+  const int64_t rows = item.end - item.begin;
+  if (begin >= end) return;
+  Tiles tiles(rows < kTileRows ? rows : kTileRows);
+  for (int64_t first = 0; first < rows; first += kPairRows) {
+    const int64_t count = rows - first < kPairRows ? rows - first : kPairRows;
+    const Pair pair{first, count, (count + kTileRows - 1) / kTileRows};
+    std::fill_n(out_, panels(kv_) * kPairFloats, 0.0f);
+    Groups groups = locate(item, begin / kTile * kTile, end);
+    for (int64_t tile = begin / kTile * kTile; tile < end; tile += kTile) {
+      const bool last = tile + kTile >= end;
+      const Groups next = last ? groups : locate(item, tile + kTile, end);
+      attend_pair(tiles, pair, tile, groups, last || first > 0 ? nullptr : &next, state);
+      groups = next;
+    }
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t panel = 0; panel < panels(kv_); ++panel)
+        S::store(state.out + (first + row) * kv_.padded_dim + panel * kKvLanes,
+                 S::load(out_ + panel * kPairFloats + row * kKvLanes));
+  }
+}
+
+template <typename S, typename Tiles>
+void TileAttention<S, Tiles>::attend_pair(Tiles& tiles, const Pair& pair, int64_t tile, const Groups& groups, const Groups* next,
+                                          const RowState& state) {
+  const Range first = seen(pair.first, tile), last = seen(pair.first + pair.rows - 1, tile);
+  if (last.end == 0 || first.begin == kTile) return;
+  const Range used{first.begin / kStep, (last.end + kStep - 1) / kStep};  // steps in which some row sees something
+  score(tiles, pair, used, groups, next);
+  softmax(pair, tile, used, state);
+  weigh(tiles, pair, tile, used, groups, next);
+}
+
+// sums[panel] += x * the panel's tiles, for two tiles of rows and two panels at once.
+template <typename S, typename Tiles>
+void TileAttention<S, Tiles>::products(Tiles& tiles, const Pair& pair, const uint16_t* x, int64_t steps, int64_t panels,
+                                       const CacheTiles<S>& right, float* sums, bool first) const {
+  using Source = CacheTiles<S>;
+  CacheTiles<S> at = right;
+  for (int64_t panel = 0; panel < panels; panel += 2) {
+    const BlockArgs<float> part{reinterpret_cast<const std::byte*>(x), 2 * kTileBytes, steps, sums + panel * kPairFloats,
+                                kPairFloats, first};
+    const bool two = panel + 1 < panels;
+    (pair.tiles == 2 ? two ? block<Rows, 2, 2, false, Tiles, Source> : block<Rows, 2, 1, false, Tiles, Source>
+                     : two ? block<Rows, 1, 2, false, Tiles, Source> : block<Rows, 1, 1, false, Tiles, Source>)(tiles, part, at);
+    for (int64_t step = 0; step < steps; ++step) {
+      at.tiles[step] += 2 * at.stride[step];
+      if (at.ahead[step] != nullptr) at.ahead[step] += 2 * at.stride[step];
+    }
+  }
+}
+
+template <typename S, typename Tiles>
+void TileAttention<S, Tiles>::score(Tiles& tiles, const Pair& pair, Range used, const Groups& groups, const Groups* next) {
+  const int64_t steps = dim_steps(kv_), whole = kv_.head_dim / kStep, tail = kv_.head_dim % kStep;  // dims
+  const auto* x = q_ + pair.first / kPairRows * steps * kPairRows * kStep;
+  for (int64_t g = 2 * used.begin; g < 2 * used.end; g += 2) {
+    CacheTiles<S> right{};
+    const auto as_bytes = [](const uint16_t* p) { return reinterpret_cast<const std::byte*>(p); };
+    for (int64_t step = 0; step < whole; ++step) {
+      right.tiles[step] = as_bytes(groups.keys[g]) + step * kTileBytes;
+      right.stride[step] = as_bytes(groups.keys[g + 1]) - as_bytes(groups.keys[g]);
+      if (next != nullptr && as_bytes(next->keys[g + 1]) - as_bytes(next->keys[g]) == right.stride[step])
+        right.ahead[step] = as_bytes(next->keys[g]) + step * kTileBytes;
+    }
+    if (tail > 0) {
+      for (int64_t i = 0; i < 2; ++i) {
+        uint16_t* to = tails_ + (g + i) * kStep * kKvLanes;
+        std::fill(std::copy_n(groups.keys[g + i] + whole * kStep * kKvLanes, tail * kKvLanes, to),
+                  to + kStep * kKvLanes, uint16_t{0});
+      }
+      right.tiles[whole] = as_bytes(tails_ + g * kStep * kKvLanes);
+      right.stride[whole] = kTileBytes;
+    }
+    products(tiles, pair, x, steps, 2, right, scores_ + g * kPairFloats, true);
+  }
+}
+
+template <typename S, typename Tiles>
+void TileAttention<S, Tiles>::softmax(const Pair& pair, int64_t tile, Range used, const RowState& state) {
+  for (int64_t row = 0; row < pair.rows; ++row) {
+    const Range mine = seen(pair.first + row, tile);
+    float* scores = scores_ + row * kKvLanes;
+    uint16_t* p = p_ + row * kStep;
+    const auto place = [p](int64_t i) { return p + i / kStep * kPairRows * kStep + i % kStep; };
+    const auto at = [scores](int64_t i) { return scores + i / kKvLanes * kPairFloats; };
+    const auto store = [place](int64_t i, V weights) { S::store_bf16(place(i), weights); };
+    const auto rescale = [this, row](V factor) {
+      float* out = out_ + row * kKvLanes;
+      for (int64_t panel = 0; panel < panels(kv_); ++panel, out += kPairFloats) S::store(out, S::mul(S::load(out), factor));
+    };
+    float &top = state.top[pair.first + row], &sum = state.sum[pair.first + row], cap = rows_.args.softcap;
+    if (mine.begin == 0 && mine.end == kTile) {
+      softmax_row<S, kTile, true>(0, kTile, cap, top, sum, at, store, rescale);
+      continue;
+    }
+    const bool any = mine.begin < mine.end;
+    const int64_t start = any ? mine.begin / S::kWidth * S::kWidth : kTile, stop = any ? mine.end : kTile;
+    for (int64_t i = used.begin * kStep; i < used.end * kStep; i += S::kWidth)
+      if (i < start || i >= stop) S::store_bf16(place(i), S::zero());
+    if (any) softmax_row<S, kTile, false>(mine.begin, mine.end, cap, top, sum, at, store, rescale);
+  }
+}
+
+// out += p x values. Steps that all rows see whole come from the cache, where their lines lie together there.
+template <typename S, typename Tiles>
+void TileAttention<S, Tiles>::weigh(Tiles& tiles, const Pair& pair, int64_t tile, Range used, const Groups& groups,
+                                    const Groups* next) {
+  const Range first = seen(pair.first, tile), last = seen(pair.first + pair.rows - 1, tile);
+  CacheTiles<S> right{};
+  const auto as_bytes = [](const uint16_t* p) { return reinterpret_cast<const std::byte*>(p); };
+  for (int64_t step = used.begin; step < used.end; ++step) {
+    const int64_t i = step - used.begin, begin = step * kStep, cached = kKvLanes * kv_.block_size * int64_t{sizeof(uint16_t)};
+    const bool whole = last.begin <= begin && begin + kStep <= first.end;
+    if (whole && groups.values[2 * step + 1] - groups.values[2 * step] == kKvLanes * kKvLanes) {
+      right.tiles[i] = as_bytes(groups.values[2 * step]);
+      right.stride[i] = cached;
+      if (next != nullptr) right.ahead[i] = as_bytes(next->values[2 * step]);
+      continue;
+    }
+    if (!copy_values(step, {first.begin, last.end}, groups) && !whole) return weigh_apart(tiles, pair, tile, used, groups);
+    right.tiles[i] = as_bytes(copies_ + step * kStep * kv_.padded_dim);
+    right.stride[i] = kTileBytes;
+  }
+  products(tiles, pair, p_ + used.begin * kPairRows * kStep, used.end - used.begin, panels(kv_), right, out_, false);
+}
+
+// The same with values that not all rows see and that are not finite: each row by itself, with zeros for what it does not
+// see. A row gets the bits that it would get otherwise.
+template <typename S, typename Tiles>
+void TileAttention<S, Tiles>::weigh_apart(Tiles& tiles, const Pair& pair, int64_t tile, Range used, const Groups& groups) {
+  const int64_t count = panels(kv_);
+  for (int64_t row = 0; row < pair.rows; ++row) {
+    CacheTiles<S> right{};
+    for (int64_t step = used.begin; step < used.end; ++step) {
+      copy_values(step, seen(pair.first + row, tile), groups);
+      right.tiles[step - used.begin] = reinterpret_cast<const std::byte*>(copies_ + step * kStep * kv_.padded_dim);
+      right.stride[step - used.begin] = kTileBytes;
+    }
+    std::copy_n(out_, count * kPairFloats, apart_);
+    products(tiles, pair, p_ + used.begin * kPairRows * kStep, used.end - used.begin, count, right, apart_, false);
+    for (int64_t panel = 0; panel < count; ++panel) {
+      const int64_t at = panel * kPairFloats + row * kKvLanes;
+      S::store(picked_ + at, S::load(apart_ + at));
+    }
+  }
+  std::copy_n(picked_, count * kPairFloats, out_);
+}
+
+// Values of a step, zeros for tokens outside `seen`; whether all of them are finite.
+template <typename S, typename Tiles>
+bool TileAttention<S, Tiles>::copy_values(int64_t step, Range seen, const Groups& groups) {
+  constexpr uint32_t kLow = 0xFFFFu, kExponent = 0x7F80u;  // of a line's pairs
+  uint32_t spoilt = 0;
+  for (int64_t panel = 0; panel < panels(kv_); ++panel) {
+    uint16_t* to = copies_ + (step * panels(kv_) + panel) * kStep * kKvLanes;
+    for (int64_t token = step * kStep; token < (step + 1) * kStep; token += 2, to += 2 * kKvLanes) {
+      const auto kept = [seen](int64_t t) { return seen.begin <= t && t < seen.end ? kLow : 0u; };
+      const uint32_t mask = kept(token) | kept(token + 1) << 16;
+      uint32_t pairs[kKvLanes];
+      std::memcpy(pairs, value_line(groups.values[token / kKvLanes], token % kKvLanes) + panel * kKvLanes * kv_.block_size, sizeof(pairs));
+      for (uint32_t& pair : pairs) {
+        pair &= mask;
+        spoilt |= (pair & kExponent) == kExponent || (pair >> 16 & kExponent) == kExponent;
+      }
+      std::memcpy(to, pairs, sizeof(pairs));
+    }
+  }
+  return spoilt == 0;
+}
+
+template <typename S, typename Tiles>
+void paged_attention_tiles(const PagedAttentionArgs& args, const Team& team) {
+  PagedAttention<S, TileAttention<S, Tiles>>(args).run(team);
+}
+
+template <typename S, typename Tiles>
+size_t paged_attention_tiles_scratch(const void* args) {
+  return PagedAttention<S, TileAttention<S, Tiles>>::shared_bytes(static_cast<const PagedAttentionArgs*>(args)->kv);
+}
+
+}  // namespace
+}  // namespace ingot
