@@ -258,10 +258,11 @@ void stream_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
       const BlockArgs<typename Rows::Sum> part{packed.data, packed.step_bytes(), packed.steps(),
                                                sums + p * kStride, kStride, true};
       const auto multiply = [&](const auto& source) {
+        constexpr bool kOnce = !Weight::kInPlace;  // rows stream past the ring, which is to stay in L1
         if (count == kPanels) {
-          block<Rows, kRowTiles, kPanels, false>(tiles, part, source);
+          block<Rows, kRowTiles, kPanels, kOnce>(tiles, part, source);
         } else {
-          block<Rows, kRowTiles, 1, false>(tiles, part, source);
+          block<Rows, kRowTiles, 1, kOnce>(tiles, part, source);
         }
       };
       if constexpr (Weight::kInPlace) {
