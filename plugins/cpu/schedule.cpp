@@ -15,9 +15,9 @@ struct Access {
   bool teams_up;
 };
 
-class Scheduler {
+class TurnMaker {
  public:
-  Scheduler(const PlanSpec& plan, const std::vector<BoundStep>& steps) : plan_(plan), steps_(steps) {}
+  TurnMaker(const PlanSpec& plan, const std::vector<BoundStep>& steps) : plan_(plan), steps_(steps) {}
 
   std::vector<Turn> many() const {
     std::vector<Turn> turns(steps_.size());
@@ -107,8 +107,8 @@ class Scheduler {
 }  // namespace
 
 Schedules make_schedules(const PlanSpec& plan, const std::vector<BoundStep>& steps) {
-  const Scheduler scheduler(plan, steps);
-  Schedules made{scheduler.many(), scheduler.few(), 0};
+  const TurnMaker maker(plan, steps);
+  Schedules made{maker.many(), maker.few(), 0};
   int64_t widest = 1;
   for (size_t i = 0; i < steps.size(); ++i)
     if (made.few[i].own) widest = std::max(widest, std::get<NormArgs>(steps[i].args).hidden);
