@@ -44,9 +44,9 @@ class FloatAttention {
   static constexpr int kVectors = kKvLanes / S::kWidth;  // of a half line
   // Rows at once: beside kRows x kVectors sums a half line, a broadcast and a mask fit into the registers.
   static constexpr int kRows = S::kRegisters >= 32 ? 8 : S::kRegisters >= 16 ? 6 : 2;
-  // Groups of tokens, or of dims, at once.
+  // Groups of tokens, or of dims, at once. A row alone waits for memory, which is read fastest line after line.
   static constexpr int groups_for(int rows) {
-    int groups = kGroups;
+    int groups = rows == 1 ? 1 : kGroups;
     while (groups > 1 && (rows + 1) * groups * kVectors + 2 > S::kRegisters) groups /= 2;
     return groups;
   }
