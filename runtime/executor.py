@@ -315,6 +315,7 @@ class Executor:
         except Exception as error:
             if len(step.chunks) == 1:
                 return [(step, _in_words(error))]
+            _LOG.warning("a step failed, its requests are tried one by one: %r", error)
         with self._turn:  # an abort must not empty a block table in the middle
             parts = [assemble({request: count}) for request, count in step.chunks.items() if not request.finished]
         return [outcome for part in parts for outcome in self._run(part)]

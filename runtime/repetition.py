@@ -58,11 +58,10 @@ class Repetition:
         tokens, log_probs = self._repeat.ids[new].T, self._repeat.log_probs[new].T.tolist()
         requests: tuple[Request, ...] = self._step.sampled
         if self._repeat.probs is not None:
-            wanting = [place for place, request in enumerate(requests) if request.logprobs is not None]
             for result in map(self._result, range(self.taken, done)):
-                for place in wanting:
-                    if requests[place].finish_reason is None:
-                        requests[place].token_probs.append(token_probs(self._step, result, place))
+                for request, own in zip(requests, token_probs(self._step, result), strict=True):
+                    if request.logprobs is not None and request.finish_reason is None:
+                        request.token_probs.append(own)
         for request, own_tokens, own_log_probs in zip(requests, tokens, log_probs, strict=True):
             if request.finish_reason is None:
                 request.catch_up(own_tokens, own_log_probs, self._first + self.taken)

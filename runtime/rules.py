@@ -65,12 +65,12 @@ class Rules:
         """Theirs, with -1 behind each word."""
         return np.array([token for word in self.long_words for token in (*word, -1)], dtype=np.int32)
 
-    @property
+    @functools.cached_property
     def penalises(self) -> bool:
         """Whether the tokens so far matter to the logits."""
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
-    @property
+    @functools.cached_property
     def lasting(self) -> bool:
         """Whether every draw has the same biases, whatever was drawn before."""
         return not (self.long_words or self.min_tokens)

@@ -1,7 +1,9 @@
 """Per-request sampling parameters → the arrays that a Session draws with."""
 
+import dataclasses
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,30 +52,55 @@ def next_draws(before: SampleRows, requests: Sequence[Request], rows: Int32) -> 
         top_p=before.top_p,
         seed=before.seed,
         counter=np.array([request.num_tokens - request.num_prompt for request in requests], dtype=np.uint64),
-        rules=None if before.rules is None else _rules(requests, 0),
+        rules=None if before.rules is None else _next_rules(before.rules, requests),
         probs=before.probs,
     )
+
+
+def _next_rules(before: DrawRules, requests: Sequence[Request]) -> DrawRules:
+    """The same: only what the last token changed is made anew."""
+    rules = before
+    if len(before.history):
+        history_starts, history = _histories(requests, 0)
+        rules = dataclasses.replace(rules, history_starts=history_starts, history=history)
+    if not all([request.rules.lasting for request in requests]):
+        rules = dataclasses.replace(rules, **_biases(requests, 0))
+    return rules
 
 
 def _rules(requests: Sequence[Request], num_known: int) -> DrawRules:
     """The rules of each request's next draw; none for the known tokens behind them."""
     rules = [request.rules for request in requests] + [NO_RULES] * num_known
-    nothing: Int32 = np.empty(0, dtype=np.int32)
-    histories = [r.tokens[: r.num_tokens] if r.rules.penalises else nothing for r in requests] + [nothing] * num_known
-    biases = [request.biases() for request in requests]
-    bias_ids = [ids for ids, _ in biases] + [nothing] * num_known
+    history_starts, history = _histories(requests, num_known)
     return DrawRules(
         min_p=_floats([rule.min_p for rule in rules]),
         repetition_penalty=_floats([rule.repetition_penalty for rule in rules]),
         frequency_penalty=_floats([rule.frequency_penalty for rule in rules]),
         presence_penalty=_floats([rule.presence_penalty for rule in rules]),
-        history_starts=_starts(histories),
-        history=np.concatenate([nothing, *histories]),
+        history_starts=history_starts,
+        history=history,
         num_prompt=np.array([r.num_prompt if r.rules.penalises else 0 for r in requests] + [0] * num_known, np.int32),
-        bias_starts=_starts(bias_ids),
-        bias_ids=np.concatenate([nothing, *bias_ids]),
-        bias=np.concatenate([_floats([]), *(values for _, values in biases)]),
+        **_biases(requests, num_known),
     )
+
+
+def _histories(requests: Sequence[Request], num_known: int) -> tuple[Int32, Int32]:
+    """Where each begins and the last one ends, and all of them."""
+    nothing: Int32 = np.empty(0, dtype=np.int32)
+    histories = [r.tokens[: r.num_tokens] if r.rules.penalises else nothing for r in requests] + [nothing] * num_known
+    return _starts(histories), np.concatenate([nothing, *histories])
+
+
+def _biases(requests: Sequence[Request], num_known: int) -> dict[str, Any]:
+    """Those fields of the rules."""
+    biases = [request.biases() for request in requests]
+    nothing: Int32 = np.empty(0, dtype=np.int32)
+    bias_ids = [ids for ids, _ in biases] + [nothing] * num_known
+    return {
+        "bias_starts": _starts(bias_ids),
+        "bias_ids": np.concatenate([nothing, *bias_ids]),
+        "bias": np.concatenate([_floats([]), *(values for _, values in biases)]),
+    }
 
 
 def _probs(requests: Sequence[Request], known: Sequence[tuple[Request, int, int]]) -> ProbRows:

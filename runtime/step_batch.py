@@ -1,6 +1,7 @@
 """Scheduled chunks → the arrays of a step, and the results of a step → the requests."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -171,24 +172,30 @@ def keep_results(step: ScheduledStep, result: StepResult) -> None:
         begin = end
     if step.batch.sample.probs is None:
         return
-    for q, request in enumerate(step.sampled):
+    probs = iter(token_probs(step, result))
+    for request, own in zip(step.sampled, probs, strict=False):
         if request.logprobs is not None:
-            request.token_probs.append(token_probs(step, result, q))
-    for q, (request, _, _) in enumerate(step.known, start=len(step.sampled)):
-        request.prompt_probs.append(token_probs(step, result, q))
+            request.token_probs.append(own)
+    for (request, _, _), own in zip(step.known, probs, strict=True):
+        request.prompt_probs.append(own)
 
 
-def token_probs(step: ScheduledStep, result: StepResult, q: int) -> TokenProbs:
-    """Of draw q."""
+def token_probs(step: ScheduledStep, result: StepResult) -> list[TokenProbs]:
+    """Of every draw of a step with `ProbRows`."""
     assert step.batch.sample.probs is not None, "somebody wants probabilities"
     assert result.ranks is not None, "a step with ProbRows has ranks"
     assert result.top_ids is not None
     assert result.top_log_probs is not None
-    top = slice(*step.batch.sample.probs.top_starts[q : q + 2])
-    return TokenProbs(
-        token=int(result.ids[q]),
-        log_prob=float(result.log_probs[q]),
-        rank=int(result.ranks[q]),
-        top_ids=result.top_ids[top],
-        top_log_probs=result.top_log_probs[top],
-    )
+    top_ids, top_log_probs = result.top_ids, result.top_log_probs
+    places = itertools.pairwise(step.batch.sample.probs.top_starts.tolist())
+    drawn = zip(result.ids.tolist(), result.log_probs.tolist(), result.ranks.tolist(), places, strict=True)
+    return [
+        TokenProbs(
+            token=token,
+            log_prob=log_prob,
+            rank=rank,
+            top_ids=top_ids[begin:end],
+            top_log_probs=top_log_probs[begin:end],
+        )
+        for token, log_prob, rank, (begin, end) in drawn
+    ]

@@ -11,7 +11,7 @@ from ingot.configs.sampling import SamplingParams
 from ingot.errors import RequestError
 from ingot.plugins.cpu.target import CpuSession
 from ingot.plugins.registry import find_target
-from ingot.runtime import repetition
+from ingot.runtime import executor, repetition
 from ingot.step_io import Course, Int32, ProbRows, Repeat, RepeatProbs, SampleRows, StepBatch
 from tests.plugins.ops.draws import Rule, make_rules
 from tests.runtime.decode_by_run import decode_by_run, joined
@@ -219,7 +219,9 @@ def _one(fields: dict[str, Any], place: int) -> dict[str, Any]:
     return {**own, "sampling_config": params}
 
 
-def test_every_rule_repeats_in_the_runner(model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rule_repeats_in_the_runner(
+    model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     calls: list[int] = []
     decode = CpuSession.decode
 
@@ -228,6 +230,7 @@ def test_every_rule_repeats_in_the_runner(model: TinyModel, monkeypatch: pytest.
         return calls[-1]
 
     monkeypatch.setattr(CpuSession, "decode", counted)
+    monkeypatch.setattr(executor, "_MAX_REPEATS", 5)  # so that rules go on from crossing to crossing
     rng = random.Random(3)
     prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))] for _ in range(PROMPTS)]
     for place, fields in enumerate(RULED):
@@ -242,6 +245,7 @@ def test_every_rule_repeats_in_the_runner(model: TinyModel, monkeypatch: pytest.
             assert several[key].tobytes() == one[key].tobytes(), fields
         assert several.get("logprobs") == one.get("logprobs")
         assert several.get("prompt_logprobs") == one.get("prompt_logprobs")
+    assert caplog.records == [], "no step failed and was tried again"
 
 
 def test_wide_results_end_a_repetition_early(model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
