@@ -1,10 +1,13 @@
-"""An executor whose session repeats steps, requests for it, and what they must bring."""
+"""An executor whose session repeats steps, requests for it, and what they must bring; native repetitions counted."""
 
 import numpy as np
+import pytest
 
 from ingot.plan import Limits
+from ingot.plugins.cpu.target import CpuSession
 from ingot.runtime.executor import Executor
 from ingot.runtime.request import Request
+from ingot.step_io import Repeat, StepBatch
 from tests.runtime.fake_session import RepeatingSession, continued
 from tests.runtime.tiny_engine import make_executor
 
@@ -24,3 +27,16 @@ def check(request: Request) -> None:
     prompt = request.tokens[: request.num_prompt].tolist()
     assert request.generated().tolist() == continued(prompt, request.num_generated)
     assert request.log_probs == [-float(n) for n in range(request.num_generated)]
+
+
+def steps_of_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps each later call of the native `decode` brings."""
+    calls: list[int] = []
+    decode = CpuSession.decode
+
+    def counted(session: CpuSession, batch: StepBatch, repeat: Repeat) -> int:
+        calls.append(decode(session, batch, repeat))
+        return calls[-1]
+
+    monkeypatch.setattr(CpuSession, "decode", counted)
+    return calls

@@ -17,7 +17,7 @@ from ingot.runtime.step_by_step import StepsAhead
 from ingot.step_io import Int32, Repeat, SampleRows, StepBatch
 from tests.runtime.decode_by_run import decode_by_run
 from tests.runtime.fake_session import RepeatingSession, continued
-from tests.runtime.repeating import LIMITS, check, make, request_of
+from tests.runtime.repeating import LIMITS, check, make, request_of, steps_of_calls
 from tests.runtime.tiny_engine import make_executor, make_runner, open_session, poisoned_runner
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
@@ -258,14 +258,7 @@ def test_what_cannot_follow_itself_is_refused(model: TinyModel) -> None:
 def test_a_runner_gives_the_same_whether_it_repeats_or_not(
     model: TinyModel, num_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[int] = []
-    decode = CpuSession.decode
-
-    def counted(session: CpuSession, batch: StepBatch, repeat: Repeat) -> int:
-        calls.append(decode(session, batch, repeat))
-        return calls[-1]
-
-    monkeypatch.setattr(CpuSession, "decode", counted)
+    calls = steps_of_calls(monkeypatch)
     rng = random.Random(3)
     prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))] for _ in range(12)]
     arguments: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0.9, "random_seed": 5, "return_dict": True}

@@ -15,6 +15,7 @@ from ingot.runtime import executor, repetition
 from ingot.step_io import Course, Int32, ProbRows, Repeat, RepeatProbs, SampleRows, StepBatch
 from tests.plugins.ops.draws import Rule, make_rules
 from tests.runtime.decode_by_run import decode_by_run, joined
+from tests.runtime.repeating import steps_of_calls
 from tests.runtime.tiny_engine import make_runner, open_session, poisoned_runner
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
@@ -222,14 +223,7 @@ def _one(fields: dict[str, Any], place: int) -> dict[str, Any]:
 def test_every_rule_repeats_in_the_runner(
     model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls: list[int] = []
-    decode = CpuSession.decode
-
-    def counted(session: CpuSession, batch: StepBatch, repeat: Repeat) -> int:
-        calls.append(decode(session, batch, repeat))
-        return calls[-1]
-
-    monkeypatch.setattr(CpuSession, "decode", counted)
+    calls = steps_of_calls(monkeypatch)
     monkeypatch.setattr(executor, "_MAX_REPEATS", 5)  # so that rules go on from crossing to crossing
     rng = random.Random(3)
     prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))] for _ in range(PROMPTS)]
