@@ -17,13 +17,6 @@ void require_within(const char* what, std::span<const int32_t> values, int64_t b
                                                std::to_string(begin) + " to " + std::to_string(end - 1));
 }
 
-void require_starts(const char* what, std::span<const int32_t> starts, size_t count, size_t end) {
-  const std::string name(what);
-  require(starts.size() == count + 1, name + " must have one entry per draw and one more");
-  require(starts.front() == 0 && starts.back() == static_cast<int64_t>(end), name + " must begin at 0 and end at the number of entries");
-  for (size_t q = 0; q < count; ++q) require(starts[q] <= starts[q + 1], name + " must not descend");
-}
-
 void check_rules(const RulesView& rules, size_t count, int64_t vocab) {
   require(rules.min_p.size() == count && rules.repetition_penalty.size() == count && rules.frequency_penalty.size() == count &&
               rules.presence_penalty.size() == count && rules.num_prompt.size() == count,
@@ -49,6 +42,13 @@ void copy(std::vector<T>& to, std::span<const T> from) {
 }
 
 }  // namespace
+
+void require_starts(const char* what, std::span<const int32_t> starts, size_t count, size_t end) {
+  const std::string name(what);
+  require(starts.size() == count + 1, name + " must have one entry per draw or sequence and one more");
+  require(starts.front() == 0 && starts.back() == static_cast<int64_t>(end), name + " must begin at 0 and end at the number of entries");
+  for (size_t q = 0; q < count; ++q) require(starts[q] <= starts[q + 1], name + " must not descend");
+}
 
 void Draws::assign(const DrawView& view, int64_t rows, int64_t vocab) {
   const size_t count = view.row.size();

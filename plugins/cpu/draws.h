@@ -38,6 +38,9 @@ struct DrawResult {
   std::vector<float> top_log_probs;
 };
 
+// Throws std::invalid_argument unless `starts` says where each of `count` parts begins, the last of which ends at `end`.
+void require_starts(const char* what, std::span<const int32_t> starts, size_t count, size_t end);
+
 class Draws {
  public:
   // Throws std::invalid_argument in words. rows, vocab: of the logits to draw from.

@@ -15,11 +15,6 @@ void require(bool holds, const std::string& otherwise) {
   if (!holds) throw std::invalid_argument(otherwise);
 }
 
-void require_parts(const char* what, std::span<const int32_t> starts, size_t count, size_t end) {
-  require(starts.size() == count + 1 && starts.front() == 0 && starts.back() == static_cast<int64_t>(end) && std::ranges::is_sorted(starts),
-          std::string(what) + " must begin at 0, not descend and end at the number of entries");
-}
-
 std::span<const int32_t> part(std::span<const int32_t> all, std::span<const int32_t> starts, size_t s) {
   return all.subspan(starts[s], starts[s + 1] - starts[s]);
 }
@@ -40,7 +35,7 @@ bool ends_with(const std::vector<int32_t>& tokens, Words word) {
 }
 
 void require_words(const char* what, std::span<const int32_t> words, std::span<const int32_t> starts, size_t count, size_t shortest) {
-  require_parts(what, starts, count, words.size());
+  require_starts(what, starts, count, words.size());
   for (size_t s = 0; s < count; ++s) {
     const Words own = part(words, starts, s);
     require(own.empty() || own.back() == -1, std::string(what) + " must have a -1 behind each word");
@@ -50,7 +45,7 @@ void require_words(const char* what, std::span<const int32_t> words, std::span<c
 
 void check_course(const CourseView& course, size_t count, const std::optional<RulesView>& rules) {
   require(course.num_lasting.size() == count && course.min_steps.size() == count, "num_lasting and min_steps must have one entry per sequence");
-  require_parts("tail_starts", course.tail_starts, count, course.tails.size());
+  require_starts("tail_starts", course.tail_starts, count, course.tails.size());
   require_words("bad_words", course.bad_words, course.bad_word_starts, count, 2);
   require_words("stop_words", course.stop_words, course.stop_word_starts, count, 1);
   for (size_t s = 0; s < count; ++s) {
@@ -78,10 +73,10 @@ void check_repeat(const BatchView& batch, const DrawView& draws, const RepeatVie
   require(repeat.steps >= 1, "there must be at least one step");
   const size_t drawn = static_cast<size_t>(repeat.steps) * count;
   require(repeat.ids.size() == drawn && repeat.log_probs.size() == drawn, "ids and log_probs must have one entry per step and sequence");
-  require_parts("end_starts", repeat.end_starts, count, repeat.end_ids.size());
+  require_starts("end_starts", repeat.end_starts, count, repeat.end_ids.size());
   if (draws.rules) {
-    require_parts("history_starts", draws.rules->history_starts, count, draws.rules->history.size());
-    require_parts("bias_starts", draws.rules->bias_starts, count, draws.rules->bias_ids.size());
+    require_starts("history_starts", draws.rules->history_starts, count, draws.rules->history.size());
+    require_starts("bias_starts", draws.rules->bias_starts, count, draws.rules->bias_ids.size());
     require(draws.rules->bias.size() == draws.rules->bias_ids.size(), "bias_ids and bias must have equal lengths");
   }
   if (repeat.course) check_course(*repeat.course, count, draws.rules);
