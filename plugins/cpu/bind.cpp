@@ -84,6 +84,7 @@ class Binder {
     else if (step.op == "paged_attention") bind_paged_attention(bound);
     else if (step.op == "moe_route") bind_moe_route(bound);
     else if (step.op == "moe_gate_up" || step.op == "moe_down") bind_moe_matmul(bound);
+    else if (step.op == "screen") bind_screen(bound);
     else check(false, "op " + step.op + " is not a step of CPU plans");
     for (const std::string& input : step.inputs)
       if (const auto found = buffers_.find(input); found != buffers_.end()) bound.inputs.push_back(found->second);
@@ -216,6 +217,7 @@ class Binder {
   void bind_paged_attention(BoundStep& bound);
   void bind_moe_route(BoundStep& bound);
   void bind_moe_matmul(BoundStep& bound);
+  void bind_screen(BoundStep& bound);
   const WeightSpec* product_weight(const std::string& name, size_t dimensions, bool gated) const;
   std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const;
   int64_t attr_group(const std::string& dtype) const;
@@ -476,6 +478,28 @@ void Binder::bind_moe_matmul(BoundStep& bound) {
                              .k = k, .group = group, .activation = gated ? attr_activation() : Activation::kNone};
 }
 
+void Binder::bind_screen(BoundStep& bound) {
+  check_form(5, 0, 1);
+  const BufferSpec* x = find_buffer(step_->inputs[0]);
+  const BufferSpec* centres = buffer(step_->inputs[1], plan_.limits.vocab_size);
+  check(x->rows == "logits" && centres->rows == "logits", "its buffers must count logit rows");
+  const int64_t k = x->cols, vocab = centres->cols, group = attr_group("w4"), num_panels = round_up(vocab, kPanel) / kPanel;
+  check(k <= kMaxInt8K, "K = " + std::to_string(k) + " is too long for int8 activations");
+  const WeightSpec* codes = find_weight(step_->inputs[2]);
+  check(codes->dtype == "w4" && codes->layout == "panel16.w4g" + std::to_string(group) && codes->shape == std::vector{vocab, k},
+        "weight " + codes->name + " must hold a row of w4 codes for each token");
+  const WeightSpec* table = row_weight(step_->inputs[4], "w8", {-1, k});
+  check(table->shape[0] >= vocab, "the table of exact rows has fewer rows than the vocabulary");
+  const float* dither = vector(step_->inputs[3], k);
+  check(dither != nullptr, "input dither is missing");
+  const int64_t panel_bytes = panel_bytes_of("w4", k, group);
+  bound.pieces = panels(codes, num_panels, panel_bytes, false);
+  bound.counts_logits = true;
+  bound.args = ScreenArgs{.x = at(x), .centres = at(centres), .pieces = bound.pieces.data(), .dither = dither,
+                          .table = at(table), .rows = 0, .vocab = vocab, .k = k, .num_panels = num_panels,
+                          .panel_bytes = panel_bytes, .row_bytes = row_bytes_of("w8", k), .ids = nullptr, .candidates = nullptr};
+}
+
 void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
   const std::string where = "weight " + weight.name + ": ";
   require(itemsize_of(weight.dtype) > 0, where + "unknown type " + weight.dtype);
@@ -532,12 +556,12 @@ void check_plan(const PlanSpec& plan) {
           "the plan's logits must be a buffer of logit rows with vocab_size columns");
 }
 
-std::vector<BoundStep> bind_steps(const PlanSpec& plan, const PlanMemory& memory, const Batch& batch) {
+std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSpec>& steps, const PlanMemory& memory, const Batch& batch) {
   for (const WeightSpec& weight : plan.weights) check_weight(weight, memory.weight_bytes);
   Binder binder(plan, memory, batch);
-  std::vector<BoundStep> steps;
-  for (const StepSpec& step : plan.steps) steps.push_back(binder.bind(step));
-  return steps;
+  std::vector<BoundStep> bound;
+  for (const StepSpec& step : steps) bound.push_back(binder.bind(step));
+  return bound;
 }
 
 const void* BoundStep::arguments() const {
@@ -567,6 +591,7 @@ void BoundStep::set_counts(const Batch& batch) {
     experts->rows = rows;
     experts->tactic = tactic;
   }
+  if (auto* screen = std::get_if<ScreenArgs>(&args)) screen->rows = rows;
   if (auto* write = std::get_if<RopeKvWriteArgs>(&args)) set_kv(write->kv);
   if (auto* attention = std::get_if<PagedAttentionArgs>(&args)) set_kv(attention->kv);
 }

@@ -14,7 +14,7 @@
 namespace ingot {
 
 using KernelArgs = std::variant<MatmulArgs, EmbeddingArgs, NormArgs, ElementwiseArgs, GatherRowsArgs, RopeTableArgs,
-                                RopeKvWriteArgs, PagedAttentionArgs, MoeRouteArgs, MoeMatmulArgs>;
+                                RopeKvWriteArgs, PagedAttentionArgs, MoeRouteArgs, MoeMatmulArgs, ScreenArgs>;
 
 struct BoundStep {
   std::string name;
@@ -47,7 +47,7 @@ struct KvSizes {
 
 // Throws std::invalid_argument that names the step or buffer and what is wrong.
 void check_plan(const PlanSpec& plan);
-std::vector<BoundStep> bind_steps(const PlanSpec& plan, const PlanMemory& memory, const Batch& batch);
+std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSpec>& steps, const PlanMemory& memory, const Batch& batch);
 int64_t buffer_rows(const PlanSpec& plan, const BufferSpec& buffer);
 
 }  // namespace ingot

@@ -1,5 +1,6 @@
 #include "draws.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -90,11 +91,16 @@ void Draws::assign(const DrawView& view, int64_t rows, int64_t vocab) {
     copy(bias_ids_, view.rules->bias_ids);
     copy(bias_, view.rules->bias);
   }
+  log_probs_ = view.log_probs;
   has_probs_ = view.probs.has_value();
   if (has_probs_) {
     copy(given_, view.probs->given);
     copy(top_starts_, view.probs->top_starts);
   }
+}
+
+bool Draws::only_best() const {
+  return !has_rules_ && !has_probs_ && !log_probs_ && std::ranges::all_of(temperature_, [](float each) { return each == 0; });
 }
 
 void Draws::bind(SampleArgs& args, DrawResult& result) const {

@@ -29,6 +29,7 @@ struct DrawView {
   std::span<const uint64_t> seed, counter;
   std::optional<RulesView> rules;
   std::optional<ProbsView> probs;
+  bool log_probs = true;  // of the drawn tokens are wanted
 };
 
 struct DrawResult {
@@ -41,12 +42,18 @@ struct DrawResult {
 // Throws std::invalid_argument unless `starts` says where each of `count` parts begins, the last of which ends at `end`.
 void require_starts(const char* what, std::span<const int32_t> starts, size_t count, size_t end);
 
+// What stands for a log probability that nobody wants and a session need not work out.
+constexpr float kNoLogProb = 1.0f;
+
 class Draws {
  public:
   // Throws std::invalid_argument in words. rows, vocab: of the logits to draw from.
   void assign(const DrawView& view, int64_t rows, int64_t vocab);
 
   int64_t count() const { return static_cast<int64_t>(row_.size()); }
+  bool log_probs() const { return log_probs_; }
+  // Whether the best token of each row is all that is wanted.
+  bool only_best() const;
 
   // Arguments of the sample kernel for these draws, its results in `result`. args.logits and args.vocab stay.
   void bind(SampleArgs& args, DrawResult& result) const;
@@ -55,7 +62,7 @@ class Draws {
   std::vector<int32_t> row_, top_k_;
   std::vector<float> temperature_, top_p_;
   std::vector<uint64_t> seed_, counter_;
-  bool has_rules_ = false, has_probs_ = false;
+  bool has_rules_ = false, has_probs_ = false, log_probs_ = true;
   std::vector<float> min_p_, repetition_penalty_, frequency_penalty_, presence_penalty_, bias_;
   std::vector<int32_t> history_starts_, history_, num_prompt_, bias_starts_, bias_ids_, given_, top_starts_;
 };

@@ -90,12 +90,12 @@ std::vector<ingot::WeightSpec> weight_specs(const std::vector<WeightTuple>& tupl
 
 void make_session(Session* self, const Bytes& weights, const std::vector<BufferTuple>& buffers,
                   const std::vector<WeightTuple>& weight_tuples, const std::vector<StepTuple>& steps,
-                  const LimitsTuple& limits, const KvTuple& kv, int64_t arena_bytes, const std::string& logits,
+                  const std::vector<StepTuple>& screen, const LimitsTuple& limits, const KvTuple& kv, int64_t arena_bytes, const std::string& logits,
                   int threads, const std::string& isa) {
   const auto spec = [](const auto&... field) { return ingot::LimitsSpec{field...}; };
   const auto kv_spec = [](const auto&... field) { return ingot::KvSpec{field...}; };
   ingot::PlanSpec plan{std::apply(spec, limits), std::apply(kv_spec, kv), specs<ingot::BufferSpec>(buffers),
-                       weight_specs(weight_tuples), specs<ingot::StepSpec>(steps), arena_bytes, logits};
+                       weight_specs(weight_tuples), specs<ingot::StepSpec>(steps), specs<ingot::StepSpec>(screen), arena_bytes, logits};
   const nb::gil_scoped_release release;
   new (self) Session(std::move(plan), reinterpret_cast<const std::byte*>(weights.data()),
                      static_cast<int64_t>(weights.size()), threads, isa);
@@ -114,7 +114,7 @@ using RulesTuple = std::tuple<In<float>, In<float>, In<float>, In<float>, In<int
                               In<int32_t>, In<int32_t>, In<float>>;
 using ProbsTuple = std::tuple<In<int32_t>, In<int32_t>>;
 using DrawTuple = std::tuple<In<int32_t>, In<float>, In<int32_t>, In<float>, In<uint64_t>, In<uint64_t>,
-                             std::optional<RulesTuple>, std::optional<ProbsTuple>>;
+                             std::optional<RulesTuple>, std::optional<ProbsTuple>, bool>;
 
 template <typename View, typename Tuple>
 std::optional<View> spans(const std::optional<Tuple>& arrays) {
@@ -123,10 +123,10 @@ std::optional<View> spans(const std::optional<Tuple>& arrays) {
 }
 
 ingot::DrawView draw_view(const DrawTuple& arrays) {
-  const auto& [row, temperature, top_k, top_p, seed, counter, rules, probs] = arrays;
+  const auto& [row, temperature, top_k, top_p, seed, counter, rules, probs, log_probs] = arrays;
   return {.row = span_of(row), .temperature = span_of(temperature), .top_k = span_of(top_k), .top_p = span_of(top_p),
           .seed = span_of(seed), .counter = span_of(counter), .rules = spans<ingot::RulesView>(rules),
-          .probs = spans<ingot::ProbsView>(probs)};
+          .probs = spans<ingot::ProbsView>(probs), .log_probs = log_probs};
 }
 
 // ids, log_probs, logits, ranks, top_ids, top_log_probs
@@ -244,7 +244,7 @@ void write_kv(Session& self, int64_t layer, int64_t block, bool values, const nb
 
 void bind_session(nb::module_& m) {
   nb::class_<Session>(m, "Session", "A plan bound to its weights, arena and KV pools. Arguments: target.py.")
-      .def("__init__", &make_session, "weights"_a.noconvert(), "buffers"_a, "weight_specs"_a, "steps"_a, "limits"_a,
+      .def("__init__", &make_session, "weights"_a.noconvert(), "buffers"_a, "weight_specs"_a, "steps"_a, "screen"_a, "limits"_a,
            "kv"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a, nb::keep_alive<1, 2>())
       .def("run", &run, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
            "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "sample"_a.noconvert(), "want_logits"_a,
@@ -258,6 +258,12 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("threads", &Session::threads, "Threads that share each step.")
       .def("set_step_delay", &Session::set_step_delay, "seconds"_a, "Slow every plan step down, for tests.")
       .def_prop_ro("barriers", &Session::barriers, "How often the threads of the last run waited for each other.")
+      .def_prop_ro("screen_counts",
+                   [](const Session& self) {
+                     const ingot::Screen::Counts& counts = self.screen_counts();
+                     return std::make_tuple(counts.steps, counts.undecided, counts.rows, counts.candidates);
+                   },
+                   "Steps that tried the screen, those that it did not decide; rows and candidates of all others.")
       .def("time_steps", &Session::time_steps, "on"_a, "Note in every run when its plan steps end.")
       .def("step_seconds", &Session::step_seconds, "Of each plan step of the last run, then of the draws.")
       .def("tap", &Session::tap, "steps"_a, "Copy the outputs of these plan steps in every run.")

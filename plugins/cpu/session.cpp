@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
@@ -54,11 +55,12 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
     throw std::invalid_argument("threads must be 1 to " + std::to_string(ThreadPool::kMaxThreads));
   if (!isa_includes(detect_isa(), isa)) throw std::invalid_argument("this machine does not offer " + isa);
   const PlanMemory memory{weights, weight_bytes, arena_.data(), kv_.data(), isa};
-  steps_ = bind_steps(plan_, memory, batch_);
+  steps_ = bind_steps(plan_, plan_.steps, memory, batch_);
+  screen_ = Screen(plan_, memory, batch_);
   schedules_ = make_schedules(plan_, steps_);
   one_by_one_.resize(steps_.size());
   taken_.resize(steps_.size());
-  shared_ = Region(shared_bytes(steps_, plan_.limits, plan_.kv.tokens_per_block), false);
+  shared_ = Region(std::max(shared_bytes(steps_, plan_.limits, plan_.kv.tokens_per_block), screen_.scratch_bytes()), false);
   own_ = Region(static_cast<size_t>(threads) * kOwnElements * sizeof(float), false);
   sample_ = find_kernel("sample.f32." + std::string(isa == "amx" ? "avx512" : isa));
   if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
@@ -71,7 +73,7 @@ DrawResult Session::run(const BatchView& view, const DrawView& draws, const std:
                         std::vector<float>* logits) {
   const std::lock_guard lock(running_);
   require_open();
-  DrawResult drawn = step(view, draws, interrupted);
+  DrawResult drawn = step(view, draws, interrupted, logits != nullptr);
   if (logits != nullptr) logits->assign(logits_, logits_ + batch_.rows * sample_args_.vocab);
   return drawn;
 }
@@ -99,10 +101,12 @@ int64_t Session::decode(const BatchView& view, const DrawView& draws, const Repe
   }
 }
 
-DrawResult Session::step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted) {
+DrawResult Session::step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted, bool logits_wanted) {
   batch_.assign(view);
   draws_.assign(draws, batch_.rows, sample_args_.vocab);
   for (BoundStep& step : steps_) step.set_counts(batch_);
+  screening_ = screen_.takes(batch_) && draws_.only_best() && !logits_wanted && taps_.empty();
+  if (screening_) screen_.set_counts(batch_);
   DrawResult drawn;
   sample_args_.logits = logits_;
   draws_.bind(sample_args_, drawn);
@@ -115,6 +119,8 @@ DrawResult Session::step(const BatchView& view, const DrawView& draws, const std
       threads_, [](void* self, const Team& team) { static_cast<Session*>(self)->execute(team); }, this);
   stamp();
   if (stop_after_.load() != SIZE_MAX) throw StepInterrupted{};
+  if (screen_.exists() && !draws_.log_probs())  // they are all there or none, whichever way a step has gone
+    std::ranges::replace_if(drawn.log_probs, [](float each) { return std::isfinite(each); }, kNoLogProb);
   return drawn;
 }
 
@@ -142,10 +148,11 @@ void Session::execute(const Team& team) {
   mine.shared = shared_.data();
   const std::vector<Turn>& turns = this->turns();
   const int64_t barriers = ThreadPool::instance().barriers();
-  bool stop = false;
+  bool stop = false, decided = false;
   for (size_t i = 0; i < steps_.size(); ++i) {
     // a chunk in the middle of a prompt needs no logits; kernels count on at least one row
-    if (batch_.rows > 0 || !steps_[i].counts_logits) compute(i, turns[i], mine);
+    decided = screening_ && i + 1 == steps_.size() && screen(turns[i], mine);
+    if (!decided && (batch_.rows > 0 || !steps_[i].counts_logits)) compute(steps_[i], turns[i], mine);
     if (team.index == 0) {
       taken_[i] = team.taken();
       stop = pause_or_interrupted() || stop;
@@ -159,7 +166,8 @@ void Session::execute(const Team& team) {
     }
     if (team.index == 0) stamp();
   }
-  if (draws_.count() > 0) sample_->run(&sample_args_, mine);
+  if (draws_.count() > 0 && !decided) sample_->run(&sample_args_, mine);
+  for (int64_t q = 0; decided && team.index == 0 && q < draws_.count(); ++q) sample_args_.ids[q] = screen_.token(sample_args_.row[q]);
   if (team.index == 0) barriers_ = ThreadPool::instance().barriers() - barriers;
 }
 
@@ -169,8 +177,17 @@ const std::vector<Turn>& Session::turns() const {
   return batch_.tokens <= schedules_.few_tokens ? schedules_.few : schedules_.many;
 }
 
-void Session::compute(size_t index, const Turn& turn, const Team& team) {
-  const BoundStep& step = steps_[index];
+// In place of the last step; whether every row was decided.
+bool Session::screen(const Turn& turn, const Team& team) {
+  compute(screen_.product(), turn, team);
+  team.barrier();
+  compute(screen_.choice(), turn, team);
+  team.barrier();
+  if (team.index == 0) screen_.count();
+  return screen_.decided();
+}
+
+void Session::compute(const BoundStep& step, const Turn& turn, const Team& team) {
   auto* own = reinterpret_cast<float*>(own_.data()) + team.index * kOwnElements;
   const auto run = [&](auto args) { step.kernel->run(&args, team); };
   if (turn.own) {

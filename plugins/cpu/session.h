@@ -16,6 +16,7 @@
 #include "plan_spec.h"
 #include "repeat.h"
 #include "schedule.h"
+#include "screen.h"
 
 namespace ingot {
 
@@ -51,6 +52,7 @@ class Session {
   void time_steps(bool on);
   std::vector<double> step_seconds() const;
   int64_t barriers() const { return barriers_; }  // of the last run
+  const Screen::Counts& screen_counts() const { return screen_.counts(); }  // since the session was opened
 
   // For tests and verification.
   void set_step_delay(double seconds);  // slows every plan step down
@@ -67,9 +69,10 @@ class Session {
   int threads() const { return threads_; }
 
  private:
-  DrawResult step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted);
+  DrawResult step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted, bool logits_wanted = false);
   void execute(const Team& team);
-  void compute(size_t index, const Turn& turn, const Team& team);
+  void compute(const BoundStep& step, const Turn& turn, const Team& team);
+  bool screen(const Turn& turn, const Team& team);
   const std::vector<Turn>& turns() const;
   void after_step(size_t index);
   void stamp();
@@ -87,6 +90,8 @@ class Session {
   std::vector<BoundStep> steps_;
   Schedules schedules_;
   std::vector<Turn> one_by_one_;  // a barrier after every step, nothing computed twice: what taps look at
+  Screen screen_;
+  bool screening_ = false;  // this step
   const Kernel* sample_ = nullptr;
   const float* logits_ = nullptr;
   Draws draws_;

@@ -89,7 +89,7 @@ def _draw_tuple(rows: SampleRows) -> "_cpu.Draws":
             rules.min_p, rules.repetition_penalty, rules.frequency_penalty, rules.presence_penalty,
             rules.history_starts, rules.history, rules.num_prompt, rules.bias_starts, rules.bias_ids, rules.bias,
         ),
-        None if probs is None else (probs.given, probs.top_starts),
+        None if probs is None else (probs.given, probs.top_starts), rows.log_probs,
     )  # fmt: skip
 
 
@@ -293,10 +293,8 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
                  [(piece.begin, piece.end, piece.offset) for piece in each.pieces])
                 for each in plan.weights
             ],
-            steps=[
-                (each.name, each.op, each.kernel, list(each.inputs), list(each.outputs), _attrs(plan, each))
-                for each in plan.steps
-            ],
+            steps=[_step_tuple(plan, each) for each in plan.steps],
+            screen=[_step_tuple(plan, each) for each in plan.screen],
             limits=(plan.vocab_size, plan.max_positions, limits.max_batch_size, limits.max_num_tokens,
                     limits.max_logit_rows),
             kv=(kv.num_layers, kv.kv_heads, kv.head_dim, kv.tokens_per_block, kv.dtype.value, options.num_blocks),
@@ -315,10 +313,10 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
     return CpuSession(native, plan.kv, options.num_blocks)
 
 
-def _attrs(plan: Plan, step: Step) -> dict[str, Attr]:
+def _step_tuple(plan: Plan, step: Step) -> tuple[str, str, str, list[str], list[str], dict[str, Attr]]:
     """A tuned product's tactics come as one more attribute."""
     tuned: dict[str, Attr] = {"tactics": plan.tactics[step.name]} if step.name in plan.tactics else {}
-    return {**step.attrs, **tuned}
+    return step.name, step.op, step.kernel, list(step.inputs), list(step.outputs), {**step.attrs, **tuned}
 
 
 def _processor() -> str:

@@ -43,7 +43,7 @@ Ints: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float32]
 Rules: TypeAlias = tuple[Floats, Floats, Floats, Floats, Ints, Ints, Ints, Ints, Ints, Floats]
 Draws: TypeAlias = tuple[
-    Ints, Floats, Ints, Floats, NDArray[np.uint64], NDArray[np.uint64], Rules | None, tuple[Ints, Ints] | None
+    Ints, Floats, Ints, Floats, NDArray[np.uint64], NDArray[np.uint64], Rules | None, tuple[Ints, Ints] | None, bool
 ]
 Course: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints]
 Repeat: TypeAlias = tuple[float, Ints, Ints, Course | None, Ints, Ints, Floats, tuple[Ints, Ints, Floats] | None, Ints]
@@ -58,6 +58,7 @@ class Session:
         buffers: Sequence[tuple[str, str, int, int]],
         weight_specs: Sequence[tuple[str, str, Sequence[int], str, int, Sequence[tuple[int, int, int]]]],
         steps: Sequence[tuple[str, str, str, Sequence[str], Sequence[str], Mapping[str, int | float | str]]],
+        screen: Sequence[tuple[str, str, str, Sequence[str], Sequence[str], Mapping[str, int | float | str]]],
         limits: tuple[int, int, int, int, int],
         kv: tuple[int, int, int, int, str, int],
         arena_bytes: int,
@@ -93,6 +94,8 @@ class Session:
     def threads(self) -> int: ...
     @property
     def barriers(self) -> int: ...
+    @property
+    def screen_counts(self) -> tuple[int, int, int, int]: ...
     def set_step_delay(self, seconds: float) -> None: ...
     def time_steps(self, on: bool) -> None: ...
     def step_seconds(self) -> list[float]: ...

@@ -19,7 +19,7 @@ from typing import Any
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 
-PLAN_SCHEMA = 2
+PLAN_SCHEMA = 3
 
 Attr = int | float | str
 
@@ -149,6 +149,8 @@ class Plan:
 
     tactics  products that a build has timed: step → how to compute it with 1, 2-8, 9-32 and more rows, a digit each.
              Steps that are not named take the shipped way, "0000"; results do not depend on it
+    screen   nothing, or two steps that a session may take in place of the last one where only the best token of each
+             row is wanted: a product with half the bytes, and the op `screen`. Tokens do not depend on it
     """
 
     vocab_size: int
@@ -162,6 +164,7 @@ class Plan:
     weight_bytes: int
     logits: str
     tactics: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    screen: tuple[Step, ...] = ()
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces, enums by value; equal plans give equal text."""
@@ -234,6 +237,7 @@ def _plan_from(document: dict[str, Any]) -> Plan:
         weight_bytes=document["weight_bytes"],
         logits=document["logits"],
         tactics=document["tactics"],
+        screen=tuple(_step_from(item) for item in document["screen"]),
     )
 
 
