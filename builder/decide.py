@@ -95,6 +95,8 @@ def _decide_target(
         tokens_per_block=config.tokens_per_block, dtype=kv_dtype,
     )  # fmt: skip
     lowering = Lowering(graph, panels=target.packs_products, adding_products=target.adds_in_products)
+    if config.screen_lm_head:
+        lowering.screen_head(target)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
     plan = lowering.plan(limits, kv, shape, shards)

@@ -15,12 +15,15 @@ from ingot.builder.graph import DOMAIN, Graph, is_weight, ours, weight_shape
 from ingot.builder.memory import Use, Value, plan_arena
 from ingot.builder.pack import WeightUse, place_weights, shard_count
 from ingot.builder.positions import UNLIMITED
+from ingot.builder.screen import PRODUCT_ATTRS, require_screenable, screen_kernels, screen_uses
 from ingot.builder.select import plan_ops
 from ingot.builder.shapes import size_problem
 from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plan import Attr, KvLayout, Limits, Plan, Rows, Step
+from ingot.plugins.ops.screen import GROUP
 from ingot.plugins.registry import find_op
+from ingot.plugins.target import Target
 
 _PANELS = {"matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → the input that is packed in panels
 _RESIDUAL = {"matmul": 3, "rms_norm": 2, "layer_norm": 3}  # op → its input that is added
@@ -82,6 +85,7 @@ class Lowering:
         """panels: the target's products take packed weights. adding_products: and add what a norm would add to them."""
         self._panels = panels
         self._drafts: list[_Draft] = []
+        self._screen: list[_Draft] = []
         self._values: list[Value] = []
         self._tensors: list[str] = []  # the graph's name of each value, "" for those made here
         self._index: dict[int, int] = {}  # id of a tensor → its value
@@ -93,6 +97,26 @@ class Lowering:
         if adding_products:
             self._add_in_products()
         self._logits = self._index[id(graph.logits)]
+
+    def screen_head(self, target: Target) -> None:
+        """Add the steps that may take the place of the last one. Raises BuildError where it is not such a product."""
+        head, (product, choice) = self._drafts[-1], screen_kernels(target)
+        weight = head.inputs[1] if len(head.inputs) == 4 else None
+        use = self._uses[weight] if isinstance(weight, str) else None
+        require_screenable(head.op, head.attrs, head.inputs[2:] != (None, None), use)
+        assert use is not None, "checked before"
+        codes, dither, table = screen_uses(use)
+        known = self._known.setdefault((key(table.tensor), table.layout, table.dtype), table.name)
+        for each in (codes, dither, table):
+            if each is not table or known == table.name:
+                self._uses[each.name] = each
+        x, logits = head.inputs[0], head.outputs[0]
+        self._screen = [
+            _Draft(name=codes.name, op="matmul", kernel=product, inputs=(x, codes.name, None, None), outputs=(logits,),
+                   attrs=dict(PRODUCT_ATTRS)),
+            _Draft(name=f"{codes.name}.choice", op="screen", kernel=choice,
+                   inputs=(x, logits, codes.name, dither.name, known), outputs=(), attrs={"group": GROUP}),
+        ]  # fmt: skip
 
     @property
     def uses(self) -> list[WeightUse]:
@@ -118,6 +142,7 @@ class Lowering:
             buffers=tuple(dict.fromkeys(buffers)), weights=tuple(weights),
             steps=tuple(_step(draft, names) for draft in self._drafts),
             arena_bytes=arena_bytes, weight_bytes=weight_bytes, logits=names[self._logits],
+            screen=tuple(_step(draft, names) for draft in self._screen),
         )  # fmt: skip
 
     def _lower(self, node: gs.Node) -> None:

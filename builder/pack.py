@@ -34,6 +34,7 @@ from ingot.plugins.layouts import (
     panel_layout,
     row_bytes,
 )
+from ingot.plugins.ops.screen import half_codes
 from ingot.plugins.target import Constant
 
 GATED = ".gated"
@@ -53,6 +54,7 @@ class WeightUse:
     gated   gate and up rows interleaved
     group   columns that share a multiplier of w4
     shape   of experts: [experts, N, K], packed one by one
+    screens  the codes of a screen, made of w8 codes (plugins/ops/screen.py)
     """
 
     name: str
@@ -62,6 +64,7 @@ class WeightUse:
     panels: bool = False
     gated: bool = False
     group: int = 0
+    screens: bool = False
 
     @property
     def precision(self) -> Precision:
@@ -243,7 +246,7 @@ def _pack_stored(use: WeightUse, stored: npt.NDArray[np.generic]) -> npt.NDArray
 
 
 def _pack_quantised(use: WeightUse, values: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
-    rows = quantise(values, use.precision)
+    rows = half_codes(quantise(values, Precision(dtype=DType.W8))) if use.screens else quantise(values, use.precision)
     if not use.panels:
         return pack_table(rows)
     return pack_quantised(interleave_quantised(rows) if use.gated else rows)

@@ -31,6 +31,7 @@ class BuildConfig:
     target            a name of the target list; "cpu" is the best of this machine
     precision         of weights and tables; auto follows what the checkpoint stores
     lm_head_precision of the last product; None: w8 in w4 engines, else as all others
+    screen_lm_head    also store lm_head in 4 bits, so that greedy steps of few sequences read half of it
     activations       what products with quantised weights take: int8 per token, or what bf16 products take here;
                       auto: int8 where the error that it makes on sample text is small
     layers            rules of a recipe, which come after these three
@@ -52,6 +53,7 @@ class BuildConfig:
     target: str = "cpu"
     precision: str = "auto"
     lm_head_precision: str | None = None
+    screen_lm_head: bool = False
     activations: str = "auto"
     layers: tuple[LayerRule, ...] = ()
     max_batch_size: int | None = None

@@ -178,6 +178,7 @@ def make_requests(
     bad_words: Sequence[tuple[int, ...]] = (),
     want_context_logits: bool = False,
     want_generation_logits: bool = False,
+    want_log_probs: bool = False,
     priority: int = 0,
     cache_salt: str = "",
 ) -> list[Request]:
@@ -209,6 +210,7 @@ def make_requests(
             stop_words=stop_words,
             want_context_logits=want_context_logits and index == 0,
             want_generation_logits=want_generation_logits,
+            want_log_probs=want_log_probs,
             priority=priority,
             cache_salt=cache_salt.encode(),
         )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from ingot.runtime.logprobs import LogprobTable
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream
+from ingot.step_io import NO_LOG_PROB
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,7 +13,8 @@ class CompletionOutput:
     """One of the n completions of a prompt.
 
     token_ids           an end token included
-    cumulative_logprob  sum of the log-probabilities of the tokens
+    cumulative_logprob  sum of the log-probabilities of the tokens; None where an engine with a screened lm_head left
+                        them out because no logprobs were asked for
     logprobs            one table per token, where asked
     finish_reason       "length", "stop" or "abort"; None while it runs
     stop_reason         the stop text or token that ended it; None for the model's own end tokens
@@ -21,7 +23,7 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    cumulative_logprob: float
+    cumulative_logprob: float | None
     logprobs: list[LogprobTable] | None
     finish_reason: str | None
     stop_reason: str | int | None
@@ -70,7 +72,7 @@ class _Part:
             index=index,
             text=self.pieces[0],
             token_ids=list(self.token_ids),
-            cumulative_logprob=sum(self.log_probs),
+            cumulative_logprob=None if NO_LOG_PROB in self.log_probs else sum(self.log_probs),
             logprobs=list(self.logprobs) if with_logprobs else None,
             finish_reason=None if reason is None else reason.value,
             stop_reason=None if self.last is None else self.last.stop_reason,

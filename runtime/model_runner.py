@@ -220,6 +220,7 @@ class ModelRunner:
                 bad_words=bad_words[index],
                 want_context_logits=wanted.context_logits,
                 want_generation_logits=wanted.generation_logits,
+                want_log_probs=wanted.log_probs or wanted.cum_log_probs,
                 priority=turn[0],
                 cache_salt=turn[1],
             )

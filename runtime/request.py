@@ -62,6 +62,7 @@ class Request:
     num_cached               prompt tokens that the prefix cache gave then; None before
     num_lost                 tokens that were in the KV cache when it was preempted last
     context_logits           pieces of float32 [n, vocab], in order, where wanted
+    log_probs                one per generated token; NO_LOG_PROB where it may be left out (`want_log_probs`) and was
     generation_logits        one float32 [vocab] per generated token, where wanted
     token_probs              one per generated token, where wanted
     prompt_probs             one per prompt token but the first, where wanted
@@ -85,6 +86,7 @@ class Request:
         stop_words: Sequence[tuple[int, ...]] = (),
         want_context_logits: bool = False,
         want_generation_logits: bool = False,
+        want_log_probs: bool = True,
         cache_salt: bytes = b"",
         priority: int = 0,
     ) -> None:
@@ -93,6 +95,7 @@ class Request:
         self.rules, self.logprobs, self.prompt_logprobs = rules, logprobs, prompt_logprobs
         self.end_ids, self.stop_words = end_ids, tuple(stop_words)
         self.want_context_logits, self.want_generation_logits = want_context_logits, want_generation_logits
+        self.want_log_probs = want_log_probs or logprobs is not None
         self._uses_prompt_rows = want_context_logits or prompt_logprobs is not None
         self._uses_logits = want_generation_logits or bool(rules.processors)
 

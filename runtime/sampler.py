@@ -40,6 +40,7 @@ def sample_rows(
         counter=np.array([*(request.num_generated for request in requests), *idle], dtype=np.uint64),
         rules=_rules(requests, len(known)) if any(request.rules is not NO_RULES for request in requests) else None,
         probs=_probs(requests, known) if wants_probs else None,
+        log_probs=np.array([*(request.want_log_probs for request in requests), *(True for _ in known)], dtype=np.bool_),
     )
 
 
@@ -54,6 +55,7 @@ def next_draws(before: SampleRows, requests: Sequence[Request], rows: Int32) -> 
         counter=np.array([request.num_tokens - request.num_prompt for request in requests], dtype=np.uint64),
         rules=None if before.rules is None else _next_rules(before.rules, requests),
         probs=before.probs,
+        log_probs=before.log_probs,
     )
 
 

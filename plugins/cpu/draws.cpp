@@ -62,6 +62,7 @@ void Draws::assign(const DrawView& view, int64_t rows, int64_t vocab) {
     require(view.top_k[q] >= 0, "top_k must be >= 0");
     require(view.top_p[q] > 0 && view.top_p[q] <= 1, "top_p must be > 0 and <= 1");
   }
+  require(!view.log_probs || view.log_probs->size() == count, "log_probs must have one entry per draw");
   if (view.rules) check_rules(*view.rules, count, vocab);
   if (view.probs) {
     require(view.probs->given.size() == count, "given must have one entry per draw");
@@ -91,7 +92,9 @@ void Draws::assign(const DrawView& view, int64_t rows, int64_t vocab) {
     copy(bias_ids_, view.rules->bias_ids);
     copy(bias_, view.rules->bias);
   }
-  log_probs_ = view.log_probs;
+  hidden_.clear();
+  if (view.log_probs)
+    for (const bool wanted : *view.log_probs) hidden_.push_back(!wanted);
   has_probs_ = view.probs.has_value();
   if (has_probs_) {
     copy(given_, view.probs->given);
@@ -100,7 +103,13 @@ void Draws::assign(const DrawView& view, int64_t rows, int64_t vocab) {
 }
 
 bool Draws::only_best() const {
-  return !has_rules_ && !has_probs_ && !log_probs_ && std::ranges::all_of(temperature_, [](float each) { return each == 0; });
+  return !has_rules_ && !has_probs_ && !hidden_.empty() && std::ranges::all_of(hidden_, [](uint8_t each) { return each != 0; }) &&
+         std::ranges::all_of(temperature_, [](float each) { return each == 0; });
+}
+
+void Draws::hide_log_probs(DrawResult& result) const {
+  for (size_t q = 0; q < hidden_.size(); ++q)
+    if (hidden_[q] && std::isfinite(result.log_probs[q])) result.log_probs[q] = kNoLogProb;
 }
 
 void Draws::bind(SampleArgs& args, DrawResult& result) const {

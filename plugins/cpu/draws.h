@@ -29,7 +29,7 @@ struct DrawView {
   std::span<const uint64_t> seed, counter;
   std::optional<RulesView> rules;
   std::optional<ProbsView> probs;
-  bool log_probs = true;  // of the drawn tokens are wanted
+  std::optional<std::span<const bool>> log_probs;  // of which drawn tokens they are wanted; of all unless given
 };
 
 struct DrawResult {
@@ -51,9 +51,10 @@ class Draws {
   void assign(const DrawView& view, int64_t rows, int64_t vocab);
 
   int64_t count() const { return static_cast<int64_t>(row_.size()); }
-  bool log_probs() const { return log_probs_; }
   // Whether the best token of each row is all that is wanted.
   bool only_best() const;
+  // Leaves out the log probabilities that nobody wants.
+  void hide_log_probs(DrawResult& result) const;
 
   // Arguments of the sample kernel for these draws, its results in `result`. args.logits and args.vocab stay.
   void bind(SampleArgs& args, DrawResult& result) const;
@@ -62,7 +63,8 @@ class Draws {
   std::vector<int32_t> row_, top_k_;
   std::vector<float> temperature_, top_p_;
   std::vector<uint64_t> seed_, counter_;
-  bool has_rules_ = false, has_probs_ = false, log_probs_ = true;
+  std::vector<uint8_t> hidden_;  // [draws] or empty: whose log probabilities nobody wants
+  bool has_rules_ = false, has_probs_ = false;
   std::vector<float> min_p_, repetition_penalty_, frequency_penalty_, presence_penalty_, bias_;
   std::vector<int32_t> history_starts_, history_, num_prompt_, bias_starts_, bias_ids_, given_, top_starts_;
 };

@@ -114,7 +114,7 @@ using RulesTuple = std::tuple<In<float>, In<float>, In<float>, In<float>, In<int
                               In<int32_t>, In<int32_t>, In<float>>;
 using ProbsTuple = std::tuple<In<int32_t>, In<int32_t>>;
 using DrawTuple = std::tuple<In<int32_t>, In<float>, In<int32_t>, In<float>, In<uint64_t>, In<uint64_t>,
-                             std::optional<RulesTuple>, std::optional<ProbsTuple>, bool>;
+                             std::optional<RulesTuple>, std::optional<ProbsTuple>, std::optional<In<bool>>>;
 
 template <typename View, typename Tuple>
 std::optional<View> spans(const std::optional<Tuple>& arrays) {
@@ -126,7 +126,8 @@ ingot::DrawView draw_view(const DrawTuple& arrays) {
   const auto& [row, temperature, top_k, top_p, seed, counter, rules, probs, log_probs] = arrays;
   return {.row = span_of(row), .temperature = span_of(temperature), .top_k = span_of(top_k), .top_p = span_of(top_p),
           .seed = span_of(seed), .counter = span_of(counter), .rules = spans<ingot::RulesView>(rules),
-          .probs = spans<ingot::ProbsView>(probs), .log_probs = log_probs};
+          .probs = spans<ingot::ProbsView>(probs),
+          .log_probs = log_probs ? std::optional(span_of(*log_probs)) : std::nullopt};
 }
 
 // ids, log_probs, logits, ranks, top_ids, top_log_probs

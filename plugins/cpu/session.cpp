@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
@@ -119,8 +118,7 @@ DrawResult Session::step(const BatchView& view, const DrawView& draws, const std
       threads_, [](void* self, const Team& team) { static_cast<Session*>(self)->execute(team); }, this);
   stamp();
   if (stop_after_.load() != SIZE_MAX) throw StepInterrupted{};
-  if (screen_.exists() && !draws_.log_probs())  // they are all there or none, whichever way a step has gone
-    std::ranges::replace_if(drawn.log_probs, [](float each) { return std::isfinite(each); }, kNoLogProb);
+  if (screen_.exists()) draws_.hide_log_probs(drawn);  // whichever way the step has gone
   return drawn;
 }
 

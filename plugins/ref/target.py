@@ -14,6 +14,7 @@ _DTYPES = {  # the other ops see float32 alone
     "moe_gate_up": ("f32", "bf16", "w8", "w4", "w8a8", "w4a8"),
     "moe_down": ("f32", "bf16", "w8", "w4", "w8a8", "w4a8"),
     "embedding": ("f32", "bf16", "w8"),
+    "screen": ("w8",),
     "rope_kv_write": ("f32", "bf16", "int8"),
     "paged_attention": ("f32", "bf16", "int8"),
 }

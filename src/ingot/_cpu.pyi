@@ -43,7 +43,15 @@ Ints: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float32]
 Rules: TypeAlias = tuple[Floats, Floats, Floats, Floats, Ints, Ints, Ints, Ints, Ints, Floats]
 Draws: TypeAlias = tuple[
-    Ints, Floats, Ints, Floats, NDArray[np.uint64], NDArray[np.uint64], Rules | None, tuple[Ints, Ints] | None, bool
+    Ints,
+    Floats,
+    Ints,
+    Floats,
+    NDArray[np.uint64],
+    NDArray[np.uint64],
+    Rules | None,
+    tuple[Ints, Ints] | None,
+    NDArray[np.bool_] | None,
 ]
 Course: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints]
 Repeat: TypeAlias = tuple[float, Ints, Ints, Course | None, Ints, Ints, Floats, tuple[Ints, Ints, Floats] | None, Ints]

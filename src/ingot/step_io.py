@@ -73,7 +73,7 @@ class SampleRows:
     counter      index of the draw within the stream: the number of tokens the request has generated so far
     rules        None where no draw has any
     probs        None where nobody wants more than the drawn tokens' own
-    log_probs    whether anybody wants those: where not, a session may leave them out (`NO_LOG_PROB`)
+    log_probs    bool [Q]: which of those are wanted; a session may leave the others out (`NO_LOG_PROB`). None: all
     """
 
     row: Int32
@@ -84,7 +84,7 @@ class SampleRows:
     counter: npt.NDArray[np.uint64]
     rules: DrawRules | None = None
     probs: ProbRows | None = None
-    log_probs: bool = True
+    log_probs: npt.NDArray[np.bool_] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +115,7 @@ class StepResult:
 
     ids            int32 [Q]; -1 where the rules left no token
     log_probs      float32 [Q], of each drawn or given token; NaN where the logits are not numbers; NO_LOG_PROB where
-                   they are numbers, nobody wants it and the session has a cheaper way to the token
+                   nobody wants it and the session has a cheaper way to the token
     logits         float32 [R, vocab] or None
     ranks          int32 [Q], of each drawn or given token: 1 is the most likely; ties: the lower id first
     top_ids        int32 [top_starts[Q]]: the most likely tokens of each draw, best first
