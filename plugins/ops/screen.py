@@ -7,13 +7,14 @@ is a code of 4 bits, and e = (c + 127 + d) % 17 what is lost. So c = 17 h + 9 - 
 
     S = 17 A + D + E      A = sum h x      D = sum (17 - d) x, the same for all tokens      E = sum (e - 8) x
 
-Whatever c is, e is uniform on 0 .. 16, and independent of all other columns, since d is. A uniform number on -8 .. 8 is
-no wider than a normal one of its variance, 24: log E[exp(t (e - 8))] = log(sinh(17 t / 2) / (17 sinh(t / 2))) is by
-Euler's product a sum of log(1 + 289 u / n^2) - log(1 + u / n^2) with u = (t / 2 pi)^2, each concave in u, and so at most
-its tangent in 0, 24 t^2 / 2. Hence E > SPREAD sqrt(24 sum x^2) with a probability of at most exp(-SPREAD^2 / 2) < 2^-64;
-and never E > 8 sum |x|. With B the smaller of the two, a token with s sx (17 A + D + B) below the logit of any token is
-not the best. Only the best one itself may be lost, and which token that is does not depend on d: so the answer is wrong
-in less than one row of 2^64, for all tokens together, whatever the weights and activations are.
+Whatever c is, e is uniform on 0 .. 16, and independent of all other columns, since d is. A uniform number on -8 .. 8
+is no wider than a normal one of its variance, 24: log E[exp(t (e - 8))] = log(sinh(17 t / 2) / (17 sinh(t / 2))) is by
+Euler's product a sum of log(1 + 289 u / n^2) - log(1 + u / n^2) with u = (t / 2 pi)^2, each concave in u, and so at
+most its tangent in 0, 24 t^2 / 2. Hence E < -SPREAD sqrt(24 sum x^2), and E > SPREAD sqrt(24 sum x^2), each have a
+probability of at most exp(-SPREAD^2 / 2) < 2^-64; and never |E| > 8 sum |x|. With B the smaller of the two, a token
+with s sx (17 A + D + B) below the logit of any token is not the best. Only the best one itself may be lost, and which
+token that is does not depend on d: so the answer is wrong in less than one row of 2^64, for all tokens together,
+whatever the weights and activations are.
 
 Roundings: 17 A, D, B and S are at most 136, 17, 8 and 127 times sum |x|; what a kernel computes with them in float32,
 seven roundings at most, and the rounding of the logits, three, are together less than 2^-13 s sx sum |x| away from
@@ -22,7 +23,6 @@ exact, which is added to B; where numbers are so small that float32 loses more, 
 
 import numpy as np
 
-from ingot.dtypes import DType
 from ingot.plan import Rows
 from ingot.plugins.op import Array, Call, Op
 from ingot.plugins.ops.matmul import product

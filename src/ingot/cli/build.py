@@ -33,7 +33,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option("--lm_head_precision", help="Precision of the last product; w8 in w4 engines unless given.")
 @click.option("--screen_lm_head", is_flag=True,
               help="Store a w8 lm_head in 4 bits too: greedy steps of at most 4 sequences read half of it to find the "
-              "tokens that can be the best, and compute these exactly. The same tokens; without log probabilities.")  # fmt: skip
+              "tokens that can be the best, and compute these exactly. Tokens are the same.")  # fmt: skip
 @click.option("--max_batch_size", type=positive, help="Requests running at once (64).")
 @click.option("--max_input_len", type=positive, help="Prompt tokens of a request (2048).")
 @click.option("--max_seq_len", type=positive, help="Prompt plus generated tokens of a request (4096).")
@@ -90,7 +90,8 @@ def _config(options: dict[str, Any], defaults: BuildDefaults, talk: Talk) -> Bui
     _note_gemm_plugin(options, talk)
     head = _agreed("--lm_head_precision", options["lm_head_precision"], recipe.lm_head_precision)
     kept = ("max_batch_size", "max_input_len", "max_seq_len", "max_output_len", "max_num_tokens", "tokens_per_block",
-            "kv_cache_dtype", "max_mem", "dry_run", "screen_lm_head", "dump_passes", "target", "timing_cache")  # fmt: skip
+            "kv_cache_dtype", "max_mem", "dry_run", "dump_passes", "target", "timing_cache",
+            "screen_lm_head")  # fmt: skip
     return BuildConfig(
         precision=precision, lm_head_precision=head, activations=activations, layers=recipe.layers,
         autotune=not options["no_autotune"], **{name: options[name] for name in kept},

@@ -190,7 +190,7 @@ def one_step_plan(
     for index, value in enumerate(inputs):
         if isinstance(value, Packed):
             section.extend(bytes(-len(section) % 64))
-            weights.append(_weight(f"in{index}", value, len(section), pieces))
+            weights.append(packed_weight(f"in{index}", value, len(section), pieces))
             section.extend(value.pack(pieces))
         elif value is not None:
             add_buffer(f"in{index}", Rows.TOKENS, value.shape[1])
@@ -218,7 +218,7 @@ def _cols(value: Array | Packed) -> int:
     return int(value.shape[-2] if value.panels else value.shape[0])
 
 
-def _weight(name: str, value: Packed, offset: int, pieces: int) -> Weight:
+def packed_weight(name: str, value: Packed, offset: int, pieces: int) -> Weight:
     shape, data = value.shape, len(value.pack(pieces))
     if not value.panels:
         whole = Piece(begin=0, end=shape[0], offset=offset)

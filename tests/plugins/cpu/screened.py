@@ -1,0 +1,76 @@
+"""Plans of lm_head alone, with a screen, and steps through them."""
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.plan import Buffer, Limits, Plan, Rows, Step, Weight
+from ingot.plugins.cpu.target import CpuSession, open_native
+from ingot.plugins.op import Array
+from ingot.plugins.ops.screen import GROUP, dither, half_codes
+from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.target import SessionOptions
+from ingot.step_io import SampleRows, StepBatch
+from tests.plugins.cpu.one_step import NO_KV, Packed, Quantised, packed_weight, plain_batch, runnable_isa
+
+PRODUCT = {"activation": "none", "gated": 0, "activations": "int8"}
+
+
+def screened_plan(isa: str, x: Array, head: QuantisedRows, pieces: int = 1) -> tuple[Plan, npt.NDArray[np.uint8]]:
+    """Buffers x and logits, the product of both, and its screen; and the weights section."""
+    (rows, k), vocab = x.shape, len(head.scale)
+    limits = Limits(
+        max_batch_size=rows, max_input_len=rows, max_seq_len=rows + 1, max_num_tokens=rows, max_logit_rows=rows
+    )
+    values: dict[str, Packed] = {
+        "full": Quantised.of(head), "codes": Quantised.of(half_codes(head)), "dither": Packed(values=dither(k)),
+        "table": Quantised.of(head, panels=False),
+    }  # fmt: skip
+    section, weights = bytearray(), list[Weight]()
+    for name, value in values.items():
+        section.extend(bytes(-len(section) % 64))
+        weights.append(packed_weight(name, value, len(section), pieces))
+        section.extend(value.pack(pieces))
+    end = -(-rows * k * 4 // 64) * 64
+    buffers = (
+        Buffer(name="x", rows=Rows.LOGITS, cols=k, offset=0),
+        Buffer(name="logits", rows=Rows.LOGITS, cols=vocab, offset=end),
+    )
+    level = {"amx": "avx512"}.get(isa, isa)
+    full = Step(name="full", op="matmul", kernel=f"matmul.w8a8.{isa}", inputs=("x", "full", "", ""), outputs=("logits",),
+                attrs={**PRODUCT, "group": 0})  # fmt: skip
+    screen = (
+        Step(name="screen", op="matmul", kernel=f"matmul.w4a8.{isa}", inputs=("x", "codes", "", ""),
+             outputs=("logits",), attrs={**PRODUCT, "group": GROUP}),
+        Step(name="choice", op="screen", kernel=f"screen.w8.{level}",
+             inputs=("x", "logits", "codes", "dither", "table"), outputs=(), attrs={"group": GROUP}),
+    )  # fmt: skip
+    plan = Plan(
+        vocab_size=vocab, max_positions=rows, limits=limits, kv=NO_KV, buffers=buffers, weights=tuple(weights),
+        steps=(full,), arena_bytes=end + rows * vocab * 4, weight_bytes=len(section), logits="logits", screen=screen,
+    )  # fmt: skip
+    return plan, np.frombuffer(bytes(section), np.uint8)
+
+
+def open_screened(isa: str, x: Array, head: QuantisedRows, *, threads: int = 1, pieces: int = 1) -> CpuSession:
+    """A session with x in place."""
+    plan, section = screened_plan(isa, x, head, pieces)
+    session = open_native(plan, section, SessionOptions(num_blocks=8, threads=threads), runnable_isa(f"..{isa}"))
+    session.native.write_buffer("x", np.ascontiguousarray(x))
+    return session
+
+
+def greedy(rows: int, *, log_probs: bool = False, temperature: float = 0.0) -> SampleRows:
+    """A draw from each row."""
+    return SampleRows(
+        row=np.arange(rows, dtype=np.int32), temperature=np.full(rows, temperature, np.float32),
+        top_k=np.zeros(rows, np.int32), top_p=np.ones(rows, np.float32), seed=np.zeros(rows, np.uint64),
+        counter=np.zeros(rows, np.uint64), log_probs=np.full(rows, log_probs),
+    )  # fmt: skip
+
+
+def step_of(rows: int, sample: SampleRows, *, want_logits: bool = False) -> StepBatch:
+    batch = plain_batch(rows, range(rows))
+    return StepBatch(
+        ids=batch.ids, query_starts=batch.query_starts, past_lengths=batch.past_lengths,
+        block_tables=batch.block_tables, logit_rows=batch.logit_rows, sample=sample, want_logits=want_logits,
+    )  # fmt: skip
