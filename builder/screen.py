@@ -39,8 +39,9 @@ def screen_uses(head: WeightUse) -> tuple[WeightUse, WeightUse, WeightUse]:
 def _before_widening(tensor: gs.Tensor) -> gs.Tensor:
     """The values are read as float32 either way; so the token table is found to be the same weight."""
     node = producer(tensor)
-    widens = node is not None and node.op == "Cast" and DType.from_onnx(node.attrs["to"]) is DType.F32
-    return node.inputs[0] if widens else tensor
+    if node is None or node.op != "Cast" or DType.from_onnx(node.attrs["to"]) is not DType.F32:
+        return tensor
+    return node.inputs[0]
 
 
 def screen_kernels(target: Target) -> tuple[str, str]:

@@ -93,7 +93,8 @@ def decide(x: Array, centres: Array, scale: Array, spread: Array, table: Quantis
 
 def _logits(x: Array, row: int, table: QuantisedRows, tokens: np.typing.NDArray[np.int64]) -> Array:
     """The bits of the full product's."""
-    return product(x[row : row + 1], table.take(tokens), "int8")[0]
+    logits: Array = product(x[row : row + 1], table.take(tokens), "int8")[0]
+    return logits
 
 
 def reference(call: Call) -> tuple[Array, ...]:

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from ingot.plan import Buffer, Limits, Plan, Rows, Step, Weight
+from ingot.plan import Attr, Buffer, Limits, Plan, Rows, Step, Weight
 from ingot.plugins.cpu.target import CpuSession, open_native
 from ingot.plugins.op import Array
 from ingot.plugins.ops.screen import GROUP, dither, half_codes
@@ -12,7 +12,7 @@ from ingot.plugins.target import SessionOptions
 from ingot.step_io import SampleRows, StepBatch
 from tests.plugins.cpu.one_step import NO_KV, Packed, Quantised, packed_weight, plain_batch, runnable_isa
 
-PRODUCT = {"activation": "none", "gated": 0, "activations": "int8"}
+PRODUCT: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "int8"}
 
 
 def screened_plan(isa: str, x: Array, head: QuantisedRows, pieces: int = 1) -> tuple[Plan, npt.NDArray[np.uint8]]:
@@ -36,8 +36,10 @@ def screened_plan(isa: str, x: Array, head: QuantisedRows, pieces: int = 1) -> t
         Buffer(name="logits", rows=Rows.LOGITS, cols=vocab, offset=end),
     )
     level = {"amx": "avx512"}.get(isa, isa)
-    full = Step(name="full", op="matmul", kernel=f"matmul.w8a8.{isa}", inputs=("x", "full", "", ""), outputs=("logits",),
-                attrs={**PRODUCT, "group": 0})  # fmt: skip
+    full = Step(
+        name="full", op="matmul", kernel=f"matmul.w8a8.{isa}", inputs=("x", "full", "", ""), outputs=("logits",),
+        attrs={**PRODUCT, "group": 0},
+    )  # fmt: skip
     screen = (
         Step(name="screen", op="matmul", kernel=f"matmul.w4a8.{isa}", inputs=("x", "codes", "", ""),
              outputs=("logits",), attrs={**PRODUCT, "group": GROUP}),

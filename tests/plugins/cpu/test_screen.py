@@ -83,9 +83,7 @@ def test_whoever_wants_more_gets_the_full_product() -> None:
     session = open_screened("avx2", x, head)
     alone = session.run(step_of(1, greedy(1, log_probs=True)))
     assert alone.log_probs[0] < 0
-    assert (
-        session.run(step_of(1, greedy(1, temperature=0.5))).log_probs[0] == NO_LOG_PROB
-    )  # of this engine's draws none
+    assert session.run(step_of(1, greedy(1, temperature=0.5))).log_probs[0] == NO_LOG_PROB
     mixed = dataclasses.replace(greedy(2), log_probs=np.array([True, False]))
     assert session.run(step_of(2, mixed)).log_probs.tolist() == [alone.log_probs[0], NO_LOG_PROB]
     assert session.run(step_of(1, dataclasses.replace(greedy(1), log_probs=None))).log_probs[0] == alone.log_probs[0]

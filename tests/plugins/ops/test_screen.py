@@ -18,7 +18,6 @@ FIRST = [1, 8, 14, 3, 15, 13, 14, 8]  # of the dither: engines that exist have i
 
 def run(x: Array, head: QuantisedRows) -> tuple[list[int], list[int]]:
     """Tokens and numbers of candidates by the reference."""
-    k = x.shape[1]
     inputs: list[Array | QuantisedRows | None] = [
         x,
         product(x, half_codes(head), "int8"),
