@@ -23,7 +23,7 @@ from ingot.manifest import MANIFEST_NAME, Fact, Manifest
 from ingot.plan import Plan, Step, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
-from ingot.step_work import Load, PlanWork, Work
+from ingot.step_work import SCREEN_ROWS, Load, PlanWork, Work
 
 BALANCE = 8.0  # operations per byte, assumed: `ingot bench` measures what a machine really does
 CONTEXT = 1024  # tokens an attention looks back at, where the limits allow
@@ -138,7 +138,8 @@ def _inspect_target(path: Path, manifest: Manifest) -> Inspection:
     document: dict[str, Any] = {
         "target": manifest.target, "precision": manifest.precision, "file": file,
         "kv": {**write_record(plan.kv), "bytes_per_token": block}, "arena_bytes": plan.arena_bytes,
-        "weight_bytes": plan.weight_bytes, "steps": [dataclasses.asdict(each) for each in facts],
+        "weight_bytes": plan.weight_bytes, "screen": [each.name for each in plan.screen],
+        "steps": [dataclasses.asdict(each) for each in facts],
         "built_with": dict(manifest.built_with), "passport": dict(manifest.passport),
         **({"code": code} if code else {}),
         **({"network": network} if network else {}),
@@ -147,6 +148,7 @@ def _inspect_target(path: Path, manifest: Manifest) -> Inspection:
         f"target      {manifest.target} in {manifest.precision}: plan and weights in {file}",
         f"weights     {format_bytes(plan.weight_bytes)} packed, activations {format_bytes(plan.arena_bytes)}",
         f"KV cache    {plan.kv.dtype.value}, {format_bytes(block)} a token, {plan.kv.tokens_per_block} tokens a block",
+        *_screen_lines(plan),
         *(
             f"code        for {each['architecture']}: {each['bytes']:,} bytes at {each['offset']:,} of {file}"
             for each in code
@@ -157,6 +159,16 @@ def _inspect_target(path: Path, manifest: Manifest) -> Inspection:
         "",
     ]
     return Inspection(text="\n".join([*lines, *_step_table(facts)]), document=document)
+
+
+def _screen_lines(plan: Plan) -> list[str]:
+    """What greedy steps of few rows read in place of the last step's weight."""
+    if not plan.screen:
+        return []
+    sizes = {weight.name: format_bytes(weight.nbytes) for weight in plan.weights}
+    full, codes = (sizes[step.inputs[1]] for step in (plan.steps[-1], plan.screen[0]))
+    name = plan.steps[-1].name
+    return [f"screen      {codes} of codes for {full} of {name}, in greedy steps of at most {SCREEN_ROWS} rows"]
 
 
 def _versions(manifest: Manifest) -> str:

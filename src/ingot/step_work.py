@@ -5,16 +5,18 @@ from collections.abc import Mapping, Sequence
 
 from ingot.plan import Buffer, KvLayout, Plan, Rows, Step, Weight
 
+SCREEN_ROWS = 4  # a step of more never takes the plan's screen
 EXPERTS = ("moe_gate_up", "moe_down")  # ops that read the experts which some row takes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
     """What a step carries. sequences: (tokens in the KV cache before, tokens of this step) of each; rows: whose logits
-    are wanted."""
+    are wanted; screened: of them but the best tokens, of a plan with a screen."""
 
     sequences: Sequence[tuple[int, int]]
     rows: int
+    screened: bool = False
 
     @property
     def tokens(self) -> int:
@@ -41,12 +43,18 @@ class PlanWork:
 
     def __init__(self, plan: Plan) -> None:
         self._kv = plan.kv
+        self._last, self._screen = plan.steps[-1].name, plan.screen
         self._vocab = plan.vocab_size
         self._weights = {weight.name: weight for weight in plan.weights}
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
 
     def of(self, step: Step, load: Load) -> Work:
-        """One step."""
+        """One step; in place of the last one the screen where that is taken, the rows of its candidates left out: how
+        many they are is not known beforehand."""
+        if load.screened and step.name == self._last:
+            product, _ = self._screen
+            centres = load.rows * self._vocab  # read for the likeliest token, and again for the candidates
+            return self.of(product, load) + Work(nbytes=8 * centres, operations=8 * centres)
         read = [self._weights[name] for name in step.inputs if name in self._weights]
         touched = [self._buffers[name] for name in (*step.inputs, *step.outputs) if name in self._buffers]
         nbytes = sum(4 * buffer.cols * _rows(buffer, load) for buffer in touched)
@@ -75,8 +83,15 @@ class PlanWork:
         return Work(nbytes=nbytes + weights, operations=operations)
 
     def draw_work(self, load: Load) -> Work:
-        """Greedy draws: every logit is read, and its exponential added up."""
+        """Greedy draws: every logit is read, and its exponential added up; a screen has drawn already."""
+        if load.screened:
+            return Work(nbytes=0, operations=0)
         return Work(nbytes=4 * load.rows * self._vocab, operations=2 * load.rows * self._vocab)
+
+
+def may_screen(plan: Plan, rows: float) -> bool:
+    """Whether a step that wants no more than the best tokens of so many rows takes the plan's screen."""
+    return bool(plan.screen) and 0 < rows <= SCREEN_ROWS
 
 
 def expert_bytes(weight: Weight, slots: int, rows: float) -> int:

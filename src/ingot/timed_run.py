@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ingot.plan import Plan
 from ingot.step_io import Int32, SampleRows, StepBatch, TimedSession
-from ingot.step_work import Load
+from ingot.step_work import Load, may_screen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,8 @@ class TimedRun:
         begin = time.perf_counter()
         result, parts, barriers = self._session.run_timed(batch)
         seconds = time.perf_counter() - begin
-        load = Load(sequences=tuple(sequences), rows=len(batch.logit_rows))
+        rows = len(batch.logit_rows)
+        load = Load(sequences=tuple(sequences), rows=rows, screened=may_screen(self._plan, rows))
         return TimedStep(load=load, seconds=seconds, parts=parts, ids=result.ids, barriers=barriers)
 
 
@@ -78,8 +79,9 @@ def blocks_needed(plan: Plan, *, sequences: int, length: int) -> int:
 
 
 def greedy_draws(count: int) -> SampleRows:
-    """The most likely token of each of the first `count` logit rows."""
+    """The most likely token of each of the first `count` logit rows, and nothing else."""
     return SampleRows(
         row=np.arange(count, dtype=np.int32), temperature=np.zeros(count, np.float32), top_k=np.zeros(count, np.int32),
         top_p=np.ones(count, np.float32), seed=np.zeros(count, np.uint64), counter=np.zeros(count, np.uint64),
+        log_probs=np.zeros(count, np.bool_),
     )  # fmt: skip

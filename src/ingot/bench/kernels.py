@@ -263,8 +263,10 @@ def summarise(
     turns = fastest_quarter(turns)
     seconds = sum(map(_seconds, turns)) / len(turns)
     groups: dict[tuple[str, str], _Sum] = {}
+    screened = turns[0][-1].load.screened
     for index, step in enumerate(plan.steps):
-        group = groups.setdefault((op_name(step), step.kernel), _Sum())
+        kernel = plan.screen[0].kernel if screened and step is plan.steps[-1] else step.kernel
+        group = groups.setdefault((op_name(step), kernel), _Sum())
         for timed in (timed for turn in turns for timed in turn):
             group.add(timed.parts[index], work.of(step, timed.load), limits[""], limits[peak_name(step.kernel)])
     draws = groups.setdefault(("sampling", "sample.f32"), _Sum())

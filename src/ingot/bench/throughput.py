@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ingot.bench.latency import check_lengths
 from ingot.bench.timing import GREEDY, Round, random_prompts, time_requests
-from ingot.bench.traffic import kv_bytes_per_token, machine_bandwidth, weight_bytes_per_step
+from ingot.bench.traffic import kv_bytes_per_token, machine_bandwidth, takes_screen, weight_bytes_per_step
 from ingot.configs.sampling import SamplingParams
 from ingot.engine import read_manifest
 from ingot.runtime.model_runner import ModelRunner
@@ -89,7 +89,10 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
     generated = options.num_requests * options.output_len
     context = options.input_len + options.output_len / 2
     rows = (generated + options.num_requests * options.input_len) / steps
-    gbs = (steps * weight_bytes_per_step(plan, rows) + generated * context * kv_bytes_per_token(plan)) / seconds / 1e9
+    most = min(options.num_requests, options.max_batch_size or plan.limits.max_batch_size)
+    screened = takes_screen(plan, options.sampling, most)
+    weights = weight_bytes_per_step(plan, rows, screened=screened)
+    gbs = (steps * weights + generated * context * kv_bytes_per_token(plan)) / seconds / 1e9
     return ThroughputReport(
         engine=str(options.engine_dir),
         target=target,

@@ -1,19 +1,29 @@
 """What one step of a Plan must move, and what the memory that holds its weights can."""
 
+import dataclasses
+
+from ingot.bench.timing import GREEDY
+from ingot.configs.sampling import SamplingParams
 from ingot.plan import Plan
 from ingot.plugins.cpu.target import read_bandwidth
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import WithMemory
-from ingot.step_work import EXPERTS, expert_bytes
+from ingot.step_work import EXPERTS, expert_bytes, may_screen
 
-_GATHERED = ("embedding",)  # ops that read single rows of their tables
+_GATHERED = ("embedding", "screen")  # ops that read single rows of their tables
 
 
-def weight_bytes_per_step(plan: Plan, rows: float = 1) -> int:
+def takes_screen(plan: Plan, sampling: SamplingParams, requests: int) -> bool:
+    """Whether steps of at most so many requests find their tokens by a screen of lm_head."""
+    return may_screen(plan, requests) and dataclasses.replace(sampling, max_tokens=None, seed=None) == GREEDY
+
+
+def weight_bytes_per_step(plan: Plan, rows: float = 1, *, screened: bool = False) -> int:
     """Bytes of weights that a step of `rows` tokens reads: every weight that some op reads whole, and of the experts
-    as many as the rows take if each takes its own at random."""
+    as many as the rows take if each takes its own at random. screened: the last step is replaced by the screen."""
     weights = {weight.name: weight for weight in plan.weights}
-    read = {name: step for step in plan.steps if step.op not in _GATHERED for name in step.inputs if name in weights}
+    steps = (*plan.steps[:-1], *plan.screen) if screened else plan.steps
+    read = {name: step for step in steps if step.op not in _GATHERED for name in step.inputs if name in weights}
     cols = {buffer.name: buffer.cols for buffer in plan.buffers}
     return sum(
         expert_bytes(weights[name], cols[step.inputs[1]], rows) if step.op in EXPERTS else weights[name].nbytes
@@ -26,9 +36,9 @@ def kv_bytes_per_token(plan: Plan) -> float:
     return plan.kv.block_bytes / plan.kv.tokens_per_block
 
 
-def decode_bytes(plan: Plan, *, batch_size: int, context: float) -> float:
+def decode_bytes(plan: Plan, *, batch_size: int, context: float, screened: bool = False) -> float:
     """Bytes that a decode step of `batch_size` requests with `context` tokens each reads from memory."""
-    return weight_bytes_per_step(plan, batch_size) + batch_size * context * kv_bytes_per_token(plan)
+    return weight_bytes_per_step(plan, batch_size, screened=screened) + batch_size * context * kv_bytes_per_token(plan)
 
 
 def machine_bandwidth(target: str, nbytes: int, threads: int | None = None) -> float:

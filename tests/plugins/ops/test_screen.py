@@ -22,7 +22,7 @@ def run(x: Array, head: QuantisedRows) -> tuple[list[int], list[int]]:
         x,
         product(x, half_codes(head), "int8"),
         half_codes(head),
-        dither(k),
+        dither(x.shape[1]),
         head,
     ]
     ids, counts = reference(Call(inputs=inputs, attrs={"group": GROUP}, batch=ONE_TOKEN, kv=KvCache(LAYOUT, 1)))
