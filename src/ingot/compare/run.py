@@ -17,6 +17,7 @@ from ingot.compare.figures import LogitMeter
 from ingot.compare.ops import KV_ROUNDING, KvPools, OutputError, StepChecker, rounded
 from ingot.compare.packed import PackedWeights
 from ingot.compare.report import COMPARED, LOGITS, Comparison, Finding, StepFigures
+from ingot.compare.screened import wrong_screen_row
 from ingot.compare.taps import Outputs, PlainRun, TappedRun
 from ingot.compare.tokens import Tokens
 from ingot.compare.weights import WeightError, place, weight_error
@@ -63,6 +64,8 @@ class Run:
 
     def compare_group(self, begin: int, sequences: Int32) -> None:
         """All steps, for sequences that fit into memory together."""
+        if begin == 0:
+            self._check_screen()
         if isinstance(self._session, TapSession):
             self._compare_steps(TappedRun(self._session, self._plan, sequences), begin, sequences)
         else:
@@ -168,6 +171,16 @@ class Run:
                     f"{value.expected:.7g} within {value.bound:.2g}: the source's value in this precision",
                     f"{value.got:.7g}{many if error.wrong_values > 1 else ''}",
                 )  # fmt: skip
+
+    def _check_screen(self) -> None:
+        """Once: of its steps' outputs nothing is compared, since tokens do not depend on them."""
+        wrong = wrong_screen_row(self._plan, self._packed, self._threads)
+        if wrong is not None:
+            last = self._plan.steps[-1]
+            self._find(
+                last.name, "screen", f"weight {wrong.weight} of the screen, row {wrong.row}",
+                f"what is made of the same row of {last.inputs[1]}", "other codes or another scale",
+            )  # fmt: skip
 
     def _check_kernel(self, step: Step, error: OutputError) -> None:
         worst = self._worst[step.name]

@@ -136,7 +136,7 @@ CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
     "moe_route": _moe_route,
 }
 # below, test_moe.py, test_paged_attention.py, test_sample.py; products of quantised weights: test_matmul_quantised.py
-ELSEWHERE = {"rope_kv_write", "moe_gate_up", "moe_down", "paged_attention", "sample"}
+ELSEWHERE = {"rope_kv_write", "moe_gate_up", "moe_down", "paged_attention", "sample", "screen"}
 
 
 def _close(got: Array, expected: Array, tolerance: float, what: str) -> None:

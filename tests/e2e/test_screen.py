@@ -1,0 +1,217 @@
+"""Engines with a screened lm_head as users have them: the tokens of engines without one, whoever asks for them."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.compare.compare import CompareOptions, compare
+from ingot.configs.runtime import runtime_config
+from ingot.configs.sampling import SamplingParams
+from ingot.engine import open_engine, read_plan
+from ingot.errors import RequestError
+from ingot.inspect import inspect
+from ingot.llm import LLM
+from ingot.plan import Plan
+from ingot.plugins.cpu.target import CpuSession, detect_isa
+from ingot.plugins.layouts import unpack_quantised, unpack_table
+from ingot.plugins.ops.screen import half_codes
+from ingot.runtime.admission import make_requests
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.session import load_engine
+from tests.e2e.command import ingot
+from tests.hall.planted import Bytes, floats, replant
+from tests.handmade import TINY_LLAMA, write_model
+
+pytestmark = [
+    pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target"),
+]  # fmt: skip
+
+VOCAB, HIDDEN = 3000, 96
+MODEL = {
+    **TINY_LLAMA, "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": 2, "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+QUANTISED = ("--precision", "w4g32", "--activations", "int8", "--target", "cpu/avx2", "--no_autotune")
+PROMPTS = [np.random.default_rng(n).integers(3, VOCAB, 5 + n).tolist() for n in range(6)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """c: a Checkpoint whose lm_head is the token table; plain and screened: engines."""
+    folder = tmp_path_factory.mktemp("screen")
+    ingot("convert", "--model_dir", write_model(folder / "m", MODEL), "--output_dir", folder / "c").succeeds()
+    for name, options in (("plain", ()), ("screened", ("--screen_lm_head",))):
+        ingot("build", "--checkpoint_dir", folder / "c", "--output_dir", folder / name, *QUANTISED, *options).succeeds()
+    return folder
+
+
+@contextlib.contextmanager
+def runner(engine: Path, threads: int = 2) -> Iterator[tuple[ModelRunner, CpuSession]]:
+    loaded = load_engine(engine, runtime_config(threads=threads))
+    assert isinstance(loaded.session, CpuSession)
+    with ModelRunner(loaded) as opened:
+        yield opened, loaded.session
+
+
+def tokens(opened: ModelRunner, prompts: list[list[int]], **options: Any) -> list[list[int]]:
+    found: list[list[int]] = opened.generate(prompts, end_id=-1, **options).tolist()
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_hundreds_of_tokens_are_the_same(folder: Path, threads: int) -> None:
+    with runner(folder / "plain") as (plain, _), runner(folder / "screened", threads) as (screened, session):
+        for count in (1, 2, 3, 4):
+            expected = tokens(plain, PROMPTS[:count], max_new_tokens=60)
+            assert tokens(screened, PROMPTS[:count], max_new_tokens=60) == expected
+        steps, undecided, rows, candidates = session.native.screen_counts
+    assert steps >= 4 * 60
+    assert undecided <= steps // 10
+    assert rows >= (1 + 2 + 3 + 4) * 60 * 0.8
+    assert rows <= candidates <= rows * VOCAB / 8
+
+
+def test_in_company_of_others(folder: Path) -> None:
+    """Of more sequences, of sampled ones, of streams, and with penalties: the same tokens, screened or not."""
+    cases: list[tuple[int, dict[str, Any]]] = [
+        (6, {}), (2, {"temperature": 0.8, "random_seed": 3}), (2, {"repetition_penalty": 1.3}), (1, {"min_length": 5}),
+        (2, {"stop_words_list": [[[7, 8]], []]}), (1, {"num_return_sequences": 3}),
+    ]  # fmt: skip
+    with runner(folder / "plain") as (plain, _), runner(folder / "screened") as (screened, session):
+        for count, options in cases:
+            expected = tokens(plain, PROMPTS[:count], max_new_tokens=24, **options)
+            assert tokens(screened, PROMPTS[:count], max_new_tokens=24, **options) == expected, options
+        before = session.native.screen_counts[0]
+        *_, last = screened.generate(PROMPTS[:2], max_new_tokens=24, end_id=-1, streaming=True)
+        assert last.tolist() == tokens(plain, PROMPTS[:2], max_new_tokens=24)
+        assert session.native.screen_counts[0] > before
+
+
+def test_sampled_and_greedy_requests_in_one_batch(folder: Path) -> None:
+    """Screened as soon as the sampled ones have ended."""
+    params = [
+        SamplingParams(max_tokens=40 - 20 * (n % 2), temperature=0.9 * (n % 2), seed=n, ignore_eos=True)
+        for n in range(4)
+    ]
+    found, screened = [], []
+    for engine in ("plain", "screened"):
+        with runner(folder / engine) as (opened, session):
+            requests = [
+                make_requests(np.array(prompt, np.int32), one, opened.facts, where="")[0]
+                for prompt, one in zip(PROMPTS[:4], params, strict=True)
+            ]
+            opened.executor.add(requests)
+            while not all(request.finished for request in requests):
+                opened.executor.wait(lambda each=requests[-2]: each.finished, lambda: None)  # type: ignore[misc]
+            found.append([request.generated().tolist() for request in requests])
+            screened.append(session.native.screen_counts[0])
+    assert found[0] == found[1]
+    assert screened[0] == 0
+    assert 10 <= screened[1] <= 25
+
+
+def test_sums_of_log_probabilities_are_left_out_unless_asked_for(shipped_checkpoint: Path, tmp_path: Path) -> None:
+    build = ("build", "--checkpoint_dir", shipped_checkpoint, *QUANTISED)
+    ingot(*build, "--output_dir", tmp_path / "e", "--screen_lm_head").succeeds()
+    ingot(*build, "--output_dir", tmp_path / "p").succeeds()
+    wanted = [SamplingParams(max_tokens=9, temperature=0, logprobs=logprobs) for logprobs in (None, 0)]
+    with LLM(tmp_path / "e", threads=2) as screened, LLM(tmp_path / "p", threads=2) as plain:
+        (left_out, there), (first, second) = (
+            [llm.generate(["Once upon a time"], one)[0].outputs[0] for one in wanted] for llm in (screened, plain)
+        )
+    assert left_out.cumulative_logprob is None
+    assert there.cumulative_logprob == first.cumulative_logprob == second.cumulative_logprob
+    assert left_out.text == there.text == first.text
+
+
+def test_log_probabilities_are_there_where_asked_for(folder: Path) -> None:
+    wanted: dict[str, Any] = {"max_new_tokens": 12, "return_dict": True, "output_log_probs": True, "end_id": -1}
+    with runner(folder / "plain") as (plain, _), runner(folder / "screened") as (screened, session):
+        first, second = (each.generate(PROMPTS[:2], **wanted) for each in (plain, screened))
+        assert first["log_probs"].tobytes() == second["log_probs"].tobytes()
+        assert (first["log_probs"] < 0).all()
+        logits: dict[str, Any] = {
+            "output_generation_logits": True,
+            "max_new_tokens": 4,
+            "return_dict": True,
+            "end_id": -1,
+        }
+        first, second = (each.generate(PROMPTS[:2], **logits) for each in (plain, screened))
+        assert first["generation_logits"].tobytes() == second["generation_logits"].tobytes()
+        assert session.native.screen_counts[0] == 0
+
+
+def test_a_prompt_whose_logits_are_no_numbers_fails_as_ever(folder: Path, tmp_path: Path) -> None:
+    def poison(plan: Plan, section: Bytes) -> None:
+        norm = [step for step in plan.steps if step.op == "rms_norm"][-1]
+        floats(plan, section, norm.inputs[1])[3] = np.nan
+
+    engine = replant(folder / "screened", tmp_path / "engine", poison)
+    with runner(engine) as (opened, session):
+        with pytest.raises(RequestError, match="not finite numbers"):
+            tokens(opened, PROMPTS[:1], max_new_tokens=4)
+        assert session.native.screen_counts[:2] == (1, 1)
+
+
+def test_weights_of_the_screen(folder: Path) -> None:
+    """The codes are made of lm_head's, the exact rows are those of the token table."""
+    with open_engine(folder / "screened") as engine:
+        plan, weights = engine.plan, {weight.name: weight for weight in engine.plan.weights}
+        section = {name: np.concatenate([engine.weights[p.offset :] for p in each.pieces])[: each.nbytes]
+                   for name, each in weights.items()}  # fmt: skip
+        product, choice = plan.screen
+        assert choice.inputs[4] == next(step for step in plan.steps if step.op == "embedding").inputs[0]
+        full = unpack_quantised(section[plan.steps[-1].inputs[1]], VOCAB, HIDDEN)
+        codes = unpack_quantised(section[product.inputs[1]], VOCAB, HIDDEN, 128)
+        table = unpack_table(section[choice.inputs[4]], HIDDEN)
+        assert (codes.codes == half_codes(full).codes).all()
+        assert (codes.scale == full.scale).all()
+        assert (table.codes == full.codes).all()
+        assert (table.scale == full.scale).all()
+    assert read_plan(folder / "plain").screen == ()
+    assert "screen " in inspect(folder / "screened").text
+    assert inspect(folder / "plain").document["screen"] == []
+
+
+def test_verify_knows_the_screen(folder: Path, tmp_path: Path) -> None:
+    assert compare(folder / "screened", folder / "c", CompareOptions(tokens=16)).findings == ()
+
+    def wrong_code(plan: Plan, section: Bytes) -> None:
+        weight = next(each for each in plan.weights if each.name == plan.screen[0].inputs[1])
+        section[weight.pieces[0].offset + 300] ^= 1
+
+    def wrong_dither(plan: Plan, section: Bytes) -> None:
+        floats(plan, section, plan.screen[1].inputs[3])[5] += 1
+
+    wrong = {"lm_head.screen of the screen": wrong_code, "lm_head.dither of the screen, row 5": wrong_dither}
+    for name, edit in wrong.items():
+        engine = replant(folder / "screened", tmp_path / edit.__name__, edit)
+        (finding,) = compare(engine, folder / "c", CompareOptions(tokens=16)).findings
+        assert name in finding.what
+
+
+def test_refused_in_words(folder: Path, tmp_path: Path) -> None:
+    build = ("build", "--checkpoint_dir", folder / "c", "--output_dir", tmp_path / "e", "--screen_lm_head", "--dry_run")
+    for options, word in (
+        (("--target", "cpu/avx2", "--precision", "bf16"), "lm_head is bf16"),
+        (("--target", "cpu/avx2", "--precision", "w8", "--activations", "bf16"), "lm_head takes f32 activations"),
+        (("--target", "cpu/avx2", *QUANTISED[:4], "--lm_head_precision", "w4g128"), "lm_head is w4g128"),
+        (("--target", "cuda/sm90", "--precision", "f16"), "cuda/sm90 screens no lm_head"),
+    ):
+        refused = ingot(*build, *options)
+        assert refused.code == 1
+        assert word in refused.err
+
+
+def test_ref_interprets_the_plan_without_its_screen(folder: Path, tmp_path: Path) -> None:
+    build = ("build", "--checkpoint_dir", folder / "c", "--output_dir", tmp_path / "e", *QUANTISED, "--screen_lm_head")
+    ingot(*build, "--target", "cpu/avx2,ref").succeeds()
+    found = []
+    for target in ("cpu/avx2", "ref"):
+        with ModelRunner.from_dir(tmp_path / "e", target=target) as opened:
+            found.append(tokens(opened, PROMPTS[:2], max_new_tokens=3))
+    assert found[0] == found[1]
