@@ -11,7 +11,7 @@ from compare_peers.regimes import Regime
 from ingot.bench.traffic import decode_bytes, kv_bytes_per_token, weight_bytes_per_step
 from ingot.plan import Plan
 from ingot.plugins.cpu.target import live_peak, peak_name, read_bandwidth
-from ingot.step_work import Load, PlanWork
+from ingot.step_work import Load, PlanWork, may_screen
 
 _ARITHMETIC = ("matmul", "paged_attention")  # ops whose operations count
 
@@ -46,8 +46,9 @@ def limit(plan: Plan, regime: Regime, limits: Limits) -> float:
     """Tokens per second that nothing can surpass."""
     if regime.kind == "decode":
         context = regime.prompt + regime.generated // 2
-        load = Load(sequences=[(context, 1)] * regime.sequences, rows=regime.sequences)
-        nbytes = decode_bytes(plan, batch_size=regime.sequences, context=context)
+        screened = may_screen(plan, regime.sequences)
+        load = Load(sequences=[(context, 1)] * regime.sequences, rows=regime.sequences, screened=screened)
+        nbytes = decode_bytes(plan, batch_size=regime.sequences, context=context, screened=screened)
     else:
         load = Load(sequences=[(0, regime.prompt)], rows=1)
         nbytes = weight_bytes_per_step(plan) + regime.prompt * kv_bytes_per_token(plan)

@@ -4,7 +4,13 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-CLASSES = ("w4g128", "w8", "bf16")  # ingot's precisions; every peer's weights stand beside the nearest of them
+SCREENED = "w4g128-screened"  # ingot with a screened lm_head, beside what w4g128 is beside
+CLASSES = ("w4g128", SCREENED, "w8", "bf16")  # ingot's precisions; peers' weights stand beside the nearest
+    "w4g128",
+    SCREENED,
+    "w8",
+    "bf16",
+)  # ingot's precisions; every peer's weights stand beside the nearest of them
 ISAS = ("avx2", "avx512", "amx")
 
 
@@ -62,12 +68,13 @@ INGOT = Peer(
 )  # fmt: skip
 PEERS = (
     Peer(
-        name="llama.cpp", adapter="llama_cpp", weights=[("w4g128", "Q4_0"), ("w8", "Q8_0"), ("bf16", "BF16")],
+        name="llama.cpp", adapter="llama_cpp",
+        weights=[("w4g128", "Q4_0"), (SCREENED, "Q4_0"), ("w8", "Q8_0"), ("bf16", "BF16")],
         requirements=(*_TORCH, "gguf", "cmake", "ninja"), installs=True, builds_server=True,
         serving=Serving.HTTP, caps={isa: {} for isa in ISAS},
     ),
     Peer(
-        name="openvino", adapter="openvino", weights=[("w4g128", "int4 g128"), ("w8", "int8")],
+        name="openvino", adapter="openvino", weights=[("w4g128", "int4 g128"), (SCREENED, "int4 g128"), ("w8", "int8")],
         requirements=("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel[openvino]", "nncf"),
         environment="env-openvino",  # the export wants older packages than the others
         serving=Serving.STEPS,
@@ -77,7 +84,7 @@ PEERS = (
         caps={"avx2": {"CT2_FORCE_CPU_ISA": "AVX2"}, "avx512": {"CT2_FORCE_CPU_ISA": "AVX512"}},
     ),
     Peer(
-        name="onnxruntime-genai", adapter="onnxruntime_genai", weights=[("w4g128", "int4")],
+        name="onnxruntime-genai", adapter="onnxruntime_genai", weights=[("w4g128", "int4"), (SCREENED, "int4")],
         requirements=(*_TORCH, "onnxruntime-genai", "onnx-ir"),
     ),
     Peer(

@@ -21,6 +21,7 @@ from ingot.plugins.layouts import unpack_quantised, unpack_table
 from ingot.plugins.ops.screen import half_codes
 from ingot.runtime.admission import make_requests
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.request import Request
 from ingot.runtime.session import load_engine
 from tests.e2e.command import ingot
 from tests.hall.planted import Bytes, floats, replant
@@ -60,6 +61,11 @@ def runner(engine: Path, threads: int = 2) -> Iterator[tuple[ModelRunner, CpuSes
 def tokens(opened: ModelRunner, prompts: list[list[int]], **options: Any) -> list[list[int]]:
     found: list[list[int]] = opened.generate(prompts, end_id=-1, **options).tolist()
     return found
+
+
+def finish(opened: ModelRunner, requests: list[Request]) -> None:
+    opened.executor.add(requests)
+    opened.executor.wait(lambda: all(request.finished for request in requests), lambda: None)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -104,9 +110,7 @@ def test_sampled_and_greedy_requests_in_one_batch(folder: Path) -> None:
                 make_requests(np.array(prompt, np.int32), one, opened.facts, where="")[0]
                 for prompt, one in zip(PROMPTS[:4], params, strict=True)
             ]
-            opened.executor.add(requests)
-            while not all(request.finished for request in requests):
-                opened.executor.wait(lambda each=requests[-2]: each.finished, lambda: None)  # type: ignore[misc]
+            finish(opened, requests)
             found.append([request.generated().tolist() for request in requests])
             screened.append(session.native.screen_counts[0])
     assert found[0] == found[1]

@@ -1,11 +1,13 @@
 """ingot: convert, build for the ISA, generate through the executor that serves."""
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from compare_peers.adapters.protocol import Job, Prompts, become, regimes_of, serve, time_regimes
 from compare_peers.load import RUNNING
+from compare_peers.peers import SCREENED
 from compare_peers.regimes import Regime
 from ingot import __version__
 from ingot.bench.timing import time_requests
@@ -24,15 +26,20 @@ def prepare(job: Job) -> None:
     checkpoint = job.folder / "checkpoint"
     if not checkpoint.exists():
         convert(ConvertOptions(model_dir=job.checkpoint, output_dir=checkpoint))
-    build(BuildConfig(target=f"cpu/{job.isa}", precision=job.weights), checkpoint, engine_dir(job))
+    build(_config(job), checkpoint, engine_dir(job))
 
 
 def lengthen(job: Job) -> None:
     """An Engine beside, which takes prompts as long as the model's positions allow."""
     longest = min(read_plan(engine_dir(job)).max_positions, LONGEST)
-    target, weights = f"cpu/{job.isa}", job.weights
-    config = BuildConfig(target=target, precision=weights, max_input_len=longest, max_seq_len=longest + 1)
+    config = dataclasses.replace(_config(job), max_input_len=longest, max_seq_len=longest + 1)
     build(config, job.folder / "checkpoint", engine_dir(job, long=True))
+
+
+def _config(job: Job) -> BuildConfig:
+    return BuildConfig(
+        target=f"cpu/{job.isa}", precision=job.weights.removesuffix("-screened"), screen_lm_head=job.weights == SCREENED
+    )
 
 
 def engine_dir(job: Job, *, long: bool = False) -> Path:
