@@ -5,12 +5,7 @@ import enum
 from collections.abc import Mapping, Sequence
 
 SCREENED = "w4g128-screened"  # ingot with a screened lm_head, beside what w4g128 is beside
-CLASSES = ("w4g128", SCREENED, "w8", "bf16")  # ingot's precisions; peers' weights stand beside the nearest
-    "w4g128",
-    SCREENED,
-    "w8",
-    "bf16",
-)  # ingot's precisions; every peer's weights stand beside the nearest of them
+CLASSES = ("w4g128", SCREENED, "w8", "bf16")  # of ingot; every peer's weights stand beside the nearest of them
 ISAS = ("avx2", "avx512", "amx")
 
 

@@ -16,7 +16,7 @@ from compare_peers.adapters.llama_cpp import cmake_switches
 from compare_peers.adapters.protocol import Job, Prompts, time_regimes
 from compare_peers.limits import Limits, limit, take_limits
 from compare_peers.models import SHAPES, tensors, to_bf16, write_model
-from compare_peers.peers import PEERS, cap, variants
+from compare_peers.peers import CLASSES, PEERS, SCREENED, cap, variants
 from compare_peers.picture import draw
 from compare_peers.regimes import DEFAULT, parse_regimes
 from compare_peers.report import Heading, against_best, markdown, median_fraction
@@ -168,7 +168,7 @@ def test_every_peer_has_an_adapter_and_its_steps_hide_our_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "somewhere")
-    for variant in variants(PEERS, ["w4g128", "w8", "bf16"]):
+    for variant in variants(PEERS, CLASSES):
         assert (ROOT / f"examples/compare_peers/adapters/{variant.peer.adapter}.py").exists()
         last = steps_of(variant, job(tmp_path, peer=variant.peer.name, weights=variant.weights), {})[-1]
         assert ("somewhere" in last.environment["PYTHONPATH"]) == (variant.peer.name == "ingot")
@@ -186,6 +186,28 @@ def test_long_prompts_and_a_server_are_steps_where_they_are_wanted(tmp_path: Pat
     served = whats("llama.cpp", "decode:1", mixed=True)
     assert set(served) - set(whats("llama.cpp", "decode:1", mixed=False)) == {"server of llama.cpp for avx2"}
     assert served.index("server of llama.cpp for avx2") == served.index("build of llama.cpp for avx2") + 1
+
+
+def test_a_screened_lm_head_is_compared_with_what_w4g128_is() -> None:
+    plain, screened = (variants(PEERS, [name]) for name in ("w4g128", SCREENED))
+    assert [(each.peer.name, each.weights) for each in screened[1:]] == [
+        (one.peer.name, one.weights) for one in plain[1:]
+    ]
+    assert screened[0].weights == SCREENED
+
+
+@pytest.mark.native
+def test_ingot_screens_its_lm_head_where_that_is_asked_for(tmp_path: Path) -> None:
+    task = job(tmp_path, weights=SCREENED, regimes="decode:1,decode:8")
+    write_model(TINY, task.checkpoint)
+    ingot_adapter.prepare(task)
+    plan = read_plan(ingot_adapter.engine_dir(task))
+    assert [step.op for step in plan.screen] == ["matmul", "screen"]
+    assert list(ingot_adapter.measure(task)[1]) == ["decode:1", "decode:8"]
+    one, eight = parse_regimes("decode:1,decode:8")
+    plain = dataclasses.replace(plan, screen=())
+    assert limit(plan, one, MACHINE) > limit(plain, one, MACHINE)
+    assert limit(plan, eight, MACHINE) == limit(plain, eight, MACHINE)
 
 
 @pytest.mark.native
