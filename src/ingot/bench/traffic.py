@@ -15,7 +15,8 @@ _GATHERED = ("embedding", "screen")  # ops that read single rows of their tables
 
 def takes_screen(plan: Plan, sampling: SamplingParams, requests: int) -> bool:
     """Whether steps of at most so many requests find their tokens by a screen of lm_head."""
-    return may_screen(plan, requests) and dataclasses.replace(sampling, max_tokens=None, seed=None) == GREEDY
+    plain = dataclasses.replace(sampling, max_tokens=GREEDY.max_tokens, seed=GREEDY.seed) == GREEDY
+    return may_screen(plan, requests) and plain
 
 
 def weight_bytes_per_step(plan: Plan, rows: float = 1, *, screened: bool = False) -> int:
