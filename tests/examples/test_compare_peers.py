@@ -198,7 +198,7 @@ def test_a_screened_lm_head_is_compared_with_what_w4g128_is() -> None:
 @pytest.mark.native
 def test_ingot_screens_its_lm_head_where_that_is_asked_for(tmp_path: Path) -> None:
     task = job(tmp_path, weights=SCREENED, regimes="decode:1,decode:8")
-    write_model(TINY, task.checkpoint)
+    write_model({**TINY, "hidden_size": 128}, task.checkpoint)
     ingot_adapter.prepare(task)
     plan = read_plan(ingot_adapter.engine_dir(task))
     assert [step.op for step in plan.screen] == ["matmul", "screen"]
