@@ -73,7 +73,7 @@ class Binder {
     check(isa_includes(memory_.isa, kernel->isa()),
           "kernel " + step.kernel + " needs " + std::string(kernel->isa()) + ", this machine offers " + memory_.isa);
     kernel_ = kernel;
-    BoundStep bound{step.name, kernel, {}, {}, {}, false, {}, {}};
+    BoundStep bound{step.name, kernel, {}, {}, {}, false, {}, {}, {}};
     if (step.op == "matmul") bind_matmul(bound);
     else if (step.op == "embedding") bind_embedding(bound);
     else if (step.op == "rms_norm" || step.op == "layer_norm") bind_norm(bound);
@@ -483,21 +483,22 @@ void Binder::bind_screen(BoundStep& bound) {
   const BufferSpec* x = find_buffer(step_->inputs[0]);
   const BufferSpec* centres = buffer(step_->inputs[1], plan_.limits.vocab_size);
   check(x->rows == "logits" && centres->rows == "logits", "its buffers must count logit rows");
-  const int64_t k = x->cols, vocab = centres->cols, group = attr_group("w4"), num_panels = round_up(vocab, kPanel) / kPanel;
-  check(k <= kMaxInt8K, "K = " + std::to_string(k) + " is too long for int8 activations");
+  const int64_t k = x->cols, vocab = centres->cols, group = attr_group("w4");
   const WeightSpec* codes = find_weight(step_->inputs[2]);
   check(codes->dtype == "w4" && codes->layout == "panel16.w4g" + std::to_string(group) && codes->shape == std::vector{vocab, k},
         "weight " + codes->name + " must hold a row of w4 codes for each token");
   const WeightSpec* table = row_weight(step_->inputs[4], "w8", {-1, k});
   check(table->shape[0] >= vocab, "the table of exact rows has fewer rows than the vocabulary");
-  const float* dither = vector(step_->inputs[3], k);
-  check(dither != nullptr, "input dither is missing");
+  const auto* dither = reinterpret_cast<const float*>(at(row_weight(step_->inputs[3], "f32", {k})));
   const int64_t panel_bytes = panel_bytes_of("w4", k, group);
-  bound.pieces = panels(codes, num_panels, panel_bytes, false);
+  for (const Piece& piece : panels(codes, round_up(vocab, kPanel) / kPanel, panel_bytes, false))
+    for (int64_t panel = 0; panel < piece.end - piece.begin; ++panel) {
+      const auto* scales = reinterpret_cast<const float*>(piece.data + panel * panel_bytes);
+      bound.scales.insert(bound.scales.end(), scales, scales + kPanel);
+    }
   bound.counts_logits = true;
-  bound.args = ScreenArgs{.x = at(x), .centres = at(centres), .pieces = bound.pieces.data(), .dither = dither,
-                          .table = at(table), .rows = 0, .vocab = vocab, .k = k, .num_panels = num_panels,
-                          .panel_bytes = panel_bytes, .row_bytes = row_bytes_of("w8", k), .ids = nullptr, .candidates = nullptr};
+  bound.args = ScreenArgs{.x = at(x), .centres = at(centres), .scales = bound.scales.data(), .dither = dither, .table = at(table),
+                          .rows = 0, .vocab = vocab, .k = k, .row_bytes = row_bytes_of("w8", k), .ids = nullptr, .candidates = nullptr};
 }
 
 void check_weight(const WeightSpec& weight, int64_t weight_bytes) {

@@ -38,8 +38,8 @@ struct ScreenSpace {
   ScreenFound* found(Find what, int64_t row) const {
     return reinterpret_cast<ScreenFound*>(data) + (what * rows + row) * kScreenThreads;
   }
-  int32_t* list(int64_t row, int64_t panel) const {
-    return reinterpret_cast<int32_t*>(data + found_bytes()) + row * vocab + panel * kPanel;
+  int32_t* list(int64_t row, int64_t token) const {
+    return reinterpret_cast<int32_t*>(data + found_bytes()) + row * vocab + token;
   }
 };
 
@@ -82,31 +82,26 @@ inline float exact_logit(const ScreenArgs& args, const ScreenRow& row, int64_t t
   return static_cast<float>(sum) * (row.scale * scale);
 }
 
-// Calls f(token, lanes, v) for every vector v of 17 centre + step * offset of a row in panels [begin, end).
+// Calls f(token, lanes, v) for every vector v of 17 centre + scale * offset of a row's tokens.
 template <typename I, typename F>
-void each_estimate(const ScreenArgs& args, int64_t row, float row_scale, float offset, Team::Range panels, F f) {
+void each_estimate(const ScreenArgs& args, int64_t row, float row_scale, float offset, Team::Range tokens, F f) {
   using V = typename I::V;
   const V step = I::set1(kScreenStep), scale = I::set1(row_scale), add = I::set1(offset);
-  const Piece* piece = args.pieces;
-  for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
-    while (panel >= piece->end) ++piece;
-    const auto* scales = reinterpret_cast<const float*>(piece->data + (panel - piece->begin) * args.panel_bytes);
-    for (int64_t i = 0; i < kPanel; i += I::kWidth) {
-      const int64_t token = panel * kPanel + i, left = std::min<int64_t>(args.vocab - token, I::kWidth);
-      if (left <= 0) break;
-      const V centre = I::load_partial(args.centres + row * args.vocab + token, left);
-      f(token, left, I::add(I::mul(step, centre), I::mul(I::mul(scale, I::load(scales + i)), add)));
-    }
+  const float* const centres = args.centres + row * args.vocab;
+  for (int64_t token = tokens.begin; token < tokens.end; token += I::kWidth) {
+    const int64_t left = tokens.end - token;
+    const V of_token = I::mul(scale, load_lanes<I>(args.scales + token, left));
+    f(token, std::min<int64_t>(left, I::kWidth), I::add(I::mul(step, load_lanes<I>(centres + token, left)), I::mul(of_token, add)));
   }
 }
 
 template <typename I>
-ScreenFound likeliest(const ScreenArgs& args, int64_t r, const ScreenRow& row, Team::Range panels) {
+ScreenFound likeliest(const ScreenArgs& args, int64_t r, const ScreenRow& row, Team::Range tokens) {
   using V = typename I::V;
   ScreenFound found{-std::numeric_limits<float>::infinity(), -1, 0, true};
   V strange = I::zero();  // NaN as soon as something is not finite
   alignas(64) float lanes[I::kWidth];
-  each_estimate<I>(args, r, row.scale, row.known, panels, [&](int64_t token, int64_t left, V v) {
+  each_estimate<I>(args, r, row.scale, row.known, tokens, [&](int64_t token, int64_t left, V v) {
     strange = I::add(strange, I::mul(v, I::zero()));
     const V inside = I::select(I::first_lanes(left), v, I::set1(-std::numeric_limits<float>::infinity()));
     if (!(I::reduce_max(inside) > found.value)) return;
@@ -119,13 +114,13 @@ ScreenFound likeliest(const ScreenArgs& args, int64_t r, const ScreenRow& row, T
   return found;
 }
 
-// The tokens of some panels that reach `least`, to `to`; how many they are.
+// Those of some tokens that reach `least`, to `to`; how many they are.
 template <typename I>
-int64_t list_candidates(const ScreenArgs& args, int64_t r, const ScreenRow& row, float least, Team::Range panels, int32_t* to) {
+int64_t list_candidates(const ScreenArgs& args, int64_t r, const ScreenRow& row, float least, Team::Range tokens, int32_t* to) {
   using V = typename I::V;
   int64_t count = 0;
   alignas(64) float lanes[I::kWidth];
-  each_estimate<I>(args, r, row.scale, row.highest, panels, [&](int64_t token, int64_t left, V v) {
+  each_estimate<I>(args, r, row.scale, row.highest, tokens, [&](int64_t token, int64_t left, V v) {
     const V inside = I::select(I::first_lanes(left), v, I::set1(-std::numeric_limits<float>::infinity()));
     if (!(I::reduce_max(inside) >= least)) return;
     I::store(lanes, v);
@@ -160,7 +155,7 @@ ScreenFound best_candidate(const ScreenArgs& args, const ScreenRow& row, const S
   int64_t number = team.index;  // of the next one, counted from the list at hand
   for (int thread = 0; thread < team.count; ++thread) {
     const int64_t count = space.found(ScreenSpace::kListed, r)[thread].candidates;
-    const int32_t* list = space.list(r, args.num_panels * thread / team.count);
+    const int32_t* list = space.list(r, args.vocab * thread / team.count);
     for (; number < count; number += team.count) {
       const float value = exact_logit(args, row, list[number]);
       best.finite = best.finite && std::isfinite(value);
@@ -177,18 +172,18 @@ void screen(const ScreenArgs& args, const Team& team) {
   const Space space{team.shared, args.rows, args.vocab};
   const int64_t padded = ceil_div(args.k, kTileK) * kTileK;
   auto* const codes = reinterpret_cast<int8_t*>(team.rows_scratch(static_cast<size_t>(args.rows * padded)));
-  const Team::Range panels = team.share(args.num_panels);
+  const Team::Range tokens = team.share(args.vocab);
   ScreenRow rows[kScreenRows];
   for (int64_t r = 0; r < args.rows; ++r) {
     rows[r] = screen_row<I>(args, args.x + r * args.k, codes + r * padded);
-    space.found(Space::kLikely, r)[team.index] = likeliest<I>(args, r, rows[r], panels);
+    space.found(Space::kLikely, r)[team.index] = likeliest<I>(args, r, rows[r], tokens);
   }
   team.barrier();
   for (int64_t r = 0; r < args.rows; ++r) {
     ScreenFound likely = together(space.found(Space::kLikely, r), team.count);
     if (likely.token >= 0) {
       const float least = exact_logit(args, rows[r], likely.token) - kScreenTiny;
-      likely.candidates = list_candidates<I>(args, r, rows[r], least, panels, space.list(r, panels.begin));
+      likely.candidates = list_candidates<I>(args, r, rows[r], least, tokens, space.list(r, tokens.begin));
     }
     space.found(Space::kListed, r)[team.index] = likely;
   }

@@ -204,10 +204,10 @@ struct SampleArgs {
 struct ScreenArgs {
   const float* x;        // [rows, k]
   const float* centres;  // [rows, vocab]
-  const Piece* pieces;   // the packed codes, of which the scales are read
+  const float* scales;   // [vocab]
   const float* dither;   // [k]
   const std::byte* table;  // rows of w8, row_bytes each
-  int64_t rows, vocab, k, num_panels, panel_bytes, row_bytes;
+  int64_t rows, vocab, k, row_bytes;
   int32_t* ids;         // [rows], -1 where a row is not decided
   int64_t* candidates;  // [rows]
 };

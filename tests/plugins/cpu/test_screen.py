@@ -111,7 +111,7 @@ def test_a_plan_whose_screen_does_not_fit_is_refused() -> None:
         "5 inputs": reading("x", "logits", "codes", "dither"),
         "weight full must hold a row of w4 codes": reading("x", "logits", "full", "dither", "table"),
         "weight codes must be w8": reading("x", "logits", "codes", "dither", "codes"),
-        "dither is missing": reading("x", "logits", "codes", "", "table"),
+        "there is no weight ": reading("x", "logits", "codes", "", "table"),
         "weight codes must hold": reading("logits", "logits", "codes", "dither", "table"),
         "must have 100 columns": reading("x", "x", "codes", "dither", "table"),
     }
