@@ -485,7 +485,7 @@ void Binder::bind_screen(BoundStep& bound) {
   check(x->rows == "logits" && centres->rows == "logits", "its buffers must count logit rows");
   const int64_t k = x->cols, vocab = centres->cols, group = attr_group("w4");
   const WeightSpec* codes = find_weight(step_->inputs[2]);
-  check(codes->dtype == "w4" && codes->layout == "panel16.w4g" + std::to_string(group) && codes->shape == std::vector{vocab, k},
+  check(codes->dtype == "w4" && codes->layout == std::string("panel16.w4g").append(std::to_string(group)) && codes->shape == std::vector{vocab, k},
         "weight " + codes->name + " must hold a row of w4 codes for each token");
   const WeightSpec* table = row_weight(step_->inputs[4], "w8", {-1, k});
   check(table->shape[0] >= vocab, "the table of exact rows has fewer rows than the vocabulary");
