@@ -17,10 +17,11 @@ import numpy.typing as npt
 from ingot.configs.sizes import format_bytes
 from ingot.engine import map_file
 from ingot.errors import IngotError
-from ingot.plan import Plan, Rows, Step
-from ingot.plugins.target import SessionOptions, Target, Tunable
+from ingot.plan import Plan, Rows, Step, Weight
+from ingot.plugins.target import SessionOptions, Target, Tunable, WithHomes
 from ingot.step_io import Int32, TimedSession
 from ingot.timed_run import TimedRun, TimedStep, blocks_needed
+from ingot.weights_memory import huge_pages
 
 PROMPT = 512  # tokens
 CONTEXT = 128  # tokens before a decode step
@@ -74,7 +75,8 @@ class Sample:
         self.prompt = min(PROMPT, plan.limits.max_input_len, plan.limits.max_num_tokens, self._longest)
         blocks = blocks_needed(plan, sequences=1, length=self.length)
         activations = plan.arena_bytes * self.prompt // plan.limits.max_num_tokens
-        self.memory = size + activations + blocks * plan.kv.block_bytes + BESIDE
+        weights = sum(weight.nbytes for weight in self._weights())
+        self.memory = weights + activations + blocks * plan.kv.block_bytes + BESIDE
 
     @property
     def _longest(self) -> int:
@@ -90,6 +92,21 @@ class Sample:
     def length(self) -> int:
         """Most tokens of the sequence."""
         return max(self.prompt, self.context + 1)
+
+    def _weights(self) -> list[Weight]:
+        """Those of its steps, tables included."""
+        names = {name for step in self.plan.steps for name in step.inputs}
+        return [weight for weight in self.plan.weights if weight.name in names]
+
+    def copied(self, section: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Its weights in 2 MiB pages, at the places that they have in the section of all weights."""
+        memory = huge_pages(self.plan.weight_bytes)
+        for weight in self._weights():
+            each = weight.nbytes // weight.pieces[-1].end  # panel or row
+            for piece in weight.pieces:
+                place = slice(piece.offset, piece.offset + (piece.end - piece.begin) * each)
+                memory[place] = section[place]
+        return memory
 
     def whole(self, steps: Sequence[TimedStep], average: Average) -> float:
         """Seconds that the whole plan would take, from repetitions of one step of the sample."""
@@ -120,6 +137,8 @@ def predict(sample: Sample, path: Path, target: Target) -> Prediction | str:
     """What the engine whose rank file was written to `path` will do here, or why that is not known."""
     file = map_file(path)
     weights = np.frombuffer(file, np.uint8, sample.plan.weight_bytes, len(file) - sample.plan.weight_bytes)
+    if isinstance(target, WithHomes) and target.homes(sample.plan, None) is not None:
+        weights = sample.copied(weights)
     blocks = blocks_needed(sample.plan, sequences=1, length=sample.length)
     try:
         session = target.open_session(sample.plan, weights, SessionOptions(num_blocks=blocks))
@@ -136,7 +155,7 @@ def predict(sample: Sample, path: Path, target: Target) -> Prediction | str:
 def _measure(sample: Sample, run: TimedRun) -> Prediction:
     draw, highest = np.random.default_rng(0), min(PROMPT, sample.plan.vocab_size)
 
-    def ids(count: int) -> Int32:  # some rows of the token table, lest all of it is mapped
+    def ids(count: int) -> Int32:  # some rows of the token table, lest all of it is read
         return draw.integers(0, highest, count).astype(np.int32)
 
     # TTFT is told as a median of requests; TPOT is the mean of a request's tokens, whatever held some of them up

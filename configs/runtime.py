@@ -37,6 +37,8 @@ class RuntimeConfig:
     enable_chunked_prefill  False: a step carries either whole prompts or decode rows
     tpot_target          milliseconds that steps with decode rows should take at most
     policy               see `Policy`
+    use_mmap             True: weights are used where the file is mapped; False: on CPUs from a copy in 2 MiB pages, if
+                         there is memory for it
     """
 
     rank: int = 0
@@ -51,6 +53,7 @@ class RuntimeConfig:
     enable_chunked_prefill: bool = True
     tpot_target: float | None = None
     policy: Policy = Policy.MAX_UTILIZATION
+    use_mmap: bool = False
 
     def __post_init__(self) -> None:
         for name in ("threads", "max_batch_size", "max_num_tokens", "max_seq_len"):
@@ -61,7 +64,7 @@ class RuntimeConfig:
             raise UsageError("rank must be a whole number, at least 0", got=repr(self.rank))
         if self.isa is not None and self.isa not in ISA_LEVELS:
             raise UsageError("unknown isa", expected=", ".join(ISA_LEVELS), got=repr(self.isa))
-        for name in ("enable_prefix_cache", "enable_chunked_prefill"):
+        for name in ("enable_prefix_cache", "enable_chunked_prefill", "use_mmap"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be True or False", got=repr(getattr(self, name)))
         if self.tpot_target is not None and not _is_positive(self.tpot_target):
@@ -86,6 +89,7 @@ def runtime_config(
     enable_chunked_prefill: bool = True,
     tpot_target: float | None = None,
     policy: Policy | str = Policy.MAX_UTILIZATION,
+    use_mmap: bool = False,
 ) -> RuntimeConfig:
     """A RuntimeConfig from values as users write them: "2GiB", "guaranteed_no_evict". Raises UsageError."""
     try:
@@ -105,4 +109,5 @@ def runtime_config(
         enable_chunked_prefill=enable_chunked_prefill,
         tpot_target=tpot_target,
         policy=chosen,
+        use_mmap=use_mmap,
     )

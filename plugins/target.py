@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ingot.plan import Plan
 from ingot.step_io import Session
+from ingot.weights_memory import Homes
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how much of it is, of how much in all; 0: nobody knows)"""
@@ -96,7 +97,7 @@ class Target(Protocol):
         ...
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> Session:
-        """Load a plan; `weights` (the mmapped section) must stay valid. Raises CapacityError, TargetError."""
+        """Load a plan; `weights` (the whole section) must stay valid. Raises CapacityError, TargetError."""
         ...
 
 
@@ -115,6 +116,15 @@ class TimesItself(WithFiles, Protocol):
 
     def timed_files(self, plan: Plan, progress: Progress, *, cache: Path | None, timed: bool) -> tuple[File, ...]:
         """cache: the user's file of times; the target keeps its own beside it. timed: False times nothing."""
+        ...
+
+
+@runtime_checkable
+class WithHomes(Target, Protocol):
+    """A target whose kernels read the weights where they are given to them, in the host's memory."""
+
+    def homes(self, plan: Plan, threads: int | None) -> Homes | None:
+        """Where a copy of the weights is read faster than the mapped file is; None: nowhere."""
         ...
 
 

@@ -26,10 +26,18 @@ def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
     available = int(fields["MemAvailable"].split()[0]) * 1024
     try:
         limit = int((cgroup / "memory.max").read_text())
-        available = min(available, limit - int((cgroup / "memory.current").read_text()))
+        used = int((cgroup / "memory.current").read_text()) - _cached_files(cgroup / "memory.stat")
+        available = min(available, limit - used)
     except (OSError, ValueError):  # no cgroup v2, or its limit is "max"
         pass
     return max(available, 0)
+
+
+def _cached_files(stat: Path) -> int:
+    """Bytes of files that a container has read and that give way to whatever needs memory."""
+    if not stat.is_file():
+        return 0
+    return int(dict(line.split() for line in stat.read_text().splitlines()).get("inactive_file", 0))
 
 
 def kv_budget(layout: KvLayout, limits: Limits, wanted: int | None, available: int) -> KvBudget:
@@ -60,3 +68,12 @@ def kv_budget(layout: KvLayout, limits: Limits, wanted: int | None, available: i
             hint="pass a larger kv_cache_memory, or build the engine with a smaller max_seq_len",
         )
     return KvBudget(num_blocks=num_blocks, nbytes=num_blocks * layout.block_bytes)
+
+
+def fits_beside(nbytes: int, layout: KvLayout, limits: Limits, wanted: int | None, available: int) -> bool:
+    """Whether nbytes of `available` leave enough for `kv_budget`."""
+    try:
+        kv_budget(layout, limits, wanted, max(available - nbytes, 0))
+    except CapacityError:
+        return False
+    return True

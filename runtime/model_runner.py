@@ -88,6 +88,7 @@ class ModelRunner:
         tpot_target: float | None = None,
         max_seq_len: int | None = None,
         target: str | None = None,
+        use_mmap: bool = False,
     ) -> "ModelRunner":
         """Open an engine directory.
 
@@ -106,6 +107,8 @@ class ModelRunner:
         enable_chunked_prefill  False: a step carries either whole prompts or decode rows, never both
         tpot_target             milliseconds that a step with decode rows should take at most: bounds the prompt tokens
                                 beside them, by step times measured here and corrected while running
+        use_mmap                True: weights are used where the engine's file is mapped, which processes share; False:
+                                on CPUs from a copy in 2 MiB pages, faster to read, where there is memory for it
 
         Raises EngineError, TargetError, UsageError or CapacityError, each in words.
         """
@@ -113,6 +116,7 @@ class ModelRunner:
             rank=rank, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens, max_seq_len=max_seq_len, enable_prefix_cache=enable_prefix_cache,
             policy=policy, enable_chunked_prefill=enable_chunked_prefill, tpot_target=tpot_target, target=target,
+            use_mmap=use_mmap,
         )  # fmt: skip
         return cls(load_engine(engine_dir, config), config)
 

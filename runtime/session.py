@@ -1,6 +1,7 @@
 """Engine directory → target → Session, with every limit and the KV memory decided before anything is allocated."""
 
 import dataclasses
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +9,16 @@ import numpy as np
 from ingot.configs.runtime import RuntimeConfig
 from ingot.engine import Engine, open_engine, read_manifest
 from ingot.errors import TargetError, UsageError
-from ingot.plan import Limits
+from ingot.plan import Limits, Plan
 from ingot.plugins.cpu.target import crc32 as native_crc32
 from ingot.plugins.cpu.target import detect_isa
 from ingot.plugins.registry import fit_targets
-from ingot.plugins.target import SessionOptions, Target, WithMemory
-from ingot.runtime.memory import available_memory, kv_budget
+from ingot.plugins.target import SessionOptions, Target, WithHomes, WithMemory
+from ingot.runtime.memory import available_memory, fits_beside, kv_budget
 from ingot.step_io import Session
+from ingot.weights_memory import Homes
+
+_LOG = logging.getLogger("ingot.runtime")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +40,11 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     target = fit_targets(manifest.targets, where=str(directory), wanted=config.target, isa=config.isa).best()
     _require_one_rank(manifest.ranks, target, str(directory))
     crc32 = _crc32 if detect_isa() != "none" else None
-    engine = open_engine(directory, rank=config.rank, crc32=crc32, target=target.name)
+
+    def homes(plan: Plan) -> Homes | None:
+        return _homes(plan, target, config)
+
+    engine = open_engine(directory, rank=config.rank, crc32=crc32, target=target.name, homes=homes)
     limits = lowered(engine.plan.limits, config)
     on_device = target.kv_memory(engine.plan)
     available = available_memory() if on_device is None else on_device
@@ -44,6 +52,17 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads, directory=Path(directory))
     session = target.open_session(engine.plan, engine.weights, options)
     return LoadedEngine(engine=engine, session=session, limits=limits)
+
+
+def _homes(plan: Plan, target: Target, config: RuntimeConfig) -> Homes | None:
+    """Where to copy the weights, if anywhere."""
+    if config.use_mmap or not isinstance(target, WithHomes):
+        return None
+    limits = lowered(plan.limits, config)
+    if not fits_beside(plan.weight_bytes, plan.kv, limits, config.kv_cache_memory, available_memory()):
+        _LOG.warning("weights are used where the file is mapped: there is no memory for a copy, which would be faster")
+        return None
+    return target.homes(plan, config.threads)
 
 
 def _require_one_rank(ranks: int, target: Target, where: str) -> None:

@@ -5,6 +5,8 @@
 
 namespace ingot {
 
+inline constexpr size_t kHugePage = 2u << 20;
+
 class Region {
  public:
   Region() = default;

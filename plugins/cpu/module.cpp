@@ -282,7 +282,11 @@ void bind_session(nb::module_& m) {
 NB_MODULE(_cpu, m) {
   m.doc() = "Kernels and sessions of the CPU targets; used through ingot.plugins.cpu.target.";
   m.def("detect_isa", &ingot::detect_isa, "Best of amx, avx512, avx2 that CPU and operating system offer, or none.");
-  m.def("core_count", [] { return ingot::ThreadPool::instance().cores(); }, "Cores that this process may use.");
+  m.def("cores", [] {
+    std::vector<std::tuple<int, int>> cores;
+    for (const ingot::Cpu& cpu : ingot::ThreadPool::instance().cpus()) cores.emplace_back(cpu.number, cpu.node);
+    return cores;
+  }, "CPU and memory node of each core that this process may use, in the order of threads.");
   m.def(
       "kernel_names",
       [] {

@@ -14,7 +14,6 @@ namespace ingot {
 namespace {
 
 constexpr int64_t kCheckNs = 100'000'000;
-constexpr size_t kHugePage = 2u << 20;
 constexpr size_t kHugeKv = 16u << 20;  // in smaller caches, unused blocks would share large pages with used ones
 
 int64_t now_ns() {

@@ -9,9 +9,11 @@ import numpy.typing as npt
 
 from ingot.errors import CapacityError, EngineError, RequestError, TargetError, UsageError
 from ingot.plan import Attr, KvLayout, Plan, Step
+from ingot.plugins.cpu.homes import weight_homes
 from ingot.plugins.cpu.kv_layout import unpack_keys, unpack_values
 from ingot.plugins.target import Constant, Product, Progress, SessionOptions, Target
 from ingot.step_io import Float32, Repeat, SampleRows, StepBatch, StepResult
+from ingot.weights_memory import Homes, offers_huge_pages
 
 try:
     from ingot import _cpu
@@ -46,7 +48,7 @@ def kernel_table() -> tuple[str, ...]:
 def core_count() -> int:
     """Cores that this process may use (affinity, SMT and the control group's quota counted)."""
     _require_native()
-    return _cpu.core_count()
+    return len(_cpu.cores())
 
 
 def crc32(data: npt.NDArray[np.uint8], crc: int = 0) -> int:
@@ -269,6 +271,12 @@ class CpuTarget:
             core_count(), _TIMING_SECONDS,
         )  # fmt: skip
 
+    def homes(self, plan: Plan, threads: int | None) -> Homes | None:
+        """2 MiB pages near the cores that read them; None where the system has none and one memory node holds all."""
+        _require_native()
+        found = weight_homes(plan, _cpu.cores(), core_count() if threads is None else threads)
+        return found if offers_huge_pages() or len(found.cores) > 1 else None
+
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CpuSession:
         """Bind `plan` to this machine. Raises EngineError for a plan that is wrong, TargetError, CapacityError."""
         _require_native()
@@ -279,7 +287,7 @@ class CpuTarget:
 
 def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, isa: str) -> CpuSession:
     """A session whose kernels may be of any level up to `isa` (tests also pass the emulated level "avx512emu")."""
-    threads = _cpu.core_count() if options.threads is None else options.threads
+    threads = core_count() if options.threads is None else options.threads
     if not 1 <= threads <= 256:
         raise UsageError("threads is out of range", expected="1 to 256", got=str(threads))
     _check_memory(plan, options.num_blocks)

@@ -9,15 +9,18 @@
 #include <x86intrin.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <new>
 #include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 
 namespace ingot {
@@ -44,17 +47,28 @@ int quota_cpus() {
   return std::max(1, static_cast<int>(quota / period + 0.999));
 }
 
-// The first CPU of each core in the process's affinity mask.
-std::vector<int> usable_cpus() {
+// The memory node of a CPU: the number in the name of a link beside its topology. 0 where the system tells none.
+int memory_node(int cpu) {
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/sys/devices/system/cpu/cpu" + std::to_string(cpu), none)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("node") && name.size() > 4 && std::isdigit(static_cast<unsigned char>(name[4]))) return std::stoi(name.substr(4));
+  }
+  return 0;
+}
+
+// The first CPU of each core in the process's affinity mask, node by node.
+std::vector<Cpu> usable_cpus() {
   cpu_set_t mask;
   CPU_ZERO(&mask);
-  std::vector<int> cpus;
+  std::vector<Cpu> cpus;
   std::set<std::string> seen;
-  if (sched_getaffinity(getpid(), sizeof(mask), &mask) != 0) return {0};
+  if (sched_getaffinity(getpid(), sizeof(mask), &mask) != 0) return {{0, 0}};
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
-    if (CPU_ISSET(cpu, &mask) && seen.insert(siblings(cpu)).second) cpus.push_back(cpu);
-  cpus.resize(std::min<size_t>(cpus.size(), static_cast<size_t>(quota_cpus())));
-  return cpus.empty() ? std::vector<int>{0} : cpus;
+    if (CPU_ISSET(cpu, &mask) && seen.insert(siblings(cpu)).second) cpus.push_back({cpu, memory_node(cpu)});
+  std::ranges::stable_sort(cpus, {}, &Cpu::node);
+  if (cpus.size() > static_cast<size_t>(quota_cpus())) cpus.resize(static_cast<size_t>(quota_cpus()));
+  return cpus.empty() ? std::vector<Cpu>{{0, 0}} : cpus;
 }
 
 void pin(int cpu) {
@@ -135,7 +149,7 @@ void ThreadPool::grow(int count) {
 }
 
 void ThreadPool::work(Worker& worker) {
-  pin(cpus_[static_cast<size_t>(worker.index) % cpus_.size()]);
+  pin(cpus_[static_cast<size_t>(worker.index) % cpus_.size()].number);
   for (uint32_t seen = 0;; ++seen) {
     worker.called.wait(seen);
     const int count = count_;
@@ -160,7 +174,7 @@ void ThreadPool::run(int count, Job job, void* context) {
   job_ = job;
   context_ = context;
   count_ = count;
-  const PinnedCaller pinned(cpus_[0]);
+  const PinnedCaller pinned(cpus_[0].number);
   for (int i = 0; i < count - 1; ++i) workers_[static_cast<size_t>(i)]->called.advance();
   job(context, team);
   barrier(0, count);

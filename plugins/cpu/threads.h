@@ -27,6 +27,10 @@ class Signal {
   std::atomic<int32_t> sleepers_{0};
 };
 
+struct Cpu {
+  int number, node;
+};
+
 class ThreadPool {
  public:
   static constexpr int kMaxThreads = 256, kGroup = 8;
@@ -48,7 +52,9 @@ class ThreadPool {
   std::byte* scratch(int thread, size_t bytes) { return grown(scratch_[thread], bytes); }
   std::byte* rows_scratch(int thread, size_t bytes) { return grown(rows_scratch_[thread], bytes); }
 
-  int cores() const { return static_cast<int>(cpus_.size()); }  // of this process: affinity, SMT and quota counted
+  // One of each core of this process (affinity, SMT and quota counted). Thread i runs on number i, and beyond them all
+  // from the first again; neighbours share a node.
+  const std::vector<Cpu>& cpus() const { return cpus_; }
 
  private:
   struct Worker;
@@ -67,7 +73,7 @@ class ThreadPool {
   bool arrives_last(int index, int count);
   static std::byte* grown(Scratch& scratch, size_t bytes);
 
-  std::vector<int> cpus_;  // one per core
+  std::vector<Cpu> cpus_;
   std::vector<std::unique_ptr<Worker>> workers_;
   Scratch scratch_[kMaxThreads], rows_scratch_[kMaxThreads];
 

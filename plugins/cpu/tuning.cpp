@@ -53,7 +53,7 @@ double time_calls(const Kernel& kernel, const void* args, int threads, double se
 constexpr uint32_t kNumber = 0x3C003C00u;  // neither large nor tiny in float32 and in bf16, and bytes that int8 kernels take
 
 Region filled(int64_t bytes) {
-  Region region(static_cast<size_t>(bytes), false);
+  Region region(static_cast<size_t>(bytes), static_cast<size_t>(bytes) >= kHugePage);  // as weights of a session
   std::fill_n(reinterpret_cast<uint32_t*>(region.data()), region.bytes() / 4, kNumber);
   return region;
 }

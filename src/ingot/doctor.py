@@ -20,6 +20,7 @@ from ingot.plugins.cuda.products import find_library
 from ingot.plugins.registry import fit_targets, targets
 from ingot.plugins.tensorrt.full_library import find_tensorrt
 from ingot.plugins.tensorrt.library import find_rtx
+from ingot.weights_memory import offers_huge_pages
 
 BUFFER_BYTES = 256 << 20  # larger than any cache
 LIBRARIES = ("numpy", "onnx", "onnx-graphsurgeon", "tokenizers", "click", "rich")
@@ -50,6 +51,7 @@ class EngineState:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
     """
+    huge_pages     whether weights can lie in 2 MiB pages, which are read faster
     bandwidth_gbs  what all cores together read, None if it could not be measured (then see bandwidth_why_not)
     libraries      name → version, None where it is not installed
     cuda           what GPU engines need here: compiler, driver and libraries, each as found or what to install
@@ -61,6 +63,7 @@ class Machine:
     cores: int
     memory_bytes: int
     available_bytes: int
+    huge_pages: bool
     bandwidth_gbs: float | None
     bandwidth_why_not: str | None
     python: str
@@ -84,6 +87,7 @@ def examine(engines: Sequence[Path] = ()) -> Machine:
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory["MemTotal"],
         available_bytes=memory["MemAvailable"],
+        huge_pages=offers_huge_pages(),
         bandwidth_gbs=bandwidth,
         bandwidth_why_not=why_not,
         python=platform.python_version(),

@@ -22,9 +22,11 @@ per 4 MiB in the manifest.
              │ shards on multiples of 2 MiB, zeros between   │
              └───────────────────────────────────────────────┘
 
-Opening maps the file and copies nothing: the weights are used where they lie.
+Opening maps the file; the weights are used where they lie, or from a copy in 2 MiB pages (`weights_memory.py`), which
+is made while the checksums are.
 """
 
+import contextlib
 import dataclasses
 import json
 import mmap
@@ -41,14 +43,17 @@ import numpy.typing as npt
 from ingot.errors import EngineError
 from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, FORMAT, MANIFEST_NAME, REBUILD, Manifest, Part, parse_manifest
 from ingot.plan import Plan, plan_from_json
+from ingot.weights_memory import HUGE_PAGE, Homes, PlanHomes, huge_pages
 
 MAGIC = b"INGOTENG"
 HEADER_BYTES = 4096
-SECTION_ALIGNMENT = 2 << 20  # weights section and thread shards: one huge page
+SECTION_ALIGNMENT = HUGE_PAGE  # of the weights section and of thread shards
 PIECE_ALIGNMENT = 64  # one cache line
 _HEADER = struct.Struct("<8sIIIIQQQQQ")
 
 Crc32 = Callable[[memoryview], int]
+_Chunk = tuple[Part, int]
+"""CHUNK_BYTES of a part, and which of them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +80,7 @@ class Header:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Engine:
-    """One target of an open engine. `weights` is the mapped weights section and stays valid while the array lives.
+    """One target of an open engine. `weights` is the weights section and stays valid while the array lives.
 
     manifest  as if the engine had no other target
     """
@@ -86,7 +91,7 @@ class Engine:
     weights: npt.NDArray[np.uint8]
 
     def close(self) -> None:
-        """Forget the mapping; it ends when the last array that looks into it is gone."""
+        """Forget the weights; their memory goes with the last array that looks into it."""
         self.weights = np.empty(0, np.uint8)
 
     def __enter__(self) -> "Engine":
@@ -106,25 +111,44 @@ def aligned(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
 
 
-def open_engine(directory: Path | str, rank: int = 0, crc32: Crc32 | None = None, target: str | None = None) -> Engine:
-    """Check every byte of an engine in parallel, those of its other targets too, and map what one target needs.
+def open_engine(
+    directory: Path | str,
+    rank: int = 0,
+    crc32: Crc32 | None = None,
+    target: str | None = None,
+    homes: PlanHomes | None = None,
+) -> Engine:
+    """Check every byte of an engine in parallel, those of its other targets too, and load what one target needs.
 
     crc32   zlib.crc32 unless given; must release the GIL to be of use
     target  one of the engine's; None is the first
-    Raises EngineError, in words, for whatever is missing, damaged, foreign or of another schema.
+    homes   where to copy its weights; unless given, or where it says None, they are mapped
+    Raises EngineError, in words, for whatever is missing, damaged, foreign or of another schema; CapacityError.
     """
     directory = Path(directory)
     whole = read_manifest(directory)
     manifest = whole.of(target or whole.target)
-    name = _rank_part(directory, manifest, rank).name
+    own = _rank_part(directory, manifest, rank)
     check_files(directory, whole)
     views = {part.name: map_file(directory / part.name) for part in whole.parts}
-    header = _read_header(views[name], directory / name, manifest, rank)
-    _check_crc32(whole.parts, views, directory, crc32 or zlib.crc32)
-    plan = _plan(views[name], header, manifest)
-    weights = np.frombuffer(views[name], np.uint8, header.weights_bytes, header.weights_offset)
+    header = _read_header(views[own.name], directory / own.name, manifest, rank)
+    check = _Check(directory, views, crc32 or zlib.crc32)
+    first = -(-header.weights_offset // CHUNK_BYTES)  # chunk that holds nothing but weights
+    chunks = [(part, index) for part in whole.parts for index in range(len(part.crc32))]
+    check.mapped([(part, index) for part, index in chunks if part is not own or index < first])
+    plan = _plan(views[own.name], header, manifest)
     if plan.weight_bytes != header.weights_bytes or plan.limits != manifest.limits:
         raise EngineError("plan and manifest of the engine contradict each other", where=str(directory), hint=REBUILD)
+    weights = np.frombuffer(views[own.name], np.uint8, header.weights_bytes, header.weights_offset)
+    rest = [(own, index) for index in range(first, len(own.crc32))]
+    if (chosen := homes and homes(plan)) is None:
+        check.mapped(rest)
+    else:
+        mapped, weights = weights, huge_pages(header.weights_bytes)
+        begin = first * CHUNK_BYTES - header.weights_offset
+        weights[:begin] = mapped[:begin]
+        check.copied(rest, weights, header.weights_offset, chosen)
+        weights.flags.writeable = False
     return Engine(directory=directory, manifest=manifest, plan=plan, weights=weights)
 
 
@@ -229,19 +253,69 @@ def _read_header(view: memoryview, path: Path, manifest: Manifest, rank: int) ->
     return header
 
 
-def _check_crc32(parts: Sequence[Part], views: dict[str, memoryview], directory: Path, crc32: Crc32) -> None:
-    chunks = [(part, index) for part in parts for index in range(len(part.crc32))]
+class _Check:
+    """Checksums of the chunks of an engine's parts, in parallel."""
 
-    def damaged(chunk: tuple[Part, int]) -> bool:
+    def __init__(self, directory: Path, views: dict[str, memoryview], crc32: Crc32) -> None:
+        self._directory = directory
+        self._views = views
+        self._crc32 = crc32
+
+    def mapped(self, chunks: Sequence[_Chunk]) -> None:
+        """Raises EngineError for the first that is damaged."""
+
+        def damaged(chunk: _Chunk) -> bool:
+            part, index = chunk
+            view = self._views[part.name][index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+            return self._crc32(view) != part.crc32[index]
+
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            for chunk, bad in zip(chunks, pool.map(damaged, chunks), strict=True):
+                self._refuse(chunk, bad)
+
+    def copied(self, chunks: Sequence[_Chunk], memory: npt.NDArray[np.uint8], offset: int, homes: Homes) -> None:
+        """`mapped`, of chunks that are read into `memory`, which begins at `offset` of the part, by cores near their
+        homes. Reading spares the mapping of pages, and a chunk is in the cache when its checksum is made."""
+        if not chunks:
+            return
+        view = memory.data
+
+        def damaged(chunk: _Chunk) -> bool:
+            part, index = chunk
+            begin, end = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, part.nbytes)
+            into = view[begin - offset : end - offset]
+            done = 0
+            while done < len(into) and (more := os.preadv(file.fileno(), [into[done:]], begin + done)):
+                done += more
+            return self._crc32(into) != part.crc32[index]
+
+        with (self._directory / chunks[0][0].name).open("rb") as file, contextlib.ExitStack() as stack:
+            pools = [stack.enter_context(_pool_on(cores)) for cores in homes.cores]
+            node = [homes.node(index * CHUNK_BYTES - offset) for _, index in chunks]
+            found = [pools[at].submit(damaged, chunk) for at, chunk in zip(node, chunks, strict=True)]
+            try:
+                for chunk, bad in zip(chunks, found, strict=True):
+                    self._refuse(chunk, bad.result())
+            except OSError as error:
+                raise EngineError("a part of the engine cannot be read", where=file.name, got=str(error)) from error
+
+    def _refuse(self, chunk: _Chunk, bad: bool) -> None:
+        if not bad:
+            return
         part, index = chunk
-        return crc32(views[part.name][index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]) != part.crc32[index]
+        begin, end = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, part.nbytes)
+        raise EngineError(
+            "a part of the engine is damaged: its checksum does not match", where=str(self._directory / part.name),
+            expected=f"crc32 {part.crc32[index]:08x} of bytes {begin} to {end}",
+            hint="copy the engine again, or " + REBUILD,
+        )  # fmt: skip
 
-    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        for (part, index), bad in zip(chunks, pool.map(damaged, chunks), strict=True):
-            if bad:
-                begin, end = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, part.nbytes)
-                raise EngineError(
-                    "a part of the engine is damaged: its checksum does not match", where=str(directory / part.name),
-                    expected=f"crc32 {part.crc32[index]:08x} of bytes {begin} to {end}",
-                    hint="copy the engine again, or " + REBUILD,
-                )  # fmt: skip
+
+def _pool_on(cores: frozenset[int]) -> ThreadPoolExecutor:
+    """As many threads as cores, which run on these alone."""
+
+    def stay() -> None:
+        with contextlib.suppress(OSError):  # where it is not allowed they run anywhere
+            os.sched_setaffinity(0, cores)
+
+    return ThreadPoolExecutor(max_workers=len(cores), initializer=stay)

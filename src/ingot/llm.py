@@ -42,6 +42,7 @@ class LLM(EngineLLM):
         isa: str | None = None,
         kv_cache_memory: int | str | None = None,
         policy: str | Policy = Policy.MAX_UTILIZATION,
+        use_mmap: bool = False,
     ) -> None:
         """model: an engine directory, or a Hugging Face directory: built into a cache the first time, as stderr says.
 
@@ -76,6 +77,7 @@ class LLM(EngineLLM):
             directory, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_num_seqs,
             max_num_tokens=max_num_batched_tokens, max_seq_len=max_model_len,
             enable_prefix_cache=enable_prefix_caching, policy=policy, target=target,
+            use_mmap=use_mmap,
         )  # fmt: skip
         super().__init__(runner, tokenizer)
 

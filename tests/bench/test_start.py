@@ -24,7 +24,7 @@ def test_the_phases_of_a_start_add_up(engine: Path) -> None:
     assert min(parts) > 0
     assert sum(parts) == pytest.approx(report["total_ms"])
     assert report["target"] == "ref"
-    assert report["peak_bytes"] > report["anonymous_bytes"] > 1_000_000
+    assert report["peak_bytes"] > report["beside_bytes"] > 1_000_000
 
 
 def test_a_start_for_people(engine: Path) -> None:

@@ -23,13 +23,14 @@ MAY = {
     "ingot.forecast": "errors configs",
     "ingot.tensor_file": "errors dtypes configs",
     "ingot.checkpoint": "errors dtypes configs output_dir tensor_file",
-    "ingot.engine": "errors dtypes configs plan manifest engine",
+    "ingot.weights_memory": "errors plan",
+    "ingot.engine": "errors dtypes configs plan manifest weights_memory engine",
     "ingot.engine_writer": "errors dtypes configs plan manifest engine output_dir",
-    "ingot.plugins": "errors dtypes configs plan step_io plugins _cpu",
+    "ingot.plugins": "errors dtypes configs plan step_io weights_memory plugins _cpu",
     "ingot.convert": "errors dtypes configs checkpoint tensor_file output_dir forecast convert",
     "ingot.builder": "errors dtypes configs checkpoint tensor_file output_dir forecast plan manifest engine "
-    "engine_writer step_io step_work timed_run plugins builder",
-    "ingot.runtime": "errors dtypes configs plan step_io manifest engine plugins runtime",
+    "engine_writer step_io step_work timed_run weights_memory plugins builder",
+    "ingot.runtime": "errors dtypes configs plan step_io manifest engine weights_memory plugins runtime",
 }
 TOP = (
     "ingot",

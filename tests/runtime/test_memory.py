@@ -9,7 +9,7 @@ from ingot.configs.sizes import format_bytes, parse_bytes
 from ingot.dtypes import DType
 from ingot.errors import CapacityError, UsageError
 from ingot.plan import KvLayout, Limits
-from ingot.runtime.memory import available_memory, kv_budget
+from ingot.runtime.memory import available_memory, fits_beside, kv_budget
 
 LAYOUT = KvLayout(num_layers=2, kv_heads=2, head_dim=8, tokens_per_block=16, dtype=DType.F32)
 LIMITS = Limits(max_batch_size=4, max_input_len=64, max_seq_len=65, max_num_tokens=64, max_logit_rows=4)
@@ -45,6 +45,16 @@ def test_too_little_is_refused(wanted: int | None, available: int, words: str) -
         kv_budget(LAYOUT, LIMITS, wanted, available)
 
 
+def test_what_lies_beside_the_kv_cache_leaves_enough_for_one_sequence() -> None:
+    least = next(n for n in range(100) if fits_beside(0, LAYOUT, LIMITS, None, n * BLOCK))
+    assert least > 2
+    assert fits_beside(7 * BLOCK, LAYOUT, LIMITS, None, (least + 7) * BLOCK)
+    assert not fits_beside(7 * BLOCK, LAYOUT, LIMITS, None, (least + 6) * BLOCK)
+    assert not fits_beside(100 * BLOCK, LAYOUT, LIMITS, None, BLOCK)
+    assert fits_beside(7 * BLOCK, LAYOUT, LIMITS, 8 * BLOCK, 15 * BLOCK)
+    assert not fits_beside(7 * BLOCK + 1, LAYOUT, LIMITS, 8 * BLOCK, 15 * BLOCK)
+
+
 def test_available_memory_minds_the_container(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:  5000 kB\n")
@@ -54,6 +64,8 @@ def test_available_memory_minds_the_container(tmp_path: Path) -> None:
     assert available_memory(meminfo, tmp_path) == 5000 * 1024
     (tmp_path / "memory.max").write_text("4000\n")
     assert available_memory(meminfo, tmp_path) == 3000
+    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 600\nactive_file 50\n")
+    assert available_memory(meminfo, tmp_path) == 3600
     assert available_memory() > 0
 
 

@@ -32,6 +32,7 @@ class LatencyOptions:
     threads: int | None = None
     isa: str | None = None
     target: str | None = None
+    use_mmap: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +70,9 @@ class LatencyReport:
 def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], None]) -> LatencyReport:
     """Measure every batch size in turn; the machine's bandwidth is read in between, in the same process."""
     check_lengths(read_manifest(options.engine_dir).limits, input_len=options.input_len, output_len=options.output_len)
-    runner = ModelRunner.from_dir(options.engine_dir, threads=options.threads, isa=options.isa, target=options.target)
+    runner = ModelRunner.from_dir(
+        options.engine_dir, threads=options.threads, isa=options.isa, target=options.target, use_mmap=options.use_mmap
+    )
     plan, target = runner.engine.plan, runner.engine.manifest.target
     buffer_bytes = weight_bytes_per_step(plan)
     machine, batches = [machine_bandwidth(target, buffer_bytes, options.threads) / 1e9], []

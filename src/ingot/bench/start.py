@@ -35,14 +35,15 @@ class StartOptions:
     threads: int | None = None
     isa: str | None = None
     target: str | None = None
+    use_mmap: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StartReport:
     """Medians over processes, in milliseconds and bytes.
 
-    peak_bytes       the most that was resident, mapped weights included
-    anonymous_bytes  what of it belongs to no file: KV cache, activations, Python
+    peak_bytes    the most that was resident, weights included
+    beside_bytes  what of it is not weights: KV cache, activations, Python
     """
 
     engine: str
@@ -55,7 +56,7 @@ class StartReport:
     first_token_ms: float
     total_ms: float
     peak_bytes: int
-    anonymous_bytes: int
+    beside_bytes: int
 
 
 def bench_start(options: StartOptions, progress: Callable[[str, int, int], None]) -> StartReport:
@@ -76,7 +77,7 @@ def bench_start(options: StartOptions, progress: Callable[[str, int, int], None]
     return StartReport(
         engine=str(options.engine_dir), target=found[0]["target"], input_len=options.input_len,
         repetitions=options.repetitions, peak_bytes=int(medians.pop("peak_bytes")),
-        anonymous_bytes=int(medians.pop("anonymous_bytes")), **medians,
+        beside_bytes=int(medians.pop("beside_bytes")), **medians,
     )  # fmt: skip
 
 
@@ -84,7 +85,7 @@ def _process(options: StartOptions, prompt: list[int]) -> dict[str, Any]:
     """What a process says of itself."""
     asked = {
         "engine_dir": str(options.engine_dir), "threads": options.threads, "isa": options.isa, "target": options.target,
-        "prompt": prompt,
+        "use_mmap": options.use_mmap, "prompt": prompt,
     }  # fmt: skip
     start = time.monotonic()
     done = subprocess.run(
@@ -116,15 +117,14 @@ def first_token(began: float) -> None:
         "interpreter_ms": began - start, "import_ms": imported - began, "open_ms": opened - imported,
         "first_token_ms": ended - opened, "total_ms": ended - start,
     }  # fmt: skip
-    memory = {"peak_bytes": _status("VmHWM"), "anonymous_bytes": _status("RssAnon")}
+    peak = _peak()
+    memory = {"peak_bytes": peak, "beside_bytes": peak - runner.engine.plan.weight_bytes}
     milliseconds = {name: 1e3 * seconds for name, seconds in times.items()}
     print(json.dumps({"target": runner.engine.manifest.target, **milliseconds, **memory}))
     runner.close()
 
 
-def _status(name: str) -> int:
-    """Bytes, of /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return 1024 * int(line.split()[1])
-    return 0
+def _peak() -> int:
+    """The most bytes that were resident in this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))

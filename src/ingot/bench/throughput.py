@@ -32,6 +32,7 @@ class ThroughputOptions:
     threads: int | None = None
     isa: str | None = None
     target: str | None = None
+    use_mmap: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +68,7 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
     check_lengths(read_manifest(options.engine_dir).limits, input_len=options.input_len, output_len=options.output_len)
     runner = ModelRunner.from_dir(
         options.engine_dir, threads=options.threads, isa=options.isa, target=options.target,
-        max_batch_size=options.max_batch_size,
+        max_batch_size=options.max_batch_size, use_mmap=options.use_mmap,
     )  # fmt: skip
     plan, target = runner.engine.plan, runner.engine.manifest.target
     buffer_bytes = weight_bytes_per_step(plan)

@@ -15,7 +15,7 @@ from ingot.cli.bench_kernels import kernels
 from ingot.cli.bench_serve import serve
 from ingot.cli.bench_start import start
 from ingot.cli.console import LEVELS, Talk
-from ingot.cli.values import as_json, log_level, positive, target_isa
+from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
 from ingot.configs.sampling import SamplingParams
 
 
@@ -52,6 +52,7 @@ def _shared(function: Any) -> Any:
         ),
         click.option("--logprobs", type=int, help="So many likely tokens are wanted beside each."),
         click.option("--threads", type=positive, help="Threads; every core unless given."),
+        use_mmap,
         target_isa,
         as_json,
         log_level,

@@ -9,7 +9,7 @@ import click
 
 from ingot.bench.start import StartOptions, StartReport, bench_start
 from ingot.cli.console import LEVELS, Talk
-from ingot.cli.values import as_json, log_level, positive, target_isa
+from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
 
 
 @click.command()
@@ -20,6 +20,7 @@ from ingot.cli.values import as_json, log_level, positive, target_isa
 @click.option("--repetitions", type=positive, default=5, show_default=True, help="Processes; medians are shown.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts.")
 @click.option("--threads", type=positive, help="Threads; every core unless given.")
+@use_mmap
 @target_isa
 @as_json
 @log_level
@@ -48,5 +49,5 @@ def _show(report: StartReport) -> None:
     )  # fmt: skip
     for name, milliseconds in parts:
         print(f"  {name:<16} {milliseconds:8.1f} ms")
-    peak, own = report.peak_bytes / 2**20, report.anonymous_bytes / 2**20
-    print(f"memory: {peak:.0f} MiB, {own:.0f} MiB of it in no file")
+    peak, beside = report.peak_bytes / 2**20, report.beside_bytes / 2**20
+    print(f"memory: {peak:.0f} MiB, {beside:.0f} MiB of it beside the weights")

@@ -31,10 +31,17 @@ def command(engines: tuple[Path, ...], as_json: bool) -> None:
 
 def _show(machine: Machine) -> None:
     bandwidth = machine.bandwidth_why_not if machine.bandwidth_gbs is None else f"{machine.bandwidth_gbs:.1f} GB/s read"
+    pages = "2 MiB pages" if machine.huge_pages else "no 2 MiB pages (transparent_hugepage is set to never)"
     rows = {
         "CPU": f"{machine.cpu}, {machine.cores} cores for this process",
         "ISA": f"{machine.isa} ({machine.isa_why})",
-        "memory": f"{format_bytes(machine.memory_bytes)}, {format_bytes(machine.available_bytes)} free; {bandwidth}",
+        "memory": "; ".join(
+            (
+                f"{format_bytes(machine.memory_bytes)}, {format_bytes(machine.available_bytes)} free",
+                bandwidth or "",
+                pages,
+            )
+        ),
         "GPUs": ", ".join(machine.gpus) or "none (no NVIDIA driver is loaded)",
         "CUDA": "; ".join(machine.cuda.values()),
         "libraries": ", ".join(

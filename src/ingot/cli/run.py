@@ -12,7 +12,7 @@ import click
 
 from ingot.cli.console import LEVELS, Talk
 from ingot.cli.prompts import Prompt, Sampling, read_prompts
-from ingot.cli.values import as_json, byte_size, log_level, positive, target_isa
+from ingot.cli.values import as_json, byte_size, log_level, positive, target_isa, use_mmap
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
@@ -44,6 +44,7 @@ from ingot.runtime.tokenizer import Tokenizer
 @click.option("--stream", is_flag=True, help="Print text as it comes; with --json each object as its request ends.")
 @click.option("--threads", type=positive, help="Threads; every core unless given.")
 @click.option("--kv_cache_memory", type=byte_size, metavar="SIZE", help="Memory of the KV cache, e.g. 2GiB.")
+@use_mmap
 @target_isa
 @as_json
 @log_level
@@ -54,6 +55,7 @@ def command(
     stream: bool,
     threads: int | None,
     kv_cache_memory: int | None,
+    use_mmap: bool,
     isa: str | None,
     target: str | None,
     as_json: bool,
@@ -68,7 +70,7 @@ def command(
     talk = Talk(LEVELS[log_level])
     entries = read_prompts(prompts, input_file, Sampling(**sampling))
     with ModelRunner.from_dir(
-        engine_dir, threads=threads, isa=isa, target=target, kv_cache_memory=kv_cache_memory
+        engine_dir, threads=threads, isa=isa, target=target, kv_cache_memory=kv_cache_memory, use_mmap=use_mmap
     ) as runner:
         defaults = read_generation_defaults(engine_dir)
         for setting in defaults.not_followed:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ingot.cli.console import LEVELS, Talk
-from ingot.cli.values import byte_size, log_level, positive, target_isa
+from ingot.cli.values import byte_size, log_level, positive, target_isa, use_mmap
 from ingot.configs.runtime import Policy
 from ingot.configs.serve import ServeConfig
 from ingot.errors import UsageError
@@ -47,6 +47,7 @@ _seconds = click.FloatRange(min=0)
               show_default=True, help="Preempt when blocks run out, or start only what surely fits.")  # fmt: skip
 @click.option("--tpot_target", type=click.FloatRange(min=0, min_open=True), metavar="MS",
               help="Milliseconds that steps with decode rows should take at most.")  # fmt: skip
+@use_mmap
 @target_isa
 @log_level
 def command(
@@ -60,6 +61,7 @@ def command(
     max_num_tokens: int | None,
     policy: str,
     tpot_target: float | None,
+    use_mmap: bool,
     isa: str | None,
     target: str | None,
     log_level: str,
@@ -89,6 +91,7 @@ def command(
         return ModelRunner.from_dir(
             engine_dir, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens, policy=policy, tpot_target=tpot_target, target=target,
+            use_mmap=use_mmap,
         )  # fmt: skip
 
     def on_start(host: str, port: int) -> None:
