@@ -39,6 +39,10 @@ int64_t row_bytes_of(const std::string& dtype, int64_t k) {
   return dtype == "w8" ? 4 + round_up(k, 4) : k * itemsize_of(dtype);
 }
 
+std::string panel_layout_of(const std::string& dtype, int64_t group) {
+  return "panel16." + dtype + (group ? std::string("g").append(std::to_string(group)) : "");
+}
+
 std::string row_layout_of(const std::string& dtype) { return dtype == "w8" ? "row.w8" : "row"; }
 
 void require(bool holds, const std::string& otherwise) {
@@ -243,7 +247,7 @@ const WeightSpec* Binder::product_weight(const std::string& name, size_t dimensi
   check(rounded == "int8" || rounded == (kernel_->isa().starts_with("amx") ? "bf16" : "f32"),
         std::string("kernel ") + kernel_->name + " does not take " + rounded + " activations");
   const int64_t group = attr_group(dtype);
-  const std::string layout = "panel16." + dtype + (group ? "g" + std::to_string(group) : "") + (gated ? ".gated" : "");
+  const std::string layout = panel_layout_of(dtype, group) + (gated ? ".gated" : "");
   check(weight->layout == layout && weight->shape.size() == dimensions,
         "weight " + name + " must be " + (dimensions == 2 ? "[N, K]" : "[experts, N, K]") + " of layout " + layout);
   check(rounded != "int8" || weight->shape.back() <= kMaxInt8K, "K = " + std::to_string(weight->shape.back()) + " is too long for int8 activations");
@@ -481,24 +485,20 @@ void Binder::bind_moe_matmul(BoundStep& bound) {
 void Binder::bind_screen(BoundStep& bound) {
   check_form(5, 0, 1);
   const BufferSpec* x = find_buffer(step_->inputs[0]);
-  const BufferSpec* centres = buffer(step_->inputs[1], plan_.limits.vocab_size);
-  check(x->rows == "logits" && centres->rows == "logits", "its buffers must count logit rows");
-  const int64_t k = x->cols, vocab = centres->cols, group = attr_group("w4");
+  const int64_t k = x->cols, vocab = plan_.limits.vocab_size, group = attr_group("w4");
   const WeightSpec* codes = find_weight(step_->inputs[2]);
-  check(codes->dtype == "w4" && codes->layout == std::string("panel16.w4g").append(std::to_string(group)) && codes->shape == std::vector{vocab, k},
-        "weight " + codes->name + " must hold a row of w4 codes for each token");
+  const bool fits = codes->layout == panel_layout_of("w4", group) && codes->shape == std::vector{vocab, k};
+  check(fits, "weight " + codes->name + " must hold a row of w4 codes for each token");
   const WeightSpec* table = row_weight(step_->inputs[4], "w8", {-1, k});
-  check(table->shape[0] >= vocab, "the table of exact rows has fewer rows than the vocabulary");
+  check(table->shape[0] >= vocab, "the table has fewer rows than the vocabulary");
   const auto* dither = reinterpret_cast<const float*>(at(row_weight(step_->inputs[3], "f32", {k})));
   const int64_t panel_bytes = panel_bytes_of("w4", k, group);
   for (const Piece& piece : panels(codes, round_up(vocab, kPanel) / kPanel, panel_bytes, false))
-    for (int64_t panel = 0; panel < piece.end - piece.begin; ++panel) {
-      const auto* scales = reinterpret_cast<const float*>(piece.data + panel * panel_bytes);
-      bound.scales.insert(bound.scales.end(), scales, scales + kPanel);
-    }
+    for (const std::byte* at = piece.data; at < piece.data + (piece.end - piece.begin) * panel_bytes; at += panel_bytes)
+      bound.scales.insert(bound.scales.end(), reinterpret_cast<const float*>(at), reinterpret_cast<const float*>(at) + kPanel);
   bound.counts_logits = true;
-  bound.args = ScreenArgs{.x = at(x), .centres = at(centres), .scales = bound.scales.data(), .dither = dither, .table = at(table),
-                          .rows = 0, .vocab = vocab, .k = k, .row_bytes = row_bytes_of("w8", k), .ids = nullptr, .candidates = nullptr};
+  bound.args = ScreenArgs{.x = at(x), .centres = at(buffer(step_->inputs[1], vocab)), .scales = bound.scales.data(),
+                          .dither = dither, .table = at(table), .rows = 0, .vocab = vocab, .k = k, .row_bytes = row_bytes_of("w8", k), .ids = nullptr, .candidates = nullptr};
 }
 
 void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
