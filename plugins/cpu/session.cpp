@@ -135,6 +135,7 @@ DrawResult Session::draw(const float* logits, int64_t rows, const DrawView& draw
         session->sample_->run(&session->sample_args_, team);
       },
       this);
+  if (screen_.exists()) draws_.hide_log_probs(drawn);
   return drawn;
 }
 

@@ -124,12 +124,15 @@ def test_sums_of_log_probabilities_are_left_out_unless_asked_for(shipped_checkpo
     ingot(*build, "--output_dir", tmp_path / "p").succeeds()
     wanted = [SamplingParams(max_tokens=9, temperature=0, logprobs=logprobs) for logprobs in (None, 0)]
     with LLM(tmp_path / "e", threads=2) as screened, LLM(tmp_path / "p", threads=2) as plain:
+        own = SamplingParams(max_tokens=9, temperature=0, logits_processors=[lambda logits: logits])
+        processed = screened.generate(["Once upon a time"], own)[0].outputs[0]
         (left_out, there), (first, second) = (
             [llm.generate(["Once upon a time"], one)[0].outputs[0] for one in wanted] for llm in (screened, plain)
         )
     assert left_out.cumulative_logprob is None
+    assert processed.cumulative_logprob is None
     assert there.cumulative_logprob == first.cumulative_logprob == second.cumulative_logprob
-    assert left_out.text == there.text == first.text
+    assert left_out.text == there.text == first.text == processed.text
 
 
 def test_log_probabilities_are_there_where_asked_for(folder: Path) -> None:
