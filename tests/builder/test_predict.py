@@ -12,7 +12,7 @@ from ingot.builder.predict import Prediction, Sample, choose_sample, last_cache_
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
-from ingot.engine import read_plan
+from ingot.engine import open_engine, read_plan
 from ingot.plan import Plan
 from ingot.plugins.cpu.target import TARGETS, detect_isa
 from ingot.plugins.ref.target import RefTarget
@@ -89,6 +89,25 @@ def test_lengths_keep_to_the_limits(folder: Path) -> None:
     assert (sample.prompt, sample.context, sample.length) == (63, 63, 64)
     short = dataclasses.replace(plan, limits=dataclasses.replace(plan.limits, max_num_tokens=5))
     assert (Sample(short, 0).prompt, Sample(short, 0).context) == (5, 5)
+
+
+@native
+@pytest.mark.native
+def test_a_sample_holds_the_weights_that_it_reads(folder: Path, tmp_path: Path) -> None:
+    """Those of a screen too, and of layers that are not run nothing but zeros."""
+    options = {"precision": "w4g32", "activations": "int8", "screen_lm_head": True, "autotune": False}
+    build(BuildConfig(**options), folder / "c", tmp_path / "e")  # type: ignore[arg-type]
+    with open_engine(tmp_path / "e") as engine:
+        sample = Sample(engine.plan, 0)
+        copy = sample.copied(engine.weights)
+        read = {name for step in (*sample.plan.steps, *engine.plan.screen) for name in step.inputs}
+        for weight in engine.plan.weights:
+            first = weight.pieces[0].offset
+            assert len(weight.pieces) == 1
+            place = slice(first, first + weight.nbytes)
+            np.testing.assert_array_equal(copy[place], engine.weights[place] if weight.name in read else 0)
+        assert len(read & {weight.name for weight in engine.plan.weights}) < len(engine.plan.weights)
+        assert len(engine.plan.screen) == 2
 
 
 @native
