@@ -8,6 +8,7 @@ Steps of the other layers count as much as those of the sample that do the same.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
@@ -98,14 +99,19 @@ class Sample:
         names = {name for step in (*self.plan.steps, *self.plan.screen) for name in step.inputs}
         return [weight for weight in self.plan.weights if weight.name in names]
 
-    def copied(self, section: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Its weights in 2 MiB pages, at the places that they have in the section of all weights."""
+    def copied(self, path: Path) -> npt.NDArray[np.uint8]:
+        """Its weights in 2 MiB pages, at the places that they have in the section of all weights, which ends the file.
+
+        They are read, since what is mapped as well would count as memory twice.
+        """
         memory = huge_pages(self.plan.weight_bytes)
-        for weight in self._weights():
-            each = weight.nbytes // weight.pieces[-1].end  # panel or row
-            for piece in weight.pieces:
-                place = slice(piece.offset, piece.offset + (piece.end - piece.begin) * each)
-                memory[place] = section[place]
+        with path.open("rb") as file:
+            section = file.seek(0, os.SEEK_END) - self.plan.weight_bytes
+            for weight in self._weights():
+                each = weight.nbytes // weight.pieces[-1].end  # panel or row
+                for piece in weight.pieces:
+                    file.seek(section + piece.offset)
+                    file.readinto(memory[piece.offset : piece.offset + (piece.end - piece.begin) * each].data)
         return memory
 
     def whole(self, steps: Sequence[TimedStep], average: Average) -> float:
@@ -135,10 +141,11 @@ def choose_sample(plan: Plan, target: Target, room: int | None) -> Sample | str:
 
 def predict(sample: Sample, path: Path, target: Target) -> Prediction | str:
     """What the engine whose rank file was written to `path` will do here, or why that is not known."""
-    file = map_file(path)
-    weights = np.frombuffer(file, np.uint8, sample.plan.weight_bytes, len(file) - sample.plan.weight_bytes)
     if isinstance(target, WithHomes) and target.homes(sample.plan, None) is not None:
-        weights = sample.copied(weights)
+        weights = sample.copied(path)
+    else:
+        file = map_file(path)
+        weights = np.frombuffer(file, np.uint8, sample.plan.weight_bytes, len(file) - sample.plan.weight_bytes)
     blocks = blocks_needed(sample.plan, sequences=1, length=sample.length)
     try:
         session = target.open_session(sample.plan, weights, SessionOptions(num_blocks=blocks))
