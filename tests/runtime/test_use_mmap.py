@@ -15,7 +15,7 @@ from ingot.weights_memory import offers_huge_pages
 from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
 
-pytestmark = pytest.mark.skipif(not offers_huge_pages(), reason="this system gives nobody 2 MiB pages")
+pytestmark = pytest.mark.skipif(not offers_huge_pages(), reason="this machine lacks 2 MiB pages")
 
 
 @pytest.fixture(scope="module")
