@@ -31,6 +31,4 @@ def weight_homes(plan: Plan, cores: Sequence[tuple[int, int]], threads: int) -> 
         readers = parts[bisect.bisect_right(starts, offset) - 1][1]
         return nodes.index(readers[offset // _TURN % len(readers)])
 
-    return Homes(
-        cores=tuple(frozenset(cpu for cpu, where in cores[:threads] if where == each) for each in nodes), node=node
-    )
+    return Homes(cores=tuple(frozenset(cpu for cpu, where in cores if where == each) for each in nodes), node=node)

@@ -135,7 +135,7 @@ def open_engine(
     check = _Check(directory, views, crc32 or zlib.crc32)
     first = -(-header.weights_offset // CHUNK_BYTES)  # chunk that holds nothing but weights
     chunks = [(part, index) for part in whole.parts for index in range(len(part.crc32))]
-    check.mapped([(part, index) for part, index in chunks if part is not own or index < first])
+    check.mapped([(part, index) for part, index in chunks if part.name != own.name or index < first])
     plan = _plan(views[own.name], header, manifest)
     if plan.weight_bytes != header.weights_bytes or plan.limits != manifest.limits:
         raise EngineError("plan and manifest of the engine contradict each other", where=str(directory), hint=REBUILD)
