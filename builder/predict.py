@@ -141,13 +141,13 @@ def choose_sample(plan: Plan, target: Target, room: int | None) -> Sample | str:
 
 def predict(sample: Sample, path: Path, target: Target) -> Prediction | str:
     """What the engine whose rank file was written to `path` will do here, or why that is not known."""
-    if isinstance(target, WithHomes) and target.homes(sample.plan, None) is not None:
-        weights = sample.copied(path)
-    else:
-        file = map_file(path)
-        weights = np.frombuffer(file, np.uint8, sample.plan.weight_bytes, len(file) - sample.plan.weight_bytes)
     blocks = blocks_needed(sample.plan, sequences=1, length=sample.length)
     try:
+        if isinstance(target, WithHomes) and target.homes(sample.plan, None) is not None:
+            weights = sample.copied(path)
+        else:
+            file = map_file(path)
+            weights = np.frombuffer(file, np.uint8, sample.plan.weight_bytes, len(file) - sample.plan.weight_bytes)
         session = target.open_session(sample.plan, weights, SessionOptions(num_blocks=blocks))
     except IngotError as error:
         return f"no speed is predicted: {error.what}"

@@ -1,8 +1,8 @@
 """What a screened lm_head adds to an engine: two steps, and the weights that they read (plugins/ops/screen.py).
 
-lm_head/codes    its w8 codes in 4 bits, in panels                     half its bytes
-lm_head/dither   what was added before they were cut down
-lm_head/table    the same w8 rows, one after the other: the token table where that is the same weight
+lm_head.screen   its w8 codes in 4 bits, in panels                     half its bytes
+lm_head.dither   what was added before they were cut down
+lm_head.table    the same w8 rows, one after the other: the token table where that is the same weight
 """
 
 from collections.abc import Mapping

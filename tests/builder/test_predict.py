@@ -13,6 +13,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.engine import open_engine, read_plan
+from ingot.errors import CapacityError
 from ingot.plan import Plan
 from ingot.plugins.cpu.target import TARGETS, detect_isa
 from ingot.plugins.ref.target import RefTarget
@@ -146,6 +147,23 @@ def test_where_there_is_no_prediction_the_build_says_why(
         report = build(quiet, folder / "c", tmp_path / "quiet")
         assert report.prediction is None
         assert not any("predicted" in note for note in report.notes)
+
+
+@native
+@pytest.mark.native
+def test_a_copy_that_memory_has_no_place_for_costs_the_prediction_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(nbytes: int) -> None:
+        raise CapacityError("there is no address space for a copy of the weights")
+
+    monkeypatch.setattr(prediction, "SMALL", 0)
+    monkeypatch.setattr(prediction, "huge_pages", refuse)
+    monkeypatch.setattr("ingot.plugins.cpu.target.offers_huge_pages", lambda: True)
+    report = build(BuildConfig(), folder / "c", tmp_path / "e")
+    assert report.prediction is None
+    assert any("no speed is predicted: there is no address space" in note for note in report.notes)
+    open_engine(tmp_path / "e").close()
 
 
 def test_words() -> None:
