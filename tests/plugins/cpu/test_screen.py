@@ -14,13 +14,13 @@ from ingot.plugins.ops.screen import decide, dither, half_codes
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import NO_LOG_PROB
+from ingot.step_work import SCREEN_ROWS
 from tests.plugins.cpu.screened import greedy, open_screened, screened_plan, step_of
 from tests.plugins.ops.screens import CASES, head_of, rows_of
 
 pytestmark = pytest.mark.native
 
 ISAS = sorted(name.rsplit(".", 1)[1] for name in kernel_table() if name.startswith("screen.w8."))
-SCREENED_ROWS = 4
 
 
 def expected(x: Array, head: QuantisedRows) -> tuple[list[int], list[int]]:
@@ -79,7 +79,7 @@ def test_logits_that_are_no_numbers_are_told_as_ever() -> None:
 
 
 def test_whoever_wants_more_gets_the_full_product() -> None:
-    x, head = rows_of(SCREENED_ROWS + 1, 64), head_of(1000, 64)
+    x, head = rows_of(SCREEN_ROWS + 1, 64), head_of(1000, 64)
     session = open_screened("avx2", x, head)
     alone = session.run(step_of(1, greedy(1, log_probs=True)))
     assert alone.log_probs[0] < 0
@@ -89,10 +89,10 @@ def test_whoever_wants_more_gets_the_full_product() -> None:
     assert session.run(step_of(1, dataclasses.replace(greedy(1), log_probs=None))).log_probs[0] == alone.log_probs[0]
     tapped, outputs = session.run_tapped(step_of(1, greedy(1)), ["full"])
     assert tapped.ids.tolist() == outputs["full"]["logits"].argmax(axis=1).tolist() == alone.ids.tolist()
-    session.run(step_of(SCREENED_ROWS + 1, greedy(SCREENED_ROWS + 1)))
+    session.run(step_of(SCREEN_ROWS + 1, greedy(SCREEN_ROWS + 1)))
     assert session.native.screen_counts[0] == 0
-    session.run(step_of(SCREENED_ROWS, greedy(SCREENED_ROWS)))
-    assert session.native.screen_counts[:3] == (1, 0, SCREENED_ROWS)
+    session.run(step_of(SCREEN_ROWS, greedy(SCREEN_ROWS)))
+    assert session.native.screen_counts[:3] == (1, 0, SCREEN_ROWS)
     session.close()
 
 
