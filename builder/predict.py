@@ -116,8 +116,8 @@ class Sample:
 
     def whole(self, steps: Sequence[TimedStep], average: Average) -> float:
         """Seconds that the whole plan would take, from repetitions of one step of the sample."""
-        parts = average(np.array([step.parts for step in steps]), 0)
-        outside = average(np.array([step.seconds - step.parts.sum() for step in steps]), 0)
+        parts = average(np.array([step.times.parts for step in steps]), 0)
+        outside = average(np.array([step.seconds - step.times.parts.sum() for step in steps]), 0)
         same: dict[Hashable, list[float]] = {}
         for key, seconds in zip(self._keys[: self._cut], parts, strict=False):
             same.setdefault(key, []).append(float(seconds))

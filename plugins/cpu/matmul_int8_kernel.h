@@ -308,8 +308,9 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
   const Format format(args);
   const OwnOrShared place(args, team);
   const RoundedRows x{args.rows, args.k, place.memory(matmul_int8_scratch(&args))};
+  const RowsOfX row_of(args, team);
   const Team::Range mine = place.share(args.rows);
-  for (int64_t row = mine.begin; row < mine.end; ++row) round_to<I, Products>(x, row, args.x + row * args.k);
+  for (int64_t row = mine.begin; row < mine.end; ++row) round_to<I, Products>(x, row, row_of(row));
   place.wait();
   const int64_t num_sums = limits.rows * limits.panels * kPanel;
   std::byte* const scratch = team.scratch(static_cast<size_t>(num_sums) * sizeof(int32_t) +

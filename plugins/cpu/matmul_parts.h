@@ -9,6 +9,7 @@
 
 #include "activations.h"
 #include "ingot/kernel.h"
+#include "simd_lanes.h"
 
 namespace ingot {
 namespace {
@@ -44,6 +45,25 @@ class OwnOrShared {
  private:
   const Team& team_;
   bool own_;
+};
+
+// Rows of x for those who prepare them. One that has to be normed first lies in the thread's scratch, until the next.
+class RowsOfX {
+ public:
+  RowsOfX(const MatmulArgs& args, const Team& team)
+      : args_(args), team_(team),
+        normed_(args.norm ? reinterpret_cast<float*>(team.scratch(static_cast<size_t>(args.k) * sizeof(float))) : nullptr) {}
+
+  const float* operator()(int64_t row) const {
+    if (args_.norm == nullptr) return args_.x + row * args_.k;
+    args_.norm->row(row, normed_, team_);
+    return normed_;
+  }
+
+ private:
+  const MatmulArgs& args_;
+  const Team& team_;
+  float* normed_;
 };
 
 // What the epilogue makes of a sum first. columns(panel, i) are S::kWidth columns from i on, of(p, row) their products.
@@ -86,35 +106,53 @@ struct Int8Sums {
   Columns columns(int64_t panel, int64_t i) const { return {weight.columns(panel, i).scale, x_scales}; }
 };
 
-// Writes y of `rows` rows from `row` on and of panels [panel, panel + panels) from their sums.
-// sums: [panels][panel_stride], in them [rows][16]. Order: + bias, activation, gate, + residual.
-template <typename S, typename T, typename Sums>
-void epilogue(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, int64_t panels, const T* sums,
-              int64_t panel_stride, const Sums& made) {
+template <typename S, Activation kActivation, typename T, typename Sums>
+void epilogue_of(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, int64_t panels, const T* sums,
+                 int64_t panel_stride, const Sums& made) {
   using V = typename S::V;
   const int64_t width = args.gated ? 2 : 1;  // panels that make 16 columns of y
   const int64_t out = args.gated ? args.n / 2 : args.n;
   for (int64_t p = 0; p < panels; p += width, sums += width * panel_stride) {
     for (int64_t i = 0; i < kPanel; i += S::kWidth) {
       const int64_t col = (panel + p) / width * kPanel + i;
-      const int64_t left = std::min<int64_t>(out - col, S::kWidth);
+      const int64_t left = out - col;
       if (left <= 0) break;
-      const V bias = args.bias ? S::load_partial(args.bias + col, left) : S::zero();
-      const V up_bias = args.bias && args.gated ? S::load_partial(args.bias + out + col, left) : S::zero();
+      const V bias = args.bias ? load_lanes<S>(args.bias + col, left) : S::zero();
+      const V up_bias = args.bias && args.gated ? load_lanes<S>(args.bias + out + col, left) : S::zero();
       const auto columns = made.columns(panel + p, i), up_columns = made.columns(panel + p + width - 1, i);
       for (int64_t r = 0; r < rows; ++r) {
         V v = columns.of(sums + r * kPanel + i, row + r);
         if (args.bias) v = S::add(v, bias);
-        v = activate<S>(args.activation, v);
+        v = activate<S>(kActivation, v);
         if (args.gated) {
           V up = up_columns.of(sums + panel_stride + r * kPanel + i, row + r);
           if (args.bias) up = S::add(up, up_bias);
           v = S::mul(v, up);
         }
         const int64_t at = (row + r) * out + col;
-        if (args.residual) v = S::add(v, S::load_partial(args.residual + at, left));
-        S::store_partial(args.y + at, v, left);
+        if (args.residual) v = S::add(v, load_lanes<S>(args.residual + at, left));
+        store_lanes<S>(args.y + at, v, left);
       }
+    }
+  }
+}
+
+// Writes y of `rows` rows from `row` on and of panels [panel, panel + panels) from their sums.
+// sums: [panels][panel_stride], in them [rows][16]. Order: + bias, activation, gate, + residual.
+template <typename S, typename T, typename Sums>
+void epilogue(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, int64_t panels, const T* sums,
+              int64_t panel_stride, const Sums& made) {
+  constexpr int64_t kAtOnce = 8;  // a few rows in all panels: the lines of each lie together, and so do their pages
+  for (int64_t r = 0; r < rows; r += kAtOnce) {
+    const auto some = [&]<Activation kActivation>() {
+      epilogue_of<S, kActivation>(args, row + r, std::min(kAtOnce, rows - r), panel, panels, sums + r * kPanel, panel_stride, made);
+    };
+    switch (args.activation) {
+      case Activation::kNone: some.template operator()<Activation::kNone>(); break;
+      case Activation::kSilu: some.template operator()<Activation::kSilu>(); break;
+      case Activation::kGelu: some.template operator()<Activation::kGelu>(); break;
+      case Activation::kGeluTanh: some.template operator()<Activation::kGeluTanh>(); break;
+      case Activation::kRelu: some.template operator()<Activation::kRelu>(); break;
     }
   }
 }

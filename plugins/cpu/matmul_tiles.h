@@ -31,6 +31,8 @@ struct PackedRows {
   std::byte* tile(int64_t row_tile, int64_t step) const {
     return data + (row_tile / 2 * steps() + step) * step_bytes() + row_tile % 2 * kTileBytes;
   }
+  int64_t padded_rows() const { return row_tiles() * tile_rows(); }  // those of whole tiles
+  std::byte* line(int64_t row, int64_t step) const { return tile(row / kTileRows, step) + row % kTileRows * kLineBytes; }
 };
 
 // x in bf16.
@@ -45,18 +47,13 @@ struct Bf16Rows {
     return static_cast<size_t>(PackedRows{rows, k, kStepK, nullptr}.bytes());
   }
 
-  // The work of packing is cut into items. row_at(row): a row of x.
-  int64_t items() const { return packed.row_tiles() * packed.steps(); }
-  template <typename RowAt>
-  void pack(int64_t item, const RowAt& row_at) const {
-    const int64_t tile = item / packed.steps(), step = item % packed.steps();
-    auto* to = reinterpret_cast<uint16_t*>(packed.tile(tile, step));
-    for (int64_t r = 0; r < packed.tile_rows(); ++r)
-      for (int64_t c = 0; c < kStepK; c += S::kWidth, to += S::kWidth) {
-        const int64_t row = tile * kTileRows + r, k = step * kStepK + c;
-        const int64_t left = row < packed.rows ? std::clamp<int64_t>(packed.k - k, 0, S::kWidth) : 0;
-        S::store_bf16(to, left > 0 ? S::load_partial(row_at(row) + k, left) : S::zero());
-      }
+  // x: the row, null for one that fills up a tile.
+  void pack(int64_t row, const float* x) const {
+    for (int64_t k = 0; k < packed.steps() * kStepK; k += S::kWidth) {
+      const int64_t left = x ? std::clamp<int64_t>(packed.k - k, 0, S::kWidth) : 0;
+      auto* to = reinterpret_cast<uint16_t*>(packed.line(row, k / kStepK)) + k % kStepK;
+      S::store_bf16(to, left > 0 ? S::load_partial(x + k, left) : S::zero());
+    }
   }
 
   template <typename Weight>
@@ -84,14 +81,11 @@ struct Int8Rows {
     return static_cast<size_t>(scale_bytes(rows) + PackedRows{rows, k, kStepK, nullptr}.bytes());
   }
 
-  int64_t items() const { return packed.row_tiles() * packed.tile_rows(); }
-  template <typename RowAt>
-  void pack(int64_t row, const RowAt& row_at) const {
-    const auto place = [this, row](int64_t k) {
-      return reinterpret_cast<int8_t*>(packed.tile(row / kTileRows, k / kStepK) + row % kTileRows * kLineBytes);
-    };
-    if (row < packed.rows) {
-      scales[row] = round_row<S>(row_at(row), packed.k, packed.steps() * kStepK, place).scale;
+  // x: the row, null for one that fills up a tile.
+  void pack(int64_t row, const float* x) const {
+    const auto place = [this, row](int64_t k) { return reinterpret_cast<int8_t*>(packed.line(row, k / kStepK)); };
+    if (x != nullptr) {
+      scales[row] = round_row<S>(x, packed.k, packed.steps() * kStepK, place).scale;
     } else {
       for (int64_t k = 0; k < packed.k; k += kStepK) std::fill_n(place(k), kStepK, int8_t{0});
     }
@@ -339,8 +333,9 @@ template <typename S, typename Tiles, typename Rows, typename Weight>
 void matmul_tiles(const MatmulArgs& args, const Team& team) {
   const OwnOrShared place(args, team);
   const Rows x(args.rows, args.k, place.memory(Rows::bytes(args.rows, args.k)));
-  const Team::Range mine = place.share(x.items());
-  for (int64_t i = mine.begin; i < mine.end; ++i) x.pack(i, [&args](int64_t row) { return args.x + row * args.k; });
+  const RowsOfX row_of(args, team);
+  const Team::Range mine = place.share(x.packed.padded_rows());
+  for (int64_t row = mine.begin; row < mine.end; ++row) x.pack(row, row < args.rows ? row_of(row) : nullptr);
   place.wait();
   if (passes_over_panels(args, kTileRows)) {
     stream_tiles<S, Tiles, Rows, Weight, 1>(args, x, team);

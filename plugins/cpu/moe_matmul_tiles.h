@@ -28,7 +28,7 @@ class TileProduct {
 
   void set_rows(const float* const* rows, int64_t count) {
     rows_ = Rows(count, rows_.packed.k, unpacked_ + kUnpackedBytes);
-    for (int64_t i = 0; i < rows_.items(); ++i) rows_.pack(i, [rows](int64_t row) { return rows[row]; });
+    for (int64_t row = 0; row < packed().padded_rows(); ++row) rows_.pack(row, row < count ? rows[row] : nullptr);
   }
 
   void multiply(const std::byte* const* panels, int64_t count) {

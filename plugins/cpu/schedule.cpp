@@ -21,6 +21,13 @@ class TurnMaker {
 
   std::vector<Turn> many() const {
     std::vector<Turn> turns(steps_.size());
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      const std::vector<size_t> products = readers(i);
+      if (products.size() != 1 || !computes(products.front(), i)) continue;
+      turns[i].left_out = true;
+      turns[products.front()].norm = RowNorm{steps_[i].kernel->run, std::get<NormArgs>(steps_[i].args)};
+      turns[products.front()].normed = i;
+    }
     place_barriers(turns);
     return turns;
   }
@@ -28,7 +35,7 @@ class TurnMaker {
   std::vector<Turn> few() const {
     std::vector<Turn> turns(steps_.size());
     for (size_t i = 0; i < steps_.size(); ++i) {
-      const std::vector<size_t> products = own_readers(i);
+      const std::vector<size_t> products = readers(i);
       turns[i].own = !products.empty();
       for (const size_t product : products) turns[product].takes_own = true;
     }
@@ -49,7 +56,7 @@ class TurnMaker {
   }
 
   // The products that read norm i and are all that do, before another norm may take its place; none if there are others.
-  std::vector<size_t> own_readers(size_t i) const {
+  std::vector<size_t> readers(size_t i) const {
     const auto* norm = std::get_if<NormArgs>(&steps_[i].args);
     if (norm == nullptr || norm->sum != nullptr) return {};
     const BufferSpec* y = steps_[i].outputs.front();
@@ -69,11 +76,23 @@ class TurnMaker {
     return y->name == plan_.logits ? std::vector<size_t>{} : readers;
   }
 
+  // Whether product j may compute norm i: it prepares rows, and until it does, what is to be normed stays as it is.
+  bool computes(size_t j, size_t i) const {
+    const NormArgs& norm = std::get<NormArgs>(steps_[i].args);
+    if (!std::holds_alternative<MatmulArgs>(steps_[j].args) || steps_[j].kernel->scratch == nullptr) return false;
+    if (norm.residual != nullptr || j + 1 == steps_.size()) return false;  // a screen reads the last product's x
+    for (size_t k = i + 1; k <= j; ++k)
+      if (touches(steps_[k].outputs, steps_[i].inputs.front())) return false;
+    return true;
+  }
+
   Access access(size_t i, const Turn& turn) const {
     const BoundStep& step = steps_[i];
+    if (turn.left_out) return {{}, {}, false};
     Access access{{}, {}, !shares_by_rows(step)};
+    if (turn.norm) access.reads.push_back(bytes(steps_[turn.normed].inputs.front()));
     for (const BufferSpec* each : step.inputs)
-      if (!turn.takes_own || each != step.inputs.front()) access.reads.push_back(bytes(each));
+      if ((!turn.takes_own && !turn.norm) || each != step.inputs.front()) access.reads.push_back(bytes(each));
     if (!turn.own)
       for (const BufferSpec* each : step.outputs) access.writes.push_back(bytes(each));
     return access;

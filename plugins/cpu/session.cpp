@@ -188,7 +188,12 @@ bool Session::screen(const Turn& turn, const Team& team) {
 void Session::compute(const BoundStep& step, const Turn& turn, const Team& team) {
   auto* own = reinterpret_cast<float*>(own_.data()) + team.index * kOwnElements;
   const auto run = [&](auto args) { step.kernel->run(&args, team); };
-  if (turn.own) {
+  if (turn.left_out) return;
+  if (turn.norm) {
+    MatmulArgs product = std::get<MatmulArgs>(step.args);
+    product.norm = &*turn.norm;
+    run(product);
+  } else if (turn.own) {
     NormArgs norm = std::get<NormArgs>(step.args);
     norm.y = own;
     norm.own = true;
@@ -217,6 +222,14 @@ std::vector<double> Session::step_seconds() const {
   std::vector<double> seconds;
   for (size_t i = 1; i < stamps_.size(); ++i) seconds.push_back(1e-9 * static_cast<double>(stamps_[i] - stamps_[i - 1]));
   return seconds;
+}
+
+std::vector<size_t> Session::left_out() const {
+  std::vector<size_t> found;
+  const std::vector<Turn>& turns = this->turns();
+  for (size_t i = 0; i < turns.size(); ++i)
+    if (turns[i].left_out) found.push_back(i);
+  return found;
 }
 
 bool Session::check_interrupted() {

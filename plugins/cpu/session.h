@@ -51,6 +51,7 @@ class Session {
   // From now on every run notes when its plan steps end. Seconds of each step of the last run, then of the draws.
   void time_steps(bool on);
   std::vector<double> step_seconds() const;
+  std::vector<size_t> left_out() const;  // steps that another one computed in the last run
   int64_t barriers() const { return barriers_; }  // of the last run
   const Screen::Counts& screen_counts() const { return screen_.counts(); }  // since the session was opened
 

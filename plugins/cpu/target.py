@@ -12,7 +12,7 @@ from ingot.plan import Attr, KvLayout, Plan, Step
 from ingot.plugins.cpu.homes import weight_homes
 from ingot.plugins.cpu.kv_layout import unpack_keys, unpack_values
 from ingot.plugins.target import Constant, Product, Progress, SessionOptions, Target
-from ingot.step_io import Float32, Repeat, SampleRows, StepBatch, StepResult
+from ingot.step_io import Float32, Repeat, SampleRows, StepBatch, StepResult, StepTimes
 from ingot.weights_memory import Homes, offers_huge_pages
 
 try:
@@ -167,12 +167,16 @@ class CpuSession:
             outputs.setdefault(step, {})[buffer] = values
         return result, outputs
 
-    def run_timed(self, batch: StepBatch) -> tuple[StepResult, npt.NDArray[np.float64], int]:
-        """`run`, the seconds of every plan step and then of the draws, and how often threads waited for each other."""
+    def run_timed(self, batch: StepBatch) -> tuple[StepResult, StepTimes]:
+        """`run`, and where its time went."""
         self.native.time_steps(True)
         try:
             result = self.run(batch)
-            return result, np.array(self.native.step_seconds()), self.native.barriers
+            times = StepTimes(
+                parts=np.array(self.native.step_seconds()), left_out=frozenset(self.native.left_out()),
+                barriers=self.native.barriers,
+            )  # fmt: skip
+            return result, times
         finally:
             self.native.time_steps(False)
 

@@ -243,12 +243,22 @@ class TapSession(Session, Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimes:
+    """parts: float64, seconds of every plan step and then of the draws; left_out: indices of plan steps that another
+    one computes along with itself; barriers: how often threads waited for each other."""
+
+    parts: npt.NDArray[np.float64]
+    left_out: frozenset[int]
+    barriers: int
+
+
 @runtime_checkable
 class TimedSession(Session, Protocol):
     """A session that says where the time of a step goes. Running untimed costs what it always did."""
 
-    def run_timed(self, batch: StepBatch) -> tuple[StepResult, npt.NDArray[np.float64], int]:
-        """`run`, the seconds of every plan step and then of the draws, and how often threads waited for each other."""
+    def run_timed(self, batch: StepBatch) -> tuple[StepResult, StepTimes]:
+        """`run`, and where its time went."""
         ...
 
     def copy_block(self, source: int, target: int) -> None:

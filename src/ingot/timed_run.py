@@ -9,23 +9,20 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from ingot.plan import Plan
-from ingot.step_io import Int32, SampleRows, StepBatch, TimedSession
+from ingot.step_io import Int32, SampleRows, StepBatch, StepTimes, TimedSession
 from ingot.step_work import Load, may_screen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TimedStep:
-    """seconds: of the whole crossing; parts: float64, seconds of every plan step and then of the draws; ids: drawn;
-    barriers: how often threads waited for each other."""
+    """seconds: of the whole crossing; ids: drawn."""
 
     load: Load
     seconds: float
-    parts: npt.NDArray[np.float64]
+    times: StepTimes
     ids: Int32
-    barriers: int = 0
 
 
 class TimedRun:
@@ -66,11 +63,11 @@ class TimedRun:
             sample=greedy_draws(len(sequences) if draws else 0),
         )
         begin = time.perf_counter()
-        result, parts, barriers = self._session.run_timed(batch)
+        result, times = self._session.run_timed(batch)
         seconds = time.perf_counter() - begin
         rows = len(batch.logit_rows)
         load = Load(sequences=tuple(sequences), rows=rows, screened=may_screen(self._plan, rows))
-        return TimedStep(load=load, seconds=seconds, parts=parts, ids=result.ids, barriers=barriers)
+        return TimedStep(load=load, seconds=seconds, times=times, ids=result.ids)
 
 
 def blocks_needed(plan: Plan, *, sequences: int, length: int) -> int:

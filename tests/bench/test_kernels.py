@@ -11,6 +11,7 @@ from ingot.bench.kernels import Phase, fastest_quarter, op_name, summarise
 from ingot.engine import read_plan
 from ingot.plan import Plan
 from ingot.plugins.cpu.target import detect_isa, peak_name
+from ingot.step_io import StepTimes
 from ingot.step_work import Load, PlanWork
 from ingot.timed_run import TimedStep
 from tests.e2e.command import ingot
@@ -109,12 +110,12 @@ def test_no_engine_is_refused(tmp_path: Path) -> None:
     ingot("bench", "kernels", "--engine_dir", tmp_path / "none").fails("none")
 
 
-def _turn(plan: Plan, seconds: float, context: int = 9) -> list[TimedStep]:
+def _turn(plan: Plan, seconds: float, context: int = 9, left_out: frozenset[int] = frozenset()) -> list[TimedStep]:
     """A decode step whose parts take 1, 2, 3, ... shares."""
     shares = np.arange(1, len(plan.steps) + 2, dtype=np.float64)
-    parts = 0.8 * seconds * shares / shares.sum()
+    times = StepTimes(parts=0.8 * seconds * shares / shares.sum(), left_out=left_out, barriers=7)
     load = Load(sequences=((context, 1),), rows=1)
-    return [TimedStep(load=load, seconds=seconds, parts=parts, ids=np.zeros(1, np.int32), barriers=7)]
+    return [TimedStep(load=load, seconds=seconds, times=times, ids=np.zeros(1, np.int32))]
 
 
 def test_the_fastest_quarter(folder: Path) -> None:
@@ -130,6 +131,17 @@ def test_the_fastest_quarter(folder: Path) -> None:
 
 def _peaks(plan: Plan) -> set[str]:
     return {peak_name(step.kernel) for step in plan.steps}
+
+
+def test_a_norm_that_a_product_computes_is_no_call(folder: Path) -> None:
+    plan = read_plan(folder / "r")
+    norms = [index for index, step in enumerate(plan.steps) if step.op == "rms_norm"]
+    limits = {"": 1e9, **dict.fromkeys(_peaks(plan), 1e9)}
+    for left_out, calls in ((norms[:0], len(norms)), (norms[:-1], 1)):
+        phase = summarise(plan, PlanWork(plan), "", [_turn(plan, 1.0, left_out=frozenset(left_out))], limits, 1e-6)
+        assert next(op.calls for op in phase.ops if op.name == "rms_norm") == calls
+    phase = summarise(plan, PlanWork(plan), "", [_turn(plan, 1.0, left_out=frozenset(norms))], limits, 1e-6)
+    assert "rms_norm" not in {op.name for op in phase.ops}
 
 
 def test_limits_and_bounds_follow_from_bytes_and_operations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

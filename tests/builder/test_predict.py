@@ -18,6 +18,7 @@ from ingot.plan import Plan
 from ingot.plugins.cpu.target import TARGETS, detect_isa
 from ingot.plugins.ref.target import RefTarget
 from ingot.plugins.registry import find_target
+from ingot.step_io import StepTimes
 from ingot.step_work import Load
 from ingot.timed_run import TimedStep
 from tests.handmade import TINY_LLAMA, write_model
@@ -42,8 +43,9 @@ def _layers(plan: Plan) -> set[str]:
 def _timed(plan: Plan, seconds: dict[str, float], outside: float) -> TimedStep:
     """Each plan step takes what the last part of its name says; the draws take 1."""
     parts = np.array([*(seconds.get(step.name.split("/")[-1], 0.0) for step in plan.steps), 1.0])
+    times = StepTimes(parts=parts, left_out=frozenset(), barriers=0)
     load = Load(sequences=((0, 1),), rows=1)
-    return TimedStep(load=load, seconds=float(parts.sum() + outside), parts=parts, ids=np.zeros(1, np.int32))
+    return TimedStep(load=load, seconds=float(parts.sum() + outside), times=times, ids=np.zeros(1, np.int32))
 
 
 def test_as_many_layers_are_run_as_hold_the_bytes(folder: Path) -> None:

@@ -25,7 +25,7 @@ HIDDEN = 1024  # 48 rows of it are the most that every thread norms for itself
 KINDS = {"int8": ("--precision", "w8", "--activations", "int8"), "bf16": ("--precision", "bf16")}
 FEW_ROWS, MANY_ROWS = (1, 2, 8, 48), 49
 PER_LAYER = 6  # qkv, rope_kv_write, paged_attention, attention_out, gate_up, down
-NORMS, ROUNDINGS = 2, 4  # of a layer, each with a barrier of its own where rows are many
+NORMS, ROUNDINGS = 2, 4  # of a layer, where rows are many: one or the other has a barrier of its own
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,21 @@ def test_a_layer_of_few_rows_has_six_barriers(engines: Path, kind: str) -> None:
         assert longer - shorter == PER_LAYER, f"{rows} rows"
         assert shorter - 2 * PER_LAYER <= 5, "embedding, rows of logits, last norm and lm_head"
     shorter, longer = (_barriers(engines / f"{kind}-{layers}", MANY_ROWS) for layers in (2, 3))
-    assert longer - shorter == PER_LAYER + NORMS + (ROUNDINGS - 2 if kind == "int8" else 0), "two K are below 1,024"
+    assert longer - shorter == PER_LAYER + (ROUNDINGS - 2 if kind == "int8" else NORMS), "two K are below 1,024"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_that_round_rows_norm_them_too(engines: Path, kind: str) -> None:
+    """Where rows are many; not the last one, which a screen reads too, and none where somebody looks."""
+    with _opened(engines / f"{kind}-3", 2) as (loaded, session):
+        names = [step.name for step in loaded.engine.plan.steps]
+        norms = {name for name, step in zip(names, loaded.engine.plan.steps, strict=True) if step.op == "rms_norm"}
+        for rows in (*FEW_ROWS, MANY_ROWS):
+            _, times = session.run_timed(_decode(rows))
+            expected = {name for name in norms if "/" in name} if kind == "int8" and rows == MANY_ROWS else set()
+            assert {names[index] for index in times.left_out} == expected, f"{rows} rows"
+        _, outputs = session.run_tapped(_decode(MANY_ROWS), sorted(norms))
+        assert outputs.keys() == norms
 
 
 def test_every_sum_is_a_product_s(engines: Path) -> None:

@@ -49,9 +49,9 @@ def test_prompts_and_decode_steps_draw_what_is_served(engine: Path) -> None:
         found.append(steps[-1].ids)
     assert [ids.tolist() for ids in found] == [[token] * 3 for token in expected]
     for step in steps:
-        assert len(step.parts) == len(plan.steps) + 1
-        assert (step.parts >= 0).all()
-        assert 0 < step.parts.sum() <= step.seconds
+        assert len(step.times.parts) == len(plan.steps) + 1
+        assert (step.times.parts >= 0).all()
+        assert 0 < step.times.parts.sum() <= step.seconds
     session.close()
 
 
@@ -61,6 +61,6 @@ def test_nothing_is_timed_unless_asked(engine: Path) -> None:
     assert isinstance(session, TimedSession)
     run = TimedRun(session, loaded.engine.plan, sequences=1, length=30)
     (step,) = run.prefill(PROMPT[:3])
-    assert step.parts.sum() > 0
+    assert step.times.parts.sum() > 0
     assert session.native.step_seconds() == []  # type: ignore[attr-defined]
     session.close()

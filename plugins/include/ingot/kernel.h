@@ -45,6 +45,36 @@ struct Piece {
 // How many ways of sharing its work a product has. Sessions and timing refuse numbers beyond them.
 constexpr int32_t kMatmulTactics = 2, kGateUpTactics = 3, kDownTactics = 2;
 
+// sum = x + residual; y = norm(sum) * weight (+ bias). sum may be null, or alias residual or x. Where y is the calling
+// thread's `own`, it computes all rows, else its share of them.
+struct NormArgs {
+  const float* x;
+  const float* weight;    // [hidden]
+  const float* bias;      // [hidden] or null
+  const float* residual;  // [rows, hidden] or null
+  float* y;
+  float* sum;             // [rows, hidden] or null
+  int64_t rows, hidden;
+  float eps;
+  bool own = false;
+};
+
+// A norm that a product computes itself, each row when it prepares it.
+struct RowNorm {
+  void (*run)(const void* args, const Team& team);
+  NormArgs args;  // without residual and sum
+
+  // Row `row` of the norm → to.
+  void row(int64_t row, float* to, const Team& team) const {
+    NormArgs one = args;
+    one.x += row * args.hidden;
+    one.y = to;
+    one.rows = 1;
+    one.own = true;
+    run(&one, team);
+  }
+};
+
 // y[r, :] = epilogue(x[r, :] . W^T), see plugins/ops/matmul.py. Panel layouts: plugins/layouts.py.
 struct MatmulArgs {
   const float* x;         // [rows, k]
@@ -59,6 +89,7 @@ struct MatmulArgs {
   bool gated;
   int64_t group;          // columns that share a multiplier of a w4 weight, 0 for all others
   int32_t tactic = 0;     // how the work is cut, of no consequence for y: 0 as shipped, 1 otherwise (matmul_parts.h)
+  const RowNorm* norm = nullptr;  // makes x; null where x is there. Only for kernels with scratch, which prepare rows
 };
 
 // The experts that each row takes, see plugins/ops/moe_route.py.
@@ -93,20 +124,6 @@ struct EmbeddingArgs {
   float* y;                     // [tokens, hidden]
   int64_t tokens, hidden;
   float scale;                  // of the table's rows
-};
-
-// sum = x + residual; y = norm(sum) * weight (+ bias). sum may be null, or alias residual or x. Where y is the calling
-// thread's `own`, it computes all rows, else its share of them.
-struct NormArgs {
-  const float* x;
-  const float* weight;    // [hidden]
-  const float* bias;      // [hidden] or null
-  const float* residual;  // [rows, hidden] or null
-  float* y;
-  float* sum;             // [rows, hidden] or null
-  int64_t rows, hidden;
-  float eps;
-  bool own = false;
 };
 
 // y = activation(a) * b (op activation; b may be null), a + b (op add) or cap * tanh(a / cap) (op softcap)

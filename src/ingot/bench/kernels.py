@@ -266,16 +266,20 @@ def summarise(
     screened = turns[0][-1].load.screened
     for index, step in enumerate(plan.steps):
         kernel = plan.screen[0].kernel if screened and step is plan.steps[-1] else step.kernel
+        counted = [timed for turn in turns for timed in turn if index not in timed.times.left_out]
+        if not counted:
+            continue
         group = groups.setdefault((op_name(step), kernel), _Sum())
-        for timed in (timed for turn in turns for timed in turn):
-            group.add(timed.parts[index], work.of(step, timed.load), limits[""], limits[peak_name(step.kernel)])
+        for timed in counted:
+            parts = timed.times.parts
+            group.add(parts[index], work.of(step, timed.load), limits[""], limits[peak_name(step.kernel)])
     draws = groups.setdefault(("sampling", "sample.f32"), _Sum())
     for timed in (timed for turn in turns for timed in turn):
-        draws.add(timed.parts[-1], work.draw_work(timed.load), limits[""], math.inf)
+        draws.add(timed.times.parts[-1], work.draw_work(timed.load), limits[""], math.inf)
     ops = [group.times(name, kernel, len(turns), seconds) for (name, kernel), group in groups.items()]
     load = turns[0][-1].load
     tokens = sum(timed.load.tokens for timed in turns[0])
-    barriers = sum(timed.barriers for timed in turns[0])
+    barriers = sum(timed.times.barriers for timed in turns[0])
     return Phase(
         name=name, sequences=len(load.sequences), tokens=tokens, repetitions=repetitions, median_seconds=median,
         seconds=seconds, outside_seconds=seconds - sum(op.seconds for op in ops), tokens_per_second=tokens / seconds,

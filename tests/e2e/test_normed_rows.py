@@ -1,0 +1,52 @@
+"""Norms of many rows, which products compute while they round them: the bits of few rows, in every family."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.configs.runtime import runtime_config
+from ingot.convert.convert import convert
+from ingot.convert.family import family_names, find_family
+from ingot.plugins.cpu.target import CpuSession, detect_isa
+from ingot.runtime.session import load_engine
+from tests.handmade import write_model
+from tests.plugins.cpu.one_step import batch_of
+
+pytestmark = [
+    pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target"),
+]  # fmt: skip
+
+SEQUENCES, LENGTH = 40, 50  # rows of 24 numbers and more are many, see kOwnElements of plugins/include/ingot/kernel.h
+NO_NORM_BEFORE_PRODUCTS = {"olmo2"}
+
+
+@pytest.mark.parametrize("name", family_names())
+def test_company_changes_no_bit(name: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", find_family(name).tiny)
+    convert(ConvertOptions(model_dir=model, output_dir=tmp_path / "c"))
+    config = BuildConfig(
+        precision="w8", activations="int8", autotune=False, tokens_per_block=16, max_num_tokens=SEQUENCES * LENGTH,
+        max_batch_size=SEQUENCES,
+    )  # fmt: skip
+    build(config, tmp_path / "c", tmp_path / "e")
+    ids = np.random.default_rng(5).integers(0, 61, (SEQUENCES, LENGTH)).astype(np.int32)
+    loaded = load_engine(tmp_path / "e", runtime_config(threads=2))
+    session, blocks = loaded.session, -(-LENGTH // 16)
+    assert isinstance(session, CpuSession)
+    together = batch_of(
+        [(0, LENGTH)] * SEQUENCES, np.arange(SEQUENCES * blocks).reshape(SEQUENCES, blocks).tolist(),
+        range(LENGTH - 1, SEQUENCES * LENGTH, LENGTH), ids=ids.reshape(-1), want_logits=True,
+    )  # fmt: skip
+    result, times = session.run_timed(together)
+    assert result.logits is not None
+    for own, row in zip(ids[::13], result.logits[::13], strict=True):
+        alone = session.run(batch_of([(0, LENGTH)], [range(blocks)], [LENGTH - 1], ids=own, want_logits=True))
+        assert alone.logits is not None
+        assert alone.logits[0].tobytes() == row.tobytes()
+    assert bool(times.left_out) == (name not in NO_NORM_BEFORE_PRODUCTS)
+    session.close()
+    loaded.engine.close()
