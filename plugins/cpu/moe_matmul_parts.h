@@ -85,12 +85,12 @@ void store_gated(const MoeMatmulArgs& args, const ExpertSums& made) {
   const int64_t out = args.n / 2;
   for (int64_t p = 0; p < made.panels; p += 2) {
     for (int64_t i = 0; i < kPanel; i += S::kWidth) {
-      const int64_t col = (made.panel + p) / 2 * kPanel + i, left = std::min<int64_t>(out - col, S::kWidth);
+      const int64_t col = (made.panel + p) / 2 * kPanel + i, left = out - col;
       if (left <= 0) break;
       const float* gate = made.sums + p * made.stride + i;
       for (int64_t s = 0; s < made.count; ++s, gate += kPanel) {
         const auto v = S::mul(activate<S>(args.activation, S::load(gate)), S::load(gate + made.stride));
-        S::store_partial(args.y + made.slots[s] * out + col, v, left);
+        store_lanes<S>(args.y + made.slots[s] * out + col, v, left);
       }
     }
   }
@@ -101,13 +101,13 @@ template <typename S>
 void add_weighted(const MoeMatmulArgs& args, const ExpertSums& made) {
   for (int64_t p = 0; p < made.panels; ++p) {
     for (int64_t i = 0; i < kPanel; i += S::kWidth) {
-      const int64_t col = (made.panel + p) * kPanel + i, left = std::min<int64_t>(args.n - col, S::kWidth);
+      const int64_t col = (made.panel + p) * kPanel + i, left = args.n - col;
       if (left <= 0) break;
       const float* sum = made.sums + p * made.stride + i;
       for (int64_t s = 0; s < made.count; ++s, sum += kPanel) {
         float* y = args.y + made.slots[s] / args.slots * args.n + col;
         const auto v = S::mul(S::set1(args.weights[made.slots[s]]), S::load(sum));
-        S::store_partial(y, S::add(S::load_partial(y, left), v), left);
+        store_lanes<S>(y, S::add(load_lanes<S>(y, left), v), left);
       }
     }
   }
