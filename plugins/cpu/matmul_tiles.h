@@ -6,7 +6,10 @@
 // whole tiles, at 1024 (bf16) or 2048 (int8) per cycle. A step of a 2 x 2 block is 64 cycles of products and 4 KiB of tile
 // loads. Weights that are stored otherwise than multiplied are unpacked: for few rows into a ring of tiles in L1, ahead of
 // their use and between the products, for many rows a part of two panels (32 KiB) at once. The blocking follows probes on a
-// machine with AMX; these loops themselves have been checked for their bits, not timed.
+// machine with AMX; these loops themselves have been checked for their bits and counted, not timed:
+//   16 rows of w4: a KiB of weights is 70 cycles of unpacking and 32 of products; memory takes 190 (3 GHz, 16 GB/s)
+//   512 rows, 32 columns, 1,024 k of int8: 16,384 cycles of products, 1,100 of unpacking w4, 2,000 at most of sums that are
+//   stored and taken up again; SiLU of these sums, 20 cycles for 16 numbers, hides between the products of the next ones
 #pragma once
 
 #include <utility>

@@ -86,7 +86,7 @@ struct W4 {
   template <typename I, int64_t kLines, typename Multipliers>
   [[gnu::always_inline]] static inline void unpack_lines(const std::byte* codes, const Multipliers& low, const Multipliers& high,
                                                          std::byte* to, const std::byte* ahead) {
-#pragma GCC unroll 16
+#pragma GCC unroll 8
     for (int64_t at = 0; at < kLines * kQuantLine; at += kQuantLine) {
       I::prefetch_codes(ahead + at);
       I::unpack(codes + at, low, high, to + at, to + kTileBytes + at);
