@@ -7,6 +7,8 @@
 namespace ingot {
 
 struct Int8Avx2 : SimdAvx2 {
+  static constexpr int64_t kStreamAhead = 2048;  // bytes to fetch ahead in a panel that is read once
+
   // |m| of 16 columns in int16, and what turns a code c into (c - 8) * m: ((c ^ flip) * |m|) - zero, byte by byte.
   // A negative m takes 15 - c, so that products stay within 0..225 and no byte borrows from its neighbour.
   struct Multipliers {
@@ -26,6 +28,8 @@ struct Int8Avx2 : SimdAvx2 {
     }
     return all;
   }
+
+  INGOT_INLINE void prefetch_codes(const void* p) { prefetch(p); }
 
   // One line of codes (64 bytes) → the int8 lines of its low and of its high nibbles.
   INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
@@ -68,6 +72,7 @@ struct Int8Avx2 : SimdAvx2 {
   // the last two bytes of its groups of four k. Products of a pair are at most 2 * 15 * 127; the sums begin at
   // -8 * (sum of x), so that at the end they are within 32 * 8 * 127 < 2^15; on the way they may wrap.
   using Short = __m256i;
+  static constexpr int kCodeRows = 5;  // six would take every register, and run slower
 
   // The beginning for a run of 32 or 64 values of x, the same for all columns.
   template <int kRun>

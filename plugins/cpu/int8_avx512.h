@@ -8,6 +8,8 @@
 namespace ingot {
 
 struct Int8Avx512 : SimdAvx512 {
+  static constexpr int64_t kStreamAhead = 4096;  // bytes to fetch ahead in a panel that is read once
+
   struct Multipliers {
     __m512i size, flip, zero;
   };
@@ -18,6 +20,9 @@ struct Int8Avx512 : SimdAvx512 {
     return {_mm512_or_si512(size, _mm512_slli_epi32(size, 16)), _mm512_and_si512(negative, _mm512_set1_epi8(15)),
             _mm512_mullo_epi32(zero, _mm512_set1_epi32(0x01010101))};
   }
+
+  // Codes that will be unpacked, to L2: what is multiplied has L1.
+  INGOT_INLINE void prefetch_codes(const void* p) { asm volatile("prefetcht1 (%0)" : : "r"(p)); }
 
   INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
                            void* to_high) {
@@ -41,6 +46,32 @@ struct Int8Avx512 : SimdAvx512 {
   INGOT_INLINE V round(V v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   INGOT_INLINE V load_i8_partial(const int8_t* p, int64_t n) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
+  }
+
+  // Sums of (code - 8) * x over 32 or 64 k, in int32: a code is unsigned, as VPDPBUSD wants it, so that nothing need be
+  // unpacked. They begin at -8 * (sum of x).
+  using Short = __m512i;
+  static constexpr int kCodeRows = 14;
+
+  template <int kRun>
+  INGOT_INLINE int32_t short_start(const int8_t* x) {
+    const __m256i ones = _mm256_set1_epi8(1);
+    __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+    if constexpr (kRun == 64)
+      sums = _mm256_dpbusd_epi32(sums, ones, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 32)));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1));
+    return -8 * _mm_cvtsi128_si32(four);
+  }
+  INGOT_INLINE Short set_short(int32_t start) { return _mm512_set1_epi32(start); }
+  INGOT_INLINE Short load_codes(const void* p, bool high) {
+    const __m512i both = _mm512_loadu_si512(p);
+    return _mm512_and_si512(high ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));
+  }
+  INGOT_INLINE Short short_multipliers(const int8_t* m) { return columns(m); }
+  INGOT_INLINE void add_short(int32_t* sums, Short sum, Short multipliers) {
+    _mm512_storeu_si512(sums, _mm512_add_epi32(_mm512_loadu_si512(sums), _mm512_mullo_epi32(sum, multipliers)));
   }
 
   // Sums in int32, a lane per column. VPDPBUSD wants one operand unsigned: the weights get 128 more, and the sums

@@ -6,10 +6,14 @@
 namespace ingot {
 
 struct Int8Emulated : SimdEmulated {
+  static constexpr int64_t kStreamAhead = 4096;  // bytes to fetch ahead in a panel that is read once
+
   struct Multipliers {
     const int8_t* m;
   };
   INGOT_INLINE Multipliers multipliers(const int8_t* m) { return {m}; }
+
+  INGOT_INLINE void prefetch_codes(const void* p) { prefetch(p); }
 
   INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
                            void* to_high) {
@@ -38,6 +42,28 @@ struct Int8Emulated : SimdEmulated {
     V v = zero();
     for (int i = 0; i < n; ++i) v.lane[i] = p[i];
     return v;
+  }
+
+  using Short = Ints;
+  static constexpr int kCodeRows = 5;
+
+  template <int kRun>
+  INGOT_INLINE int32_t short_start(const int8_t* x) {
+    int32_t sum = 0;
+    for (int i = 0; i < kRun; ++i) sum += x[i];
+    return -8 * sum;
+  }
+  INGOT_INLINE Short set_short(int32_t start) { return set_sum(start); }
+  INGOT_INLINE Short load_codes(const void* p, bool high) {
+    return (load_sum(static_cast<const int32_t*>(p)) >> (high ? 4 : 0)) & 0x0F0F0F0F;
+  }
+  INGOT_INLINE Short short_multipliers(const int8_t* m) {
+    Short all;
+    for (int i = 0; i < kWidth; ++i) all[i] = m[i];
+    return all;
+  }
+  INGOT_INLINE void add_short(int32_t* sums, Short sum, Short multipliers) {
+    store_sum(sums, load_sum(sums) + sum * multipliers);
   }
 
   using Sum = Ints;

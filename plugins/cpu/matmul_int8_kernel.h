@@ -5,7 +5,9 @@
 // Floors: N * K bytes (w8) or half of that (w4) over the bandwidth of memory. AVX2 adds up 32 products in two operations
 // for int4 and in four for int8, where an fma makes 8: at most four times and twice the peak of fma. By `ingot bench
 // kernels`, two cores of a Zen 3, shape of TinyLlama in w4g128: prefill of 512 at 92 to 101 % of the peak of int8, decode
-// of one at 82 to 93 % of the bandwidth. Loops for VPDPBUSD have been checked for their bits, not timed.
+// of one at 82 to 93 % of the bandwidth. Loops for VPDPBUSD have been checked for their bits and counted (llvm-mca,
+// Sapphire Rapids), not timed: 64 bytes of int4 take 5, 5, 9 and 18 cycles for 1, 2, 4 and 8 rows, of int8 2.6, 2.6, 4 and
+// 8, while memory takes 12 (at 3 GHz and 16 GB/s for each core).
 #pragma once
 
 #include <array>
@@ -93,6 +95,7 @@ template <typename I, typename Format>
 struct ByteProducts {
   static constexpr int kRows = I::kByteRows, kPanels = I::kBytePanels;
   static constexpr int64_t kPart = 1024, kUnpackedBytes = Format::kTiles == 1 ? 0 : kPart * kPanel;  // of a panel's part
+  static constexpr int64_t kAhead = I::kStreamAhead;
   static constexpr int64_t kRunK = 32;
   static constexpr int32_t kStart = I::kStart;
 
@@ -142,13 +145,13 @@ struct ByteProducts {
   static constexpr auto kFull = table<kPanels>(std::make_index_sequence<kRows>());
 };
 
-// Products of int4 with AVX2: codes from 0 to 15 never saturate a sum of two products, and over 32 or 64 k their sums
-// stay in int16. Then they are multiplied into int32 by the group's multipliers.
+// Products of int4 as it is stored: sums of codes from 0 to 15 over 32 or 64 k, which are then multiplied into int32 by the
+// group's multipliers. With AVX2 such a sum stays in int16, and no sum of two products saturates.
 template <typename I, int64_t kRun>
 struct CodeProducts {
   static constexpr int64_t kRunK = kRun;
-  static constexpr int kRows = 5, kPanels = 1;  // six would take every register, and run slower
-  static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
+  static constexpr int kRows = I::kCodeRows, kPanels = 1, kVectors = kPanel / I::kWidth;
+  static constexpr int64_t kPart = 1024, kUnpackedBytes = 0, kAhead = I::kStreamAhead;
   static constexpr int32_t kStart = 0;
 
   static void start_runs(const int8_t* codes, int64_t padded_k, int32_t* runs) {
@@ -177,27 +180,28 @@ struct CodeProducts {
   template <int kR, Half kFirst, int kHalves>
   [[gnu::always_inline]] static inline void run(const Int8Tile& t, const std::byte* line,
                                                 const Codes (&halves)[kHalves]) {
-    typename I::Short sum[kR][kHalves][2];
+    typename I::Short sum[kR][kHalves][kVectors];
     const int8_t* x[kHalves];
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) {
       x[h] = t.x + halves[h].k;
 #pragma GCC unroll 16
       for (int r = 0; r < kR; ++r)
-        sum[r][h][0] = sum[r][h][1] = I::set_short(t.runs[r * t.run_stride + halves[h].k / kRunK]);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) sum[r][h][v] = I::set_short(t.runs[r * t.run_stride + halves[h].k / kRunK]);
     }
     const auto add_line = [&](int64_t i) __attribute__((always_inline)) {
       if (kFirst == kLow) I::prefetch(line + t.ahead);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
-        typename I::Short codes[2];
+        typename I::Short codes[kVectors];
 #pragma GCC unroll 2
-        for (int v = 0; v < 2; ++v) codes[v] = I::load_codes(line + v * 32, kFirst + h == kHigh);
+        for (int v = 0; v < kVectors; ++v) codes[v] = I::load_codes(line + v * I::kWidth * 4, kFirst + h == kHigh);
 #pragma GCC unroll 16
         for (int r = 0; r < kR; ++r) {
           const typename I::Short xr = I::load_x(x[h] + r * t.x_stride + i * 4);
-          I::dot(sum[r][h][0], codes[0], xr);
-          I::dot(sum[r][h][1], codes[1], xr);
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) I::dot(sum[r][h][v], codes[v], xr);
         }
       }
       line += kLineBytes;
@@ -211,7 +215,7 @@ struct CodeProducts {
     }
     int32_t* const sums = t.sums;  // multipliers are made only now: in the loop, sums take the registers
 #pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v)
+    for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
         const typename I::Short multipliers = I::short_multipliers(halves[h].multipliers + v * I::kWidth);
@@ -229,7 +233,7 @@ struct CodeProducts {
     for (int64_t at = 0; at < t.tiles; at += 2)
       for (int64_t l = 0; l < kTileLines; l += kRunK / 4, line += kRunK / 4 * kLineBytes) {
         const Codes low = codes(t, at, l, kLow), high = codes(t, at, l, kHigh);
-        if constexpr (kR <= 2) {
+        if constexpr (4 * kR * kVectors <= I::kRegisters) {
           run<kR, kLow, 2>(t, line, {low, high});
         } else {
           run<kR, kLow, 1>(t, line, {low});
@@ -280,7 +284,7 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t row, int64_t 
         const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles, first = row + r;
         const Int8Tile tile{x.codes(first) + k, x.stride(), k == 0 ? x.starts() + first : nullptr,
                             x.runs(first) + k / Products::kRunK, x.run_stride(), lines, multipliers, group_bits, tiles_of(part),
-                            sums + p * stride + r * kPanel, stride, 2048};
+                            sums + p * stride + r * kPanel, stride, tiles == 1 ? Products::kAhead : 2048};
         (step == 1 ? Products::kOne : Products::kFull)[static_cast<size_t>(end - r - 1)](tile);
       }
     }
@@ -344,6 +348,17 @@ void matmul_codes(const MatmulArgs& args, const Team& team) {
 template <typename I, typename Format>
 void matmul_bytes(const MatmulArgs& args, const Team& team) {
   matmul_int8<I, Format, ByteProducts<I, Format>>(args, team);
+}
+
+// int4 with VNNI: few rows multiply codes where they lie, of which a line costs 3 operations beside 2 of each row; to unpack
+// it costs 9 and two lines of stores, which only many rows share.
+template <typename I>
+void matmul_codes_or_bytes(const MatmulArgs& args, const Team& team) {
+  if (passes_over_panels(args, I::kCodeRows)) {
+    matmul_codes<I>(args, team);
+  } else {
+    matmul_bytes<I, W4>(args, team);
+  }
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ void epilogue_of(const MatmulArgs& args, int64_t row, int64_t rows, int64_t pane
   const int64_t out = args.gated ? args.n / 2 : args.n;
   for (int64_t p = 0; p < panels; p += width, sums += width * panel_stride) {
     for (int64_t i = 0; i < kPanel; i += S::kWidth) {
-      const int64_t col = (panel + p) / width * kPanel + i;
+      const int64_t col = ((panel + p) >> (width - 1)) * kPanel + i;  // divided by width
       const int64_t left = out - col;
       if (left <= 0) break;
       const V bias = args.bias ? load_lanes<S>(args.bias + col, left) : S::zero();
@@ -180,14 +180,15 @@ inline BlockLimits block_limits(const MatmulArgs& args, int64_t few_rows, int64_
 }
 
 // Blocks within the limits (of rows: a multiple of row_step), and smaller ones until every thread has several.
-inline Blocks cut(const MatmulArgs& args, int threads, int64_t row_step, const BlockLimits& limits) {
+inline Blocks cut(const MatmulArgs& args, int threads, int64_t row_step, const BlockLimits& limits, int64_t several = 6) {
   constexpr int64_t kMinPanels = 4;
+  const auto even = [](int64_t all, int64_t most, int64_t step) { return ceil_div(ceil_div(all, ceil_div(all, most)), step) * step; };
   const auto blocks = [&](int64_t rows, int64_t panels) {
-    const int64_t even_rows = ceil_div(ceil_div(args.rows, ceil_div(args.rows, rows)), row_step) * row_step;
-    return Blocks{even_rows, panels, ceil_div(args.rows, even_rows), ceil_div(args.num_panels, panels)};
+    const int64_t even_rows = even(args.rows, rows, row_step), even_panels = even(args.num_panels, panels, 2);
+    return Blocks{even_rows, even_panels, ceil_div(args.rows, even_rows), ceil_div(args.num_panels, even_panels)};
   };
   Blocks best = blocks(limits.rows, limits.panels);
-  const int64_t wanted = threads == 1 ? 1 : 6 * threads;
+  const int64_t wanted = threads == 1 ? 1 : several * threads;
   while (best.count() < wanted && best.panels > kMinPanels) best = blocks(best.rows, best.panels / 2);
   while (best.count() < wanted && best.rows > row_step) best = blocks(best.rows / 2, best.panels);
   return best;

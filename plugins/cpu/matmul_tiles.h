@@ -6,12 +6,16 @@
 // whole tiles, at 1024 (bf16) or 2048 (int8) per cycle. A step of a 2 x 2 block is 64 cycles of products and 4 KiB of tile
 // loads. Weights that are stored otherwise than multiplied are unpacked: for few rows into a ring of tiles in L1, ahead of
 // their use and between the products, for many rows a part of two panels (32 KiB) at once. The blocking follows probes on a
-// machine with AMX; these loops themselves have been checked for their bits, not timed.
+// machine with AMX; these loops themselves have been checked for their bits and counted, not timed:
+//   16 rows of w4: a KiB of weights is 70 cycles of unpacking and 32 of products; memory takes 190 (3 GHz, 16 GB/s)
+//   512 rows, 32 columns, 1,024 k of int8: 16,384 cycles of products, 1,100 of unpacking w4, 2,000 at most of sums that are
+//   stored and taken up again; SiLU of these sums, 20 cycles for 16 numbers, hides between the products of the next ones
 #pragma once
 
+#include <utility>
+
 #include "matmul_int8_kernel.h"
-#include "matmul_parts.h"
-#include "quantised.h"
+#include "tile_block.h"
 
 namespace ingot {
 namespace {
@@ -101,158 +105,39 @@ struct Int8Rows {
   }
 };
 
-// How a weight comes to its tiles: kTiles of them from each KiB that is stored, by unpack where that is not the tile itself.
-struct Bf16Tiles {
-  static constexpr int64_t kTiles = 1;
-  static constexpr bool kInPlace = true, kScaled = false;  // whether panels begin with scales
-  int64_t k;
-
-  template <typename Args>
-  explicit Bf16Tiles(const Args& args) : k(args.k) {}
-  int64_t panel_bytes() const { return ceil_div(k, 32) * kTileBytes; }
-  int64_t data_offset() const { return 0; }
-  template <typename S>
-  PlainSums<S> sums(const MatmulArgs&) const {
-    return {};
-  }
-};
-
-template <typename I, typename Format>
-struct Int8Tiles : Format {
-  static constexpr bool kInPlace = Format::kTiles == 1, kScaled = true;
-
-  using Format::Format;
-  void unpack(const std::byte* panel, int64_t unit, std::byte* to) const {
-    if constexpr (!kInPlace) Format::template unpack<I>(panel, unit, to);
-  }
-};
-
-// Quantised weights as bf16, which holds them exactly.
-template <typename I, typename Format>
-struct NarrowedTiles : Format {
-  static constexpr int64_t kTiles = 2 * Format::kTiles;
-  static constexpr bool kInPlace = false, kScaled = true;
-
-  using Format::Format;
-  void unpack(const std::byte* panel, int64_t unit, std::byte* to) const {
-    alignas(64) std::byte bytes[Format::kTiles * kTileBytes];
-    const std::byte* tiles = Format::template tiles<I>(panel, unit * Format::kTiles, Format::kTiles, bytes);
-    narrow_lines<I>(tiles, Format::kTiles * kTileLines, to);
-  }
-  template <typename S>
-  ScaledSums<S> sums(const MatmulArgs& args) const {
-    return {args, this->panel_bytes()};
-  }
-};
-
-// Tiles of several panels, one after another, and lines to read ahead meanwhile, so many in each step.
-template <typename S>
-struct TilesInMemory {
-  const std::byte* const* tiles;
-  const std::byte* const* ahead;
-  int64_t ahead_lines;
-
-  const std::byte* tile(int panel, int64_t step) const { return tiles[panel] + step * kTileBytes; }
-  void work(int panel, int64_t step) const {
-    for (int64_t line = 0; line < ahead_lines; ++line)
-      S::prefetch(ahead[panel] + (step * ahead_lines + line) * kLineBytes);
-  }
-};
-
-// Tiles that are unpacked kLead KiB of weights before their use.
-template <typename Weight, int kPanels>
-struct TileRing {
-  static constexpr int64_t kLead = Weight::kTiles > 2 ? 1 : 2, kSlots = kLead + 1;
-  static constexpr int64_t kBytes = kPanels * kSlots * Weight::kTiles * kTileBytes;
-  const Weight& weight;
-  const std::byte* const* panels;
-  int64_t units;  // KiB of a panel
-  std::byte* slots;
-
-  std::byte* slot(int panel, int64_t unit) const {
-    return slots + (panel * kSlots + unit % kSlots) * Weight::kTiles * kTileBytes;
-  }
-  void start(int count) const {
-    for (int panel = 0; panel < count; ++panel)
-      for (int64_t unit = 0; unit < std::min(kLead, units); ++unit)
-        weight.unpack(panels[panel], unit, slot(panel, unit));
-  }
-  const std::byte* tile(int panel, int64_t step) const {
-    return slot(panel, step / Weight::kTiles) + step % Weight::kTiles * kTileBytes;
-  }
-  void work(int panel, int64_t step) const {
-    const int64_t unit = step / Weight::kTiles + kLead;
-    if (step % Weight::kTiles == 0 && unit < units) weight.unpack(panels[panel], unit, slot(panel, unit));
-  }
-};
-
-template <typename Sum>
-struct BlockArgs {
-  const std::byte* x;  // tiles of the first K step
-  int64_t step_bytes;
-  int64_t steps;
-  Sum* sums;  // [panel][row][16], continued unless `first`
-  int64_t panel_stride;
-  bool first;
-};
-
-// kRowTiles x kPanels tiles of sums, at most four: each tile of x and of weight read serves several products.
-template <typename Rows, int kRowTiles, int kPanels, bool kOnce, typename Tiles, typename Source>
-void block(Tiles& tiles, const BlockArgs<typename Rows::Sum>& args, const Source& weights) {
-  constexpr std::make_integer_sequence<int, kRowTiles> kEachRow;
-  constexpr std::make_integer_sequence<int, kPanels> kEachPanel;
-  constexpr std::make_integer_sequence<int, kRowTiles * kPanels> kEachSum;
-  const auto sums_at = [&](int i) { return args.sums + i % kPanels * args.panel_stride + i / kPanels * 256; };
-  for_each(kEachSum, [&]<int kI>() {
-    if (args.first) {
-      tiles.template zero<kI>();
-    } else {
-      tiles.template load<kI>(sums_at(kI));
-    }
-  });
-  const std::byte* x = args.x;
-  for (int64_t step = 0; step < args.steps; ++step, x += args.step_bytes) {
-    for_each(kEachRow, [&]<int kR>() {
-      if constexpr (kOnce) {
-        tiles.template load_once<4 + kR>(x + kR * kTileBytes);
-      } else {
-        tiles.template load<4 + kR>(x + kR * kTileBytes);
-      }
-    });
-    for_each(kEachPanel, [&]<int kP>() {
-      tiles.template load<6 + kP % 2>(weights.tile(kP, step));
-      weights.work(kP, step);
-      for_each(kEachRow, [&]<int kR>() { Rows::template dot<kR * kPanels + kP, 4 + kR, 6 + kP % 2>(tiles); });
-    });
-  }
-  for_each(kEachSum, [&]<int kI>() { tiles.template store<kI>(sums_at(kI)); });
-}
-
 // Up to 32 rows: sums stay in the tiles over the whole K, each weight is read once. Threads own contiguous panels.
 template <typename S, typename Tiles, typename Rows, typename Weight, int kRowTiles>
 void stream_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
-  constexpr int64_t kPanels = 4 / kRowTiles, kAheadBytes = 4096, kStride = kRowTiles * kTileRows * kPanel;
+  constexpr int64_t kPanels = 4 / kRowTiles, kStride = kRowTiles * kTileRows * kPanel;
+  constexpr bool kOnce = !Weight::kInPlace;  // rows stream past the ring, which is to stay in L1
   using Ring = TileRing<Weight, kPanels>;
   const Weight weight(args);
   const PackedRows& packed = x.packed;
-  const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes();
-  const Team::Range units = team.share(args.num_panels / width);
+  const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes(), units = ceil_div(packed.steps(), Weight::kTiles);
+  const Team::Range mine = team.share(args.num_panels / width);
+  const int64_t end = mine.end * width;
   Tiles tiles(packed.tile_rows());
   alignas(64) typename Rows::Sum sums[4 * kTileRows * kPanel];
   std::byte* slots = nullptr;
   if constexpr (!Weight::kInPlace) slots = team.scratch(Ring::kBytes);
-  for (int64_t panel = units.begin * width, count; panel < units.end * width; panel += count) {
-    count = std::min(kPanels, units.end * width - panel);
-    const std::byte *data[kPanels], *ahead[kPanels];
-    for (int64_t p = 0; p < count; ++p) {
-      data[p] = panel_at(args, panel + p, bytes) + (Weight::kInPlace ? weight.data_offset() : 0);
-      ahead[p] = data[p] + kAheadBytes;
-    }
+  const auto place = [&](const std::byte** data, int64_t panel) {  // where all kPanels lie; beyond the last one, that one
+    for (int64_t p = 0; p < kPanels; ++p)
+      data[p] = panel_at(args, std::min(panel + p, end - 1), bytes) + (Weight::kInPlace ? weight.data_offset() : 0);
+  };
+  int64_t unpacked = 0;  // units that went through the ring of each panel
+  bool started = false;
+  for (int64_t panel = mine.begin * width, count; panel < end; panel += count) {
+    count = std::min(kPanels, end - panel);
+    const std::byte *data[kPanels], *next[kPanels];
+    place(data, panel);
+    place(next, std::min(panel + count, end - 1));
+    for (int64_t p = 0; p < kPanels; ++p)  // headers, for the epilogue and for unpacking
+      for (int64_t at = 0; at < weight.data_offset(); at += kLineBytes)
+        S::prefetch(next[p] - (Weight::kInPlace ? weight.data_offset() : 0) + at);
     for (int64_t p = 0; p < count; p += count == kPanels ? kPanels : 1) {
       const BlockArgs<typename Rows::Sum> part{packed.data, packed.step_bytes(), packed.steps(),
                                                sums + p * kStride, kStride, true};
       const auto multiply = [&](const auto& source) {
-        constexpr bool kOnce = !Weight::kInPlace;  // rows stream past the ring, which is to stay in L1
         if (count == kPanels) {
           block<Rows, kRowTiles, kPanels, kOnce>(tiles, part, source);
         } else {
@@ -260,74 +145,169 @@ void stream_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
         }
       };
       if constexpr (Weight::kInPlace) {
-        multiply(TilesInMemory<S>{data + p, ahead + p, kTileBytes / kLineBytes});
+        multiply(TilesOnce<S, kPanels>{data + p, next + p, packed.steps()});
       } else {
-        const Ring ring{weight, data + p, ceil_div(packed.steps(), Weight::kTiles), slots};
-        ring.start(count == kPanels ? kPanels : 1);
+        const bool goes_on = panel + 2 * kPanels <= end && Ring::goes_on(units);
+        const Ring ring{weight, data + p, goes_on ? next : nullptr, units, unpacked, slots};
+        if (!started) ring.start(count == kPanels ? kPanels : 1);
         multiply(ring);
+        started = goes_on;
+        unpacked += units;
       }
     }
     epilogue<S>(args, 0, args.rows, panel, count, sums, kStride, x.sums(args, weight));
   }
 }
 
-// Many rows: blocks of rows x panels, cut along K so that two panels' part (32 KiB) stays in L1 and the rows' part in
-// L2, from where it streams past L1. While two panels are used, the next two are read ahead.
+// Many rows: blocks of rows x panels. Two panels' part of K (32 KiB of tiles) stays in L1, where the rows stream past it
+// from L2: all of K where a block's rows fit there, else a part after another, between which sums rest in L2 too. While a
+// part is used the next one is read ahead, and between its products the sums before it become numbers of y.
 template <typename S, typename Tiles, typename Rows, typename Weight>
-void blocked_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
+class BlockedTiles {
   using Sum = typename Rows::Sum;
-  constexpr int64_t kSteps = 16, kPartBytes = kSteps * kTileBytes, kStoredBytes = kPartBytes / Weight::kTiles;
-  const BlockLimits limits = block_limits(args, 2 * kTileRows, 512, 16);
-  const int64_t sum_bytes = limits.rows * limits.panels * kPanel * static_cast<int64_t>(sizeof(Sum));
-  const Weight weight(args);
-  const PackedRows& packed = x.packed;
-  const Blocks blocks = cut(args, team.count, 2 * kTileRows, limits);
-  std::byte* const scratch = team.scratch(static_cast<size_t>(sum_bytes + 2 * kPartBytes));
-  Sum* const sums = reinterpret_cast<Sum*>(scratch);
-  Tiles tiles(packed.tile_rows());
-  const auto stored = [&](int64_t panel, int64_t step) {  // a panel's part as it lies in memory
-    return panel_at(args, panel, weight.panel_bytes()) + weight.data_offset() + step / Weight::kTiles * kTileBytes;
-  };
-  for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
-    const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
-    const int64_t rows = std::min(blocks.rows, args.rows - row), row_tiles = ceil_div(rows, kTileRows);
-    const int64_t panels = std::min(blocks.panels, args.num_panels - panel), stride = row_tiles * kTileRows * kPanel;
-    const int64_t lines = ceil_div(2 * kTileRows / Weight::kTiles, row_tiles);  // to read ahead in a step
-    for (int64_t step = 0; step < packed.steps(); step += kSteps) {
-      const int64_t steps = std::min(kSteps, packed.steps() - step);
-      for (int64_t p = 0; p < panels; p += 2) {
-        const int64_t pair = std::min<int64_t>(2, panels - p);
-        const std::byte *data[2], *ahead[2];
-        for (int64_t i = 0; i < pair; ++i) {
-          data[i] = stored(panel + p + i, step);
-          if constexpr (!Weight::kInPlace) {
-            std::byte* to = scratch + sum_bytes + i * kPartBytes;
-            const std::byte* whole = panel_at(args, panel + p + i, weight.panel_bytes());
-            for (int64_t s = 0; s < steps; s += Weight::kTiles)
-              weight.unpack(whole, (step + s) / Weight::kTiles, to + s * kTileBytes);
-            data[i] = to;
+  static constexpr int64_t kSteps = 16, kPartBytes = kSteps * kTileBytes, kPairRows = 2 * kTileRows;
+  static constexpr int64_t kRowsBytes = 1408 << 10;  // of a block's rows in L2 (2 MiB)
+
+ public:
+  BlockedTiles(const MatmulArgs& args, const Rows& x, const Team& team)
+      : args_(args), packed_(x.packed), team_(team), weight_(args), made_(x.sums(args, weight_)) {
+    BlockLimits limits = block_limits(args, kPairRows, 512, 16);
+    const auto fits = [&](int64_t rows) {
+      return ceil_div(std::min(rows, args.rows), kPairRows) * packed_.steps() * packed_.step_bytes() <= kRowsBytes;
+    };
+    // half of the rows read weights twice, which costs int8 less than rows from beyond L2; bf16 has twice the weights
+    if (Rows::kStepK == kTileK && !fits(limits.rows) && fits(limits.rows / 2)) limits.rows /= 2;
+    whole_ = fits(limits.rows);
+    blocks_ = cut(args, team.count, kPairRows, limits, whole_ ? 6 : 2);
+    const int64_t sum_bytes = blocks_.rows * (whole_ ? 2 : blocks_.panels) * kPanel * int64_t{sizeof(Sum)};
+    unpacked_ = team.scratch(static_cast<size_t>(sum_bytes + 2 * kPartBytes));
+    sums_ = reinterpret_cast<Sum*>(unpacked_ + 2 * kPartBytes);
+  }
+
+  void run() {
+    Tiles tiles(packed_.tile_rows());
+    for (int64_t item = team_.take(); item < blocks_.count(); item = team_.take()) {
+      const Block here = block_at(item), then = block_at(std::min(item + team_.count, blocks_.count() - 1));
+      const int64_t span = whole_ ? packed_.steps() : kSteps;
+      for (int64_t begin = 0; begin < packed_.steps(); begin += span) {
+        const int64_t end = std::min(begin + span, packed_.steps());
+        for (int64_t p = 0; p < here.panels; p += 2)
+          for (int64_t step = begin; step < end; step += kSteps) {
+            Part next{then.panel, 0};  // of the block that this thread is likely to take
+            if (step + kSteps < end) next = {here.panel + p, step + kSteps};
+            else if (p + 2 < here.panels) next = {here.panel + p + 2, begin};
+            else if (end < packed_.steps()) next = {here.panel, end};
+            multiply(tiles, here, {here.panel + p, step}, next);
           }
-        }
-        for (int64_t tile = 0; tile < row_tiles; tile += 2) {
-          const int64_t done = tile / 2 * steps * lines * kLineBytes;  // read ahead by the tiles before
-          for (int64_t i = 0; i < 2; ++i) {
-            const int64_t next = p + pair + i;
-            ahead[i] = (next < panels ? stored(panel + next, step)
-                                      : stored(panel + std::min(i, panels - 1), step) + kStoredBytes) + done;
-          }
-          const BlockArgs<Sum> part{packed.tile(row / kTileRows + tile, step), packed.step_bytes(), steps,
-                                    sums + p * stride + tile * kTileRows * kPanel, stride, step == 0};
-          const TilesInMemory<S> source{data, ahead, lines};
-          const bool two = tile + 1 < row_tiles;
-          (two ? pair == 2 ? block<Rows, 2, 2, true, Tiles, TilesInMemory<S>> : block<Rows, 2, 1, true, Tiles, TilesInMemory<S>>
-               : pair == 2 ? block<Rows, 1, 2, true, Tiles, TilesInMemory<S>> : block<Rows, 1, 1, true, Tiles, TilesInMemory<S>>)(
-              tiles, part, source);
-        }
       }
     }
-    epilogue<S>(args, row, rows, panel, panels, sums, stride, x.sums(args, weight));
+    finish(0, pending_.rows);
   }
-}
+
+  // In each step, between its products.
+  void ride(int64_t step) const {
+    if (step % 2 == 0) finish(step / 2 * rows_at_once_, rows_at_once_);
+  }
+
+ private:
+  struct Block {
+    int64_t row, rows, panel, panels;
+  };
+  struct Part {
+    int64_t panel, step;  // of two panels; kSteps or what is left of K
+  };
+  // Sums that are to become numbers of y.
+  struct Pending {
+    int64_t row, rows = 0, panel, panels;
+    const Sum* sums;
+    int64_t stride;
+  };
+  struct Source {
+    TilesInMemory<S> tiles;
+    const BlockedTiles& owner;
+
+    const std::byte* tile(int panel, int64_t step) const { return tiles.tile(panel, step); }
+    void work(int panel, int64_t step) const {
+      tiles.work(panel, step);
+      if (panel == 0) owner.ride(step);
+    }
+  };
+
+  // Where rows stay in L2, a thread takes all panels before it goes on to others.
+  Block block_at(int64_t item) const {
+    const int64_t rows = whole_ ? item / blocks_.panel_blocks : item % blocks_.row_blocks;
+    const int64_t panels = whole_ ? item % blocks_.panel_blocks : item / blocks_.row_blocks;
+    const int64_t row = rows * blocks_.rows, panel = panels * blocks_.panels;
+    return {row, std::min(blocks_.rows, args_.rows - row), panel, std::min(blocks_.panels, args_.num_panels - panel)};
+  }
+  int64_t steps_of(const Part& part) const { return std::min(kSteps, packed_.steps() - part.step); }
+  const std::byte* panel(int64_t index) const { return panel_at(args_, index, weight_.panel_bytes()); }
+  const std::byte* stored(const std::byte* panel, int64_t step) const {
+    return panel + weight_.data_offset() + step / Weight::kTiles * kTileBytes;
+  }
+
+  void finish(int64_t from, int64_t rows) const {
+    rows = std::min(rows, pending_.rows - from);
+    if (rows > 0)
+      epilogue<S>(args_, pending_.row + from, rows, pending_.panel, pending_.panels, pending_.sums + from * kPanel,
+                  pending_.stride, made_);
+  }
+
+  // The tiles of a part of a panel, the first or second of two.
+  const std::byte* prepare(int64_t index, const Part& part, int64_t which) {
+    const std::byte* from = panel(index);
+    if constexpr (Weight::kInPlace) {
+      return stored(from, part.step);
+    } else {
+      std::byte* to = unpacked_ + which * kPartBytes;
+      for (int64_t s = 0; s < steps_of(part); s += Weight::kTiles)
+        weight_.unpack(from, (part.step + s) / Weight::kTiles, to + s * kTileBytes,
+                       stored(from, part.step + s + 2 * Weight::kTiles));
+      return to;
+    }
+  }
+
+  // Rows of a block x a part of two panels.
+  void multiply(Tiles& tiles, const Block& here, const Part& part, const Part& next) {
+    const int64_t pair = std::min<int64_t>(2, here.panel + here.panels - part.panel), steps = steps_of(part);
+    const int64_t row_tiles = ceil_div(here.rows, kTileRows), stride = row_tiles * kTileRows * kPanel;
+    Sum* const sums = sums_ + (whole_ ? 0 : part.panel - here.panel) * stride;
+    const std::byte *data[2] = {}, *fetched[2], *ahead[2];
+    for (int64_t i = 0; i < pair; ++i) data[i] = prepare(part.panel + i, part, i);
+    const int64_t header = next.step == 0 ? weight_.data_offset() : 0;
+    for (int64_t i = 0; i < 2; ++i)
+      fetched[i] = stored(panel(std::min(next.panel + i, args_.num_panels - 1)), next.step) - header;
+    const int64_t lines = ceil_div(steps_of(next) * kTileLines, Weight::kTiles) + header / kLineBytes;
+    const int64_t lines_a_step = ceil_div(lines, ceil_div(row_tiles, 2) * steps);
+    for (int64_t tile = 0; tile < row_tiles; tile += 2) {
+      const int64_t done = tile / 2 * steps * lines_a_step;
+      for (int64_t i = 0; i < 2; ++i) ahead[i] = fetched[i] + done * kLineBytes;
+      const BlockArgs<Sum> args{packed_.tile(here.row / kTileRows + tile, part.step), packed_.step_bytes(), steps,
+                                sums + tile * kTileRows * kPanel, stride, part.step == 0};
+      const Source source{{data, ahead, done < lines ? lines_a_step : 0}, *this};
+      const bool two = tile + 1 < row_tiles;
+      rows_at_once_ = ceil_div(pending_.rows, ceil_div(steps, 2));
+      (two ? pair == 2 ? block<Rows, 2, 2, true, Tiles, Source> : block<Rows, 2, 1, true, Tiles, Source>
+           : pair == 2 ? block<Rows, 1, 2, true, Tiles, Source> : block<Rows, 1, 1, true, Tiles, Source>)(tiles, args, source);
+      pending_.rows = 0;
+      if (part.step + steps == packed_.steps())
+        pending_ = {here.row + tile * kTileRows, std::min(kPairRows, here.rows - tile * kTileRows), part.panel, pair,
+                    args.sums, stride};
+    }
+  }
+
+  const MatmulArgs& args_;
+  const PackedRows& packed_;
+  const Team& team_;
+  const Weight weight_;
+  const decltype(std::declval<const Rows&>().sums(std::declval<const MatmulArgs&>(), std::declval<const Weight&>())) made_;
+  Blocks blocks_{};
+  bool whole_;  // whether a block's rows stay in L2 over all of K
+  std::byte* unpacked_;
+  Sum* sums_;  // [panel][rows][16] of two panels, or of all of a block
+  Pending pending_{};
+  int64_t rows_at_once_ = 0;
+};
 
 template <typename S, typename Tiles, typename Rows, typename Weight>
 void matmul_tiles(const MatmulArgs& args, const Team& team) {
@@ -342,7 +322,7 @@ void matmul_tiles(const MatmulArgs& args, const Team& team) {
   } else if (passes_over_panels(args, 2 * kTileRows)) {
     stream_tiles<S, Tiles, Rows, Weight, 2>(args, x, team);
   } else {
-    blocked_tiles<S, Tiles, Rows, Weight>(args, x, team);
+    BlockedTiles<S, Tiles, Rows, Weight>(args, x, team).run();
   }
 }
 
@@ -357,7 +337,11 @@ size_t matmul_tiles_scratch(const void* args) {
 template <typename S, typename Tiles, typename Format>
 void matmul_int8_tiles(const MatmulArgs& args, const Team& team) {
   if (args.rows <= kFewRows) {
-    matmul_bytes<S, Format>(args, team);
+    if constexpr (Format::kTiles == 1) {
+      matmul_bytes<S, Format>(args, team);
+    } else {
+      matmul_codes_or_bytes<S>(args, team);
+    }
   } else {
     matmul_tiles<S, Tiles, Int8Rows<S>, Int8Tiles<S, Format>>(args, team);
   }

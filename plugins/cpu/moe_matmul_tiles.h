@@ -77,7 +77,7 @@ class TileProduct {
         }
         multiply(TilesInMemory<S>{data, ahead, kTileBytes / kLineBytes});
       } else {
-        const Ring ring{weight_, panels + p, ceil_div(packed().steps(), Weight::kTiles), unpacked_};
+        const Ring ring{weight_, panels + p, nullptr, ceil_div(packed().steps(), Weight::kTiles), 0, unpacked_};
         ring.start(static_cast<int>(step));
         multiply(ring);
       }
@@ -120,7 +120,8 @@ class TileProduct {
     } else {
       std::byte* to = unpacked_ + which * kPartBytes;
       for (int64_t s = 0; s < steps; s += Weight::kTiles)
-        weight_.unpack(panel, (step + s) / Weight::kTiles, to + s * kTileBytes);
+        weight_.unpack(panel, (step + s) / Weight::kTiles, to + s * kTileBytes, 
+                       stored(panel, step + s + 2 * Weight::kTiles));
       return to;
     }
   }

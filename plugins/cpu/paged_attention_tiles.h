@@ -9,12 +9,15 @@
 // adds nothing; but zero times NaN does. So values that not all rows see are copied first, with zeros where nobody looks;
 // and where one of these is not finite, row by row (`weigh_apart`): it spoils those who see it and nobody else.
 //
-// Floors, of 32 rows x 128 tokens x 64 dims: 64 products of 16 cycles; the exponentials of 256 vectors of 16, about 10
-// cycles each, which bound it; 32 KiB of the cache for all rows of the item. Checked for its bits, not timed.
+// Floors, of 32 rows x 128 tokens x 64 dims: 64 products of 16 cycles; the weights of 256 vectors of 16, 16 operations for
+// two ports each, which bound it; 32 KiB of the cache for all rows of the item. Counted, not timed: 256 x 8 cycles of
+// weights and 32 x 20 of their sums, under which half of the products hide, and 512 of the others: 3,200, where all
+// products are 1,024.
 #pragma once
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kv_head.h"
 #include "matmul_tiles.h"
@@ -44,7 +47,7 @@ class TileAttention {
  public:
   using V = typename S::V;
   static_assert(S::kWidth == kKvLanes);
-  static constexpr int64_t kItemRows = 64;
+  static constexpr int64_t kItemRows = 128;  // four pairs share what the first one brings to L2
   static constexpr int64_t kTile = 128, kStep = 32;
   static constexpr int64_t kGroups = kTile / kKvLanes, kSteps = kTile / kStep;
   static constexpr int64_t kPairRows = 2 * kTileRows;
@@ -53,7 +56,7 @@ class TileAttention {
   explicit TileAttention(const AttentionRows& rows) : rows_(rows), kv_(rows.kv) {}
 
   static int64_t floats(const PagedKv& kv) {
-    return kItemRows / kPairRows * dim_steps(kv) * 2 * kTileFloats + kGroups * kPairFloats + kSteps * 2 * kTileFloats +
+    return kItemRows / kPairRows * dim_steps(kv) * 2 * kTileFloats + 2 * kGroups * kPairFloats + kSteps * 2 * kTileFloats +
            (kGroups + kSteps * panels(kv)) * kTileFloats + 3 * panels(kv) * kPairFloats;
   }
   void allocate(float* memory) {
@@ -63,7 +66,7 @@ class TileAttention {
       return taken;
     };
     q_ = reinterpret_cast<uint16_t*>(take(kItemRows / kPairRows * dim_steps(kv_) * 2 * kTileFloats));
-    scores_ = take(kGroups * kPairFloats);
+    for (float** each : {&scores_, &coming_}) *each = take(kGroups * kPairFloats);
     p_ = reinterpret_cast<uint16_t*>(take(kSteps * 2 * kTileFloats));
     tails_ = reinterpret_cast<uint16_t*>(take(kGroups * kTileFloats));
     copies_ = reinterpret_cast<uint16_t*>(take(kSteps * panels(kv_) * kTileFloats));
@@ -77,17 +80,20 @@ class TileAttention {
   static constexpr int64_t kTileFloats = kTileBytes / int64_t{sizeof(float)};
   using Rows = Bf16Rows<S>;
 
-  // Of a tile: where its groups lie, for tokens before `end`; later groups repeat another one's place.
-  struct Groups {
-    const uint16_t* keys[kGroups];
-    const uint16_t* values[kGroups];
-  };
   struct Range {
     int64_t begin, end;
   };
   // Two tiles of rows: their first row in the item, how many, and how many tiles.
   struct Pair {
     int64_t first, rows, tiles;
+  };
+  // A tile of tokens: where its groups lie, for tokens before `end` (later groups repeat another one's place), and the
+  // steps in which some row of a pair sees something; none from `end` on.
+  struct Groups {
+    int64_t tile;
+    Range used;
+    const uint16_t* keys[kGroups];
+    const uint16_t* values[kGroups];
   };
 
   static int64_t dim_steps(const PagedKv& kv) { return (kv.head_dim + kStep - 1) / kStep; }
@@ -97,12 +103,12 @@ class TileAttention {
     return {inside(seen_[row].begin), inside(seen_[row].end)};
   }
 
-  Groups locate(const AttentionItem& item, int64_t tile, int64_t end) const;
-  void attend_pair(Tiles& tiles, const Pair& pair, int64_t tile, const Groups& groups, const Groups* next, const RowState& state);
-  void score(Tiles& tiles, const Pair& pair, Range used, const Groups& groups, const Groups* next);
-  void softmax(const Pair& pair, int64_t tile, Range used, const RowState& state);
-  void weigh(Tiles& tiles, const Pair& pair, int64_t tile, Range used, const Groups& groups, const Groups* next);
-  void weigh_apart(Tiles& tiles, const Pair& pair, int64_t tile, Range used, const Groups& groups);
+  Groups locate(const AttentionItem& item, const Pair& pair, int64_t tile, int64_t end) const;
+  void score(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next, int64_t step);
+  template <typename Meanwhile>
+  void softmax(const Pair& pair, const Groups& groups, const RowState& state, Meanwhile meanwhile);
+  void weigh(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next);
+  void weigh_apart(Tiles& tiles, const Pair& pair, const Groups& groups);
   bool copy_values(int64_t step, Range seen, const Groups& groups);
   void products(Tiles& tiles, const Pair& pair, const uint16_t* x, int64_t steps, int64_t panels, const CacheTiles<S>& right,
                 float* sums, bool first) const;
@@ -111,7 +117,7 @@ class TileAttention {
   const PagedKv& kv_;
   Range seen_[kItemRows];       // tokens that the item's rows see
   uint16_t* q_ = nullptr;       // [pair][dims / 32][2][16 rows][32], scaled, zeros beyond head_dim
-  float* scores_ = nullptr;     // [group][2][16 rows][16 tokens]
+  float *scores_ = nullptr, *coming_ = nullptr;  // [group][2][16 rows][16 tokens] of a tile and of the next one
   uint16_t* p_ = nullptr;       // [tokens / 32][2][16 rows][32]
   uint16_t* tails_ = nullptr;   // [group][16 lines]: the last dims of keys, then zeros, where head_dim is no multiple of 32
   uint16_t* copies_ = nullptr;  // [tokens / 32][dims / 16][16 lines]: values that not all rows see
@@ -135,8 +141,11 @@ void TileAttention<S, Tiles>::load_queries(const AttentionItem& item) {
 }
 
 template <typename S, typename Tiles>
-typename TileAttention<S, Tiles>::Groups TileAttention<S, Tiles>::locate(const AttentionItem& item, int64_t tile, int64_t end) const {
-  Groups groups;
+typename TileAttention<S, Tiles>::Groups TileAttention<S, Tiles>::locate(const AttentionItem& item, const Pair& pair, int64_t tile,
+                                                                         int64_t end) const {
+  Groups groups{tile, {0, 0}, {}, {}};
+  if (tile >= end) return groups;
+  groups.used = {seen(pair.first, tile).begin / kStep, (seen(pair.first + pair.rows - 1, tile).end + kStep - 1) / kStep};
   for (int64_t g = 0; g < kGroups; ++g) {
     const int64_t token = tile + g * kKvLanes < end ? tile + g * kKvLanes : tile, slot = token % kv_.block_size;
     const int64_t place = rows_.block(item.sequence, token) * kv_.block_bytes;
@@ -148,7 +157,8 @@ typename TileAttention<S, Tiles>::Groups TileAttention<S, Tiles>::locate(const A
   return groups;
 }
 
-// Two tiles of rows after the other, each through the whole split, which lies in L2 by then.
+// Two tiles of rows after the other, each through the whole split, which lies in L2 by then. Scores of a tile are computed
+// between the rows of the softmax before it, which leaves the tile registers idle.
 template <typename S, typename Tiles>
 void TileAttention<S, Tiles>::attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state) {
   const int64_t rows = item.end - item.begin;
@@ -157,30 +167,30 @@ void TileAttention<S, Tiles>::attend(const AttentionItem& item, int64_t begin, i
   for (int64_t first = 0; first < rows; first += kPairRows) {
     const int64_t count = rows - first < kPairRows ? rows - first : kPairRows;
     const Pair pair{first, count, (count + kTileRows - 1) / kTileRows};
+    const auto fetched = [first, end](const Groups& groups) { return first == 0 && groups.tile < end ? &groups : nullptr; };
     std::fill_n(out_, panels(kv_) * kPairFloats, 0.0f);
-    Groups groups = locate(item, begin / kTile * kTile, end);
-    for (int64_t tile = begin / kTile * kTile; tile < end; tile += kTile) {
-      const bool last = tile + kTile >= end;
-      const Groups next = last ? groups : locate(item, tile + kTile, end);
-      attend_pair(tiles, pair, tile, groups, last || first > 0 ? nullptr : &next, state);
-      groups = next;
+    Groups here = locate(item, pair, begin / kTile * kTile, end), next = locate(item, pair, here.tile + kTile, end);
+    for (int64_t step = 0; step < kSteps; ++step) score(tiles, pair, here, fetched(next), step);
+    while (here.tile < end) {
+      const Groups then = locate(item, pair, next.tile + kTile, end);
+      std::swap(scores_, coming_);
+      int64_t scored = 0;
+      const auto score_next = [&](int64_t steps) {
+        for (; scored < steps; ++scored) score(tiles, pair, next, fetched(then), scored);
+      };
+      if (here.used.begin < here.used.end) {
+        softmax(pair, here, state, [&](int64_t row) { score_next((row + 1) * kSteps / pair.rows); });
+        weigh(tiles, pair, here, fetched(next));
+      }
+      score_next(kSteps);
+      here = next;
+      next = then;
     }
     for (int64_t row = 0; row < count; ++row)
       for (int64_t panel = 0; panel < panels(kv_); ++panel)
         S::store(state.out + (first + row) * kv_.padded_dim + panel * kKvLanes,
                  S::load(out_ + panel * kPairFloats + row * kKvLanes));
   }
-}
-
-template <typename S, typename Tiles>
-void TileAttention<S, Tiles>::attend_pair(Tiles& tiles, const Pair& pair, int64_t tile, const Groups& groups, const Groups* next,
-                                          const RowState& state) {
-  const Range first = seen(pair.first, tile), last = seen(pair.first + pair.rows - 1, tile);
-  if (last.end == 0 || first.begin == kTile) return;
-  const Range used{first.begin / kStep, (last.end + kStep - 1) / kStep};  // steps in which some row sees something
-  score(tiles, pair, used, groups, next);
-  softmax(pair, tile, used, state);
-  weigh(tiles, pair, tile, used, groups, next);
 }
 
 // sums[panel] += x * the panel's tiles, for two tiles of rows and two panels at once.
@@ -202,36 +212,38 @@ void TileAttention<S, Tiles>::products(Tiles& tiles, const Pair& pair, const uin
   }
 }
 
+// Of the two groups of a step, to `coming_`.
 template <typename S, typename Tiles>
-void TileAttention<S, Tiles>::score(Tiles& tiles, const Pair& pair, Range used, const Groups& groups, const Groups* next) {
-  const int64_t steps = dim_steps(kv_), whole = kv_.head_dim / kStep, tail = kv_.head_dim % kStep;  // dims
-  const auto* x = q_ + pair.first / kPairRows * steps * kPairRows * kStep;
-  for (int64_t g = 2 * used.begin; g < 2 * used.end; g += 2) {
-    CacheTiles<S> right{};
-    const auto as_bytes = [](const uint16_t* p) { return reinterpret_cast<const std::byte*>(p); };
-    for (int64_t step = 0; step < whole; ++step) {
-      right.tiles[step] = as_bytes(groups.keys[g]) + step * kTileBytes;
-      right.stride[step] = as_bytes(groups.keys[g + 1]) - as_bytes(groups.keys[g]);
-      if (next != nullptr && as_bytes(next->keys[g + 1]) - as_bytes(next->keys[g]) == right.stride[step])
-        right.ahead[step] = as_bytes(next->keys[g]) + step * kTileBytes;
-    }
-    if (tail > 0) {
-      for (int64_t i = 0; i < 2; ++i) {
-        uint16_t* to = tails_ + (g + i) * kStep * kKvLanes;
-        std::fill(std::copy_n(groups.keys[g + i] + whole * kStep * kKvLanes, tail * kKvLanes, to),
-                  to + kStep * kKvLanes, uint16_t{0});
-      }
-      right.tiles[whole] = as_bytes(tails_ + g * kStep * kKvLanes);
-      right.stride[whole] = kTileBytes;
-    }
-    products(tiles, pair, x, steps, 2, right, scores_ + g * kPairFloats, true);
+void TileAttention<S, Tiles>::score(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next, int64_t step) {
+  if (step < groups.used.begin || step >= groups.used.end) return;
+  const int64_t g = 2 * step, steps = dim_steps(kv_), whole = kv_.head_dim / kStep, tail = kv_.head_dim % kStep;  // dims
+  CacheTiles<S> right{};
+  const auto as_bytes = [](const uint16_t* p) { return reinterpret_cast<const std::byte*>(p); };
+  for (int64_t i = 0; i < whole; ++i) {
+    right.tiles[i] = as_bytes(groups.keys[g]) + i * kTileBytes;
+    right.stride[i] = as_bytes(groups.keys[g + 1]) - as_bytes(groups.keys[g]);
+    if (next != nullptr && as_bytes(next->keys[g + 1]) - as_bytes(next->keys[g]) == right.stride[i])
+      right.ahead[i] = as_bytes(next->keys[g]) + i * kTileBytes;
   }
+  if (tail > 0) {
+    for (int64_t i = 0; i < 2; ++i) {
+      uint16_t* to = tails_ + (g + i) * kStep * kKvLanes;
+      std::fill(std::copy_n(groups.keys[g + i] + whole * kStep * kKvLanes, tail * kKvLanes, to),
+                to + kStep * kKvLanes, uint16_t{0});
+    }
+    right.tiles[whole] = as_bytes(tails_ + g * kStep * kKvLanes);
+    right.stride[whole] = kTileBytes;
+  }
+  const auto* x = q_ + pair.first / kPairRows * steps * kPairRows * kStep;
+  products(tiles, pair, x, steps, 2, right, coming_ + g * kPairFloats, true);
 }
 
+// meanwhile(row) is called after each row.
 template <typename S, typename Tiles>
-void TileAttention<S, Tiles>::softmax(const Pair& pair, int64_t tile, Range used, const RowState& state) {
-  for (int64_t row = 0; row < pair.rows; ++row) {
-    const Range mine = seen(pair.first + row, tile);
+template <typename Meanwhile>
+void TileAttention<S, Tiles>::softmax(const Pair& pair, const Groups& groups, const RowState& state, Meanwhile meanwhile) {
+  for (int64_t row = 0; row < pair.rows; meanwhile(row++)) {
+    const Range mine = seen(pair.first + row, groups.tile), used = groups.used;
     float* scores = scores_ + row * kKvLanes;
     uint16_t* p = p_ + row * kStep;
     const auto place = [p](int64_t i) { return p + i / kStep * kPairRows * kStep + i % kStep; };
@@ -256,9 +268,8 @@ void TileAttention<S, Tiles>::softmax(const Pair& pair, int64_t tile, Range used
 
 // out += p x values. Steps that all rows see whole come from the cache, where their lines lie together there.
 template <typename S, typename Tiles>
-void TileAttention<S, Tiles>::weigh(Tiles& tiles, const Pair& pair, int64_t tile, Range used, const Groups& groups,
-                                    const Groups* next) {
-  const Range first = seen(pair.first, tile), last = seen(pair.first + pair.rows - 1, tile);
+void TileAttention<S, Tiles>::weigh(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next) {
+  const Range used = groups.used, first = seen(pair.first, groups.tile), last = seen(pair.first + pair.rows - 1, groups.tile);
   CacheTiles<S> right{};
   const auto as_bytes = [](const uint16_t* p) { return reinterpret_cast<const std::byte*>(p); };
   for (int64_t step = used.begin; step < used.end; ++step) {
@@ -270,7 +281,7 @@ void TileAttention<S, Tiles>::weigh(Tiles& tiles, const Pair& pair, int64_t tile
       if (next != nullptr) right.ahead[i] = as_bytes(next->values[2 * step]);
       continue;
     }
-    if (!copy_values(step, {first.begin, last.end}, groups) && !whole) return weigh_apart(tiles, pair, tile, used, groups);
+    if (!copy_values(step, {first.begin, last.end}, groups) && !whole) return weigh_apart(tiles, pair, groups);
     right.tiles[i] = as_bytes(copies_ + step * kStep * kv_.padded_dim);
     right.stride[i] = kTileBytes;
   }
@@ -280,12 +291,13 @@ void TileAttention<S, Tiles>::weigh(Tiles& tiles, const Pair& pair, int64_t tile
 // The same with values that not all rows see and that are not finite: each row by itself, with zeros for what it does not
 // see. A row gets the bits that it would get otherwise.
 template <typename S, typename Tiles>
-void TileAttention<S, Tiles>::weigh_apart(Tiles& tiles, const Pair& pair, int64_t tile, Range used, const Groups& groups) {
+void TileAttention<S, Tiles>::weigh_apart(Tiles& tiles, const Pair& pair, const Groups& groups) {
+  const Range used = groups.used;
   const int64_t count = panels(kv_);
   for (int64_t row = 0; row < pair.rows; ++row) {
     CacheTiles<S> right{};
     for (int64_t step = used.begin; step < used.end; ++step) {
-      copy_values(step, seen(pair.first + row, tile), groups);
+      copy_values(step, seen(pair.first + row, groups.tile), groups);
       right.tiles[step - used.begin] = reinterpret_cast<const std::byte*>(copies_ + step * kStep * kv_.padded_dim);
       right.stride[step - used.begin] = kTileBytes;
     }

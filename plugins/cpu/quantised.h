@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -38,45 +39,62 @@ struct W8 {
 
 struct W4 {
   static constexpr int64_t kTiles = 2;
-  int64_t k, group;
+  int64_t k, group;  // a power of two, at least 32
 
   template <typename Args>
-  explicit W4(const Args& args) : k(args.k), group(args.group) {}
+  explicit W4(const Args& args)
+      : k(args.k), group(args.group), group_bits_(std::countr_zero(static_cast<uint64_t>(group))),
+        data_offset_(kHeaderBytes + (((blocks() * 2 * kTileK + group - 1) >> group_bits_) * 16 + kQuantLine - 1) / kQuantLine * kQuantLine) {}
   int64_t blocks() const { return (tiles_of(k) + 1) / 2; }
-  int64_t data_offset() const {
-    const int64_t groups = (blocks() * 2 * kTileK + group - 1) / group;
-    return kHeaderBytes + (groups * 16 + kQuantLine - 1) / kQuantLine * kQuantLine;
-  }
+  int64_t data_offset() const { return data_offset_; }
   int64_t panel_bytes() const { return data_offset() + blocks() * kTileBytes; }
 
   const int8_t* multipliers(const std::byte* panel, int64_t at_k) const {
-    return reinterpret_cast<const int8_t*>(panel + kHeaderBytes) + at_k / group * 16;
+    return reinterpret_cast<const int8_t*>(panel + kHeaderBytes) + (at_k >> group_bits_) * 16;
   }
 
-  // The two int8 tiles of a block.
+  // The two int8 tiles of a block. Meanwhile fetches the KiB at `ahead`.
   template <typename I>
-  void unpack(const std::byte* panel, int64_t block, std::byte* to) const {
-    constexpr int64_t kAhead = 2048;
+  void unpack(const std::byte* panel, int64_t block, std::byte* to, const std::byte* ahead) const {
     constexpr int64_t kRun = 8;  // lines that surely share their multipliers: 32 k
     const std::byte* codes = panel + data_offset() + block * kTileBytes;
+    const int64_t block_k = block * 2 * kTileK;
+    if (group >= 2 * kTileK) {
+      const auto all = I::multipliers(multipliers(panel, block_k));
+      return unpack_lines<I, kTileLines>(codes, all, all, to, ahead);
+    }
     for (int64_t line = 0; line < kTileLines; line += kRun) {
-      const int64_t low_k = block * 2 * kTileK + line * 4;
-      const auto low = I::multipliers(multipliers(panel, low_k));
-      const auto high = I::multipliers(multipliers(panel, low_k + kTileK));
-#pragma GCC unroll 8
-      for (int64_t l = line; l < line + kRun; ++l) {
-        I::prefetch(codes + l * kQuantLine + kAhead);
-        I::unpack(codes + l * kQuantLine, low, high, to + l * kQuantLine, to + kTileBytes + l * kQuantLine);
-      }
+      const auto low = I::multipliers(multipliers(panel, block_k + line * 4));
+      const auto high = I::multipliers(multipliers(panel, block_k + kTileK + line * 4));
+      const int64_t at = line * kQuantLine;
+      unpack_lines<I, kRun>(codes + at, low, high, to + at, ahead + at);
     }
   }
 
   // Tiles [first, first + count), first even, unpacked to `to`, which has room for one more.
   template <typename I>
   const std::byte* tiles(const std::byte* panel, int64_t first, int64_t count, std::byte* to) const {
-    for (int64_t tile = 0; tile < count; tile += 2) unpack<I>(panel, (first + tile) / 2, to + tile * kTileBytes);
+    constexpr int64_t kAhead = 2;  // blocks
+    for (int64_t tile = 0; tile < count; tile += 2) {
+      const int64_t block = (first + tile) / 2;
+      unpack<I>(panel, block, to + tile * kTileBytes, panel + data_offset() + (block + kAhead) * kTileBytes);
+    }
     return to;
   }
+
+ private:
+  template <typename I, int64_t kLines, typename Multipliers>
+  [[gnu::always_inline]] static inline void unpack_lines(const std::byte* codes, const Multipliers& low, const Multipliers& high,
+                                                         std::byte* to, const std::byte* ahead) {
+#pragma GCC unroll 8
+    for (int64_t at = 0; at < kLines * kQuantLine; at += kQuantLine) {
+      I::prefetch_codes(ahead + at);
+      I::unpack(codes + at, low, high, to + at, to + kTileBytes + at);
+    }
+  }
+
+  int group_bits_;
+  int64_t data_offset_;
 };
 
 inline const float* panel_scales(const std::byte* panel) { return reinterpret_cast<const float*>(panel); }

@@ -59,6 +59,9 @@ struct SimdAvx512 {
         _mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
   }
 
+  // a * 2^n for whole n; NaN stays NaN.
+  INGOT_INLINE V scale(V a, V n) { return _mm512_scalef_ps(a, n); }
+
   INGOT_INLINE V load_bf16(const uint16_t* p) { return from_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
   INGOT_INLINE V load_bf16_partial(const uint16_t* p, int64_t n) {
     return from_bf16(_mm256_maskz_loadu_epi16(first_lanes(n), p));

@@ -37,8 +37,8 @@ template <typename S>
   using V = typename S::V;
   const V magic = S::set1(12582912.0f);
   const V inside = S::max(S::set1(-69.0f), x);  // NaN where x is
-  const V shifted = S::fma(inside, S::set1(1.44269504f), magic);
-  const V r = S::fma(S::sub(shifted, magic), S::set1(-0x1.62e430p-1f), inside);
+  const V shifted = S::fma(inside, S::set1(1.44269504f), magic), n = S::sub(shifted, magic);
+  const V r = S::fma(n, S::set1(-0x1.62e430p-1f), inside);
   V p = S::set1(0x1.6a21acp-10f);
   p = S::fma(p, r, S::set1(0x1.123b6ap-7f));
   p = S::fma(p, r, S::set1(0x1.5558fap-5f));
@@ -46,6 +46,7 @@ template <typename S>
   p = S::fma(p, r, S::set1(0x1.fffffcp-2f));
   p = S::fma(p, r, S::set1(1.0f));
   p = S::fma(p, r, S::set1(1.0f));
+  if constexpr (requires { S::scale(p, n); }) return S::scale(p, n);
   return S::select(S::less_equal(x, x), S::add_exponent(p, shifted), x);
 }
 

@@ -263,6 +263,9 @@ std::vector<Shape> shapes() {
       const int threads = 1 + static_cast<int>(i % 3), pieces = 1 + static_cast<int>((r + i) % 3);
       all.push_back({r, ns[(r + i) % 5], ks[i], activation, i % 3 == 0, i % 2 == 0, i % 4 < 2, threads, pieces, 32 << (i + r) % 3});
     }
+  for (const int64_t r : {1, 3, 9, 21})  // panels follow each other while those before are being used
+    all.push_back({r, 258, 1100, Activation::kNone, false, true, true, 1, 2, r % 2 == 0 ? 64 : 128});
+  all.push_back({97, 66, 2100, Activation::kSilu, true, true, false, 2, 1, 128});
   for (const int64_t r : {7, 35})  // more elements than a thread prepares by itself
     all.push_back({r, 34, kOwnElements / r + 1, Activation::kSilu, true, true, true, 3, 2, 64});
   return all;

@@ -120,7 +120,7 @@ def test_the_residual_may_be_the_output(kernel: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("rows", "n", "k"), [(150, 70, 1100), (3, 1500, 70), (530, 20, 40)])
+@pytest.mark.parametrize(("rows", "n", "k"), [(150, 70, 1100), (3, 1500, 70), (20, 300, 700), (530, 20, 40)])
 def test_products_of_many_blocks(kernel: str, rows: int, n: int, k: int) -> None:
     """More rows, panels and k than one block holds."""
     inputs: list[Input] = [_normal(1, rows, k), _weight(kernel, n, k), None, None]

@@ -100,7 +100,7 @@ def test_what_the_specification_says_in_every_company(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("rows", "n", "k"), [(150, 70, 2200), (3, 1500, 70), (530, 20, 40)])
+@pytest.mark.parametrize(("rows", "n", "k"), [(150, 70, 2200), (3, 1500, 70), (2, 40, 2200), (530, 20, 40)])
 def test_products_of_many_blocks(kernel: str, rows: int, n: int, k: int) -> None:
     """More rows, panels and k than one block holds, on any number of threads."""
     group = _group(kernel, n)
@@ -112,6 +112,19 @@ def test_products_of_many_blocks(kernel: str, rows: int, n: int, k: int) -> None
     for threads in (2, 5):
         again = _run(open_step(kernel, inputs, attrs, batch, threads=threads, pieces=2), rows)
         assert again.tobytes() == first.tobytes()
+
+
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if "amx" in name])
+@pytest.mark.parametrize(("rows", "n", "k"), [(20, 300, 700), (9, 150, 1300), (288, 34, 5700), (520, 50, 3000)])
+def test_products_on_tiles(kernel: str, rows: int, n: int, k: int) -> None:
+    """Few rows past one panel after another without a stop; many that stay in L2 over the whole K, or half of them, or not."""
+    group = _group(kernel, n)
+    inputs: list[Input] = [_normal(1, rows, k), Quantised.of(random_rows(n, k, group), gated=n == 50), None, None]
+    attrs, batch = _attrs(kernel, group, "silu" if n == 50 else "none", n == 50), plain_batch(rows)
+    (expected,) = reference_outputs(kernel, inputs, attrs, batch)
+    for threads in (1, 2):
+        got = _run(open_step(kernel, inputs, attrs, batch, threads=threads), rows)
+        _assert_close(got, expected, _tolerance(kernel, str(attrs["activation"])), kernel)
 
 
 @pytest.mark.parametrize("kernel", EXACT)
