@@ -117,7 +117,7 @@ def test_products_of_many_blocks(kernel: str, rows: int, n: int, k: int) -> None
 @pytest.mark.parametrize("kernel", [name for name in KERNELS if "amx" in name])
 @pytest.mark.parametrize(("rows", "n", "k"), [(20, 300, 700), (9, 150, 1300), (288, 34, 5700), (520, 50, 3000)])
 def test_products_on_tiles(kernel: str, rows: int, n: int, k: int) -> None:
-    """Few rows past one panel after another without a stop; many that stay in L2 over the whole K, or half of them, or not."""
+    """Few rows past panels without a stop; many that stay in L2 over the whole K, or half of them, or none."""
     group = _group(kernel, n)
     inputs: list[Input] = [_normal(1, rows, k), Quantised.of(random_rows(n, k, group), gated=n == 50), None, None]
     attrs, batch = _attrs(kernel, group, "silu" if n == 50 else "none", n == 50), plain_batch(rows)
