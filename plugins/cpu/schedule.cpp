@@ -88,7 +88,6 @@ class TurnMaker {
 
   Access access(size_t i, const Turn& turn) const {
     const BoundStep& step = steps_[i];
-    if (turn.left_out) return {{}, {}, false};
     Access access{{}, {}, !shares_by_rows(step)};
     if (turn.norm) access.reads.push_back(bytes(steps_[turn.normed].inputs.front()));
     for (const BufferSpec* each : step.inputs)
@@ -107,13 +106,19 @@ class TurnMaker {
 
   void place_barriers(std::vector<Turn>& turns) const {
     std::vector<Access> open;  // of the steps since the last barrier
+    Turn* before = nullptr;
     for (size_t i = 0; i < steps_.size(); ++i) {
+      if (turns[i].left_out) {
+        turns[i].waits = false;
+        continue;
+      }
       const Access next = access(i, turns[i]);
       const bool waits = std::ranges::any_of(open, [&next](const Access& each) {
         return (each.teams_up && next.teams_up) || meet(each.writes, next.reads) || meet(each.reads, next.writes) ||
                meet(each.writes, next.writes);
       });
-      if (i > 0) turns[i - 1].waits = waits;
+      if (before != nullptr) before->waits = waits;
+      before = &turns[i];
       if (waits) open.clear();
       open.push_back(next);
     }
