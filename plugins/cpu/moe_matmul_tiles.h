@@ -120,7 +120,7 @@ class TileProduct {
     } else {
       std::byte* to = unpacked_ + which * kPartBytes;
       for (int64_t s = 0; s < steps; s += Weight::kTiles)
-        weight_.unpack(panel, (step + s) / Weight::kTiles, to + s * kTileBytes, 
+        weight_.unpack(panel, (step + s) / Weight::kTiles, to + s * kTileBytes,
                        stored(panel, step + s + 2 * Weight::kTiles));
       return to;
     }
