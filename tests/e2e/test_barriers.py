@@ -1,6 +1,7 @@
 """How often the threads of a CPU engine wait for each other, and that nothing they compute depends on it."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 
 from ingot.configs.runtime import runtime_config
 from ingot.engine import read_plan
-from ingot.plugins.cpu.target import CpuSession, detect_isa
+from ingot.plan import Plan, Step
+from ingot.plugins.cpu.target import CpuSession, detect_isa, kernel_table, open_native
 from ingot.plugins.op import Array
+from ingot.plugins.target import SessionOptions
 from ingot.runtime.session import LoadedEngine, load_engine
 from ingot.step_io import Int32, StepBatch
 from tests.e2e.command import ingot
@@ -98,6 +101,38 @@ def test_products_that_round_rows_norm_them_too(engines: Path, kind: str) -> Non
             assert {names[index] for index in times.left_out} == expected, f"{rows} rows"
         _, outputs = session.run_tapped(_decode(MANY_ROWS), sorted(norms))
         assert outputs.keys() == norms
+
+
+def _on_tiles(plan: Plan) -> Plan:
+    """The same steps through the twins of kernels for AMX, and of AVX-512 where AMX has none."""
+    known = kernel_table()
+
+    def twin(step: Step) -> Step:
+        stem = step.kernel.rsplit(".", 1)[0]
+        tiles = f"{stem}.amxemu" in known
+        attrs = (
+            {**step.attrs, "activations": "bf16"} if tiles and step.attrs.get("activations") == "f32" else step.attrs
+        )
+        return dataclasses.replace(step, kernel=f"{stem}.{'amxemu' if tiles else 'avx512emu'}", attrs=attrs)
+
+    return dataclasses.replace(plan, steps=tuple(map(twin, plan.steps)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_on_the_way_to_tiles(engines: Path, kind: str) -> None:
+    """Rows in bf16 are normed there too."""
+    with _opened(engines / f"{kind}-2", 1) as (loaded, _):
+        plan = _on_tiles(loaded.engine.plan)
+        options = SessionOptions(num_blocks=MANY_ROWS, threads=2)
+        session = open_native(plan, loaded.engine.weights, options, "avx512emu")
+        many, times = session.run_timed(_decode(MANY_ROWS))
+        assert many.logits is not None
+        assert {plan.steps[index].op for index in times.left_out} == {"rms_norm"}
+        for rows in (3, 48):
+            assert _logits(session, _decode(rows)).tobytes() == many.logits[:rows].tobytes(), f"{rows} rows"
+        _, outputs = session.run_tapped(_decode(MANY_ROWS), [plan.steps[-1].name])
+        assert outputs[plan.steps[-1].name][plan.steps[-1].outputs[0]].tobytes() == many.logits.tobytes()
+        session.close()
 
 
 def test_every_sum_is_a_product_s(engines: Path) -> None:
