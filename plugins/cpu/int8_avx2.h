@@ -60,8 +60,18 @@ struct Int8Avx2 : SimdAvx2 {
   INGOT_INLINE V load_int(const int32_t* p) {
     return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
-  // To the nearest integer, ties to even, for |v| < 2^22.
-  INGOT_INLINE V round(V v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  // 64 numbers, as store_i8.
+  INGOT_INLINE void store_i8_line(int8_t* p, const V (&v)[8]) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const V* four = v + half * 4;
+      const __m256i first = _mm256_packs_epi32(_mm256_cvtps_epi32(four[0]), _mm256_cvtps_epi32(four[1]));
+      const __m256i second = _mm256_packs_epi32(_mm256_cvtps_epi32(four[2]), _mm256_cvtps_epi32(four[3]));
+      const __m256i quads = _mm256_packs_epi16(first, second);  // lower ones of each vector, then upper ones
+      const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p) + half, _mm256_permutevar8x32_epi32(quads, order));
+    }
+  }
   INGOT_INLINE V load_i8_partial(const int8_t* p, int64_t n) {
     int8_t lanes[kWidth] = {};
     std::memcpy(lanes, p, static_cast<size_t>(n));

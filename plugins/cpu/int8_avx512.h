@@ -43,7 +43,13 @@ struct Int8Avx512 : SimdAvx512 {
   }
 
   INGOT_INLINE V load_int(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
-  INGOT_INLINE V round(V v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  INGOT_INLINE void store_i8_line(int8_t* p, const V (&v)[4]) {
+    const __m512i first = _mm512_packs_epi32(_mm512_cvtps_epi32(v[0]), _mm512_cvtps_epi32(v[1]));
+    const __m512i second = _mm512_packs_epi32(_mm512_cvtps_epi32(v[2]), _mm512_cvtps_epi32(v[3]));
+    const __m512i quads = _mm512_packs_epi16(first, second);  // first ones of each vector, then second ones ..
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, quads));
+  }
   INGOT_INLINE V load_i8_partial(const int8_t* p, int64_t n) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
   }

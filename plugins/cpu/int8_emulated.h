@@ -34,9 +34,8 @@ struct Int8Emulated : SimdEmulated {
   }
 
   INGOT_INLINE V load_int(const int32_t* p) { return {__builtin_convertvector(load_sum(p), Floats)}; }
-  INGOT_INLINE V round(V v) {
-    const Floats shift = Floats{} + 0x1.8p23f;
-    return {(v.lane + shift) - shift};
+  INGOT_INLINE void store_i8_line(int8_t* p, const V (&v)[4]) {
+    for (int i = 0; i < 4; ++i) store_i8(p + i * kWidth, v[i]);
   }
   INGOT_INLINE V load_i8_partial(const int8_t* p, int64_t n) {
     V v = zero();

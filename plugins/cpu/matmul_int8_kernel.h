@@ -13,44 +13,36 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <limits>
+#include <numeric>
 
 #include "matmul_parts.h"
 #include "quantised.h"
+#include "row_top.h"
 #include "simd_lanes.h"
 
 namespace ingot {
 namespace {
 
-constexpr float kLargest = std::numeric_limits<float>::max();
-
-struct RoundedRow {
-  float scale;  // top / 127; NaN for a row that is not finite
-  int32_t sum;  // of its codes
-};
-
 // Rounds a row, 64 codes after another to the place that place(k) names for the codes from k on; zeros beyond the row.
+// Returns what a step of the codes is worth, NaN for a row that is not finite: its codes are zeros, as those of a row that
+// is too small for 127 over it.
 template <typename I, typename Place>
-RoundedRow round_row(const float* x, int64_t k, int64_t padded_k, Place place) {
+float round_row(const float* x, int64_t k, int64_t padded_k, Place place) {
   using V = typename I::V;
-  V top = I::zero();
-  for (int64_t i = 0; i < k; i += I::kWidth) {
-    const V size = I::abs(load_lanes<I>(x + i, k - i));
-    top = I::max(top, I::select(I::less_equal(size, I::set1(kLargest)), size, I::set1(INFINITY)));
-  }
-  const float highest = I::reduce_max(top), inverse = highest > 0 ? 127.0f / highest : 0.0f;
-  const bool usable = highest <= kLargest && inverse <= kLargest;
-  V sum = I::zero();
+  const float top = row_top<I>(x, k), inverse = 127.0f / top;
+  const int64_t coded = top <= kLargest && inverse <= kLargest ? k : 0;
+  const V factor = I::set1(coded > 0 ? inverse : 0.0f);
   for (int64_t at = 0; at < padded_k; at += kTileK) {
-    int8_t* to = place(at);
-    for (int64_t i = at; i < at + kTileK; i += I::kWidth, to += I::kWidth) {
-      V code = I::zero();
-      if (usable && i < k) code = I::round(I::mul(load_lanes<I>(x + i, k - i), I::set1(inverse)));
-      sum = I::add(sum, code);
-      I::store_i8(to, code);
+    const int64_t left = coded - at;
+    V line[kTileK / I::kWidth];
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kTileK; i += I::kWidth) {
+      const V v = left >= kTileK ? I::load(x + at + i) : left > i ? load_lanes<I>(x + at + i, left - i) : I::zero();
+      line[i / I::kWidth] = I::mul(v, factor);
     }
+    I::store_i8_line(place(at), line);
   }
-  return {highest <= kLargest ? highest / 127.0f : NAN, static_cast<int32_t>(I::reduce_add(sum))};
+  return top <= kLargest ? top / 127.0f : NAN;
 }
 
 // How rounded rows lie in Team::shared.
@@ -97,9 +89,22 @@ struct ByteProducts {
   static constexpr int64_t kPart = 1024, kUnpackedBytes = Format::kTiles == 1 ? 0 : kPart * kPanel;  // of a panel's part
   static constexpr int64_t kAhead = I::kStreamAhead;
   static constexpr int64_t kRunK = 32;
-  static constexpr int32_t kStart = I::kStart;
 
-  static void start_runs(const int8_t*, int64_t, int32_t*) {}
+  // Where the sums of a row begin.
+  static int32_t start(const int8_t* codes, int64_t padded_k, int32_t*) {
+    if constexpr (I::kStart == 0) {
+      return 0;
+    } else {
+      typename I::Sum sums[2] = {I::set_sum(0), I::set_sum(0)};
+      for (int64_t k = 0; k < padded_k; k += 2 * kTileK)
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i)
+          I::dot(sums[i], I::set_sum(0x01010101), I::load_sum(reinterpret_cast<const int32_t*>(codes + k + i * kTileK)));
+      int32_t lanes[2 * kPanel];
+      for (int i = 0; i < 2; ++i) I::store_sum(lanes + i * kPanel, sums[i]);
+      return I::kStart * std::accumulate(lanes, lanes + 2 * kPanel, 0);
+    }
+  }
   static const std::byte* lines(const Format& format, const std::byte* panel, int64_t k, int64_t part, std::byte* to) {
     return format.template tiles<I>(panel, k / kTileK, tiles_of(part), to);
   }
@@ -152,10 +157,10 @@ struct CodeProducts {
   static constexpr int64_t kRunK = kRun;
   static constexpr int kRows = I::kCodeRows, kPanels = 1, kVectors = kPanel / I::kWidth;
   static constexpr int64_t kPart = 1024, kUnpackedBytes = 0, kAhead = I::kStreamAhead;
-  static constexpr int32_t kStart = 0;
 
-  static void start_runs(const int8_t* codes, int64_t padded_k, int32_t* runs) {
+  static int32_t start(const int8_t* codes, int64_t padded_k, int32_t* runs) {
     for (int64_t k = 0; k < padded_k; k += kRunK) *runs++ = I::template short_start<kRunK>(codes + k);
+    return 0;
   }
   static const std::byte* lines(const W4& format, const std::byte* panel, int64_t k, int64_t, std::byte*) {
     return panel + format.data_offset() + k / kTileK / 2 * kTileBytes;
@@ -258,10 +263,8 @@ inline size_t matmul_int8_scratch(const void* args) {
 template <typename I, typename Products>
 void round_to(const RoundedRows& to, int64_t row, const float* x) {
   int8_t* codes = to.codes(row);
-  const RoundedRow rounded = round_row<I>(x, to.k, to.padded_k(), [codes](int64_t k) { return codes + k; });
-  to.scales()[row] = rounded.scale;
-  to.starts()[row] = rounded.sum * Products::kStart;
-  Products::start_runs(codes, to.padded_k(), to.runs(row));
+  to.scales()[row] = round_row<I>(x, to.k, to.padded_k(), [codes](int64_t k) { return codes + k; });
+  to.starts()[row] = Products::start(codes, to.padded_k(), to.runs(row));
 }
 
 // Sums of rows [row, row + rows) of some panels, a part of K after another, to [panel][row][16]. at(panel): where it lies.

@@ -89,7 +89,7 @@ struct Int8Rows {
   void pack(int64_t row, const float* x) const {
     const auto place = [this, row](int64_t k) { return reinterpret_cast<int8_t*>(packed.line(row, k / kStepK)); };
     if (x != nullptr) {
-      scales[row] = round_row<S>(x, packed.k, packed.steps() * kStepK, place).scale;
+      scales[row] = round_row<S>(x, packed.k, packed.steps() * kStepK, place);
     } else {
       for (int64_t k = 0; k < packed.k; k += kStepK) std::fill_n(place(k), kStepK, int8_t{0});
     }

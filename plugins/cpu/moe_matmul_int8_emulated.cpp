@@ -6,7 +6,8 @@ namespace ingot {
 using W8Product = VectorProduct<Int8Emulated, WidenedWeight<Int8Emulated, W8>>;
 using W4Product = VectorProduct<Int8Emulated, WidenedWeight<Int8Emulated, W4>>;
 using W8A8Product = ByteProduct<Int8Emulated, W8>;
-using W4A8Product = ByteProduct<Int8Emulated, W4>;
+template <int64_t kRun>
+using W4A8Product = CodeOrByteProduct<Int8Emulated, kRun>;
 }  // namespace ingot
 
 INGOT_KERNEL("moe_gate_up.w8.avx512emu", MoeMatmulArgs, (ingot::moe_gate_up<ingot::Int8Emulated, ingot::W8Product>))
@@ -15,5 +16,5 @@ INGOT_KERNEL("moe_gate_up.w8a8.avx512emu", MoeMatmulArgs, (ingot::moe_gate_up<in
 INGOT_KERNEL("moe_down.w8a8.avx512emu", MoeMatmulArgs, (ingot::moe_down<ingot::Int8Emulated, ingot::W8A8Product>))
 INGOT_KERNEL("moe_gate_up.w4.avx512emu", MoeMatmulArgs, (ingot::moe_gate_up<ingot::Int8Emulated, ingot::W4Product>))
 INGOT_KERNEL("moe_down.w4.avx512emu", MoeMatmulArgs, (ingot::moe_down<ingot::Int8Emulated, ingot::W4Product>))
-INGOT_KERNEL("moe_gate_up.w4a8.avx512emu", MoeMatmulArgs, (ingot::moe_gate_up<ingot::Int8Emulated, ingot::W4A8Product>))
-INGOT_KERNEL("moe_down.w4a8.avx512emu", MoeMatmulArgs, (ingot::moe_down<ingot::Int8Emulated, ingot::W4A8Product>))
+INGOT_KERNEL("moe_gate_up.w4a8.avx512emu", MoeMatmulArgs, (ingot::moe_gate_up_codes<ingot::Int8Emulated, ingot::W4A8Product>))
+INGOT_KERNEL("moe_down.w4a8.avx512emu", MoeMatmulArgs, (ingot::moe_down_codes<ingot::Int8Emulated, ingot::W4A8Product>))

@@ -51,18 +51,50 @@ class Int8Product {
 template <typename I, typename Format>
 using ByteProduct = Int8Product<I, Format, ByteProducts<I, Format>>;
 
-// Of groups of 32, and of all else, as matmul_codes.
 template <typename I, int64_t kRun>
 using CodeProduct = Int8Product<I, W4, CodeProducts<I, kRun>>;
 
-template <typename I>
+// One product of up to kRows rows, another of more, as each block of an expert's rows has them; their bits are the same.
+template <int64_t kRows, typename Few, typename Many>
+class FewOrMany {
+ public:
+  static constexpr int64_t kFewRows = Many::kFewRows, kMaxRows = Many::kMaxRows, kMaxPanels = Many::kMaxPanels;
+  static_assert(kRows <= Few::kMaxRows && kMaxPanels <= Few::kMaxPanels);
+
+  static size_t scratch(const MoeMatmulArgs& args) { return std::max(Few::scratch(args), Many::scratch(args)); }
+
+  FewOrMany(const MoeMatmulArgs& args, std::byte* memory) : few_(args, memory), many_(args, memory) {}
+
+  int64_t panel_bytes() const { return many_.panel_bytes(); }
+  void set_rows(const float* const* rows, int64_t count) {
+    are_few_ = count <= kRows;
+    are_few_ ? few_.set_rows(rows, count) : many_.set_rows(rows, count);
+  }
+  void multiply(const std::byte* const* panels, int64_t count) {
+    are_few_ ? few_.multiply(panels, count) : many_.multiply(panels, count);
+  }
+  const float* sums() const { return are_few_ ? few_.sums() : many_.sums(); }
+  int64_t stride() const { return are_few_ ? few_.stride() : many_.stride(); }
+
+ private:
+  Few few_;
+  Many many_;
+  bool are_few_ = false;
+};
+
+// int4 with VNNI, as matmul_codes_or_bytes.
+template <typename I, int64_t kRun>
+using CodeOrByteProduct = FewOrMany<I::kCodeRows, CodeProduct<I, kRun>, ByteProduct<I, W4>>;
+
+// Of groups of 32, and of all else, as matmul_codes.
+template <typename I, template <int64_t> typename Product>
 void moe_gate_up_codes(const MoeMatmulArgs& args, const Team& team) {
-  args.group == 32 ? moe_gate_up<I, CodeProduct<I, 32>>(args, team) : moe_gate_up<I, CodeProduct<I, 64>>(args, team);
+  args.group == 32 ? moe_gate_up<I, Product<32>>(args, team) : moe_gate_up<I, Product<64>>(args, team);
 }
 
-template <typename I>
+template <typename I, template <int64_t> typename Product>
 void moe_down_codes(const MoeMatmulArgs& args, const Team& team) {
-  args.group == 32 ? moe_down<I, CodeProduct<I, 32>>(args, team) : moe_down<I, CodeProduct<I, 64>>(args, team);
+  args.group == 32 ? moe_down<I, Product<32>>(args, team) : moe_down<I, Product<64>>(args, team);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "matmul_tiles.h"
+#include "moe_matmul_int8_kernel.h"
 #include "moe_matmul_parts.h"
 
 namespace ingot {
@@ -140,6 +141,10 @@ using NarrowedTileProduct = TileProduct<S, Tiles, Bf16Rows<S>, NarrowedTiles<S, 
 
 template <typename S, typename Tiles, typename Format>
 using Int8TileProduct = TileProduct<S, Tiles, Int8Rows<S>, Int8Tiles<S, Format>>;
+
+// int4: the fewest rows go the way of machines without tiles, as in matmul_int8_tiles.
+template <typename S, typename Tiles, int64_t kRun>
+using CodeOrTileProduct = FewOrMany<kFewRows, CodeProduct<S, kRun>, Int8TileProduct<S, Tiles, W4>>;
 
 }  // namespace
 }  // namespace ingot

@@ -4,11 +4,11 @@
 #pragma once
 
 #include <cmath>
-#include <limits>
 
 #include "ingot/kernel.h"
 #include "kv_head.h"
 #include "row_sum.h"
+#include "row_top.h"
 
 namespace ingot {
 namespace {
@@ -59,19 +59,11 @@ void norm_runs(const float* x, const float* weight, int64_t width, int64_t run, 
 // plugins/quantised.py: a row that is not finite gets the scale NaN, one that is too small for 127 over it gets zeros.
 template <typename S>
 float quantise(const float* x, int64_t dim, int64_t padded, int8_t* codes) {
-  using V = typename S::V;
-  V tops = S::zero(), doubts = S::zero();
-  for (int64_t i = 0; i < dim; i += S::kWidth) {
-    const V v = load_lanes<S>(x + i, dim - i);
-    tops = S::max(tops, S::abs(v));
-    doubts = S::fma(v, S::zero(), doubts);  // NaN from the first number that is not finite
-  }
-  const float top = S::reduce_max(tops), inverse = 127.0f / top;
-  const bool finite = S::reduce_add(doubts) == 0.0f;
-  const bool usable = finite && inverse <= std::numeric_limits<float>::max();
+  const float top = row_top<S>(x, dim), inverse = 127.0f / top;
+  const bool finite = top <= kLargest, usable = finite && inverse <= kLargest;
   for (int64_t i = 0; i < padded; i += S::kWidth)
     S::store_i8(codes + i, usable && i < dim ? S::mul(load_lanes<S>(x + i, dim - i), S::set1(inverse)) : S::zero());
-  return finite ? top / 127.0f : std::numeric_limits<float>::quiet_NaN();
+  return finite ? top / 127.0f : NAN;
 }
 
 // x [dim] as the cache holds it, then zeros up to `padded`; returns the scale of the codes where there are codes.

@@ -58,7 +58,7 @@ struct ScreenRow {
 template <typename I>
 ScreenRow screen_row(const ScreenArgs& args, const float* x, int8_t* codes) {
   const int64_t padded = ceil_div(args.k, kTileK) * kTileK;
-  const RoundedRow rounded = round_row<I>(x, args.k, padded, [codes](int64_t k) { return codes + k; });
+  const float scale = round_row<I>(x, args.k, padded, [codes](int64_t k) { return codes + k; });
   int32_t size = 0, known = 0;
   int64_t squares = 0;
   for (int64_t k = 0; k < args.k; ++k) {
@@ -68,7 +68,7 @@ ScreenRow screen_row(const ScreenArgs& args, const float* x, int8_t* codes) {
     squares += code * code;
   }
   const double reach = std::min(kScreenSpread * std::sqrt(24.0 * static_cast<double>(squares)), 8.0 * size) + kScreenSlack * size;
-  return {codes, rounded.scale, static_cast<float>(known), static_cast<float>(known + reach)};
+  return {codes, scale, static_cast<float>(known), static_cast<float>(known + reach)};
 }
 
 // The bits of the full product's logit.

@@ -37,6 +37,10 @@ struct SimdAvx2 {
   INGOT_INLINE V min(V a, V b) { return _mm256_min_ps(a, b); }            // a < b ? a : b
   INGOT_INLINE V sqrt(V a) { return _mm256_sqrt_ps(a); }
   INGOT_INLINE V abs(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+  // The larger of a, which has no sign, and |b|, compared as integers: infinity is above all numbers, NaN above infinity.
+  INGOT_INLINE V max_abs(V a, V b) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(abs(b))));
+  }
 
   INGOT_INLINE Mask less(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
   INGOT_INLINE Mask less_equal(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_LE_OQ); }

@@ -34,6 +34,9 @@ struct SimdAvx512 {
   INGOT_INLINE V min(V a, V b) { return _mm512_min_ps(a, b); }
   INGOT_INLINE V sqrt(V a) { return _mm512_sqrt_ps(a); }
   INGOT_INLINE V abs(V a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+  INGOT_INLINE V max_abs(V a, V b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(abs(b))));
+  }
 
   INGOT_INLINE Mask less(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
   INGOT_INLINE Mask less_equal(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }

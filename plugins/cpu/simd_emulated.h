@@ -61,6 +61,10 @@ struct SimdEmulated {
     return a;
   }
   INGOT_INLINE V abs(V a) { return from_words(to_words(a) & 0x7FFFFFFFu); }
+  INGOT_INLINE V max_abs(V a, V b) {
+    const Words top = to_words(a), size = to_words(abs(b));
+    return from_words(top > size ? top : size);
+  }
 
   INGOT_INLINE Mask less(V a, V b) { return {a.lane < b.lane}; }
   INGOT_INLINE Mask less_equal(V a, V b) { return {a.lane <= b.lane}; }

@@ -110,6 +110,7 @@ struct Case {
             static_cast<float>(multiplier(i / s.k, i % s.k) * (static_cast<int>(random() % 16) - 8));
     }
     if (s.rows > 2) x[static_cast<size_t>(s.k)] = INFINITY;  // row 1: must not reach another row
+    if (s.rows > 4) x[static_cast<size_t>(4 * s.k - 1)] = NAN;  // row 3, at its end
     pack();
   }
 
@@ -174,8 +175,11 @@ struct Case {
   float round_row(int64_t row, std::vector<int32_t>& codes) const {
     const float* values = &x[static_cast<size_t>(row * shape.k)];
     float top = 0;
-    for (int64_t k = 0; k < shape.k; ++k) top = std::max(top, std::fabs(values[k]));
-    const bool finite = std::isfinite(top);
+    bool finite = true;
+    for (int64_t k = 0; k < shape.k; ++k) {
+      top = std::max(top, std::fabs(values[k]));
+      finite = finite && std::isfinite(values[k]);
+    }
     for (int64_t k = 0; k < shape.k; ++k)
       codes.push_back(finite ? static_cast<int32_t>(std::nearbyint(values[k] * (127.0f / top))) : 0);
     return finite ? top / 127.0f : NAN;

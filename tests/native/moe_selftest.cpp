@@ -159,7 +159,10 @@ int run() {
   const Shape shapes[] = {{1, 1, 1, 1, 4, 1, 1},      {1, 9, 4, 65, 172, 3, 2},  {2, 3, 2, 15, 31, 2, 1},
                           {5, 5, 5, 16, 33, 1, 1},    {7, 40, 8, 130, 64, 2, 3}, {16, 6, 2, 17, 300, 3, 2},
                           {17, 6, 2, 17, 300, 2, 1},  {33, 4, 3, 40, 600, 2, 2}, {150, 2, 1, 70, 1100, 3, 1},
-                          {300, 3, 2, 20, 40, 2, 1}};
+                          {300, 3, 2, 20, 40, 2, 1},
+                          // groups of 32, 64 and 128, experts of some 4 rows and of some 14: codes as stored, or unpacked
+                          {9, 6, 3, 18, 258, 1, 1},   {9, 6, 3, 18, 259, 2, 1},  {9, 6, 3, 18, 257, 2, 2},
+                          {24, 5, 3, 35, 171, 2, 2},  {24, 5, 3, 35, 172, 3, 1}, {24, 5, 3, 35, 173, 1, 1}};
   int failures = 0, kernels = 0;
   for (const Kernel& kernel : kernel_table()) {
     if (!kernel.op().starts_with("moe_") || !isa_includes(detect_isa(), kernel.isa())) continue;

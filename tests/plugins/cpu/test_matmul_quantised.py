@@ -157,10 +157,10 @@ def test_the_largest_integers(kernel: str, group: int, k: int) -> None:
 def test_rows_that_int8_cannot_hold(kernel: str, rows: int) -> None:
     """NaN and infinity stay in their row; rows of zeros and of the smallest numbers are zero."""
     group = _group(kernel, rows)
-    weight, attrs = Quantised.of(random_rows(17, 33, group)), _attrs(kernel, group)
-    x = _normal(1, rows, 33)
+    weight, attrs = Quantised.of(random_rows(17, 171, group)), _attrs(kernel, group)
+    x = _normal(1, rows, 171)
     clean = _run(open_step(kernel, [x, weight, None, None], attrs, plain_batch(rows)), rows)
-    for position, value in ((0, np.nan), (32, np.inf), (31, -np.inf)):
+    for position, value in ((0, np.nan), (31, np.inf), (100, -np.nan), (127, -np.inf), (170, np.nan)):
         bad = rows // 2
         dirty = x.copy()
         dirty[bad, position] = value
@@ -170,8 +170,23 @@ def test_rows_that_int8_cannot_hold(kernel: str, rows: int) -> None:
     for nothing in (0.0, 1e-38, 1e-45):
         x[0] = nothing
         got = _run(open_step(kernel, [x, weight, None, None], attrs, plain_batch(rows)), rows)
-        assert np.abs(got[0]).max() <= 33 * 127 * nothing
+        assert np.abs(got[0]).max() <= 171 * 127 * nothing
         assert got[1:].tobytes() == clean[1:].tobytes()
+
+
+@pytest.mark.parametrize("kernel", EXACT)
+def test_the_largest_number_is_found_wherever_it_is(kernel: str) -> None:
+    """Of either sign, in any of the vectors that a row is read in, and at its end."""
+    group, places = _group(kernel, 0), range(3, 171, 8)
+    x = _normal(1, len(places) + 1, 171)
+    for row, place in enumerate((*places, 170)):
+        x[row, place] = 5 * (-1) ** row
+    x[::3] *= 1e30
+    x[1::3] *= 1e-30
+    inputs: list[Input] = [x, Quantised.of(random_rows(17, 171, group)), None, None]
+    attrs, batch = _attrs(kernel, group), plain_batch(len(x))
+    (expected,) = reference_outputs(kernel, inputs, attrs, batch)
+    assert _run(open_step(kernel, inputs, attrs, batch), len(x)).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("kernel", EXACT)

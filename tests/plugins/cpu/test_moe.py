@@ -154,6 +154,24 @@ def test_products_of_many_blocks(kernel: str) -> None:
             assert again.tobytes() == first.tobytes()
 
 
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if ".w4a8." in name])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_experts_of_few_and_of_many_rows(kernel: str, group: int) -> None:
+    """In one step codes are multiplied as they are stored for some experts and unpacked for others: rows keep their bits."""
+    takers = (1, 2, 4, 5, 6, 14, 15, 97)
+    ids = np.random.default_rng(group).permutation(np.repeat(np.arange(8), takers)).astype(np.float32)
+    inputs, attrs = _case(kernel, len(takers), 1, 300, 40, rows=len(ids), group=group)
+    inputs[1] = ids[:, None]
+    batch = plain_batch(len(ids))
+    (expected,) = reference_outputs(kernel, inputs, attrs, batch)
+    session = open_step(kernel, inputs, attrs, batch, threads=2, pieces=2)
+    whole = _run(session, len(ids))
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=TOLERANCE * float(np.abs(expected).max()))
+    for row in np.unique(ids, return_index=True)[1]:
+        _write(session, inputs, slice(row, row + 1))
+        assert _run(session, 1).tobytes() == whole[row : row + 1].tobytes(), f"an expert of {takers[int(ids[row])]} rows"
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_numbers_of_no_expert_touch_nothing_foreign(kernel: str) -> None:
     inputs, attrs = _case(kernel, 4, 2, 33, 17, rows=7)
