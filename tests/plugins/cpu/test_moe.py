@@ -157,7 +157,7 @@ def test_products_of_many_blocks(kernel: str) -> None:
 @pytest.mark.parametrize("kernel", [name for name in KERNELS if ".w4a8." in name])
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_experts_of_few_and_of_many_rows(kernel: str, group: int) -> None:
-    """In one step codes are multiplied as they are stored for some experts and unpacked for others: rows keep their bits."""
+    """In one step codes are multiplied as stored for some experts and unpacked for others: rows keep their bits."""
     takers = (1, 2, 4, 5, 6, 14, 15, 97)
     ids = np.random.default_rng(group).permutation(np.repeat(np.arange(8), takers)).astype(np.float32)
     inputs, attrs = _case(kernel, len(takers), 1, 300, 40, rows=len(ids), group=group)
@@ -169,7 +169,7 @@ def test_experts_of_few_and_of_many_rows(kernel: str, group: int) -> None:
     np.testing.assert_allclose(whole, expected, rtol=0, atol=TOLERANCE * float(np.abs(expected).max()))
     for row in np.unique(ids, return_index=True)[1]:
         _write(session, inputs, slice(row, row + 1))
-        assert _run(session, 1).tobytes() == whole[row : row + 1].tobytes(), f"an expert of {takers[int(ids[row])]} rows"
+        assert _run(session, 1).tobytes() == whole[row : row + 1].tobytes(), f"expert of {takers[int(ids[row])]} rows"
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
