@@ -285,10 +285,9 @@ void Binder::bind_form(BoundStep& bound, size_t inputs, size_t attrs) const {
   const bool tuned = step_->attrs.contains("tactics");
   check_form(inputs, 1, attrs + tuned);
   if (!tuned) return;
-  const int32_t ways = kernel_->tactics();
-  const std::string word = attr_word("tactics"), digits = std::string("0123456789").substr(0, static_cast<size_t>(ways));
+  const std::string word = attr_word("tactics"), digits("0123456789", static_cast<size_t>(kernel_->tactics()));
   check(word.size() == bound.tactics.size() && word.find_first_not_of(digits) == std::string::npos,
-        "attribute tactics must be four digits, each below " + std::to_string(ways) + ", got " + word);
+        "attribute tactics must be four digits, each below " + std::to_string(digits.size()) + ", got " + word);
   for (size_t i = 0; i < word.size(); ++i) bound.tactics[i] = word[i] - '0';
 }
 
