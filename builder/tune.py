@@ -57,7 +57,7 @@ def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress
         times = _times(target, cache, product, rows)
         best = _best(times)
         digits[product] = digits.get(product, "") + str(best)
-        table.append(_line(product, rows, times, best))
+        table.append(_line(product, rows, target.tactics(product, rows), times, best))
         if progress is not None:
             progress("timing kernels", done, len(work))
     cache.save()
@@ -101,10 +101,11 @@ def _row_counts(most: int) -> Iterator[int]:
 def _times(target: Tunable, cache: TimingCache, product: Product, rows: int) -> Times:
     """Seconds of each tactic; of a large product only a part is timed."""
     key = f"{product} rows {rows}"
-    if len(found := cache.times.get(key, ())) == product.tactics:
+    ways = len(target.tactics(product, rows))
+    if len(found := cache.times.get(key, ())) == ways:
         return found
     part = _part(product)
-    best = [math.inf] * product.tactics
+    best = [math.inf] * ways
     for turn in range(ROUNDS):
         best = [min(time, target.time_product(part, rows, tactic)) for tactic, time in enumerate(best)]
         if turn > 0 and sum(best) > LONG:
@@ -129,9 +130,9 @@ def _best(times: Times) -> int:
     return fastest if times[fastest] < MIN_GAIN * times[SHIPPED] else SHIPPED
 
 
-def _line(product: Product, rows: int, times: Times, best: int) -> str:
+def _line(product: Product, rows: int, names: tuple[str, ...], times: Times, best: int) -> str:
     shown = ", ".join(
         f"{name} {seconds * 1e3:.3f} ms{' (chosen)' if tactic == best else ''}"
-        for tactic, (name, seconds) in enumerate(zip(product.tactic_names(rows), times, strict=True))
+        for tactic, (name, seconds) in enumerate(zip(names, times, strict=True))
     )
     return f"{product}, {rows} {'row' if rows == 1 else 'rows'}: {shown}"

@@ -157,18 +157,6 @@ class Product:
     experts: int = 0
     slots: int = 0
 
-    @property
-    def tactics(self) -> int:
-        """Ways to compute it, all of the same bits. The first is what is taken unless a build has timed them."""
-        return 3 if self.experts and self.gated else 2
-
-    def tactic_names(self, rows: int) -> tuple[str, ...]:
-        """What the ways are, for people."""
-        if not self.experts:
-            return ("panel by panel", "blocks") if rows == 1 else ("as shipped", "other blocks")
-        names = ("own panels", "blocks in turn") if rows == 1 else ("as shipped", "otherwise shared")
-        return (*names, "whole experts in turn")[: self.tactics]
-
     def __str__(self) -> str:
         words = f"{self.kernel} {self.n} x {self.k}"
         words += (f" g{self.group}" if self.group else "") + (" gated" if self.gated else "")
@@ -181,6 +169,10 @@ class Tunable(Target, Protocol):
 
     def machine(self) -> str:
         """What times depend on: processor, threads, version of the kernels."""
+        ...
+
+    def tactics(self, product: Product, rows: int) -> tuple[str, ...]:
+        """Ways to compute so many rows, all of the same bits; the first is taken unless a build has timed them."""
         ...
 
     def time_product(self, product: Product, rows: int, tactic: int) -> float:

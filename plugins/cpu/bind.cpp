@@ -225,7 +225,7 @@ class Binder {
   const WeightSpec* product_weight(const std::string& name, size_t dimensions, bool gated) const;
   std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const;
   int64_t attr_group(const std::string& dtype) const;
-  void bind_form(BoundStep& bound, size_t inputs, size_t attrs, int32_t ways) const;
+  void bind_form(BoundStep& bound, size_t inputs, size_t attrs) const;
   PagedKv layer_kv() const;
 
   const PlanSpec& plan_;
@@ -281,18 +281,18 @@ int64_t Binder::attr_group(const std::string& dtype) const {
 }
 
 // Of a product, which has one more attribute where a build has timed its ways: a digit for each class of rows.
-void Binder::bind_form(BoundStep& bound, size_t inputs, size_t attrs, int32_t ways) const {
+void Binder::bind_form(BoundStep& bound, size_t inputs, size_t attrs) const {
   const bool tuned = step_->attrs.contains("tactics");
   check_form(inputs, 1, attrs + tuned);
   if (!tuned) return;
-  const std::string word = attr_word("tactics"), digits = std::string("0123456789").substr(0, static_cast<size_t>(ways));
+  const std::string word = attr_word("tactics"), digits("0123456789", static_cast<size_t>(kernel_->tactics()));
   check(word.size() == bound.tactics.size() && word.find_first_not_of(digits) == std::string::npos,
-        "attribute tactics must be four digits, each below " + std::to_string(ways) + ", got " + word);
+        "attribute tactics must be four digits, each below " + std::to_string(digits.size()) + ", got " + word);
   for (size_t i = 0; i < word.size(); ++i) bound.tactics[i] = word[i] - '0';
 }
 
 void Binder::bind_matmul(BoundStep& bound) {
-  bind_form(bound, 4, 4, kMatmulTactics);
+  bind_form(bound, 4, 4);
   const bool gated = attr_int("gated", 0, 1) == 1;
   const WeightSpec* weight = product_weight(step_->inputs[1], 2, gated);
   const int64_t n = weight->shape[0], k = weight->shape[1], group = attr_group(weight->dtype);
@@ -461,7 +461,7 @@ void Binder::bind_moe_route(BoundStep& bound) {
 
 void Binder::bind_moe_matmul(BoundStep& bound) {
   const bool gated = step_->op == "moe_gate_up";
-  bind_form(bound, gated ? 3 : 4, gated ? 3 : 2, gated ? kGateUpTactics : kDownTactics);
+  bind_form(bound, gated ? 3 : 4, gated ? 3 : 2);
   const WeightSpec* weight = product_weight(step_->inputs.back(), 3, gated);
   const int64_t group = attr_group(weight->dtype);
   const int64_t experts = weight->shape[0], n = weight->shape[1], k = weight->shape[2];

@@ -172,7 +172,7 @@ struct BlockLimits {
 };
 
 inline bool passes_over_panels(const MatmulArgs& args, int64_t few_rows) {
-  return args.rows <= few_rows && args.tactic == 0;
+  return args.rows <= few_rows && args.tactic != 1;
 }
 
 inline BlockLimits block_limits(const MatmulArgs& args, int64_t few_rows, int64_t rows, int64_t panels) {

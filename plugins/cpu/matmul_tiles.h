@@ -22,6 +22,13 @@ namespace {
 
 constexpr int64_t kTileRows = 16, kFewRows = 4;
 
+// What a build may time for many rows beside the ways of matmul_parts.h: what is best depends on caches, and on how much
+// of an epilogue hides between products.
+constexpr int32_t kPartsOfK = 2;       // a part of K of all of a block's panels before the next one
+constexpr int32_t kEpilogueApart = 3;  // behind the last product of its sums
+constexpr int32_t kHalfParts = 4;      // of K: 16 KiB
+static_assert(kHalfParts + 1 == kTileTactics);
+
 // How prepared rows of x lie: [row pairs][K steps][2 tiles]; up to 16 rows: [K steps][one tile of that many rows].
 struct PackedRows {
   int64_t rows, k, step_k;
@@ -165,19 +172,20 @@ void stream_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
 template <typename S, typename Tiles, typename Rows, typename Weight>
 class BlockedTiles {
   using Sum = typename Rows::Sum;
-  static constexpr int64_t kSteps = 16, kPartBytes = kSteps * kTileBytes, kPairRows = 2 * kTileRows;
+  static constexpr int64_t kMostSteps = 16, kPartBytes = kMostSteps * kTileBytes, kPairRows = 2 * kTileRows;
   static constexpr int64_t kRowsBytes = 1408 << 10;  // of a block's rows in L2 (2 MiB)
 
  public:
   BlockedTiles(const MatmulArgs& args, const Rows& x, const Team& team)
-      : args_(args), packed_(x.packed), team_(team), weight_(args), made_(x.sums(args, weight_)) {
+      : args_(args), packed_(x.packed), team_(team), weight_(args), made_(x.sums(args, weight_)),
+        part_steps_(args.tactic == kHalfParts ? kMostSteps / 2 : kMostSteps) {
     BlockLimits limits = block_limits(args, kPairRows, 512, 16);
     const auto fits = [&](int64_t rows) {
       return ceil_div(std::min(rows, args.rows), kPairRows) * packed_.steps() * packed_.step_bytes() <= kRowsBytes;
     };
     // half of the rows read weights twice, which costs int8 less than rows from beyond L2; bf16 has twice the weights
     if (Rows::kStepK == kTileK && !fits(limits.rows) && fits(limits.rows / 2)) limits.rows /= 2;
-    whole_ = fits(limits.rows);
+    whole_ = fits(limits.rows) && args.tactic != kPartsOfK;
     blocks_ = cut(args, team.count, kPairRows, limits, whole_ ? 6 : 2);
     const int64_t sum_bytes = blocks_.rows * (whole_ ? 2 : blocks_.panels) * kPanel * int64_t{sizeof(Sum)};
     unpacked_ = team.scratch(static_cast<size_t>(sum_bytes + 2 * kPartBytes));
@@ -188,13 +196,13 @@ class BlockedTiles {
     Tiles tiles(packed_.tile_rows());
     for (int64_t item = team_.take(); item < blocks_.count(); item = team_.take()) {
       const Block here = block_at(item), then = block_at(std::min(item + team_.count, blocks_.count() - 1));
-      const int64_t span = whole_ ? packed_.steps() : kSteps;
+      const int64_t span = whole_ ? packed_.steps() : part_steps_;
       for (int64_t begin = 0; begin < packed_.steps(); begin += span) {
         const int64_t end = std::min(begin + span, packed_.steps());
         for (int64_t p = 0; p < here.panels; p += 2)
-          for (int64_t step = begin; step < end; step += kSteps) {
+          for (int64_t step = begin; step < end; step += part_steps_) {
             Part next{then.panel, 0};  // of the block that this thread is likely to take
-            if (step + kSteps < end) next = {here.panel + p, step + kSteps};
+            if (step + part_steps_ < end) next = {here.panel + p, step + part_steps_};
             else if (p + 2 < here.panels) next = {here.panel + p + 2, begin};
             else if (end < packed_.steps()) next = {here.panel, end};
             multiply(tiles, here, {here.panel + p, step}, next);
@@ -214,7 +222,7 @@ class BlockedTiles {
     int64_t row, rows, panel, panels;
   };
   struct Part {
-    int64_t panel, step;  // of two panels; kSteps or what is left of K
+    int64_t panel, step;  // of two panels; part_steps_ or what is left of K
   };
   // Sums that are to become numbers of y.
   struct Pending {
@@ -240,7 +248,7 @@ class BlockedTiles {
     const int64_t row = rows * blocks_.rows, panel = panels * blocks_.panels;
     return {row, std::min(blocks_.rows, args_.rows - row), panel, std::min(blocks_.panels, args_.num_panels - panel)};
   }
-  int64_t steps_of(const Part& part) const { return std::min(kSteps, packed_.steps() - part.step); }
+  int64_t steps_of(const Part& part) const { return std::min(part_steps_, packed_.steps() - part.step); }
   const std::byte* panel(int64_t index) const { return panel_at(args_, index, weight_.panel_bytes()); }
   const std::byte* stored(const std::byte* panel, int64_t step) const {
     return panel + weight_.data_offset() + step / Weight::kTiles * kTileBytes;
@@ -293,6 +301,10 @@ class BlockedTiles {
       if (part.step + steps == packed_.steps())
         pending_ = {here.row + tile * kTileRows, std::min(kPairRows, here.rows - tile * kTileRows), part.panel, pair,
                     args.sums, stride};
+      if (args_.tactic == kEpilogueApart) {
+        finish(0, pending_.rows);
+        pending_.rows = 0;
+      }
     }
   }
 
@@ -301,6 +313,7 @@ class BlockedTiles {
   const Team& team_;
   const Weight weight_;
   const decltype(std::declval<const Rows&>().sums(std::declval<const MatmulArgs&>(), std::declval<const Weight&>())) made_;
+  const int64_t part_steps_;
   Blocks blocks_{};
   bool whole_;  // whether a block's rows stay in L2 over all of K
   std::byte* unpacked_;

@@ -21,6 +21,11 @@ std::string_view Kernel::op() const { return part(name, 0); }
 std::string_view Kernel::dtype() const { return part(name, 1); }
 std::string_view Kernel::isa() const { return part(name, 2); }
 
+int32_t Kernel::tactics() const {
+  if (op() == "matmul") return isa().starts_with("amx") ? kTileTactics : kMatmulTactics;
+  return op() == "moe_gate_up" ? kGateUpTactics : op() == "moe_down" ? kDownTactics : 1;
+}
+
 void register_kernel(const char* name, const char* args_type, KernelFn run, ScratchFn scratch) {
   const auto before = [](const Kernel& kernel, std::string_view other) { return kernel.name < other; };
   const auto at = std::lower_bound(table().begin(), table().end(), std::string_view(name), before);

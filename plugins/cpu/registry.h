@@ -17,6 +17,7 @@ struct Kernel {
   std::string_view op() const;
   std::string_view dtype() const;
   std::string_view isa() const;
+  int32_t tactics() const;  // ways that a plan may choose from
 };
 
 const std::vector<Kernel>& kernel_table();           // in order of names

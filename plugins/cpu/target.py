@@ -23,9 +23,11 @@ else:
     _why_not = None
 
 _LEVELS = ("amx", "avx512", "avx2")  # best first; each includes those after it
-_TUNING_VERSION = 1  # of the matrix products: advances when their speed or their tactics change
+_TUNING_VERSION = 2  # of the matrix products: advances when their speed or their tactics change
 _TIMING_SECONDS = 0.002  # of one product in one way
 _PEAK_SECONDS = 0.03
+_STREAMED_ROWS = 32  # on tiles: all sums stay there, which leaves no choice
+_TILE_TACTICS = ("parts of K", "epilogue apart", "half parts")
 
 
 def _require_native() -> None:
@@ -261,6 +263,16 @@ class CpuTarget:
     def machine(self) -> str:
         """Processor, cores and version of the products."""
         return f"{_processor()}, {core_count()} cores, {detect_isa()}, products {_TUNING_VERSION}"
+
+    def tactics(self, product: Product, rows: int) -> tuple[str, ...]:
+        """How threads share the work; of many rows on tiles (AMX) also how they go over K."""
+        if product.experts:
+            names = ("own panels", "blocks in turn") if rows == 1 else ("as shipped", "otherwise shared")
+            return (*names, "whole experts in turn") if product.gated else names
+        if rows == 1:
+            return "panel by panel", "blocks"
+        on_tiles = rows > _STREAMED_ROWS and product.kernel.split(".")[2].startswith("amx")
+        return ("as shipped", "other blocks", *(_TILE_TACTICS if on_tiles else ()))
 
     def time_product(self, product: Product, rows: int, tactic: int) -> float:
         """Seconds on all cores; the fastest of several calls."""

@@ -11,10 +11,13 @@ from ingot.builder.tune import tune
 from ingot.dtypes import DType
 from ingot.errors import UsageError
 from ingot.plan import Attr, Plan
+from ingot.plugins.cpu.target import TARGETS
 from ingot.plugins.ref.target import RefTarget
-from ingot.plugins.target import Product
+from ingot.plugins.target import Product, Tunable
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, one_step_plan, plain_batch
 from tests.plugins.ops.calls import random_rows
+
+(CPU,) = (each for each in TARGETS if each.name == "cpu/amx" and isinstance(each, Tunable))
 
 
 class Stopwatch(RefTarget):
@@ -27,6 +30,10 @@ class Stopwatch(RefTarget):
     def machine(self) -> str:
         return self.processor
 
+    def tactics(self, product: Product, rows: int) -> tuple[str, ...]:
+        assert isinstance(CPU, Tunable)
+        return CPU.tactics(product, rows)
+
     def time_product(self, product: Product, rows: int, tactic: int) -> float:
         self.timed.append((product.n, rows, tactic))
         return self.unit * (self.gain if tactic and rows > self.slow_rows else 1.0)
@@ -37,10 +44,22 @@ class Absent(Stopwatch):
         return "cpu/amx needs AMX"
 
 
-def _plan(tokens: int = 600, n: int = 20, k: int = 70) -> Plan:
+class Preference(Stopwatch):
+    """Claims that one tactic is the fastest; notes what it was asked to time."""
+
+    def __init__(self, tactic: int) -> None:
+        super().__init__()
+        self.tactic, self.products = tactic, set[Product]()
+
+    def time_product(self, product: Product, rows: int, tactic: int) -> float:
+        self.products.add(product)
+        return super().time_product(product, rows, 0) * (0.5 if tactic == self.tactic else 1.0)
+
+
+def _plan(tokens: int = 600, n: int = 20, k: int = 70, kernel: str = "matmul.w4a8.avx2") -> Plan:
     inputs: list[Input] = [np.zeros((tokens, k), np.float32), Quantised.of(random_rows(n, k, 32)), None, None]
     attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "int8", "group": 32}
-    return one_step_plan("matmul.w4a8.avx2", inputs, attrs, plain_batch(tokens))[0]
+    return one_step_plan(kernel, inputs, attrs, plain_batch(tokens))[0]
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +76,14 @@ def test_every_class_of_rows_is_timed_both_ways_and_the_faster_is_taken() -> Non
     assert result.table[0] == ("matmul.w4a8.avx2 20 x 70 g32, 1 row: panel by panel 1.000 ms (chosen), blocks 1.000 ms")
     assert result.table[2].endswith("32 rows: as shipped 1.000 ms, other blocks 0.500 ms (chosen)")
     assert result.notes == ()
+
+
+def test_many_rows_on_tiles_have_more_ways() -> None:
+    target = Preference(3)
+    result = tune(_plan(kernel="matmul.w4a8.amx"), target, None)
+    assert result.tactics == {"step": "0003"}
+    assert [line.count(" ms") for line in result.table] == [2, 2, 2, 5]
+    assert result.table[3].endswith("parts of K 1.000 ms, epilogue apart 0.500 ms (chosen), half parts 1.000 ms")
 
 
 def test_long_products_are_timed_less_often() -> None:
@@ -129,18 +156,6 @@ def test_what_is_no_cache_is_refused_and_kept(tmp_path: Path, text: str) -> None
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         tune(_plan(), Stopwatch(), tmp_path / "nowhere" / "cache.json")
-
-
-class Preference(Stopwatch):
-    """Claims that one tactic of experts is the fastest; notes what it was asked to time."""
-
-    def __init__(self, tactic: int) -> None:
-        super().__init__()
-        self.tactic, self.products = tactic, set[Product]()
-
-    def time_product(self, product: Product, rows: int, tactic: int) -> float:
-        self.products.add(product)
-        return super().time_product(product, rows, 0) * (0.5 if tactic == self.tactic else 1.0)
 
 
 def _experts_plan(op: str, experts: int = 6, slots: int = 2, n: int = 40, k: int = 33, tokens: int = 600) -> Plan:

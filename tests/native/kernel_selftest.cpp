@@ -211,13 +211,13 @@ struct Case {
     return y;
   }
 
-  std::vector<float> computed(const Kernel& kernel) const {
+  std::vector<float> computed(const Kernel& kernel, int32_t tactic) const {
     std::vector<float> y = residual;  // in place
     y.resize(static_cast<size_t>(shape.rows * out()), NAN);
     const MatmulArgs args{x.data(), pieces.data(), static_cast<int64_t>(pieces.size()), panels(),
                           shape.bias ? bias.data() : nullptr, shape.residual ? y.data() : nullptr, y.data(),
                           shape.rows, shape.n, shape.k, shape.activation, shape.gated,
-                          kind.weight == "w4" ? shape.group : 0, shape.rows % 2 == 0 ? 1 : 0};
+                          kind.weight == "w4" ? shape.group : 0, tactic};
     struct Run {
       const Kernel* kernel;
       const MatmulArgs* args;
@@ -241,14 +241,17 @@ struct Case {
 
 bool check(const Kernel& kernel, const Shape& shape) {
   const Case data(shape, Kind(kernel));
-  const std::vector<float> want = data.expected(), got = data.computed(kernel);
-  for (size_t i = 0; i < want.size(); ++i) {
-    const bool both_nan = std::isnan(want[i]) && std::isnan(got[i]);
-    if (std::bit_cast<uint32_t>(want[i]) == std::bit_cast<uint32_t>(got[i]) || both_nan) continue;
-    std::printf("FAIL %s rows %lld n %lld k %lld gated %d threads %d: y[%zu] is %.9g, expected %.9g\n", kernel.name,
-                static_cast<long long>(shape.rows), static_cast<long long>(shape.n), static_cast<long long>(shape.k),
-                shape.gated, shape.threads, i, static_cast<double>(got[i]), static_cast<double>(want[i]));
-    return false;
+  const std::vector<float> want = data.expected();
+  for (int32_t tactic = 0; tactic < kernel.tactics(); ++tactic) {
+    const std::vector<float> got = data.computed(kernel, tactic);
+    for (size_t i = 0; i < want.size(); ++i) {
+      const bool both_nan = std::isnan(want[i]) && std::isnan(got[i]);
+      if (std::bit_cast<uint32_t>(want[i]) == std::bit_cast<uint32_t>(got[i]) || both_nan) continue;
+      std::printf("FAIL %s rows %lld n %lld k %lld gated %d threads %d tactic %d: y[%zu] is %.9g, expected %.9g\n", kernel.name,
+                  static_cast<long long>(shape.rows), static_cast<long long>(shape.n), static_cast<long long>(shape.k),
+                  shape.gated, shape.threads, tactic, i, static_cast<double>(got[i]), static_cast<double>(want[i]));
+      return false;
+    }
   }
   return true;
 }

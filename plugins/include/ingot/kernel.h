@@ -42,8 +42,9 @@ struct Piece {
   const std::byte* data;
 };
 
-// How many ways of sharing its work a product has. Sessions and timing refuse numbers beyond them.
-constexpr int32_t kMatmulTactics = 2, kGateUpTactics = 3, kDownTactics = 2;
+// How many ways of going about its work a product has, on tiles (AMX) more than elsewhere. Sessions and timing refuse
+// numbers beyond them.
+constexpr int32_t kMatmulTactics = 2, kTileTactics = 5, kGateUpTactics = 3, kDownTactics = 2;
 
 // sum = x + residual; y = norm(sum) * weight (+ bias). sum may be null, or alias residual or x. Where y is the calling
 // thread's `own`, it computes all rows, else its share of them.

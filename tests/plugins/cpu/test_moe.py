@@ -9,10 +9,10 @@ import pytest
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plan import Attr
-from ingot.plugins.cpu.target import CpuSession, kernel_table
+from ingot.plugins.cpu.target import TARGETS, CpuSession, kernel_table
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
-from ingot.plugins.target import Product
+from ingot.plugins.target import Product, Tunable
 from tests.plugins.cpu.one_step import (
     Input,
     Packed,
@@ -221,7 +221,9 @@ def test_tactics_that_are_none_are_refused(kernel: str, ways: int) -> None:
     product = Product(
         kernel=kernel, n=32, k=40, group=0, gated=kernel.startswith("moe_gate_up."), panel_bytes=1, experts=9, slots=4
     )
-    assert product.tactics == ways == len(product.tactic_names(1)) == len(product.tactic_names(8))
+    (target,) = (each for each in TARGETS if each.name == "cpu/avx2")
+    assert isinstance(target, Tunable)
+    assert ways == len(target.tactics(product, 1)) == len(target.tactics(product, 8))
     _taken(kernel, f"000{ways - 1}", 1)
     for tactics in ("", "000", "00000", f"000{ways}", "000x"):
         with pytest.raises(EngineError, match=f"four digits, each below {ways}"):

@@ -19,11 +19,12 @@ pytestmark = pytest.mark.native
 
 KERNELS = [name for name in kernel_table() if name.startswith("matmul.")]
 ROWS = (1, 4, 8, 20, 33, 230)
+WAYS = {name: 5 if ".amx" in name else 2 for name in KERNELS}
 
 
-def _case(kernel: str, n: int, k: int) -> tuple[list[Input], dict[str, Attr]]:
+def _case(kernel: str, n: int, k: int, rows: int = max(ROWS)) -> tuple[list[Input], dict[str, Attr]]:
     _, dtype, isa = kernel.split(".")
-    x = np.random.default_rng(n).standard_normal((max(ROWS), k)).astype(np.float32)
+    x = np.random.default_rng(n).standard_normal((rows, k)).astype(np.float32)
     group = 64 if dtype.startswith("w4") else 0
     weight = (
         Quantised.of(random_rows(n, k, group), gated=True)
@@ -63,10 +64,26 @@ def test_tactics_change_how_the_work_is_cut(kernel: str) -> None:
     assert taken["1000"] > 0 == taken["0111"]
 
 
-@pytest.mark.parametrize("tactics", ["", "000", "0002", "00000"])
-def test_tactics_that_are_none_are_refused(tactics: str) -> None:
-    with pytest.raises(EngineError, match="four digits"):
-        _run("matmul.w8a8.avx2", 1, tactics, 1)
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if WAYS[name] > 2])
+@pytest.mark.parametrize(("rows", "n", "k"), [(40, 70, 150), (75, 330, 1300), (300, 34, 5700)])
+def test_ways_over_k_never_change_a_bit(kernel: str, rows: int, n: int, k: int) -> None:
+    """Parts of K, small ones, and epilogues of their own: of a part of one step or many, and of sums that stay."""
+    inputs, attrs = _case(kernel, n, k, rows)
+    batch = plain_batch(rows)
+    (whole,) = native_outputs(open_step(kernel, inputs, attrs, batch), batch)
+    for tactic in range(1, WAYS[kernel]):
+        for threads in (1, 3):
+            session = open_step(kernel, inputs, attrs, batch, threads=threads, tactics=f"000{tactic}")
+            (y,) = native_outputs(session, batch)
+            session.close()
+            assert y.tobytes() == whole.tobytes(), f"tactic {tactic}"
+
+
+@pytest.mark.parametrize("kernel", ["matmul.w8a8.avx2", "matmul.bf16.amxemu"])
+@pytest.mark.parametrize("tactics", ["", "000", "000{}", "00000"])
+def test_tactics_that_are_none_are_refused(kernel: str, tactics: str) -> None:
+    with pytest.raises(EngineError, match=f"four digits, each below {WAYS[kernel]}"):
+        _run(kernel, 1, tactics.format(WAYS[kernel]), 1)
 
 
 def _avx2() -> Tunable:
@@ -86,7 +103,7 @@ def test_products_are_timed(dtype: str) -> None:
         panel_bytes=panel_bytes(100, DType.W4 if group else DType.F32, group),
     )  # fmt: skip
     for rows in (1, 40):
-        for tactic in range(product.tactics):
+        for tactic in range(len(target.tactics(product, rows))):
             assert 0 < target.time_product(product, rows, tactic) < 1
 
 
@@ -100,10 +117,11 @@ def test_products_of_experts_are_timed(op: str, dtype: str) -> None:
         panel_bytes=panel_bytes(100, DType.W4 if group else DType.BF16, group), experts=5, slots=3,
     )  # fmt: skip
     for rows in (1, 40):
-        for tactic in range(product.tactics):
+        ways = len(_avx2().tactics(product, rows))
+        for tactic in range(ways):
             assert 0 < _avx2().time_product(product, rows, tactic) < 1
         with pytest.raises(ValueError, match="no product that could be timed"):
-            _avx2().time_product(product, rows, product.tactics)
+            _avx2().time_product(product, rows, ways)
     for experts, slots in ((5, 6), (70_000, 3)):
         with pytest.raises(ValueError, match="no product that could be timed"):
             _avx2().time_product(dataclasses.replace(product, experts=experts, slots=slots), 1, 0)
