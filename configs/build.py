@@ -13,6 +13,7 @@ DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_INPUT_LEN = 2048
 DEFAULT_MAX_SEQ_LEN = 4096
 DEFAULT_MAX_NUM_TOKENS = 2048
+MAX_ROWS = (1 << 21) - 1  # tokens or requests of one step
 MIN_TOKENS_PER_BLOCK, MAX_TOKENS_PER_BLOCK = 16, 256
 
 # Precisions of the contract that this version cannot build, and why.
@@ -86,6 +87,11 @@ class BuildConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
                 raise UsageError(f"{name} must be a whole number, at least {minimum}", got=repr(value))
+        for name in ("max_batch_size", "max_num_tokens"):
+            if (getattr(self, name) or 0) > MAX_ROWS:
+                raise UsageError(
+                    f"{name} is more than a step can have", expected=f"at most {MAX_ROWS}", got=str(getattr(self, name))
+                )
         if self.max_output_len is not None and self.max_seq_len is not None:
             raise UsageError("max_output_len and max_seq_len say the same", hint="give one of them")
         if self.timing_cache is not None and not self.autotune:

@@ -3,6 +3,8 @@
 import dataclasses
 import enum
 import math
+import os
+from pathlib import Path
 
 from ingot.configs.sizes import parse_bytes
 from ingot.errors import UsageError
@@ -69,6 +71,13 @@ class RuntimeConfig:
                 raise UsageError(f"{name} must be True or False", got=repr(getattr(self, name)))
         if self.tpot_target is not None and not _is_positive(self.tpot_target):
             raise UsageError("tpot_target must be a number of milliseconds, more than 0", got=repr(self.tpot_target))
+
+
+def read_path(name: str, value: object) -> Path:
+    """A directory or file as users name it. Raises UsageError for what is no path."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise UsageError(f"{name} must be a path", got=repr(value)[:100])
+    return Path(value)
 
 
 def _is_positive(value: object) -> bool:

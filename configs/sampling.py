@@ -3,12 +3,13 @@
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from ingot.errors import RequestError
 
 _MAX_SEED = 2**64 - 1
 _MAX_FLOAT32 = 3.4028234e38  # steps compute with float32
+_MAX_N = 1 << 16  # each completion is a request of its own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,14 +66,16 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             check_integer("max_tokens", self.max_tokens, 1)
-        check_integer("n", self.n, 1)
+        check_integer("n", self.n, 1, _MAX_N)
         check_integer("top_k", self.top_k, -1, 2**31 - 1)
         check_number("temperature", self.temperature, 0, math.inf, "a finite number, at least 0 (0 is greedy)")
+        check_number("top_p", self.top_p, 0, 1, "above 0, at most 1")
         if self.top_p == 0:
             raise RequestError("top_p must be above 0", got="0", hint="for greedy decoding use temperature=0")
-        check_number("top_p", self.top_p, 0, 1, "above 0, at most 1")
         if self.seed is not None:
             check_integer("seed", self.seed, 0, _MAX_SEED)
+        if getattr(self.stop_token_ids, "ndim", 0) != 1:  # numpy's arrays are lists, too
+            _check_list("stop_token_ids", self.stop_token_ids, "a list of token ids")
         for token in self.stop_token_ids:
             check_integer("stop_token_ids", token, 0)
         check_integer("min_tokens", self.min_tokens, 0)
@@ -94,12 +97,14 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def _check_texts(self) -> None:
-        for name, value in (("stop", self.stop_texts), ("bad_words", self.bad_words or ())):
-            if isinstance(value, str) or not all(isinstance(text, str) and text for text in value):
-                raise RequestError(f"{name} must be a list of texts, none empty", got=repr(value)[:100])
+        for name, value in (("stop", self.stop), ("bad_words", self.bad_words)):
+            expected = "a list of texts, none empty"
+            texts = (value,) if name == "stop" and isinstance(value, str) else () if value is None else value
+            _check_list(name, texts, expected)
+            if not all(isinstance(text, str) and text for text in texts):
+                raise RequestError(f"{name} must be {expected}", got=repr(value)[:100])
         for name in ("ignore_eos", "include_stop_str", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be True or False", got=repr(getattr(self, name))[:100])
+            check_flag(name, getattr(self, name))
 
     def _check_logits(self) -> None:
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
@@ -108,7 +113,9 @@ class SamplingParams:
             check_integer("a token id of logit_bias", token, 0)
             if bias != -math.inf:
                 check_number("a bias of logit_bias", bias, -math.inf, math.inf, "a number, or -inf to ban the token")
-        for processor in self.logits_processors or ():
+        processors = () if self.logits_processors is None else self.logits_processors
+        _check_list("logits_processors", processors, "a list of functions")
+        for processor in processors:
             if not callable(processor):
                 raise RequestError("logits_processors must be functions", got=repr(processor)[:100])
 
@@ -120,6 +127,18 @@ def check_penalties(repetition: object, presence: object, frequency: object) -> 
         raise RequestError("repetition_penalty must be a number above 0; 1 is none", got="0")
     for name, value in (("presence_penalty", presence), ("frequency_penalty", frequency)):
         check_number(name, value, -math.inf, math.inf, "a finite number; 0 is none")
+
+
+def _check_list(name: str, value: object, expected: str) -> None:
+    """Raise RequestError unless `value` is a list, tuple, set or the like, which can be read again and again."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, Set)):
+        raise RequestError(f"{name} must be {expected}", got=repr(value)[:100])
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise RequestError for anything but True and False."""
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be True or False", got=repr(value)[:100])
 
 
 def check_integer(name: str, value: object, minimum: int, maximum: int | None = None) -> None:

@@ -17,7 +17,7 @@ def parse_bytes(size: int | str, *, name: str) -> int:
     if isinstance(size, int) and not isinstance(size, bool):
         count = size
     else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
+        match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
         unit = _UNITS.get(match[2].lower()) if match else None
         if match is None or unit is None:
             raise UsageError(f"{name} is not an amount of memory", expected="e.g. 2GiB or 512MiB", got=repr(size))

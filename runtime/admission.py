@@ -1,7 +1,8 @@
 """What a caller asks → Requests, or the reason why not. Nothing runs before every request of a call has passed."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +27,15 @@ class ModelFacts:
 
 def read_prompts(batch_input_ids: object, vocab_size: int) -> list[Int32]:
     """Lists, numpy or torch arrays, one of token ids per prompt → int32 arrays. Raises RequestError."""
-    if isinstance(batch_input_ids, (str, bytes)) or not isinstance(batch_input_ids, Iterable):
+    if isinstance(batch_input_ids, (str, bytes, Mapping)) or not isinstance(batch_input_ids, Iterable):
         raise RequestError(
             "batch_input_ids must be a list of prompts, each a list of token ids", got=repr(batch_input_ids)[:100]
         )
-    return [read_ids(ids, vocab_size, f"prompt {index}") for index, ids in enumerate(batch_input_ids)]
+    try:
+        prompts = list(batch_input_ids)
+    except TypeError as error:  # an array without dimensions
+        raise RequestError("batch_input_ids cannot be read", got=str(error)) from error
+    return [read_ids(ids, vocab_size, f"prompt {index}") for index, ids in enumerate(prompts)]
 
 
 def read_ids(ids: object, vocab_size: int, where: str) -> Int32:
@@ -58,12 +63,22 @@ def read_end_ids(end_id: int | Sequence[int] | None, facts: ModelFacts) -> froze
     """None: nothing said; -1: none at all; otherwise the given id or ids."""
     if end_id is None:
         return None
-    ids = list(end_id) if isinstance(end_id, Sequence) else [end_id]
+    plain = _plain(end_id)
+    ids = list(plain) if _is_list(plain) else [plain]
     if ids == [-1]:
         return frozenset()
     for token in ids:
         check_integer("end_id", token, 0, facts.vocab_size - 1)
     return frozenset(int(token) for token in ids)
+
+
+def _plain(value: object) -> Any:
+    """Numbers and arrays of numpy and torch as Python's numbers and lists; all else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def read_turn(priority: int, cache_salt: str | None) -> tuple[int, str]:
@@ -121,15 +136,15 @@ def params_per_prompt(num_prompts: int, config: SamplingParams | None, own: Argu
     if config is not None:
         if not isinstance(config, SamplingParams):
             raise RequestError("sampling_config must be SamplingParams", got=type(config).__name__)
-        if own != Arguments():
+        if any(getattr(own, field.name) is not None for field in dataclasses.fields(own)):
             raise RequestError("sampling_config and other sampling arguments exclude each other", hint="give one")
         _refuse_texts(config)
         return [config] * num_prompts
     for name, minimum in (("max_new_tokens", 1), ("num_return_sequences", 1), ("min_length", 0)):
         if getattr(own, name) is not None:
             check_integer(name, getattr(own, name), minimum)
-    seed = own.random_seed
-    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * num_prompts
+    seed = _plain(own.random_seed)
+    seeds = list(seed) if _is_list(seed) else [seed] * num_prompts
     if len(seeds) != num_prompts:
         raise RequestError("random_seed must be one seed, or one per prompt", got=f"{len(seeds)} for {num_prompts}")
     greedy = own.temperature is None and own.top_k is None and own.top_p is None
@@ -142,8 +157,8 @@ def params_per_prompt(num_prompts: int, config: SamplingParams | None, own: Argu
             top_k=0 if own.top_k is None else own.top_k,
             top_p=1.0 if own.top_p is None else own.top_p,
             repetition_penalty=1.0 if own.repetition_penalty is None else own.repetition_penalty,
-            presence_penalty=own.presence_penalty or 0.0,
-            frequency_penalty=own.frequency_penalty or 0.0,
+            presence_penalty=0.0 if own.presence_penalty is None else own.presence_penalty,
+            frequency_penalty=0.0 if own.frequency_penalty is None else own.frequency_penalty,
             seed=seed,
             n=own.num_return_sequences or 1,
         )

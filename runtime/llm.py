@@ -1,10 +1,12 @@
 """`EngineLLM`: text or token ids in, text out, with vLLM's names, for many prompts at once or one as it grows."""
 
 import asyncio
+import numbers
 import queue
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import RequestError
@@ -63,7 +65,12 @@ class EngineLLM:
 
         Leaving the loop, cancelling its task or aclose() aborts the request; its blocks are free at once.
         """
-        return AsyncOutputs(self._texts, TextRequest(prompt=prompt, params=sampling_params or SamplingParams()))
+        return AsyncOutputs(
+            self._texts,
+            TextRequest(
+                prompt=prompt, params=SamplingParams() if sampling_params is None else _params(sampling_params)
+            ),
+        )
 
     def stats(self) -> Stats:
         """See ModelRunner.stats."""
@@ -145,15 +152,30 @@ def _close(texts: TextLoop, runner: ModelRunner) -> None:
 def _read(
     prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[TextRequest]:
-    single = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(item, int) for item in prompts))
-    each: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item, arg-type]
+    each = (
+        [prompts] if isinstance(prompts, str) else _listed("prompts", prompts, "a text, token ids, or a list of these")
+    )
+    if each and all(isinstance(item, numbers.Integral) for item in each):  # the token ids of one prompt
+        each = [each]
     if params is None or isinstance(params, SamplingParams):
         chosen = [params or SamplingParams()] * len(each)
     else:
-        chosen = list(params)
+        chosen = _listed("sampling_params", params, "SamplingParams, or a list of them")
     if len(chosen) != len(each):
         raise RequestError(
             "sampling_params must be one for all prompts, or one for each", expected=str(len(each)),
             got=str(len(chosen)),
         )  # fmt: skip
-    return [TextRequest(prompt=prompt, params=one) for prompt, one in zip(each, chosen, strict=True)]
+    return [TextRequest(prompt=prompt, params=_params(one)) for prompt, one in zip(each, chosen, strict=True)]
+
+
+def _listed(name: str, value: object, expected: str) -> list[Any]:
+    if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
+        raise RequestError(f"{name} cannot be read", expected=expected, got=repr(value)[:100])
+    return list(value)
+
+
+def _params(value: object) -> SamplingParams:
+    if not isinstance(value, SamplingParams):
+        raise RequestError("sampling_params must be SamplingParams", got=repr(value)[:100])
+    return value

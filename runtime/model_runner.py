@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ingot.configs.runtime import Policy, RuntimeConfig, runtime_config
-from ingot.configs.sampling import SamplingParams
+from ingot.configs.runtime import Policy, RuntimeConfig, read_path, runtime_config
+from ingot.configs.sampling import SamplingParams, check_flag
 from ingot.engine import Engine
 from ingot.errors import RequestError
 from ingot.runtime.admission import (
@@ -118,7 +118,7 @@ class ModelRunner:
             policy=policy, enable_chunked_prefill=enable_chunked_prefill, tpot_target=tpot_target, target=target,
             use_mmap=use_mmap,
         )  # fmt: skip
-        return cls(load_engine(engine_dir, config), config)
+        return cls(load_engine(read_path("engine_dir", engine_dir), config), config)
 
     def generate(
         self,
@@ -158,6 +158,7 @@ class ModelRunner:
         Raises RequestError before anything runs if any prompt or argument is wrong.
         """
         _refuse(others)
+        check_flag("streaming", streaming)
         prompts = read_prompts(batch_input_ids, self.facts.vocab_size)
         own = Arguments(
             max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, random_seed=random_seed,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.configs.sampling import check_flag
 from ingot.errors import RequestError
 from ingot.runtime.logprobs import LogprobTable, as_tables
 from ingot.runtime.request import Request
@@ -25,6 +26,8 @@ class Wanted:
     prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_flag("return_dict" if field.name == "as_dict" else f"output_{field.name}", getattr(self, field.name))
         asked = any(getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "as_dict")
         if asked and not self.as_dict:
             raise RequestError(

@@ -17,7 +17,7 @@ _SEEDS = 2**64
 
 def request_seed(seed: int | None, index: int) -> int:
     """Seed of the index-th completion of a prompt: seed + index, or a random one where none was given."""
-    return secrets.randbits(64) if seed is None else (seed + index) % _SEEDS
+    return secrets.randbits(64) if seed is None else (int(seed) + index) % _SEEDS
 
 
 def sample_rows(

@@ -290,7 +290,7 @@ class CpuTarget:
     def homes(self, plan: Plan, threads: int | None) -> Homes | None:
         """2 MiB pages near the cores that read them; None where the system has none and one memory node holds all."""
         _require_native()
-        found = weight_homes(plan, _cpu.cores(), core_count() if threads is None else threads)
+        found = weight_homes(plan, _cpu.cores(), _num_threads(threads))
         return found if offers_huge_pages() or len(found.cores) > 1 else None
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CpuSession:
@@ -301,11 +301,16 @@ class CpuTarget:
         return open_native(plan, weights, options, self._level)
 
 
+def _num_threads(threads: int | None) -> int:
+    """None: one per core."""
+    if threads is not None and not 1 <= threads <= 256:
+        raise UsageError("threads is out of range", expected="1 to 256", got=str(threads))
+    return core_count() if threads is None else threads
+
+
 def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, isa: str) -> CpuSession:
     """A session whose kernels may be of any level up to `isa` (tests also pass the emulated level "avx512emu")."""
-    threads = core_count() if options.threads is None else options.threads
-    if not 1 <= threads <= 256:
-        raise UsageError("threads is out of range", expected="1 to 256", got=str(threads))
+    threads = _num_threads(options.threads)
     _check_memory(plan, options.num_blocks)
     limits, kv = plan.limits, plan.kv
     try:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from ingot.configs.build import BuildConfig
-from ingot.configs.runtime import Policy
+from ingot.configs.runtime import Policy, read_path
 from ingot.engine import is_engine
 from ingot.engine_cache import cached_engine
 from ingot.errors import UsageError
@@ -58,9 +58,9 @@ class LLM(EngineLLM):
         others                  as in ModelRunner.from_dir
         """
         _refuse(tensor_parallel_size, gpu_memory_utilization)
-        directory = Path(model)
+        directory = read_path("model", model)
         if is_engine(directory):
-            if (precision, activations, kv_cache_dtype) != ("auto", "auto", "auto") or cache_dir is not None:
+            if any(each != "auto" for each in (precision, activations, kv_cache_dtype)) or cache_dir is not None:
                 raise UsageError(
                     "precision, activations, kv_cache_dtype and cache_dir are for building, and this is an Engine "
                     "already", where=str(directory), hint="leave them out, or give the Hugging Face directory",
@@ -70,7 +70,8 @@ class LLM(EngineLLM):
                 target=target or "cpu", precision=precision, activations=activations, kv_cache_dtype=kv_cache_dtype,
                 max_seq_len=max_model_len, max_batch_size=max_num_seqs, max_num_tokens=max_num_batched_tokens,
             )  # fmt: skip
-            directory = cached_engine(directory, config, None if cache_dir is None else Path(cache_dir), _say)
+            cache = None if cache_dir is None else read_path("cache_dir", cache_dir)
+            directory = cached_engine(directory, config, cache, _say)
             target = None  # of what was built, whatever fits
         tokenizer = Tokenizer.from_dir(directory)
         runner = ModelRunner.from_dir(
@@ -83,7 +84,7 @@ class LLM(EngineLLM):
 
 
 def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> None:
-    if tensor_parallel_size != 1:
+    if not isinstance(tensor_parallel_size, int) or tensor_parallel_size != 1:
         raise UsageError(
             "tensor_parallel_size: an engine has one rank in this version", expected="1",
             got=f"{tensor_parallel_size!r}; this machine has {len(find_gpus().gpus)} NVIDIA GPUs that can be used",

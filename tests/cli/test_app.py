@@ -60,6 +60,14 @@ def test_underscores_and_hyphens_are_the_same(option: str, capsys: pytest.Captur
     assert "does-not-exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("given", "words"), [("0", "more than nothing"), ("much", "amount of memory")])
+def test_sizes_name_their_option(given: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["build", "--checkpoint_dir", "c", "--output_dir", "e", "--max_mem", given]) == 2
+    said = capsys.readouterr().err
+    assert "--max_mem" in said
+    assert words in said
+
+
 def test_serve_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['uvicorn'] = None\n"

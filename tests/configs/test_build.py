@@ -20,6 +20,8 @@ from ingot.errors import UsageError
         ({"max_batch_size": 0}, "max_batch_size must be a whole number, at least 1"),
         ({"max_seq_len": 1}, "max_seq_len must be a whole number, at least 2"),
         ({"max_num_tokens": True}, "max_num_tokens must be"),
+        ({"max_num_tokens": 2**21}, r"max_num_tokens is more than a step can have(.|\n)*at most 2097151"),
+        ({"max_batch_size": 10**12}, "max_batch_size is more than"),
         ({"tokens_per_block": 8}, r"tokens_per_block(.|\n)*multiple of 16 from 16 to 256"),
         ({"tokens_per_block": 24}, "tokens_per_block"),
         ({"tokens_per_block": 512}, "tokens_per_block"),

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ingot import SamplingParams
@@ -43,7 +44,10 @@ def test_the_page_has_a_row_for_every_field_and_argument() -> None:
         {"frequency_penalty": "x"}, {"stop": [""]}, {"stop": [3]}, {"stop_token_ids": [-1]}, {"bad_words": "word"},
         {"bad_words": [""]}, {"logit_bias": {-1: 0.0}}, {"logit_bias": {1: math.inf}}, {"logit_bias": {"a": 1.0}},
         {"logit_bias": [1]}, {"logprobs": -2}, {"prompt_logprobs": 1.5}, {"ignore_eos": 1},
-        {"logits_processors": [3]},
+        {"logits_processors": [3]}, {"logits_processors": 0}, {"logits_processors": ""}, {"stop": 3}, {"stop": False},
+        {"stop": {"a": 1}}, {"stop": iter("a")}, {"bad_words": {}}, {"bad_words": 1.5}, {"stop_token_ids": None},
+        {"stop_token_ids": iter([1])}, {"stop_token_ids": np.array([[1]])}, {"top_p": np.array([0.5, 1])},
+        {"n": 2**31},
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused_by_name(field: dict[str, Any]) -> None:

@@ -125,6 +125,7 @@ def test_bench_reports_medians_and_fractions(tiny_engine: Path) -> None:
     assert load["output_tokens_per_second"] == pytest.approx(30 / load["seconds"])
     assert load["steps"] >= 6
     ingot("bench", "latency", *options, "--output_len", 60).fails("more than the engine holds", code=2)
+    ingot("bench", "latency", *options, "--batch_size", 65).fails("--batch_size", "at most 64", code=2)
 
 
 def test_doctor_knows_every_target() -> None:

@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from ingot.configs.sampling import SamplingParams
@@ -88,6 +90,20 @@ def test_wrong_prompts_run_nothing(llm: EngineLLM) -> None:
     with pytest.raises(RequestError, match="prompt 1"):
         llm.generate([[1], [VOCAB]], LONG)
     assert llm.runner.step_log() == []
+
+
+@pytest.mark.parametrize("prompts", [None, 3, b"text", {"prompt": "10"}, np.array(3)])
+def test_what_is_no_prompt(llm: EngineLLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="prompts cannot be read"):
+        llm.generate(prompts, LONG)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, 3, "greedy", [{}], [None]])
+def test_what_is_no_sampling_params(llm: EngineLLM, params: Any) -> None:
+    with pytest.raises(RequestError, match="sampling_params"):
+        llm.generate(["1"], params)
+    with pytest.raises(RequestError, match="sampling_params"):
+        llm.generate_async("1", params)
 
 
 def test_a_failing_step_is_raised(llm: EngineLLM, session: FakeSession) -> None:

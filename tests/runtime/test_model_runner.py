@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -164,6 +164,18 @@ def test_seeds(runner: ModelRunner) -> None:
     assert several[0][1] == draw(random_seed=6)[0][0]
 
 
+def test_numbers_and_lists_of_numpy(runner: ModelRunner) -> None:
+    """Seeds and end tokens come out of arrays as they come out of lists."""
+
+    def drawn(**given: Any) -> list[Any]:
+        ids = runner.generate([[1, 2], [3, 4, 5]], max_new_tokens=8, temperature=1.0, **given)
+        return cast(list[Any], ids.tolist())
+
+    assert drawn(random_seed=np.int64(3)) == drawn(random_seed=3)
+    arrays = {"random_seed": np.array([3, 4]), "end_id": np.array([5, 6])}
+    assert drawn(**arrays) == drawn(**{name: array.tolist() for name, array in arrays.items()})
+
+
 def test_greedy_unless_sampling_is_asked_for(runner: ModelRunner, model: TinyModel) -> None:
     greedy = model.greedy([1, 2], 12)
     assert runner.generate([[1, 2]], max_new_tokens=12)[0, 0].tolist() == greedy
@@ -214,6 +226,14 @@ def test_end_ids_of_the_engine(model: TinyModel) -> None:
         ({"random_seed": -3}, "seed"),
         ({"random_seed": [1, 2]}, "one per prompt"),
         ({"end_id": 51}, "end_id"),
+        ({"end_id": ""}, "end_id"),
+        ({"batch_input_ids": np.array(3)}, "batch_input_ids"),
+        ({"batch_input_ids": {}}, "list of prompts"),
+        ({"num_return_sequences": 2**31}, "at most 65536"),
+        ({"presence_penalty": ""}, "presence_penalty"),
+        ({"frequency_penalty": []}, "frequency_penalty"),
+        ({"streaming": "no"}, "streaming must be True or False"),
+        ({"output_context_logits": np.array([1, 0])}, "output_context_logits must be"),
         ({"pad_id": "x"}, "pad_id"),
         ({"num_beams": 2}, "beam search does not exist yet"),
         ({"bad_words_list": [[1]]}, "bad_words_list"),
@@ -335,6 +355,12 @@ def test_return_sequences_share_their_prompt(model: TinyModel) -> None:
 def test_from_dir_refuses(directory: Path, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         ModelRunner.from_dir(directory, **arguments)
+
+
+@pytest.mark.parametrize("name", [None, 3, b"engine", ["engine"]])
+def test_engine_directories_are_paths(name: Any) -> None:
+    with pytest.raises(UsageError, match="engine_dir must be a path"):
+        ModelRunner.from_dir(name)
 
 
 def test_foreign_target_is_refused(model: TinyModel, tmp_path: Path) -> None:

@@ -51,7 +51,9 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     metavar="FILE",
     help="A recipe: a TOML file, or a name that ships with ingot.",
 )
-@click.option("--max_mem", type=byte_size, metavar="SIZE", help="Memory that the build may use, e.g. 8GiB.")
+@click.option(
+    "--max_mem", type=byte_size("--max_mem"), metavar="SIZE", help="Memory that the build may use, e.g. 8GiB."
+)
 @click.option("--timing_cache", type=click.Path(path_type=Path), metavar="FILE",
               help="Times of kernels: read, and written with what this build has timed. TensorRT's own are beside it, "
               "in FILE.tensorrt-sm90.")  # fmt: skip

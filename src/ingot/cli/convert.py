@@ -23,7 +23,9 @@ from ingot.convert.convert import convert
 )
 @click.option("--rope_factors", type=click.Choice(ROPE_FACTORS), help="Of longrope models (Phi 3 128k): "
               "the short ones hold up to the original positions, the long ones for texts of any length.")  # fmt: skip
-@click.option("--max_mem", type=byte_size, metavar="SIZE", help="Memory that the conversion may use, e.g. 8GiB.")
+@click.option(
+    "--max_mem", type=byte_size("--max_mem"), metavar="SIZE", help="Memory that the conversion may use, e.g. 8GiB."
+)
 @click.option("--config", type=click.Path(path_type=Path), help="A config.json alone: needs --random_weights.")
 @click.option("--random_weights", type=int, metavar="SEED", help="Draw the weights: a model of that exact shape.")
 @click.option("--use_weight_only", is_flag=True, help="Recorded: the build's default precision is weight-only.")

@@ -43,7 +43,9 @@ from ingot.runtime.tokenizer import Tokenizer
 @click.option("--seed", type=int, help="Of the random draws; the same seed gives the same text.")
 @click.option("--stream", is_flag=True, help="Print text as it comes; with --json each object as its request ends.")
 @click.option("--threads", type=positive, help="Threads; every core unless given.")
-@click.option("--kv_cache_memory", type=byte_size, metavar="SIZE", help="Memory of the KV cache, e.g. 2GiB.")
+@click.option(
+    "--kv_cache_memory", type=byte_size("--kv_cache_memory"), metavar="SIZE", help="Memory of the KV cache, e.g. 2GiB."
+)
 @use_mmap
 @target_isa
 @as_json

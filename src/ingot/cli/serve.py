@@ -28,7 +28,9 @@ _seconds = click.FloatRange(min=0)
 )
 @click.option("--max_queue", type=click.IntRange(min=0), default=256, show_default=True,
               help="Sequences that may wait; more are answered 429.")  # fmt: skip
-@click.option("--max_body_size", type=byte_size, default="1MiB", show_default=True, help="Of one request.")
+@click.option(
+    "--max_body_size", type=byte_size("--max_body_size"), default="1MiB", show_default=True, help="Of one request."
+)
 @click.option("--request_timeout", type=_seconds, default=600, show_default=True, help="Seconds for a whole request.")
 @click.option("--body_timeout", type=_seconds, default=30, show_default=True, help="Seconds for a body to arrive.")
 @click.option("--write_timeout", type=_seconds, default=60, show_default=True, help="Seconds a client may not read.")
@@ -40,7 +42,9 @@ _seconds = click.FloatRange(min=0)
 @click.option("--otlp_endpoint", metavar="URL", help="Send OpenTelemetry spans there, e.g. http://collector:4318.")
 @click.option("--debug_hooks", is_flag=True, help="Offer POST /debug/stall, which stops the next step for a while.")
 @click.option("--threads", type=positive, help="Threads; every core unless given.")
-@click.option("--kv_cache_memory", type=byte_size, metavar="SIZE", help="Memory of the KV cache, e.g. 2GiB.")
+@click.option(
+    "--kv_cache_memory", type=byte_size("--kv_cache_memory"), metavar="SIZE", help="Memory of the KV cache, e.g. 2GiB."
+)
 @click.option("--max_batch_size", type=positive, help="Sequences running at once; at most the engine's.")
 @click.option("--max_num_tokens", type=positive, help="Tokens per step; at most the engine's.")
 @click.option("--policy", type=click.Choice([policy.value for policy in Policy]), default="max_utilization",

@@ -14,9 +14,13 @@ WEIGHT_ONLY = {"int8": "w8", "int4": "w4g128"}  # --weight_only_precision
 positive = click.IntRange(min=1)
 
 
-def byte_size(text: str) -> int:
-    """`8GiB`, `500MB` or plain bytes, as an int."""
-    return parse_bytes(text, name="the option")
+def byte_size(option: str) -> Callable[[str], int]:
+    """Reads `8GiB`, `500MB` or plain bytes as an int; `option` is named where that fails."""
+
+    def size(text: str) -> int:
+        return parse_bytes(text, name=option)
+
+    return size
 
 
 def weight_only(wanted: bool, precision: str | None) -> str | None:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from ingot.dtypes import DType
+from ingot.errors import UsageError
 from ingot.plan import Piece, Plan, Weight
 from ingot.plugins.cpu.homes import weight_homes
 from ingot.plugins.cpu.target import core_count
@@ -54,6 +55,14 @@ def test_what_is_not_cut_finely_enough_lies_on_all_nodes_in_turn() -> None:
     assert nodes(sharded(1), SOCKETS, 16) == [0, 1] * 24
     four = [(cpu, cpu // 4) for cpu in range(16)]
     assert nodes(sharded(2), four, 16)[:32] == [0, 1] * 8 + [2, 3] * 8
+
+
+@pytest.mark.parametrize("threads", [0, 257, 1 << 62])
+def test_numbers_of_threads_that_cannot_be(threads: int) -> None:
+    target = find_target("cpu")
+    assert isinstance(target, WithHomes)
+    with pytest.raises(UsageError, match="1 to 256"):
+        target.homes(sharded(2), threads)
 
 
 def test_fewer_threads_than_shards_or_cores() -> None:
