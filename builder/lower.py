@@ -262,11 +262,11 @@ class Lowering:
 
 
 def _use(draft: _Draft) -> Use:
+    op = find_op(draft.op)
     return Use(
-        inputs=tuple(ref if isinstance(ref, int) else None for ref in draft.inputs),
-        outputs=draft.outputs,
-        in_place=find_op(draft.op).in_place,
-    )
+        inputs=tuple(ref if isinstance(ref, int) else None for ref in draft.inputs), outputs=draft.outputs,
+        in_place=op.in_place, keeps_inputs=op.keeps_inputs,
+    )  # fmt: skip
 
 
 def _step(draft: _Draft, names: Sequence[str]) -> Step:

@@ -5,6 +5,8 @@ embed     ■■■■■■■■■■■■■■■■■■■■■    sum
 norm           ■■■■■■
 qkv                 ■■■■■■
 q                        ■■■■■■    lies where `norm` lay
+
+An op may keep its inputs: rope_kv_write's stay as long as its queries, since an attention may turn them again itself.
 """
 
 import dataclasses
@@ -26,11 +28,13 @@ class Value:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
-    """The values of one step, by index. in_place: (output, input) pairs that may share their bytes; None: absent."""
+    """The values of one step, by index. in_place: (output, input) pairs that may share their bytes; keeps_inputs: these
+    stay as long as the outputs; None: absent."""
 
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
     in_place: tuple[tuple[int, int], ...] = ()
+    keeps_inputs: bool = False
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -71,6 +75,11 @@ def _lifetimes(count: int, uses: Sequence[Use], results: Sequence[int]) -> tuple
                 first[index], last[index] = min(first[index], step), max(last[index], step)
     for index in results:
         last[index] = len(uses)
+    for use in reversed([use for use in uses if use.keeps_inputs]):
+        longest = max((last[index] for index in use.outputs if index is not None), default=-1)
+        for index in use.inputs:
+            if index is not None:
+                last[index] = max(last[index], longest)
     return first, last
 
 

@@ -100,10 +100,11 @@ class Call:
 class Op:
     """inputs: names; a trailing "?" marks an optional one. attrs: name → default, or the type if it must be given.
 
-    out_cols   (columns of each input or None, attrs) → columns of each output
-    rows       what the outputs' first dimension counts
-    reference  Call → outputs; an optional output that nobody wants is still computed
-    in_place   (output, input) pairs that may share their bytes
+    out_cols      (columns of each input or None, attrs) → columns of each output
+    rows          what the outputs' first dimension counts
+    reference     Call → outputs; an optional output that nobody wants is still computed
+    in_place      (output, input) pairs that may share their bytes
+    keeps_inputs  activations that it reads stay as long as those that it writes, whose readers may make them anew
     """
 
     name: str
@@ -114,6 +115,7 @@ class Op:
     reference: Callable[[Call], tuple[Array, ...]]
     rows: Rows | None = None  # None: as the first activation input
     in_place: tuple[tuple[int, int], ...] = ()
+    keeps_inputs: bool = False
 
     def problem(self, num_inputs: Sequence[str], attrs: Mapping[str, Attr]) -> str | None:
         """Why a step with these inputs ("" = absent) and attributes is not a use of this op, or None."""

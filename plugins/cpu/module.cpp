@@ -268,6 +268,7 @@ void bind_session(nb::module_& m) {
       .def("time_steps", &Session::time_steps, "on"_a, "Note in every run when its plan steps end.")
       .def("step_seconds", &Session::step_seconds, "Of each plan step of the last run, then of the draws.")
       .def("left_out", &Session::left_out, "Plan steps of the last run that another one computed along with itself.")
+      .def("keys_only", &Session::keys_only, "Steps of rope_kv_write in the last run whose queries attention turned.")
       .def("tap", &Session::tap, "steps"_a, "Copy the outputs of these plan steps in every run.")
       .def("take_tapped", &take_tapped, "Step, buffer and values copied since the last call.")
       .def("taken", &Session::taken, "Of each plan step in the last run on one thread: how often it took blocks in turn.")

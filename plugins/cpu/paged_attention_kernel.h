@@ -59,7 +59,7 @@ class FloatAttention {
     q_ = p_ + kRows * kTile;
   }
 
-  void load_queries(const AttentionItem& item);
+  void load_queries(const AttentionItem& item, float* turned);
   void attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state);
 
  private:
@@ -93,17 +93,16 @@ class FloatAttention {
 };
 
 template <typename S, typename T>
-void FloatAttention<S, T>::load_queries(const AttentionItem& item) {
-  for (int64_t row = item.begin; row < item.end; ++row) {
+void FloatAttention<S, T>::load_queries(const AttentionItem& item, float* turned) {
+  rows_.queries(item, turned, [&](int64_t row, const float* q) {
     seen_begin_[row - item.begin] = rows_.hidden(item.sequence, row);
     seen_end_[row - item.begin] = rows_.visible(item.sequence, row);
-    const float* q = rows_.query(item, row);
     float* scaled = q_ + (row - item.begin) * kv_.head_dim;
     for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth) {
       const int64_t n = kv_.head_dim - i;
       store_lanes<S>(scaled + i, S::mul(load_lanes<S>(q + i, n), S::set1(rows_.args.scale)), n);
     }
-  }
+  });
 }
 
 // The tile from token `begin` on; nobody sees tokens from `end` on.

@@ -10,7 +10,7 @@
 //   kItemRows                        rows that share a pass over the cache
 //   Inner(rows), floats(kv)          floats of scratch that a thread needs, given by
 //   allocate(memory)
-//   load_queries(item)
+//   load_queries(item, turned)       turned: room for the queries of a token
 //   attend(item, begin, end, state)  fills state [item rows] from the tokens begin .. end-1; a row that sees none of them
 //                                    keeps top = -infinity and sum = 0
 #pragma once
@@ -55,14 +55,38 @@ struct AttentionRows {
   }
   int64_t splits(int64_t s, int64_t row) const { return (visible(s, row) + kSplitTokens - 1) / kSplitTokens; }
   int64_t splits(int64_t s) const { return splits(s, count(s) - 1); }
-  const float* query(const AttentionItem& item, int64_t row) const { return args.q + offset(item, row); }
+  // Calls f(row, query) for each row of an item. turned [rows of a token * head_dim] takes queries that are turned here.
+  template <typename F>
+  void queries(const AttentionItem& item, float* turned, F f) const {
+    for (int64_t row = item.begin, next = 0; row < item.end; row = next) {
+      next = (row / group + 1) * group < item.end ? (row / group + 1) * group : item.end;
+      const float* q = args.q + offset(item, row);
+      if (args.rope != nullptr) {
+        turn(token(item, row), item.head * group + row % group, next - row, turned);
+        q = turned;
+      }
+      for (int64_t each = row; each < next; ++each) f(each, q + (each - row) * kv.head_dim);
+    }
+  }
   float* output(const AttentionItem& item, int64_t row) const { return args.y + offset(item, row); }
   int64_t block(int64_t s, int64_t position) const { return kv.block_tables[s * kv.table_width + position / kv.block_size]; }
 
  private:
+  int64_t token(const AttentionItem& item, int64_t row) const { return kv.query_starts[item.sequence] + row / group; }
   int64_t offset(const AttentionItem& item, int64_t row) const {
-    const int64_t token = kv.query_starts[item.sequence] + row / group;
-    return (token * args.heads + item.head * group + row % group) * kv.head_dim;
+    return (token(item, row) * args.heads + item.head * group + row % group) * kv.head_dim;
+  }
+  // Query heads [head, head + count) of a token → to [count * head_dim].
+  void turn(int64_t token, int64_t head, int64_t count, float* to) const {
+    RopeKvWriteArgs one = args.rope->args;
+    one.qkv += (token * (one.heads + 2 * kv.kv_heads) + head) * kv.head_dim;
+    if (one.cos_sin != nullptr) one.cos_sin += token * 2 * one.half;
+    one.q = to;
+    one.k_norm = nullptr;
+    one.heads = count;
+    one.kv.kv_heads = 0;
+    one.kv.tokens = 1;
+    args.rope->run(&one, Team{});
   }
 };
 
@@ -101,17 +125,21 @@ class PagedAttention {
   const PagedKv& kv_;
   Inner inner_;
   RowState first_{}, later_{};  // [kItemRows]: the first split and what is merged into it; the split in work
+  float* turned_ = nullptr;     // [kItemRows][head_dim], of which the rows of a token are used
 };
 
 template <typename S, typename Inner>
 void PagedAttention<S, Inner>::allocate(const Team& team) {
   const int64_t state = kItemRows * (kv_.padded_dim + 2);  // padded_dim, kItemRows: multiples of 16, so all stays aligned
-  float* next = reinterpret_cast<float*>(team.scratch(static_cast<size_t>(2 * state + Inner::floats(kv_)) * sizeof(float)));
+  const int64_t turned = kItemRows * kv_.padded_dim;
+  float* next = reinterpret_cast<float*>(
+      team.scratch(static_cast<size_t>(2 * state + turned + Inner::floats(kv_)) * sizeof(float)));
   for (RowState* each : {&first_, &later_}) {
     *each = {next, next + kItemRows, next + 2 * kItemRows};
     next += state;
   }
-  inner_.allocate(next);
+  turned_ = next;
+  inner_.allocate(next + turned);
 }
 
 // Few items and long contexts: threads share the splits of an item. The arithmetic is the same.
@@ -137,7 +165,7 @@ void PagedAttention<S, Inner>::run_whole(const Team& team) {
     const int64_t local = turn - before;
     const AttentionItem item = item_at(s, local % kv_.kv_heads, (items_of(s) - 1 - local / kv_.kv_heads) * kItemRows);
     const int64_t first_split = rows_.hidden(s, item.begin) / kSplitTokens;
-    inner_.load_queries(item);
+    inner_.load_queries(item, turned_);
     attend(item, first_split, first_);
     for (int64_t split = first_split + 1; split < rows_.splits(s, item.end - 1); ++split) {
       attend(item, split, later_);
@@ -167,7 +195,7 @@ void PagedAttention<S, Inner>::run_split(const Team& team) {
             const int64_t at = base + split * count + begin;
             const RowState mine{partial.top + at, partial.sum + at, partial.out + at * kv_.padded_dim};
             if (!merging) {
-              inner_.load_queries(item);
+              inner_.load_queries(item, turned_);
               attend(item, split, mine);
               continue;
             }

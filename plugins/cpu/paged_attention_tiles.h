@@ -73,7 +73,7 @@ class TileAttention {
     for (float** each : {&out_, &apart_, &picked_}) *each = take(panels(kv_) * kPairFloats);
   }
 
-  void load_queries(const AttentionItem& item);
+  void load_queries(const AttentionItem& item, float* turned);
   void attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state);
 
  private:
@@ -125,19 +125,18 @@ class TileAttention {
 };
 
 template <typename S, typename Tiles>
-void TileAttention<S, Tiles>::load_queries(const AttentionItem& item) {
+void TileAttention<S, Tiles>::load_queries(const AttentionItem& item, float* turned) {
   const int64_t steps = dim_steps(kv_);
-  for (int64_t row = item.begin; row < item.end; ++row) {
+  rows_.queries(item, turned, [&](int64_t row, const float* q) {
     const int64_t local = row - item.begin;
     seen_[local] = {rows_.hidden(item.sequence, row), rows_.visible(item.sequence, row)};
-    const float* q = rows_.query(item, row);
     uint16_t* to = q_ + (local / kPairRows * steps * kPairRows + local % kPairRows) * kStep;
     for (int64_t d = 0; d < steps * kStep; d += S::kWidth) {
       const int64_t n = kv_.head_dim - d;
       const V scaled = n > 0 ? S::mul(load_lanes<S>(q + d, n), S::set1(rows_.args.scale)) : S::zero();
       S::store_bf16(to + d / kStep * kPairRows * kStep + d % kStep, scaled);
     }
-  }
+  });
 }
 
 template <typename S, typename Tiles>

@@ -1,6 +1,7 @@
 // Norms queries and keys where the model does, turns queries and keys by their positions' angles and stores keys and
 // values in the KV cache, in the lines of kv_head.h; dims of values beyond head_dim are zeros. Threads may write the two
-// tokens of a pair at once, so nothing but a token's own elements is touched.
+// tokens of a pair at once, so nothing but a token's own elements is touched. Either part may be missing: queries that
+// attention turns itself (q is null), and keys and values where it does (no KV heads; a team of one, without scratch).
 #pragma once
 
 #include <cmath>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr int64_t kMaxHeadDim = 256;
 
-// Dims beyond 2 * half are copied. Products and sums round separately, vector or not.
+// Dims beyond 2 * half are copied. Products and sums round separately, vector or not. y may be x.
 template <typename S>
 void rotate(const float* x, const float* cos_sin, int64_t half, int64_t dim, bool interleaved, float* y) {
   using V = typename S::V;
@@ -89,6 +90,17 @@ void scatter(const T* key, const T* value, const PagedKv& kv, int64_t slot, T* k
     for (int64_t i = 0; i < kKvLanes; ++i) to[i * kPair<T>] = value[d + i];
 }
 
+// Queries of token t, normed and turned → y [heads * head_dim].
+template <typename S>
+void turn_queries(const RopeKvWriteArgs& args, const float* q, const float* cos_sin, float* y) {
+  const int64_t dim = args.kv.head_dim;
+  if (args.q_norm) {
+    norm_runs<S>(q, args.q_norm, args.heads * dim, args.q_run, args.norm_eps, y);
+    q = y;
+  }
+  for (int64_t h = 0; h < args.heads; ++h) rotate<S>(q + h * dim, cos_sin, args.half, dim, args.interleaved, y + h * dim);
+}
+
 // Keys (after their rotation) and values of token t, KV head by KV head.
 template <typename S, typename T>
 void write_token(const RopeKvWriteArgs& args, int64_t t, const float* k, const float* v, const float* cos_sin) {
@@ -116,24 +128,19 @@ void rope_kv_write(const RopeKvWriteArgs& args, const Team& team) {
   const PagedKv& kv = args.kv;
   const int64_t dim = kv.head_dim, width = (args.heads + 2 * kv.kv_heads) * dim;
   const int64_t q_width = args.heads * dim, k_width = kv.kv_heads * dim;
-  const bool normed = args.q_norm || args.k_norm;
-  float* scratch = normed ? reinterpret_cast<float*>(team.scratch(static_cast<size_t>(q_width + k_width) * sizeof(float))) : nullptr;
+  float* normed = args.k_norm ? reinterpret_cast<float*>(team.scratch(static_cast<size_t>(k_width) * sizeof(float))) : nullptr;
   const Team::Range mine = team.share(kv.tokens);
   for (int64_t t = mine.begin; t < mine.end; ++t) {
     const float* q = args.qkv + t * width;
-    const float* k = q + args.heads * dim;
-    const float* v = k + kv.kv_heads * dim;
-    if (args.q_norm) {
-      norm_runs<S>(q, args.q_norm, q_width, args.q_run, args.norm_eps, scratch);
-      q = scratch;
-    }
-    if (args.k_norm) {
-      norm_runs<S>(k, args.k_norm, k_width, args.k_run, args.norm_eps, scratch + q_width);
-      k = scratch + q_width;
-    }
+    const float* k = q + q_width;
+    const float* v = k + k_width;
     const float* cos_sin = args.cos_sin + (args.cos_sin ? t * 2 * args.half : 0);
-    for (int64_t h = 0; h < args.heads; ++h)
-      rotate<S>(q + h * dim, cos_sin, args.half, dim, args.interleaved, args.q + (t * args.heads + h) * dim);
+    if (args.q) turn_queries<S>(args, q, cos_sin, args.q + t * q_width);
+    if (kv.kv_heads == 0) continue;
+    if (args.k_norm) {
+      norm_runs<S>(k, args.k_norm, k_width, args.k_run, args.norm_eps, normed);
+      k = normed;
+    }
     write_token<S, T>(args, t, k, v, cos_sin);
   }
 }

@@ -28,6 +28,11 @@ class TurnMaker {
       turns[products.front()].norm = RowNorm{steps_[i].kernel->run, std::get<NormArgs>(steps_[i].args)};
       turns[products.front()].normed = i;
     }
+    for (size_t i = 0; i + 1 < steps_.size(); ++i) {
+      if (!leaves_queries(i)) continue;
+      turns[i].keys_only = true;
+      turns[i + 1].rope = RopeQueries{steps_[i].kernel->run, std::get<RopeKvWriteArgs>(steps_[i].args)};
+    }
     place_barriers(turns);
     return turns;
   }
@@ -86,13 +91,32 @@ class TurnMaker {
     return true;
   }
 
+  // Whether step i writes keys whose queries the next step may turn: an attention, which alone reads them and leaves what
+  // they are made of as it is.
+  bool leaves_queries(size_t i) const {
+    const BoundStep &write = steps_[i], &attention = steps_[i + 1];
+    const auto* args = std::get_if<RopeKvWriteArgs>(&write.args);
+    if (args == nullptr || !std::holds_alternative<PagedAttentionArgs>(attention.args)) return false;
+    const BufferSpec* q = write.outputs.front();
+    if (attention.inputs.front() != q || (args->q_norm != nullptr && args->q_run != args->kv.head_dim)) return false;
+    if (std::ranges::any_of(write.inputs, [&](const BufferSpec* each) { return touches(attention.outputs, each); })) return false;
+    for (size_t j = i + 2; j < steps_.size(); ++j) {
+      if (touches(steps_[j].inputs, q)) return false;
+      if (touches(steps_[j].outputs, q)) break;
+    }
+    return true;
+  }
+
   Access access(size_t i, const Turn& turn) const {
     const BoundStep& step = steps_[i];
     Access access{{}, {}, !shares_by_rows(step)};
     if (turn.norm) access.reads.push_back(bytes(steps_[turn.normed].inputs.front()));
+    if (turn.rope)
+      for (const BufferSpec* each : steps_[i - 1].inputs) access.reads.push_back(bytes(each));
+    const bool made = turn.takes_own || turn.norm || turn.rope;  // the first input, by this thread
     for (const BufferSpec* each : step.inputs)
-      if ((!turn.takes_own && !turn.norm) || each != step.inputs.front()) access.reads.push_back(bytes(each));
-    if (!turn.own)
+      if (!made || each != step.inputs.front()) access.reads.push_back(bytes(each));
+    if (!turn.own && !turn.keys_only)
       for (const BufferSpec* each : step.outputs) access.writes.push_back(bytes(each));
     return access;
   }

@@ -193,6 +193,14 @@ void Session::compute(const BoundStep& step, const Turn& turn, const Team& team)
     MatmulArgs product = std::get<MatmulArgs>(step.args);
     product.norm = &*turn.norm;
     run(product);
+  } else if (turn.keys_only) {
+    RopeKvWriteArgs write = std::get<RopeKvWriteArgs>(step.args);
+    write.q = nullptr;
+    run(write);
+  } else if (turn.rope) {
+    PagedAttentionArgs attention = std::get<PagedAttentionArgs>(step.args);
+    attention.rope = &*turn.rope;
+    run(attention);
   } else if (turn.own) {
     NormArgs norm = std::get<NormArgs>(step.args);
     norm.y = own;
@@ -224,11 +232,11 @@ std::vector<double> Session::step_seconds() const {
   return seconds;
 }
 
-std::vector<size_t> Session::left_out() const {
+std::vector<size_t> Session::found(bool Turn::*what) const {
   std::vector<size_t> found;
   const std::vector<Turn>& turns = this->turns();
   for (size_t i = 0; i < turns.size(); ++i)
-    if (turns[i].left_out) found.push_back(i);
+    if (turns[i].*what) found.push_back(i);
   return found;
 }
 

@@ -51,7 +51,9 @@ class Session {
   // From now on every run notes when its plan steps end. Seconds of each step of the last run, then of the draws.
   void time_steps(bool on);
   std::vector<double> step_seconds() const;
-  std::vector<size_t> left_out() const;  // steps that another one computed in the last run
+  // Steps that another one computed in the last run; those of rope_kv_write that left their queries to the next one.
+  std::vector<size_t> left_out() const { return found(&Turn::left_out); }
+  std::vector<size_t> keys_only() const { return found(&Turn::keys_only); }
   int64_t barriers() const { return barriers_; }  // of the last run
   const Screen::Counts& screen_counts() const { return screen_.counts(); }  // since the session was opened
 
@@ -75,6 +77,7 @@ class Session {
   void compute(const BoundStep& step, const Turn& turn, const Team& team);
   bool screen(const Turn& turn, const Team& team);
   const std::vector<Turn>& turns() const;
+  std::vector<size_t> found(bool Turn::*what) const;
   void after_step(size_t index);
   void stamp();
   bool pause_or_interrupted();

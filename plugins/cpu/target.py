@@ -176,7 +176,7 @@ class CpuSession:
             result = self.run(batch)
             times = StepTimes(
                 parts=np.array(self.native.step_seconds()), left_out=frozenset(self.native.left_out()),
-                barriers=self.native.barriers,
+                keys_only=frozenset(self.native.keys_only()), barriers=self.native.barriers,
             )  # fmt: skip
             return result, times
         finally:

@@ -63,4 +63,5 @@ OP = Op(
     attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "interleaved": 0, "norm_eps": 0.0},
     out_cols=lambda cols, attrs: (int(attrs["heads"]) * int(attrs["head_dim"]),),
     reference=reference,
+    keeps_inputs=True,  # attention may turn queries itself
 )

@@ -48,9 +48,10 @@ class PlanWork:
         self._weights = {weight.name: weight for weight in plan.weights}
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
 
-    def of(self, step: Step, load: Load) -> Work:
+    def of(self, step: Step, load: Load, *, keys_only: bool = False) -> Work:
         """One step; in place of the last one the screen where that is taken, the rows of its candidates left out: how
-        many they are is not known beforehand."""
+        many they are is not known beforehand. keys_only: of rope_kv_write, whose queries attention turns, which then
+        reads them as the product left them."""
         if load.screened and step.name == self._last:
             product, _ = self._screen
             centres = load.rows * self._vocab  # read for the likeliest token, and again for the candidates
@@ -80,6 +81,9 @@ class PlanWork:
             weights, operations = sum(weight.nbytes for weight in read), 2 * rows * _cols(out)
         if step.op == "rope_kv_write":
             weights += load.tokens * _kv_bytes(self._kv)
+            if keys_only:  # queries are neither read nor written
+                nbytes -= 2 * 4 * rows * _cols(out)
+                operations = operations * int(step.attrs["kv_heads"]) // int(step.attrs["heads"])
         return Work(nbytes=nbytes + weights, operations=operations)
 
     def draw_work(self, load: Load) -> Work:

@@ -44,7 +44,7 @@ def test_a_report_holds_every_op_and_its_times_add_up(folder: Path) -> None:
     ]  # fmt: skip
     assert document["notes"] == ["32 sequences are left out: the engine decodes at most 8 at once"]
     plan = read_plan(folder / "e")
-    barriers = 6 * 2 + 5  # of layers, and of embedding, rows of logits (2), last norm and lm_head
+    barriers = 6 * 2 + 4  # of layers, and of embedding, rows of logits, last norm and lm_head
     for phase in document["phases"]:
         ops = phase["ops"]
         assert {op["name"] for op in ops} == {op_name(step) for step in plan.steps} | {"sampling"}
@@ -110,10 +110,14 @@ def test_no_engine_is_refused(tmp_path: Path) -> None:
     ingot("bench", "kernels", "--engine_dir", tmp_path / "none").fails("none")
 
 
-def _turn(plan: Plan, seconds: float, context: int = 9, left_out: frozenset[int] = frozenset()) -> list[TimedStep]:
+def _turn(
+    plan: Plan, seconds: float, context: int = 9, left_out: frozenset[int] = frozenset(),
+    keys_only: frozenset[int] = frozenset(),
+) -> list[TimedStep]:  # fmt: skip
     """A decode step whose parts take 1, 2, 3, ... shares."""
     shares = np.arange(1, len(plan.steps) + 2, dtype=np.float64)
-    times = StepTimes(parts=0.8 * seconds * shares / shares.sum(), left_out=left_out, barriers=7)
+    parts = 0.8 * seconds * shares / shares.sum()
+    times = StepTimes(parts=parts, left_out=left_out, keys_only=keys_only, barriers=7)
     load = Load(sequences=((context, 1),), rows=1)
     return [TimedStep(load=load, seconds=seconds, times=times, ids=np.zeros(1, np.int32))]
 
@@ -142,6 +146,19 @@ def test_a_norm_that_a_product_computes_is_no_call(folder: Path) -> None:
         assert next(op.calls for op in phase.ops if op.name == "rms_norm") == calls
     phase = summarise(plan, PlanWork(plan), "", [_turn(plan, 1.0, left_out=frozenset(norms))], limits, 1e-6)
     assert "rms_norm" not in {op.name for op in phase.ops}
+
+
+def test_queries_that_attention_turns_are_counted_there_alone(folder: Path) -> None:
+    plan = read_plan(folder / "r")
+    writes = frozenset(index for index, step in enumerate(plan.steps) if step.op == "rope_kv_write")
+    limits, found = {"": 1e9, **dict.fromkeys(_peaks(plan), 1e9)}, []
+    for turned in (frozenset(), writes):
+        phase = summarise(plan, PlanWork(plan), "", [_turn(plan, 1.0, keys_only=turned)], limits, 1e-6)
+        found.append({op.name: op.nbytes for op in phase.ops})
+    queries = plan.steps[min(writes)].outputs[0]
+    cols = next(buffer.cols for buffer in plan.buffers if buffer.name == queries)
+    assert found[0].pop("rope_kv_write") - found[1].pop("rope_kv_write") == len(writes) * 2 * 4 * cols
+    assert found[0] == found[1]
 
 
 def test_limits_and_bounds_follow_from_bytes_and_operations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,32 @@ def test_in_place_needs_the_same_shape_and_a_single_use() -> None:
     assert extent(buffers[1])[0] >= extent(buffers[0])[1] or extent(buffers[0])[0] >= extent(buffers[1])[1]
 
 
+def test_kept_inputs_stay_as_long_as_the_outputs() -> None:
+    """1 = f(0), 2 = g(1), and g may make 1 again from 0."""
+    for keeps, places in ((False, 2), (True, 3)):
+        uses = [
+            Use(inputs=(), outputs=(0,)), Use(inputs=(0,), outputs=(1,), keeps_inputs=keeps),
+            Use(inputs=(1,), outputs=(2,)), Use(inputs=(2,), outputs=(3,)),
+        ]  # fmt: skip
+        buffers, arena = plan_arena(tokens(16, 16, 16, 16), uses, ROWS, results=[3])
+        assert arena == places * 640
+        assert (buffers[2] == buffers[0]) != keeps
+        assert buffers[3] in buffers[:2]
+
+
+def test_an_input_is_kept_through_a_chain_and_in_place() -> None:
+    """1 = f(0) and 2 = f(1), which both keep: 0 stays for who reads 2. What is kept is not taken over."""
+    uses = [
+        Use(inputs=(), outputs=(0,)),
+        Use(inputs=(0,), outputs=(1,), in_place=((0, 0),), keeps_inputs=True),
+        Use(inputs=(1,), outputs=(2,), in_place=((0, 0),), keeps_inputs=True),
+        Use(inputs=(2,), outputs=(3,)),
+    ]
+    buffers, arena = plan_arena(tokens(16, 16, 16, 16), uses, ROWS, results=[3])
+    assert len(set(buffers)) == 4
+    assert arena == 4 * 640
+
+
 @st.composite
 def programs(draw: st.DrawFn) -> Chain:
     """Random straight-line programs: every step reads earlier values and makes one or two."""
@@ -73,7 +99,8 @@ def programs(draw: st.DrawFn) -> Chain:
             values.append(Value(rows=rows, cols=draw(st.sampled_from([1, 5, 16, 48]))))
         pairs = st.tuples(st.integers(0, count - 1), st.integers(0, max(len(inputs) - 1, 0)))
         in_place = tuple(draw(st.lists(pairs, max_size=1))) if inputs else ()
-        uses.append(Use(inputs=tuple(inputs), outputs=tuple(made), in_place=in_place))
+        keeps = draw(st.booleans())
+        uses.append(Use(inputs=tuple(inputs), outputs=tuple(made), in_place=in_place, keeps_inputs=keeps))
     return values, uses
 
 
@@ -83,13 +110,17 @@ def test_every_step_finds_its_inputs_unharmed(program: Chain) -> None:
     """Run the program on the arena with a distinct number per value: each must be there when it is read."""
     values, uses = program
     result = len(values) - 1
+    makers = {index: use for use in uses for index in use.outputs if index is not None}
     buffers, size = plan_arena(values, uses, ROWS, results=[result])
     arena = np.zeros(size // 4, np.int64)
     for use in uses:
         for index in use.inputs:
             assert index is not None
-            begin, end = extent(buffers[index])
-            assert (arena[begin // 4 : end // 4] == index).all()
+            kept = makers[index].inputs if makers[index].keeps_inputs else ()
+            for needed in (index, *kept):
+                assert needed is not None
+                begin, end = extent(buffers[needed])
+                assert (arena[begin // 4 : end // 4] == needed).all()
         outputs = [index for index in use.outputs if index is not None]
         spans = [extent(buffers[index]) for index in outputs]
         assert all(a[1] <= b[0] or b[1] <= a[0] for i, a in enumerate(spans) for b in spans[:i])

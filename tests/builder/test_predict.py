@@ -43,7 +43,7 @@ def _layers(plan: Plan) -> set[str]:
 def _timed(plan: Plan, seconds: dict[str, float], outside: float) -> TimedStep:
     """Each plan step takes what the last part of its name says; the draws take 1."""
     parts = np.array([*(seconds.get(step.name.split("/")[-1], 0.0) for step in plan.steps), 1.0])
-    times = StepTimes(parts=parts, left_out=frozenset(), barriers=0)
+    times = StepTimes(parts=parts, left_out=frozenset(), keys_only=frozenset(), barriers=0)
     load = Load(sequences=((0, 1),), rows=1)
     return TimedStep(load=load, seconds=float(parts.sum() + outside), times=times, ids=np.zeros(1, np.int32))
 

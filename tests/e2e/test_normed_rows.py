@@ -1,4 +1,5 @@
-"""Norms of many rows, which products compute while they round them: the bits of few rows, in every family."""
+"""Norms of many rows, which products compute while they round them, and queries of many rows, which attention turns:
+the bits of few rows, in every family."""
 
 from pathlib import Path
 
@@ -21,7 +22,7 @@ pytestmark = [
 ]  # fmt: skip
 
 SEQUENCES, LENGTH = 40, 50  # rows of 24 numbers and more are many, see kOwnElements of plugins/include/ingot/kernel.h
-NO_NORM_BEFORE_PRODUCTS = {"olmo2"}
+NO_NORM_BEFORE_PRODUCTS = QUERIES_NORMED_TOGETHER = {"olmo2"}
 
 
 @pytest.mark.parametrize("name", family_names())
@@ -48,5 +49,6 @@ def test_company_changes_no_bit(name: str, tmp_path: Path) -> None:
         assert alone.logits is not None
         assert alone.logits[0].tobytes() == row.tobytes()
     assert bool(times.left_out) == (name not in NO_NORM_BEFORE_PRODUCTS)
+    assert bool(times.keys_only) == (name not in QUERIES_NORMED_TOGETHER)
     session.close()
     loaded.engine.close()

@@ -171,7 +171,7 @@ struct PagedKv {
 struct RopeKvWriteArgs {
   const float* qkv;      // [tokens, (heads + 2 kv_heads) * head_dim]
   const float* cos_sin;  // [tokens, 2 * half] or null
-  float* q;              // [tokens, heads * head_dim]
+  float* q;              // [tokens, heads * head_dim] or null: attention turns the queries itself
   const float* q_norm;   // [q_run] or null: an RMS norm over each run of so many dims before the rotation
   const float* k_norm;   // [k_run] or null
   PagedKv kv;
@@ -180,12 +180,19 @@ struct RopeKvWriteArgs {
   bool interleaved;
 };
 
+// Queries that attention norms and turns itself, by the kernel that else would, where a norm takes each head by itself.
+struct RopeQueries {
+  void (*run)(const void* args, const Team& team);
+  RopeKvWriteArgs args;
+};
+
 struct PagedAttentionArgs {
   const float* q;  // [tokens, heads * head_dim]
   float* y;        // [tokens, heads * head_dim]
   PagedKv kv;
   int64_t heads, window;  // window: tokens that a token sees, itself included
   float scale, softcap;   // softcap: 0 without
+  const RopeQueries* rope = nullptr;  // makes q; null where q is there
 };
 
 struct SampleArgs {

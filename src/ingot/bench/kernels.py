@@ -272,7 +272,8 @@ def summarise(
         group = groups.setdefault((op_name(step), kernel), _Sum())
         for timed in counted:
             parts = timed.times.parts
-            group.add(parts[index], work.of(step, timed.load), limits[""], limits[peak_name(step.kernel)])
+            done = work.of(step, timed.load, keys_only=index in timed.times.keys_only)
+            group.add(parts[index], done, limits[""], limits[peak_name(step.kernel)])
     draws = groups.setdefault(("sampling", "sample.f32"), _Sum())
     for timed in (timed for turn in turns for timed in turn):
         draws.add(timed.times.parts[-1], work.draw_work(timed.load), limits[""], math.inf)
