@@ -29,6 +29,7 @@ struct Int8Avx2 : SimdAvx2 {
     return all;
   }
 
+  INGOT_INLINE void prefetch_l2(const void* p) { asm volatile("prefetcht1 (%0)" : : "r"(p)); }
   INGOT_INLINE void prefetch_codes(const void* p) { prefetch(p); }
 
   // One line of codes (64 bytes) → the int8 lines of its low and of its high nibbles.
@@ -130,7 +131,7 @@ struct Int8Avx2 : SimdAvx2 {
   struct Weights {
     __m256i line[2], size[2];
   };
-  INGOT_INLINE Sum set_sum(int32_t start) { return {{_mm256_set1_epi32(start), _mm256_set1_epi32(start)}}; }
+  INGOT_INLINE Sum start_sum(const int32_t*) { return {{_mm256_setzero_si256(), _mm256_setzero_si256()}}; }
   INGOT_INLINE Sum load_sum(const int32_t* p) {
     const auto* from = reinterpret_cast<const __m256i*>(p);
     return {{_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1)}};
@@ -144,7 +145,7 @@ struct Int8Avx2 : SimdAvx2 {
     const __m256i high = _mm256_loadu_si256(static_cast<const __m256i*>(p) + 1);
     return {{low, high}, {_mm256_abs_epi8(low), _mm256_abs_epi8(high)}};
   }
-  INGOT_INLINE void dot(Sum& sum, const Weights& weights, __m256i x) {
+  INGOT_INLINE void dot_bytes(Sum& sum, const Weights& weights, __m256i x) {
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       __m256i pairs;
@@ -152,8 +153,9 @@ struct Int8Avx2 : SimdAvx2 {
       sum.half[i] = _mm256_add_epi32(sum.half[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
   }
-  static constexpr int32_t kStart = 0;
+  static constexpr uint32_t kFlipX = 0;  // x and weights are signed
   static constexpr int kByteRows = 5, kBytePanels = 1;
+  static constexpr int64_t kBlockRows = 19 * kByteRows, kBlockPanels = 32;
 
  private:
   INGOT_INLINE __m256i columns(const int8_t* p) {

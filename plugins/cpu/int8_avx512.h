@@ -21,8 +21,8 @@ struct Int8Avx512 : SimdAvx512 {
             _mm512_mullo_epi32(zero, _mm512_set1_epi32(0x01010101))};
   }
 
-  // Codes that will be unpacked, to L2: what is multiplied has L1.
-  INGOT_INLINE void prefetch_codes(const void* p) { asm volatile("prefetcht1 (%0)" : : "r"(p)); }
+  INGOT_INLINE void prefetch_l2(const void* p) { asm volatile("prefetcht1 (%0)" : : "r"(p)); }
+  INGOT_INLINE void prefetch_codes(const void* p) { prefetch_l2(p); }  // what is multiplied has L1
 
   INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
                            void* to_high) {
@@ -80,14 +80,17 @@ struct Int8Avx512 : SimdAvx512 {
     _mm512_storeu_si512(sums, _mm512_add_epi32(_mm512_loadu_si512(sums), _mm512_mullo_epi32(sum, multipliers)));
   }
 
-  // Sums in int32, a lane per column. VPDPBUSD wants one operand unsigned: the weights get 128 more, and the sums
-  // begin at kStart * (sum of x); they may wrap on the way.
+  // Sums in int32, a lane per column. VPDPBUSD wants one operand unsigned: x gets 128 more, and the sums begin at -128 *
+  // (sum of the column's weights); they may wrap on the way.
   using Sum = __m512i;
-  static constexpr int32_t kStart = -128;
+  static constexpr uint32_t kFlipX = 0x80808080u;
   static constexpr int kByteRows = 14, kBytePanels = 2;
+  static constexpr int64_t kBlockRows = 19 * kByteRows, kBlockPanels = 16;  // x and sums fit into half a MiB of L2
   using Weights = Sum;
 
-  INGOT_INLINE Sum set_sum(int32_t start) { return _mm512_set1_epi32(start); }
+  INGOT_INLINE Sum start_sum(const int32_t* columns) {
+    return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(load_sum(columns), 7));
+  }
   INGOT_INLINE Sum load_sum(const int32_t* p) { return _mm512_loadu_si512(p); }
   INGOT_INLINE void store_sum(int32_t* p, Sum sum) { _mm512_storeu_si512(p, sum); }
   INGOT_INLINE Sum load_x(const int8_t* x) {
@@ -95,12 +98,11 @@ struct Int8Avx512 : SimdAvx512 {
     std::memcpy(&four, x, sizeof(four));
     return _mm512_set1_epi32(four);
   }
-  INGOT_INLINE Sum load_weights(const void* p) {
-    return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(static_cast<char>(0x80)));
+  INGOT_INLINE Sum load_weights(const void* p) { return _mm512_loadu_si512(p); }
+  INGOT_INLINE void dot(Sum& sum, Sum bytes, Sum signed_bytes) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(signed_bytes));  // asm: see accumulate in simd_avx2.h
   }
-  INGOT_INLINE void dot(Sum& sum, Sum weights, Sum x) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(x));  // asm: see accumulate in simd_avx2.h
-  }
+  INGOT_INLINE void dot_bytes(Sum& sum, Sum weights, Sum x) { dot(sum, x, weights); }
 
  private:
   INGOT_INLINE __m512i columns(const int8_t* p) {

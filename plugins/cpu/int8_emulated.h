@@ -13,6 +13,7 @@ struct Int8Emulated : SimdEmulated {
   };
   INGOT_INLINE Multipliers multipliers(const int8_t* m) { return {m}; }
 
+  INGOT_INLINE void prefetch_l2(const void* p) { prefetch(p); }
   INGOT_INLINE void prefetch_codes(const void* p) { prefetch(p); }
 
   INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
@@ -66,8 +67,9 @@ struct Int8Emulated : SimdEmulated {
   }
 
   using Sum = Ints;
-  static constexpr int32_t kStart = -128;
+  static constexpr uint32_t kFlipX = 0x80808080u;
   static constexpr int kByteRows = 5, kBytePanels = 2;
+  static constexpr int64_t kBlockRows = 8 * kByteRows, kBlockPanels = 8;  // tests meet several blocks
   using Weights = Sum;
 
   INGOT_INLINE Sum set_sum(int32_t start) { return Sum{} + start; }
@@ -82,19 +84,19 @@ struct Int8Emulated : SimdEmulated {
     std::memcpy(&four, x, sizeof(four));
     return Sum{} + four;
   }
-  INGOT_INLINE Sum load_weights(const void* p) {
-    return load_sum(static_cast<const int32_t*>(p)) ^ static_cast<int32_t>(0x80808080u);
-  }
-  // VPDPBUSD: unsigned bytes of the weights, signed ones of x, the sum of four products modulo 2^32.
-  INGOT_INLINE void dot(Sum& sum, Sum weights, Sum x) {
+  INGOT_INLINE Sum start_sum(const int32_t* columns) { return std::bit_cast<Sum>(Words{} - (std::bit_cast<Words>(load_sum(columns)) << 7)); }
+  INGOT_INLINE Sum load_weights(const void* p) { return load_sum(static_cast<const int32_t*>(p)); }
+  // VPDPBUSD: unsigned bytes and signed ones, the sum of four products modulo 2^32.
+  INGOT_INLINE void dot(Sum& sum, Sum bytes, Sum signed_bytes) {
     Words total = std::bit_cast<Words>(sum);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      const Words weight = (std::bit_cast<Words>(weights) >> (8 * i)) & 0xFFu;
-      total += weight * std::bit_cast<Words>((x << (24 - 8 * i)) >> 24);
+      const Words byte = (std::bit_cast<Words>(bytes) >> (8 * i)) & 0xFFu;
+      total += byte * std::bit_cast<Words>((signed_bytes << (24 - 8 * i)) >> 24);
     }
     sum = std::bit_cast<Sum>(total);
   }
+  INGOT_INLINE void dot_bytes(Sum& sum, Sum weights, Sum x) { dot(sum, x, weights); }
 };
 
 }  // namespace ingot

@@ -23,11 +23,11 @@
 namespace ingot {
 namespace {
 
-// Rounds a row, 64 codes after another to the place that place(k) names for the codes from k on; zeros beyond the row.
+// Rounds a row; store(k, line) takes 64 codes after another, as numbers still to be made integers, zeros beyond the row.
 // Returns what a step of the codes is worth, NaN for a row that is not finite: its codes are zeros, as those of a row that
 // is too small for 127 over it.
-template <typename I, typename Place>
-float round_row(const float* x, int64_t k, int64_t padded_k, Place place) {
+template <typename I, typename Store>
+float round_lines(const float* x, int64_t k, int64_t padded_k, Store store) {
   using V = typename I::V;
   const float top = row_top<I>(x, k), inverse = 127.0f / top;
   const int64_t coded = top <= kLargest && inverse <= kLargest ? k : 0;
@@ -40,12 +40,27 @@ float round_row(const float* x, int64_t k, int64_t padded_k, Place place) {
       const V v = left >= kTileK ? I::load(x + at + i) : left > i ? load_lanes<I>(x + at + i, left - i) : I::zero();
       line[i / I::kWidth] = I::mul(v, factor);
     }
-    I::store_i8_line(place(at), line);
+    store(at, line);
   }
   return top <= kLargest ? top / 127.0f : NAN;
 }
 
-// How rounded rows lie in Team::shared.
+// The same to where place(k) says that the 64 codes from k on belong.
+template <typename I, typename Place>
+float round_row(const float* x, int64_t k, int64_t padded_k, Place place) {
+  return round_lines<I>(x, k, padded_k, [place](int64_t at, const auto& line) { I::store_i8_line(place(at), line); });
+}
+
+// Rows in groups of at most `most` that differ by one row at most: what a tile multiplies.
+struct RowGroups {
+  int64_t rows, most;
+
+  int64_t count() const { return ceil_div(rows, most); }
+  int64_t first(int64_t group) const { return rows * group / count(); }
+  int64_t of(int64_t row) const { return ((row + 1) * count() - 1) / rows; }
+};
+
+// Where rounded rows lie. How the codes of a group lie in its part is up to the products.
 struct RoundedRows {
   int64_t rows, k;
   std::byte* data;
@@ -53,87 +68,100 @@ struct RoundedRows {
   int64_t padded_k() const { return ceil_div(k, 2 * kTileK) * 2 * kTileK; }
   int64_t stride() const { return padded_k() + kLineBytes; }  // bytes; no multiple of a page
   int64_t run_stride() const { return padded_k() / 32; }  // of the shortest runs
-  int64_t bytes() const { return ceil_div(rows * (8 + run_stride() * 4), kLineBytes) * kLineBytes + rows * stride(); }
+  int64_t bytes() const { return header_bytes() + rows * stride(); }
 
   float* scales() const { return reinterpret_cast<float*>(data); }
-  int32_t* starts() const { return reinterpret_cast<int32_t*>(data) + rows; }  // of the row's sums
-  int32_t* runs(int64_t row) const { return starts() + rows + row * run_stride(); }  // CodeProducts: of short sums
-  int8_t* codes(int64_t row) const {
-    std::byte* all = data + ceil_div(rows * (8 + run_stride() * 4), kLineBytes) * kLineBytes;
-    return reinterpret_cast<int8_t*>(all + row * stride());
+  int32_t* runs(int64_t row) const {  // CodeProducts: of short sums
+    return reinterpret_cast<int32_t*>(data) + rows + row * run_stride();
   }
+  int8_t* codes(int64_t row) const { return reinterpret_cast<int8_t*>(data + header_bytes() + row * stride()); }
+
+ private:
+  int64_t header_bytes() const { return ceil_div(rows * (1 + run_stride()) * 4, kLineBytes) * kLineBytes; }
 };
 
-// A part of K of a few rows and panels: sums[panel][row][16] += products.
+// A part of K of a group of rows and a few panels: sums[panel][row][16] += products.
 struct Int8Tile {
   const int8_t* x;  // codes
   int64_t x_stride;
-  const int32_t* starts;  // [rows] of the sums; null where they go on
   const int32_t* runs;
   int64_t run_stride;
+  const std::byte* const* panels;  // those whose sums begin; null where they go on
   const std::byte* const* lines;
   const int8_t* multipliers;
   int group_bits;  // its binary logarithm
   int64_t tiles;   // of 64 k
   int32_t* sums;
   int64_t panel_stride;
-  int64_t ahead;  // prefetch distance in bytes
+  const std::byte* const* next;  // to fetch meanwhile, from each pointer on; null: the lines themselves, ahead of their use
+  int64_t next_step;             // bytes per line
 };
 
 using Int8TileFn = void (*)(const Int8Tile&);
 
-// Products of whole bytes, added up in int32; int4 is unpacked to int8 before.
+// Products of whole bytes, added up in int32; int4 is unpacked to int8 before. Four codes of each row of a group lie beside
+// each other, then the next four: a tile reads them in one stream.
 template <typename I, typename Format>
 struct ByteProducts {
   static constexpr int kRows = I::kByteRows, kPanels = I::kBytePanels;
   static constexpr int64_t kPart = 1024, kUnpackedBytes = Format::kTiles == 1 ? 0 : kPart * kPanel;  // of a panel's part
-  static constexpr int64_t kAhead = I::kStreamAhead;
+  static constexpr int64_t kBlockRows = I::kBlockRows, kBlockPanels = I::kBlockPanels;
   static constexpr int64_t kRunK = 32;
 
-  // Where the sums of a row begin.
-  static int32_t start(const int8_t* codes, int64_t padded_k, int32_t*) {
-    if constexpr (I::kStart == 0) {
-      return 0;
-    } else {
-      typename I::Sum sums[2] = {I::set_sum(0), I::set_sum(0)};
-      for (int64_t k = 0; k < padded_k; k += 2 * kTileK)
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i)
-          I::dot(sums[i], I::set_sum(0x01010101), I::load_sum(reinterpret_cast<const int32_t*>(codes + k + i * kTileK)));
-      int32_t lanes[2 * kPanel];
-      for (int i = 0; i < 2; ++i) I::store_sum(lanes + i * kPanel, sums[i]);
-      return I::kStart * std::accumulate(lanes, lanes + 2 * kPanel, 0);
-    }
+  static const int8_t* x(const RoundedRows& rows, int64_t first, int64_t count, int64_t k) {
+    return rows.codes(first) + k * count;
+  }
+  static float round(const RoundedRows& to, int64_t row, const float* x) {
+    const RowGroups groups{to.rows, kRows};
+    const int64_t group = groups.of(row), first = groups.first(group), count = groups.first(group + 1) - first;
+    int8_t* const codes = to.codes(first) + (row - first) * 4;
+    return round_lines<I>(x, to.k, to.padded_k(), [codes, count](int64_t k, const auto& line) {
+      alignas(kLineBytes) int8_t quads[kTileK];
+      I::store_i8_line(quads, line);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kTileK; i += 4) {
+        uint32_t quad;
+        std::memcpy(&quad, quads + i, sizeof(quad));
+        quad ^= I::kFlipX;
+        std::memcpy(codes + (k + i) * count, &quad, sizeof(quad));
+      }
+    });
   }
   static const std::byte* lines(const Format& format, const std::byte* panel, int64_t k, int64_t part, std::byte* to) {
     return format.template tiles<I>(panel, k / kTileK, tiles_of(part), to);
   }
   static const int8_t* multipliers(const Format&, const std::byte*, int64_t) { return nullptr; }
 
-  template <int kR, int kP>
+  // kMany: the weights have come already, and those that follow are fetched into L2.
+  template <bool kMany, int kR, int kP>
   static void tile(const Int8Tile& t) {
     typename I::Sum sum[kR][kP];
 #pragma GCC unroll 16
     for (int r = 0; r < kR; ++r)
 #pragma GCC unroll 2
       for (int p = 0; p < kP; ++p)
-        sum[r][p] = t.starts ? I::set_sum(t.starts[r]) : I::load_sum(t.sums + p * t.panel_stride + r * kPanel);
-    const std::byte* line[kP];
-    for (int p = 0; p < kP; ++p) line[p] = t.lines[p];
+        sum[r][p] = t.panels ? I::start_sum(panel_sums(t.panels[p])) : I::load_sum(t.sums + p * t.panel_stride + r * kPanel);
+    const std::byte *line[kP], *next[kP];
+    for (int p = 0; p < kP; ++p) {
+      line[p] = t.lines[p];
+      next[p] = kMany ? t.next[p] : line[p] + I::kStreamAhead;
+    }
+    const int64_t step = kMany ? t.next_step : kLineBytes;
     const int8_t* x = t.x;
-    for (int64_t i = 0; i < t.tiles * kTileLines; ++i, x += 4) {
+    for (int64_t i = 0; i < t.tiles * kTileLines; ++i, x += 4 * kR) {
       typename I::Weights weights[kP];
 #pragma GCC unroll 2
       for (int p = 0; p < kP; ++p) {
         weights[p] = I::load_weights(line[p]);
-        I::prefetch(line[p] + t.ahead);
         line[p] += kLineBytes;
+        kMany ? I::prefetch_l2(next[p]) : I::prefetch(next[p]);
+        next[p] += step;
       }
 #pragma GCC unroll 16
       for (int r = 0; r < kR; ++r) {
-        const auto xr = I::load_x(x + r * t.x_stride);
+        const auto xr = I::load_x(x + r * 4);
 #pragma GCC unroll 2
-        for (int p = 0; p < kP; ++p) I::dot(sum[r][p], weights[p], xr);
+        for (int p = 0; p < kP; ++p) I::dot_bytes(sum[r][p], weights[p], xr);
       }
     }
 #pragma GCC unroll 16
@@ -142,12 +170,13 @@ struct ByteProducts {
       for (int p = 0; p < kP; ++p) I::store_sum(t.sums + p * t.panel_stride + r * kPanel, sum[r][p]);
   }
 
-  template <int kP, size_t... kR>
+  template <bool kMany, int kP, size_t... kR>
   static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
-    return {tile<kR + 1, kP>...};
+    return {tile<kMany, kR + 1, kP>...};
   }
-  static constexpr auto kOne = table<1>(std::make_index_sequence<kRows>());
-  static constexpr auto kFull = table<kPanels>(std::make_index_sequence<kRows>());
+  using Indices = std::make_index_sequence<kRows>;
+  static constexpr auto kOne = table<false, 1>(Indices()), kFull = table<false, kPanels>(Indices());
+  static constexpr auto kOneOfMany = table<true, 1>(Indices()), kFullOfMany = table<true, kPanels>(Indices());
 };
 
 // Products of int4 as it is stored: sums of codes from 0 to 15 over 32 or 64 k, which are then multiplied into int32 by the
@@ -156,11 +185,16 @@ template <typename I, int64_t kRun>
 struct CodeProducts {
   static constexpr int64_t kRunK = kRun;
   static constexpr int kRows = I::kCodeRows, kPanels = 1, kVectors = kPanel / I::kWidth;
-  static constexpr int64_t kPart = 1024, kUnpackedBytes = 0, kAhead = I::kStreamAhead;
+  static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
+  static constexpr int64_t kBlockRows = 96 / kRows * kRows, kBlockPanels = 32;
 
-  static int32_t start(const int8_t* codes, int64_t padded_k, int32_t* runs) {
-    for (int64_t k = 0; k < padded_k; k += kRunK) *runs++ = I::template short_start<kRunK>(codes + k);
-    return 0;
+  static const int8_t* x(const RoundedRows& rows, int64_t first, int64_t, int64_t k) { return rows.codes(first) + k; }
+  static float round(const RoundedRows& to, int64_t row, const float* x) {
+    int8_t* const codes = to.codes(row);
+    const float scale = round_row<I>(x, to.k, to.padded_k(), [codes](int64_t k) { return codes + k; });
+    int32_t* run = to.runs(row);
+    for (int64_t k = 0; k < to.padded_k(); k += kRunK) *run++ = I::template short_start<kRunK>(codes + k);
+    return scale;
   }
   static const std::byte* lines(const W4& format, const std::byte* panel, int64_t k, int64_t, std::byte*) {
     return panel + format.data_offset() + k / kTileK / 2 * kTileBytes;
@@ -196,7 +230,7 @@ struct CodeProducts {
         for (int v = 0; v < kVectors; ++v) sum[r][h][v] = I::set_short(t.runs[r * t.run_stride + halves[h].k / kRunK]);
     }
     const auto add_line = [&](int64_t i) __attribute__((always_inline)) {
-      if (kFirst == kLow) I::prefetch(line + t.ahead);
+      if (kFirst == kLow) I::prefetch(line + I::kStreamAhead);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
         typename I::Short codes[kVectors];
@@ -232,8 +266,7 @@ struct CodeProducts {
   // Few rows take both halves of each line at once, many one after the other, for the sake of registers.
   template <int kR>
   static void tile(const Int8Tile& t) {
-    if (t.starts != nullptr)
-      for (int r = 0; r < kR; ++r) std::fill_n(t.sums + r * kPanel, kPanel, t.starts[r]);
+    if (t.panels != nullptr) std::fill_n(t.sums, kR * kPanel, 0);
     const std::byte* line = t.lines[0];
     for (int64_t at = 0; at < t.tiles; at += 2)
       for (int64_t l = 0; l < kTileLines; l += kRunK / 4, line += kRunK / 4 * kLineBytes) {
@@ -252,7 +285,7 @@ struct CodeProducts {
     return {tile<kR + 1>...};
   }
   static constexpr auto kOne = table(std::make_index_sequence<kRows>());
-  static constexpr auto kFull = kOne;
+  static constexpr auto kFull = kOne, kOneOfMany = kOne, kFullOfMany = kOne;
 };
 
 inline size_t matmul_int8_scratch(const void* args) {
@@ -260,47 +293,53 @@ inline size_t matmul_int8_scratch(const void* args) {
   return static_cast<size_t>(RoundedRows{matmul.rows, matmul.k, nullptr}.bytes());
 }
 
-template <typename I, typename Products>
-void round_to(const RoundedRows& to, int64_t row, const float* x) {
-  int8_t* codes = to.codes(row);
-  to.scales()[row] = round_row<I>(x, to.k, to.padded_k(), [codes](int64_t k) { return codes + k; });
-  to.starts()[row] = Products::start(codes, to.padded_k(), to.runs(row));
-}
-
-// Sums of rows [row, row + rows) of some panels, a part of K after another, to [panel][row][16]. at(panel): where it lies.
+// Sums of some groups of rows and some panels, a part of K after another, to [panel][row][16]. at(panel): where it lies.
 template <typename Format, typename Products, typename PanelAt>
-void int8_sums(const Format& format, const RoundedRows& x, int64_t row, int64_t rows, int64_t panels, const PanelAt& at,
+void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_t groups, int64_t panels, const PanelAt& at,
                int32_t* sums, std::byte* unpacked) {
-  const int64_t stride = rows * kPanel, tiles = ceil_div(rows, Products::kRows);
+  const RowGroups all{x.rows, Products::kRows};
+  const int64_t row = all.first(group), stride = (all.first(group + groups) - row) * kPanel;
   const int group_bits = std::countr_zero(static_cast<uint64_t>(format.group));
-  // one tile of rows leaves nothing to be read again: each panel is read from its beginning to its end
-  const int64_t most = tiles == 1 && Products::kUnpackedBytes == 0 ? x.k : Products::kPart;
+  // one group of rows leaves nothing to be read again: each panel is read from its beginning to its end
+  const int64_t most = groups == 1 && Products::kUnpackedBytes == 0 ? x.k : Products::kPart;
   for (int64_t k = 0; k < x.k; k += most) {
-    const int64_t part = std::min(most, x.k - k);
+    const int64_t part = std::min(most, x.k - k), tiles = tiles_of(part);
     for (int64_t p = 0, step; p < panels; p += step) {
       step = panels - p >= Products::kPanels ? Products::kPanels : 1;
-      const std::byte* lines[Products::kPanels];
-      for (int64_t i = 0; i < step; ++i)
-        lines[i] = Products::lines(format, at(p + i), k, part, unpacked + i * Products::kUnpackedBytes);
-      const int8_t* multipliers = Products::multipliers(format, at(p), k);
-      for (int64_t i = 0; i < tiles; ++i) {
-        const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles, first = row + r;
-        const Int8Tile tile{x.codes(first) + k, x.stride(), k == 0 ? x.starts() + first : nullptr,
-                            x.runs(first) + k / Products::kRunK, x.run_stride(), lines, multipliers, group_bits, tiles_of(part),
-                            sums + p * stride + r * kPanel, stride, tiles == 1 ? Products::kAhead : 2048};
-        (step == 1 ? Products::kOne : Products::kFull)[static_cast<size_t>(end - r - 1)](tile);
+      const std::byte *begun[Products::kPanels], *lines[Products::kPanels], *next[Products::kPanels];
+      const bool goes_on = p + 2 * step <= panels;
+      for (int64_t i = 0; i < step; ++i) {
+        begun[i] = at(p + i);
+        lines[i] = Products::lines(format, begun[i], k, part, unpacked + i * Products::kUnpackedBytes);
+        next[i] = goes_on ? format.stored(at(p + step + i), k) : format.stored(at(i), std::min(k + part, x.k - 1));
+      }
+      const int64_t next_bytes = tiles * kTileBytes / Format::kTiles / groups;  // while a group of rows is multiplied
+      for (int64_t g = group; g < group + groups; ++g) {
+        const int64_t first = all.first(g), count = all.first(g + 1) - first;
+        const Int8Tile tile{.x = Products::x(x, first, count, k), .x_stride = x.stride(),
+                            .runs = x.runs(first) + k / Products::kRunK, .run_stride = x.run_stride(),
+                            .panels = k == 0 ? begun : nullptr, .lines = lines,
+                            .multipliers = Products::multipliers(format, begun[0], k), .group_bits = group_bits,
+                            .tiles = tiles, .sums = sums + p * stride + (first - row) * kPanel, .panel_stride = stride,
+                            .next = next, .next_step = ceil_div(next_bytes, tiles * kTileLines)};
+        const auto& all_rows = groups == 1 ? (step == 1 ? Products::kOne : Products::kFull)
+                                           : (step == 1 ? Products::kOneOfMany : Products::kFullOfMany);
+        all_rows[static_cast<size_t>(count - 1)](tile);
+        for (int64_t i = 0; i < step; ++i) next[i] += next_bytes;
       }
     }
   }
 }
 
-// Rows [row, row + rows) of panels [panel, panel + panels). scratch: sums, then unpacked parts.
+// Some groups of rows, panels [panel, panel + panels). scratch: sums, then unpacked parts.
 template <typename I, typename Format, typename Products>
-void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows& x, int64_t row, int64_t rows,
+void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows& x, int64_t group, int64_t groups,
                 int64_t panel, int64_t panels, std::byte* scratch) {
   int32_t* const sums = reinterpret_cast<int32_t*>(scratch);
+  const RowGroups all{x.rows, Products::kRows};
+  const int64_t row = all.first(group), rows = all.first(group + groups) - row;
   const int64_t stride = rows * kPanel, bytes = format.panel_bytes();
-  int8_sums<Format, Products>(format, x, row, rows, panels,
+  int8_sums<Format, Products>(format, x, group, groups, panels,
                               [&](int64_t p) { return panel_at(args, panel + p, bytes); }, sums,
                               scratch + panels * stride * static_cast<int64_t>(sizeof(int32_t)));
   const Int8Sums<I> scaled{{args, bytes}, x.scales()};
@@ -311,29 +350,30 @@ void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows&
 // blocks of rows x panels.
 template <typename I, typename Format, typename Products>
 void matmul_int8(const MatmulArgs& args, const Team& team) {
-  const BlockLimits limits = block_limits(args, Products::kRows, 96 / Products::kRows * Products::kRows, 32);
+  const BlockLimits limits = block_limits(args, Products::kRows, Products::kBlockRows, Products::kBlockPanels);
   const Format format(args);
   const OwnOrShared place(args, team);
   const RoundedRows x{args.rows, args.k, place.memory(matmul_int8_scratch(&args))};
   const RowsOfX row_of(args, team);
   const Team::Range mine = place.share(args.rows);
-  for (int64_t row = mine.begin; row < mine.end; ++row) round_to<I, Products>(x, row, row_of(row));
+  for (int64_t row = mine.begin; row < mine.end; ++row) x.scales()[row] = Products::round(x, row, row_of(row));
   place.wait();
   const int64_t num_sums = limits.rows * limits.panels * kPanel;
   std::byte* const scratch = team.scratch(static_cast<size_t>(num_sums) * sizeof(int32_t) +
                                           static_cast<size_t>(Products::kPanels * Products::kUnpackedBytes));
   if (passes_over_panels(args, Products::kRows)) {
-    const int64_t width = args.gated ? 2 : 1, group = std::max<int64_t>(width, Products::kPanels);
+    const int64_t width = args.gated ? 2 : 1, at_once = std::max<int64_t>(width, Products::kPanels);
     const Team::Range units = team.share(args.num_panels / width);
-    for (int64_t panel = units.begin * width; panel < units.end * width; panel += group)
-      int8_block<I, Format, Products>(args, format, x, 0, args.rows, panel, std::min(group, units.end * width - panel),
-                                      scratch);
+    for (int64_t panel = units.begin * width; panel < units.end * width; panel += at_once)
+      int8_block<I, Format, Products>(args, format, x, 0, 1, panel, std::min(at_once, units.end * width - panel), scratch);
     return;
   }
+  const int64_t groups = RowGroups{args.rows, Products::kRows}.count();
   const Blocks blocks = cut(args, team.count, Products::kRows, limits);
+  const int64_t most = blocks.rows / Products::kRows;  // groups of a block
   for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
-    const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
-    int8_block<I, Format, Products>(args, format, x, row, std::min(blocks.rows, args.rows - row), panel,
+    const int64_t group = item % blocks.row_blocks * most, panel = item / blocks.row_blocks * blocks.panels;
+    int8_block<I, Format, Products>(args, format, x, group, std::min(most, groups - group), panel,
                                     std::min(blocks.panels, args.num_panels - panel), scratch);
   }
 }

@@ -12,8 +12,8 @@ namespace {
 template <typename I, typename Format, typename Products>
 class Int8Product {
  public:
-  static constexpr int64_t kFewRows = Products::kRows, kMaxRows = 96 / Products::kRows * Products::kRows;
-  static constexpr int64_t kMaxPanels = 32;
+  static constexpr int64_t kFewRows = Products::kRows, kMaxRows = Products::kBlockRows;
+  static constexpr int64_t kMaxPanels = Products::kBlockPanels;
 
   static size_t scratch(const MoeMatmulArgs& args) {
     return kSumBytes + kUnpackedBytes + static_cast<size_t>(RoundedRows{kMaxRows, args.k, nullptr}.bytes());
@@ -27,11 +27,12 @@ class Int8Product {
 
   void set_rows(const float* const* rows, int64_t count) {
     rows_.rows = count;
-    for (int64_t r = 0; r < count; ++r) round_to<I, Products>(rows_, r, rows[r]);
+    for (int64_t r = 0; r < count; ++r) rows_.scales()[r] = Products::round(rows_, r, rows[r]);
   }
 
   void multiply(const std::byte* const* panels, int64_t count) {
-    int8_sums<Format, Products>(format_, rows_, 0, rows_.rows, count, [panels](int64_t p) { return panels[p]; }, sums_,
+    const int64_t groups = RowGroups{rows_.rows, Products::kRows}.count();
+    int8_sums<Format, Products>(format_, rows_, 0, groups, count, [panels](int64_t p) { return panels[p]; }, sums_,
                                 unpacked_);
     scale_sums<I>(panels, count, rows_.rows, sums_, stride(), rows_.scales());
   }

@@ -30,6 +30,10 @@ struct W8 {
   int64_t data_offset() const { return kHeaderBytes; }
   int64_t panel_bytes() const { return data_offset() + tiles_of(k) * kTileBytes; }
 
+  const std::byte* stored(const std::byte* panel, int64_t at_k) const {
+    return panel + data_offset() + at_k / kTileK * kTileBytes;
+  }
+
   // Tiles [first, first + count) of int8, where they lie.
   template <typename I>
   const std::byte* tiles(const std::byte* panel, int64_t first, int64_t, std::byte*) const {
@@ -49,6 +53,9 @@ struct W4 {
   int64_t data_offset() const { return data_offset_; }
   int64_t panel_bytes() const { return data_offset() + blocks() * kTileBytes; }
 
+  const std::byte* stored(const std::byte* panel, int64_t at_k) const {
+    return panel + data_offset() + at_k / (2 * kTileK) * kTileBytes;
+  }
   const int8_t* multipliers(const std::byte* panel, int64_t at_k) const {
     return reinterpret_cast<const int8_t*>(panel + kHeaderBytes) + (at_k >> group_bits_) * 16;
   }
@@ -98,6 +105,7 @@ struct W4 {
 };
 
 inline const float* panel_scales(const std::byte* panel) { return reinterpret_cast<const float*>(panel); }
+inline const int32_t* panel_sums(const std::byte* panel) { return reinterpret_cast<const int32_t*>(panel + 64); }
 
 // Lines of int8 → lines of float32: one k of 16 columns each.
 template <typename I>

@@ -138,6 +138,12 @@ struct Case {
       const uint16_t narrow = to_bf16(value);
       std::memcpy(panel + k / 2 * 64 + c * 4 + k % 2 * 2, &narrow, 2);
     }
+    if (kind.quantised()) {
+      int32_t sum;
+      std::memcpy(&sum, panel + 64 + c * 4, 4);
+      sum = (k == 0 ? 0 : sum) + static_cast<int32_t>(value);
+      std::memcpy(panel + 64 + c * 4, &sum, 4);
+    }
     const int64_t in_tile = k % 64 / 4 * 64 + c * 4 + k % 4;
     if (kind.weight == "w8") panel[128 + k / 64 * 1024 + in_tile] = static_cast<std::byte>(static_cast<int>(value));
     if (kind.weight == "w4") {

@@ -91,7 +91,8 @@ struct Case {
     }
   }
 
-  // Scales of any size, multipliers from -15 to 15 without 0, integers of int8 without -128, any codes of int4.
+  // Scales of any size, multipliers from -15 to 15 without 0, integers of int8 without -128, any codes of int4; zeros
+  // beyond K; the sums of all columns.
   void fill_quantised(std::vector<std::byte>& data, std::mt19937& random) const {
     std::normal_distribution<float> normal;
     const auto small = [&random](uint32_t count) { return static_cast<int>(random() % count); };
@@ -104,7 +105,34 @@ struct Case {
         const int byte = i < data_offset() ? (1 + small(15)) * (small(2) ? 1 : -1) : group ? small(256) : small(255) - 127;
         data[panel + static_cast<size_t>(i)] = static_cast<std::byte>(byte);
       }
+      clear_padding(data.data() + panel);
+      std::memset(data.data() + panel + 64, 0, 64);
+      for (int64_t i = 0; i < panel_bytes() - data_offset(); ++i) add_to_sums(data.data() + panel, i);
     }
+  }
+
+  // The k of the byte i of a panel's integers; of int4 that of its low half, whose high one has 64 more.
+  int64_t k_of(int64_t i) const { return i / 1024 * (group ? 128 : 64) + i % 1024 / 64 * 4 + i % 4; }
+
+  void clear_padding(std::byte* panel) const {
+    for (int64_t i = 0; i < panel_bytes() - data_offset(); ++i) {
+      std::byte& at = panel[data_offset() + i];
+      if (group && k_of(i) + 64 >= shape.k) at = (at & std::byte{15}) | std::byte{0x80};
+      if (k_of(i) >= shape.k) at = group ? std::byte{0x88} : std::byte{0};
+    }
+  }
+
+  void add_to_sums(std::byte* panel, int64_t i) const {
+    const auto number = [](std::byte b) { return static_cast<int32_t>(static_cast<int8_t>(b)); };
+    const int64_t column = i % 64 / 4;
+    const std::byte at = panel[data_offset() + i];
+    const auto weight = [&](std::byte code, int64_t k) {
+      return (number(code) - 8) * number(panel[128 + k / group * 16 + column]);
+    };
+    int32_t sum;
+    std::memcpy(&sum, panel + 64 + column * 4, sizeof(sum));
+    sum += group ? weight(at & std::byte{15}, k_of(i)) + weight(at >> 4, k_of(i) + 64) : number(at);
+    std::memcpy(panel + 64 + column * 4, &sum, sizeof(sum));
   }
 
   std::vector<float> computed(const Kernel& kernel, int32_t tactic) const {
