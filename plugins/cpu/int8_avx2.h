@@ -29,7 +29,6 @@ struct Int8Avx2 : SimdAvx2 {
     return all;
   }
 
-  INGOT_INLINE void prefetch_l2(const void* p) { asm volatile("prefetcht1 (%0)" : : "r"(p)); }
   INGOT_INLINE void prefetch_codes(const void* p) { prefetch(p); }
 
   // One line of codes (64 bytes) → the int8 lines of its low and of its high nibbles.

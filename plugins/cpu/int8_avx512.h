@@ -21,7 +21,6 @@ struct Int8Avx512 : SimdAvx512 {
             _mm512_mullo_epi32(zero, _mm512_set1_epi32(0x01010101))};
   }
 
-  INGOT_INLINE void prefetch_l2(const void* p) { asm volatile("prefetcht1 (%0)" : : "r"(p)); }
   INGOT_INLINE void prefetch_codes(const void* p) { prefetch_l2(p); }  // what is multiplied has L1
 
   INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
@@ -85,7 +84,7 @@ struct Int8Avx512 : SimdAvx512 {
   using Sum = __m512i;
   static constexpr uint32_t kFlipX = 0x80808080u;
   static constexpr int kByteRows = 14, kBytePanels = 2;
-  static constexpr int64_t kBlockRows = 19 * kByteRows, kBlockPanels = 16;  // x and sums fit into half a MiB of L2
+  static constexpr int64_t kBlockRows = 19 * kByteRows, kBlockPanels = 32;  // a part of x and its sums: 1 MiB of L2
   using Weights = Sum;
 
   INGOT_INLINE Sum start_sum(const int32_t* columns) {

@@ -13,7 +13,6 @@ struct Int8Emulated : SimdEmulated {
   };
   INGOT_INLINE Multipliers multipliers(const int8_t* m) { return {m}; }
 
-  INGOT_INLINE void prefetch_l2(const void* p) { prefetch(p); }
   INGOT_INLINE void prefetch_codes(const void* p) { prefetch(p); }
 
   INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,

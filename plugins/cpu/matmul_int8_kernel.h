@@ -23,32 +23,41 @@
 namespace ingot {
 namespace {
 
-// Rounds a row; store(k, line) takes 64 codes after another, as numbers still to be made integers, zeros beyond the row.
-// Returns what a step of the codes is worth, NaN for a row that is not finite: its codes are zeros, as those of a row that
-// is too small for 127 over it.
-template <typename I, typename Store>
-float round_lines(const float* x, int64_t k, int64_t padded_k, Store store) {
-  using V = typename I::V;
+// How a row becomes codes of int8.
+struct RowCode {
+  float step;     // what a step of the codes is worth, NaN for a row that is not finite
+  float inverse;  // codes per unit
+  int64_t coded;  // all of k; 0 where the codes are zeros: not finite, or too small for 127 over it
+};
+
+template <typename I>
+RowCode row_code(const float* x, int64_t k) {
   const float top = row_top<I>(x, k), inverse = 127.0f / top;
-  const int64_t coded = top <= kLargest && inverse <= kLargest ? k : 0;
-  const V factor = I::set1(coded > 0 ? inverse : 0.0f);
-  for (int64_t at = 0; at < padded_k; at += kTileK) {
-    const int64_t left = coded - at;
-    V line[kTileK / I::kWidth];
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < kTileK; i += I::kWidth) {
-      const V v = left >= kTileK ? I::load(x + at + i) : left > i ? load_lanes<I>(x + at + i, left - i) : I::zero();
-      line[i / I::kWidth] = I::mul(v, factor);
-    }
-    store(at, line);
-  }
-  return top <= kLargest ? top / 127.0f : NAN;
+  const bool codes = top <= kLargest && inverse <= kLargest;
+  return {top <= kLargest ? top / 127.0f : NAN, codes ? inverse : 0.0f, codes ? k : 0};
 }
 
-// The same to where place(k) says that the 64 codes from k on belong.
+// The 64 codes from `at` on, zeros beyond the row.
+template <typename I>
+[[gnu::always_inline]] inline void store_codes(const RowCode& code, const float* x, int64_t at, int8_t* to) {
+  using V = typename I::V;
+  const V factor = I::set1(code.inverse);
+  const int64_t left = code.coded - at;
+  V line[kTileK / I::kWidth];
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kTileK; i += I::kWidth) {
+    const V v = left >= kTileK ? I::load(x + at + i) : left > i ? load_lanes<I>(x + at + i, left - i) : I::zero();
+    line[i / I::kWidth] = I::mul(v, factor);
+  }
+  I::store_i8_line(to, line);
+}
+
+// Rounds a row, 64 codes after another to the place that place(k) names for the codes from k on. Returns its step.
 template <typename I, typename Place>
 float round_row(const float* x, int64_t k, int64_t padded_k, Place place) {
-  return round_lines<I>(x, k, padded_k, [place](int64_t at, const auto& line) { I::store_i8_line(place(at), line); });
+  const RowCode code = row_code<I>(x, k);
+  for (int64_t at = 0; at < padded_k; at += kTileK) store_codes<I>(code, x, at, place(at));
+  return code.step;
 }
 
 // Rows in groups of at most `most` that differ by one row at most: what a tile multiplies.
@@ -57,7 +66,6 @@ struct RowGroups {
 
   int64_t count() const { return ceil_div(rows, most); }
   int64_t first(int64_t group) const { return rows * group / count(); }
-  int64_t of(int64_t row) const { return ((row + 1) * count() - 1) / rows; }
 };
 
 // Where rounded rows lie. How the codes of a group lie in its part is up to the products.
@@ -111,21 +119,28 @@ struct ByteProducts {
   static const int8_t* x(const RoundedRows& rows, int64_t first, int64_t count, int64_t k) {
     return rows.codes(first) + k * count;
   }
-  static float round(const RoundedRows& to, int64_t row, const float* x) {
-    const RowGroups groups{to.rows, kRows};
-    const int64_t group = groups.of(row), first = groups.first(group), count = groups.first(group + 1) - first;
-    int8_t* const codes = to.codes(first) + (row - first) * 4;
-    return round_lines<I>(x, to.k, to.padded_k(), [codes, count](int64_t k, const auto& line) {
-      alignas(kLineBytes) int8_t quads[kTileK];
-      I::store_i8_line(quads, line);
+  // A part of K after another, which stays in L1 until all rows have written to it.
+  static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
+    RowCode code[kRows];
+    for (int64_t r = 0; r < count; ++r) {
+      code[r] = row_code<I>(x[r], to.k);
+      to.scales()[first + r] = code[r].step;
+    }
+    for (int64_t part = 0; part < to.padded_k(); part += kPart)
+      for (int64_t r = 0; r < count; ++r) {
+        int8_t* const codes = to.codes(first) + r * 4;
+        for (int64_t k = part; k < std::min(part + kPart, to.padded_k()); k += kTileK) {
+          alignas(kLineBytes) int8_t quads[kTileK];
+          store_codes<I>(code[r], x[r], k, quads);
 #pragma GCC unroll 16
-      for (int64_t i = 0; i < kTileK; i += 4) {
-        uint32_t quad;
-        std::memcpy(&quad, quads + i, sizeof(quad));
-        quad ^= I::kFlipX;
-        std::memcpy(codes + (k + i) * count, &quad, sizeof(quad));
+          for (int64_t i = 0; i < kTileK; i += 4) {
+            uint32_t quad;
+            std::memcpy(&quad, quads + i, sizeof(quad));
+            quad ^= I::kFlipX;
+            std::memcpy(codes + (k + i) * count, &quad, sizeof(quad));
+          }
+        }
       }
-    });
   }
   static const std::byte* lines(const Format& format, const std::byte* panel, int64_t k, int64_t part, std::byte* to) {
     return format.template tiles<I>(panel, k / kTileK, tiles_of(part), to);
@@ -189,12 +204,13 @@ struct CodeProducts {
   static constexpr int64_t kBlockRows = 96 / kRows * kRows, kBlockPanels = 32;
 
   static const int8_t* x(const RoundedRows& rows, int64_t first, int64_t, int64_t k) { return rows.codes(first) + k; }
-  static float round(const RoundedRows& to, int64_t row, const float* x) {
-    int8_t* const codes = to.codes(row);
-    const float scale = round_row<I>(x, to.k, to.padded_k(), [codes](int64_t k) { return codes + k; });
-    int32_t* run = to.runs(row);
-    for (int64_t k = 0; k < to.padded_k(); k += kRunK) *run++ = I::template short_start<kRunK>(codes + k);
-    return scale;
+  static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
+    for (int64_t row = first; row < first + count; ++row) {
+      int8_t* const codes = to.codes(row);
+      to.scales()[row] = round_row<I>(x[row - first], to.k, to.padded_k(), [codes](int64_t k) { return codes + k; });
+      int32_t* run = to.runs(row);
+      for (int64_t k = 0; k < to.padded_k(); k += kRunK) *run++ = I::template short_start<kRunK>(codes + k);
+    }
   }
   static const std::byte* lines(const W4& format, const std::byte* panel, int64_t k, int64_t, std::byte*) {
     return panel + format.data_offset() + k / kTileK / 2 * kTileBytes;
@@ -354,9 +370,15 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
   const Format format(args);
   const OwnOrShared place(args, team);
   const RoundedRows x{args.rows, args.k, place.memory(matmul_int8_scratch(&args))};
-  const RowsOfX row_of(args, team);
-  const Team::Range mine = place.share(args.rows);
-  for (int64_t row = mine.begin; row < mine.end; ++row) x.scales()[row] = Products::round(x, row, row_of(row));
+  const RowsOfX row_of(args, team, Products::kRows);
+  const RowGroups all{args.rows, Products::kRows};
+  const Team::Range mine = place.share(all.count());
+  for (int64_t group = mine.begin; group < mine.end; ++group) {
+    const int64_t first = all.first(group), count = all.first(group + 1) - first;
+    const float* rows[Products::kRows];
+    for (int64_t r = 0; r < count; ++r) rows[r] = row_of(first + r, r);
+    Products::round(x, first, count, rows);
+  }
   place.wait();
   const int64_t num_sums = limits.rows * limits.panels * kPanel;
   std::byte* const scratch = team.scratch(static_cast<size_t>(num_sums) * sizeof(int32_t) +
@@ -368,12 +390,11 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
       int8_block<I, Format, Products>(args, format, x, 0, 1, panel, std::min(at_once, units.end * width - panel), scratch);
     return;
   }
-  const int64_t groups = RowGroups{args.rows, Products::kRows}.count();
   const Blocks blocks = cut(args, team.count, Products::kRows, limits);
   const int64_t most = blocks.rows / Products::kRows;  // groups of a block
   for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
     const int64_t group = item % blocks.row_blocks * most, panel = item / blocks.row_blocks * blocks.panels;
-    int8_block<I, Format, Products>(args, format, x, group, std::min(most, groups - group), panel,
+    int8_block<I, Format, Products>(args, format, x, group, std::min(most, all.count() - group), panel,
                                     std::min(blocks.panels, args.num_panels - panel), scratch);
   }
 }

@@ -53,6 +53,8 @@ struct PanelInt8 {
   }
 };
 
+constexpr int64_t kBlockedK = 256;  // k of a part, in lines of float32
+
 // How a weight comes to its lines: of few rows (Stream) and of many (Blocked) in a part of K that begins at k. Those of
 // float weights are used where they lie.
 template <typename Panel>
@@ -67,12 +69,34 @@ struct FloatWeight {
   explicit FloatWeight(const Args& args) : k(args.k) {}
   int64_t panel_bytes() const { return Panel::bytes(k); }
   const std::byte* stream_lines(const std::byte* panel, int64_t, int64_t, std::byte*) const { return panel; }
-  const std::byte* blocked_lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const {
-    return panel + at / Panel::kPerLine * kLineBytes;
-  }
+  const std::byte* blocked_lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const { return stored(panel, at); }
+  const std::byte* stored(const std::byte* panel, int64_t at) const { return panel + at / Panel::kPerLine * kLineBytes; }
+  static int64_t stored_bytes(int64_t part) { return ceil_div(part, Panel::kPerLine) * kLineBytes; }
   template <typename S>
   PlainSums<S> sums(const MatmulArgs&) const {
     return {};
+  }
+};
+
+// bf16 of which many rows share the work of widening: with vectors of 16 lanes it takes operations from fma, two for each
+// line and tile.
+template <typename S>
+struct WidenedBf16 : FloatWeight<PanelBf16> {
+  using Blocked = PanelF32;
+  static constexpr int64_t kBlockedBytes = kBlockedK * kLineBytes;
+  using FloatWeight<PanelBf16>::FloatWeight;
+
+  const std::byte* blocked_lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
+    const std::byte* line = stored(panel, at);
+    auto* row = reinterpret_cast<float*>(to);
+    for (int64_t k = 0; k < part; k += 2, line += kLineBytes, row += 2 * kPanel)
+      for (int64_t i = 0; i < kPanel; i += S::kWidth) {
+        typename S::V even, odd;
+        S::load_bf16_pairs(line + i * 4, even, odd);
+        S::store(row + i, even);
+        S::store(row + kPanel + i, odd);
+      }
+    return to;
   }
 };
 
@@ -83,7 +107,7 @@ struct WidenedWeight {
   using Blocked = PanelF32;
   static constexpr bool kScaled = true;
   // bytes of scratch for a part of one panel
-  static constexpr int64_t kBlockedK = 256, kBlockedBytes = kBlockedK * kLineBytes;
+  static constexpr int64_t kBlockedBytes = kBlockedK * kLineBytes;
   static constexpr int64_t kStreamPart = Format::kTiles == 1 ? INT64_MAX : kBlockedK;
   static constexpr int64_t kStreamBytes = Format::kTiles == 1 ? 0 : kBlockedK * kPanel;
   Format format;
@@ -100,6 +124,8 @@ struct WidenedWeight {
     widen_lines<I>(lines, ceil_div(part, 4), reinterpret_cast<float*>(to));
     return to;
   }
+  const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
+  static int64_t stored_bytes(int64_t part) { return tiles_of(part) * kTileBytes / Format::kTiles; }
   template <typename S>
   ScaledSums<S> sums(const MatmulArgs& args) const {
     return {args, panel_bytes()};
@@ -115,22 +141,30 @@ struct TileArgs {
   float* sums;
   int64_t panel_stride;
   bool first;
-  int64_t ahead;  // prefetch distance in bytes
+  const std::byte* const* next = nullptr;  // what is fetched into L2 meanwhile, from each pointer on, and
+  int64_t next_step = 0;                   // bytes of it per line
 };
 
+// kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order.
 // GCC would keep arrays of vectors in memory if the loops over them were not unrolled: hence the pragmas.
-template <typename S, typename Panel, int kRows, int kPanels>
+template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride>
 void tile(const TileArgs& args) {
   using V = typename S::V;
+  constexpr int64_t kStreamAhead = 2048;
+  constexpr bool kMany = kXStride > 0;
+  const int64_t x_stride = kMany ? kXStride : args.x_stride;
   constexpr int kVectors = kPanels * kPanel / S::kWidth;
   V sum[kRows][kVectors];
   const auto sums_at = [&](int r, int v) {
     constexpr int kPerPanel = kPanel / S::kWidth;
     return args.sums + v / kPerPanel * args.panel_stride + r * kPanel + v % kPerPanel * S::kWidth;
   };
-  const std::byte* line[kPanels];
+  const std::byte *line[kPanels], *next[kPanels];
 #pragma GCC unroll 16
-  for (int p = 0; p < kPanels; ++p) line[p] = args.panels[p];
+  for (int p = 0; p < kPanels; ++p) {
+    line[p] = args.panels[p];
+    if (kMany) next[p] = args.next[p];
+  }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 16
@@ -145,7 +179,7 @@ void tile(const TileArgs& args) {
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const V xr = S::set1(x[r * args.x_stride]);
+      const V xr = S::set1(x[r * x_stride]);
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) S::accumulate(sum[r][v], xr, weight[v]);
     }
@@ -161,7 +195,12 @@ void tile(const TileArgs& args) {
     }
 #pragma GCC unroll 16
     for (int p = 0; p < kPanels; ++p) {
-      S::prefetch(line[p] + args.ahead);
+      if constexpr (kMany) {
+        S::prefetch_l2(next[p]);
+        next[p] += args.next_step;
+      } else {
+        S::prefetch(line[p] + kStreamAhead);
+      }
       line[p] += kLineBytes;
     }
   }
@@ -192,12 +231,14 @@ struct Tiles {
     return panels >= 4 ? panels / 4 * 4 : std::max(panels, kPanels);
   }
 
-  template <int kCount, size_t... kR>
+  template <int kCount, int64_t kXStride, size_t... kR>
   static constexpr std::array<TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
-    return {tile<S, Panel, kR + 1, kCount == 0 ? stream_panels(kR + 1) : kCount>...};
+    return {tile<S, Panel, kR + 1, kCount == 0 ? stream_panels(kR + 1) : kCount, kXStride>...};
   }
   using Indices = std::make_index_sequence<kRows>;
-  static constexpr auto kOne = table<1>(Indices()), kFull = table<kPanels>(Indices()), kStream = table<0>(Indices());
+  static constexpr auto kOne = table<1, 0>(Indices()), kStream = table<0, 0>(Indices());
+  template <int kCount, int64_t kXStride>
+  static constexpr auto kMany = table<kCount, kXStride>(Indices());
 };
 
 // Few rows: all of them in one tile, so that each weight is read once, in order. Threads own contiguous panels, the same
@@ -221,7 +262,7 @@ void stream(const MatmulArgs& args, const Team& team) {
       const std::byte* data[kMaxPanels];
       for (int64_t p = 0; p < count; ++p)
         data[p] = weight.stream_lines(panel_at(args, panel + p, bytes), k, part, lines + p * Weight::kStreamBytes);
-      TileArgs tile{args.x + k, args.k, data, part, sums, stride, k == 0, 2048};
+      TileArgs tile{args.x + k, args.k, data, part, sums, stride, k == 0};
       for (int64_t p = 0; p < count; p += count - p >= at_once ? at_once : 1) {
         tile.panels = data + p;
         tile.sums = sums + p * stride;
@@ -235,49 +276,67 @@ void stream(const MatmulArgs& args, const Team& team) {
 // Many rows: blocks of rows x panels, cut along K so that a panel's part stays in L1 and the rows' part (copied, so
 // that no two rows of it share cache sets) in L2. Sums rest in scratch between the parts.
 template <typename S, typename Weight>
-void blocked(const MatmulArgs& args, const Team& team) {
+struct Blocked {
   using Panel = typename Weight::Blocked;
   using T = Tiles<S, Panel>;
-  constexpr int64_t kFewRows = Tiles<S, typename Weight::Stream>::kRows;
-  constexpr int64_t kPart = 256 * Panel::kPerLine;  // k
-  const Weight weight(args);
-  const auto scaled = weight.template sums<S>(args);
-  const BlockLimits limits = block_limits(args, kFewRows, 96 / T::kRows * T::kRows, 32);
-  const Blocks blocks = cut(args, team.count, T::kRows, limits);
-  const int64_t bytes = weight.panel_bytes();
-  const int64_t num_sums = limits.panels * kPanel * limits.rows, num_x = limits.rows * kPart;
-  constexpr int64_t kLinesBytes = T::kPanels * Weight::kBlockedBytes;
-  float* const sums = reinterpret_cast<float*>(
-      team.scratch(static_cast<size_t>(num_sums + num_x) * sizeof(float) + static_cast<size_t>(kLinesBytes)));
-  float* const x = sums + num_sums;
-  std::byte* const lines = reinterpret_cast<std::byte*>(x + num_x);
-  for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
-    const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
-    const int64_t rows = std::min(blocks.rows, args.rows - row);
-    const int64_t panels = std::min(blocks.panels, args.num_panels - panel), stride = rows * kPanel;
-    const int64_t tiles = ceil_div(rows, T::kRows);
-    for (int64_t k = 0; k < args.k; k += kPart) {
-      const int64_t part = std::min(kPart, args.k - k);
+  static constexpr int64_t kRows = T::kRows;                       // of a tile
+  static constexpr int64_t kPart = kBlockedK * Panel::kPerLine;    // k
+  static constexpr int64_t kXStride = kPart + kPanel;              // floats
+  static constexpr int64_t kMaxRows = S::kRegisters >= 32 ? 11 * kRows : 96 / kRows * kRows;
+  static constexpr int64_t kMaxPanels = S::kRegisters >= 32 ? 64 : 32;
+
+  // For parts of x, then unpacked lines.
+  static constexpr size_t scratch(int64_t rows) {
+    return static_cast<size_t>(rows * kXStride) * sizeof(float) + static_cast<size_t>(T::kPanels * Weight::kBlockedBytes);
+  }
+
+  // Sums of rows x panels to [panel][row][16]. row_of(row): its x; at(panel): where it lies.
+  template <typename RowOf, typename PanelAt>
+  static void sums(const Weight& weight, int64_t k, int64_t rows, const RowOf& row_of, int64_t panels, const PanelAt& at,
+                   float* to, std::byte* scratch) {
+    float* const x = reinterpret_cast<float*>(scratch);
+    std::byte* const unpacked = reinterpret_cast<std::byte*>(x + rows * kXStride);
+    const int64_t tiles = ceil_div(rows, kRows), stride = rows * kPanel;
+    for (int64_t begin = 0; begin < k; begin += kPart) {
+      const int64_t part = std::min(kPart, k - begin);
       for (int64_t r = 0; r < rows; ++r)
-        std::memcpy(x + r * part, args.x + (row + r) * args.k + k, static_cast<size_t>(part) * sizeof(float));
+        std::memcpy(x + r * kXStride, row_of(r) + begin, static_cast<size_t>(part) * sizeof(float));
       for (int64_t p = 0, step; p < panels; p += step) {
         step = panels - p >= T::kPanels ? T::kPanels : 1;
-        const std::byte* data[T::kPanels];
-        for (int64_t i = 0; i < step; ++i)
-          data[i] = weight.blocked_lines(panel_at(args, panel + p + i, bytes), k, part, lines + i * Weight::kBlockedBytes);
-        int64_t ahead = 0;  // of lines where they lie: to those of the next panels
-        if (Weight::kBlockedBytes == 0)
-          ahead = (p + step < panels ? weight.blocked_lines(panel_at(args, panel + p + step, bytes), k, part, nullptr)
-                                     : weight.blocked_lines(panel_at(args, panel, bytes), k + kPart, part, nullptr)) -
-                  data[0];
+        const bool goes_on = p + 2 * step <= panels;
+        const std::byte *lines[T::kPanels], *next[T::kPanels];
+        for (int64_t i = 0; i < step; ++i) {
+          lines[i] = weight.blocked_lines(at(p + i), begin, part, unpacked + i * Weight::kBlockedBytes);
+          next[i] = goes_on ? weight.stored(at(p + step + i), begin) : weight.stored(at(i), std::min(begin + part, k - 1));
+        }
+        const int64_t next_bytes = Weight::stored_bytes(part) / tiles;  // while a tile is made
         for (int64_t i = 0; i < tiles; ++i) {
           const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles;
-          (step == 1 ? T::kOne : T::kFull)[static_cast<size_t>(end - r - 1)](
-              {x + r * part, part, data, part, sums + p * stride + r * kPanel, stride, k == 0, ahead});
+          const auto& tile_of = step == 1 ? T::template kMany<1, kXStride> : T::template kMany<T::kPanels, kXStride>;
+          tile_of[static_cast<size_t>(end - r - 1)]({x + r * kXStride, kXStride, lines, part, to + p * stride + r * kPanel, stride,
+                                                     begin == 0, next, ceil_div(next_bytes, ceil_div(part, Panel::kPerLine))});
+          for (int64_t each = 0; each < step; ++each) next[each] += next_bytes;
         }
       }
     }
-    epilogue<S>(args, row, rows, panel, panels, sums, stride, scaled);
+  }
+};
+
+template <typename S, typename Weight>
+void blocked(const MatmulArgs& args, const Team& team) {
+  using B = Blocked<S, Weight>;
+  const Weight weight(args);
+  const auto scaled = weight.template sums<S>(args);
+  const BlockLimits limits = block_limits(args, Tiles<S, typename Weight::Stream>::kRows, B::kMaxRows, B::kMaxPanels);
+  const Blocks blocks = cut(args, team.count, B::kRows, limits);
+  const int64_t bytes = weight.panel_bytes(), num_sums = limits.panels * kPanel * limits.rows;
+  float* const sums = reinterpret_cast<float*>(team.scratch(static_cast<size_t>(num_sums) * sizeof(float) + B::scratch(limits.rows)));
+  for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
+    const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
+    const int64_t rows = std::min(blocks.rows, args.rows - row), panels = std::min(blocks.panels, args.num_panels - panel);
+    B::sums(weight, args.k, rows, [&](int64_t r) { return args.x + (row + r) * args.k; }, panels,
+            [&](int64_t p) { return panel_at(args, panel + p, bytes); }, sums, reinterpret_cast<std::byte*>(sums + num_sums));
+    epilogue<S>(args, row, rows, panel, panels, sums, rows * kPanel, scaled);
   }
 }
 

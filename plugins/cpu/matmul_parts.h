@@ -47,17 +47,19 @@ class OwnOrShared {
   bool own_;
 };
 
-// Rows of x for those who prepare them. One that has to be normed first lies in the thread's scratch, until the next.
+// Rows of x for those who prepare them. One that has to be normed first lies in a place of the thread's scratch, until the
+// next that is to lie there.
 class RowsOfX {
  public:
-  RowsOfX(const MatmulArgs& args, const Team& team)
+  RowsOfX(const MatmulArgs& args, const Team& team, int64_t places = 1)
       : args_(args), team_(team),
-        normed_(args.norm ? reinterpret_cast<float*>(team.scratch(static_cast<size_t>(args.k) * sizeof(float))) : nullptr) {}
+        normed_(args.norm ? reinterpret_cast<float*>(team.scratch(static_cast<size_t>(places * args.k) * sizeof(float))) : nullptr) {}
 
-  const float* operator()(int64_t row) const {
+  const float* operator()(int64_t row, int64_t place = 0) const {
     if (args_.norm == nullptr) return args_.x + row * args_.k;
-    args_.norm->row(row, normed_, team_);
-    return normed_;
+    float* const to = normed_ + place * args_.k;
+    args_.norm->row(row, to, team_);
+    return to;
   }
 
  private:

@@ -27,7 +27,9 @@ class Int8Product {
 
   void set_rows(const float* const* rows, int64_t count) {
     rows_.rows = count;
-    for (int64_t r = 0; r < count; ++r) rows_.scales()[r] = Products::round(rows_, r, rows[r]);
+    const RowGroups groups{count, Products::kRows};
+    for (int64_t g = 0; g < groups.count(); ++g)
+      Products::round(rows_, groups.first(g), groups.first(g + 1) - groups.first(g), rows + groups.first(g));
   }
 
   void multiply(const std::byte* const* panels, int64_t count) {

@@ -15,15 +15,15 @@ namespace {
 template <typename S, typename Weight>
 class VectorProduct {
   using Few = Tiles<S, typename Weight::Stream>;
-  using Many = Tiles<S, typename Weight::Blocked>;
-  static constexpr int64_t kPart = 256 * Weight::Blocked::kPerLine;  // k
+  using Many = Blocked<S, Weight>;
 
  public:
-  static constexpr int64_t kFewRows = Few::kRows, kMaxRows = 96 / Many::kRows * Many::kRows, kMaxPanels = 32;
+  static constexpr int64_t kFewRows = Few::kRows, kMaxRows = Many::kMaxRows, kMaxPanels = Many::kMaxPanels;
 
   static size_t scratch(const MoeMatmulArgs& args) {
-    const int64_t x = std::max(kMaxRows * kPart, kFewRows * args.k);
-    return static_cast<size_t>(kMaxPanels * kPanel * kMaxRows + x) * sizeof(float) + kLinesBytes;
+    const size_t few = static_cast<size_t>(kFewRows * args.k) * sizeof(float);
+    return static_cast<size_t>(kMaxPanels * kPanel * kMaxRows) * sizeof(float) + kLinesBytes +
+           std::max(few, Many::scratch(kMaxRows));
   }
 
   VectorProduct(const MoeMatmulArgs& args, std::byte* memory)
@@ -42,7 +42,12 @@ class VectorProduct {
   }
 
   void multiply(const std::byte* const* panels, int64_t count) {
-    count_ <= kFewRows ? stream(panels, count) : blocked(panels, count);
+    if (count_ <= kFewRows) {
+      stream(panels, count);
+    } else {
+      Many::sums(weight_, k_, count_, [this](int64_t r) { return rows_[r]; }, count,
+                 [panels](int64_t p) { return panels[p]; }, sums_, reinterpret_cast<std::byte*>(x_));
+    }
     if constexpr (Weight::kScaled) scale_sums<S>(panels, count, count_, sums_, stride(), nullptr);
   }
   const float* sums() const { return sums_; }
@@ -50,8 +55,7 @@ class VectorProduct {
 
  private:
   static constexpr int64_t kAtOnce = 8;  // panels of a tile, at most
-  static constexpr size_t kLinesBytes =
-      static_cast<size_t>(kAtOnce * std::max(Weight::kStreamBytes, Weight::kBlockedBytes));
+  static constexpr size_t kLinesBytes = static_cast<size_t>(kAtOnce * Weight::kStreamBytes);
 
   // All rows in one tile over the whole K, so that each weight is read once, in order.
   void stream(const std::byte* const* panels, int64_t count) {
@@ -65,32 +69,7 @@ class VectorProduct {
         for (int64_t i = 0; i < step; ++i)
           lines[i] = weight_.stream_lines(panels[p + i], k, part, lines_ + i * Weight::kStreamBytes);
         (step == at_once ? Few::kStream : Few::kOne)[row](
-            {few_ + k, k_, lines, part, sums_ + p * stride(), stride(), k == 0, 2048});
-      }
-    }
-  }
-
-  // Cut along K, so that a panel's part stays in L1 and the rows' part in L2; sums rest in between.
-  void blocked(const std::byte* const* panels, int64_t count) {
-    const int64_t tiles = ceil_div(count_, Many::kRows);
-    for (int64_t k = 0; k < k_; k += kPart) {
-      const int64_t part = std::min(kPart, k_ - k);
-      for (int64_t r = 0; r < count_; ++r)
-        std::memcpy(x_ + r * part, rows_[r] + k, static_cast<size_t>(part) * sizeof(float));
-      for (int64_t p = 0, step; p < count; p += step) {
-        step = count - p >= Many::kPanels ? Many::kPanels : 1;
-        const std::byte* lines[Many::kPanels];
-        for (int64_t i = 0; i < step; ++i)
-          lines[i] = weight_.blocked_lines(panels[p + i], k, part, lines_ + i * Weight::kBlockedBytes);
-        int64_t ahead = 0;  // of lines where they lie: to those of the next panels
-        if (Weight::kBlockedBytes == 0)
-          ahead = (p + step < count ? weight_.blocked_lines(panels[p + step], k, part, nullptr)
-                                    : weight_.blocked_lines(panels[0], k + kPart, part, nullptr)) - lines[0];
-        for (int64_t i = 0; i < tiles; ++i) {
-          const int64_t r = count_ * i / tiles, end = count_ * (i + 1) / tiles;
-          (step == 1 ? Many::kOne : Many::kFull)[static_cast<size_t>(end - r - 1)](
-              {x_ + r * part, part, lines, part, sums_ + p * stride() + r * kPanel, stride(), k == 0, ahead});
-        }
+            {few_ + k, k_, lines, part, sums_ + p * stride(), stride(), k == 0});
       }
     }
   }
