@@ -310,9 +310,10 @@ inline size_t matmul_int8_scratch(const void* args) {
 }
 
 // Sums of some groups of rows and some panels, a part of K after another, to [panel][row][16]. at(panel): where it lies.
+// after: the panel that will probably be multiplied next, or null.
 template <typename Format, typename Products, typename PanelAt>
 void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_t groups, int64_t panels, const PanelAt& at,
-               int32_t* sums, std::byte* unpacked) {
+               const std::byte* after, int32_t* sums, std::byte* unpacked) {
   const RowGroups all{x.rows, Products::kRows};
   const int64_t row = all.first(group), stride = (all.first(group + groups) - row) * kPanel;
   const int group_bits = std::countr_zero(static_cast<uint64_t>(format.group));
@@ -323,11 +324,15 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
     for (int64_t p = 0, step; p < panels; p += step) {
       step = panels - p >= Products::kPanels ? Products::kPanels : 1;
       const std::byte *begun[Products::kPanels], *lines[Products::kPanels], *next[Products::kPanels];
-      const bool goes_on = p + 2 * step <= panels;
       for (int64_t i = 0; i < step; ++i) {
         begun[i] = at(p + i);
         lines[i] = Products::lines(format, begun[i], k, part, unpacked + i * Products::kUnpackedBytes);
-        next[i] = goes_on ? format.stored(at(p + step + i), k) : format.stored(at(i), std::min(k + part, x.k - 1));
+        if (p + 2 * step <= panels) {
+          next[i] = format.stored(at(p + step + i), k);
+        } else {
+          next[i] = k + part < x.k || after == nullptr ? format.stored(at(i), std::min(k + part, x.k - 1))
+                                                       : format.stored(after + i * format.panel_bytes(), 0);
+        }
       }
       const int64_t next_bytes = tiles * kTileBytes / Format::kTiles / groups;  // while a group of rows is multiplied
       for (int64_t g = group; g < group + groups; ++g) {
@@ -347,16 +352,17 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
   }
 }
 
-// Some groups of rows, panels [panel, panel + panels). scratch: sums, then unpacked parts.
+// Some groups of rows, panels [panel, panel + panels); next_panel will probably be next. scratch: sums, then unpacked parts.
 template <typename I, typename Format, typename Products>
 void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows& x, int64_t group, int64_t groups,
-                int64_t panel, int64_t panels, std::byte* scratch) {
+                int64_t panel, int64_t panels, int64_t next_panel, std::byte* scratch) {
   int32_t* const sums = reinterpret_cast<int32_t*>(scratch);
   const RowGroups all{x.rows, Products::kRows};
   const int64_t row = all.first(group), rows = all.first(group + groups) - row;
   const int64_t stride = rows * kPanel, bytes = format.panel_bytes();
   int8_sums<Format, Products>(format, x, group, groups, panels,
-                              [&](int64_t p) { return panel_at(args, panel + p, bytes); }, sums,
+                              [&](int64_t p) { return panel_at(args, panel + p, bytes); },
+                              panel_at(args, std::min(next_panel, args.num_panels - 1), bytes), sums,
                               scratch + panels * stride * static_cast<int64_t>(sizeof(int32_t)));
   const Int8Sums<I> scaled{{args, bytes}, x.scales()};
   epilogue<I>(args, row, rows, panel, panels, static_cast<const int32_t*>(sums), stride, scaled);
@@ -387,7 +393,8 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
     const int64_t width = args.gated ? 2 : 1, at_once = std::max<int64_t>(width, Products::kPanels);
     const Team::Range units = team.share(args.num_panels / width);
     for (int64_t panel = units.begin * width; panel < units.end * width; panel += at_once)
-      int8_block<I, Format, Products>(args, format, x, 0, 1, panel, std::min(at_once, units.end * width - panel), scratch);
+      int8_block<I, Format, Products>(args, format, x, 0, 1, panel, std::min(at_once, units.end * width - panel),
+                                      panel + at_once, scratch);
     return;
   }
   const Blocks blocks = cut(args, team.count, Products::kRows, limits);
@@ -395,7 +402,7 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
   for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
     const int64_t group = item % blocks.row_blocks * most, panel = item / blocks.row_blocks * blocks.panels;
     int8_block<I, Format, Products>(args, format, x, group, std::min(most, all.count() - group), panel,
-                                    std::min(blocks.panels, args.num_panels - panel), scratch);
+                                    std::min(blocks.panels, args.num_panels - panel), blocks.next_panel(item, team.count), scratch);
   }
 }
 

@@ -290,10 +290,11 @@ struct Blocked {
     return static_cast<size_t>(rows * kXStride) * sizeof(float) + static_cast<size_t>(T::kPanels * Weight::kBlockedBytes);
   }
 
-  // Sums of rows x panels to [panel][row][16]. row_of(row): its x; at(panel): where it lies.
+  // Sums of rows x panels to [panel][row][16]. row_of(row): its x; at(panel): where it lies; after: the panel that will
+  // probably be multiplied next, or null.
   template <typename RowOf, typename PanelAt>
   static void sums(const Weight& weight, int64_t k, int64_t rows, const RowOf& row_of, int64_t panels, const PanelAt& at,
-                   float* to, std::byte* scratch) {
+                   const std::byte* after, float* to, std::byte* scratch) {
     float* const x = reinterpret_cast<float*>(scratch);
     std::byte* const unpacked = reinterpret_cast<std::byte*>(x + rows * kXStride);
     const int64_t tiles = ceil_div(rows, kRows), stride = rows * kPanel;
@@ -303,11 +304,15 @@ struct Blocked {
         std::memcpy(x + r * kXStride, row_of(r) + begin, static_cast<size_t>(part) * sizeof(float));
       for (int64_t p = 0, step; p < panels; p += step) {
         step = panels - p >= T::kPanels ? T::kPanels : 1;
-        const bool goes_on = p + 2 * step <= panels;
         const std::byte *lines[T::kPanels], *next[T::kPanels];
         for (int64_t i = 0; i < step; ++i) {
           lines[i] = weight.blocked_lines(at(p + i), begin, part, unpacked + i * Weight::kBlockedBytes);
-          next[i] = goes_on ? weight.stored(at(p + step + i), begin) : weight.stored(at(i), std::min(begin + part, k - 1));
+          if (p + 2 * step <= panels) {
+            next[i] = weight.stored(at(p + step + i), begin);
+          } else {
+            next[i] = begin + part < k || after == nullptr ? weight.stored(at(i), std::min(begin + part, k - 1))
+                                                           : weight.stored(after + i * weight.panel_bytes(), 0);
+          }
         }
         const int64_t next_bytes = Weight::stored_bytes(part) / tiles;  // while a tile is made
         for (int64_t i = 0; i < tiles; ++i) {
@@ -334,8 +339,9 @@ void blocked(const MatmulArgs& args, const Team& team) {
   for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
     const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
     const int64_t rows = std::min(blocks.rows, args.rows - row), panels = std::min(blocks.panels, args.num_panels - panel);
+    const int64_t next = std::min(blocks.next_panel(item, team.count), args.num_panels - 1);
     B::sums(weight, args.k, rows, [&](int64_t r) { return args.x + (row + r) * args.k; }, panels,
-            [&](int64_t p) { return panel_at(args, panel + p, bytes); }, sums, reinterpret_cast<std::byte*>(sums + num_sums));
+            [&](int64_t p) { return panel_at(args, panel + p, bytes); }, panel_at(args, next, bytes), sums, reinterpret_cast<std::byte*>(sums + num_sums));
     epilogue<S>(args, row, rows, panel, panels, sums, rows * kPanel, scaled);
   }
 }

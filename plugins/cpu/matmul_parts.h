@@ -165,6 +165,8 @@ struct Blocks {
   int64_t row_blocks, panel_blocks;  // of the product
 
   int64_t count() const { return row_blocks * panel_blocks; }
+  // First panel of the block that a thread will take after `item` if all go on in turn.
+  int64_t next_panel(int64_t item, int threads) const { return (item + threads) / row_blocks * panels; }
 };
 
 // The largest blocks. Tactic 1 is the other choice that a build may time: blocks also for the few rows that otherwise pass

@@ -34,7 +34,7 @@ class Int8Product {
 
   void multiply(const std::byte* const* panels, int64_t count) {
     const int64_t groups = RowGroups{rows_.rows, Products::kRows}.count();
-    int8_sums<Format, Products>(format_, rows_, 0, groups, count, [panels](int64_t p) { return panels[p]; }, sums_,
+    int8_sums<Format, Products>(format_, rows_, 0, groups, count, [panels](int64_t p) { return panels[p]; }, nullptr, sums_,
                                 unpacked_);
     scale_sums<I>(panels, count, rows_.rows, sums_, stride(), rows_.scales());
   }

@@ -46,7 +46,7 @@ class VectorProduct {
       stream(panels, count);
     } else {
       Many::sums(weight_, k_, count_, [this](int64_t r) { return rows_[r]; }, count,
-                 [panels](int64_t p) { return panels[p]; }, sums_, reinterpret_cast<std::byte*>(x_));
+                 [panels](int64_t p) { return panels[p]; }, nullptr, sums_, reinterpret_cast<std::byte*>(x_));
     }
     if constexpr (Weight::kScaled) scale_sums<S>(panels, count, count_, sums_, stride(), nullptr);
   }
