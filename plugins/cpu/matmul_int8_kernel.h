@@ -5,9 +5,9 @@
 // Floors: N * K bytes (w8) or half of that (w4) over the bandwidth of memory. AVX2 adds up 32 products in two operations
 // for int4 and in four for int8, where an fma makes 8: at most four times and twice the peak of fma. By `ingot bench
 // kernels`, two cores of a Zen 3, shape of TinyLlama in w4g128: prefill of 512 at 92 to 101 % of the peak of int8, decode
-// of one at 82 to 93 % of the bandwidth. Loops for VPDPBUSD have been checked for their bits and counted (llvm-mca,
-// Sapphire Rapids), not timed: 64 bytes of int4 take 5, 5, 9 and 18 cycles for 1, 2, 4 and 8 rows, of int8 2.6, 2.6, 4 and
-// 8, while memory takes 12 (at 3 GHz and 16 GB/s for each core).
+// of one at 82 to 93 % of the bandwidth. VPDPBUSD adds up 64 in one. Two cores of an Emerald Rapids (AVX-512, 1,523 Gop/s,
+// 22 GB/s): prefill of 512 at 74 to 82 % of the peak (the tile by itself 98 %; epilogues and unpacking take most of the
+// rest), decode of one at 106 to 110 % of the bandwidth of a plain read, decode of 32 at 55 to 67 % of the peak.
 #pragma once
 
 #include <array>
@@ -343,9 +343,9 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
                             .multipliers = Products::multipliers(format, begun[0], k), .group_bits = group_bits,
                             .tiles = tiles, .sums = sums + p * stride + (first - row) * kPanel, .panel_stride = stride,
                             .next = next, .next_step = ceil_div(next_bytes, tiles * kTileLines)};
-        const auto& all_rows = groups == 1 ? (step == 1 ? Products::kOne : Products::kFull)
-                                           : (step == 1 ? Products::kOneOfMany : Products::kFullOfMany);
-        all_rows[static_cast<size_t>(count - 1)](tile);
+        const auto& tile_of = groups == 1 ? (step == 1 ? Products::kOne : Products::kFull)
+                                          : (step == 1 ? Products::kOneOfMany : Products::kFullOfMany);
+        tile_of[static_cast<size_t>(count - 1)](tile);
         for (int64_t i = 0; i < step; ++i) next[i] += next_bytes;
       }
     }
@@ -402,7 +402,8 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
   for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
     const int64_t group = item % blocks.row_blocks * most, panel = item / blocks.row_blocks * blocks.panels;
     int8_block<I, Format, Products>(args, format, x, group, std::min(most, all.count() - group), panel,
-                                    std::min(blocks.panels, args.num_panels - panel), blocks.next_panel(item, team.count), scratch);
+                                    std::min(blocks.panels, args.num_panels - panel),
+                                    blocks.next_panel(item, team.count), scratch);
   }
 }
 
