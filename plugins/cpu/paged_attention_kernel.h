@@ -135,7 +135,8 @@ typename FloatAttention<S, T>::Tile FloatAttention<S, T>::locate(const Attention
   Tile tile;
   tile.begin = begin;
   tile.groups = begin + kTile <= end ? kGroups : (end - begin + kKvLanes - 1) / kKvLanes;
-  int64_t slot = begin % kv_.block_size, place = 0;
+  const int32_t* block = rows_.blocks(item.sequence) + begin / kv_.block_size;
+  int64_t slot = begin % kv_.block_size;
   for (int64_t g = 0; g < kGroups; ++g, slot += kKvLanes) {
     if (g >= tile.groups) {
       tile.keys[g] = tile.keys[0];
@@ -144,8 +145,8 @@ typename FloatAttention<S, T>::Tile FloatAttention<S, T>::locate(const Attention
       tile.value_scales[g] = tile.value_scales[0];
       continue;
     }
-    if (slot >= kv_.block_size) slot -= kv_.block_size;
-    if (g == 0 || slot == 0) place = rows_.block(item.sequence, begin + g * kKvLanes) * kv_.block_bytes;
+    if (slot == kv_.block_size) slot = 0, ++block;
+    const int64_t place = *block * kv_.block_bytes;
     T* keys = reinterpret_cast<T*>(kv_.keys + place) + item.head * kv_head_size<T>(kv_.head_dim, kv_.block_size);
     T* values = reinterpret_cast<T*>(kv_.values + place) + item.head * kv_head_size<T>(kv_.padded_dim, kv_.block_size);
     tile.keys[g] = key_lines(keys, kv_.head_dim, slot);
@@ -172,8 +173,9 @@ void FloatAttention<S, T>::expect(const AttentionItem& item, int64_t begin, int6
   if (begin >= end) return;
   expected_ = locate(item, begin / kTile * kTile, end);
   expects_ = true;
-  for (int64_t row = item.begin; row < item.end; ++row)
-    for (int64_t i = 0; i < kv_.head_dim; i += kKvLanes) S::prefetch_far(rows_.stored(item, row) + i);
+  rows_.stored_queries(item, [](const float* q, int64_t count) {
+    for (int64_t i = 0; i < count; i += kKvLanes) S::prefetch_far(q + i);
+  });
 }
 
 template <typename S, typename T>
@@ -184,7 +186,7 @@ void FloatAttention<S, T>::attend(const AttentionItem& item, int64_t begin, int6
   while (tile.begin < end) {
     const bool last = tile.begin + kTile >= end;
     const Tile next = last ? (expects_ ? expected_ : tile) : locate(item, tile.begin + kTile, end);
-    if (last && expects_) fetch(expected_, (end - tile.begin) / kKvLanes);
+    if (last && expects_) fetch(expected_, tile.groups);
     if constexpr (kScaled<T>) {  // the loops over codes fetch the next tile's codes
       for (int g = 0; g < kGroups; ++g) {
         S::prefetch_far(next.key_scales[g]);
@@ -264,16 +266,19 @@ void FloatAttention<S, T>::attend_rows(int64_t first, int64_t rows, const Tile& 
     for (int64_t i = 0; i < kv_.padded_dim; i += S::kWidth) S::store(out + i, S::mul(S::load(out + i), factor));
     factors_[row] = 1.0f;
   }
-  const auto weigh_alone = [&](int64_t row, int64_t from, int64_t to) {
-    if (from < to) weigh<1>(first + row, from, to, tile, tile, state);
+  const auto weigh_part = [&](int64_t from_row, int64_t to_row, int64_t from, int64_t to, const Tile& ahead) {
+    with_count<kRows>(to_row - from_row, [&]<int kR>() { weigh<kR>(first + from_row, from, to, tile, ahead, state); });
   };
   if (shared_begin >= shared_end) {
-    for (int64_t row = 0; row < rows; ++row) weigh_alone(row, begin(row), end(row));
+    for (int64_t row = 0; row < rows; ++row)
+      if (begin(row) < end(row)) weigh_part(row, row + 1, begin(row), end(row), tile);
     return;
   }
-  for (int64_t row = 0; row < rows; ++row) weigh_alone(row, begin(row), shared_begin);
-  with_count<kRows>(rows, [&]<int kR>() { weigh<kR>(first, shared_begin, shared_end, tile, next, state); });
-  for (int64_t row = 0; row < rows; ++row) weigh_alone(row, shared_end, end(row));
+  for (int64_t row = 0; row < rows; ++row)  // tokens that only rows up to this one see
+    if (row + 1 < rows && begin(row) < begin(row + 1)) weigh_part(0, row + 1, begin(row), begin(row + 1), tile);
+  weigh_part(0, rows, shared_begin, shared_end, next);
+  for (int64_t row = 1; row < rows; ++row)  // and only those from this one on
+    if (end(row - 1) < end(row)) weigh_part(row, rows, end(row - 1), end(row), tile);
 }
 
 // p[row][token] = q[row] . K[:, token] of so many groups; dims ascend. Where keys are codes, times their scale.

@@ -68,14 +68,19 @@ struct AttentionRows {
       for (int64_t each = row; each < next; ++each) f(each, q + (each - row) * kv.head_dim);
     }
   }
-  // Where the queries of a row lie, before they are turned where they are turned here.
-  const float* stored(const AttentionItem& item, int64_t row) const {
-    if (args.rope == nullptr) return args.q + offset(item, row);
-    const RopeKvWriteArgs& rope = args.rope->args;
-    return rope.qkv + (token(item, row) * (rope.heads + 2 * kv.kv_heads) + item.head * group + row % group) * kv.head_dim;
+  // Calls f(numbers, count) for the queries of each token of an item where they lie, turned or not.
+  template <typename F>
+  void stored_queries(const AttentionItem& item, F f) const {
+    const int64_t width = args.rope == nullptr ? args.heads : args.heads + 2 * kv.kv_heads;  // of a token, in heads
+    const float* from = args.rope == nullptr ? args.q : args.rope->args.qkv;
+    for (int64_t row = item.begin, next = 0; row < item.end; row = next) {
+      next = (row / group + 1) * group < item.end ? (row / group + 1) * group : item.end;
+      f(from + (token(item, row) * width + item.head * group + row % group) * kv.head_dim, (next - row) * kv.head_dim);
+    }
   }
   float* output(const AttentionItem& item, int64_t row) const { return args.y + offset(item, row); }
-  int64_t block(int64_t s, int64_t position) const { return kv.block_tables[s * kv.table_width + position / kv.block_size]; }
+  const int32_t* blocks(int64_t s) const { return kv.block_tables + s * kv.table_width; }
+  int64_t block(int64_t s, int64_t position) const { return blocks(s)[position / kv.block_size]; }
 
  private:
   int64_t token(const AttentionItem& item, int64_t row) const { return kv.query_starts[item.sequence] + row / group; }
