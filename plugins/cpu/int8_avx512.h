@@ -21,7 +21,7 @@ struct Int8Avx512 : SimdAvx512 {
             _mm512_mullo_epi32(zero, _mm512_set1_epi32(0x01010101))};
   }
 
-  INGOT_INLINE void prefetch_codes(const void* p) { prefetch_l2(p); }  // what is multiplied has L1
+  INGOT_INLINE void prefetch_codes(const void* p) { prefetch_far(p); }  // what is multiplied has L1
 
   INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
                            void* to_high) {

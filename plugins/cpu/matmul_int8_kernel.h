@@ -147,7 +147,7 @@ struct ByteProducts {
   }
   static const int8_t* multipliers(const Format&, const std::byte*, int64_t) { return nullptr; }
 
-  // kMany: the weights have come already, and those that follow are fetched into L2.
+  // kMany: the weights have come already, and those that follow are fetched.
   template <bool kMany, int kR, int kP>
   static void tile(const Int8Tile& t) {
     typename I::Sum sum[kR][kP];
@@ -169,7 +169,7 @@ struct ByteProducts {
       for (int p = 0; p < kP; ++p) {
         weights[p] = I::load_weights(line[p]);
         line[p] += kLineBytes;
-        kMany ? I::prefetch_l2(next[p]) : I::prefetch(next[p]);
+        kMany ? I::prefetch_far(next[p]) : I::prefetch(next[p]);
         next[p] += step;
       }
 #pragma GCC unroll 16

@@ -143,7 +143,7 @@ struct TileArgs {
   float* sums;
   int64_t panel_stride;
   bool first;
-  const std::byte* const* next = nullptr;  // what is fetched into L2 meanwhile, from each pointer on, and
+  const std::byte* const* next = nullptr;  // what is fetched meanwhile, from each pointer on, and
   int64_t next_step = 0;                   // bytes of it per line
 };
 
@@ -198,7 +198,7 @@ void tile(const TileArgs& args) {
 #pragma GCC unroll 16
     for (int p = 0; p < kPanels; ++p) {
       if constexpr (kMany) {
-        S::prefetch_l2(next[p]);
+        S::prefetch_far(next[p]);
         next[p] += args.next_step;
       } else {
         S::prefetch(line[p] + kStreamAhead);

@@ -68,8 +68,19 @@ struct AttentionRows {
       for (int64_t each = row; each < next; ++each) f(each, q + (each - row) * kv.head_dim);
     }
   }
+  // Calls f(numbers, count) for the queries of each token of an item where they lie, turned or not.
+  template <typename F>
+  void stored_queries(const AttentionItem& item, F f) const {
+    const int64_t width = args.rope == nullptr ? args.heads : args.heads + 2 * kv.kv_heads;  // of a token, in heads
+    const float* from = args.rope == nullptr ? args.q : args.rope->args.qkv;
+    for (int64_t row = item.begin, next = 0; row < item.end; row = next) {
+      next = (row / group + 1) * group < item.end ? (row / group + 1) * group : item.end;
+      f(from + (token(item, row) * width + item.head * group + row % group) * kv.head_dim, (next - row) * kv.head_dim);
+    }
+  }
   float* output(const AttentionItem& item, int64_t row) const { return args.y + offset(item, row); }
-  int64_t block(int64_t s, int64_t position) const { return kv.block_tables[s * kv.table_width + position / kv.block_size]; }
+  const int32_t* blocks(int64_t s) const { return kv.block_tables + s * kv.table_width; }
+  int64_t block(int64_t s, int64_t position) const { return blocks(s)[position / kv.block_size]; }
 
  private:
   int64_t token(const AttentionItem& item, int64_t row) const { return kv.query_starts[item.sequence] + row / group; }
@@ -113,11 +124,24 @@ class PagedAttention {
     return {s, head, begin, begin + kItemRows < count ? begin + kItemRows : count};
   }
 
+  int64_t first_split_of(const AttentionItem& item) const { return rows_.hidden(item.sequence, item.begin) / kSplitTokens; }
+  // Tokens begin .. end-1 of a split that some row of the item sees.
+  struct Tokens {
+    int64_t begin, end;
+  };
+  Tokens tokens_of(const AttentionItem& item, int64_t split) const {
+    const int64_t begin = split * kSplitTokens, end = begin + kSplitTokens;
+    const int64_t unseen = rows_.hidden(item.sequence, item.begin), longest = rows_.visible(item.sequence, item.end - 1);
+    return {begin < unseen ? unseen : begin, end < longest ? end : longest};
+  }
+
   void allocate(const Team& team);
   bool worth_splitting(const Team& team) const;
   void run_whole(const Team& team);
   void run_split(const Team& team);
+  bool find(int64_t turn, int64_t& s, int64_t& before, AttentionItem& item) const;
   void attend(const AttentionItem& item, int64_t split, const RowState& state);
+  void expect(const AttentionItem& item, int64_t split);
   void merge(const RowState& into, int64_t row, const RowState& from, int64_t from_row) const;
   void finish(const AttentionItem& item, int64_t row, const RowState& state, int64_t state_row) const;
 
@@ -155,21 +179,33 @@ bool PagedAttention<S, Inner>::worth_splitting(const Team& team) const {
   return team.count > 1 && items < 4 * team.count && most_splits > 1 && partial_rows <= kMaxPartialRows;
 }
 
+// The item of a turn; `s`, whose items begin with turn `before`, goes on to its sequence. False where no item is left.
 // Items in reverse, because the last rows of a long prompt see most and should not be left for the end.
 template <typename S, typename Inner>
-void PagedAttention<S, Inner>::run_whole(const Team& team) {
-  int64_t s = kv_.sequences - 1, before = 0;  // items of the sequences after s
-  for (int64_t turn = team.take();; turn = team.take()) {
-    while (s >= 0 && turn - before >= items_of(s) * kv_.kv_heads) before += items_of(s--) * kv_.kv_heads;
-    if (s < 0) return;
+bool PagedAttention<S, Inner>::find(int64_t turn, int64_t& s, int64_t& before, AttentionItem& item) const {
+  for (; s >= 0; before += items_of(s--) * kv_.kv_heads) {
     const int64_t local = turn - before;
-    const AttentionItem item = item_at(s, local % kv_.kv_heads, (items_of(s) - 1 - local / kv_.kv_heads) * kItemRows);
-    const int64_t first_split = rows_.hidden(s, item.begin) / kSplitTokens;
+    if (local >= items_of(s) * kv_.kv_heads) continue;
+    item = item_at(s, local % kv_.kv_heads, (items_of(s) - 1 - local / kv_.kv_heads) * kItemRows);
+    return true;
+  }
+  return false;
+}
+
+template <typename S, typename Inner>
+void PagedAttention<S, Inner>::run_whole(const Team& team) {
+  AttentionItem item{}, next{};
+  int64_t s = kv_.sequences - 1, before = 0;
+  for (int64_t turn = team.take(); find(turn, s, before, item); turn = team.take()) {
+    const int64_t first_split = first_split_of(item);
     inner_.load_queries(item, turned_);
-    attend(item, first_split, first_);
-    for (int64_t split = first_split + 1; split < rows_.splits(s, item.end - 1); ++split) {
-      attend(item, split, later_);
-      for (int64_t row = item.begin; row < item.end; ++row)
+    const int64_t splits = rows_.splits(s, item.end - 1);
+    for (int64_t split = first_split; split < splits; ++split) {
+      int64_t next_s = s, next_before = before;
+      if (split + 1 < splits) expect(item, split + 1);
+      else if (find(turn + team.count, next_s, next_before, next)) expect(next, first_split_of(next));  // likely its next one
+      attend(item, split, split == first_split ? first_ : later_);
+      for (int64_t row = item.begin; split > first_split && row < item.end; ++row)
         if (split < rows_.splits(s, row)) merge(first_, row - item.begin, later_, row - item.begin);
     }
     for (int64_t row = item.begin; row < item.end; ++row) finish(item, row, first_, row - item.begin);
@@ -210,17 +246,22 @@ void PagedAttention<S, Inner>::run_split(const Team& team) {
   }
 }
 
-// The tokens of a split that some row of the item sees.
 template <typename S, typename Inner>
 void PagedAttention<S, Inner>::attend(const AttentionItem& item, int64_t split, const RowState& state) {
-  const int64_t begin = split * kSplitTokens, end = begin + kSplitTokens;
-  const int64_t unseen = rows_.hidden(item.sequence, item.begin), longest = rows_.visible(item.sequence, item.end - 1);
   for (int64_t row = 0; row < item.end - item.begin; ++row) {
     state.top[row] = kLowest;
     state.sum[row] = 0.0f;
     for (int64_t i = 0; i < kv_.padded_dim; ++i) state.out[row * kv_.padded_dim + i] = 0.0f;
   }
-  inner_.attend(item, begin < unseen ? unseen : begin, end < longest ? end : longest, state);
+  const Tokens tokens = tokens_of(item, split);
+  inner_.attend(item, tokens.begin, tokens.end, state);
+}
+
+// Says what is likely to be attended after the next call of `attend`.
+template <typename S, typename Inner>
+void PagedAttention<S, Inner>::expect(const AttentionItem& item, int64_t split) {
+  const Tokens tokens = tokens_of(item, split);
+  if constexpr (requires { inner_.expect(item, tokens.begin, tokens.end); }) inner_.expect(item, tokens.begin, tokens.end);
 }
 
 // Joins a later split to an earlier one.

@@ -114,7 +114,8 @@ struct SimdAvx2 {
 
   // asm, because GCC 12 drops _mm_prefetch in loops of unknown length
   INGOT_INLINE void prefetch(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
-  INGOT_INLINE void prefetch_l2(const void* p) { asm volatile("prefetcht1 (%0)" : : "r"(p)); }
+  // Of what is used only after more than L1 holds.
+  INGOT_INLINE void prefetch_far(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
 
  private:
   struct alignas(32) Words {

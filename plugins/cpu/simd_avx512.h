@@ -95,7 +95,7 @@ struct SimdAvx512 {
   }
 
   INGOT_INLINE void prefetch(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
-  INGOT_INLINE void prefetch_l2(const void* p) { asm volatile("prefetcht1 (%0)" : : "r"(p)); }
+  INGOT_INLINE void prefetch_far(const void* p) { asm volatile("prefetcht1 (%0)" : : "r"(p)); }
 
  private:
   INGOT_INLINE V from_bf16(__m256i bits) {
