@@ -50,7 +50,7 @@ class TileAttention {
   static constexpr int64_t kItemRows = 128;  // four pairs share what the first one brings to L2
   static constexpr int64_t kTile = 128, kStep = 32;
   static constexpr int64_t kGroups = kTile / kKvLanes, kSteps = kTile / kStep;
-  static constexpr int64_t kPairRows = 2 * kTileRows, kRowsAtOnce = 8;
+  static constexpr int64_t kPairRows = 2 * kTileRows, kRowsAtOnce = 8, kTokensAhead = 2;
   static constexpr int64_t kPairFloats = kPairRows * kKvLanes;  // sums of two tiles of rows with 16 tokens or dims
 
   explicit TileAttention(const AttentionRows& rows) : rows_(rows), kv_(rows.kv) {}
@@ -135,6 +135,8 @@ void TileAttention<S, Tiles>::load_queries(const AttentionItem& item, float* tur
   const int64_t steps = dim_steps(kv_);
   rows_.queries(item, turned, [&](int64_t row, const float* q) {
     const int64_t local = row - item.begin;
+    const float* later = rows_.source(item, row + kTokensAhead * rows_.group);
+    for (int64_t d = 0; d < kv_.head_dim; d += S::kWidth) S::prefetch(later + d);
     seen_[local] = {rows_.hidden(item.sequence, row), rows_.visible(item.sequence, row)};
     uint16_t* to = q_ + (local / kPairRows * steps * kPairRows + local % kPairRows) * kStep;
     for (int64_t d = 0; d < steps * kStep; d += S::kWidth) {
