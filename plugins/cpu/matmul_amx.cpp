@@ -1,3 +1,4 @@
+#include "int8_avx512.h"
 #include "matmul_tiles.h"
 #include "simd_amx.h"
 #include "tile_amx.h"
