@@ -61,6 +61,8 @@ class RowsOfX {
     args_.norm->row(row, to, team_);
     return to;
   }
+  // What the next row is read from.
+  const float* next(int64_t row) const { return (args_.norm ? args_.norm->args.x : args_.x) + (row + 1) * args_.k; }
 
  private:
   const MatmulArgs& args_;
@@ -108,12 +110,33 @@ struct Int8Sums {
   Columns columns(int64_t panel, int64_t i) const { return {weight.columns(panel, i).scale, x_scales}; }
 };
 
+// Whether y goes past the caches, where S can do that: what L2 would not hold comes back from beyond anyway, and a line that
+// is not read before it is written is worth no room there. Lines of a residual are there already.
+template <typename S>
+bool streams_y(const MatmulArgs& args) {
+  constexpr int64_t kBytes = 2 << 20;
+  if constexpr (requires { S::fence(); }) {
+    const int64_t out = args.gated ? args.n / 2 : args.n;
+    const bool whole_lines = out % kPanel == 0 && reinterpret_cast<uintptr_t>(args.y) % kLineBytes == 0;
+    return args.residual == nullptr && whole_lines && args.rows * out * int64_t{sizeof(float)} >= kBytes;
+  }
+  return false;
+}
+
+template <typename S>
+void end_streams(const MatmulArgs& args) {
+  if constexpr (requires { S::fence(); }) {
+    if (streams_y<S>(args)) S::fence();
+  }
+}
+
 template <typename S, Activation kActivation, typename T, typename Sums>
 void epilogue_of(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, int64_t panels, const T* sums,
                  int64_t panel_stride, const Sums& made) {
   using V = typename S::V;
   const int64_t width = args.gated ? 2 : 1;  // panels that make 16 columns of y
   const int64_t out = args.gated ? args.n / 2 : args.n;
+  const bool streams = streams_y<S>(args);
   for (int64_t p = 0; p < panels; p += width, sums += width * panel_stride) {
     for (int64_t i = 0; i < kPanel; i += S::kWidth) {
       const int64_t col = ((panel + p) >> (width - 1)) * kPanel + i;  // divided by width
@@ -133,6 +156,12 @@ void epilogue_of(const MatmulArgs& args, int64_t row, int64_t rows, int64_t pane
         }
         const int64_t at = (row + r) * out + col;
         if (args.residual) v = S::add(v, load_lanes<S>(args.residual + at, left));
+        if constexpr (requires { S::fence(); }) {
+          if (streams) {
+            S::stream(args.y + at, v);
+            continue;
+          }
+        }
         store_lanes<S>(args.y + at, v, left);
       }
     }

@@ -6,10 +6,13 @@
 // whole tiles, at 1024 (bf16) or 2048 (int8) per cycle. A step of a 2 x 2 block is 64 cycles of products and 4 KiB of tile
 // loads. Weights that are stored otherwise than multiplied are unpacked: for few rows into a ring of tiles in L1, ahead of
 // their use and between the products, for many rows a part of two panels (32 KiB) at once. The blocking follows probes on a
-// machine with AMX; these loops themselves have been checked for their bits and counted, not timed:
+// machine with AMX; these loops themselves have been checked for their bits and counted:
 //   16 rows of w4: a KiB of weights is 70 cycles of unpacking and 32 of products; memory takes 190 (3 GHz, 16 GB/s)
 //   512 rows, 32 columns, 1,024 k of int8: 16,384 cycles of products, 1,100 of unpacking w4, 2,000 at most of sums that are
 //   stored and taken up again; SiLU of these sums, 20 cycles for 16 numbers, hides between the products of the next ones
+// and timed on a machine without AMX, an Emerald Rapids, with loads, stores and waits of the same number in place of tile
+// instructions: 512 rows take twice the time of their products, and that is memory. Rows come from beyond L2 at 10 cycles a
+// line; a line of y that was to be read before it is written took 20 and more, so large ones go past the caches (matmul_parts.h).
 #pragma once
 
 #include <utility>
@@ -20,7 +23,7 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kTileRows = 16, kFewRows = 4;
+constexpr int64_t kTileRows = 16, kFewRows = 4, kFloatsOfLine = kLineBytes / int64_t{sizeof(float)};
 
 // What a build may time for many rows beside the ways of matmul_parts.h: what is best depends on caches, and on how much
 // of an epilogue hides between products.
@@ -58,9 +61,10 @@ struct Bf16Rows {
     return static_cast<size_t>(PackedRows{rows, k, kStepK, nullptr}.bytes());
   }
 
-  // x: the row, null for one that fills up a tile.
-  void pack(int64_t row, const float* x) const {
+  // x: the row, null for one that fills up a tile; meanwhile fetches as many numbers at `ahead`.
+  void pack(int64_t row, const float* x, const float* ahead) const {
     for (int64_t k = 0; k < packed.steps() * kStepK; k += S::kWidth) {
+      S::prefetch(ahead + k);
       const int64_t left = x ? std::clamp<int64_t>(packed.k - k, 0, S::kWidth) : 0;
       auto* to = reinterpret_cast<uint16_t*>(packed.line(row, k / kStepK)) + k % kStepK;
       S::store_bf16(to, left > 0 ? S::load_partial(x + k, left) : S::zero());
@@ -92,9 +96,12 @@ struct Int8Rows {
     return static_cast<size_t>(scale_bytes(rows) + PackedRows{rows, k, kStepK, nullptr}.bytes());
   }
 
-  // x: the row, null for one that fills up a tile.
-  void pack(int64_t row, const float* x) const {
-    const auto place = [this, row](int64_t k) { return reinterpret_cast<int8_t*>(packed.line(row, k / kStepK)); };
+  // x: the row, null for one that fills up a tile; meanwhile fetches as many numbers at `ahead`.
+  void pack(int64_t row, const float* x, const float* ahead) const {
+    const auto place = [this, row, ahead](int64_t k) {
+      for (int64_t i = 0; i < kStepK; i += kFloatsOfLine) S::prefetch(ahead + k + i);
+      return reinterpret_cast<int8_t*>(packed.line(row, k / kStepK));
+    };
     if (x != nullptr) {
       scales[row] = round_row<S>(x, packed.k, packed.steps() * kStepK, place);
     } else {
@@ -231,7 +238,7 @@ class BlockedTiles {
     int64_t stride;
   };
   struct Source {
-    TilesInMemory<S> tiles;
+    TilesInMemory<S, true> tiles;
     const BlockedTiles& owner;
 
     const std::byte* tile(int panel, int64_t step) const { return tiles.tile(panel, step); }
@@ -328,7 +335,8 @@ void matmul_tiles(const MatmulArgs& args, const Team& team) {
   const Rows x(args.rows, args.k, place.memory(Rows::bytes(args.rows, args.k)));
   const RowsOfX row_of(args, team);
   const Team::Range mine = place.share(x.packed.padded_rows());
-  for (int64_t row = mine.begin; row < mine.end; ++row) x.pack(row, row < args.rows ? row_of(row) : nullptr);
+  for (int64_t row = mine.begin; row < mine.end; ++row)
+    x.pack(row, row < args.rows ? row_of(row) : nullptr, row_of.next(row));
   place.wait();
   if (passes_over_panels(args, kTileRows)) {
     stream_tiles<S, Tiles, Rows, Weight, 1>(args, x, team);
@@ -337,6 +345,7 @@ void matmul_tiles(const MatmulArgs& args, const Team& team) {
   } else {
     BlockedTiles<S, Tiles, Rows, Weight>(args, x, team).run();
   }
+  end_streams<S>(args);
 }
 
 // Rows as bf16: fewer never need more than a tile of them.
@@ -355,6 +364,7 @@ void matmul_int8_tiles(const MatmulArgs& args, const Team& team) {
     } else {
       matmul_codes_or_bytes<S>(args, team);
     }
+    end_streams<S>(args);
   } else {
     matmul_tiles<S, Tiles, Int8Rows<S>, Int8Tiles<S, Format>>(args, team);
   }

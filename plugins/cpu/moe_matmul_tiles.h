@@ -29,7 +29,8 @@ class TileProduct {
 
   void set_rows(const float* const* rows, int64_t count) {
     rows_ = Rows(count, rows_.packed.k, unpacked_ + kUnpackedBytes);
-    for (int64_t row = 0; row < packed().padded_rows(); ++row) rows_.pack(row, row < count ? rows[row] : nullptr);
+    for (int64_t row = 0; row < packed().padded_rows(); ++row)
+      rows_.pack(row, row < count ? rows[row] : nullptr, rows[std::min(row + 1, count - 1)]);
   }
 
   void multiply(const std::byte* const* panels, int64_t count) {

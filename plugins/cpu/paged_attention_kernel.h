@@ -173,7 +173,7 @@ void FloatAttention<S, T>::expect(const AttentionItem& item, int64_t begin, int6
   if (begin >= end) return;
   expected_ = locate(item, begin / kTile * kTile, end);
   expects_ = true;
-  rows_.stored_queries(item, [](const float* q, int64_t count) {
+  rows_.sources(item, [](const float* q, int64_t count) {
     for (int64_t i = 0; i < count; i += kKvLanes) S::prefetch_far(q + i);
   });
 }

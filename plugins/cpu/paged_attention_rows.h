@@ -60,22 +60,26 @@ struct AttentionRows {
   void queries(const AttentionItem& item, float* turned, F f) const {
     for (int64_t row = item.begin, next = 0; row < item.end; row = next) {
       next = (row / group + 1) * group < item.end ? (row / group + 1) * group : item.end;
-      const float* q = args.q + offset(item, row);
+      const float* q = source(item, row);
       if (args.rope != nullptr) {
-        turn(token(item, row), item.head * group + row % group, next - row, turned);
+        turn(token(item, row), q, next - row, turned);
         q = turned;
       }
       for (int64_t each = row; each < next; ++each) f(each, q + (each - row) * kv.head_dim);
     }
   }
-  // Calls f(numbers, count) for the queries of each token of an item where they lie, turned or not.
+  // Where the query of a row comes from, turned or not.
+  const float* source(const AttentionItem& item, int64_t row) const {
+    if (args.rope == nullptr) return args.q + offset(item, row);
+    const RopeKvWriteArgs& rope = args.rope->args;
+    return rope.qkv + (token(item, row) * (rope.heads + 2 * kv.kv_heads) + item.head * group + row % group) * kv.head_dim;
+  }
+  // Calls f(numbers, count) for the queries of each token of an item where they come from.
   template <typename F>
-  void stored_queries(const AttentionItem& item, F f) const {
-    const int64_t width = args.rope == nullptr ? args.heads : args.heads + 2 * kv.kv_heads;  // of a token, in heads
-    const float* from = args.rope == nullptr ? args.q : args.rope->args.qkv;
+  void sources(const AttentionItem& item, F f) const {
     for (int64_t row = item.begin, next = 0; row < item.end; row = next) {
       next = (row / group + 1) * group < item.end ? (row / group + 1) * group : item.end;
-      f(from + (token(item, row) * width + item.head * group + row % group) * kv.head_dim, (next - row) * kv.head_dim);
+      f(source(item, row), (next - row) * kv.head_dim);
     }
   }
   float* output(const AttentionItem& item, int64_t row) const { return args.y + offset(item, row); }
@@ -87,10 +91,10 @@ struct AttentionRows {
   int64_t offset(const AttentionItem& item, int64_t row) const {
     return (token(item, row) * args.heads + item.head * group + row % group) * kv.head_dim;
   }
-  // Query heads [head, head + count) of a token → to [count * head_dim].
-  void turn(int64_t token, int64_t head, int64_t count, float* to) const {
+  // `count` queries of a token → to [count * head_dim].
+  void turn(int64_t token, const float* queries, int64_t count, float* to) const {
     RopeKvWriteArgs one = args.rope->args;
-    one.qkv += (token * (one.heads + 2 * kv.kv_heads) + head) * kv.head_dim;
+    one.qkv = queries;
     if (one.cos_sin != nullptr) one.cos_sin += token * 2 * one.half;
     one.q = to;
     one.k_norm = nullptr;

@@ -58,8 +58,9 @@ struct NarrowedTiles : Format {
   }
 };
 
-// Tiles of several panels, one after another, and lines to read ahead meanwhile, so many in each step.
-template <typename S>
+// Tiles of several panels, one after another, and lines to read ahead meanwhile, so many in each step; kFar: to L2, where
+// what is multiplied meanwhile fills L1.
+template <typename S, bool kFar = false>
 struct TilesInMemory {
   const std::byte* const* tiles;
   const std::byte* const* ahead;
@@ -67,8 +68,10 @@ struct TilesInMemory {
 
   const std::byte* tile(int panel, int64_t step) const { return tiles[panel] + step * kTileBytes; }
   void work(int panel, int64_t step) const {
-    for (int64_t line = 0; line < ahead_lines; ++line)
-      S::prefetch(ahead[panel] + (step * ahead_lines + line) * kLineBytes);
+    for (int64_t line = 0; line < ahead_lines; ++line) {
+      const std::byte* const next = ahead[panel] + (step * ahead_lines + line) * kLineBytes;
+      kFar ? S::prefetch_far(next) : S::prefetch(next);
+    }
   }
 };
 
