@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -72,7 +71,6 @@ def test_staggered_arrivals_share_steps_and_change_no_bit(model: TinyModel, targ
     results: dict[int, tuple[bytes, bytes]] = {}
 
     def work(n: int) -> None:
-        time.sleep(0.004 * n)
         results[n] = everything(runner, [prompts[n]])[0]
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(64)]
