@@ -6,8 +6,8 @@
 // for int4 and in four for int8, where an fma makes 8: at most four times and twice the peak of fma. By `ingot bench
 // kernels`, two cores of a Zen 3, shape of TinyLlama in w4g128: prefill of 512 at 92 to 101 % of the peak of int8, decode
 // of one at 82 to 93 % of the bandwidth. VPDPBUSD adds up 64 in one. Two cores of an Emerald Rapids (AVX-512, 1,523 Gop/s,
-// 22 GB/s): prefill of 512 at 74 to 82 % of the peak (the tile by itself 98 %; epilogues and unpacking take most of the
-// rest), decode of one at 106 to 110 % of the bandwidth of a plain read, decode of 32 at 55 to 67 % of the peak.
+// 22 GB/s): prefill of 512 at 72 to 86 % of the peak (the tile by itself 98 %; epilogues and unpacking take most of the
+// rest), decode of one at 106 to 116 % of the bandwidth of a plain read, decode of 32 at 57 to 65 % of the peak.
 #pragma once
 
 #include <array>
