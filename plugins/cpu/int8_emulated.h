@@ -52,7 +52,7 @@ struct Int8Emulated : SimdEmulated {
     for (int i = 0; i < kRun; ++i) sum += x[i];
     return -8 * sum;
   }
-  INGOT_INLINE Short set_short(int32_t start) { return set_sum(start); }
+  INGOT_INLINE Short set_short(int32_t start) { return Short{} + start; }
   INGOT_INLINE Short load_codes(const void* p, bool high) {
     return (load_sum(static_cast<const int32_t*>(p)) >> (high ? 4 : 0)) & 0x0F0F0F0F;
   }
@@ -71,7 +71,6 @@ struct Int8Emulated : SimdEmulated {
   static constexpr int64_t kBlockRows = 8 * kByteRows, kBlockPanels = 8;  // tests meet several blocks
   using Weights = Sum;
 
-  INGOT_INLINE Sum set_sum(int32_t start) { return Sum{} + start; }
   INGOT_INLINE Sum load_sum(const int32_t* p) {
     Sum sum;
     std::memcpy(&sum, p, sizeof(sum));
