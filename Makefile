@@ -4,6 +4,7 @@
 # make wheel        dist/ingot-*.whl, which needs no compiler where it is installed
 # make native       the native module in place, for PYTHONPATH=src
 # make haswell      kernel tests on an emulated processor that has AVX2 and nothing newer (needs qemu-user)
+# make tiles        kernels for AMX on a machine with AVX-512 and BF16 but no tile registers: their instructions trapped
 # make sanitize     kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ SOURCES := pyproject.toml $(wildcard CMakeLists.txt) $(shell find $(ROOMS) -type
 
 unexport PYTHONPATH # what is tested is what was installed
 
-.PHONY: quickstart test lint wheel native sanitize haswell clean preflight
+.PHONY: quickstart test lint wheel native sanitize tiles haswell clean preflight
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed
@@ -73,6 +74,15 @@ sanitize: $(VENV)/.installed-test
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitize/site \
 		$(VENV)/bin/python -m pytest -n $(JOBS) tests/plugins -m native -p no:cacheprovider
+
+tiles: $(VENV)/.installed-test
+	@grep -qw avx512_bf16 /proc/cpuinfo || { echo "this machine lacks AVX-512 with BF16, which kernels for AMX use beside tiles"; exit 1; }
+	rm -rf build/tiles/site
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/tiles/site \
+		--config-settings=cmake.define.INGOT_TILE_TRAP=ON --config-settings=build-dir=build/tiles/cmake .
+	@isa=$$(PYTHONPATH=build/tiles/site $(VENV)/bin/python -c 'from ingot.plugins.cpu.target import detect_isa; print(detect_isa())'); \
+		[ "$$isa" = amx ] || { echo "tiles are trapped, but the machine offers $$isa, expected amx"; exit 1; }
+	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) tests/plugins/cpu tests/e2e -m native -p no:cacheprovider
 
 HASWELL := qemu-x86_64 -cpu Haswell $(VENV)/bin/python
 haswell: $(VENV)/.installed-test

@@ -1,8 +1,6 @@
 #include "cpu_isa.h"
 
 #include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cstdint>
 
@@ -27,14 +25,6 @@ constexpr uint32_t bits(std::initializer_list<int> positions) {
   return value;
 }
 
-// The register states that the operating system saves (XCR0).
-uint64_t saved_states() {
-  if (!all_bits(cpuid(1).c, bits({27}))) return 0;  // OSXSAVE
-  uint32_t low, high;
-  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return (static_cast<uint64_t>(high) << 32) | low;
-}
-
 bool has_avx2() {
   const uint32_t leaf1_c = bits({0, 1, 9, 12, 19, 20, 22, 23, 28, 29});  // SSE3 PCLMUL SSSE3 FMA SSE4 MOVBE POPCNT AVX F16C
   return all_bits(saved_states(), 0x6) && all_bits(cpuid(1).c, leaf1_c) && all_bits(cpuid(7).b, bits({3, 5, 8}));
@@ -45,13 +35,16 @@ bool has_avx512() {
          all_bits(cpuid(7).c, bits({11}));                                                  // VNNI
 }
 
-// Linux gives tile registers to a process that asks: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
-bool has_amx() {
-  return all_bits(cpuid(7).d, bits({22, 24, 25})) && all_bits(cpuid(7, 1).a, bits({5})) &&  // BF16 TILE INT8, AVX512_BF16
-         all_bits(saved_states(), 0x60000) && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-}
+bool has_amx() { return all_bits(cpuid(7, 1).a, bits({5})) && has_tiles(); }  // AVX512_BF16
 
 }  // namespace
+
+uint64_t saved_states() {
+  if (!all_bits(cpuid(1).c, bits({27}))) return 0;  // OSXSAVE
+  uint32_t low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+}
 
 bool has_pclmul() { return all_bits(cpuid(1).c, bits({1})); }
 

@@ -1,6 +1,7 @@
 // What this machine's CPU and operating system offer.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 namespace ingot {
@@ -12,5 +13,9 @@ std::string_view detect_isa();
 bool isa_includes(std::string_view isa, std::string_view wanted);
 
 bool has_pclmul();  // PCLMULQDQ
+
+bool has_tiles();  // AMX-TILE, AMX-INT8, AMX-BF16; asks the operating system for the registers
+
+uint64_t saved_states();  // the register states that the operating system saves (XCR0)
 
 }  // namespace ingot

@@ -136,9 +136,12 @@ ThreadPool& ThreadPool::instance() {
 }
 
 void ThreadPool::grow(int count) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // workers inherit it: signals belong to the interpreter's threads
+  // Workers inherit what is blocked: signals belong to the interpreter's threads, but not those of a thread's own fault,
+  // which would end the process without a word from whoever handles them (faulthandler, say).
+  sigset_t blocked, before;
+  sigfillset(&blocked);
+  for (int fault : {SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGTRAP, SIGABRT}) sigdelset(&blocked, fault);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before);
   while (static_cast<int>(workers_.size()) < count - 1) {
     workers_.push_back(std::make_unique<Worker>());
     Worker& worker = *workers_.back();

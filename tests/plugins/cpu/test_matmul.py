@@ -120,14 +120,18 @@ def test_the_residual_may_be_the_output(kernel: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("rows", "n", "k"), [(150, 70, 1100), (3, 1500, 70), (20, 300, 700), (530, 20, 40)])
+@pytest.mark.parametrize(
+    ("rows", "n", "k"), [(150, 70, 1100), (3, 1500, 70), (20, 300, 700), (530, 20, 40), (300, 1792, 40)]
+)
 def test_products_of_many_blocks(kernel: str, rows: int, n: int, k: int) -> None:
-    """More rows, panels and k than one block holds."""
+    """More rows, panels and k than one block holds, more y than L2; the same bits on any threads and for fewer rows."""
     inputs: list[Input] = [_normal(1, rows, k), _weight(kernel, n, k), None, None]
     attrs, batch = _attrs(kernel), plain_batch(rows)
     (expected,) = reference_outputs(kernel, inputs, attrs, batch)
-    first = _run(open_step(kernel, inputs, attrs, batch, threads=1), rows)
+    session = open_step(kernel, inputs, attrs, batch, threads=1)
+    first = _run(session, rows)
     np.testing.assert_allclose(first, expected, rtol=0, atol=TOLERANCE * float(np.abs(expected).max()))
+    assert _run(session, rows // 2).tobytes() == first[: rows // 2].tobytes()
     for threads in (2, 3, 16):
         assert (
             _run(open_step(kernel, inputs, attrs, batch, threads=threads, pieces=2), rows).tobytes() == first.tobytes()

@@ -100,15 +100,19 @@ def test_what_the_specification_says_in_every_company(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("rows", "n", "k"), [(150, 70, 2200), (3, 1500, 70), (2, 40, 2200), (530, 20, 40)])
+@pytest.mark.parametrize(
+    ("rows", "n", "k"), [(150, 70, 2200), (3, 1500, 70), (2, 40, 2200), (530, 20, 40), (300, 1792, 40)]
+)
 def test_products_of_many_blocks(kernel: str, rows: int, n: int, k: int) -> None:
-    """More rows, panels and k than one block holds, on any number of threads."""
+    """More rows, panels and k than one block holds, more y than L2; the same bits on any threads and for fewer rows."""
     group = _group(kernel, n)
     inputs: list[Input] = [_normal(1, rows, k), Quantised.of(random_rows(n, k, group)), None, None]
     attrs, batch = _attrs(kernel, group), plain_batch(rows)
     (expected,) = reference_outputs(kernel, inputs, attrs, batch)
-    first = _run(open_step(kernel, inputs, attrs, batch), rows)
+    session = open_step(kernel, inputs, attrs, batch)
+    first = _run(session, rows)
     _assert_close(first, expected, _tolerance(kernel, "none"), kernel)
+    assert _run(session, rows // 2).tobytes() == first[: rows // 2].tobytes()
     for threads in (2, 5):
         again = _run(open_step(kernel, inputs, attrs, batch, threads=threads, pieces=2), rows)
         assert again.tobytes() == first.tobytes()
