@@ -10,24 +10,27 @@ namespace ingot {
 struct Int8Avx512 : SimdAvx512 {
   static constexpr int64_t kStreamAhead = 4096;  // bytes to fetch ahead in a panel that is read once
 
+  // For low nibbles, and for high ones, which stay in their place: the upper half of their products is what the lower half
+  // would be.
   struct Multipliers {
-    __m512i size, flip, zero;
+    __m512i low_size, low_flip, high_size, high_flip, zero;
   };
   INGOT_INLINE Multipliers multipliers(const int8_t* m) {
-    const __m512i wide = columns(m), size = _mm512_abs_epi32(wide);
-    const __m512i negative = _mm512_srai_epi32(wide, 31);
-    const __m512i zero = _mm512_add_epi32(_mm512_slli_epi32(size, 3), _mm512_and_si512(negative, wide));
-    return {_mm512_or_si512(size, _mm512_slli_epi32(size, 16)), _mm512_and_si512(negative, _mm512_set1_epi8(15)),
-            _mm512_mullo_epi32(zero, _mm512_set1_epi32(0x01010101))};
+    const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(m)));
+    const __m512i four_times = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                                                  _mm512_set1_epi32(0x01010101));
+    const __m512i bytes = _mm512_shuffle_epi8(all, four_times), size = _mm512_abs_epi8(bytes);
+    const __m512i high_flip = _mm512_and_si512(bytes, high_nibbles()), low_flip = _mm512_srli_epi16(high_flip, 4);
+    const __m512i zero = _mm512_sub_epi8(_mm512_slli_epi16(size, 3), _mm512_and_si512(size, low_flip));
+    return {_mm512_and_si512(size, _mm512_set1_epi16(0xFF)), low_flip, _mm512_slli_epi16(size, 12), high_flip, zero};
   }
 
   INGOT_INLINE void prefetch_codes(const void* p) { prefetch_far(p); }  // what is multiplied has L1
 
   INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
                            void* to_high) {
-    const __m512i both = _mm512_loadu_si512(codes);
-    _mm512_storeu_si512(to_low, times(both, low));
-    _mm512_storeu_si512(to_high, times(_mm512_srli_epi16(both, 4), high));
+    store_weights(to_low, low_weights(codes, low));
+    store_weights(to_high, high_weights(codes, high));
   }
 
   template <int kByte>
@@ -56,7 +59,7 @@ struct Int8Avx512 : SimdAvx512 {
   // Sums of (code - 8) * x over 32 or 64 k, in int32: a code is unsigned, as VPDPBUSD wants it, so that nothing need be
   // unpacked. They begin at -8 * (sum of x).
   using Short = __m512i;
-  static constexpr int kCodeRows = 14;
+  static constexpr int kCodeRows = 8;  // more cost less unpacked: see matmul_codes_or_bytes
 
   template <int kRun>
   INGOT_INLINE int32_t short_start(const int8_t* x) {
@@ -97,7 +100,17 @@ struct Int8Avx512 : SimdAvx512 {
     std::memcpy(&four, x, sizeof(four));
     return _mm512_set1_epi32(four);
   }
-  INGOT_INLINE Sum load_weights(const void* p) { return _mm512_loadu_si512(p); }
+  // A line of codes → the line of its low or of its high nibbles.
+  INGOT_INLINE Weights low_weights(const void* codes, const Multipliers& m) {
+    const __m512i code = _mm512_ternarylogic_epi32(_mm512_loadu_si512(codes), low_nibbles(), m.low_flip, 0x6A);  // (a & b) ^ c
+    return _mm512_sub_epi8(_mm512_mullo_epi16(code, m.low_size), m.zero);
+  }
+  INGOT_INLINE Weights high_weights(const void* codes, const Multipliers& m) {
+    const __m512i code = _mm512_ternarylogic_epi32(_mm512_loadu_si512(codes), high_nibbles(), m.high_flip, 0x6A);
+    return _mm512_sub_epi8(_mm512_mulhi_epu16(code, m.high_size), m.zero);
+  }
+  INGOT_INLINE Weights load_weights(const void* p) { return _mm512_loadu_si512(p); }
+  INGOT_INLINE void store_weights(void* p, Weights w) { _mm512_storeu_si512(p, w); }
   INGOT_INLINE void dot(Sum& sum, Sum bytes, Sum signed_bytes) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(signed_bytes));  // asm: see accumulate in simd_avx2.h
   }
@@ -107,10 +120,8 @@ struct Int8Avx512 : SimdAvx512 {
   INGOT_INLINE __m512i columns(const int8_t* p) {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
-  INGOT_INLINE __m512i times(__m512i codes, const Multipliers& m) {
-    const __m512i code = _mm512_ternarylogic_epi32(codes, _mm512_set1_epi8(15), m.flip, 0x6A);  // (a & b) ^ c
-    return _mm512_sub_epi8(_mm512_mullo_epi16(code, m.size), m.zero);
-  }
+  INGOT_INLINE __m512i low_nibbles() { return _mm512_set1_epi8(0x0F); }
+  INGOT_INLINE __m512i high_nibbles() { return _mm512_set1_epi8(static_cast<char>(0xF0)); }
 };
 
 }  // namespace ingot

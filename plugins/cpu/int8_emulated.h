@@ -17,11 +17,8 @@ struct Int8Emulated : SimdEmulated {
 
   INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
                            void* to_high) {
-    const auto* both = static_cast<const uint8_t*>(codes);
-    for (int i = 0; i < 4 * kWidth; ++i) {
-      static_cast<int8_t*>(to_low)[i] = static_cast<int8_t>(((both[i] & 15) - 8) * low.m[i / 4]);
-      static_cast<int8_t*>(to_high)[i] = static_cast<int8_t>(((both[i] >> 4) - 8) * high.m[i / 4]);
-    }
+    store_weights(to_low, low_weights(codes, low));
+    store_weights(to_high, high_weights(codes, high));
   }
 
   template <int kByte>
@@ -44,7 +41,7 @@ struct Int8Emulated : SimdEmulated {
   }
 
   using Short = Ints;
-  static constexpr int kCodeRows = 5;
+  static constexpr int kCodeRows = 3;
 
   template <int kRun>
   INGOT_INLINE int32_t short_start(const int8_t* x) {
@@ -83,7 +80,10 @@ struct Int8Emulated : SimdEmulated {
     return Sum{} + four;
   }
   INGOT_INLINE Sum start_sum(const int32_t* columns) { return std::bit_cast<Sum>(Words{} - (std::bit_cast<Words>(load_sum(columns)) << 7)); }
-  INGOT_INLINE Sum load_weights(const void* p) { return load_sum(static_cast<const int32_t*>(p)); }
+  INGOT_INLINE Weights low_weights(const void* codes, const Multipliers& m) { return times(load_codes(codes, false), m); }
+  INGOT_INLINE Weights high_weights(const void* codes, const Multipliers& m) { return times(load_codes(codes, true), m); }
+  INGOT_INLINE Weights load_weights(const void* p) { return load_sum(static_cast<const int32_t*>(p)); }
+  INGOT_INLINE void store_weights(void* p, Weights w) { std::memcpy(p, &w, sizeof(w)); }
   // VPDPBUSD: unsigned bytes and signed ones, the sum of four products modulo 2^32.
   INGOT_INLINE void dot(Sum& sum, Sum bytes, Sum signed_bytes) {
     Words total = std::bit_cast<Words>(sum);
@@ -95,6 +95,14 @@ struct Int8Emulated : SimdEmulated {
     sum = std::bit_cast<Sum>(total);
   }
   INGOT_INLINE void dot_bytes(Sum& sum, Sum weights, Sum x) { dot(sum, x, weights); }
+
+ private:
+  INGOT_INLINE Weights times(Short codes, const Multipliers& m) {
+    int8_t bytes[4 * kWidth];
+    std::memcpy(bytes, &codes, sizeof(bytes));
+    for (int i = 0; i < 4 * kWidth; ++i) bytes[i] = static_cast<int8_t>((bytes[i] - 8) * m.m[i / 4]);
+    return load_weights(bytes);
+  }
 };
 
 }  // namespace ingot

@@ -7,7 +7,8 @@
 // kernels`, two cores of a Zen 3, shape of TinyLlama in w4g128: prefill of 512 at 92 to 101 % of the peak of int8, decode
 // of one at 82 to 93 % of the bandwidth. VPDPBUSD adds up 64 in one. Two cores of an Emerald Rapids (AVX-512, 1,523 Gop/s,
 // 22 GB/s): prefill of 512 at 72 to 86 % of the peak (the tile by itself 98 %; epilogues and unpacking take most of the
-// rest), decode of one at 106 to 116 % of the bandwidth of a plain read, decode of 32 at 57 to 65 % of the peak.
+// rest), decode of one at 106 to 116 % of the bandwidth of a plain read. One of these cores, weights from memory, K 2048, N
+// 11264: 32 rows at 84 % of the peak in w8, 79 % in w4g128, 16 rows at 54 % (the bandwidth's limit) and 68 %.
 #pragma once
 
 #include <array>
@@ -97,9 +98,10 @@ struct Int8Tile {
   int64_t run_stride;
   const std::byte* const* panels;  // those whose sums begin; null where they go on
   const std::byte* const* lines;
-  const int8_t* multipliers;
-  int group_bits;  // its binary logarithm
-  int64_t tiles;   // of 64 k
+  const int8_t* const* multipliers;
+  int group_bits;       // its binary logarithm
+  int64_t tiles;        // of 64 k
+  std::byte* unpacked;  // where the first group of rows leaves what it unpacks
   int32_t* sums;
   int64_t panel_stride;
   const std::byte* const* next;  // to fetch meanwhile, from each pointer on; null: the lines themselves, ahead of their use
@@ -108,12 +110,13 @@ struct Int8Tile {
 
 using Int8TileFn = void (*)(const Int8Tile&);
 
-// Products of whole bytes, added up in int32; int4 is unpacked to int8 before. Four codes of each row of a group lie beside
-// each other, then the next four: a tile reads them in one stream.
+// Products of whole bytes, added up in int32. Four codes of each row of a group lie beside each other, then the next four: a
+// tile reads them in one stream. The first group of rows unpacks int4 while it multiplies, for the others too.
 template <typename I, typename Format>
 struct ByteProducts {
+  static constexpr bool kUnpacks = Format::kTiles != 1;
   static constexpr int kRows = I::kByteRows, kPanels = I::kBytePanels;
-  static constexpr int64_t kPart = 1024, kUnpackedBytes = Format::kTiles == 1 ? 0 : kPart * kPanel;  // of a panel's part
+  static constexpr int64_t kPart = 1024, kUnpackedBytes = kUnpacks ? kPart * kPanel : 0;  // of a panel's part
   static constexpr int64_t kBlockRows = I::kBlockRows, kBlockPanels = I::kBlockPanels;
   static constexpr int64_t kRunK = 32;
 
@@ -143,20 +146,45 @@ struct ByteProducts {
         }
       }
   }
-  static const std::byte* lines(const Format& format, const std::byte* panel, int64_t k, int64_t part, std::byte* to) {
-    return format.template tiles<I>(panel, k / kTileK, tiles_of(part), to);
+
+  template <int kR, int kP>
+  using Sums = typename I::Sum[kR][kP];
+  template <int kP>
+  using Weights = typename I::Weights[kP];
+
+  // f<r, p>() of rows [kBegin, kEnd) and all panels, one by one: constants find their sums in registers.
+  template <int kBegin, int kEnd, int kP, typename F>
+  [[gnu::always_inline]] static inline void each(F f) {
+    if constexpr (kBegin < kEnd)
+      for_each(std::make_integer_sequence<int, (kEnd - kBegin) * kP>(), [f]<int kI>() __attribute__((always_inline)) {
+        f.template operator()<kBegin + kI / kP, kI % kP>();
+      });
   }
-  static const int8_t* multipliers(const Format&, const std::byte*, int64_t) { return nullptr; }
+  template <int kR, int kP>
+  [[gnu::always_inline]] static inline void begin(const Int8Tile& t, Sums<kR, kP>& sum) {
+    each<0, kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+      sum[r][p] = t.panels ? I::start_sum(panel_sums(t.panels[p])) : I::load_sum(t.sums + p * t.panel_stride + r * kPanel);
+    });
+  }
+  template <int kR, int kP>
+  [[gnu::always_inline]] static inline void end(const Int8Tile& t, const Sums<kR, kP>& sum) {
+    each<0, kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+      I::store_sum(t.sums + p * t.panel_stride + r * kPanel, sum[r][p]);
+    });
+  }
+  // A line of each panel times rows [kBegin, kEnd).
+  template <int kBegin, int kEnd, int kR, int kP>
+  [[gnu::always_inline]] static inline void dots(Sums<kR, kP>& sum, const Weights<kP>& weights, const int8_t* x) {
+    each<kBegin, kEnd, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+      I::dot_bytes(sum[r][p], weights[p], I::load_x(x + r * 4));
+    });
+  }
 
   // kMany: the weights have come already, and those that follow are fetched.
   template <bool kMany, int kR, int kP>
   static void tile(const Int8Tile& t) {
-    typename I::Sum sum[kR][kP];
-#pragma GCC unroll 16
-    for (int r = 0; r < kR; ++r)
-#pragma GCC unroll 2
-      for (int p = 0; p < kP; ++p)
-        sum[r][p] = t.panels ? I::start_sum(panel_sums(t.panels[p])) : I::load_sum(t.sums + p * t.panel_stride + r * kPanel);
+    Sums<kR, kP> sum;
+    begin<kR, kP>(t, sum);
     const std::byte *line[kP], *next[kP];
     for (int p = 0; p < kP; ++p) {
       line[p] = t.lines[p];
@@ -165,7 +193,7 @@ struct ByteProducts {
     const int64_t step = kMany ? t.next_step : kLineBytes;
     const int8_t* x = t.x;
     for (int64_t i = 0; i < t.tiles * kTileLines; ++i, x += 4 * kR) {
-      typename I::Weights weights[kP];
+      Weights<kP> weights;
 #pragma GCC unroll 2
       for (int p = 0; p < kP; ++p) {
         weights[p] = I::load_weights(line[p]);
@@ -173,26 +201,91 @@ struct ByteProducts {
         kMany ? I::prefetch_far(next[p]) : I::prefetch(next[p]);
         next[p] += step;
       }
-#pragma GCC unroll 16
-      for (int r = 0; r < kR; ++r) {
-        const auto xr = I::load_x(x + r * 4);
-#pragma GCC unroll 2
-        for (int p = 0; p < kP; ++p) I::dot_bytes(sum[r][p], weights[p], xr);
-      }
+      dots<0, kR, kR, kP>(sum, weights, x);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < kR; ++r)
-#pragma GCC unroll 2
-      for (int p = 0; p < kP; ++p) I::store_sum(t.sums + p * t.panel_stride + r * kPanel, sum[r][p]);
+    end<kR, kP>(t, sum);
   }
 
-  template <bool kMany, int kP, size_t... kR>
-  static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
-    return {tile<kMany, kR + 1, kP>...};
+  // The same of int4 for the first group of rows. Weights are made amid the products of those before them: made after these,
+  // they would keep their own products waiting.
+  template <int kR, int kP>
+  static void unpack_tile(const Int8Tile& t) {
+    constexpr int kMiddle = kR / 2;
+    Sums<kR, kP> sum;
+    begin<kR, kP>(t, sum);
+    const std::byte *codes[kP], *next[kP];
+    std::byte* to[kP];
+    for (int p = 0; p < kP; ++p) {
+      codes[p] = t.lines[p];
+      next[p] = t.next[p];
+      to[p] = t.unpacked + p * kUnpackedBytes;
+    }
+    const int64_t step = 2 * t.next_step, group = int64_t{1} << t.group_bits;
+    const int64_t run = group < kTileK ? kTileLines / 2 : kTileLines;  // lines of the same multipliers
+    const int8_t* x = t.x;
+    for (int64_t k = 0; k < t.tiles * kTileK; k += 2 * kTileK) {
+      for (int64_t line = 0; line < kTileLines; line += run) {
+        typename I::Multipliers low[kP], high[kP];
+        Weights<kP> weights, coming;
+        for (int p = 0; p < kP; ++p) {
+          const auto of = [&](int64_t at) { return I::multipliers(t.multipliers[p] + (at >> t.group_bits) * kPanel); };
+          low[p] = high[p] = of(k + line * 4);
+          if (group < 2 * kTileK) high[p] = of(k + kTileK + line * 4);
+          weights[p] = I::low_weights(codes[p], low[p]);
+        }
+#pragma GCC unroll 1
+        for (int64_t l = 0; l < run; ++l, x += 4 * kR) {
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p) {
+            I::store_weights(to[p], weights[p]);
+            I::prefetch_far(next[p]);
+            next[p] += step;
+          }
+          dots<0, kMiddle, kR, kP>(sum, weights, x);
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p) {
+            coming[p] = I::high_weights(codes[p], high[p]);
+            codes[p] += l + 1 < run ? kLineBytes : 0;  // the last line is unpacked once more, for nothing
+          }
+          dots<kMiddle, kR, kR, kP>(sum, weights, x);
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p) {
+            weights[p] = coming[p];
+            I::store_weights(to[p] + kTileBytes, weights[p]);
+            to[p] += kLineBytes;
+          }
+          dots<0, kMiddle, kR, kP>(sum, weights, x + kTileK * kR);
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p) coming[p] = I::low_weights(codes[p], low[p]);
+          dots<kMiddle, kR, kR, kP>(sum, weights, x + kTileK * kR);
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p) weights[p] = coming[p];
+        }
+        for (int p = 0; p < kP; ++p) codes[p] += kLineBytes;
+      }
+      x += kTileK * kR;
+      for (int p = 0; p < kP; ++p) to[p] += kTileBytes;
+    }
+    end<kR, kP>(t, sum);
   }
-  using Indices = std::make_index_sequence<kRows>;
-  static constexpr auto kOne = table<false, 1>(Indices()), kFull = table<false, kPanels>(Indices());
-  static constexpr auto kOneOfMany = table<true, 1>(Indices()), kFullOfMany = table<true, kPanels>(Indices());
+
+  // kOther: see tile_of.
+  template <bool kOther, int kP, size_t... kR>
+  static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
+    if constexpr (kUnpacks && !kOther) return {unpack_tile<kR + 1, kP>...};
+    else return {tile<kOther, kR + 1, kP>...};
+  }
+  template <bool kOther>
+  static constexpr std::array<std::array<Int8TileFn, kRows>, 2> tables() {
+    using Indices = std::make_index_sequence<kRows>;
+    return {table<kOther, 1>(Indices()), table<kOther, kPanels>(Indices())};
+  }
+
+  // What multiplies a group of so many rows by one panel or kPanels. first: of the groups; only: there are no others.
+  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, bool only) {
+    static constexpr auto kFirst = tables<false>(), kOther = tables<true>();
+    return ((kUnpacks ? first : only) ? kFirst : kOther)[panels > 1][static_cast<size_t>(rows - 1)];
+  }
 };
 
 // Products of int4 as it is stored: sums of codes from 0 to 15 over 32 or 64 k, which are then multiplied into int32 by the
@@ -213,12 +306,6 @@ struct CodeProducts {
       for (int64_t k = 0; k < to.padded_k(); k += kRunK) *run++ = I::template short_start<kRunK>(codes + k);
     }
   }
-  static const std::byte* lines(const W4& format, const std::byte* panel, int64_t k, int64_t, std::byte*) {
-    return panel + format.data_offset() + k / kTileK / 2 * kTileBytes;
-  }
-  static const int8_t* multipliers(const W4& format, const std::byte* panel, int64_t k) {
-    return format.multipliers(panel, k);
-  }
 
   enum Half { kLow, kHigh };
 
@@ -229,7 +316,7 @@ struct CodeProducts {
   };
   static Codes codes(const Int8Tile& t, int64_t tile, int64_t line, Half half) {
     const int64_t k = (tile + half) * kTileK + line * 4;
-    return {k, t.multipliers + (k >> t.group_bits) * kPanel};
+    return {k, t.multipliers[0] + (k >> t.group_bits) * kPanel};
   }
 
   // kRunK / 4 lines: half kFirst of their bytes, or both.
@@ -301,8 +388,10 @@ struct CodeProducts {
   static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
     return {tile<kR + 1>...};
   }
-  static constexpr auto kOne = table(std::make_index_sequence<kRows>());
-  static constexpr auto kFull = kOne, kOneOfMany = kOne, kFullOfMany = kOne;
+  static Int8TileFn tile_of(int64_t rows, int64_t, bool, bool) {
+    static constexpr auto kTiles = table(std::make_index_sequence<kRows>());
+    return kTiles[static_cast<size_t>(rows - 1)];
+  }
 };
 
 inline size_t matmul_int8_scratch(const void* args) {
@@ -325,9 +414,11 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
     for (int64_t p = 0, step; p < panels; p += step) {
       step = panels - p >= Products::kPanels ? Products::kPanels : 1;
       const std::byte *begun[Products::kPanels], *lines[Products::kPanels], *next[Products::kPanels];
+      const int8_t* multipliers[Products::kPanels];
       for (int64_t i = 0; i < step; ++i) {
         begun[i] = at(p + i);
-        lines[i] = Products::lines(format, begun[i], k, part, unpacked + i * Products::kUnpackedBytes);
+        lines[i] = format.stored(begun[i], k);
+        multipliers[i] = format.multipliers(begun[i], k);
         if (p + 2 * step <= panels) {
           next[i] = format.stored(at(p + step + i), k);
         } else {
@@ -341,13 +432,14 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
         const Int8Tile tile{.x = Products::x(x, first, count, k), .x_stride = x.stride(),
                             .runs = x.runs(first) + k / Products::kRunK, .run_stride = x.run_stride(),
                             .panels = k == 0 ? begun : nullptr, .lines = lines,
-                            .multipliers = Products::multipliers(format, begun[0], k), .group_bits = group_bits,
-                            .tiles = tiles, .sums = sums + p * stride + (first - row) * kPanel, .panel_stride = stride,
+                            .multipliers = multipliers, .group_bits = group_bits, .tiles = tiles, .unpacked = unpacked,
+                            .sums = sums + p * stride + (first - row) * kPanel, .panel_stride = stride,
                             .next = next, .next_step = ceil_div(next_bytes, tiles * kTileLines)};
-        const auto& tile_of = groups == 1 ? (step == 1 ? Products::kOne : Products::kFull)
-                                          : (step == 1 ? Products::kOneOfMany : Products::kFullOfMany);
-        tile_of[static_cast<size_t>(count - 1)](tile);
-        for (int64_t i = 0; i < step; ++i) next[i] += next_bytes;
+        Products::tile_of(count, step, g == group, groups == 1)(tile);
+        for (int64_t i = 0; i < step; ++i) {
+          if (Products::kUnpackedBytes != 0) lines[i] = unpacked + i * Products::kUnpackedBytes;
+          next[i] += next_bytes;
+        }
       }
     }
   }
@@ -423,8 +515,8 @@ void matmul_bytes(const MatmulArgs& args, const Team& team) {
   matmul_int8<I, Format, ByteProducts<I, Format>>(args, team);
 }
 
-// int4 with VNNI: few rows multiply codes where they lie, of which a line costs 3 operations beside 2 of each row; to unpack
-// it costs 9 and two lines of stores, which only many rows share.
+// int4 with VNNI: few rows multiply codes where they lie. A line of these costs them 3 operations beside 2 of each row, and
+// each row 3 more for the multipliers of 16 or 32 k of both halves; to unpack it costs 6 in all and two lines of stores.
 template <typename I>
 void matmul_codes_or_bytes(const MatmulArgs& args, const Team& team) {
   if (passes_over_panels(args, I::kCodeRows)) {

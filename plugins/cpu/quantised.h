@@ -34,6 +34,8 @@ struct W8 {
     return panel + data_offset() + at_k / kTileK * kTileBytes;
   }
 
+  const int8_t* multipliers(const std::byte*, int64_t) const { return nullptr; }
+
   // Tiles [first, first + count) of int8, where they lie.
   template <typename I>
   const std::byte* tiles(const std::byte* panel, int64_t first, int64_t, std::byte*) const {
