@@ -45,7 +45,13 @@ struct AttentionRows {
   const PagedKv& kv;
   const int64_t group;  // query heads of a KV head
 
-  explicit AttentionRows(const PagedAttentionArgs& a) : args(a), kv(a.kv), group(a.heads / a.kv.kv_heads) {}
+  explicit AttentionRows(const PagedAttentionArgs& a) : args(a), kv(a.kv), group(a.heads / a.kv.kv_heads) {
+    if (a.rope == nullptr) return;
+    turn_ = a.rope->args;
+    turn_.k_norm = nullptr;
+    turn_.kv.kv_heads = 0;
+    turn_.kv.tokens = 1;
+  }
 
   int64_t count(int64_t s) const { return (kv.query_starts[s + 1] - kv.query_starts[s]) * group; }
   int64_t visible(int64_t s, int64_t row) const { return kv.past_lengths[s] + row / group + 1; }
@@ -93,16 +99,15 @@ struct AttentionRows {
   }
   // `count` queries of a token → to [count * head_dim].
   void turn(int64_t token, const float* queries, int64_t count, float* to) const {
-    RopeKvWriteArgs one = args.rope->args;
-    one.qkv = queries;
-    if (one.cos_sin != nullptr) one.cos_sin += token * 2 * one.half;
-    one.q = to;
-    one.k_norm = nullptr;
-    one.heads = count;
-    one.kv.kv_heads = 0;
-    one.kv.tokens = 1;
-    args.rope->run(&one, Team{});
+    const RopeKvWriteArgs& all = args.rope->args;
+    turn_.qkv = queries;
+    if (all.cos_sin != nullptr) turn_.cos_sin = all.cos_sin + token * 2 * all.half;
+    turn_.q = to;
+    turn_.heads = count;
+    args.rope->run(&turn_, Team{});
   }
+
+  mutable RopeKvWriteArgs turn_{};  // of one token; a copy for each would wait until all stores before it are done
 };
 
 template <typename S, typename Inner>
