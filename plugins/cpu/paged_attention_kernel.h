@@ -357,19 +357,20 @@ void FloatAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
 }
 
 // p of the tokens that rows see becomes exp(p - top), where values are codes times their scale; top and sum follow a new
-// maximum, by which what was gathered so far is still to be multiplied. kWhole: the rows see the whole tile. Memory, which
-// would stand idle meanwhile, is asked for the first dims of the next tile's values.
+// maximum, by which what was gathered so far is still to be multiplied. kWhole: the rows see the whole tile. Where products
+// are about as fast as memory, this is asked meanwhile for the first dims of the next tile's values, else it would be idle.
 template <typename S, typename T>
 template <bool kWhole>
 void FloatAttention<S, T>::softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state) {
   const auto inside = [&](int64_t n) { return n < tile.begin ? 0 : n < tile.begin + kTile ? n - tile.begin : kTile; };
+  constexpr bool kMemoryBound = S::kRegisters >= 32;              // with vectors of 8 lanes products take twice as long
   constexpr int64_t kTokensOfLine = 64 / (kKvLanes * sizeof(T));  // of memory
   int64_t asked = 0;                                              // tokens
   softmax_rows<S, kTile, kWhole>(
       rows, p_ + first * kTile, rows_.args.softcap, state.top + first, state.sum + first, factors_ + first,
       [&](int64_t row) { return std::pair(inside(seen_begin_[first + row]), inside(seen_end_[first + row])); },
       [&](float* p, int64_t i, V weights) {
-        if (kWhole && asked < kTile) {
+        if (kWhole && kMemoryBound && asked < kTile) {
           S::prefetch_far(next.values[asked / kKvLanes] + asked % kKvLanes * kKvLanes);
           asked += kTokensOfLine;
         }
