@@ -98,7 +98,7 @@ class FloatAttention {
   template <int kR, int kG, Lines kLines>
   [[gnu::noinline]] void score_groups(int64_t first, int64_t group, const Tile& tile, const Tile& next);
   template <bool kWhole>
-  void softmax(int64_t first, int64_t rows, const Tile& tile, const RowState& state);
+  void softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state);
   template <int kR>
   void weigh(int64_t first, int64_t begin, int64_t end, const Tile& tile, const Tile& next, const RowState& state) const;
   template <int kR, int kG, Lines kLines>
@@ -221,7 +221,7 @@ template <typename S, typename T>
 void FloatAttention<S, T>::attend_whole(int64_t rows, const Tile& tile, const Tile& next, const RowState& state) {
   if (rows <= kRows) {
     with_count<kRows>(rows, [&]<int kR>() { score<kR>(0, kGroups, tile, next); });
-    softmax<true>(0, rows, tile, state);
+    softmax<true>(0, rows, tile, next, state);
     with_count<kRows>(rows, [&]<int kR>() { weigh<kR>(0, 0, kTile, tile, next, state); });
     return;
   }
@@ -234,7 +234,7 @@ void FloatAttention<S, T>::attend_whole(int64_t rows, const Tile& tile, const Ti
   };
   for (int64_t group = 0; group < kGroups; group += kPanelGroups)
     in_passes([&]<int kR, Lines kLines>(int64_t first) { score_groups<kR, kPanelGroups, kLines>(first, group, tile, next); });
-  softmax<true>(0, rows, tile, state);
+  softmax<true>(0, rows, tile, next, state);
   int64_t at = 0;
   for (; at + kPanelGroups * kKvLanes <= kv_.padded_dim; at += kPanelGroups * kKvLanes)
     in_passes([&]<int kR, Lines kLines>(int64_t first) {
@@ -258,7 +258,7 @@ void FloatAttention<S, T>::attend_rows(int64_t first, int64_t rows, const Tile& 
   const int64_t most = end(rows - 1), shared_begin = begin(rows - 1), shared_end = end(0);
   if (most == 0 || begin(0) == kTile) return;
   with_count<kRows>(rows, [&]<int kR>() { score<kR>(first, (most + kKvLanes - 1) / kKvLanes, tile, next); });
-  softmax<false>(first, rows, tile, state);
+  softmax<false>(first, rows, tile, next, state);
   for (int64_t row = first; row < first + rows; ++row) {
     if (factors_[row] == 1.0f) continue;
     float* out = state.out + row * kv_.padded_dim;
@@ -357,15 +357,23 @@ void FloatAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
 }
 
 // p of the tokens that rows see becomes exp(p - top), where values are codes times their scale; top and sum follow a new
-// maximum, by which what was gathered so far is still to be multiplied. kWhole: the rows see the whole tile.
+// maximum, by which what was gathered so far is still to be multiplied. kWhole: the rows see the whole tile. Where products
+// are about as fast as memory, this is asked meanwhile for the first dims of the next tile's values, else it would be idle.
 template <typename S, typename T>
 template <bool kWhole>
-void FloatAttention<S, T>::softmax(int64_t first, int64_t rows, const Tile& tile, const RowState& state) {
+void FloatAttention<S, T>::softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state) {
   const auto inside = [&](int64_t n) { return n < tile.begin ? 0 : n < tile.begin + kTile ? n - tile.begin : kTile; };
+  constexpr bool kMemoryBound = S::kRegisters >= 32;              // with vectors of 8 lanes products take twice as long
+  constexpr int64_t kTokensOfLine = 64 / (kKvLanes * sizeof(T));  // of memory
+  int64_t asked = 0;                                              // tokens
   softmax_rows<S, kTile, kWhole>(
       rows, p_ + first * kTile, rows_.args.softcap, state.top + first, state.sum + first, factors_ + first,
       [&](int64_t row) { return std::pair(inside(seen_begin_[first + row]), inside(seen_end_[first + row])); },
-      [&tile](float* p, int64_t i, V weights) {
+      [&](float* p, int64_t i, V weights) {
+        if (kWhole && kMemoryBound && asked < kTile) {
+          S::prefetch_far(next.values[asked / kKvLanes] + asked % kKvLanes * kKvLanes);
+          asked += kTokensOfLine;
+        }
         if constexpr (kScaled<T>)  // lanes that the row does not see are never read
           S::store(p + i, S::mul(weights, S::load(tile.value_scales[i / kKvLanes] + i % kKvLanes)));
         else

@@ -45,7 +45,13 @@ struct AttentionRows {
   const PagedKv& kv;
   const int64_t group;  // query heads of a KV head
 
-  explicit AttentionRows(const PagedAttentionArgs& a) : args(a), kv(a.kv), group(a.heads / a.kv.kv_heads) {}
+  explicit AttentionRows(const PagedAttentionArgs& a) : args(a), kv(a.kv), group(a.heads / a.kv.kv_heads) {
+    if (a.rope == nullptr) return;
+    turn_ = a.rope->args;
+    turn_.k_norm = nullptr;
+    turn_.kv.kv_heads = 0;
+    turn_.kv.tokens = 1;
+  }
 
   int64_t count(int64_t s) const { return (kv.query_starts[s + 1] - kv.query_starts[s]) * group; }
   int64_t visible(int64_t s, int64_t row) const { return kv.past_lengths[s] + row / group + 1; }
@@ -93,16 +99,15 @@ struct AttentionRows {
   }
   // `count` queries of a token → to [count * head_dim].
   void turn(int64_t token, const float* queries, int64_t count, float* to) const {
-    RopeKvWriteArgs one = args.rope->args;
-    one.qkv = queries;
-    if (one.cos_sin != nullptr) one.cos_sin += token * 2 * one.half;
-    one.q = to;
-    one.k_norm = nullptr;
-    one.heads = count;
-    one.kv.kv_heads = 0;
-    one.kv.tokens = 1;
-    args.rope->run(&one, Team{});
+    const RopeKvWriteArgs& all = args.rope->args;
+    turn_.qkv = queries;
+    if (all.cos_sin != nullptr) turn_.cos_sin = all.cos_sin + token * 2 * all.half;
+    turn_.q = to;
+    turn_.heads = count;
+    args.rope->run(&turn_, Team{});
   }
+
+  mutable RopeKvWriteArgs turn_{};  // of one token; a copy for each would wait until all stores before it are done
 };
 
 template <typename S, typename Inner>
@@ -144,6 +149,16 @@ class PagedAttention {
   void run_whole(const Team& team);
   void run_split(const Team& team);
   bool find(int64_t turn, int64_t& s, int64_t& before, AttentionItem& item) const;
+  // A split of an item, and its first row in shared scratch.
+  struct Part {
+    AttentionItem item;
+    int64_t split, at;
+  };
+  // A sequence, the turns before its own, and its first row in shared scratch.
+  struct Place {
+    int64_t s, before, base;
+  };
+  bool find_part(int64_t turn, bool merging, Place& at, Part& part) const;
   void attend(const AttentionItem& item, int64_t split, const RowState& state);
   void expect(const AttentionItem& item, int64_t split);
   void merge(const RowState& into, int64_t row, const RowState& from, int64_t from_row) const;
@@ -216,36 +231,47 @@ void PagedAttention<S, Inner>::run_whole(const Team& team) {
   }
 }
 
+// The part of a turn, or the item to merge, its split 0; `at` goes on to its sequence. False where no turn is left.
+template <typename S, typename Inner>
+bool PagedAttention<S, Inner>::find_part(int64_t turn, bool merging, Place& at, Part& part) const {
+  for (; at.s < kv_.sequences; ++at.s) {
+    const int64_t count = rows_.count(at.s), splits = rows_.splits(at.s), parts = merging ? 1 : splits;
+    const int64_t local = turn - at.before, items = items_of(at.s);
+    if (local < items * kv_.kv_heads * parts) {
+      const int64_t head = local / parts / items, begin = local / parts % items * kItemRows, split = local % parts;
+      part = {item_at(at.s, head, begin), split, at.base + (head * splits + split) * count + begin};
+      return true;
+    }
+    at.before += items * kv_.kv_heads * parts;
+    at.base += count * kv_.kv_heads * splits;
+  }
+  return false;
+}
+
 // Two rounds: (item, split) into shared scratch [sequence][KV head][split][row], then the merge, item by item.
 template <typename S, typename Inner>
 void PagedAttention<S, Inner>::run_split(const Team& team) {
   float* tops = reinterpret_cast<float*>(team.shared);
-  const RowState partial{tops, tops + kMaxPartialRows, tops + 2 * kMaxPartialRows};
-  for (const bool merging : {false, true}) {
-    if (merging) team.barrier();
-    int64_t turn = team.take(), unit = 0, base = 0;
-    for (int64_t s = 0; s < kv_.sequences; ++s) {
-      const int64_t count = rows_.count(s), splits = rows_.splits(s);
-      for (int64_t head = 0; head < kv_.kv_heads; ++head, base += count * splits) {
-        for (int64_t begin = 0; begin < count; begin += kItemRows) {
-          const AttentionItem item = item_at(s, head, begin);
-          for (int64_t split = 0; split < (merging ? 1 : splits); ++split, ++unit) {
-            if (unit != turn) continue;
-            turn = team.take();
-            const int64_t at = base + split * count + begin;
-            const RowState mine{partial.top + at, partial.sum + at, partial.out + at * kv_.padded_dim};
-            if (!merging) {
-              inner_.load_queries(item, turned_);
-              attend(item, split, mine);
-              continue;
-            }
-            for (int64_t row = begin; row < item.end; ++row) {
-              for (int64_t next = 1; next < rows_.splits(s, row); ++next) merge(mine, row - begin, mine, next * count + row - begin);
-              finish(item, row, mine, row - begin);
-            }
-          }
-        }
-      }
+  const auto state = [&](int64_t at) {
+    return RowState{tops + at, tops + kMaxPartialRows + at, tops + 2 * kMaxPartialRows + at * kv_.padded_dim};
+  };
+  Part part{}, next{};
+  Place place{};
+  for (int64_t turn = team.take(); find_part(turn, false, place, part); turn = team.take()) {
+    inner_.load_queries(part.item, turned_);
+    Place later = place;
+    if (find_part(turn + team.count, false, later, next)) expect(next.item, next.split);  // likely this thread's next one
+    attend(part.item, part.split, state(part.at));
+  }
+  team.barrier();
+  place = {};
+  for (int64_t turn = team.take(); find_part(turn, true, place, part); turn = team.take()) {
+    const AttentionItem& item = part.item;
+    const RowState mine = state(part.at);
+    for (int64_t row = 0; row < item.end - item.begin; ++row) {
+      for (int64_t split = 1; split < rows_.splits(item.sequence, item.begin + row); ++split)
+        merge(mine, row, mine, split * rows_.count(item.sequence) + row);
+      finish(item, item.begin + row, mine, row);
     }
   }
 }

@@ -94,11 +94,32 @@ struct SimdAvx2 {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(half, half));
   }
 
+  // Element i of kWidth rows to columns[i].
+  INGOT_INLINE void load_columns(const float* p, int64_t stride, V (&columns)[kWidth]) {
+#pragma GCC unroll 2
+    for (int i = 0; i < kWidth; i += 4, p += 4) {
+      const V a = load_fours(p, stride), b = load_fours(p + stride, stride);
+      const V c = load_fours(p + 2 * stride, stride), d = load_fours(p + 3 * stride, stride);
+      const V ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
+      const V ab2 = _mm256_unpackhi_ps(a, b), cd2 = _mm256_unpackhi_ps(c, d);
+      columns[i] = _mm256_shuffle_ps(ab, cd, 0x44);
+      columns[i + 1] = _mm256_shuffle_ps(ab, cd, 0xEE);
+      columns[i + 2] = _mm256_shuffle_ps(ab2, cd2, 0x44);
+      columns[i + 3] = _mm256_shuffle_ps(ab2, cd2, 0xEE);
+    }
+  }
+
   // kWidth pairs of bf16 (a row of panel16.bf16 is 16 pairs): low halves are the even k, high halves the odd k.
   INGOT_INLINE void load_bf16_pairs(const void* p, V& even, V& odd) {
     const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(p));
     even = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
     odd = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  }
+
+  // The inverse, of rounded numbers.
+  INGOT_INLINE void store_bf16_pairs(void* p, V even, V odd) {
+    const __m256i low = _mm256_srli_epi32(rounded(even), 16);
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_blend_epi16(low, rounded(odd), 0xAA));
   }
 
   // One half of such a line.
@@ -128,14 +149,20 @@ struct SimdAvx2 {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
   INGOT_INLINE __m128i to_bf16(V v) {
-    const __m256i bits = _mm256_castps_si256(v);
-    const __m256i high = _mm256_srli_epi32(bits, 16);
-    const __m256i even = _mm256_add_epi32(_mm256_and_si256(high, _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7FFF));
-    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, even), 16);
-    const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
-    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-    const __m256i wide = _mm256_blendv_epi8(rounded, quiet, nan);
+    const __m256i wide = _mm256_srli_epi32(rounded(v), 16);
     return _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+  }
+  // The high halves are bf16.
+  INGOT_INLINE __m256i rounded(V v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i nearest = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    return _mm256_blendv_epi8(nearest, quiet, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
+  }
+  // Four elements of rows 0 and 4.
+  INGOT_INLINE V load_fours(const float* p, int64_t stride) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 4 * stride), 1);
   }
 };
 

@@ -83,10 +83,31 @@ struct SimdAvx512 {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
   }
 
+  INGOT_INLINE void load_columns(const float* p, int64_t stride, V (&columns)[kWidth]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kWidth; i += 4, p += 4) {
+      const V a = load_fours(p, stride), b = load_fours(p + stride, stride);
+      const V c = load_fours(p + 2 * stride, stride), d = load_fours(p + 3 * stride, stride);
+      const V ab = _mm512_unpacklo_ps(a, b), cd = _mm512_unpacklo_ps(c, d);
+      const V ab2 = _mm512_unpackhi_ps(a, b), cd2 = _mm512_unpackhi_ps(c, d);
+      columns[i] = _mm512_shuffle_ps(ab, cd, 0x44);
+      columns[i + 1] = _mm512_shuffle_ps(ab, cd, 0xEE);
+      columns[i + 2] = _mm512_shuffle_ps(ab2, cd2, 0x44);
+      columns[i + 3] = _mm512_shuffle_ps(ab2, cd2, 0xEE);
+    }
+  }
+
   INGOT_INLINE void load_bf16_pairs(const void* p, V& even, V& odd) {
     const __m512i bits = _mm512_loadu_si512(p);
     even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
     odd = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  }
+
+  // The inverse, of rounded numbers.
+  INGOT_INLINE void store_bf16_pairs(void* p, V even, V odd) {
+    const __m512i low = _mm512_srli_epi32(rounded(even), 16);
+    const __m512i high = _mm512_and_si512(rounded(odd), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)));
+    _mm512_storeu_si512(p, _mm512_or_si512(low, high));
   }
 
   INGOT_INLINE V load_bf16_even(const uint16_t* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
@@ -101,14 +122,21 @@ struct SimdAvx512 {
   INGOT_INLINE V from_bf16(__m256i bits) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
   }
-  INGOT_INLINE __m256i to_bf16(V v) {
+  INGOT_INLINE __m256i to_bf16(V v) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded(v), 16)); }
+  // The high halves are bf16.
+  INGOT_INLINE __m512i rounded(V v) {
     const __m512i bits = _mm512_castps_si512(v);
-    const __m512i high = _mm512_srli_epi32(bits, 16);
-    const __m512i even = _mm512_add_epi32(_mm512_and_si512(high, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7FFF));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, even), 16);
-    const __m512i quiet = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
     const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet));
+    return _mm512_mask_or_epi32(nearest, nan, bits, _mm512_set1_epi32(0x400000));
+  }
+  // Four elements of rows 0, 4, 8 and 12.
+  INGOT_INLINE V load_fours(const float* p, int64_t stride) {
+    V v = _mm512_castps128_ps512(_mm_loadu_ps(p));
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 4 * stride), 1);
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 8 * stride), 2);
+    return _mm512_insertf32x4(v, _mm_loadu_ps(p + 12 * stride), 3);
   }
 };
 

@@ -97,9 +97,7 @@ struct SimdEmulated {
   }
   INGOT_INLINE void store_bf16(uint16_t* p, V v) { store_bf16_partial(p, v, kWidth); }
   INGOT_INLINE void store_bf16_partial(uint16_t* p, V v, int64_t n) {
-    const Words bits = to_words(v), high = bits >> 16;
-    const Words rounded = (bits + 0x7FFFu + (high & 1u)) >> 16;
-    const Words stored = v.lane == v.lane ? rounded : high | 0x40u;  // a NaN stays a quiet NaN
+    const Words stored = rounded(v) >> 16;
     for (int i = 0; i < n; ++i) p[i] = static_cast<uint16_t>(stored[i]);
   }
 
@@ -112,11 +110,21 @@ struct SimdEmulated {
     for (int i = 0; i < kWidth; ++i) p[i] = static_cast<int8_t>(std::nearbyint(v.lane[i]));
   }
 
+  INGOT_INLINE void load_columns(const float* p, int64_t stride, V (&columns)[kWidth]) {
+    for (int i = 0; i < kWidth; ++i)
+      for (int row = 0; row < kWidth; ++row) columns[i].lane[row] = p[row * stride + i];
+  }
+
   INGOT_INLINE void load_bf16_pairs(const void* p, V& even, V& odd) {
     Words bits;
     std::memcpy(&bits, p, sizeof(bits));
     even = from_words(bits << 16);
     odd = from_words(bits & 0xFFFF0000u);
+  }
+
+  INGOT_INLINE void store_bf16_pairs(void* p, V even, V odd) {
+    const Words pairs = (rounded(even) >> 16) | (rounded(odd) & 0xFFFF0000u);
+    std::memcpy(p, &pairs, sizeof(pairs));
   }
 
   INGOT_INLINE V load_bf16_even(const uint16_t* p) {
@@ -135,6 +143,10 @@ struct SimdEmulated {
 
  private:
   INGOT_INLINE Words to_words(V v) { return std::bit_cast<Words>(v.lane); }
+  INGOT_INLINE Words rounded(V v) {
+    const Words bits = to_words(v);
+    return v.lane == v.lane ? bits + 0x7FFFu + (bits >> 16 & 1u) : bits | 0x400000u;
+  }
   INGOT_INLINE V from_words(Words bits) { return {std::bit_cast<Floats>(bits)}; }
 };
 

@@ -213,19 +213,51 @@ def test_rope_kv_write(kernel: str, interleaved: int) -> None:
             session.close()
 
 
+@pytest.mark.parametrize("kernel", [name for name in kernel_table() if name.startswith("rope_kv_write.")])
+@pytest.mark.parametrize("dim", [4, 20, 64])
+def test_rope_kv_write_gives_the_same_bits_in_chunks(kernel: str, dim: int) -> None:
+    """Tokens that fill lines of the cache are written together, others one by one."""
+    layout = KvLayout(num_layers=1, kv_heads=2, head_dim=dim, tokens_per_block=48, dtype=DType(kernel.split(".")[1]))
+    attrs: dict[str, Attr] = {
+        "layer": 0, "heads": 2, "kv_heads": 2, "head_dim": dim, "interleaved": 0, "norm_eps": 1e-5,
+    }  # fmt: skip
+    qkv, angles = _normal(dim, 110, 6 * dim), _normal(1, 110, dim)
+    qkv[[3, 40], 2 * dim + 1], qkv[[4, 41], 4 * dim + 3] = np.nan, np.inf
+    norm = Packed(values=1 + 0.2 * _normal(2, dim))
+
+    def written(begin: int, end: int, threads: int) -> Array:
+        """Keys and values of these tokens, written beside one of another sequence; other slots stay as they were."""
+        rows = np.r_[0, begin:end]
+        batch = batch_of([(7, 1), (begin, end - begin)], [[1], [4, 0, 2]])
+        inputs: list[Input] = [qkv[rows], angles[rows], norm, norm]
+        session = open_step(kernel, inputs, attrs, batch, cache=KvCache(layout, 5), threads=threads)
+        native_outputs(session, batch)
+        blocks = [np.concatenate(read_cache(session, layout, 0, block), axis=-1) for block in (4, 0, 2)]
+        session.close()
+        slots = np.concatenate(blocks, axis=1)  # [kv_heads, slots, dim + padded dim]
+        assert np.isnan(np.delete(slots, slice(begin, end), axis=1)).all()
+        return slots[:, begin:end]
+
+    whole = written(0, 110, 1)
+    for begin, end, threads in ((0, 110, 3), (0, 5, 1), (5, 37, 2), (30, 110, 4), (47, 48, 2), (63, 98, 7)):
+        found = written(begin, end, threads)
+        np.testing.assert_array_equal(found.view(np.uint32), whole[:, begin:end].view(np.uint32))
+
+
 @pytest.mark.parametrize("kernel", [name for name in kernel_table() if name.startswith("rope_kv_write.int8.")])
 @pytest.mark.parametrize("dim", [4, 24, 80])
-def test_int8_rows_that_are_not_finite_or_tiny(kernel: str, dim: int) -> None:
+@pytest.mark.parametrize("tokens", [12, 16])  # one by one, and a whole line
+def test_int8_rows_that_are_not_finite_or_tiny(kernel: str, dim: int, tokens: int) -> None:
     """The same codes and scales as the reference, bit for bit, NaN included."""
     layout = KvLayout(num_layers=1, kv_heads=1, head_dim=dim, tokens_per_block=16, dtype=DType.I8)
     attrs: dict[str, Attr] = {"layer": 0, "heads": 1, "kv_heads": 1, "head_dim": dim, "interleaved": 0, "norm_eps": 0.0}
-    rows = _normal(dim, 12, 3 * dim)
+    rows = _normal(dim, tokens, 3 * dim)
     for token, number in enumerate((np.nan, np.inf, -np.inf, -np.nan, 3e38, -127.0)):
         rows[token, dim + token % dim] = rows[token, 3 * dim - 1] = number
     rows[6] = 0
     rows[7:11] *= np.array([[2e-37], [3e-38], [1e-42], [1e37]], np.float32)
     rows[11] = np.resize([127, 0.5, 1.5, 2.5, -0.5, -3.5, 63.49999, -126.5], 3 * dim)  # halves go to the even code
-    batch, cache = plain_batch(12), KvCache(layout, 1)
+    batch, cache = plain_batch(tokens), KvCache(layout, 1)
     session = open_step(kernel, [rows, None, None, None], attrs, batch, cache=cache)
     native_outputs(session, batch)
     reference_outputs(kernel, [rows, None, None, None], attrs, batch, cache)
@@ -234,5 +266,5 @@ def test_int8_rows_that_are_not_finite_or_tiny(kernel: str, dim: int) -> None:
     np.testing.assert_array_equal(values[..., :dim], cache.values[0, 0] * cache.value_scales[0, 0][..., None])
     assert np.isnan(keys[0, :4]).all()
     assert np.isnan(values[0, :4]).all()
-    assert np.isfinite(values[0, 4:12]).all()
+    assert np.isfinite(values[0, 4:tokens]).all()
     assert not values[0, 9].any()
