@@ -7,7 +7,8 @@
 namespace ingot {
 
 struct Int8Avx2 : SimdAvx2 {
-  static constexpr int64_t kStreamAhead = 2048;  // bytes to fetch ahead in a panel that is read once
+  // What lies ahead in panels that are read once.
+  INGOT_INLINE void prefetch_stream(const void* p) { prefetch(static_cast<const char*>(p) + 2048); }
 
   // |m| of 16 columns in int16, and what turns a code c into (c - 8) * m: ((c ^ flip) * |m|) - zero, byte by byte.
   // A negative m takes 15 - c, so that products stay within 0..225 and no byte borrows from its neighbour.

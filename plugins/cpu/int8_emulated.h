@@ -6,7 +6,7 @@
 namespace ingot {
 
 struct Int8Emulated : SimdEmulated {
-  static constexpr int64_t kStreamAhead = 4096;  // bytes to fetch ahead in a panel that is read once
+  INGOT_INLINE void prefetch_stream(const void*) {}
 
   struct Multipliers {
     const int8_t* m;

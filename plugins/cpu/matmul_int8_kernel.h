@@ -104,7 +104,7 @@ struct Int8Tile {
   std::byte* unpacked;  // where the first group of rows leaves what it unpacks
   int32_t* sums;
   int64_t panel_stride;
-  const std::byte* const* next;  // to fetch meanwhile, from each pointer on; null: the lines themselves, ahead of their use
+  const std::byte* const* next;  // to fetch meanwhile, from each pointer on
   int64_t next_step;             // bytes per line
 };
 
@@ -188,18 +188,17 @@ struct ByteProducts {
     const std::byte *line[kP], *next[kP];
     for (int p = 0; p < kP; ++p) {
       line[p] = t.lines[p];
-      next[p] = kMany ? t.next[p] : line[p] + I::kStreamAhead;
+      next[p] = t.next[p];
     }
-    const int64_t step = kMany ? t.next_step : kLineBytes;
     const int8_t* x = t.x;
     for (int64_t i = 0; i < t.tiles * kTileLines; ++i, x += 4 * kR) {
       Weights<kP> weights;
 #pragma GCC unroll 2
       for (int p = 0; p < kP; ++p) {
         weights[p] = I::load_weights(line[p]);
+        kMany ? I::prefetch_far(next[p]) : I::prefetch_stream(line[p]);
         line[p] += kLineBytes;
-        kMany ? I::prefetch_far(next[p]) : I::prefetch(next[p]);
-        next[p] += step;
+        next[p] += t.next_step;
       }
       dots<0, kR, kR, kP>(sum, weights, x);
     }
@@ -314,9 +313,9 @@ struct CodeProducts {
     int64_t k;  // of x
     const int8_t* multipliers;
   };
-  static Codes codes(const Int8Tile& t, int64_t tile, int64_t line, Half half) {
+  static Codes codes(const int8_t* multipliers, int group_bits, int64_t tile, int64_t line, Half half) {
     const int64_t k = (tile + half) * kTileK + line * 4;
-    return {k, t.multipliers[0] + (k >> t.group_bits) * kPanel};
+    return {k, multipliers + (k >> group_bits) * kPanel};
   }
 
   // kRunK / 4 lines: half kFirst of their bytes, or both.
@@ -334,7 +333,7 @@ struct CodeProducts {
         for (int v = 0; v < kVectors; ++v) sum[r][h][v] = I::set_short(t.runs[r * t.run_stride + halves[h].k / kRunK]);
     }
     const auto add_line = [&](int64_t i) __attribute__((always_inline)) {
-      if (kFirst == kLow) I::prefetch(line + I::kStreamAhead);
+      if (kFirst == kLow) I::prefetch_stream(line);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
         typename I::Short codes[kVectors];
@@ -372,9 +371,11 @@ struct CodeProducts {
   static void tile(const Int8Tile& t) {
     if (t.panels != nullptr) std::fill_n(t.sums, kR * kPanel, 0);
     const std::byte* line = t.lines[0];
+    const int8_t* const multipliers = t.multipliers[0];
+    const auto of = [=, bits = t.group_bits](int64_t tile, int64_t l, Half half) { return codes(multipliers, bits, tile, l, half); };
     for (int64_t at = 0; at < t.tiles; at += 2)
       for (int64_t l = 0; l < kTileLines; l += kRunK / 4, line += kRunK / 4 * kLineBytes) {
-        const Codes low = codes(t, at, l, kLow), high = codes(t, at, l, kHigh);
+        const Codes low = of(at, l, kLow), high = of(at, l, kHigh);
         if constexpr (4 * kR * kVectors <= I::kRegisters) {
           run<kR, kLow, 2>(t, line, {low, high});
         } else {
