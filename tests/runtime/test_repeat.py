@@ -89,7 +89,7 @@ def test_whoever_waits_sees_tokens_while_steps_follow_each_other() -> None:
     session.before_step = hold
     executor.add([request, other])
     with StepsAhead(executor):
-        executor.wait(lambda: request.num_generated >= 20, lambda: seen.append(request.num_generated), steps=False)
+        executor.wait(lambda: request.num_generated >= 30, lambda: seen.append(request.num_generated), steps=False)
         check(request)
         check(other)
         assert request.num_computed == request.num_tokens - 1
