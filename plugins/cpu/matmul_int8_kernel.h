@@ -6,8 +6,8 @@
 // for int4 and in four for int8, where an fma makes 8: at most four times and twice the peak of fma. By `ingot bench
 // kernels`, two cores of a Zen 3, shape of TinyLlama in w4g128: prefill of 512 at 92 to 101 % of the peak of int8, decode
 // of one at 82 to 93 % of the bandwidth. VPDPBUSD adds up 64 in one. Two cores of an Emerald Rapids (AVX-512, 1,523 Gop/s,
-// 22 GB/s): prefill of 512 at 72 to 86 % of the peak (the tile by itself 98 %; epilogues and unpacking take most of the
-// rest), decode of one at 106 to 116 % of the bandwidth of a plain read. One of these cores, weights from memory, K 2048, N
+// 33 GB/s): prefill of 512 at 72 to 86 % of the peak (the tile by itself 98 %; epilogues and unpacking take most of the
+// rest), decode of one in w4g128 at 95 to 101 % of the bandwidth. One of these cores, weights from memory, K 2048, N
 // 11264: 32 rows at 84 % of the peak in w8, 79 % in w4g128, 16 rows at 54 % (the bandwidth's limit) and 68 %.
 #pragma once
 
