@@ -28,7 +28,7 @@ template <bool kAhead>
 uint64_t sum_of(const uint64_t* begin, const uint64_t* end) {
   uint64_t sums[8] = {};
   for (const uint64_t* line = begin; line < end; line += 8) {
-    if (kAhead) asm volatile("prefetcht0 4096(%0)\n\tprefetcht1 16384(%0)" : : "r"(line));
+    if constexpr (kAhead) asm volatile("prefetcht0 4096(%0)\n\tprefetcht1 16384(%0)" : : "r"(line));
     for (int i = 0; i < 8; ++i) sums[i] += line[i];
   }
   return std::accumulate(std::begin(sums), std::end(sums), uint64_t{0});

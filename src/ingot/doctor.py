@@ -108,7 +108,7 @@ def choice_of_isa(name: str) -> str:
         return "the best there is"
     if len(lacking) < len(better):
         return "chosen by name"
-    return f"this machine lacks what {' and '.join(lacking)} need"
+    return f"this machine lacks what is needed by {' and '.join(lacking)}"
 
 
 def _targets() -> tuple[TargetState, ...]:
