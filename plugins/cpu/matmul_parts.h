@@ -130,39 +130,45 @@ void end_streams(const MatmulArgs& args) {
   }
 }
 
-template <typename S, Activation kActivation, typename T, typename Sums>
+template <typename S, Activation kActivation, bool kGated, typename T, typename Sums>
 void epilogue_of(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, int64_t panels, const T* sums,
                  int64_t panel_stride, const Sums& made) {
   using V = typename S::V;
-  const int64_t width = args.gated ? 2 : 1;  // panels that make 16 columns of y
-  const int64_t out = args.gated ? args.n / 2 : args.n;
-  const bool streams = streams_y<S>(args);
-  for (int64_t p = 0; p < panels; p += width, sums += width * panel_stride) {
+  constexpr int64_t kPanels = kGated ? 2 : 1;  // that make 16 columns of y
+  const int64_t out = args.n / kPanels;
+  const bool biased = args.bias != nullptr, streams = streams_y<S>(args);
+  for (int64_t p = 0; p < panels; p += kPanels, sums += kPanels * panel_stride) {
     for (int64_t i = 0; i < kPanel; i += S::kWidth) {
-      const int64_t col = ((panel + p) >> (width - 1)) * kPanel + i;  // divided by width
-      const int64_t left = out - col;
+      const int64_t col = (panel + p) / kPanels * kPanel + i, left = out - col;
       if (left <= 0) break;
-      const V bias = args.bias ? load_lanes<S>(args.bias + col, left) : S::zero();
-      const V up_bias = args.bias && args.gated ? load_lanes<S>(args.bias + out + col, left) : S::zero();
-      const auto columns = made.columns(panel + p, i), up_columns = made.columns(panel + p + width - 1, i);
-      for (int64_t r = 0; r < rows; ++r) {
+      const V bias = biased ? load_lanes<S>(args.bias + col, left) : S::zero();
+      const V up_bias = biased && kGated ? load_lanes<S>(args.bias + out + col, left) : S::zero();
+      const auto columns = made.columns(panel + p, i), up_columns = made.columns(panel + p + kPanels - 1, i);
+      const auto number = [&](int64_t r) __attribute__((always_inline)) {
         V v = columns.of(sums + r * kPanel + i, row + r);
-        if (args.bias) v = S::add(v, bias);
+        if (biased) v = S::add(v, bias);
         v = activate<S>(kActivation, v);
-        if (args.gated) {
+        if constexpr (kGated) {
           V up = up_columns.of(sums + panel_stride + r * kPanel + i, row + r);
-          if (args.bias) up = S::add(up, up_bias);
+          if (biased) up = S::add(up, up_bias);
           v = S::mul(v, up);
         }
-        const int64_t at = (row + r) * out + col;
-        if (args.residual) v = S::add(v, load_lanes<S>(args.residual + at, left));
-        if constexpr (requires { S::fence(); }) {
-          if (streams) {
-            S::stream(args.y + at, v);
-            continue;
-          }
+        return v;
+      };
+      const int64_t at = row * out + col;
+      float* y = args.y + at;
+      if constexpr (requires { S::fence(); }) {
+        if (streams) {
+          for (int64_t r = 0; r < rows; ++r, y += out) S::stream(y, number(r));
+          continue;
         }
-        store_lanes<S>(args.y + at, v, left);
+      }
+      if (args.residual != nullptr) {
+        const float* residual = args.residual + at;
+        for (int64_t r = 0; r < rows; ++r, y += out, residual += out)
+          store_lanes<S>(y, S::add(number(r), load_lanes<S>(residual, left)), left);
+      } else {
+        for (int64_t r = 0; r < rows; ++r, y += out) store_lanes<S>(y, number(r), left);
       }
     }
   }
@@ -176,7 +182,9 @@ void epilogue(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, 
   constexpr int64_t kAtOnce = 8;  // a few rows in all panels: the lines of each lie together, and so do their pages
   for (int64_t r = 0; r < rows; r += kAtOnce) {
     const auto some = [&]<Activation kActivation>() {
-      epilogue_of<S, kActivation>(args, row + r, std::min(kAtOnce, rows - r), panel, panels, sums + r * kPanel, panel_stride, made);
+      const int64_t count = std::min(kAtOnce, rows - r);
+      if (args.gated) epilogue_of<S, kActivation, true>(args, row + r, count, panel, panels, sums + r * kPanel, panel_stride, made);
+      else epilogue_of<S, kActivation, false>(args, row + r, count, panel, panels, sums + r * kPanel, panel_stride, made);
     };
     switch (args.activation) {
       case Activation::kNone: some.template operator()<Activation::kNone>(); break;
