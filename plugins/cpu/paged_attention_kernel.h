@@ -45,6 +45,7 @@ class FloatAttention {
  public:
   using V = typename S::V;
   static constexpr int64_t kItemRows = 48;
+  static constexpr bool kSetsOut = false;
   static constexpr int64_t kTile = 64;
   static constexpr int kGroups = kTile / kKvLanes;
   static constexpr int kVectors = kKvLanes / S::kWidth;  // of a half line
@@ -118,13 +119,16 @@ class FloatAttention {
 
 template <typename S, typename T>
 void FloatAttention<S, T>::load_queries(const AttentionItem& item, float* turned) {
-  rows_.queries(item, turned, [&](int64_t row, const float* q) {
-    seen_begin_[row - item.begin] = rows_.hidden(item.sequence, row);
-    seen_end_[row - item.begin] = rows_.visible(item.sequence, row);
-    float* scaled = q_ + (row - item.begin) * kQueryStride;
-    for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth) {
-      const int64_t n = kv_.head_dim - i;
-      store_lanes<S>(scaled + i, S::mul(load_lanes<S>(q + i, n), S::set1(rows_.args.scale)), n);
+  rows_.tokens(item, turned, [&](const AttentionRows::TokenRows& token) {
+    const float* q = token.queries;
+    for (int64_t row = token.begin - item.begin; row < token.end - item.begin; ++row, q += kv_.head_dim) {
+      seen_begin_[row] = token.hidden;
+      seen_end_[row] = token.visible;
+      float* scaled = q_ + row * kQueryStride;
+      for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth) {
+        const int64_t n = kv_.head_dim - i;
+        store_lanes<S>(scaled + i, S::mul(load_lanes<S>(q + i, n), S::set1(rows_.args.scale)), n);
+      }
     }
   });
 }

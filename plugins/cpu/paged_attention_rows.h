@@ -12,9 +12,11 @@
 //   allocate(memory)
 //   load_queries(item, turned)       turned: room for the queries of a token
 //   attend(item, begin, end, state)  fills state [item rows] from the tokens begin .. end-1; a row that sees none of them
-//                                    keeps top = -infinity and sum = 0
+//                                    keeps top = -infinity and sum = 0, and its out is 0
+//   kSetsOut                         whether it sets all of state.out where there are tokens, or adds to the zeros there
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "ingot/kernel.h"
@@ -61,24 +63,39 @@ struct AttentionRows {
   }
   int64_t splits(int64_t s, int64_t row) const { return (visible(s, row) + kSplitTokens - 1) / kSplitTokens; }
   int64_t splits(int64_t s) const { return splits(s, count(s) - 1); }
-  // Calls f(row, query) for each row of an item. turned [rows of a token * head_dim] takes queries that are turned here.
+  // Rows begin .. end-1 of an item that are a token's, what they see, their queries, and where these come from.
+  struct TokenRows {
+    int64_t begin, end, hidden, visible;
+    const float *queries, *source;
+  };
+  // Calls f for each token of an item. turned [rows of a token * head_dim] takes queries that are turned here.
   template <typename F>
-  void queries(const AttentionItem& item, float* turned, F f) const {
-    for (int64_t row = item.begin, next = 0; row < item.end; row = next) {
-      next = (row / group + 1) * group < item.end ? (row / group + 1) * group : item.end;
-      const float* q = source(item, row);
+  void tokens(const AttentionItem& item, float* turned, F f) const {
+    const int64_t first = item.begin / group, past = kv.past_lengths[item.sequence], start = kv.query_starts[item.sequence];
+    const float* const q = source(item, item.begin);
+    TokenRows rows{item.begin, 0, 0, 0, nullptr, nullptr};
+    for (int64_t token = first; rows.begin < item.end; ++token, rows.begin = rows.end) {
+      rows.end = std::min((token + 1) * group, item.end);
+      rows.visible = past + token + 1;
+      rows.hidden = std::max<int64_t>(rows.visible - args.window, 0);
+      // those of the first token may begin with another one than its first
+      rows.source = q + (token - first) * source_stride() - (token > first ? (item.begin - first * group) * kv.head_dim : 0);
+      rows.queries = rows.source;
       if (args.rope != nullptr) {
-        turn(token(item, row), q, next - row, turned);
-        q = turned;
+        turn(start + token, rows.source, rows.end - rows.begin, turned);
+        rows.queries = turned;
       }
-      for (int64_t each = row; each < next; ++each) f(each, q + (each - row) * kv.head_dim);
+      f(rows);
     }
+  }
+  // From a query to that of the next token.
+  int64_t source_stride() const {
+    return (args.rope != nullptr ? args.rope->args.heads + 2 * kv.kv_heads : args.heads) * kv.head_dim;
   }
   // Where the query of a row comes from, turned or not.
   const float* source(const AttentionItem& item, int64_t row) const {
     if (args.rope == nullptr) return args.q + offset(item, row);
-    const RopeKvWriteArgs& rope = args.rope->args;
-    return rope.qkv + (token(item, row) * (rope.heads + 2 * kv.kv_heads) + item.head * group + row % group) * kv.head_dim;
+    return args.rope->args.qkv + token(item, row) * source_stride() + (item.head * group + row % group) * kv.head_dim;
   }
   // Calls f(numbers, count) for the queries of each token of an item where they come from.
   template <typename F>
@@ -278,12 +295,11 @@ void PagedAttention<S, Inner>::run_split(const Team& team) {
 
 template <typename S, typename Inner>
 void PagedAttention<S, Inner>::attend(const AttentionItem& item, int64_t split, const RowState& state) {
-  for (int64_t row = 0; row < item.end - item.begin; ++row) {
-    state.top[row] = kLowest;
-    state.sum[row] = 0.0f;
-    for (int64_t i = 0; i < kv_.padded_dim; ++i) state.out[row * kv_.padded_dim + i] = 0.0f;
-  }
+  const int64_t rows = item.end - item.begin;
   const Tokens tokens = tokens_of(item, split);
+  std::fill_n(state.top, rows, kLowest);
+  std::fill_n(state.sum, rows, 0.0f);
+  if (!Inner::kSetsOut || tokens.begin >= tokens.end) std::fill_n(state.out, rows * kv_.padded_dim, 0.0f);
   inner_.attend(item, tokens.begin, tokens.end, state);
 }
 

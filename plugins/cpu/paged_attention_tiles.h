@@ -48,6 +48,7 @@ class TileAttention {
   using V = typename S::V;
   static_assert(S::kWidth == kKvLanes);
   static constexpr int64_t kItemRows = 128;  // four pairs share what the first one brings to L2
+  static constexpr bool kSetsOut = true;
   static constexpr int64_t kTile = 128, kStep = 32;
   static constexpr int64_t kGroups = kTile / kKvLanes, kSteps = kTile / kStep;
   static constexpr int64_t kPairRows = 2 * kTileRows, kRowsAtOnce = 8, kTokensAhead = 2;
@@ -112,7 +113,11 @@ class TileAttention {
   template <bool kWhole>
   static V kept(Range seen, int64_t i, V v, V otherwise);
   void raise_tops(const Range* mine, int64_t row, int64_t count, float* top, float* sum);
-  void weigh_row(Range mine, Range used, int64_t row, float top, float& sum);
+  V weigh_row(Range mine, Range used, int64_t row, float top);
+  void clear_out() {
+    std::fill_n(out_, panels(kv_) * kPairFloats, 0.0f);
+    fresh_ = false;
+  }
   void weigh(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next);
   void weigh_apart(Tiles& tiles, const Pair& pair, const Groups& groups);
   bool copy_values(int64_t step, Range seen, const Groups& groups);
@@ -128,21 +133,24 @@ class TileAttention {
   uint16_t* tails_ = nullptr;   // [group][16 lines]: the last dims of keys, then zeros, where head_dim is no multiple of 32
   uint16_t* copies_ = nullptr;  // [tokens / 32][dims / 16][16 lines]: values that not all rows see
   float *out_ = nullptr, *apart_ = nullptr, *picked_ = nullptr;  // [dims / 16][2][16 rows][16]
+  bool fresh_ = true;  // whether out_ is yet to be written
 };
 
 template <typename S, typename Tiles>
 void TileAttention<S, Tiles>::load_queries(const AttentionItem& item, float* turned) {
-  const int64_t steps = dim_steps(kv_);
-  rows_.queries(item, turned, [&](int64_t row, const float* q) {
-    const int64_t local = row - item.begin;
-    const float* later = rows_.source(item, row + kTokensAhead * rows_.group);
-    for (int64_t d = 0; d < kv_.head_dim; d += S::kWidth) S::prefetch(later + d);
-    seen_[local] = {rows_.hidden(item.sequence, row), rows_.visible(item.sequence, row)};
-    uint16_t* to = q_ + (local / kPairRows * steps * kPairRows + local % kPairRows) * kStep;
-    for (int64_t d = 0; d < steps * kStep; d += S::kWidth) {
-      const int64_t n = kv_.head_dim - d;
-      const V scaled = n > 0 ? S::mul(load_lanes<S>(q + d, n), S::set1(rows_.args.scale)) : S::zero();
-      S::store_bf16(to + d / kStep * kPairRows * kStep + d % kStep, scaled);
+  const int64_t steps = dim_steps(kv_), dims = kv_.head_dim, ahead = kTokensAhead * rows_.source_stride();
+  const V scale = S::set1(rows_.args.scale);
+  rows_.tokens(item, turned, [&](const AttentionRows::TokenRows& token) {
+    const float* q = token.queries;
+    const float* source = token.source + ahead;
+    for (int64_t row = token.begin - item.begin; row < token.end - item.begin; ++row, q += dims, source += dims) {
+      seen_[row] = {token.hidden, token.visible};
+      uint16_t* to = q_ + (row / kPairRows * steps * kPairRows + row % kPairRows) * kStep;
+      for (int64_t d = 0; d < steps * kStep; d += S::kWidth) {
+        S::prefetch(source + std::min(d, dims));
+        const int64_t n = dims - d;
+        S::store_bf16(to + d / kStep * kPairRows * kStep + d % kStep, n > 0 ? S::mul(load_lanes<S>(q + d, n), scale) : S::zero());
+      }
     }
   });
 }
@@ -175,7 +183,7 @@ void TileAttention<S, Tiles>::attend(const AttentionItem& item, int64_t begin, i
     const int64_t count = rows - first < kPairRows ? rows - first : kPairRows;
     const Pair pair{first, count, (count + kTileRows - 1) / kTileRows};
     const auto fetched = [first, end](const Groups& groups) { return first == 0 && groups.tile < end ? &groups : nullptr; };
-    std::fill_n(out_, panels(kv_) * kPairFloats, 0.0f);
+    fresh_ = true;
     Groups here = locate(item, pair, begin / kTile * kTile, end), next = locate(item, pair, here.tile + kTile, end);
     for (int64_t step = 0; step < kSteps; ++step) score(tiles, pair, here, fetched(next), step);
     while (here.tile < end) {
@@ -193,10 +201,11 @@ void TileAttention<S, Tiles>::attend(const AttentionItem& item, int64_t begin, i
       here = next;
       next = then;
     }
-    for (int64_t row = 0; row < count; ++row)
-      for (int64_t panel = 0; panel < panels(kv_); ++panel)
-        S::store(state.out + (first + row) * kv_.padded_dim + panel * kKvLanes,
-                 S::load(out_ + panel * kPairFloats + row * kKvLanes));
+    if (fresh_) clear_out();
+    const int64_t dims = kv_.padded_dim, all = panels(kv_);
+    float* to = state.out + first * dims;
+    for (int64_t row = 0; row < count; ++row, to += dims)
+      for (int64_t panel = 0; panel < all; ++panel) S::store(to + panel * kKvLanes, S::load(out_ + panel * kPairFloats + row * kKvLanes));
   }
 }
 
@@ -255,7 +264,11 @@ void TileAttention<S, Tiles>::softmax(const Pair& pair, const Groups& groups, co
     Range mine[kRowsAtOnce];
     for (int64_t r = 0; r < count; ++r) mine[r] = seen(first + r, groups.tile);
     raise_tops(mine, row, count, state.top + first, state.sum + first);
-    for (int64_t r = 0; r < count; ++r) weigh_row(mine[r], groups.used, row + r, state.top[first + r], state.sum[first + r]);
+    V sums[kRowsAtOnce];
+    std::fill(sums + count, sums + kRowsAtOnce, S::zero());
+    for (int64_t r = 0; r < count; ++r) sums[r] = weigh_row(mine[r], groups.used, row + r, state.top[first + r]);
+    float* const sum = state.sum + first;
+    store_lanes<S>(sum, S::add(load_lanes<S>(sum, count), S::reduce_add(sums)), count);
     row += count;
   }
 }
@@ -286,38 +299,40 @@ template <bool kWhole>
 template <typename S, typename Tiles>
 void TileAttention<S, Tiles>::raise_tops(const Range* mine, int64_t row, int64_t count, float* top, float* sum) {
   const float cap = rows_.args.softcap;
-  float old[kRowsAtOnce], factors[kRowsAtOnce];
-  bool raised = false;
+  V tops[kRowsAtOnce];
+  std::fill(tops + count, tops + kRowsAtOnce, S::set1(kLowest));
   for (int64_t r = 0; r < count; ++r) {
     float* const scores = scores_ + (row + r) * kKvLanes;
-    V tops = S::set1(kLowest);
+    V highest = S::set1(kLowest);
     each_seen(mine[r], [&]<bool kWhole>(int64_t step) __attribute__((always_inline)) {
       float* at = scores + 2 * step * kPairFloats;
 #pragma GCC unroll 2
       for (int64_t i = step * kStep; i < (step + 1) * kStep; i += S::kWidth, at += kPairFloats) {
         if (cap > 0) S::store(at, bend<S>(S::load(at), cap));
-        tops = S::max(tops, kept<kWhole>(mine[r], i, S::load(at), S::set1(kLowest)));
+        highest = S::max(highest, kept<kWhole>(mine[r], i, S::load(at), S::set1(kLowest)));
       }
     });
-    const float tile_top = S::reduce_max(tops);
-    old[r] = top[r];
-    if (tile_top > old[r]) top[r] = tile_top;
-    raised |= tile_top > old[r];
+    tops[r] = highest;
   }
-  if (!raised) return;
-  const V before = load_lanes<S>(old, count), now = load_lanes<S>(top, count);
-  const V factor = S::select(S::less(before, now), exp<S>(S::sub(before, now)), S::set1(1.0f));
-  store_lanes<S>(sum, S::mul(load_lanes<S>(sum, count), factor), count);
+  const V old = load_lanes<S>(top, count), highest = S::reduce_max(tops), now = S::select(S::less(old, highest), highest, old);
+  store_lanes<S>(top, now, count);
+  if (fresh_) return;  // nothing was gathered
+  const V factor = S::select(S::less(old, now), exp<S>(S::sub(old, now)), S::set1(1.0f));
+  float factors[kRowsAtOnce];
   store_lanes<S>(factors, factor, count);
+  if (std::all_of(factors, factors + count, [](float each) { return each == 1.0f; })) return;
+  store_lanes<S>(sum, S::mul(load_lanes<S>(sum, count), factor), count);
+  const int64_t all = panels(kv_);
   for (int64_t r = 0; r < count; ++r) {
     float* out = out_ + (row + r) * kKvLanes;
-    for (int64_t panel = 0; panel < panels(kv_); ++panel, out += kPairFloats) S::store(out, S::mul(S::load(out), S::set1(factors[r])));
+    const V each = S::set1(factors[r]);
+    for (int64_t panel = 0; panel < all; ++panel, out += kPairFloats) S::store(out, S::mul(S::load(out), each));
   }
 }
 
-// Scores of a row become weights, zero where it sees nothing.
+// Scores of a row become weights, zero where it sees nothing. Their sum, by lanes.
 template <typename S, typename Tiles>
-void TileAttention<S, Tiles>::weigh_row(Range mine, Range used, int64_t row, float top, float& sum) {
+typename S::V TileAttention<S, Tiles>::weigh_row(Range mine, Range used, int64_t row, float top) {
   const float* const scores = scores_ + row * kKvLanes;
   uint16_t* const p = p_ + row * kStep;
   const auto store = [p](int64_t step, V first, V second) __attribute__((always_inline)) {
@@ -342,7 +357,7 @@ void TileAttention<S, Tiles>::weigh_row(Range mine, Range used, int64_t row, flo
     }
     store(step, weights[0], weights[1]);
   });
-  sum += S::reduce_add(sums);
+  return sums;
 }
 
 // out += p x values. Steps that all rows see whole come from the cache, where their lines lie together there.
@@ -364,7 +379,8 @@ void TileAttention<S, Tiles>::weigh(Tiles& tiles, const Pair& pair, const Groups
     right.tiles[i] = as_bytes(copies_ + step * kStep * kv_.padded_dim);
     right.stride[i] = kTileBytes;
   }
-  products(tiles, pair, p_ + used.begin * kPairRows * kStep, used.end - used.begin, panels(kv_), right, out_, false);
+  products(tiles, pair, p_ + used.begin * kPairRows * kStep, used.end - used.begin, panels(kv_), right, out_, fresh_);
+  fresh_ = false;
 }
 
 // The same with values that not all rows see and that are not finite: each row by itself, with zeros for what it does not
@@ -373,6 +389,7 @@ template <typename S, typename Tiles>
 void TileAttention<S, Tiles>::weigh_apart(Tiles& tiles, const Pair& pair, const Groups& groups) {
   const Range used = groups.used;
   const int64_t count = panels(kv_);
+  if (fresh_) clear_out();
   for (int64_t row = 0; row < pair.rows; ++row) {
     CacheTiles<S> right{};
     for (int64_t step = used.begin; step < used.end; ++step) {

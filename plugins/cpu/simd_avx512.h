@@ -57,6 +57,14 @@ struct SimdAvx512 {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
   }
 
+  // What the reductions above make of eight vectors, in the first eight lanes.
+  INGOT_INLINE V reduce_add(const V (&rows)[8]) {
+    return reduce(rows, [](V a, V b) __attribute__((always_inline)) { return _mm512_add_ps(a, b); });
+  }
+  INGOT_INLINE V reduce_max(const V (&rows)[8]) {
+    return reduce(rows, [](V a, V b) __attribute__((always_inline)) { return _mm512_max_ps(a, b); });
+  }
+
   INGOT_INLINE V add_exponent(V p, V t) {
     return _mm512_castsi512_ps(
         _mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
@@ -130,6 +138,21 @@ struct SimdAvx512 {
     const __m512i nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
     const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
     return _mm512_mask_or_epi32(nearest, nan, bits, _mm512_set1_epi32(0x400000));
+  }
+  // A tree: halves of two rows beside each other, then fourths of four, then eighths of eight.
+  template <typename F>
+  INGOT_INLINE V reduce(const V (&rows)[8], F f) {
+    V pairs[4], fours[2];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+      pairs[i] = f(_mm512_shuffle_f32x4(rows[2 * i], rows[2 * i + 1], 0x44), _mm512_shuffle_f32x4(rows[2 * i], rows[2 * i + 1], 0xEE));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i)
+      fours[i] = f(_mm512_shuffle_f32x4(pairs[2 * i], pairs[2 * i + 1], 0x88), _mm512_shuffle_f32x4(pairs[2 * i], pairs[2 * i + 1], 0xDD));
+    const __m512d first = _mm512_castps_pd(fours[0]), second = _mm512_castps_pd(fours[1]);
+    const V all = f(_mm512_castpd_ps(_mm512_unpacklo_pd(first, second)), _mm512_castpd_ps(_mm512_unpackhi_pd(first, second)));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 4, 8, 12, 2, 6, 10, 14);
+    return _mm512_permutexvar_ps(order, f(all, _mm512_movehdup_ps(all)));
   }
   // Four elements of rows 0, 4, 8 and 12.
   INGOT_INLINE V load_fours(const float* p, int64_t stride) {

@@ -85,6 +85,17 @@ struct SimdEmulated {
     return v.lane[0];
   }
 
+  INGOT_INLINE V reduce_add(const V (&rows)[8]) {
+    V v{};
+    for (int i = 0; i < 8; ++i) v.lane[i] = reduce_add(rows[i]);
+    return v;
+  }
+  INGOT_INLINE V reduce_max(const V (&rows)[8]) {
+    V v{};
+    for (int i = 0; i < 8; ++i) v.lane[i] = reduce_max(rows[i]);
+    return v;
+  }
+
   INGOT_INLINE V add_exponent(V p, V t) { return from_words(to_words(p) + (to_words(t) << 23)); }
 
   INGOT_INLINE V load_bf16(const uint16_t* p) { return load_bf16_partial(p, kWidth); }
