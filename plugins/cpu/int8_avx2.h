@@ -7,12 +7,6 @@
 namespace ingot {
 
 struct Int8Avx2 : SimdAvx2 {
-  // What lies ahead in panels that are read once, at two distances: of one alone, memory has too little to do.
-  INGOT_INLINE void prefetch_stream(const void* p) {
-    asm volatile("prefetcht1 (%0)" : : "r"(static_cast<const char*>(p) + 16384));
-    prefetch(static_cast<const char*>(p) + 2048);
-  }
-
   // |m| of 16 columns in int16, and what turns a code c into (c - 8) * m: ((c ^ flip) * |m|) - zero, byte by byte.
   // A negative m takes 15 - c, so that products stay within 0..225 and no byte borrows from its neighbour.
   struct Multipliers {

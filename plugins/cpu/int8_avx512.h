@@ -8,7 +8,7 @@
 namespace ingot {
 
 struct Int8Avx512 : SimdAvx512 {
-  // What lies ahead in panels that are read once, at two distances: of one alone, memory has too little to do.
+  // Products of int8 and int4 do gain by two distances.
   INGOT_INLINE void prefetch_stream(const void* p) {
     prefetch(static_cast<const char*>(p) + 4096);
     prefetch_far(static_cast<const char*>(p) + 16384);

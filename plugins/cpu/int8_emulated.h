@@ -6,8 +6,6 @@
 namespace ingot {
 
 struct Int8Emulated : SimdEmulated {
-  INGOT_INLINE void prefetch_stream(const void*) {}
-
   struct Multipliers {
     const int8_t* m;
   };

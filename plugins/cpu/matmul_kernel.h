@@ -152,7 +152,6 @@ struct TileArgs {
 template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride>
 void tile(const TileArgs& args) {
   using V = typename S::V;
-  constexpr int64_t kStreamAhead = 2048;
   constexpr bool kMany = kXStride > 0;
   const int64_t x_stride = kMany ? kXStride : args.x_stride;
   constexpr int kVectors = kPanels * kPanel / S::kWidth;
@@ -201,7 +200,7 @@ void tile(const TileArgs& args) {
         S::prefetch_far(next[p]);
         next[p] += args.next_step;
       } else {
-        S::prefetch(line[p] + kStreamAhead);
+        S::prefetch_stream(line[p]);
       }
       line[p] += kLineBytes;
     }

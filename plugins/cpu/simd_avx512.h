@@ -125,6 +125,8 @@ struct SimdAvx512 {
 
   INGOT_INLINE void prefetch(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
   INGOT_INLINE void prefetch_far(const void* p) { asm volatile("prefetcht1 (%0)" : : "r"(p)); }
+  // What lies ahead in panels that are read once. A second distance makes float32 and bf16 slower here.
+  INGOT_INLINE void prefetch_stream(const void* p) { prefetch(static_cast<const char*>(p) + 2048); }
 
  private:
   INGOT_INLINE V from_bf16(__m256i bits) {
