@@ -7,13 +7,14 @@
 namespace ingot {
 namespace {
 
-// x / (1 + e^-z) within 2 ulp; z below -87 counts as -87, where this is 1e-38 x. NaN stays NaN.
+// x / (1 + e^-z) within 3 x 2^-24 of it, where z is no nearer to zero than x. z counts as -87 .. 87, at whose ends this is
+// 1e-38 x and x, and x as -87 at least. NaN in x stays NaN.
 // e^-z as in simd_math.h, z = n ln 2 + r, without what other users of exp ask for at the ends.
 template <typename S>
 [[gnu::always_inline]] inline typename S::V over_logistic(typename S::V x, typename S::V z) {
   using V = typename S::V;
   const V one = S::set1(1.0f), magic = S::set1(12582912.0f);
-  const V inside = S::min(S::set1(87.0f), S::max(S::set1(-87.0f), z));
+  const V lowest = S::set1(-87.0f), inside = S::min(S::set1(87.0f), S::max(lowest, z));
   const V shifted = S::fma(inside, S::set1(-1.44269504f), magic), n = S::sub(shifted, magic);
   V r = S::fma(n, S::set1(0x1.62e400p-1f), inside);
   r = S::fma(n, S::set1(0x1.7f7d1cp-20f), r);
@@ -24,7 +25,7 @@ template <typename S>
   p = S::fma(p, r, S::set1(0x1.fffffcp-2f));
   p = S::fma(p, r, S::set1(-1.0f));
   p = S::fma(p, r, one);
-  return S::div(x, S::add(one, S::add_exponent(p, shifted)));
+  return S::div(S::max(lowest, x), S::add(one, S::add_exponent(p, shifted)));
 }
 
 // x * P(X <= x) for a normal X. With z = |x| / sqrt(2) the tail is erfc(z) / 2 = t * exp(-z^2) * Q(t) / 2,

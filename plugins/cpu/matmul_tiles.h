@@ -11,8 +11,10 @@
 //   512 rows, 32 columns, 1,024 k of int8: 16,384 cycles of products, 1,100 of unpacking w4, 2,000 at most of sums that are
 //   stored and taken up again; SiLU of these sums, 17 cycles for 16 numbers, hides between the products of the next ones
 // and timed on a machine without AMX, an Emerald Rapids, with loads, stores and waits of the same number in place of tile
-// instructions: 512 rows take twice the time of their products, and that is memory. Rows come from beyond L2 at 10 cycles a
-// line; a line of y that was to be read before it is written took 20 and more, so large ones go past the caches (matmul_parts.h).
+// instructions: 512 rows take not quite twice the time of their products. Lines of tiles, every second one from L2, and
+// epilogues take as long, and hide the products rather than the other way round; rows come from beyond L2 at 10 cycles a line
+// to be rounded. A line of y that was to be read before it is written took 20 and more, so large ones go past the caches
+// (matmul_parts.h).
 #pragma once
 
 #include <utility>

@@ -164,6 +164,26 @@ def test_matches_the_reference(kernel: str) -> None:
             session.close()
 
 
+@pytest.mark.parametrize("kernel", [name for name in kernel_table() if name.startswith("activation.")])
+def test_silu_keeps_its_digits(kernel: str) -> None:
+    """Small numbers too, which a tolerance of the largest does not see; NaN and infinity stay with their element."""
+    x = np.concatenate([np.linspace(-80, 90, 60001), np.geomspace(1e-30, 1e30, 999), -np.geomspace(1e-30, 80, 1000)])
+    x = x.astype(np.float32).reshape(-1, 100)
+    session = open_step(kernel, [x, None], {"activation": "silu"}, plain_batch(len(x)))
+    (got,) = native_outputs(session, plain_batch(len(x)))
+    session.close()
+    np.testing.assert_allclose(got, x / (1 + np.exp(-x.astype(np.float64))), rtol=3 * 2.0**-24)
+
+    ends = np.array([[-np.inf, -3e38, -88, np.nan, 1, np.inf, 3e38, -np.nan, 2]], np.float32)
+    session = open_step(kernel, [ends, None], {"activation": "silu"}, plain_batch(1))
+    (got,) = native_outputs(session, plain_batch(1))
+    session.close()
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(ends))
+    assert (-1e-35 < got[0, :3]).all()
+    assert (got[0, :3] <= 0).all()
+    np.testing.assert_array_equal(got[0, 5:7], ends[0, 5:7])
+
+
 def test_every_op_of_the_table_is_tested() -> None:
     assert {name.split(".")[0] for name in kernel_table()} == set(CASES) | ELSEWHERE
 
