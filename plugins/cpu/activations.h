@@ -18,13 +18,7 @@ template <typename S>
   const V shifted = S::fma(inside, S::set1(-1.44269504f), magic), n = S::sub(shifted, magic);
   V r = S::fma(n, S::set1(0x1.62e400p-1f), inside);
   r = S::fma(n, S::set1(0x1.7f7d1cp-20f), r);
-  V p = S::set1(0x1.6a21acp-10f);
-  p = S::fma(p, r, S::set1(-0x1.123b6ap-7f));
-  p = S::fma(p, r, S::set1(0x1.5558fap-5f));
-  p = S::fma(p, r, S::set1(-0x1.555490p-3f));
-  p = S::fma(p, r, S::set1(0x1.fffffcp-2f));
-  p = S::fma(p, r, S::set1(-1.0f));
-  p = S::fma(p, r, one);
+  const V p = S::fma(S::fma(exp_curve<S, -1>(r), r, S::set1(-1.0f)), r, one);
   return S::div(S::max(lowest, x), S::add(one, S::add_exponent(p, shifted)));
 }
 

@@ -6,8 +6,18 @@
 namespace ingot {
 namespace {
 
+// q of e^(kSign r) = 1 + kSign r + q r^2 for |r| <= ln 2 / 2: a minimax polynomial (3.1e-9 of e^r).
+template <typename S, int kSign = 1>
+[[gnu::always_inline]] inline typename S::V exp_curve(typename S::V r) {
+  typename S::V q = S::set1(0x1.6a21acp-10f);
+  q = S::fma(q, r, S::set1(kSign * 0x1.123b6ap-7f));
+  q = S::fma(q, r, S::set1(0x1.5558fap-5f));
+  q = S::fma(q, r, S::set1(kSign * 0x1.555490p-3f));
+  return S::fma(q, r, S::set1(0x1.fffffcp-2f));
+}
+
 // e^x within 1 ulp; below 2^-126 the result is 0, NaN stays NaN.
-// x = n ln 2 + r, |r| <= ln 2 / 2; e^r by a minimax polynomial (3.1e-9 relative), then n is added to the exponent.
+// x = n ln 2 + r, |r| <= ln 2 / 2; n is added to the exponent of e^r.
 template <typename S>
 [[gnu::always_inline]] inline typename S::V exp(typename S::V x) {
   using V = typename S::V;
@@ -18,12 +28,7 @@ template <typename S>
   const V n = S::sub(shifted, magic);
   V r = S::fma(n, S::set1(-0x1.62e400p-1f), inside);    // ln 2, upper bits: n * upper is exact
   r = S::fma(n, S::set1(-0x1.7f7d1cp-20f), r);          // ln 2, the rest
-  V q = S::set1(0x1.6a21acp-10f);
-  q = S::fma(q, r, S::set1(0x1.123b6ap-7f));
-  q = S::fma(q, r, S::set1(0x1.5558fap-5f));
-  q = S::fma(q, r, S::set1(0x1.555490p-3f));
-  q = S::fma(q, r, S::set1(0x1.fffffcp-2f));
-  const V p = S::add(S::fma(S::mul(r, r), q, r), S::set1(1.0f));
+  const V p = S::add(S::fma(S::mul(r, r), exp_curve<S>(r), r), S::set1(1.0f));
   const V power = S::add_exponent(p, shifted);
   const V finite = S::select(S::less(x, lowest), S::zero(), power);
   const V beyond = S::add(x, S::set1(std::numeric_limits<float>::infinity()));  // infinity, or NaN where x is NaN
@@ -39,13 +44,7 @@ template <typename S>
   const V inside = S::max(S::set1(-69.0f), x);  // NaN where x is
   const V shifted = S::fma(inside, S::set1(1.44269504f), magic), n = S::sub(shifted, magic);
   const V r = S::fma(n, S::set1(-0x1.62e430p-1f), inside);
-  V p = S::set1(0x1.6a21acp-10f);
-  p = S::fma(p, r, S::set1(0x1.123b6ap-7f));
-  p = S::fma(p, r, S::set1(0x1.5558fap-5f));
-  p = S::fma(p, r, S::set1(0x1.555490p-3f));
-  p = S::fma(p, r, S::set1(0x1.fffffcp-2f));
-  p = S::fma(p, r, S::set1(1.0f));
-  p = S::fma(p, r, S::set1(1.0f));
+  const V p = S::fma(S::fma(exp_curve<S>(r), r, S::set1(1.0f)), r, S::set1(1.0f));
   if constexpr (requires { S::scale(p, n); }) return S::scale(p, n);
   return S::select(S::less_equal(x, x), S::add_exponent(p, shifted), x);
 }
