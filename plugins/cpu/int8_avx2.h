@@ -80,7 +80,8 @@ struct Int8Avx2 : SimdAvx2 {
   // the last two bytes of its groups of four k. Products of a pair are at most 2 * 15 * 127; the sums begin at
   // -8 * (sum of x), so that at the end they are within 32 * 8 * 127 < 2^15; on the way they may wrap.
   using Short = __m256i;
-  static constexpr int kCodeRows = 5;  // six would take every register, and run slower
+  static constexpr int64_t kLongestRun = 64;
+  static constexpr int kCodePanels = 1, kCodeRows = 5;  // six would take every register, and run slower
 
   // The beginning for a run of 32 or 64 values of x, the same for all columns.
   template <int kRun>

@@ -13,6 +13,11 @@ struct Int8Avx512 : SimdAvx512 {
     prefetch(static_cast<const char*>(p) + 4096);
     prefetch_far(static_cast<const char*>(p) + 16384);
   }
+  // Of several panels that are read at once: what is read after this one lies elsewhere.
+  INGOT_INLINE void prefetch_streams(const void* p, const void* next) {
+    prefetch(static_cast<const char*>(p) + 2048);
+    prefetch_far(static_cast<const char*>(next) + 8192);
+  }
 
   // For low nibbles, and for high ones, which stay in their place: the upper half of their products is what the lower half
   // would be.
@@ -60,10 +65,11 @@ struct Int8Avx512 : SimdAvx512 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
   }
 
-  // Sums of (code - 8) * x over 32 or 64 k, in int32: a code is unsigned, as VPDPBUSD wants it, so that nothing need be
+  // Sums of (code - 8) * x over 32, 64 or 128 k, in int32: a code is unsigned, as VPDPBUSD wants it, so that nothing need be
   // unpacked. They begin at -8 * (sum of x).
   using Short = __m512i;
-  static constexpr int kCodeRows = 8;  // more cost less unpacked: see matmul_codes_or_bytes
+  static constexpr int64_t kLongestRun = 128;
+  static constexpr int kCodePanels = 2, kCodeRows = 8;  // more cost less unpacked: see matmul_codes_or_bytes
 
   template <int kRun>
   INGOT_INLINE int32_t short_start(const int8_t* x) {
@@ -77,6 +83,7 @@ struct Int8Avx512 : SimdAvx512 {
     return -8 * _mm_cvtsi128_si32(four);
   }
   INGOT_INLINE Short set_short(int32_t start) { return _mm512_set1_epi32(start); }
+  INGOT_INLINE Short add_shorts(Short a, Short b) { return _mm512_add_epi32(a, b); }
   INGOT_INLINE Short load_codes(const void* p, bool high) {
     const __m512i both = _mm512_loadu_si512(p);
     return _mm512_and_si512(high ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));

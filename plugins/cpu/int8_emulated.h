@@ -39,7 +39,8 @@ struct Int8Emulated : SimdEmulated {
   }
 
   using Short = Ints;
-  static constexpr int kCodeRows = 3;
+  static constexpr int64_t kLongestRun = 128;
+  static constexpr int kCodePanels = 2, kCodeRows = 3;
 
   template <int kRun>
   INGOT_INLINE int32_t short_start(const int8_t* x) {
@@ -48,6 +49,7 @@ struct Int8Emulated : SimdEmulated {
     return -8 * sum;
   }
   INGOT_INLINE Short set_short(int32_t start) { return Short{} + start; }
+  INGOT_INLINE Short add_shorts(Short a, Short b) { return a + b; }
   INGOT_INLINE Short load_codes(const void* p, bool high) {
     return (load_sum(static_cast<const int32_t*>(p)) >> (high ? 4 : 0)) & 0x0F0F0F0F;
   }

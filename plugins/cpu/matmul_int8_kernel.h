@@ -93,7 +93,6 @@ struct RoundedRows {
 // A part of K of a group of rows and a few panels: sums[panel][row][16] += products.
 struct Int8Tile {
   const int8_t* x;  // codes
-  int64_t x_stride;
   const int32_t* runs;
   int64_t run_stride;
   const std::byte* const* panels;  // those whose sums begin; null where they go on
@@ -110,8 +109,37 @@ struct Int8Tile {
 
 using Int8TileFn = void (*)(const Int8Tile&);
 
-// Products of whole bytes, added up in int32. Four codes of each row of a group lie beside each other, then the next four: a
-// tile reads them in one stream. The first group of rows unpacks int4 while it multiplies, for the others too.
+// Rounds a group of rows of at most kMost: four codes of each row lie beside each other, then the next four, so that a tile
+// reads them in one stream. A part of K after another, which stays in L1 until all rows have written to it.
+// seen(row of the group, k, the 64 codes from k on)
+template <typename I, int kMost, int64_t kPart, uint32_t kFlip, typename Seen>
+[[gnu::always_inline]] inline void round_group(const RoundedRows& to, int64_t first, int64_t count, const float* const* x, const Seen& seen) {
+  RowCode code[kMost];
+  for (int64_t r = 0; r < count; ++r) {
+    code[r] = row_code<I>(x[r], to.k);
+    to.scales()[first + r] = code[r].step;
+  }
+  for (int64_t part = 0; part < to.padded_k(); part += kPart)
+    for (int64_t r = 0; r < count; ++r) {
+      int8_t* const codes = to.codes(first) + r * 4;
+      for (int64_t k = part; k < std::min(part + kPart, to.padded_k()); k += kTileK) {
+        alignas(kLineBytes) int8_t apart[kTileK];
+        int8_t* const line = kFlip == 0 && count == 1 ? codes + k : apart;
+        store_codes<I>(code[r], x[r], k, line);
+        seen(r, k, line);
+        if (line != apart) continue;
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kTileK; i += 4) {
+          uint32_t four;
+          std::memcpy(&four, line + i, sizeof(four));
+          four ^= kFlip;
+          std::memcpy(codes + (k + i) * count, &four, sizeof(four));
+        }
+      }
+    }
+}
+
+// Products of whole bytes, added up in int32. The first group of rows unpacks int4 while it multiplies, for the others too.
 template <typename I, typename Format>
 struct ByteProducts {
   static constexpr bool kUnpacks = Format::kTiles != 1;
@@ -120,31 +148,8 @@ struct ByteProducts {
   static constexpr int64_t kBlockRows = I::kBlockRows, kBlockPanels = I::kBlockPanels;
   static constexpr int64_t kRunK = 32;
 
-  static const int8_t* x(const RoundedRows& rows, int64_t first, int64_t count, int64_t k) {
-    return rows.codes(first) + k * count;
-  }
-  // A part of K after another, which stays in L1 until all rows have written to it.
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
-    RowCode code[kRows];
-    for (int64_t r = 0; r < count; ++r) {
-      code[r] = row_code<I>(x[r], to.k);
-      to.scales()[first + r] = code[r].step;
-    }
-    for (int64_t part = 0; part < to.padded_k(); part += kPart)
-      for (int64_t r = 0; r < count; ++r) {
-        int8_t* const codes = to.codes(first) + r * 4;
-        for (int64_t k = part; k < std::min(part + kPart, to.padded_k()); k += kTileK) {
-          alignas(kLineBytes) int8_t quads[kTileK];
-          store_codes<I>(code[r], x[r], k, quads);
-#pragma GCC unroll 16
-          for (int64_t i = 0; i < kTileK; i += 4) {
-            uint32_t quad;
-            std::memcpy(&quad, quads + i, sizeof(quad));
-            quad ^= I::kFlipX;
-            std::memcpy(codes + (k + i) * count, &quad, sizeof(quad));
-          }
-        }
-      }
+    round_group<I, kRows, kPart, I::kFlipX>(to, first, count, x, [](int64_t, int64_t, const int8_t*) {});
   }
 
   template <int kR, int kP>
@@ -280,6 +285,7 @@ struct ByteProducts {
     return {table<kOther, 1>(Indices()), table<kOther, kPanels>(Indices())};
   }
 
+  static int64_t panels_at_once(int64_t) { return kPanels; }
   // What multiplies a group of so many rows by one panel or kPanels. first: of the groups; only: there are no others.
   static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, bool only) {
     static constexpr auto kFirst = tables<false>(), kOther = tables<true>();
@@ -287,112 +293,139 @@ struct ByteProducts {
   }
 };
 
-// Products of int4 as it is stored: sums of codes from 0 to 15 over 32 or 64 k, which are then multiplied into int32 by the
-// group's multipliers. With AVX2 such a sum stays in int16, and no sum of two products saturates.
+// Products of int4 as it is stored: sums of codes from 0 to 15 over kRun k, which are then multiplied into int32 by the
+// group's multipliers. With AVX2 such a sum stays in int16, and no sum of two products saturates. A run of 128 k is one of
+// whole bytes: both nibbles have the same multipliers and add up to one sum.
 template <typename I, int64_t kRun>
 struct CodeProducts {
   static constexpr int64_t kRunK = kRun;
-  static constexpr int kRows = I::kCodeRows, kPanels = 1, kVectors = kPanel / I::kWidth;
+  static constexpr int kRows = I::kCodeRows, kPanels = I::kCodePanels, kVectors = kPanel / I::kWidth;
   static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
   static constexpr int64_t kBlockRows = 96 / kRows * kRows, kBlockPanels = 32;
+  static constexpr bool kWholeBytes = kRun == 2 * kTileK;
+  static constexpr int64_t kLines = kWholeBytes ? kTileLines : kRun / 4;
 
-  static const int8_t* x(const RoundedRows& rows, int64_t first, int64_t, int64_t k) { return rows.codes(first) + k; }
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
-    for (int64_t row = first; row < first + count; ++row) {
-      int8_t* const codes = to.codes(row);
-      to.scales()[row] = round_row<I>(x[row - first], to.k, to.padded_k(), [codes](int64_t k) { return codes + k; });
-      int32_t* run = to.runs(row);
-      for (int64_t k = 0; k < to.padded_k(); k += kRunK) *run++ = I::template short_start<kRunK>(codes + k);
-    }
+    std::fill_n(to.runs(first), count * to.run_stride(), 0);
+    round_group<I, kRows, kPart, 0>(to, first, count, x, [&to, first](int64_t row, int64_t k, const int8_t* line) {
+      constexpr int64_t kStep = std::min(kRunK, kTileK);
+      for (int64_t i = 0; i < kTileK; i += kStep) to.runs(first + row)[(k + i) / kRunK] += I::template short_start<kStep>(line + i);
+    });
   }
 
   enum Half { kLow, kHigh };
 
-  // What one half of each byte in a line is multiplied with.
-  struct Codes {
-    int64_t k;  // of x
-    const int8_t* multipliers;
-  };
-  static Codes codes(const int8_t* multipliers, int group_bits, int64_t tile, int64_t line, Half half) {
-    const int64_t k = (tile + half) * kTileK + line * 4;
-    return {k, multipliers + (k >> group_bits) * kPanel};
-  }
-
-  // kRunK / 4 lines: half kFirst of their bytes, or both.
-  template <int kR, Half kFirst, int kHalves>
-  [[gnu::always_inline]] static inline void run(const Int8Tile& t, const std::byte* line,
-                                                const Codes (&halves)[kHalves]) {
-    typename I::Short sum[kR][kHalves][kVectors];
-    const int8_t* x[kHalves];
+  // Lines [line, line + kLines) of a block of 128 k: half kFirst of their bytes, or both.
+  template <int kR, int kP, Half kFirst, int kHalves>
+  [[gnu::always_inline]] static inline void run(const Int8Tile& t, int64_t block, int64_t line) {
+    // one row needs two sums: each product waits for the one before it
+    constexpr int kSums = kWholeBytes && kR * kP >= 4 ? 1 : kHalves, kTotals = kWholeBytes ? 1 : kHalves;
+    typename I::Short sum[kR][kP][kSums][kVectors];
+    const std::byte *at[kP], *next[kP];
+    const int8_t *x[kHalves], *multipliers[kP][kTotals];
+    int64_t k[kHalves];
+#pragma GCC unroll 2
+    for (int p = 0; p < kP; ++p) {
+      at[p] = t.lines[p] + (block * kTileLines + line) * kLineBytes;
+      next[p] = t.next[p] + (block * kTileLines + line) * kLineBytes;
+    }
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) {
-      x[h] = t.x + halves[h].k;
-#pragma GCC unroll 16
-      for (int r = 0; r < kR; ++r)
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) sum[r][h][v] = I::set_short(t.runs[r * t.run_stride + halves[h].k / kRunK]);
+      k[h] = (2 * block + kFirst + h) * kTileK + line * 4;
+      x[h] = t.x + k[h] * kR;
     }
+#pragma GCC unroll 2
+    for (int p = 0; p < kP; ++p)
+#pragma GCC unroll 2
+      for (int h = 0; h < kTotals; ++h) multipliers[p][h] = t.multipliers[p] + (k[h] >> t.group_bits) * kPanel;
+#pragma GCC unroll 16
+    for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 2
+      for (int h = 0; h < kSums; ++h) {
+        const auto start = I::set_short(kWholeBytes && h > 0 ? 0 : t.runs[r * t.run_stride + k[h] / kRunK]);
+#pragma GCC unroll 2
+        for (int p = 0; p < kP; ++p)
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) sum[r][p][h][v] = start;
+      }
     const auto add_line = [&](int64_t i) __attribute__((always_inline)) {
-      if (kFirst == kLow) I::prefetch_stream(line);
+#pragma GCC unroll 2
+      for (int p = 0; p < kP; ++p) {
+        if constexpr (kFirst == kLow && kP == 1) I::prefetch_stream(at[p]);
+        if constexpr (kFirst == kLow && kP > 1) I::prefetch_streams(at[p], next[p]);
+        next[p] += kLineBytes;
+      }
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
-        typename I::Short codes[kVectors];
+        typename I::Short codes[kP][kVectors];
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) codes[v] = I::load_codes(line + v * I::kWidth * 4, kFirst + h == kHigh);
+        for (int p = 0; p < kP; ++p)
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) codes[p][v] = I::load_codes(at[p] + v * I::kWidth * 4, kFirst + h == kHigh);
 #pragma GCC unroll 16
         for (int r = 0; r < kR; ++r) {
-          const typename I::Short xr = I::load_x(x[h] + r * t.x_stride + i * 4);
+          const typename I::Short xr = I::load_x(x[h] + (i * kR + r) * 4);
 #pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) I::dot(sum[r][h][v], codes[v], xr);
+          for (int p = 0; p < kP; ++p)
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v) I::dot(sum[r][p][h % kSums][v], codes[p][v], xr);
         }
       }
-      line += kLineBytes;
+#pragma GCC unroll 2
+      for (int p = 0; p < kP; ++p) at[p] += kLineBytes;
     };
     if constexpr (kR <= 3) {
 #pragma GCC unroll 2
-      for (int64_t i = 0; i < kRunK / 4; ++i) add_line(i);
+      for (int64_t i = 0; i < kLines; ++i) add_line(i);
     } else {
 #pragma GCC unroll 1
-      for (int64_t i = 0; i < kRunK / 4; ++i) add_line(i);
+      for (int64_t i = 0; i < kLines; ++i) add_line(i);
     }
-    int32_t* const sums = t.sums;  // multipliers are made only now: in the loop, sums take the registers
+    if constexpr (kWholeBytes && kSums == 2)
+      for_each(std::make_integer_sequence<int, kR * kP>(), [&]<int kI>() __attribute__((always_inline)) {
+        auto& sums = sum[kI / kP][kI % kP];
+        for (int v = 0; v < kVectors; ++v) sums[0][v] = I::add_shorts(sums[0][v], sums[1][v]);
+      });
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v)
+    for (int p = 0; p < kP; ++p)
 #pragma GCC unroll 2
-      for (int h = 0; h < kHalves; ++h) {
-        const typename I::Short multipliers = I::short_multipliers(halves[h].multipliers + v * I::kWidth);
+      for (int v = 0; v < kVectors; ++v) {
+        int32_t* const sums = t.sums + p * t.panel_stride + v * I::kWidth;
+#pragma GCC unroll 2
+        for (int h = 0; h < kTotals; ++h) {  // widened only now: in the loop, sums take the registers
+          const typename I::Short widened = I::short_multipliers(multipliers[p][h] + v * I::kWidth);
 #pragma GCC unroll 16
-        for (int r = 0; r < kR; ++r) I::add_short(sums + r * kPanel + v * I::kWidth, sum[r][h][v], multipliers);
+          for (int r = 0; r < kR; ++r) I::add_short(sums + r * kPanel, sum[r][p][h][v], widened);
+        }
       }
   }
 
   // Few rows take both halves of each line at once, many one after the other, for the sake of registers.
-  template <int kR>
+  template <int kR, int kP>
   static void tile(const Int8Tile& t) {
-    if (t.panels != nullptr) std::fill_n(t.sums, kR * kPanel, 0);
-    const std::byte* line = t.lines[0];
-    const int8_t* const multipliers = t.multipliers[0];
-    const auto of = [=, bits = t.group_bits](int64_t tile, int64_t l, Half half) { return codes(multipliers, bits, tile, l, half); };
-    for (int64_t at = 0; at < t.tiles; at += 2)
-      for (int64_t l = 0; l < kTileLines; l += kRunK / 4, line += kRunK / 4 * kLineBytes) {
-        const Codes low = of(at, l, kLow), high = of(at, l, kHigh);
-        if constexpr (4 * kR * kVectors <= I::kRegisters) {
-          run<kR, kLow, 2>(t, line, {low, high});
+    if (t.panels != nullptr)
+      for (int p = 0; p < kP; ++p) std::fill_n(t.sums + p * t.panel_stride, kR * kPanel, 0);
+    for (int64_t block = 0; block < (t.tiles + 1) / 2; ++block)
+      for (int64_t line = 0; line < kTileLines; line += kLines)
+        if constexpr (kWholeBytes || 4 * kR * kP * kVectors <= I::kRegisters) {
+          run<kR, kP, kLow, 2>(t, block, line);
         } else {
-          run<kR, kLow, 1>(t, line, {low});
-          run<kR, kHigh, 1>(t, line, {high});
+          run<kR, kP, kLow, 1>(t, block, line);
+          run<kR, kP, kHigh, 1>(t, block, line);
         }
-      }
   }
 
-  template <size_t... kR>
+  template <int kP, size_t... kR>
   static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
-    return {tile<kR + 1>...};
+    return {tile<kR + 1, kP>...};
   }
-  static Int8TileFn tile_of(int64_t rows, int64_t, bool, bool) {
-    static constexpr auto kTiles = table(std::make_index_sequence<kRows>());
-    return kTiles[static_cast<size_t>(rows - 1)];
+  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool, bool) {
+    using Indices = std::make_index_sequence<kRows>;
+    static constexpr std::array<std::array<Int8TileFn, kRows>, 2> kTiles{table<1>(Indices()), table<kPanels>(Indices())};
+    return kTiles[panels > 1][static_cast<size_t>(rows - 1)];
   }
+  // One row waits for memory anyway, which gives more to one stream.
+  static int64_t panels_at_once(int64_t rows) { return rows > 1 ? kPanels : 1; }
 };
 
 inline size_t matmul_int8_scratch(const void* args) {
@@ -413,7 +446,7 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
   for (int64_t k = 0; k < x.k; k += most) {
     const int64_t part = std::min(most, x.k - k), tiles = tiles_of(part);
     for (int64_t p = 0, step; p < panels; p += step) {
-      step = panels - p >= Products::kPanels ? Products::kPanels : 1;
+      step = panels - p >= Products::kPanels ? Products::panels_at_once(all.first(group + 1) - row) : 1;
       const std::byte *begun[Products::kPanels], *lines[Products::kPanels], *next[Products::kPanels];
       const int8_t* multipliers[Products::kPanels];
       for (int64_t i = 0; i < step; ++i) {
@@ -430,8 +463,7 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
       const int64_t next_bytes = tiles * kTileBytes / Format::kTiles / groups;  // while a group of rows is multiplied
       for (int64_t g = group; g < group + groups; ++g) {
         const int64_t first = all.first(g), count = all.first(g + 1) - first;
-        const Int8Tile tile{.x = Products::x(x, first, count, k), .x_stride = x.stride(),
-                            .runs = x.runs(first) + k / Products::kRunK, .run_stride = x.run_stride(),
+        const Int8Tile tile{.x = x.codes(first) + k * count, .runs = x.runs(first) + k / Products::kRunK, .run_stride = x.run_stride(),
                             .panels = k == 0 ? begun : nullptr, .lines = lines,
                             .multipliers = multipliers, .group_bits = group_bits, .tiles = tiles, .unpacked = unpacked,
                             .sums = sums + p * stride + (first - row) * kPanel, .panel_stride = stride,
@@ -501,14 +533,19 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
   }
 }
 
-// int4 in groups of 64 or 128 runs over 64 k in int16, in groups of 32 over 32.
+// f<kRun>() of the longest run of k whose products of codes may be added up in groups of so many columns.
+template <typename I, typename F>
+void with_run(int64_t group, F f) {
+  if (group == 32) return f.template operator()<32>();
+  if constexpr (I::kLongestRun == 128) {
+    if (group == 128) return f.template operator()<128>();
+  }
+  f.template operator()<64>();
+}
+
 template <typename I>
 void matmul_codes(const MatmulArgs& args, const Team& team) {
-  if (args.group == 32) {
-    matmul_int8<I, W4, CodeProducts<I, 32>>(args, team);
-  } else {
-    matmul_int8<I, W4, CodeProducts<I, 64>>(args, team);
-  }
+  with_run<I>(args.group, [&]<int64_t kRun>() { matmul_int8<I, W4, CodeProducts<I, kRun>>(args, team); });
 }
 
 template <typename I, typename Format>

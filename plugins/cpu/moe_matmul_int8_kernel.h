@@ -89,15 +89,15 @@ class FewOrMany {
 template <typename I, int64_t kRun>
 using CodeOrByteProduct = FewOrMany<I::kCodeRows, CodeProduct<I, kRun>, ByteProduct<I, W4>>;
 
-// Of groups of 32, and of all else, as matmul_codes.
+// By the size of groups, as matmul_codes.
 template <typename I, template <int64_t> typename Product>
 void moe_gate_up_codes(const MoeMatmulArgs& args, const Team& team) {
-  args.group == 32 ? moe_gate_up<I, Product<32>>(args, team) : moe_gate_up<I, Product<64>>(args, team);
+  with_run<I>(args.group, [&]<int64_t kRun>() { moe_gate_up<I, Product<kRun>>(args, team); });
 }
 
 template <typename I, template <int64_t> typename Product>
 void moe_down_codes(const MoeMatmulArgs& args, const Team& team) {
-  args.group == 32 ? moe_down<I, Product<32>>(args, team) : moe_down<I, Product<64>>(args, team);
+  with_run<I>(args.group, [&]<int64_t kRun>() { moe_down<I, Product<kRun>>(args, team); });
 }
 
 }  // namespace

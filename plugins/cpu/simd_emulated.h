@@ -152,6 +152,7 @@ struct SimdEmulated {
   INGOT_INLINE void prefetch(const void*) {}
   INGOT_INLINE void prefetch_far(const void*) {}
   INGOT_INLINE void prefetch_stream(const void*) {}
+  INGOT_INLINE void prefetch_streams(const void*, const void*) {}
 
  private:
   INGOT_INLINE Words to_words(V v) { return std::bit_cast<Words>(v.lane); }

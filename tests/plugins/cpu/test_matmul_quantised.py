@@ -31,7 +31,7 @@ pytestmark = pytest.mark.native
 
 KERNELS = [name for name in kernel_table() if name.startswith("matmul.w")]
 EXACT = [name for name in KERNELS if name.split(".")[1].endswith("a8")]
-ROWS = (1, 2, 3, 4, 5, 6, 7, 15, 16, 17, 33, 63, 65)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33, 63, 65)
 KS = (1, 17, 63, 64, 129, 172, 300)
 NS = (1, 15, 17, 40)
 TOLERANCE = 4e-6  # of float sums, relative to the largest number of the result
