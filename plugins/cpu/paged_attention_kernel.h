@@ -58,6 +58,9 @@ class FloatAttention {
     return groups;
   }
   static constexpr int kPanelGroups = groups_for(kRows);
+  // Whether products are about as fast as memory; with vectors of 8 lanes they take twice as long.
+  static constexpr bool kMemoryBound = S::kRegisters >= 32;
+  static constexpr int64_t kNear = 512 / sizeof(T);  // what few rows fetch from L2, ahead of its use
   // Between queries, whatever head_dim is (256 at most), so that a register and constants are their addresses; no power of
   // two, which would share few cache sets.
   static constexpr int64_t kQueryStride = 256 + kKvLanes;
@@ -310,12 +313,8 @@ void FloatAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
 #pragma GCC unroll 16
     for (int j = 0; j < kN; ++j) sums[r][j] = S::zero();
   const T* lines[kG];
-  int64_t ahead[kG];
 #pragma GCC unroll 16
-  for (int g = 0; g < kG; ++g) {
-    lines[g] = tile.keys[group + g];
-    ahead[g] = next.keys[group + g] - tile.keys[group + g];
-  }
+  for (int g = 0; g < kG; ++g) lines[g] = tile.keys[group + g];
   const auto one_dim = [&]<int kHalf>(int64_t d) __attribute__((always_inline)) {
     V k[kN];
 #pragma GCC unroll 16
@@ -335,18 +334,25 @@ void FloatAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
       }
     }
   };
-  for (int64_t d = 0; d < dim; d += kPair<T>) {
-    one_dim.template operator()<0>(d);
-    if constexpr (kPair<T> == 2) {
-      if constexpr (kLines != Lines::kPanel) load_anew();
-      one_dim.template operator()<1>(d);
-    }
-    panel += kPair<T> * kN * S::kWidth;
-    if constexpr (kLines != Lines::kPanel) {
+  constexpr int kParts = kLines == Lines::kPanel ? 1 : kG;
+  for (int part = 0; part < kParts; ++part) {  // the next tile's groups one after the other: memory is read fastest in order
+    const T* ahead = next.keys[group + part];
+    const auto first_dim = [dim](int64_t p) { return dim / kPair<T> * p / kParts * kPair<T>; };
+    for (int64_t d = first_dim(part); d < first_dim(part + 1); d += kPair<T>) {
+      one_dim.template operator()<0>(d);
+      if constexpr (kPair<T> == 2) {
+        if constexpr (kLines != Lines::kPanel) load_anew();
+        one_dim.template operator()<1>(d);
+      }
+      panel += kPair<T> * kN * S::kWidth;
+      if constexpr (kLines != Lines::kPanel) {
 #pragma GCC unroll 16
-      for (int g = 0; g < kG; ++g) {
-        S::prefetch_far(lines[g] + ahead[g]);
-        lines[g] += kLine<T>;
+        for (int g = 0; g < kG; ++g) {
+          if constexpr (kMemoryBound && kLines == Lines::kCached) S::prefetch(lines[g] + kNear);
+          S::prefetch_far(ahead + g * kLine<T>);
+          lines[g] += kLine<T>;
+        }
+        ahead += kG * kLine<T>;
       }
     }
   }
@@ -361,13 +367,12 @@ void FloatAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
 }
 
 // p of the tokens that rows see becomes exp(p - top), where values are codes times their scale; top and sum follow a new
-// maximum, by which what was gathered so far is still to be multiplied. kWhole: the rows see the whole tile. Where products
-// are about as fast as memory, this is asked meanwhile for the first dims of the next tile's values, else it would be idle.
+// maximum, by which what was gathered so far is still to be multiplied. kWhole: the rows see the whole tile. Memory, which
+// would be idle, is asked meanwhile for the first dims of the next tile's values.
 template <typename S, typename T>
 template <bool kWhole>
 void FloatAttention<S, T>::softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state) {
   const auto inside = [&](int64_t n) { return n < tile.begin ? 0 : n < tile.begin + kTile ? n - tile.begin : kTile; };
-  constexpr bool kMemoryBound = S::kRegisters >= 32;              // with vectors of 8 lanes products take twice as long
   constexpr int64_t kTokensOfLine = 64 / (kKvLanes * sizeof(T));  // of memory
   int64_t asked = 0;                                              // tokens
   softmax_rows<S, kTile, kWhole>(
@@ -456,7 +461,10 @@ void FloatAttention<S, T>::weigh_dims(int64_t first, int64_t begin, int64_t end,
           one_token.template operator()<1>(line, t + 1);
         }
 #pragma GCC unroll 16
-        for (int g = 0; g < kG; ++g) S::prefetch_far(line + ahead + g * next_dims);
+        for (int g = 0; g < kG; ++g) {
+          if constexpr (kMemoryBound && kLines == Lines::kCached) S::prefetch(line + kNear + g * next_dims);
+          S::prefetch_far(line + ahead + g * next_dims);
+        }
       }
       if (t < stop) one_token.template operator()<0>(line, t++);
     }
