@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from ingot.configs.names import check_name, check_target
 from ingot.configs.recipe import LayerRule
 from ingot.errors import UsageError
 
@@ -72,6 +73,7 @@ class BuildConfig:
     dump_passes: Path | None = None
 
     def __post_init__(self) -> None:
+        check_target(self.target)
         _check_name("precision", self.precision, PRECISIONS, _NOT_YET)
         _check_name("activations", self.activations, ACTIVATIONS, {})
         if self.lm_head_precision is not None:
@@ -105,7 +107,6 @@ class BuildConfig:
 
 
 def _check_name(option: str, value: str, known: tuple[str, ...], not_yet: dict[str, str]) -> None:
-    if value in not_yet:
+    if isinstance(value, str) and value in not_yet:
         raise UsageError(f"{option} {value} cannot be built: {not_yet[value]}", expected=", ".join(known))
-    if value not in known:
-        raise UsageError(f"unknown {option}", expected=", ".join(known), got=repr(value))
+    check_name(option, value, known)

@@ -6,6 +6,7 @@ import math
 import os
 from pathlib import Path
 
+from ingot.configs.names import check_name, check_target
 from ingot.configs.sizes import parse_bytes
 from ingot.errors import UsageError
 
@@ -64,8 +65,10 @@ class RuntimeConfig:
                 raise UsageError(f"{name} must be a whole number, at least 1", got=repr(value))
         if not isinstance(self.rank, int) or self.rank < 0:
             raise UsageError("rank must be a whole number, at least 0", got=repr(self.rank))
-        if self.isa is not None and self.isa not in ISA_LEVELS:
-            raise UsageError("unknown isa", expected=", ".join(ISA_LEVELS), got=repr(self.isa))
+        if self.isa is not None:
+            check_name("isa", self.isa, ISA_LEVELS)
+        if self.target is not None:
+            check_target(self.target)
         for name in ("enable_prefix_cache", "enable_chunked_prefill", "use_mmap"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be True or False", got=repr(getattr(self, name)))

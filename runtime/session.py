@@ -55,11 +55,15 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
 
 
 def _homes(plan: Plan, target: Target, config: RuntimeConfig) -> Homes | None:
-    """Where to copy the weights, if anywhere."""
+    """Where to copy the weights, if anywhere.
+
+    Raises CapacityError where there is no room for the KV cache even without a copy: no copy is missed then.
+    """
     if config.use_mmap or not isinstance(target, WithHomes):
         return None
-    limits = lowered(plan.limits, config)
-    if not fits_beside(plan.weight_bytes, plan.kv, limits, config.kv_cache_memory, available_memory()):
+    limits, available = lowered(plan.limits, config), available_memory()
+    kv_budget(plan.kv, limits, config.kv_cache_memory, available)
+    if not fits_beside(plan.weight_bytes, plan.kv, limits, config.kv_cache_memory, available):
         _LOG.warning("weights are used where the file is mapped: there is no memory for a copy, which would be faster")
         return None
     return target.homes(plan, config.threads)

@@ -1,16 +1,18 @@
 """`LLM`: an Engine, or a Hugging Face directory that becomes one first, behind vLLM's names."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
 from ingot.configs.build import BuildConfig
-from ingot.configs.runtime import Policy, read_path
+from ingot.configs.runtime import Policy, read_path, runtime_config
 from ingot.engine import is_engine
 from ingot.engine_cache import cached_engine
 from ingot.errors import UsageError
 from ingot.plugins.cuda.gpu import find_gpus
 from ingot.runtime.llm import EngineLLM
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.session import load_engine
 from ingot.runtime.tokenizer import Tokenizer
 
 
@@ -59,6 +61,16 @@ class LLM(EngineLLM):
         """
         _refuse(tensor_parallel_size, gpu_memory_utilization)
         directory = read_path("model", model)
+        build = BuildConfig(
+            target="cpu" if target is None else target, precision=precision, activations=activations,
+            kv_cache_dtype=kv_cache_dtype, max_seq_len=max_model_len, max_batch_size=max_num_seqs,
+            max_num_tokens=max_num_batched_tokens,
+        )  # fmt: skip
+        run = runtime_config(
+            threads=threads, isa=isa, target=target, kv_cache_memory=kv_cache_memory, max_batch_size=max_num_seqs,
+            max_num_tokens=max_num_batched_tokens, max_seq_len=max_model_len,
+            enable_prefix_cache=enable_prefix_caching, policy=policy, use_mmap=use_mmap,
+        )  # fmt: skip
         if is_engine(directory):
             if any(each != "auto" for each in (precision, activations, kv_cache_dtype)) or cache_dir is not None:
                 raise UsageError(
@@ -66,21 +78,11 @@ class LLM(EngineLLM):
                     "already", where=str(directory), hint="leave them out, or give the Hugging Face directory",
                 )  # fmt: skip
         else:
-            config = BuildConfig(
-                target=target or "cpu", precision=precision, activations=activations, kv_cache_dtype=kv_cache_dtype,
-                max_seq_len=max_model_len, max_batch_size=max_num_seqs, max_num_tokens=max_num_batched_tokens,
-            )  # fmt: skip
             cache = None if cache_dir is None else read_path("cache_dir", cache_dir)
-            directory = cached_engine(directory, config, cache, _say)
-            target = None  # of what was built, whatever fits
+            directory = cached_engine(directory, build, cache, _say)
+            run = dataclasses.replace(run, target=None)  # of what was built, whatever fits
         tokenizer = Tokenizer.from_dir(directory)
-        runner = ModelRunner.from_dir(
-            directory, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_num_seqs,
-            max_num_tokens=max_num_batched_tokens, max_seq_len=max_model_len,
-            enable_prefix_cache=enable_prefix_caching, policy=policy, target=target,
-            use_mmap=use_mmap,
-        )  # fmt: skip
-        super().__init__(runner, tokenizer)
+        super().__init__(ModelRunner(load_engine(directory, run), run), tokenizer)
 
 
 def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> None:

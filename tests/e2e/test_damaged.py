@@ -118,6 +118,7 @@ def test_prompts_and_memory_beyond_the_limits(shipped_engine: Path) -> None:
     ingot("run", *options, "--prompt", "word " * 600).fails("512")
     done = ingot("run", *options, "--prompt", "x", "--kv_cache_memory", "64KiB")
     done.fails("too small for one sequence", "expected: at least", "next:")
+    assert done.err.startswith("error: the KV cache memory is too small"), "and nothing else is said"
 
 
 SPOILED_MODELS: dict[str, tuple[dict[str, object], Callable[[Path], object], str]] = {

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ingot
@@ -95,6 +96,23 @@ def test_logprobs_and_stop_texts_through_the_door(engine: Path) -> None:
 def test_what_does_not_fit_names_the_way(engine: Path, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         LLM(engine, **arguments)
+
+
+@pytest.mark.parametrize("value", [np.array(["avx2", "cpu"]), np.array([]), ["cpu"], b"cpu"], ids=repr)
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("isa", "avx2, avx512, amx"), ("target", "cpu/avx2"), ("policy", "max_utilization, guaranteed_no_evict"),
+        ("precision", "auto, f32, bf16"), ("activations", "auto, bf16, int8"), ("kv_cache_dtype", "auto, bf16"),
+    ],
+)  # fmt: skip
+def test_names_are_text(argument: str, expected: str, value: Any, engine: Path, tmp_path: Path) -> None:
+    """Whatever else is given is refused before it is compared with one, and before anything is built."""
+    for model, cache_dir in ((engine, None), (SHIPPED, tmp_path)):
+        with pytest.raises(UsageError, match=rf"{argument}(.|\n)*expected: .*{expected}(.|\n)*got: ") as caught:
+            LLM(model, cache_dir=cache_dir, **{argument: value})
+        assert repr(value) in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_limits_of_an_engine_can_be_lowered(engine: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from ingot.configs.runtime import RuntimeConfig
 from ingot.engine import rank_file
-from ingot.errors import UsageError
+from ingot.errors import CapacityError, UsageError
 from ingot.plugins.registry import find_target
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import load_engine
@@ -51,6 +51,18 @@ def test_who_decides(engine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "weights are used where the file is mapped"
     ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"), [(64 << 10, "too small for one sequence"), (900 << 40, "more than this machine has left")]
+)
+def test_a_cache_that_never_fits_is_the_only_thing_said(
+    wanted: int, words: str, engine: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No copy is missed where even an engine without one has no cache."""
+    with caplog.at_level(logging.DEBUG), pytest.raises(CapacityError, match=words):
+        load_engine(engine, RuntimeConfig(kv_cache_memory=wanted))
+    assert not caplog.records
 
 
 def test_the_same_tokens(engine: Path) -> None:
