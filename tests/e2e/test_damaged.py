@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_nothing(shipped_checkpoint: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("command", ["convert", "build"])
 def test_interrupted_work_leaves_nothing(command: str, large_checkpoint: Path, tmp_path: Path) -> None:
     if command == "build":
-        source: tuple[object, ...] = ("--checkpoint_dir", large_checkpoint)
+        source: tuple[object, ...] = ("--checkpoint_dir", large_checkpoint, "--no_autotune")
     else:
         source = ("--config", large_checkpoint.with_name("config.json"), "--random_weights", 1)
     process = start(command, *source, "--output_dir", tmp_path / "out")
@@ -204,16 +204,18 @@ def test_interrupted_work_leaves_nothing(command: str, large_checkpoint: Path, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_kill_left_is_removed_by_the_next_run(large_checkpoint: Path, tmp_path: Path) -> None:
-    work = ("build", "--checkpoint_dir", large_checkpoint, "--output_dir", tmp_path / "out")
-    process = start(*work)
+def test_what_a_kill_left_is_removed_by_the_next_run(
+    large_checkpoint: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    work = ("build", "--output_dir", tmp_path / "out", "--no_autotune", "--checkpoint_dir")
+    process = start(*work, large_checkpoint)
     while process.poll() is None and not list(tmp_path.glob(".out.partial-*/*")):
         time.sleep(0.001)
     process.kill()
     process.communicate()
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".out.partial-")
-    ingot(*work).succeeds()
+    ingot(*work, tiny_checkpoint).succeeds()
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
 
 

@@ -67,39 +67,33 @@ Row = tuple[str, str]  # family, precision
 
 
 def find_support(work: Path) -> dict[Row, dict[str, Support]]:
-    """What every target makes of every family and precision, here and now. Raises what building or running raises."""
+    """What every target makes of every family and precision, here and now. Raises what building or running raises.
+
+    One engine holds all targets but those of GPUs: each has the plan and the weights that it has in one of its own.
+    """
     found: dict[Row, dict[str, Support]] = {}
+    on_gpu = list({_column(each.name): each.name for each in targets() if each.on_gpu}.values())
+    others = [each for each in targets() if not each.on_gpu]
     for family in family_names():
-        model = write_model(work / family, dict(find_family(family).tiny))
-        convert(ConvertOptions(model_dir=model, output_dir=work / f"{family}-checkpoint"))
+        model, checkpoint = write_model(work / family, dict(find_family(family).tiny)), work / f"{family}-checkpoint"
+        convert(ConvertOptions(model_dir=model, output_dir=checkpoint))
         for precision in TOLERANCE:
-            row = found[family, precision] = {}
-            expected = None
-            for target in sorted(targets(), key=lambda target: target.name != "ref"):
-                column = _column(target.name)
-                if target.on_gpu:
-                    if column not in row:  # the plan is the same for all of them
-                        row[column] = _on_gpu(target.name, precision, work / f"{family}-checkpoint")
-                    continue
-                engine = work / f"{family}-{precision}-{target.name.replace('/', '-')}"
-                config = BuildConfig(target=target.name, precision=precision)
-                try:
-                    build(config, work / f"{family}-checkpoint", engine)
-                except UsageError:
-                    row[target.name] = Support.REFUSED
-                    continue
+            engine = work / f"{family}-{precision}"
+            names = ",".join(target.name for target in others)
+            build(BuildConfig(target=names, precision=precision, autotune=False), checkpoint, engine)
+            expected = _logits(engine, "ref")
+            row = found[family, precision] = {_column(each): _on_gpu(each, precision, checkpoint) for each in on_gpu}
+            for target in others:
                 row[target.name] = Support.BUILDS
                 if target.missing() is None:
-                    logits = _logits(engine)
-                    expected = logits if expected is None else expected
-                    error = np.abs(logits - expected).max() / np.ptp(expected)
+                    error = np.abs(_logits(engine, target.name) - expected).max() / np.ptp(expected)
                     assert error < TOLERANCE[precision], f"{family} {precision} {target.name}: off by {error:.1e}"
                     row[target.name] = Support.TESTED
     return found
 
 
 def _on_gpu(target: str, precision: str, checkpoint: Path) -> Support:
-    """Whether the plan can be made; compiling it is for the target's own tests."""
+    """Whether the plan can be made, the same for every GPU of a column; compiling it is for the target's own tests."""
     config = BuildConfig(target=target, precision=precision, activations="bf16", dry_run=True)  # nothing is measured
     try:
         build(config, checkpoint, checkpoint / "never")
@@ -108,10 +102,10 @@ def _on_gpu(target: str, precision: str, checkpoint: Path) -> Support:
     return Support.UNPROVEN
 
 
-def _logits(engine: Path) -> npt.NDArray[np.float32]:
+def _logits(engine: Path, target: str) -> npt.NDArray[np.float32]:
     """Of every position of two prompts of different lengths."""
     prompts = [[1, 5, 9, 3, 7], [1, 7]]
-    with ModelRunner.from_dir(engine) as runner:
+    with ModelRunner.from_dir(engine, target=target) as runner:
         out = runner.generate(prompts, max_new_tokens=1, return_dict=True, output_context_logits=True)
     logits: npt.NDArray[np.float32] = np.concatenate(out["context_logits"])
     return logits

@@ -64,12 +64,3 @@ class LlamaFloat64:
             hidden = hidden + self._linear(inner, f"{prefix}.mlp.down_proj")
         hidden = self._norm(hidden, "model.norm")
         return self._linear(hidden, "lm_head" if "lm_head.weight" in self.weights else "model.embed_tokens")
-
-    def disagreement(self, sequences: npt.NDArray[np.int64], prompt: int) -> npt.NDArray[np.int64]:
-        """Where `sequences` [batch, time] are not the greedy continuations of their first `prompt` tokens.
-
-        One pass over the finished sequences: by induction they are greedy if every token after the prompt is the
-        argmax of the logits before it. Returns [n, 2] (sequence, position) pairs, empty if all agree.
-        """
-        best = self.logits(sequences[:, :-1]).argmax(axis=-1)
-        return np.argwhere(best[:, prompt - 1 :] != sequences[:, prompt:])

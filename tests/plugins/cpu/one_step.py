@@ -1,6 +1,7 @@
 """Plans of a single step, run by a native session and by the op's reference on the same numbers."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -71,16 +72,22 @@ class Packed:
         return sorted({count // pair * i // pieces * pair for i in range(pieces + 1)})
 
     def pack(self, pieces: int = 1) -> bytes:
-        stored = from_float32(self.values, self.dtype)
+        """As stored; of panels: pieces, in them one matrix after the other."""
         if not self.panels:
-            return stored.tobytes()
-        matrices = stored.reshape(-1, *stored.shape[-2:])
-        packed = [pack_panels(interleave_gated(each) if self.gated else each, self.dtype) for each in matrices]
-        return self._cut(packed, pieces)
-
-    def _cut(self, matrices: Sequence[npt.NDArray[np.generic]], pieces: int) -> bytes:
-        """Panels of each matrix → pieces, in them one matrix after the other."""
+            return self._table()
+        matrices = self._matrices
         return b"".join(each[a:b].tobytes() for a, b in itertools.pairwise(self.cuts(pieces)) for each in matrices)
+
+    def _table(self) -> bytes:
+        return from_float32(self.values, self.dtype).tobytes()
+
+    @functools.cached_property
+    def _matrices(self) -> Sequence[npt.NDArray[np.generic]]:
+        """Panels of each matrix, made once for all sessions: from then on the values stay as they are."""
+        self.values.flags.writeable = False
+        stored = from_float32(self.values, self.dtype)
+        matrices = stored.reshape(-1, *stored.shape[-2:])
+        return [pack_panels(interleave_gated(each) if self.gated else each, self.dtype) for each in matrices]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,13 +110,16 @@ class Quantised(Packed):
     def rounded(self) -> QuantisedRows:
         return self.rows
 
-    def pack(self, pieces: int = 1) -> bytes:
-        if not self.panels:
-            return pack_table(self.rows).tobytes()
+    def _table(self) -> bytes:
+        return pack_table(self.rows).tobytes()
+
+    @functools.cached_property
+    def _matrices(self) -> Sequence[npt.NDArray[np.generic]]:
+        for part in (self.rows.scale, self.rows.codes, self.rows.multipliers):
+            if part is not None:
+                part.flags.writeable = False
         experts = [self.rows.take(each) for each in range(self.shape[0])] if len(self.shape) == 3 else [self.rows]
-        return self._cut(
-            [pack_quantised(interleave_quantised(each) if self.gated else each) for each in experts], pieces
-        )
+        return [pack_quantised(interleave_quantised(each) if self.gated else each) for each in experts]
 
 
 Input = Array | Packed | None
