@@ -262,7 +262,7 @@ class Api:
     def _echoes(
         self, asked: CompletionRequest, prompts: Sequence[str | list[int]], generation: Generation, *, alone: bool
     ) -> list[Echo]:
-        if not asked.echo:
+        if not asked.echo or not generation.groups:
             return []
         decode = self._service.tokenizer.decode
         found = []

@@ -40,6 +40,7 @@ class Generation:
         self.created = int(time.time())
         self.arrived = time.monotonic()
         self.groups: list[list[TextStream]] = []
+        self.preparation: asyncio.Future[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None
         self.generated = 0  # tokens of all sequences
         self.moments: dict[str, float] = {}  # when the first sequence to do so had its first step, its first token
@@ -127,7 +128,10 @@ class Service:
         prepare: Callable[[], list[TextRequest]],
         timeout: float | None,
     ) -> Generation:
-        """Submit what `prepare` returns, `count` sequences in all; it runs in a thread. Raises ApiError."""
+        """Submit what `prepare` returns, `count` sequences in all; it runs in a thread. Raises ApiError.
+
+        A generation that was ended meanwhile has no groups, and its events raise why.
+        """
         self._admit(count, timeout)
         generation = Generation(answer_id, caller, count, Inbox(self._crossing), self.metrics)
         self.sequences += count
@@ -136,19 +140,19 @@ class Service:
         seconds = timeout or self.config.request_timeout
         stop = generation.inbox.interrupt
         generation.deadline = asyncio.get_running_loop().call_later(seconds, stop, timed_out(seconds))
-        work = self._pool.run(lambda: self._submit(generation, prepare))
+        generation.preparation = work = self._pool.run(lambda: self._submit(generation, prepare))
         await asyncio.wait((work, generation.inbox.stopped), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            work.add_done_callback(lambda _: self._give_up(generation, work))
-            raise generation.inbox.stopped.result()
-        error = work.exception()
-        if error is not None:
+        if work.done() and (error := work.exception()) is not None:
             self._forget(generation)
             raise refused(error) if isinstance(error, IngotError) else error
         return generation
 
     def release(self, generation: Generation) -> None:
         """The answer is out, or nobody wants it: abort what still runs."""
+        work = generation.preparation
+        if work is not None and not work.done():
+            work.add_done_callback(lambda _: self._give_up(generation, work))
+            return
         if generation.finished:
             self._forget(generation)
             return

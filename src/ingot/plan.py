@@ -204,6 +204,8 @@ def _words() -> Iterator[None]:
 
 
 def _to_plain(value: object) -> Any:
+    if type(value) in (str, int, float):  # most are
+        return value
     if dataclasses.is_dataclass(value):
         return {field.name: _to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):

@@ -54,7 +54,7 @@ def test_who_decides(engine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"), [(64 << 10, "too small for one sequence"), (900 << 40, "more than this machine has left")]
+    ("wanted", "words"), [(1 << 10, "too small for one sequence"), (900 << 40, "more than this machine has left")]
 )
 def test_a_cache_that_never_fits_is_the_only_thing_said(
     wanted: int, words: str, engine: Path, caplog: pytest.LogCaptureFixture

@@ -17,6 +17,7 @@ import openai
 
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.serve import ServeConfig
+from ingot.plugins.cpu.target import CpuSession
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.server.http_server import HttpServer
@@ -52,6 +53,17 @@ class Served:
         """A plain client."""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         return httpx.Client(base_url=self.url, timeout=60, headers=headers)
+
+    @contextlib.contextmanager
+    def slowly(self) -> Iterator[None]:
+        """Meanwhile a token takes some 50 ms: a long request does not end before somebody has looked at it."""
+        session = self.runner.executor._session
+        assert isinstance(session, CpuSession)
+        session.slow_down(0.001)  # per step of the plan
+        try:
+            yield
+        finally:
+            session.slow_down(0)
 
     def is_empty(self) -> bool:
         """Nothing runs, and no block is held."""
@@ -108,8 +120,8 @@ def serving_engine(engine: Path, config: ServeConfig = CONFIG, **options: object
         yield served
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether it holds within `seconds`."""
+def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Whether it ever holds; `seconds` are there to end a test that fails, on a machine that has much else to do."""
     end = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > end:

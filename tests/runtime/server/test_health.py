@@ -1,16 +1,17 @@
 """Readiness follows the tokens: a stuck step and a dead step loop are told, with the reason. Liveness is separate."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from ingot.runtime.text_stream import TextStream
 from ingot.runtime.tokenizer import Detokenizer
 from tests.runtime.server.served import CONFIG, Served, eventually, serving_engine
 
@@ -24,99 +25,112 @@ def own(engine: Path) -> Iterator[Served]:
         yield served
 
 
-def test_a_stuck_step_is_told_and_forgiven(own: Served) -> None:
+def reason(http: httpx.Client) -> str:
+    """Why the server is not ready; nothing if it is."""
+    answer = http.get("/health/ready")
+    told = str(answer.json().get("reason", ""))
+    assert answer.status_code == (503 if told else 200)
+    assert not told or int(answer.headers["retry-after"]) > 0
+    return told
+
+
+def is_ready(http: httpx.Client) -> bool:
+    return not reason(http)
+
+
+def test_a_stuck_step_is_told_and_forgiven(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr("ingot.runtime.server.stall.time", types.SimpleNamespace(sleep=lambda _: gate.wait(60)))
     with own.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
-        assert http.get("/health/ready").json() == {"status": "ready"}
+        assert eventually(lambda: is_ready(http))
         begin = time.monotonic()
         assert http.post("/debug/stall", json={"seconds": 1.5}).status_code == 202
         waiting = pool.submit(http.post, "/v1/completions", json={"prompt": "The prince", "max_tokens": 4})
-        assert eventually(lambda: http.get("/health/ready").status_code == 503)
-        assert 0.6 < time.monotonic() - begin < 5, "stall_timeout is 0.7 s here"
-        answer = http.get("/health/ready")
-        assert "no step has ended for" in answer.json()["reason"]
-        assert int(answer.headers["retry-after"]) > 0
+        assert eventually(lambda: "no step has ended for" in reason(http))
+        assert time.monotonic() - begin > 0.6, "stall_timeout is 0.7 s here"
         assert http.get("/health/live").status_code == 200
         assert http.post("/tokenize", json={"prompt": "a"}).status_code == 200, "the loop turns"
+        gate.set()
         assert waiting.result().status_code == 200, "a request that waited is served"
-        assert eventually(lambda: http.get("/health/ready").status_code == 200)
-    assert own.is_empty()
+        assert eventually(lambda: is_ready(http))
+    assert eventually(own.is_empty)
 
 
 def test_a_stuck_template_is_told_and_keeps_nobody_waiting(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(own.service.templates, "render", lambda *_, **__: str(gate.wait(20)))
+    monkeypatch.setattr(own.service.templates, "render", lambda *_, **__: str(gate.wait(60)))
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "timeout": 0.2}
     with own.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
         some = [pool.submit(http.post, "/v1/chat/completions", json=chat) for _ in range(3)]
         assert [one.result().status_code for one in some] == [408, 408, 408]
         time.sleep(0.9)
-        assert http.get("/health/ready").status_code == 200, "a thread is left"
+        assert eventually(lambda: is_ready(http)), "a thread is left"
         assert http.post("/v1/completions", json={"prompt": "The prince", "max_tokens": 2}).status_code == 200
         assert http.post("/v1/chat/completions", json=chat).status_code == 408
-        assert eventually(lambda: http.get("/health/ready").status_code == 503)
-        assert "chat template or tokenizer are stuck" in http.get("/health/ready").json()["reason"]
+        assert eventually(lambda: "chat template or tokenizer are stuck" in reason(http))
         assert http.get("/health/live").status_code == 200
         gate.set()
-        assert eventually(lambda: http.get("/health/ready").status_code == 200)
+        assert eventually(lambda: is_ready(http))
     assert eventually(lambda: own.is_empty() and not own.service.active)
 
 
 def test_stuck_text_is_told(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     push = Detokenizer.push
-    monkeypatch.setattr(Detokenizer, "push", lambda *given: push(*given) if gate.wait(20) else "")
+    monkeypatch.setattr(Detokenizer, "push", lambda *given: push(*given) if gate.wait(60) else "")
     with own.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = pool.submit(http.post, "/v1/completions", json={"prompt": "The prince", "max_tokens": 2})
-        assert eventually(lambda: http.get("/health/ready").status_code == 503)
-        assert "the text of a token has not been ready for" in http.get("/health/ready").json()["reason"]
+        assert eventually(lambda: "the text of a token has not been ready for" in reason(http))
         gate.set()
         assert waiting.result().status_code == 200
-        assert eventually(lambda: http.get("/health/ready").status_code == 200)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_text_loop_is_told_too(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.runtime.server.http_server._LAST_LOOK", 0.7)
-
-    def broken(stream: TextStream) -> None:
-        raise RuntimeError("a bug in the text loop")
-
-    monkeypatch.setattr(TextStream, "take", broken)
-    with own.http() as http:
-        answer = http.post("/v1/completions", json={"prompt": "The prince", "max_tokens": 500, "n": 2})
-        assert answer.status_code == 500
-        assert "a bug in the text loop" in answer.json()["error"]["message"]
-        assert "the text loop has died" in http.get("/health/ready").json()["reason"]
-    assert eventually(lambda: own.server.exit_code == 1, 10)
+        assert eventually(lambda: is_ready(http))
 
 
 def test_an_idle_server_is_ready(own: Served) -> None:
     time.sleep(0.9)
-    assert httpx.get(f"{own.url}/health").status_code == 200
+    assert eventually(lambda: httpx.get(f"{own.url}/health").status_code == 200)
+
+
+def broken(*_: object) -> None:
+    raise RuntimeError("a bug of ours")
+
+
+@pytest.fixture(params=["ingot.runtime.executor.assemble", "ingot.runtime.text_stream.TextStream.take"])
+def dying(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Callable[[], None]]:
+    """The loop that dies, and what makes it do so."""
+    loop = {"assemble": "step", "take": "text"}[request.param.rsplit(".", 1)[1]]
+    return loop, lambda: monkeypatch.setattr(request.param, broken)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_step_loop_fails_its_requests_and_ends_the_server(
-    own: Served, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_dead_loop_fails_its_requests_and_is_told(
+    own: Served, dying: tuple[str, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingot.runtime.server.http_server._LAST_LOOK", 0.7)
-    with own.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
-        body = {"prompt": "The prince", "max_tokens": 500, "ignore_eos": True}
+    monkeypatch.setattr("ingot.runtime.server.http_server._LAST_LOOK", 600.0)
+    loop, die = dying
+    with own.slowly(), own.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
+        body = {"prompt": "The prince", "max_tokens": 500, "ignore_eos": True, "n": 2}
         running = pool.submit(http.post, "/v1/completions", json=body)
-        assert eventually(lambda: own.runner.stats()["requests_running"] == 1)
-
-        def broken(*arguments: object) -> None:
-            raise RuntimeError("a bug in the scheduler")
-
-        monkeypatch.setattr("ingot.runtime.executor.assemble", broken)
-        answer = running.result(10)
+        assert eventually(lambda: own.runner.stats()["requests_running"] == 2)
+        die()
+        answer = running.result(60)
         assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
-        assert "a bug in the scheduler" in answer.json()["error"]["message"]
-        ready = http.get("/health/ready")
-        assert ready.status_code == 503
-        assert "the step loop has died" in ready.json()["reason"]
+        assert "a bug of ours" in answer.json()["error"]["message"]
+        assert f"the {loop} loop has died" in reason(http)
         late = http.post("/v1/completions", json=body)
         assert (late.status_code, late.json()["error"]["code"]) == (503, "not_ready")
         assert http.get("/health/live").status_code == 200
-    assert eventually(lambda: own.server.exit_code == 1, 10)
-    assert "the step loop has died" in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_loop_ends_the_server(
+    own: Served, dying: tuple[str, Callable[[], None]], monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("ingot.runtime.server.http_server._LAST_LOOK", 0.1)
+    loop, die = dying
+    die()
+    with own.http() as http, contextlib.suppress(httpx.HTTPError):  # it may be gone before it has answered
+        http.post("/v1/completions", json={"prompt": "The prince", "max_tokens": 500})
+    assert eventually(lambda: own.server.exit_code == 1)
+    assert f"the {loop} loop has died" in capfd.readouterr().err

@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,17 @@ KEYS = ("first-key", "second-key")
 def strict(engine: Path) -> Iterator[Served]:
     """Small limits, two keys, one foreign page."""
     config = dataclasses.replace(
-        CONFIG, api_keys=KEYS, max_queue=1, max_body_bytes=2000, body_timeout=0.4, write_timeout=0.5,
-        request_timeout=30, cors_origins=("https://chat.example",),
-    )  # fmt: skip
+        CONFIG, api_keys=KEYS, max_queue=1, max_body_bytes=2000, cors_origins=("https://chat.example",)
+    )
     with serving_engine(engine, config, max_batch_size=2) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def impatient(engine: Path) -> Iterator[Served]:
+    """Waits for nobody; what is sent to it is sent at once."""
+    config = dataclasses.replace(CONFIG, body_timeout=0.4, write_timeout=0.5)
+    with serving_engine(engine, config) as served:
         yield served
 
 
@@ -55,15 +63,16 @@ def open_socket(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_hangs_up_is_cancelled(served: Served, stream: bool) -> None:
     before = len(served.runner.step_log())
-    connection = open_socket(served, {**LONG, "stream": stream, "n": 2})
-    assert running(served, 2)
-    connection.close()
-    assert eventually(served.is_empty)
+    with served.slowly():
+        connection = open_socket(served, {**LONG, "stream": stream, "n": 2})
+        assert running(served, 2)
+        connection.close()
+        assert eventually(served.is_empty)
     assert len(served.runner.step_log()) - before < 450, "it ran to its end"
 
 
 def test_cancel_by_either_id(served: Served) -> None:
-    with served.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
+    with served.slowly(), served.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
         whole = pool.submit(http.post, "/v1/completions", json=LONG, headers={"x-request-id": "mine-1"})
         assert running(served)
         assert http.post("/v1/requests/mine-1/cancel").json() == {"id": "mine-1", "cancelled": True}
@@ -83,7 +92,10 @@ def test_cancel_by_either_id(served: Served) -> None:
 
 
 def test_nobody_cancels_for_another_key(strict: Served) -> None:
-    with strict.http(KEYS[0]) as mine, strict.http(KEYS[1]) as other, concurrent.futures.ThreadPoolExecutor() as pool:
+    with (
+        strict.slowly(), strict.http(KEYS[0]) as mine, strict.http(KEYS[1]) as other,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):  # fmt: skip
         whole = pool.submit(mine.post, "/v1/completions", json=LONG, headers={"x-request-id": "mine"})
         assert running(strict)
         (answer_id,) = strict.service.active
@@ -95,12 +107,12 @@ def test_nobody_cancels_for_another_key(strict: Served) -> None:
 
 
 def test_deadlines(served: Served) -> None:
-    with served.http() as http:
+    with served.slowly(), served.http() as http:
         late = http.post("/v1/completions", json={**LONG, "timeout": 0.05})
         assert (late.status_code, late.json()["error"]["code"]) == (408, "deadline_exceeded")
         too_much = http.post("/v1/completions", json={**LONG, "timeout": 6000})
         assert (too_much.status_code, too_much.json()["error"]["param"]) == (400, "timeout")
-    with served.client() as client, pytest.raises(openai.APIError, match="did not end within"):
+    with served.slowly(), served.client() as client, pytest.raises(openai.APIError, match="did not end within"):
         list(
             client.completions.create(
                 model="tiny", prompt="The prince", max_tokens=500, stream=True, extra_body={"timeout": 0.05}
@@ -111,39 +123,47 @@ def test_deadlines(served: Served) -> None:
 
 def test_a_slow_reader_stalls_nobody(served: Served) -> None:
     slow = open_socket(served, {**LONG, "stream": True, "logprobs": 20, "n": 2})
-    assert running(served, 2)
-    begin = time.monotonic()
+    assert eventually(lambda: bool(served.service.active)), "and so it stays, more is sent than fits its buffers"
     with served.http() as http:
         quick = http.post("/v1/completions", json={**LONG, "max_tokens": 8, "ignore_eos": False})
     assert quick.status_code == 200
-    assert time.monotonic() - begin < 3
-    assert eventually(served.is_empty, 20), "whoever does not read must not hold blocks"
+    assert eventually(served.is_empty), "whoever does not read must not hold blocks"
+    assert served.service.active
     with slow, slow.makefile("rb") as answer:  # all of it is still there for the slow one
         assert any(line == b"data: [DONE]\n" for line in answer)
 
 
 def test_a_silent_stream_says_that_it_lives(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr("ingot.runtime.server.stall.time", types.SimpleNamespace(sleep=lambda _: gate.wait(60)))
     monkeypatch.setattr("ingot.runtime.server.answer.KEEP_ALIVE", 0.2)
     with served.http() as http:
         http.post("/debug/stall", json={"seconds": 1})
-        text = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, "stream": True}).text
-    assert 2 <= text.count(": waiting\n\n") <= 5
-    assert text.endswith("data: [DONE]\n\n")
+        begin, signs = time.monotonic(), 0
+        body = {"prompt": "a", "max_tokens": 2, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as pieces:
+            for line in pieces.iter_lines():
+                signs += line == ": waiting"
+                if signs == 3:
+                    gate.set()
+    assert 3 <= signs <= (time.monotonic() - begin) / 0.2, "it is silent in between"
+    assert line == "data: [DONE]" or not line
 
 
-def test_who_never_reads_is_cut_off(strict: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_never_reads_is_cut_off(impatient: Served, caplog: pytest.LogCaptureFixture) -> None:
+    def said() -> list[str]:
+        return [each.getMessage() for each in caplog.records if getattr(each, "request_id", None) == "deaf"]
+
     with caplog.at_level(logging.INFO, "ingot.server"):
-        deaf = open_socket(strict, {**LONG, "stream": True, "logprobs": 20, "n": 3}, key=KEYS[0], request_id="deaf")
-        assert eventually(lambda: bool(strict.service.active))
-        assert eventually(lambda: not strict.service.active, 15)
-    own = [record.getMessage() for record in caplog.records if getattr(record, "request_id", None) == "deaf"]
-    assert own == ["client does not read"]
-    assert eventually(strict.is_empty)
+        deaf = open_socket(impatient, {**LONG, "stream": True, "logprobs": 20, "n": 3}, request_id="deaf")
+        assert eventually(lambda: bool(said()))
+    assert said() == ["client does not read"]
+    assert eventually(lambda: impatient.is_empty() and not impatient.service.active)
     deaf.close()
 
 
 def test_a_full_queue_says_when_to_come_back(strict: Served) -> None:
-    with strict.http(KEYS[1]) as http, concurrent.futures.ThreadPoolExecutor() as pool:
+    with strict.slowly(), strict.http(KEYS[1]) as http, concurrent.futures.ThreadPoolExecutor() as pool:
         some = [pool.submit(http.post, "/v1/completions", json=LONG, headers={"x-request-id": "s"}) for _ in range(3)]
         assert eventually(lambda: strict.service.sequences == 3)
         full = http.post("/v1/completions", json=LONG)
@@ -163,19 +183,18 @@ def _client(served: Served, key: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)
 
 
-def test_bodies_have_limits(strict: Served) -> None:
+def test_bodies_have_limits(strict: Served, impatient: Served) -> None:
     with strict.http(KEYS[0]) as http:
         large = http.post("/v1/completions", json={"prompt": "a" * 3000})
         assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
         chunked = http.post("/v1/completions", content=iter([b"a" * 1500, b"a" * 1500]))
         assert chunked.status_code == 413
-    port = int(strict.url.rsplit(":", 1)[1])
+    port = int(impatient.url.rsplit(":", 1)[1])
     with socket.create_connection(("127.0.0.1", port)) as half:
-        head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS[0]}\r\nContent-Length: 9\r\n\r\n"
-        half.sendall(head.encode() + b"{")
+        half.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
         assert half.recv(1000).startswith(b"HTTP/1.1 408")
     with socket.create_connection(("127.0.0.1", port)) as silent:
-        silent.settimeout(5)
+        silent.settimeout(60)
         silent.sendall(b"POST /v1/com")
         with contextlib.suppress(ConnectionResetError):
             assert silent.recv(1000) == b"", "a head that does not come is not waited for"
@@ -225,12 +244,13 @@ def test_one_request_fails_and_the_others_go_on(served: Served) -> None:
 )
 def test_who_sends_ahead_is_seen_to_leave(served: Served, ahead: bytes) -> None:
     before = len(served.runner.step_log())
-    connection = open_socket(served, {**LONG, "n": 2})
-    assert running(served, 2)
-    connection.sendall(ahead)
-    time.sleep(0.05)
-    connection.close()
-    assert eventually(served.is_empty)
+    with served.slowly():
+        connection = open_socket(served, {**LONG, "n": 2})
+        assert running(served, 2)
+        connection.sendall(ahead)
+        time.sleep(0.05)
+        connection.close()
+        assert eventually(served.is_empty)
     assert len(served.runner.step_log()) - before < 450, "it ran to its end"
 
 
@@ -245,29 +265,32 @@ def test_requests_sent_ahead_are_answered_in_turn(served: Served) -> None:
     assert got.index(b"text_completion") < got.index(b'"engine"') < got.index(b'"live"')
 
 
-def test_silence_after_the_first_request_is_cut_too(strict: Served) -> None:
-    port = int(strict.url.rsplit(":", 1)[1])
+def test_silence_after_the_first_request_is_cut_too(impatient: Served) -> None:
+    port = int(impatient.url.rsplit(":", 1)[1])
     head = b"GET /health/live HTTP/1.1\r\nHost: x\r\n"
     for begin in (head + b"\r\nPOST /v1/comp", head + b"Content-Length: 100000\r\n\r\n{"):
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.settimeout(0.05)
             connection.sendall(begin)
-            start, open_ = time.monotonic(), True
-            while open_ and time.monotonic() - start < 5:
-                with contextlib.suppress(TimeoutError):
-                    open_ = connection.recv(1000) != b""
-                with contextlib.suppress(ConnectionError):
+
+            def is_cut(connection: socket.socket = connection) -> bool:
+                try:
                     connection.sendall(b"a")  # a little now and then
-            assert not open_
-            assert time.monotonic() - start < 3, "body_timeout is 0.4 s here"
+                    return connection.recv(1000) == b""
+                except TimeoutError:
+                    return False
+                except ConnectionError:
+                    return True
+
+            assert eventually(is_cut)
 
 
-def test_any_answer_must_be_read(strict: Served) -> None:
+def test_any_answer_must_be_read(impatient: Served) -> None:
     """Not only those of the engine."""
     request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.connect(("127.0.0.1", int(strict.url.rsplit(":", 1)[1])))
+        deaf.connect(("127.0.0.1", int(impatient.url.rsplit(":", 1)[1])))
         deaf.setblocking(False)
 
         def is_cut() -> bool:
@@ -279,7 +302,7 @@ def test_any_answer_must_be_read(strict: Served) -> None:
                 return True
             return False
 
-        assert eventually(is_cut, 6), "write_timeout is 0.5 s here"
+        assert eventually(is_cut)
 
 
 def test_noise_after_an_early_answer(strict: Served, caplog: pytest.LogCaptureFixture) -> None:

@@ -52,16 +52,23 @@ def collector() -> Iterator[Collector]:
         thread.join()
 
 
-def test_a_span_per_answer(engine: Path, collector: Collector) -> None:
+def test_a_span_per_answer(engine: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the time is over before the request is prepared."""
+    gate = threading.Event()
     config = dataclasses.replace(CONFIG, otlp_endpoint=f"http://127.0.0.1:{collector.server_port}")
     with serving_engine(engine, config) as served, served.http() as http:
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
         answer = http.post(
             "/v1/completions", json={"prompt": "a", "max_tokens": 5, "ignore_eos": True}, headers=headers
         )
-        http.post("/v1/completions", json={"prompt": "a", "max_tokens": 400, "timeout": 0.001}, headers=headers)
-    assert eventually(lambda: len(collector.spans) == 2)  # what waits is sent at the end
-    good, late = collector.spans
+        with served.slowly():
+            http.post("/v1/completions", json={"prompt": "a", "max_tokens": 400, "timeout": 0.3}, headers=headers)
+        monkeypatch.setattr(served.service.templates, "render", lambda *_, **__: str(gate.wait(60)))
+        chat = {"messages": [{"role": "user", "content": "a"}], "timeout": 0.05}
+        assert http.post("/v1/chat/completions", json=chat, headers=headers).status_code == 408
+        gate.set()
+    assert eventually(lambda: len(collector.spans) == 3)  # what waits is sent at the end
+    good, late, unprepared = collector.spans
     assert (good.trace_id.hex(), good.parent_span_id.hex(), good.kind) == (
         TRACE,
         PARENT,
@@ -76,8 +83,10 @@ def test_a_span_per_answer(engine: Path, collector: Collector) -> None:
     times = [good.start_time_unix_nano, *(each.time_unix_nano for each in good.events), good.end_time_unix_nano]
     assert [event.name for event in good.events] == ["first_step", "first_token"]
     assert times == sorted(times)
-    assert (late.status.code, late.status.message) == (trace_pb2.Status.STATUS_CODE_ERROR, "deadline_exceeded")
-    assert late.span_id != good.span_id
+    for each in (late, unprepared):
+        assert (each.status.code, each.status.message) == (trace_pb2.Status.STATUS_CODE_ERROR, "deadline_exceeded")
+    assert unprepared.name == "POST /v1/chat/completions"
+    assert len({each.span_id for each in collector.spans}) == 3
 
 
 def test_without_a_collector_answers_go_on(engine: Path, caplog: pytest.LogCaptureFixture) -> None:
