@@ -52,7 +52,8 @@ def test_run_follows_sampling_options(shipped_engine: Path) -> None:
     line = json.dumps({"prompt": "The prince", "stop": [stop], "min_tokens": 12, "ignore_eos": True})
     ignored = ingot("run", *options[:2], *options[4:], "--input_file", "-", stdin=line).succeeds().out
     assert ignored == ingot("run", *options, "--ignore_eos").succeeds().out
-    ingot("run", *options, "--min_p", 2).fails("min_p must be")
+    ingot("run", *options, "--min_p", 2).fails("min_p must be", code=2)
+    ingot("run", "--engine_dir", "none", "--prompt", "x", "--temperature", -1).fails("temperature must be", code=2)
 
 
 def test_the_commands_as_processes(tmp_path: Path) -> None:
@@ -79,6 +80,17 @@ def test_run_reads_json_lines_and_prints_one_object_per_request(shipped_engine: 
     assert sorted(piped, key=lambda each: int(each["index"])) == [first, second]
 
 
+def test_lines_end_in_line_feeds_and_null_is_nothing(shipped_engine: Path) -> None:
+    """Texts may hold whatever else ends lines, also half a surrogate pair, which JSON can spell."""
+    lines = ['"a\u2028b\x85c"', '{"prompt": "x", "max_output_len": null}\r', '"\\ud800"']
+    options = ("--engine_dir", shipped_engine, "--max_output_len", 3, "--json", "--ignore_eos")
+    done = finish(start("run", *options, "--input_file", "-"), stdin="\n".join(lines))
+    first, second, third = [json.loads(line) for line in done.out.split("\n")[:-1]]
+    assert (done.code, first["prompt"], len(second["token_ids"])) == (1, "a\u2028b\x85c", 3)
+    assert (third["prompt"], third["finish_reason"]) == ("\ud800", "abort")
+    assert "cannot be tokenized" in third["error"]
+
+
 def test_a_bad_request_does_not_touch_the_others(shipped_engine: Path) -> None:
     options = ("--engine_dir", shipped_engine, "--max_output_len", 4, "--json")
     done = ingot("run", *options, "--input_file", "-", stdin='{"prompt": [99999]}\n"Natasha"\n')
@@ -96,7 +108,9 @@ def test_a_bad_request_does_not_touch_the_others(shipped_engine: Path) -> None:
         ('{"prompt": "x", "temprature": 1}', "did you mean 'temperature'?"),
         ('{"text": "x"}', "has no prompt"),
         ('{"prompt": {}}', "text or a list of token ids"),
+        ('{"prompt": "x", "prompt": "y"}', "key 'prompt' appears twice"),
         ("{", "-:1"),
+        ("[" * 10**5, "not JSON"),
         ("", "there is no prompt"),
     ],
 )

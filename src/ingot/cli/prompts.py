@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ingot.errors import RequestError, UsageError
+from ingot.configs.read import parse_json
+from ingot.errors import ConfigError, RequestError, UsageError
 
 Prompt = str | Sequence[int]
 
@@ -51,7 +52,7 @@ def read_prompts(prompts: Sequence[str], input_file: str | None, asked: Sampling
 
 
 def _from_lines(input_file: str, asked: Sampling) -> Iterator[tuple[Prompt, Sampling]]:
-    for number, line in enumerate(_read(input_file).splitlines(), start=1):
+    for number, line in enumerate(_read(input_file).split("\n"), start=1):  # texts may hold U+2028 and the like
         if line.strip():
             yield _from_line(line, f"{input_file}:{number}", asked)
 
@@ -68,9 +69,9 @@ def _read(file: str) -> str:
 def _from_line(line: str, where: str, asked: Sampling) -> tuple[Prompt, Sampling]:
     expected = 'a text, or an object like {"prompt": "Once", "max_output_len": 20}'
     try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise RequestError("a line of the input is not JSON", where=where, expected=expected, got=str(error)) from error
+        value = parse_json(line.encode(), where)
+    except ConfigError as error:
+        raise RequestError("a line of the input is not JSON", where=where, expected=expected, got=error.got) from error
     if isinstance(value, str):
         return value, asked
     if not isinstance(value, dict) or "prompt" not in value:
@@ -87,4 +88,5 @@ def _from_line(line: str, where: str, asked: Sampling) -> tuple[Prompt, Sampling
     prompt = value.pop("prompt")
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(type(item) is int for item in prompt)):
         raise RequestError("a prompt is text or a list of token ids", where=where, got=json.dumps(prompt)[:80])
-    return prompt, dataclasses.replace(asked, **value)
+    given = {name: each for name, each in value.items() if each is not None}
+    return prompt, dataclasses.replace(asked, **given) if given else asked

@@ -15,7 +15,7 @@ from ingot.cli.prompts import Prompt, Sampling, read_prompts
 from ingot.cli.values import as_json, byte_size, log_level, positive, target_isa, use_mmap
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.sampling import SamplingParams
-from ingot.errors import IngotError, RequestError
+from ingot.errors import IngotError, RequestError, UsageError
 from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.text_stream import TextEvent, TextRequest
@@ -70,7 +70,10 @@ def command(
     Example: ingot run --engine_dir engine --prompt "Once upon a time" --stream
     """
     talk = Talk(LEVELS[log_level])
-    entries = read_prompts(prompts, input_file, Sampling(**sampling))
+    options = Sampling(**sampling)
+    if prompts or input_file is None:  # a line of a file may yet say otherwise
+        _check(options)
+    entries = read_prompts(prompts, input_file, options)
     with ModelRunner.from_dir(
         engine_dir, threads=threads, isa=isa, target=target, kv_cache_memory=kv_cache_memory, use_mmap=use_mmap
     ) as runner:
@@ -83,20 +86,32 @@ def command(
             return _print_all(events, printer)
 
 
+def _check(options: Sampling) -> None:
+    """Raises UsageError for options that mean nothing, before an engine is opened."""
+    try:
+        _params(options, GenerationDefaults())
+    except RequestError as error:
+        raise UsageError(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
+
+
 def _request(index: int, prompt: Prompt, asked: Sampling, defaults: GenerationDefaults) -> TextRequest:
     """What was asked for, completed by generation_config.json."""
+    try:
+        params = _params(asked, defaults)
+    except RequestError as error:
+        error.where = f"request {index}"
+        raise
+    return TextRequest(prompt=prompt, params=params)
+
+
+def _params(asked: Sampling, defaults: GenerationDefaults) -> SamplingParams:
     values: dict[str, Any] = {
         name: value for name, value in dataclasses.asdict(asked).items() if value not in (None, ())
     }
     values["max_tokens"] = values.pop("max_output_len", None)
     temperature, top_k, top_p = defaults.resolve(asked.temperature, asked.top_k, asked.top_p)
     values.update(temperature=temperature, top_k=top_k, top_p=top_p)
-    try:
-        params = SamplingParams(**{**defaults.others, **values})
-    except RequestError as error:
-        error.where = f"request {index}"
-        raise
-    return TextRequest(prompt=prompt, params=params)
+    return SamplingParams(**{**defaults.others, **values})
 
 
 def _print_all(events: Iterator[TextEvent], printer: "_JsonPrinter | _TextPrinter") -> int:
@@ -167,4 +182,7 @@ class _JsonPrinter:
             "finish_reason": reason.value if reason else None,
             "error": None if last is None else str(last),
         }
-        print(json.dumps(document, ensure_ascii=False), flush=True)
+        text = json.dumps(document, ensure_ascii=False)
+        # half a surrogate pair, which JSON may ask for, has no UTF-8 form; escaped it has a JSON form
+        whole = text.encode(errors="ignore").decode() == text
+        print(text if whole else json.dumps(document), flush=True)
