@@ -45,8 +45,9 @@ class Graph:
         G_LOGGER.severity = G_LOGGER.CRITICAL + 1  # it warns about bf16, which is kept; errors are raised as well
         try:
             model = onnx.load(path, load_external_data=False)
+            _check_names(model.graph)
             return cls(gs.import_onnx(model))
-        except (OSError, DecodeError) as error:
+        except (OSError, DecodeError, ValueError) as error:
             raise CheckpointError(
                 "the graph of the checkpoint cannot be read", where=str(path), got=str(error),
                 hint="make the checkpoint again with `ingot convert`",
@@ -285,6 +286,20 @@ def _domain(node: gs.Node) -> str:
 
 def _distinct(nodes: Sequence[gs.Node]) -> list[gs.Node]:
     return list({id(node): node for node in nodes}.values())
+
+
+def _check_names(graph: onnx.GraphProto) -> None:
+    """Raise ValueError for what a damaged file may hold and nothing after it expects."""
+    names = [word for node in graph.node for word in (node.op_type, node.domain, *node.input, *node.output)]
+    for tensor in graph.initializer:
+        names.append(tensor.name)
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and "location" not in place:
+            raise ValueError(f"the external data of {tensor.name!r} have no location")
+        int(place.get("offset", "0"))
+    for name in names:
+        if not isinstance(name, str):  # so protobuf gives what is no UTF-8
+            raise ValueError(f"the name {name!r} is not UTF-8")
 
 
 def _walk(output: gs.Tensor) -> Iterator[gs.Node]:

@@ -35,7 +35,7 @@ class Tokenizer:
 
     def __init__(self, hf: tokenizers.Tokenizer, *, bos_id: int | None, add_bos: bool | None) -> None:
         self._hf, self._bos_id, self._add_bos = hf, bos_id, add_bos
-        self._anchor: int = next(iter(reversed(hf.encode("a", add_special_tokens=False).ids)), 0)
+        self._anchor = self._some_token()
         self._token_texts: dict[int, str] = {}
         # the library itself skips no special token that is marked as normalised, as those of Llama 2 are
         self.special_ids = frozenset(i for i, token in hf.get_added_tokens_decoder().items() if token.special)
@@ -77,10 +77,7 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise RequestError("a prompt must be text", got=type(text).__name__)
-        try:
-            ids = self._ids(text, add_special_tokens=add_special_tokens)
-        except Exception as error:  # e.g. a lone surrogate, which has no UTF-8 form
-            raise RequestError("the text cannot be tokenized", got=str(error)) from error
+        ids = self._ids(text, add_special_tokens=add_special_tokens)
         if add_special_tokens and self._bos_id is not None:
             if self._add_bos and ids[:1] != [self._bos_id]:
                 return [self._bos_id, *ids]
@@ -92,8 +89,18 @@ class Tokenizer:
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """A batch of one: the library's plain `encode` keeps all other threads of Python waiting, for seconds at a
         megabyte."""
-        (encoding,) = self._hf.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            (encoding,) = self._hf.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except Exception as error:  # e.g. a lone surrogate, which has no UTF-8 form
+            raise RequestError("the text cannot be tokenized", got=str(error)) from error
         return list(encoding.ids)
+
+    def _some_token(self) -> int:
+        """A token to stand before another one: the last of "a", where the vocabulary can spell it."""
+        try:
+            return next(reversed(self._ids("a", add_special_tokens=False)), 0)
+        except RequestError:
+            return 0
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids, all at once."""

@@ -1,9 +1,11 @@
 """The graph: canonical order, edits that leave nothing behind, shapes of weights."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 
 from ingot.builder.graph import Graph, is_weight, producer, scalar, small_ints, weight_shape
@@ -90,3 +92,38 @@ def test_an_unreadable_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.onnx").write_bytes(data)
     with pytest.raises(CheckpointError):
         Graph.load(tmp_path / "model.onnx")
+
+
+def weighted() -> onnx.ModelProto:
+    g = GraphMaker()
+    made: onnx.ModelProto = gs.export_onnx(g.finish(g.node("Add", g.input(), g.weight(8))).surgeon)
+    return made
+
+
+def nowhere(graph: onnx.GraphProto) -> None:
+    graph.initializer[0].data_location = onnx.TensorProto.EXTERNAL
+
+
+def misplaced(graph: onnx.GraphProto) -> None:
+    nowhere(graph)
+    for key, value in (("location", "model.safetensors"), ("offset", "x")):
+        graph.initializer[0].external_data.add(key=key, value=value)
+
+
+@pytest.mark.parametrize(("spoil", "words"), [(nowhere, "no location"), (misplaced, "invalid literal")])
+def test_weights_that_lie_nowhere_are_refused(
+    spoil: Callable[[onnx.GraphProto], None], words: str, tmp_path: Path
+) -> None:
+    model = weighted()
+    spoil(model.graph)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(CheckpointError, match=words):
+        Graph.load(tmp_path / "m.onnx")
+
+
+def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    model = weighted()
+    name = model.graph.initializer[0].name.encode()
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString().replace(name, b"\xff" * len(name)))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Graph.load(tmp_path / "m.onnx")

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, RequestError
 from ingot.quickstart import SHIPPED
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -163,3 +164,19 @@ def test_others_run_while_a_long_text_is_tokenized() -> None:
         time.sleep(0.001)
         turns += 1
     assert turns > 10
+
+
+def test_text_that_a_vocabulary_cannot_spell(tmp_path: Path) -> None:
+    """No letter but x, and nothing for the unknown: the tokenizer opens, and other prompts are refused."""
+    hf = tokenizers.Tokenizer(models.WordLevel({"x": 0, "y": 1}, unk_token="?"))
+    tokenizer = save(hf, tmp_path)
+    assert tokenizer.encode("x") == [0]
+    assert "y" in tokenizer.token_text(1)
+    with pytest.raises(RequestError, match="cannot be tokenized"):
+        tokenizer.encode("a")
+
+
+@pytest.mark.parametrize("take", [Tokenizer.encode, Tokenizer.forms])
+def test_half_a_character_is_refused(take: Callable[[Tokenizer, str], object], tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="cannot be tokenized"):
+        take(tokenizer, "\ud800")
