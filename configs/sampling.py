@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from ingot.errors import RequestError
 
 _MAX_SEED = 2**64 - 1
-_MAX_FLOAT32 = 3.4028234e38  # steps compute with float32
+_MIN_FLOAT32, _MAX_FLOAT32 = 1.1754944e-38, 3.4028234e38  # steps compute with float32
 _MAX_N = 1 << 16  # each completion is a request of its own
 
 
@@ -70,8 +70,10 @@ class SamplingParams:
         check_integer("top_k", self.top_k, -1, 2**31 - 1)
         check_number("temperature", self.temperature, 0, math.inf, "a finite number, at least 0 (0 is greedy)")
         check_number("top_p", self.top_p, 0, 1, "above 0, at most 1")
-        if self.top_p == 0:
-            raise RequestError("top_p must be above 0", got="0", hint="for greedy decoding use temperature=0")
+        if self.top_p < _MIN_FLOAT32:
+            raise RequestError(
+                "top_p must be above 0", got=str(self.top_p), hint="for greedy decoding use temperature=0"
+            )
         if self.seed is not None:
             check_integer("seed", self.seed, 0, _MAX_SEED)
         if getattr(self.stop_token_ids, "ndim", 0) != 1:  # numpy's arrays are lists, too
@@ -110,9 +112,9 @@ class SamplingParams:
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
             raise RequestError("logit_bias must map token ids to numbers", got=repr(self.logit_bias)[:100])
         for token, bias in (self.logit_bias or {}).items():
-            check_integer("a token id of logit_bias", token, 0)
+            check_integer("logit_bias: a token id", token, 0)
             if bias != -math.inf:
-                check_number("a bias of logit_bias", bias, -math.inf, math.inf, "a number, or -inf to ban the token")
+                check_number("logit_bias: a bias", bias, -math.inf, math.inf, "a number, or -inf to ban the token")
         processors = () if self.logits_processors is None else self.logits_processors
         _check_list("logits_processors", processors, "a list of functions")
         for processor in processors:
@@ -123,8 +125,8 @@ class SamplingParams:
 def check_penalties(repetition: object, presence: object, frequency: object) -> None:
     """Raise RequestError for penalties that mean nothing."""
     check_number("repetition_penalty", repetition, 0, math.inf, "a number above 0; 1 is none")
-    if repetition == 0:
-        raise RequestError("repetition_penalty must be a number above 0; 1 is none", got="0")
+    if repetition < _MIN_FLOAT32:  # type: ignore[operator]
+        raise RequestError("repetition_penalty must be a number above 0; 1 is none", got=str(repetition))
     for name, value in (("presence_penalty", presence), ("frequency_penalty", frequency)):
         check_number(name, value, -math.inf, math.inf, "a finite number; 0 is none")
 

@@ -242,7 +242,7 @@ def _rules(
             got=str(params.min_tokens),
         )  # fmt: skip
     for token in params.logit_bias or ():
-        check_integer("a token id of logit_bias", token, 0, vocab_size - 1)
+        check_integer("logit_bias: a token id", token, 0, vocab_size - 1)
     for token in params.stop_token_ids:
         check_integer("stop_token_ids", token, 0, vocab_size - 1)
     rules = Rules(

@@ -82,7 +82,7 @@ class Outputs:
             self._sum_log_probs(shown)
             result["cum_log_probs"] = np.array(self._sums, dtype=np.float32).reshape(ids.shape[:2])
         if self.wanted.log_probs:
-            result["log_probs"] = self._log_probs.copy().reshape(*ids.shape[:2], -1)
+            result["log_probs"] = self._log_probs.copy().reshape(*ids.shape[:2], self._log_probs.shape[1])
         if self.wanted.generation_logits:
             result["generation_logits"] = self._generation_logits(shown)
         if self.wanted.context_logits:

@@ -144,7 +144,7 @@ def unfit(step: ScheduledStep, result: StepResult) -> list[tuple[Request, IngotE
     """Requests that cannot go on after this step, each with the reason."""
     if np.isfinite(result.log_probs).all():
         return []
-    no_token = "bad_words, logit_bias and min_tokens of this request leave no token to choose"
+    no_token = "bad_words, logit_bias, min_tokens and penalties of this request leave no token to choose"
     no_number = "the model's logits for this request are not finite numbers"
     found: list[tuple[Request, IngotError]] = []
     for request, token, log_prob in zip(step.sampled, result.ids, result.log_probs, strict=False):

@@ -47,7 +47,7 @@ def test_the_page_has_a_row_for_every_field_and_argument() -> None:
         {"logits_processors": [3]}, {"logits_processors": 0}, {"logits_processors": ""}, {"stop": 3}, {"stop": False},
         {"stop": {"a": 1}}, {"stop": iter("a")}, {"bad_words": {}}, {"bad_words": 1.5}, {"stop_token_ids": None},
         {"stop_token_ids": iter([1])}, {"stop_token_ids": np.array([[1]])}, {"top_p": np.array([0.5, 1])},
-        {"n": 2**31},
+        {"n": 2**31}, {"top_p": 1e-300}, {"repetition_penalty": 1e-300},
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused_by_name(field: dict[str, Any]) -> None:

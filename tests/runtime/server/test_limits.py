@@ -220,6 +220,13 @@ def test_other_pages_may_call_only_where_asked(strict: Served, served: Served) -
         assert answer.headers.get("access-control-allow-origin") == allowed
 
 
+@pytest.mark.parametrize(("field", "value"), [("top_p", 1e-300), ("logit_bias", {"99999999": 1})])
+def test_what_only_the_engine_can_judge_is_refused_by_name(served: Served, field: str, value: object) -> None:
+    with served.http() as http:
+        answer = http.post("/v1/completions", json={"prompt": "a", field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
 def test_one_request_fails_and_the_others_go_on(served: Served) -> None:
     """Every token but the last is banned by name, then that one too."""
     vocab = served.runner.facts.vocab_size
