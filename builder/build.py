@@ -24,7 +24,7 @@ from ingot.builder.passes.base import PassReport
 from ingot.builder.predict import Prediction, predict
 from ingot.builder.share import Share, share
 from ingot.builder.tune import MEMORY as TUNING_MEMORY
-from ingot.checkpoint import Checkpoint
+from ingot.checkpoint import COMPANION_FILES, Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.configs.sizes import format_bytes
 from ingot.configs.token_ids import read_token_ids
@@ -32,7 +32,7 @@ from ingot.engine import SECTION_ALIGNMENT, is_engine, rank_file
 from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import BuildError, CheckpointError, IngotError
 from ingot.forecast import Forecast
-from ingot.manifest import Manifest, Variant
+from ingot.manifest import MANIFEST_NAME, Manifest, Variant
 from ingot.output_dir import OutputDir
 from ingot.plan import Plan, plans_to_json
 from ingot.plugins.registry import find_targets
@@ -44,6 +44,7 @@ NETWORK_MEMORY = 512 << 20  # of the process in which another compiler makes a n
 NETWORK_BYTES = 2 << 20  # of disk: a layer of a network that another compiler makes, at most
 BLOCK_COPIES = 6  # a block as stored, as float32, rounded or quantised, packed; one in each thread, and one to write
 
+_ENGINE_FILES = (MANIFEST_NAME, "rank*", *COMPANION_FILES)  # patterns of all that an engine consists of
 CAPABILITIES = ("context_logits", "generation_logits", "greedy", "log_probs", "paged_kv", "sampling")
 
 Say = Callable[[str], None]
@@ -135,7 +136,7 @@ def build(
         forecast = _forecast(config, checkpoint, targets, output_dir, engine_bytes, max(samples, default=0))
         say(f"the build {forecast}")
         if not config.dry_run:
-            with OutputDir(Path(output_dir), is_previous=is_engine) as out:
+            with OutputDir(Path(output_dir), is_previous=is_engine, parts=_ENGINE_FILES) as out:
                 out.require_space(forecast.disk)
                 shares = share(jobs, [_constants(job, progress, say) for job in jobs])
                 made = _files(jobs, config, progress, say)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot import __version__
-from ingot.checkpoint import GRAPH_FILE, CheckpointConfig, companions, is_checkpoint
+from ingot.checkpoint import CHECKPOINT_FILES, GRAPH_FILE, CheckpointConfig, companions, is_checkpoint
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.convert.decoder import build_graph
@@ -70,7 +70,7 @@ def convert(
     if say is not None:
         say(f"the conversion {forecast}")
     forecast.check_memory(options.max_mem)
-    with OutputDir(options.output_dir, is_previous=is_checkpoint) as out:
+    with OutputDir(options.output_dir, is_previous=is_checkpoint, parts=CHECKPOINT_FILES) as out:
         out.require_space(forecast.disk)
         writer = _WeightWriter(_stage(progress, "weights", job.nbytes))
         for name, weights in job.files.items():

@@ -31,6 +31,8 @@ COMPANION_FILES = (
     "vocab.json", "vocab.txt", "merges.txt", "generation_config.json", "chat_template.jinja", "chat_template.json",
     "additional_chat_templates/*.jinja",
 )  # fmt: skip
+CHECKPOINT_FILES = ("config.json", GRAPH_FILE, "*.safetensors", *COMPANION_FILES)
+"""Patterns of all that a Checkpoint consists of."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,10 +9,11 @@ dies: a hidden directory without a lock is what is left of killed work, and the 
 
 import errno
 import fcntl
+import fnmatch
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -26,21 +27,23 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class OutputDir:
     """Context manager; write into `path`.
 
-        with OutputDir(target, is_previous=is_engine) as out:
+        with OutputDir(target, is_previous=is_engine, parts=("config.json", "rank*")) as out:
             (out.path / "config.json").write_text(...)
 
     target       final directory; parents are created
     is_previous  says whether an existing, non-empty directory is an earlier output of the same kind, which is then
                  replaced; every other non-empty directory is refused
+    parts        patterns of the files that such an output consists of: one that holds others too is refused, since
+                 they would go with it (names with a leading dot do not count)
 
     Raises UsageError where the target cannot be used, CapacityError where the disk fills up inside the block,
     IngotError for every other OSError inside it.
     """
 
-    def __init__(self, target: Path, *, is_previous: Callable[[Path], bool]) -> None:
+    def __init__(self, target: Path, *, is_previous: Callable[[Path], bool], parts: Iterable[str]) -> None:
         self.target = Path(os.path.realpath(target))  # a link to a directory stays a link
         self.path = self.target.with_name(f".{self.target.name}.partial-{secrets.token_hex(3)}")
-        self._is_previous = is_previous
+        self._is_previous, self._parts = is_previous, tuple(parts)
         self._lock: int | None = None
 
     def __enter__(self) -> "OutputDir":
@@ -130,6 +133,18 @@ class OutputDir:
                 got=", ".join(sorted(entry.name for entry in self.target.iterdir())[:5]),
                 hint="choose another directory or empty this one",
             )
+        if others := self._others():
+            raise UsageError(
+                "the output directory holds files that are not of an earlier output, and would be lost",
+                where=str(self.target), got=", ".join(others[:5]),
+                hint="move them elsewhere, or choose another directory",
+            )  # fmt: skip
+
+    def _others(self) -> list[str]:
+        """The files in the target that are none of its parts."""
+        files = (path for path in self.target.rglob("*") if not path.is_dir() and path.name[0] != ".")
+        names = sorted(path.relative_to(self.target).as_posix() for path in files)
+        return [name for name in names if not any(_matches(name, pattern) for pattern in self._parts)]
 
     def _publish(self) -> None:
         """Rename into place; an earlier output steps aside first and comes back if the rename fails."""
@@ -145,6 +160,11 @@ class OutputDir:
             aside.rename(self.target)
             raise
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """fnmatch, folder by folder."""
+    return name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern)
 
 
 def _in_words(error: OSError, target: Path) -> CapacityError | None:

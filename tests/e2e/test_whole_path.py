@@ -80,6 +80,18 @@ def test_run_reads_json_lines_and_prints_one_object_per_request(shipped_engine: 
     assert sorted(piped, key=lambda each: int(each["index"])) == [first, second]
 
 
+def test_an_engine_inside_its_checkpoint_is_not_lost(tmp_path: Path) -> None:
+    convert = ("convert", "--model_dir", SHIPPED, "--output_dir", tmp_path / "c")
+    build = ("build", "--checkpoint_dir", tmp_path / "c", "--output_dir", tmp_path / "c/e", "--no_autotune")
+    ingot(*convert).succeeds()
+    ingot(*convert).succeeds()
+    ingot(*build).succeeds()
+    ingot(*build).succeeds()
+    ingot(*convert).fails("would be lost", "e/config.json", code=2)
+    (tmp_path / "c/e/notes.txt").write_text("of mine")
+    ingot(*build).fails("would be lost", "notes.txt", code=2)
+
+
 def test_lines_end_in_line_feeds_and_null_is_nothing(shipped_engine: Path) -> None:
     """Texts may hold whatever else ends lines, also half a surrogate pair, which JSON can spell."""
     lines = ['"a\u2028b\x85c"', '{"prompt": "x", "max_output_len": null}\r', '"\\ud800"']

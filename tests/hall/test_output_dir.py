@@ -12,25 +12,27 @@ import pytest
 from ingot.errors import CapacityError, IngotError, UsageError
 from ingot.output_dir import OutputDir
 
+PARTS = ("mark", "stale", "templates/*")
+
 
 def is_ours(path: Path) -> bool:
     return (path / "mark").exists()
 
 
 def make(target: Path, text: str = "done") -> None:
-    with OutputDir(target, is_previous=is_ours) as out:
+    with OutputDir(target, is_previous=is_ours, parts=PARTS) as out:
         (out.path / "mark").write_text(text)
 
 
 def fail(target: Path, error: BaseException) -> None:
-    with OutputDir(target, is_previous=is_ours) as out:
+    with OutputDir(target, is_previous=is_ours, parts=PARTS) as out:
         (out.path / "mark").write_text("half")
         raise error
 
 
 def test_appears_on_success_with_plain_permissions(tmp_path: Path) -> None:
     target = tmp_path / "new" / "out"
-    with OutputDir(target, is_previous=is_ours) as out:
+    with OutputDir(target, is_previous=is_ours, parts=PARTS) as out:
         (out.path / "mark").write_text("x")
         assert not target.exists()
     assert (target / "mark").read_text() == "x"
@@ -74,6 +76,19 @@ def test_refuses_a_foreign_directory_and_a_file(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "thesis"]
 
 
+@pytest.mark.parametrize("other", ["notes.txt", "engine/mark", "templates/more/mark"])
+def test_refuses_to_lose_what_lies_in_an_earlier_output(tmp_path: Path, other: str) -> None:
+    make(tmp_path / "out", "first")
+    for name in ("templates/a", ".hidden", other):
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text("years of work")
+    with pytest.raises(UsageError, match=rf"would be lost(.|\n)*got: {other}\n"):
+        make(tmp_path / "out", "second")
+    (tmp_path / "out" / other).unlink()
+    make(tmp_path / "out", "second")
+    assert (tmp_path / "out" / "mark").read_text() == "second"
+
+
 def test_a_link_to_a_directory_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "disk")
@@ -98,7 +113,7 @@ def test_other_os_errors_become_words(tmp_path: Path) -> None:
 def test_space_is_checked_ahead(tmp_path: Path) -> None:
     with (
         pytest.raises(CapacityError, match="not enough disk space"),
-        OutputDir(tmp_path / "out", is_previous=is_ours) as out,
+        OutputDir(tmp_path / "out", is_previous=is_ours, parts=PARTS) as out,
     ):
         out.require_space(1 << 60)
 
@@ -114,7 +129,7 @@ import sys
 from pathlib import Path
 from ingot.output_dir import OutputDir
 
-with OutputDir(Path(sys.argv[1]), is_previous=lambda _: True) as out:
+with OutputDir(Path(sys.argv[1]), is_previous=lambda _: True, parts=["*"]) as out:
     (out.path / "half").write_text("x")
     print(out.path, flush=True)
     input()
