@@ -192,6 +192,8 @@ def _read_settings(path: Path) -> dict[str, object]:
         return {}
     try:
         settings = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError("the tokenizer's settings cannot be read", where=str(path), got=error.strerror) from error
     except ValueError as error:
         raise ConfigError("the tokenizer's settings are not JSON", where=str(path), got=str(error)) from error
     if not isinstance(settings, dict):

@@ -33,7 +33,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -111,6 +111,19 @@ def aligned(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
 
 
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """A file that the system does not let us read is an EngineError, too."""
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(
+            "a file of the engine cannot be read", where=str(error.filename), got=error.strerror or str(error),
+            hint="look at its permissions",
+        ) from error  # fmt: skip
+
+
+@_reading()
 def open_engine(
     directory: Path | str,
     rank: int = 0,
@@ -166,6 +179,7 @@ def _plan(view: memoryview, header: Header, manifest: Manifest) -> Plan:
     return plan_from_json(text.decode("utf-8", "replace"), manifest.target)
 
 
+@_reading()
 def read_manifest(directory: Path | str) -> Manifest:
     """The manifest of an engine directory, checked against its own checksum."""
     directory = Path(directory)
@@ -186,6 +200,7 @@ def is_engine(directory: Path) -> bool:
     return isinstance(document, dict) and document.get("format") == FORMAT
 
 
+@_reading()
 def read_plan(directory: Path | str, rank: int = 0, target: str | None = None) -> Plan:
     """The plan alone, for people to look at: checks the manifest, the sizes and the header, maps no weights."""
     directory = Path(directory)

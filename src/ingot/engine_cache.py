@@ -16,7 +16,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.engine import is_engine, open_engine
-from ingot.errors import EngineError, UsageError
+from ingot.errors import EngineError, IngotError, UsageError
 from ingot.plugins.registry import find_targets
 
 _READ_WHOLE = 1 << 20  # larger files are known by size and time of change
@@ -30,12 +30,22 @@ def default_cache() -> Path:
 
 def cached_engine(model_dir: Path, config: BuildConfig, cache_dir: Path | None, say: Callable[[str], None]) -> Path:
     """The engine of a model directory; builds it where it is not there or damaged. `say` gets one line per step."""
+    try:
+        return _cached(model_dir, config, cache_dir or default_cache(), say)
+    except OSError as error:
+        raise IngotError(
+            "a file cannot be read or written", where=str(error.filename), got=error.strerror or str(error),
+            hint="look at its permissions; cache_dir says where engines are kept",
+        ) from error  # fmt: skip
+
+
+def _cached(model_dir: Path, config: BuildConfig, cache: Path, say: Callable[[str], None]) -> Path:
     if not (model_dir / "config.json").is_file():
         raise UsageError(
             "this is neither an Engine nor a Hugging Face directory", where=str(model_dir),
             expected="a directory with config.json", hint="download the model, or give an engine directory",
         )  # fmt: skip
-    engine = (cache_dir or default_cache()) / "ingot" / "engines" / cache_key(model_dir, config)
+    engine = cache / "ingot" / "engines" / cache_key(model_dir, config)
     if _usable(engine):
         say(f"using the engine of {model_dir} in {engine}")
         return engine

@@ -1,5 +1,6 @@
 """The Engine file: what is written is read back; whatever is missing, foreign or damaged is refused in words."""
 
+import errno
 import json
 import shutil
 import struct
@@ -223,3 +224,21 @@ def test_a_part_may_not_leave_the_directory(pristine: Path) -> None:
 def test_mapping_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert len(map_file(tmp_path / "empty")) == 0
+
+
+def test_what_the_system_does_not_let_us_read_is_refused_in_words(
+    pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> memoryview:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ingot.engine.map_file", denied)
+        for read in (open_engine, read_plan):
+            with pytest.raises(EngineError, match=r"rank0\.engine(.|\n)*Permission denied"):
+                read(pristine)
+    folder = Path(shutil.copytree(pristine, tmp_path / "e"))
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("/proc/self/mem")  # a file whose first byte nobody can read
+    with pytest.raises(EngineError, match="cannot be read"):
+        open_engine(folder)

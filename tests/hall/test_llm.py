@@ -14,7 +14,7 @@ from ingot import LLM, SamplingParams
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType
 from ingot.engine_cache import cache_key, default_cache
-from ingot.errors import UsageError
+from ingot.errors import IngotError, UsageError
 from ingot.quickstart import SHIPPED
 
 pytestmark = pytest.mark.native
@@ -151,3 +151,9 @@ def test_names_are_loaded_when_asked_for() -> None:
     )
     subprocess.run([sys.executable, "-c", program], check=True)
     assert not hasattr(ingot, "LLMs")
+
+
+def test_a_cache_that_cannot_be_written_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(IngotError, match=r"cannot be read or written(.|\n)*cache_dir"):
+        LLM(SHIPPED, cache_dir=tmp_path / "file")

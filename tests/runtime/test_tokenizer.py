@@ -180,3 +180,11 @@ def test_text_that_a_vocabulary_cannot_spell(tmp_path: Path) -> None:
 def test_half_a_character_is_refused(take: Callable[[Tokenizer, str], object], tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="cannot be tokenized"):
         take(tokenizer, "\ud800")
+
+
+def test_settings_that_cannot_be_read_are_refused_in_words(tmp_path: Path) -> None:
+    byte_level(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "tokenizer_config.json").symlink_to("/proc/self/mem")  # a file whose first byte nobody can read
+    with pytest.raises(ConfigError, match=r"cannot be read(.|\n)*tokenizer_config"):
+        Tokenizer.from_dir(tmp_path)
