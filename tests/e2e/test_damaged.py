@@ -190,8 +190,13 @@ def test_a_full_disk_leaves_nothing(shipped_checkpoint: Path, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("number", "words", "code"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "terminated", 143)]
+)
 @pytest.mark.parametrize("command", ["convert", "build"])
-def test_interrupted_work_leaves_nothing(command: str, large_checkpoint: Path, tmp_path: Path) -> None:
+def test_interrupted_work_leaves_nothing(
+    command: str, number: int, words: str, code: int, large_checkpoint: Path, tmp_path: Path
+) -> None:
     if command == "build":
         source: tuple[object, ...] = ("--checkpoint_dir", large_checkpoint, "--no_autotune")
     else:
@@ -199,8 +204,8 @@ def test_interrupted_work_leaves_nothing(command: str, large_checkpoint: Path, t
     process = start(command, *source, "--output_dir", tmp_path / "out")
     while process.poll() is None and not list(tmp_path.glob(".out.partial-*/*")):
         time.sleep(0.001)
-    os.kill(process.pid, signal.SIGINT)
-    finish(process).fails("interrupted", code=130)
+    os.kill(process.pid, number)
+    finish(process).fails(words, code=code)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,15 +1,18 @@
 """The group of commands: names and typos, and how an error becomes words and an exit code.
 
-Exit codes: 0 done, 1 the work failed, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 the work failed, 2 wrong usage, 130 interrupted, 143 terminated.
 """
 
 import difflib
 import errno
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -137,6 +140,19 @@ def run(args: Sequence[str]) -> int:
         return _foreseen(error)
 
 
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """What works clears up after itself, as after Ctrl-C; a second signal ends at once."""
+    signal.signal(number, signal.SIG_DFL)
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """The console script."""
-    sys.exit(run(sys.argv[1:]))
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = run(sys.argv[1:])
+    except SystemExit:  # of `_terminate`, which may not print: the signal may have hit while something else does
+        print("terminated", file=sys.stderr)
+        raise
+    sys.exit(code)
