@@ -25,7 +25,7 @@ _WORDS = (
     "question", "work", "government", "number", "night", "point", "home", "water", "room", "mother", "area", "money",
     "hand",
 )  # fmt: skip
-_CALIBRATION = 200  # words
+_CALIBRATION = 200  # words, or as many as the server takes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,11 +154,15 @@ class _Bench:
                 "the server lists no model", where=self._options.url, got=f"{type(error).__name__}: {error}",
                 hint="is the server up? --model NAME and --api_key KEY, if it wants them",
             ) from error  # fmt: skip
-        answer = await self._ask(self._prompt(_CALIBRATION), 2)
+        words = _CALIBRATION
+        answer = await self._ask(self._prompt(words), 2)
+        while answer.error is not None and answer.error.startswith("status 400") and words > 1:  # too long, perhaps
+            words //= 2
+            answer = await self._ask(self._prompt(words), 2)
         if answer.error is not None:
             raise IngotError("the server does not complete a prompt", where=self._options.url, got=answer.error)
         if answer.prompt_tokens:
-            self._words_per_token = _CALIBRATION / answer.prompt_tokens
+            self._words_per_token = words / answer.prompt_tokens
 
     async def _closed(self, concurrency: int) -> LoadReport:
         rows = iter(list(enumerate(self._rows)))

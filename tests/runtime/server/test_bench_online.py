@@ -61,6 +61,14 @@ def test_limits_and_the_table(behind_a_key: Served, capsys: pytest.CaptureFixtur
     assert "status 400: prompt and new tokens together" in capsys.readouterr().out
 
 
+def test_a_server_of_short_prompts_can_be_used(
+    behind_a_key: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.bench.online._CALIBRATION", 4000)
+    assert run("--url", behind_a_key.url, "--api_key", "key", "--concurrency", 1, "--num_requests", 2, "--json") == 0
+    assert 100 < json.loads(capsys.readouterr().out)["runs"][0]["prompt_tokens_mean"] < 160
+
+
 def test_servers_that_cannot_be_used(behind_a_key: Served) -> None:
     def nothing(stage: str, done: int, total: int) -> None: ...
 
