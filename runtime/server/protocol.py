@@ -184,6 +184,13 @@ class ChatMessage(Fields):
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
+    @pydantic.model_validator(mode="after")
+    def _says_something(self) -> "ChatMessage":
+        """An assistant may have called tools instead, or refused."""
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError("missing_content", "content is missing: role {role}", {"role": self.role})
+        return self
+
     def for_template(self) -> dict[str, Any]:
         """As templates expect it: text in one piece, arguments of tools as objects, `developer` under its old name."""
         values = self.model_dump(exclude_none=True, exclude={"annotations"})

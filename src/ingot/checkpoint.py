@@ -66,6 +66,10 @@ class CheckpointConfig:
                 if section.has("model_type")
                 else None,
             )
+        if section.has("format"):
+            raise CheckpointError(
+                "this is an Engine, not a Checkpoint", where=str(path.parent), hint="give what it was built from"
+            )
         schema = section.integer("schema_version")
         if schema != CHECKPOINT_SCHEMA:
             raise CheckpointError(

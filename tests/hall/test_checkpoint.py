@@ -48,6 +48,7 @@ def test_the_schema_version_alone_is_enough(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "error", "words"),
     [
+        ({"schema_version": 3, "format": "ingot.engine"}, CheckpointError, "is an Engine, not a Checkpoint"),
         ({"schema_version": 2}, CheckpointError, "another schema(.|\n)*expected: 1(.|\n)*got: 2"),
         ({"schema_version": None}, CheckpointError, "not a Checkpoint"),
         ({"schema_version": "1"}, ConfigError, "whole number"),

@@ -126,6 +126,15 @@ def test_an_answer_can_be_sent_back_as_a_message() -> None:
     assert refusal(ChatRequest, {"messages": [{**message, "annotations": [{}]}]}).param == "messages.0.annotations"
 
 
+@pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
+def test_only_an_assistant_may_say_nothing(role: str) -> None:
+    for message in ({"role": role}, {"role": role, "content": None}):
+        error = refusal(ChatRequest, {"messages": [*CHAT["messages"], message]})
+        assert (error.param, "content is missing" in error.message) == ("messages.1", True)
+    body = {"messages": [{"role": role, "content": ""}, {"role": "assistant"}]}
+    assert len(read_body(ChatRequest, json.dumps(body).encode()).messages) == 2
+
+
 def test_arguments_of_tools_become_objects_for_the_template() -> None:
     for given, expected in (('{"a": [1]}', {"a": [1]}), ("no json", "no json"), ("[1]", "[1]"), ({"a": 1}, {"a": 1})):
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": given}}
