@@ -23,7 +23,7 @@ _NOT_YET = {
     "w4a8": "calibrated recipes are not there yet",
     "fp8": "calibrated recipes are not there yet",
 }
-_KV_NOT_YET = {"fp8": "CPUs compute no fp8, and GPU targets are not there yet; int8 has as many bits"}
+_KV_NOT_YET = {"fp8": "CPUs compute no fp8, and no kernel of a GPU reads it yet; int8 has as many bits"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -195,7 +195,7 @@ def is_engine(directory: Path) -> bool:
     """Whether a directory is an output of `build`, however old or damaged: it may be replaced by a new one."""
     try:
         document = json.loads((directory / MANIFEST_NAME).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(document, dict) and document.get("format") == FORMAT
 

@@ -171,7 +171,7 @@ def _text(document: Mapping[str, Any]) -> str:
 def _document(data: bytes, where: str) -> dict[str, Any]:
     try:
         document = json.loads(data.decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         got = "an empty file" if not data else str(error)
         raise EngineError("the engine's manifest is not JSON", where=where, got=got, hint=REBUILD) from error
     if isinstance(document, dict) and document.get("format") == FORMAT:
@@ -212,5 +212,7 @@ def _part_from(item: Mapping[str, Any]) -> Part:
     steps = name.split("/")
     if name == MANIFEST_NAME or any(step in ("", ".", "..") for step in steps):
         raise ValueError(f"{name!r} cannot be the name of a part")
+    if not isinstance(item["sha256"], str) or type(item["nbytes"]) is not int or item["nbytes"] < 0:
+        raise ValueError(f"{name} has no hash, or no size")
     crc32 = tuple(int(digits[i : i + 8], 16) for i in range(0, len(digits), 8))
     return Part(**{**item, "crc32": crc32})

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ingot.dtypes import DType
-from ingot.engine import HEADER_BYTES, SECTION_ALIGNMENT, map_file, open_engine, read_plan
+from ingot.engine import HEADER_BYTES, SECTION_ALIGNMENT, is_engine, map_file, open_engine, read_plan
 from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import EngineError
 from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, Manifest, parse_manifest
@@ -219,6 +219,21 @@ def test_a_part_may_not_leave_the_directory(pristine: Path) -> None:
     text = (pristine / "config.json").read_text().replace("tokenizer.json", "../../etc/passwd")
     with pytest.raises(EngineError, match="manifest is damaged"):
         parse_manifest(text.encode(), where="config.json")
+
+
+@pytest.mark.parametrize("key", ["nbytes", "sha256"])
+def test_a_part_has_a_size_and_a_hash(key: str, pristine: Path) -> None:
+    document = json.loads((pristine / "config.json").read_text())
+    document["parts"][0][key] = "f32" if key == "nbytes" else 3
+    with pytest.raises(EngineError, match="no hash, or no size"):
+        parse_manifest(json.dumps(document).encode(), where="config.json")
+
+
+def test_endless_nesting_is_no_manifest(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert not is_engine(tmp_path)
+    with pytest.raises(EngineError, match="is not JSON"):
+        open_engine(tmp_path)
 
 
 def test_mapping_an_empty_file(tmp_path: Path) -> None:
