@@ -8,12 +8,7 @@
 namespace ingot {
 
 struct Int8Avx512 : SimdAvx512 {
-  // Products of int8 and int4 do gain by two distances.
-  INGOT_INLINE void prefetch_stream(const void* p) {
-    prefetch(static_cast<const char*>(p) + 4096);
-    prefetch_far(static_cast<const char*>(p) + 16384);
-  }
-  // Of several panels that are read at once: what is read after this one lies elsewhere.
+  // Likewise where several panels are read at once: what is read after this one lies elsewhere.
   INGOT_INLINE void prefetch_streams(const void* p, const void* next) {
     prefetch(static_cast<const char*>(p) + 2048);
     prefetch_far(static_cast<const char*>(next) + 8192);

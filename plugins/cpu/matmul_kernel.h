@@ -199,8 +199,10 @@ void tile(const TileArgs& args) {
       if constexpr (kMany) {
         S::prefetch_far(next[p]);
         next[p] += args.next_step;
-      } else {
+      } else if constexpr (kRows <= 4) {
         S::prefetch_stream(line[p]);
+      } else {  // a second distance costs more than it gives
+        S::prefetch(line[p] + 2048);
       }
       line[p] += kLineBytes;
     }
@@ -226,11 +228,9 @@ struct Tiles {
   static constexpr int kRows = S::kRegisters >= 32 ? 14 : kWide ? 5 : 6;
   static constexpr int kPanels = kWide ? 2 : 1;
 
-  // Panels that a tile of few rows needs so that 8 chains of fma hide the latency of each.
-  static constexpr int stream_panels(int rows) {
-    const int panels = kWide ? 8 / rows : 4 / rows;
-    return panels >= 4 ? panels / 4 * 4 : std::max(panels, kPanels);
-  }
+  // Panels of a tile of few rows: with vectors of 8 lanes, enough chains of fma to hide the latency of each; of 16, half as
+  // many, which are still faster than memory, and memory is faster with fewer streams.
+  static constexpr int stream_panels(int rows) { return std::max(4 / rows, kPanels); }
 
   template <int kCount, int64_t kXStride, size_t... kR>
   static constexpr std::array<TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
@@ -247,7 +247,7 @@ struct Tiles {
 template <typename S, typename Weight>
 void stream(const MatmulArgs& args, const Team& team) {
   using T = Tiles<S, typename Weight::Stream>;
-  constexpr int64_t kMaxPanels = 8;
+  constexpr int64_t kMaxPanels = 4;
   const Weight weight(args);
   const auto scaled = weight.template sums<S>(args);
   const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes();

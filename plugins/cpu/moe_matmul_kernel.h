@@ -54,7 +54,7 @@ class VectorProduct {
   int64_t stride() const { return count_ * kPanel; }
 
  private:
-  static constexpr int64_t kAtOnce = 8;  // panels of a tile, at most
+  static constexpr int64_t kAtOnce = 4;  // panels of a tile, at most
   static constexpr size_t kLinesBytes = static_cast<size_t>(kAtOnce * Weight::kStreamBytes);
 
   // All rows in one tile over the whole K, so that each weight is read once, in order.
