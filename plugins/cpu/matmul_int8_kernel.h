@@ -7,8 +7,8 @@
 // kernels`, two cores of a Zen 3, shape of TinyLlama in w4g128: prefill of 512 at 92 to 101 % of the peak of int8, decode
 // of one at 82 to 93 % of the bandwidth. VPDPBUSD adds up 64 in one. Two cores of an Emerald Rapids (AVX-512, 1,523 Gop/s,
 // 33 GB/s): prefill of 512 at 72 to 86 % of the peak (the tile by itself 98 %; epilogues and unpacking take most of the
-// rest), decode of one in w4g128 at 95 to 101 % of the bandwidth. One of these cores, weights from memory, K 2048, N
-// 11264: 32 rows at 84 % of the peak in w8, 79 % in w4g128, 16 rows at 54 % (the bandwidth's limit) and 68 %.
+// rest), decode of one in w4g128 at 95 to 101 % of the bandwidth, of eight at 80 %. One of these cores, weights from memory,
+// K 2048, N 11264: 32 rows at 84 % of the peak in w8, 79 % in w4g128, 16 rows at 54 % (the bandwidth's limit) and 68 %.
 #pragma once
 
 #include <array>
@@ -554,7 +554,8 @@ void matmul_bytes(const MatmulArgs& args, const Team& team) {
 }
 
 // int4 with VNNI: few rows multiply codes where they lie. A line of these costs them 3 operations beside 2 of each row, and
-// each row 3 more for the multipliers of 16 or 32 k of both halves; to unpack it costs 6 in all and two lines of stores.
+// each row 3 more for the multipliers of 16 lines, in groups of less than 128 for those of each half; to unpack it costs 6
+// in all and two lines of stores.
 template <typename I>
 void matmul_codes_or_bytes(const MatmulArgs& args, const Team& team) {
   if (passes_over_panels(args, I::kCodeRows)) {
