@@ -45,7 +45,7 @@ class Graph:
         G_LOGGER.severity = G_LOGGER.CRITICAL + 1  # it warns about bf16, which is kept; errors are raised as well
         try:
             model = onnx.load(path, load_external_data=False)
-            _check_names(model.graph)
+            _check_damage(model.graph)
             return cls(gs.import_onnx(model))
         except (OSError, DecodeError, ValueError) as error:
             raise CheckpointError(
@@ -288,7 +288,7 @@ def _distinct(nodes: Sequence[gs.Node]) -> list[gs.Node]:
     return list({id(node): node for node in nodes}.values())
 
 
-def _check_names(graph: onnx.GraphProto) -> None:
+def _check_damage(graph: onnx.GraphProto) -> None:
     """Raise ValueError for what a damaged file may hold and nothing after it expects."""
     names = [word for node in graph.node for word in (node.op_type, node.domain, *node.input, *node.output)]
     for tensor in graph.initializer:

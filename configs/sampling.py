@@ -124,9 +124,7 @@ class SamplingParams:
 
 def check_penalties(repetition: object, presence: object, frequency: object) -> None:
     """Raise RequestError for penalties that mean nothing."""
-    check_number("repetition_penalty", repetition, 0, math.inf, "a number above 0; 1 is none")
-    if repetition < _MIN_FLOAT32:  # type: ignore[operator]
-        raise RequestError("repetition_penalty must be a number above 0; 1 is none", got=str(repetition))
+    check_number("repetition_penalty", repetition, _MIN_FLOAT32, math.inf, "a number above 0; 1 is none")
     for name, value in (("presence_penalty", presence), ("frequency_penalty", frequency)):
         check_number(name, value, -math.inf, math.inf, "a finite number; 0 is none")
 

@@ -140,10 +140,14 @@ def run(args: Sequence[str]) -> int:
         return _foreseen(error)
 
 
+class _Terminated(SystemExit):
+    """By a signal."""
+
+
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     """What works clears up after itself, as after Ctrl-C; a second signal ends at once."""
     signal.signal(number, signal.SIG_DFL)
-    sys.exit(128 + number)
+    raise _Terminated(128 + number)
 
 
 def main() -> None:
@@ -152,7 +156,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, _terminate)
     try:
         code = run(sys.argv[1:])
-    except SystemExit:  # of `_terminate`, which may not print: the signal may have hit while something else does
+    except _Terminated:  # said here: the signal may have hit while something else prints
         print("terminated", file=sys.stderr)
         raise
     sys.exit(code)
