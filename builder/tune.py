@@ -20,9 +20,10 @@ MIN_WEIGHTS = 1 << 21  # smaller products take microseconds either way
 MAX_BYTES = 8 << 20  # of the weights timed: of a larger product only so many columns, for memory's and for time's sake
 MAX_EXPERT_BYTES = 32 << 20  # of all experts together, of which a call reads some
 LEAST_PANELS = 8  # of an expert that is timed: where that is too much, fewer experts are
-ROUNDS = 5  # in which the ways take turns, so that what else the machine does hits all of them
+ROUNDS = 5  # each times every product in all its ways
 WEIGHT_INPUT = {"matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → which input is the weight
-LONG = 0.05  # seconds of a round that is not repeated more than once
+LEAST_ROUNDS = 2  # of a product that takes longer than LONG seconds, all ways together
+LONG = 0.05
 MEMORY = 96 << 20  # what timing needs at most beside the weights of a usual product
 
 Progress = Callable[[str, int, int], None]
@@ -51,16 +52,15 @@ def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress
         if (product := steps.get(step.name)) is not None and _weights(product) >= MIN_WEIGHTS:
             most[product] = max(_max_rows(plan, step), most.get(product, 0))
     work = [(product, rows) for product in most for rows in _row_counts(most[product])]
+    _time(target, cache, work, progress)
+    cache.save()
     digits: dict[Product, str] = {}
     table: list[str] = []
-    for done, (product, rows) in enumerate(work, start=1):
-        times = _times(target, cache, product, rows)
+    for product, rows in work:
+        times = cache.times[_key(product, rows)]
         best = _best(times)
         digits[product] = digits.get(product, "") + str(best)
         table.append(_line(product, rows, target.tactics(product, rows), times, best))
-        if progress is not None:
-            progress("timing kernels", done, len(work))
-    cache.save()
     if work and len(most) < len(set(steps.values())):
         notes.append(f"products of fewer than {MIN_WEIGHTS} weights are not timed: they take the shipped way")
     tactics = {name: digits[product].ljust(len(ROWS), "0") for name, product in steps.items() if product in digits}
@@ -98,20 +98,32 @@ def _row_counts(most: int) -> Iterator[int]:
             yield min(rows, most)
 
 
-def _times(target: Tunable, cache: TimingCache, product: Product, rows: int) -> Times:
-    """Seconds of each tactic; of a large product only a part is timed."""
-    key = f"{product} rows {rows}"
-    ways = len(target.tactics(product, rows))
-    if len(found := cache.times.get(key, ())) == ways:
-        return found
-    part = _part(product)
-    best = [math.inf] * ways
+def _key(product: Product, rows: int) -> str:
+    return f"{product} rows {rows}"
+
+
+def _time(target: Tunable, cache: TimingCache, work: list[tuple[Product, int]], progress: Progress | None) -> None:
+    """Put seconds of each tactic into the cache, where it has none; of a large product only a part is timed.
+
+    The fastest round counts, and between two of a product lie those of all others: what else the machine does for
+    some seconds, and which may slow one way down more than another, does not meet all of its rounds.
+    """
+    best = {
+        each: [math.inf] * ways
+        for each in work
+        if len(cache.times.get(_key(*each), ())) != (ways := len(target.tactics(*each)))
+    }
+    done = 0
     for turn in range(ROUNDS):
-        best = [min(time, target.time_product(part, rows, tactic)) for tactic, time in enumerate(best)]
-        if turn > 0 and sum(best) > LONG:
-            break
-    cache.times[key] = tuple(best)
-    return cache.times[key]
+        for (product, rows), times in best.items():
+            if turn < LEAST_ROUNDS or sum(times) <= LONG:
+                part = _part(product)
+                for tactic, least in enumerate(times):
+                    times[tactic] = min(least, target.time_product(part, rows, tactic))
+            done += 1
+            if progress is not None:
+                progress("timing kernels", done, len(best) * ROUNDS)
+    cache.times.update({_key(*each): tuple(times) for each, times in best.items()})
 
 
 def _part(product: Product) -> Product:
