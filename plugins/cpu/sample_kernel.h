@@ -61,30 +61,49 @@ struct RowSummary {
   bool finite;      // no NaN and a finite maximum: the row is a distribution
 };
 
+// f(vector, which of four to gather it in) of [begin, end) of a row; lanes beyond the end are minus infinity.
+template <typename S, typename F>
+[[gnu::always_inline]] inline void each_vector(const float* row, int64_t begin, int64_t end, F f) {
+  int64_t at = begin;
+  for (; at + 4 * S::kWidth <= end; at += 4 * S::kWidth)
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) f(S::load(row + at + i * S::kWidth), i);
+  for (; at < end; at += S::kWidth) {
+    const int64_t left = std::min<int64_t>(end - at, S::kWidth);
+    f(S::select(S::first_lanes(left), load_lanes<S>(row + at, left), S::set1(-std::numeric_limits<float>::infinity())), 0);
+  }
+}
+
 template <typename S>
 RowSummary summarise(const float* logits, int64_t vocab) {
   using V = typename S::V;
-  constexpr int64_t kShort = 1024;  // float32 sums stay short
-  V tops = S::set1(-std::numeric_limits<float>::infinity());
-  const V lowest = tops;
-  const auto lanes = [vocab](int64_t i) { return S::first_lanes(vocab - i < S::kWidth ? vocab - i : S::kWidth); };
-  for (int64_t i = 0; i < vocab; i += S::kWidth)
-    tops = S::max(tops, S::select(lanes(i), load_lanes<S>(logits + i, vocab - i), lowest));
-  const float top = S::reduce_max(tops);
-  double sum = 0;
-  for (int64_t chunk = 0; chunk < vocab; chunk += kShort) {
-    V sums = S::zero();
-    for (int64_t i = chunk; i < chunk + kShort && i < vocab; i += S::kWidth) {
-      const V weight = exp<S>(S::sub(load_lanes<S>(logits + i, vocab - i), S::set1(top)));
-      sums = S::add(sums, S::select(lanes(i), weight, S::zero()));
+  constexpr int64_t kPart = 1024;  // float32 sums stay short, and so does the way to the maximum
+  float top = -std::numeric_limits<float>::infinity();
+  int64_t best = 0;  // the first number of the part that has the maximum
+  for (int64_t part = 0; part < vocab; part += kPart) {
+    V tops[4] = {S::set1(top), S::set1(top), S::set1(top), S::set1(top)};
+    each_vector<S>(logits, part, std::min(part + kPart, vocab),
+                   [&](V x, int i) __attribute__((always_inline)) { tops[i] = S::max(tops[i], x); });
+    const float most = S::reduce_max(S::max(S::max(tops[0], tops[1]), S::max(tops[2], tops[3])));
+    if (most > top) {
+      top = most;
+      best = part;
     }
-    sum += static_cast<double>(S::reduce_add(sums));
+  }
+  const V highest = S::set1(top);
+  double sum = 0;
+  for (int64_t part = 0; part < vocab; part += kPart) {
+    V sums[4] = {S::zero(), S::zero(), S::zero(), S::zero()};
+    each_vector<S>(logits, part, std::min(part + kPart, vocab), [&](V x, int i) __attribute__((always_inline)) {
+      sums[i] = S::add(sums[i], exp_weight<S>(S::sub(x, highest)));
+    });
+    sum += static_cast<double>(S::reduce_add(S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]))));
   }
   const bool finite = std::isfinite(sum) && std::isfinite(top);
-  int64_t best = 0;
   if (finite) {
     while (logits[best] != top) ++best;
   } else {
+    best = 0;
     for (int64_t i = 0; i < vocab && !std::isnan(logits[best]); ++i)
       if (std::isnan(logits[i]) || logits[i] > logits[best]) best = i;
   }

@@ -106,6 +106,35 @@ def test_rows_with_nan_give_a_token_and_no_probability(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_the_best_of_a_long_row_is_the_first_one(level: str) -> None:
+    """Rows are read in parts of 1,024."""
+    vocab = 4 * 1024 + 37
+    places = [0, 1023, 1024, 2048, 4095, 4096, vocab - 1]
+    logits = _logits(len(places) + 2, vocab)
+    for row, place in enumerate(places):
+        logits[row, place] = 50.0
+        logits[row, min(place + 1024, vocab - 1)] = 50.0
+        logits[row, :place:3] = -np.inf
+    logits[-2] = -np.inf
+    logits[-2, 3000] = -1e30
+    logits[-1, :2048] = -np.inf
+    rows = draws(range(len(logits)))
+    result = _run(level, logits, rows)
+    _check(result, logits, rows)
+    assert result.ids[: len(places)].tolist() == places
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("place", [5, 1030, 4132])
+def test_one_strange_number_in_a_long_row(level: str, place: int) -> None:
+    logits = _logits(2, 4 * 1024 + 37)
+    logits[0, place], logits[1, place] = np.nan, np.inf
+    result = _run(level, logits, draws([0, 1]))
+    assert result.ids.tolist() == [place, place]
+    assert np.isnan(result.log_probs).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("vocab", [2, 17, 301])
 def test_random_rules_draw_as_the_reference(level: str, vocab: int) -> None:
     """Every parameter mixed at random; `draw` on given logits gives the same as the end of a step."""
