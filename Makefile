@@ -83,6 +83,8 @@ tiles: $(VENV)/.installed-test
 	@isa=$$(PYTHONPATH=build/tiles/site $(VENV)/bin/python -c 'from ingot.plugins.cpu.target import detect_isa; print(detect_isa())'); \
 		[ "$$isa" = amx ] || { echo "tiles are trapped, but the machine offers $$isa, expected amx"; exit 1; }
 	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) tests/plugins/cpu tests/e2e -m native -p no:cacheprovider
+	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) $(wildcard tests/runtime/*.py) tests/house/test_support.py \
+		tests/e2e/test_float64.py -p no:cacheprovider
 
 HASWELL := qemu-x86_64 -cpu Haswell $(VENV)/bin/python
 haswell: $(VENV)/.installed-test

@@ -33,6 +33,7 @@ KINDS = [
 ]  # fmt: skip
 POSITIONS = 64
 ROUNDING = 4 * math.sqrt(INNER) * 2.0**-24  # of sums of INNER numbers in float32, in parts of the largest logit
+ATTENDED = 1.5 * 2.0**-8  # of attention on matrix units, in parts of the largest value of a row
 ALLOWANCE = 150 << 20  # bytes beside engine and KV cache
 TABLES = 4 << 20  # bytes of norms, frequencies, plan, and of pieces that begin on a multiple of 2 MiB
 
@@ -108,3 +109,4 @@ def test_a_billion_weights(precision: str, activations: str, checkpoint: Path) -
     assert resident < size + kv + ALLOWANCE
     assert figures.error < ROUNDING
     assert figures.doubt < ROUNDING
+    assert figures.attended < ATTENDED

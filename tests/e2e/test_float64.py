@@ -17,6 +17,9 @@ KINDS = [
 ]  # fmt: skip
 ERROR = 1e-6  # of the largest logit
 DOUBT = 2e-6  # of the largest value of a row
+ATTENDED = (
+    1.5 * 2.0**-8
+)  # of the same: half a step of bf16 for a query and half a step for a weight, and what they add up to
 
 # K = 40, 172 and 48, N = 61: nothing is a multiple of a panel, a tile or a group
 ODD = {**TINY_LLAMA, "model_type": "qwen3", "hidden_size": 40, "intermediate_size": 172, "max_position_embeddings": 80}
@@ -39,3 +42,4 @@ def test_64_positions(precision: str, activations: str, kv: str, checkpoint: Pat
     print(figures)
     assert figures.error < ERROR
     assert figures.doubt < DOUBT
+    assert figures.attended < ATTENDED

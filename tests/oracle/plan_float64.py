@@ -2,7 +2,9 @@
 
 Rounding an input to int8, or a key to bf16, is a jump: next to a boundary the last bit of a float32 decides. So which
 integer, or which bf16, a value became is taken from the engine, after a look whether the float64 value allows it; every
-scale, sum and function is computed in float64. Knows the ops of llamas and of what is built like them.
+scale, sum and function is computed in float64. Matrix units (AMX) round queries and weights of attention to the type of
+the cache, where nobody sees them: what their attention came to is taken from the engine too, after a look how far it is
+off. Knows the ops of llamas and of what is built like them.
 """
 
 import dataclasses
@@ -11,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from ingot.compare.ops import MATRIX_UNITS
 from ingot.compare.packed import PackedWeights, cut
 from ingot.compare.taps import TappedRun, blocks_needed
 from ingot.dtypes import DType, round_to_bf16
@@ -30,11 +33,13 @@ Float64 = npt.NDArray[np.float64]
 class Figures:
     """error: largest difference of a logit, in parts of the largest logit. doubt: how far beyond half a step a value
     lay from the number that it was rounded to, in parts of the largest value of its row. decided: how many values were
-    rounded to another number than the float64 one would have been, as a share."""
+    rounded to another number than the float64 one would have been, as a share. attended: largest difference of what
+    attention on matrix units came to, in parts of the largest value of its row; 0 where none ran."""
 
     error: float
     doubt: float
     decided: float
+    attended: float
 
 
 def compare_with_float64(engine: Engine, ids: npt.NDArray[np.int32]) -> Figures:
@@ -57,7 +62,7 @@ class _PlanFloat64:
         self._values: dict[str, Float64] = {}
         self._theirs: dict[str, Array] = {}  # the engine's buffers
         self._kv: tuple[Float64, Float64] | None = None  # of this layer, [positions, kv_heads, head_dim]
-        self._doubt, self._rounded, self._other = 0.0, 0, 0
+        self._doubt, self._rounded, self._other, self._attended = 0.0, 0, 0, 0.0
 
     def figures(self) -> Figures:
         compute: dict[str, Callable[[Step], tuple[Float64, ...]]] = {
@@ -67,13 +72,15 @@ class _PlanFloat64:
         }  # fmt: skip
         for step, (_, outputs) in zip(self._plan.steps, self._run.steps(), strict=True):
             results = compute[step.op](step)
+            if step.op == "paged_attention" and step.kernel.endswith(MATRIX_UNITS):
+                results = (self._taken(results[0], outputs[step.outputs[0]]),)
             self._values.update({name: each for name, each in zip(step.outputs, results, strict=False) if name})
             self._theirs.update(outputs)
         logits, theirs = self._values[self._plan.logits], self._theirs[self._plan.logits]
         assert logits.shape == theirs.shape == (len(self._ids), self._plan.vocab_size)
         return Figures(
             error=float(np.abs(logits - theirs).max() / np.abs(logits).max()), doubt=self._doubt,
-            decided=self._other / max(1, self._rounded),
+            decided=self._other / max(1, self._rounded), attended=self._attended,
         )  # fmt: skip
 
     def _embedding(self, step: Step) -> tuple[Float64, ...]:
@@ -161,6 +168,11 @@ class _PlanFloat64:
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
         shares /= shares.sum(axis=-1, keepdims=True)
         return (np.einsum("hqk,khd->qhd", shares, values).reshape(len(q), -1),)
+
+    def _taken(self, exact: Float64, theirs: Array) -> Float64:
+        off = np.abs(theirs - exact).max(axis=-1) / np.abs(exact).max(axis=-1)
+        self._attended = max(self._attended, float(off.max()))
+        return theirs.astype(np.float64)
 
     def _vector(self, name: str) -> Float64:
         return self._packed.whole(name).astype(np.float64)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType, from_float32, to_float32
+from ingot.dtypes import DType, from_float32, round_to_bf16, to_float32
 from ingot.plan import Attr, Buffer, KvLayout, Limits, Piece, Plan, Rows, Step, Weight
 from ingot.plugins.layouts import interleave_gated, num_panels, pack_panels, panel_bytes, panel_layout
 from ingot.plugins.target import Target
@@ -19,6 +19,17 @@ _DTYPES = (DType.F32, DType.BF16)  # of each layer's products
 Array = npt.NDArray[np.float32]
 
 
+def _as_it_is(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return x
+
+
+def _in_bf16(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return round_to_bf16(x.astype(np.float32)).astype(np.float64)
+
+
+_INPUTS = {"f32": _as_it_is, "bf16": _in_bf16}  # of products
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TinyModel:
     """plan and packed weights, and the same weights as float32 in their logical shapes."""
@@ -28,12 +39,19 @@ class TinyModel:
     logical: dict[str, Array]
 
     def logits(self, tokens: list[int]) -> npt.NDArray[np.float64]:
-        """float64 [tokens, vocab], computed straight from the formulae of a Llama."""
+        """float64 [tokens, vocab], computed straight from the formulae of a Llama; inputs of products as planned."""
+        products = [step for step in self.plan.steps if step.op == "matmul"]
+        given = {step.inputs[1]: _INPUTS[str(step.attrs["activations"])] for step in products}
+
+        def product(x: npt.NDArray[np.float64], name: str) -> npt.NDArray[np.float64]:
+            y: npt.NDArray[np.float64] = given[name](x) @ w[name].T
+            return y
+
         w = {name: value.astype(np.float64) for name, value in self.logical.items()}
         x = w["table"][tokens]
         angle = np.arange(len(tokens))[:, None] * w["inv_freq"][None]
         for layer in range(LAYERS):
-            qkv = (_norm(x) * w[f"norm{layer}"]) @ w[f"qkv{layer}"].T
+            qkv = product(_norm(x) * w[f"norm{layer}"], f"qkv{layer}")
             q, k, v = np.split(qkv, [HEADS * DIM, (HEADS + KV_HEADS) * DIM], axis=1)
             q, k = _turn(q.reshape(-1, HEADS, DIM), angle), _turn(k.reshape(-1, KV_HEADS, DIM), angle)
             k, v = (np.repeat(a.reshape(-1, KV_HEADS, DIM), HEADS // KV_HEADS, axis=1) for a in (k, v))
@@ -41,9 +59,9 @@ class TinyModel:
             scores = np.where(np.tri(len(tokens), dtype=bool), scores, -np.inf)
             scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
             scores /= scores.sum(axis=-1, keepdims=True)
-            x = x + np.einsum("hts,shd->thd", scores, v).reshape(len(tokens), -1) @ w[f"out{layer}"].T
-            gate, up = np.split((_norm(x) * w[f"post{layer}"]) @ w[f"gate_up{layer}"].T, 2, axis=1)
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"down{layer}"].T
+            x = x + product(np.einsum("hts,shd->thd", scores, v).reshape(len(tokens), -1), f"out{layer}")
+            gate, up = np.split(product(_norm(x) * w[f"post{layer}"], f"gate_up{layer}"), 2, axis=1)
+            x = x + product(gate / (1 + np.exp(-gate)) * up, f"down{layer}")
         logits: npt.NDArray[np.float64] = (_norm(x) * w["last"]) @ w["table"].T
         return logits
 
