@@ -4,4 +4,4 @@
 INGOT_KERNEL("matmul.f32.avx512", MatmulArgs,
              (ingot::matmul<ingot::SimdAvx512, ingot::FloatWeight<ingot::PanelF32>>))
 INGOT_KERNEL("matmul.bf16.avx512", MatmulArgs,
-             (ingot::matmul<ingot::SimdAvx512, ingot::WidenedBf16<ingot::SimdAvx512>>))
+             (ingot::matmul<ingot::SimdAvx512, ingot::Bf16Weight>))

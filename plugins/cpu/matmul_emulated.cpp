@@ -4,4 +4,4 @@
 INGOT_KERNEL("matmul.f32.avx512emu", MatmulArgs,
              (ingot::matmul<ingot::SimdEmulated, ingot::FloatWeight<ingot::PanelF32>>))
 INGOT_KERNEL("matmul.bf16.avx512emu", MatmulArgs,
-             (ingot::matmul<ingot::SimdEmulated, ingot::WidenedBf16<ingot::SimdEmulated>>))
+             (ingot::matmul<ingot::SimdEmulated, ingot::Bf16Weight>))

@@ -8,12 +8,14 @@
 //   rows 16: bf16 85-89 % of peak, f32 64 %; rows 128-512: bf16 84-93 %, f32 80-88 %
 // Quantised weights cost their widening: w8 at one row is bound by it (16-18 GB/s, 60-75 % of the bandwidth), so is w4
 // (6 GB/s, 25 %); rows 6: 79 % and 67 % of peak, rows 96: 86 % and 61 %. Products with int8 rows are faster throughout.
-// One core of an Emerald Rapids (AVX-512, 179 GFLOP/s): a tile of many rows by itself 98 % of peak; rows 512: f32 87 %, bf16
-// and w8 85 %; rows 32: 88, 78 and 81 %.
+// Two cores of an Emerald Rapids (AVX-512, 356 GFLOP/s, 33 GB/s), 11264 x 2048 weights: a tile of many rows by itself 98 % of
+// peak; rows 512: f32 90 %, bf16 88 %, w8 87 %; rows 32: 84, 84 and 81 %; rows 16: f32 77 % of the bandwidth, bf16 75 %, w8
+// 74 % of peak.
 #pragma once
 
 #include <array>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "matmul_parts.h"
@@ -57,21 +59,21 @@ struct PanelInt8 {
 
 constexpr int64_t kBlockedK = 256;  // k of a part, in lines of float32
 
-// How a weight comes to its lines: of few rows (Stream) and of many (Blocked) in a part of K that begins at k. Those of
-// float weights are used where they lie.
+// How a weight comes to its lines in a part of K: those that tiles read once, and those that the first of many tiles leaves
+// widened to the others (Blocked). Float lines are used where they lie.
 template <typename Panel>
 struct FloatWeight {
   using Stream = Panel;
   using Blocked = Panel;
   static constexpr bool kScaled = false;  // whether panels begin with scales
-  static constexpr int64_t kStreamPart = INT64_MAX, kStreamBytes = 0, kBlockedBytes = 0;
+  static constexpr int64_t kStreamPart = INT64_MAX;  // most k at once
+  static constexpr int64_t kStreamBytes = 0, kBlockedBytes = 0;  // of scratch for a part of one panel
   int64_t k;
 
   template <typename Args>
   explicit FloatWeight(const Args& args) : k(args.k) {}
   int64_t panel_bytes() const { return Panel::bytes(k); }
-  const std::byte* stream_lines(const std::byte* panel, int64_t, int64_t, std::byte*) const { return panel; }
-  const std::byte* blocked_lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const { return stored(panel, at); }
+  const std::byte* lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const { return stored(panel, at); }
   const std::byte* stored(const std::byte* panel, int64_t at) const { return panel + at / Panel::kPerLine * kLineBytes; }
   static int64_t stored_bytes(int64_t part) { return ceil_div(part, Panel::kPerLine) * kLineBytes; }
   template <typename S>
@@ -80,35 +82,20 @@ struct FloatWeight {
   }
 };
 
-// bf16 of which many rows share the work of widening: with vectors of 16 lanes it takes operations from fma, two for each
-// line and tile.
-template <typename S>
-struct WidenedBf16 : FloatWeight<PanelBf16> {
+// To widen a line takes two operations of each tile from fma, amid whose products they cost the first one little: by
+// themselves, as much as three and a half rows.
+struct Bf16Weight : FloatWeight<PanelBf16> {
   using Blocked = PanelF32;
   static constexpr int64_t kBlockedBytes = kBlockedK * kLineBytes;
   using FloatWeight<PanelBf16>::FloatWeight;
-
-  const std::byte* blocked_lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
-    const std::byte* line = stored(panel, at);
-    auto* row = reinterpret_cast<float*>(to);
-    for (int64_t k = 0; k < part; k += 2, line += kLineBytes, row += 2 * kPanel)
-      for (int64_t i = 0; i < kPanel; i += S::kWidth) {
-        typename S::V even, odd;
-        S::load_bf16_pairs(line + i * 4, even, odd);
-        S::store(row + i, even);
-        S::store(row + kPanel + i, odd);
-      }
-    return to;
-  }
 };
 
-// Quantised weights (W8, W4): int8 lines, float32 ones where many rows share the work of widening.
+// Quantised weights (W8, W4): int8 lines.
 template <typename I, typename Format>
 struct WidenedWeight {
   using Stream = PanelInt8;
   using Blocked = PanelF32;
   static constexpr bool kScaled = true;
-  // bytes of scratch for a part of one panel
   static constexpr int64_t kBlockedBytes = kBlockedK * kLineBytes;
   static constexpr int64_t kStreamPart = Format::kTiles == 1 ? INT64_MAX : kBlockedK;
   static constexpr int64_t kStreamBytes = Format::kTiles == 1 ? 0 : kBlockedK * kPanel;
@@ -117,14 +104,8 @@ struct WidenedWeight {
   template <typename Args>
   explicit WidenedWeight(const Args& args) : format(args) {}
   int64_t panel_bytes() const { return format.panel_bytes(); }
-  const std::byte* stream_lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
+  const std::byte* lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
     return format.template tiles<I>(panel, at / kTileK, tiles_of(part), to);
-  }
-  const std::byte* blocked_lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
-    alignas(64) std::byte narrow[kBlockedK * kPanel];
-    const std::byte* lines = format.template tiles<I>(panel, at / kTileK, tiles_of(part), narrow);
-    widen_lines<I>(lines, ceil_div(part, 4), reinterpret_cast<float*>(to));
-    return to;
   }
   const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
   static int64_t stored_bytes(int64_t part) { return tiles_of(part) * kTileBytes / Format::kTiles; }
@@ -145,11 +126,13 @@ struct TileArgs {
   bool first;
   const std::byte* const* next = nullptr;  // what is fetched meanwhile, from each pointer on, and
   int64_t next_step = 0;                   // bytes of it per line
+  float* widened = nullptr;                // where lines are left as PanelF32 has them, and
+  int64_t widened_stride = 0;              // floats from a panel to the next one
 };
 
-// kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order.
+// kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order. kLeaves: lines widened.
 // GCC would keep arrays of vectors in memory if the loops over them were not unrolled: hence the pragmas.
-template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride>
+template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride, bool kLeaves>
 void tile(const TileArgs& args) {
   using V = typename S::V;
   constexpr bool kMany = kXStride > 0;
@@ -171,12 +154,15 @@ void tile(const TileArgs& args) {
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) sum[r][v] = args.first ? S::zero() : S::load(sums_at(r, v));
 
+  float* widened = args.widened;
   const auto add_k = [&]<int kK>(const float* x) __attribute__((always_inline)) {
     V weight[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       constexpr int kPerPanel = kPanel / S::kWidth;
-      weight[v] = Panel::template load<S, kK>(line[v / kPerPanel], v % kPerPanel * S::kWidth);
+      const int p = v / kPerPanel, column = v % kPerPanel * S::kWidth;
+      weight[v] = Panel::template load<S, kK>(line[p], column);
+      if constexpr (kLeaves) S::store(widened + p * args.widened_stride + kK * kPanel + column, weight[v]);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
@@ -206,6 +192,7 @@ void tile(const TileArgs& args) {
       }
       line[p] += kLineBytes;
     }
+    if constexpr (kLeaves) widened += Panel::kPerLine * kPanel;
   }
   if (rest > 0) add_k.template operator()<0>(x);
   if constexpr (Panel::kPerLine > 2) {
@@ -232,14 +219,14 @@ struct Tiles {
   // many, which are still faster than memory, and memory is faster with fewer streams.
   static constexpr int stream_panels(int rows) { return std::max(4 / rows, kPanels); }
 
-  template <int kCount, int64_t kXStride, size_t... kR>
+  template <int kCount, int64_t kXStride, bool kLeaves, size_t... kR>
   static constexpr std::array<TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
-    return {tile<S, Panel, kR + 1, kCount == 0 ? stream_panels(kR + 1) : kCount, kXStride>...};
+    return {tile<S, Panel, kR + 1, kCount == 0 ? stream_panels(kR + 1) : kCount, kXStride, kLeaves>...};
   }
   using Indices = std::make_index_sequence<kRows>;
-  static constexpr auto kOne = table<1, 0>(Indices()), kStream = table<0, 0>(Indices());
-  template <int kCount, int64_t kXStride>
-  static constexpr auto kMany = table<kCount, kXStride>(Indices());
+  static constexpr auto kOne = table<1, 0, false>(Indices()), kStream = table<0, 0, false>(Indices());
+  template <int64_t kXStride, bool kLeaves>
+  static constexpr std::array kMany{table<1, kXStride, kLeaves>(Indices()), table<kPanels, kXStride, kLeaves>(Indices())};
 };
 
 // Few rows: all of them in one tile, so that each weight is read once, in order. Threads own contiguous panels, the same
@@ -262,7 +249,7 @@ void stream(const MatmulArgs& args, const Team& team) {
       const int64_t part = std::min(Weight::kStreamPart, args.k - k);
       const std::byte* data[kMaxPanels];
       for (int64_t p = 0; p < count; ++p)
-        data[p] = weight.stream_lines(panel_at(args, panel + p, bytes), k, part, lines + p * Weight::kStreamBytes);
+        data[p] = weight.lines(panel_at(args, panel + p, bytes), k, part, lines + p * Weight::kStreamBytes);
       TileArgs tile{args.x + k, args.k, data, part, sums, stride, k == 0};
       for (int64_t p = 0; p < count; p += count - p >= at_once ? at_once : 1) {
         tile.panels = data + p;
@@ -279,16 +266,18 @@ void stream(const MatmulArgs& args, const Team& team) {
 template <typename S, typename Weight>
 struct Blocked {
   using Panel = typename Weight::Blocked;
+  using First = typename Weight::Stream;
   using T = Tiles<S, Panel>;
+  static constexpr bool kWidens = !std::is_same_v<First, Panel>;
   static constexpr int64_t kRows = T::kRows;                     // of a tile
   static constexpr int64_t kPart = kBlockedK * Panel::kPerLine;  // k
   static constexpr int64_t kXStride = kPart + kPanel;            // floats
   static constexpr int64_t kMaxRows = S::kRegisters >= 32 ? 11 * kRows : 96 / kRows * kRows;
   static constexpr int64_t kMaxPanels = S::kRegisters >= 32 ? 64 : 32;
 
-  // For parts of x, then unpacked lines.
+  // For parts of x, then lines.
   static constexpr size_t scratch(int64_t rows) {
-    return static_cast<size_t>(rows * kXStride) * sizeof(float) + static_cast<size_t>(T::kPanels * Weight::kBlockedBytes);
+    return static_cast<size_t>(rows * kXStride) * sizeof(float) + static_cast<size_t>(T::kPanels * (Weight::kBlockedBytes + Weight::kStreamBytes));
   }
 
   // Sums of rows x panels to [panel][row][16]. row_of(row): its x; at(panel): where it lies; after: the panel that will
@@ -297,7 +286,8 @@ struct Blocked {
   static void sums(const Weight& weight, int64_t k, int64_t rows, const RowOf& row_of, int64_t panels, const PanelAt& at,
                    const std::byte* after, float* to, std::byte* scratch) {
     float* const x = reinterpret_cast<float*>(scratch);
-    std::byte* const unpacked = reinterpret_cast<std::byte*>(x + rows * kXStride);
+    std::byte* const widened = reinterpret_cast<std::byte*>(x + rows * kXStride);
+    std::byte* const narrow = widened + T::kPanels * Weight::kBlockedBytes;
     const int64_t tiles = ceil_div(rows, kRows), stride = rows * kPanel;
     for (int64_t begin = 0; begin < k; begin += kPart) {
       const int64_t part = std::min(kPart, k - begin);
@@ -307,7 +297,7 @@ struct Blocked {
         step = panels - p >= T::kPanels ? T::kPanels : 1;
         const std::byte *lines[T::kPanels], *next[T::kPanels];
         for (int64_t i = 0; i < step; ++i) {
-          lines[i] = weight.blocked_lines(at(p + i), begin, part, unpacked + i * Weight::kBlockedBytes);
+          lines[i] = weight.lines(at(p + i), begin, part, narrow + i * Weight::kStreamBytes);
           if (p + 2 * step <= panels) {
             next[i] = weight.stored(at(p + step + i), begin);
           } else {
@@ -318,11 +308,19 @@ struct Blocked {
         const int64_t next_bytes = Weight::stored_bytes(part) / tiles;  // while a tile is made
         for (int64_t i = 0; i < tiles; ++i) {
           const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles;
-          const auto& tile_of = step == 1 ? T::template kMany<1, kXStride> : T::template kMany<T::kPanels, kXStride>;
-          const TileArgs tile{x + r * kXStride, kXStride, lines, part, to + p * stride + r * kPanel, stride, begin == 0,
-                              next, ceil_div(next_bytes, ceil_div(part, Panel::kPerLine))};
-          tile_of[static_cast<size_t>(end - r - 1)](tile);
-          for (int64_t each = 0; each < step; ++each) next[each] += next_bytes;
+          const bool first = kWidens && i == 0;
+          const int64_t per_line = first ? First::kPerLine : Panel::kPerLine;
+          const TileArgs tile{.x = x + r * kXStride, .x_stride = kXStride, .panels = lines, .k = part,
+                              .sums = to + p * stride + r * kPanel, .panel_stride = stride, .first = begin == 0,
+                              .next = next, .next_step = ceil_div(next_bytes, ceil_div(part, per_line)),
+                              .widened = reinterpret_cast<float*>(widened),
+                              .widened_stride = Weight::kBlockedBytes / int64_t{sizeof(float)}};
+          constexpr auto &kFirst = Tiles<S, First>::template kMany<kXStride, kWidens>, &kOther = T::template kMany<kXStride, false>;
+          (first ? kFirst : kOther)[step > 1][static_cast<size_t>(end - r - 1)](tile);
+          for (int64_t each = 0; each < step; ++each) {
+            if (first) lines[each] = widened + each * Weight::kBlockedBytes;
+            next[each] += next_bytes;
+          }
         }
       }
     }

@@ -3,7 +3,7 @@
 
 namespace ingot {
 using F32 = VectorProduct<SimdAvx2, FloatWeight<PanelF32>>;
-using Bf16 = VectorProduct<SimdAvx2, FloatWeight<PanelBf16>>;
+using Bf16 = VectorProduct<SimdAvx2, Bf16Weight>;
 }  // namespace ingot
 
 INGOT_KERNEL("moe_gate_up.f32.avx2", MoeMatmulArgs, (ingot::moe_gate_up<ingot::SimdAvx2, ingot::F32>))

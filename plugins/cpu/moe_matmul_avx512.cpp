@@ -3,7 +3,7 @@
 
 namespace ingot {
 using F32 = VectorProduct<SimdAvx512, FloatWeight<PanelF32>>;
-using Bf16 = VectorProduct<SimdAvx512, WidenedBf16<SimdAvx512>>;
+using Bf16 = VectorProduct<SimdAvx512, Bf16Weight>;
 }  // namespace ingot
 
 INGOT_KERNEL("moe_gate_up.f32.avx512", MoeMatmulArgs, (ingot::moe_gate_up<ingot::SimdAvx512, ingot::F32>))

@@ -3,7 +3,7 @@
 
 namespace ingot {
 using F32 = VectorProduct<SimdEmulated, FloatWeight<PanelF32>>;
-using Bf16 = VectorProduct<SimdEmulated, WidenedBf16<SimdEmulated>>;
+using Bf16 = VectorProduct<SimdEmulated, Bf16Weight>;
 }  // namespace ingot
 
 INGOT_KERNEL("moe_gate_up.f32.avx512emu", MoeMatmulArgs, (ingot::moe_gate_up<ingot::SimdEmulated, ingot::F32>))

@@ -67,7 +67,7 @@ class VectorProduct {
         const int64_t part = std::min(Weight::kStreamPart, k_ - k);
         const std::byte* lines[kAtOnce];
         for (int64_t i = 0; i < step; ++i)
-          lines[i] = weight_.stream_lines(panels[p + i], k, part, lines_ + i * Weight::kStreamBytes);
+          lines[i] = weight_.lines(panels[p + i], k, part, lines_ + i * Weight::kStreamBytes);
         (step == at_once ? Few::kStream : Few::kOne)[row](
             {few_ + k, k_, lines, part, sums_ + p * stride(), stride(), k == 0});
       }

@@ -109,20 +109,6 @@ struct W4 {
 inline const float* panel_scales(const std::byte* panel) { return reinterpret_cast<const float*>(panel); }
 inline const int32_t* panel_sums(const std::byte* panel) { return reinterpret_cast<const int32_t*>(panel + 64); }
 
-// Lines of int8 → lines of float32: one k of 16 columns each.
-template <typename I>
-void widen_lines(const std::byte* lines, int64_t count, float* to) {
-  const auto widen = [&]<int kByte>(const std::byte* line, float* row) {
-    for (int64_t i = 0; i < 16; i += I::kWidth) I::store(row + i, I::template load_quads<kByte>(line + i * 4));
-  };
-  for (int64_t l = 0; l < count; ++l, lines += kQuantLine, to += 4 * 16) {
-    widen.template operator()<0>(lines, to);
-    widen.template operator()<1>(lines, to + 16);
-    widen.template operator()<2>(lines, to + 32);
-    widen.template operator()<3>(lines, to + 48);
-  }
-}
-
 // Lines of int8 → twice as many of bf16: pairs of k of 16 columns, exact.
 template <typename I>
 void narrow_lines(const std::byte* lines, int64_t count, std::byte* to) {
