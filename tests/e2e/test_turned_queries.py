@@ -150,7 +150,7 @@ def test_engines_whose_attention_writes_over_qkv(built: Built, tmp_path: Path, m
 
 def test_threads_that_share_a_text(tmp_path: Path) -> None:
     """Each split of a long context turns the queries for itself."""
-    config = {**TINY_LLAMA, "hidden_size": 1024, "max_position_embeddings": 700}  # 49 rows are many
+    config = {**TINY_LLAMA, "hidden_size": 1024, "max_position_embeddings": 700}  # 17 rows are many
     convert(ConvertOptions(model_dir=write_model(tmp_path / "m", config), output_dir=tmp_path / "c"))
     build(dataclasses.replace(CONFIG, max_num_tokens=640), tmp_path / "c", tmp_path / "e")
     ids = np.random.default_rng(6).integers(0, 61, 700).astype(np.int32)

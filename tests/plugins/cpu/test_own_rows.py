@@ -17,8 +17,8 @@ KERNELS = [
     for name in kernel_table()
     if name.startswith("matmul.") and ("a8." in name or ".amx" in name) and not name.startswith("matmul.f32")
 ]
-OWN_ELEMENTS = 49152  # kOwnElements of plugins/include/ingot/kernel.h
-K = 7100
+OWN_ELEMENTS = 16384  # kOwnElements of plugins/include/ingot/kernel.h
+K = 2300
 FEW, MANY = OWN_ELEMENTS // K, OWN_ELEMENTS // K + 1
 
 
