@@ -92,7 +92,7 @@ struct Bf16Weight : FloatWeight<PanelBf16> {
 
 // Quantised weights (W8, W4): int8 lines.
 template <typename I, typename Format>
-struct WidenedWeight {
+struct QuantisedWeight {
   using Stream = PanelInt8;
   using Blocked = PanelF32;
   static constexpr bool kScaled = true;
@@ -102,7 +102,7 @@ struct WidenedWeight {
   Format format;
 
   template <typename Args>
-  explicit WidenedWeight(const Args& args) : format(args) {}
+  explicit QuantisedWeight(const Args& args) : format(args) {}
   int64_t panel_bytes() const { return format.panel_bytes(); }
   const std::byte* lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
     return format.template tiles<I>(panel, at / kTileK, tiles_of(part), to);
@@ -277,7 +277,8 @@ struct Blocked {
 
   // For parts of x, then lines.
   static constexpr size_t scratch(int64_t rows) {
-    return static_cast<size_t>(rows * kXStride) * sizeof(float) + static_cast<size_t>(T::kPanels * (Weight::kBlockedBytes + Weight::kStreamBytes));
+    constexpr int64_t kLines = T::kPanels * (Weight::kBlockedBytes + Weight::kStreamBytes);
+    return static_cast<size_t>(rows * kXStride) * sizeof(float) + static_cast<size_t>(kLines);
   }
 
   // Sums of rows x panels to [panel][row][16]. row_of(row): its x; at(panel): where it lies; after: the panel that will

@@ -3,9 +3,9 @@
 #include "moe_matmul_kernel.h"
 
 namespace ingot {
-using W8Product = VectorProduct<Int8Avx2, WidenedWeight<Int8Avx2, W8>>;
+using W8Product = VectorProduct<Int8Avx2, QuantisedWeight<Int8Avx2, W8>>;
 using W8A8Product = ByteProduct<Int8Avx2, W8>;
-using W4Product = VectorProduct<Int8Avx2, WidenedWeight<Int8Avx2, W4>>;
+using W4Product = VectorProduct<Int8Avx2, QuantisedWeight<Int8Avx2, W4>>;
 template <int64_t kRun>
 using W4A8Product = CodeProduct<Int8Avx2, kRun>;
 }  // namespace ingot

@@ -3,8 +3,8 @@
 #include "moe_matmul_kernel.h"
 
 namespace ingot {
-using W8Product = VectorProduct<Int8Avx512, WidenedWeight<Int8Avx512, W8>>;
-using W4Product = VectorProduct<Int8Avx512, WidenedWeight<Int8Avx512, W4>>;
+using W8Product = VectorProduct<Int8Avx512, QuantisedWeight<Int8Avx512, W8>>;
+using W4Product = VectorProduct<Int8Avx512, QuantisedWeight<Int8Avx512, W4>>;
 using W8A8Product = ByteProduct<Int8Avx512, W8>;
 template <int64_t kRun>
 using W4A8Product = CodeOrByteProduct<Int8Avx512, kRun>;

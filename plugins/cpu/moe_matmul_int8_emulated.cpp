@@ -3,8 +3,8 @@
 #include "moe_matmul_kernel.h"
 
 namespace ingot {
-using W8Product = VectorProduct<Int8Emulated, WidenedWeight<Int8Emulated, W8>>;
-using W4Product = VectorProduct<Int8Emulated, WidenedWeight<Int8Emulated, W4>>;
+using W8Product = VectorProduct<Int8Emulated, QuantisedWeight<Int8Emulated, W8>>;
+using W4Product = VectorProduct<Int8Emulated, QuantisedWeight<Int8Emulated, W4>>;
 using W8A8Product = ByteProduct<Int8Emulated, W8>;
 template <int64_t kRun>
 using W4A8Product = CodeOrByteProduct<Int8Emulated, kRun>;

@@ -16,7 +16,7 @@ import pytest
 from ingot.dtypes import Precision
 from ingot.engine import open_engine
 from tests.e2e.command import ingot
-from tests.oracle.plan_float64 import compare_with_float64
+from tests.oracle.plan_float64 import ATTENDED, compare_with_float64
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,6 @@ KINDS = [
 ]  # fmt: skip
 POSITIONS = 64
 ROUNDING = 4 * math.sqrt(INNER) * 2.0**-24  # of sums of INNER numbers in float32, in parts of the largest logit
-ATTENDED = 1.5 * 2.0**-8  # of attention on matrix units, in parts of the largest value of a row
 ALLOWANCE = 150 << 20  # bytes beside engine and KV cache
 TABLES = 4 << 20  # bytes of norms, frequencies, plan, and of pieces that begin on a multiple of 2 MiB
 

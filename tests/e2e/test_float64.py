@@ -8,7 +8,7 @@ import pytest
 from ingot.engine import open_engine
 from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
-from tests.oracle.plan_float64 import compare_with_float64
+from tests.oracle.plan_float64 import ATTENDED, compare_with_float64
 
 POSITIONS = 64
 KINDS = [
@@ -17,9 +17,6 @@ KINDS = [
 ]  # fmt: skip
 ERROR = 1e-6  # of the largest logit
 DOUBT = 2e-6  # of the largest value of a row
-ATTENDED = (
-    1.5 * 2.0**-8
-)  # of the same: half a step of bf16 for a query and half a step for a weight, and what they add up to
 
 # K = 40, 172 and 48, N = 61: nothing is a multiple of a panel, a tile or a group
 ODD = {**TINY_LLAMA, "model_type": "qwen3", "hidden_size": 40, "intermediate_size": 172, "max_position_embeddings": 80}

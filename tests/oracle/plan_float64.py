@@ -28,6 +28,10 @@ from ingot.step_io import TapSession
 
 Float64 = npt.NDArray[np.float64]
 
+# How far attention on matrix units may be off: queries and weights are each rounded by at most half a step of bf16, one
+# part in 2^9; and what both add up to.
+ATTENDED = 1.5 * 2.0**-8
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figures:
