@@ -29,8 +29,8 @@ CONTEXT = 128  # tokens before a decode step
 SAMPLE_BYTES = 64 << 20  # of weights, or twice the last cache where that is more
 SMALL = 8 << 20  # bytes of weights: below, the runtime around the kernels takes as long as they do
 BESIDE = 32 << 20  # bytes: scratch of kernels, and what packing left behind
-PROMPTS, DECODE_STEPS = 5, 64  # that are timed at most
-ENOUGH_SECONDS = 0.5  # and no more once they took as long
+ROUNDS, ROUNDS_SECONDS = 5, 3.0  # of a prompt and decode steps, at most; no more once they took so long
+STEPS, STEPS_SECONDS = 12, 0.2  # that decode, in a round; likewise
 
 Average = Callable[[npt.NDArray[np.float64], int], npt.NDArray[np.float64]]
 """Over the first axis, e.g. np.mean."""
@@ -165,19 +165,31 @@ def _measure(sample: Sample, run: TimedRun) -> Prediction:
     def ids(count: int) -> Int32:  # some rows of the token table, lest all of it is read
         return draw.integers(0, highest, count).astype(np.int32)
 
-    # TTFT is told as a median of requests; TPOT is the mean of a request's tokens, whatever held some of them up
-    prefill = sample.whole(_repeat(lambda: run.prefill(ids(sample.prompt))[0], most=PROMPTS), np.median)
-    decode = sample.whole(_repeat(lambda: run.decode(ids(1), sample.context), most=DECODE_STEPS), np.mean)
-    return Prediction(context=sample.context, decode=1 / decode, prompt=sample.prompt, prefill=sample.prompt / prefill)
+    def prompt() -> TimedStep:
+        return run.prefill(ids(sample.prompt))[0]
+
+    def decode() -> TimedStep:
+        return run.decode(ids(1), sample.context)
+
+    prompt()  # once for nothing
+    decode()
+    prompts: list[TimedStep] = []
+    decodes: list[list[TimedStep]] = []
+    while len(prompts) < 2 or (len(prompts) < ROUNDS and _seconds(prompts, *decodes) < ROUNDS_SECONDS):
+        prompts.append(prompt())
+        steps = [decode(), decode()]
+        while len(steps) < STEPS and _seconds(steps) < STEPS_SECONDS:
+            steps.append(decode())
+        decodes.append(steps)
+    # TTFT is told as a median of requests; TPOT is the mean of a request's tokens, whatever held some of them up, and
+    # the median over rounds, so that what else the machine does for a moment is not taken for its speed
+    prefill = sample.whole(prompts, np.median)
+    step = float(np.median([sample.whole(steps, np.mean) for steps in decodes]))
+    return Prediction(context=sample.context, decode=1 / step, prompt=sample.prompt, prefill=sample.prompt / prefill)
 
 
-def _repeat(step: Callable[[], TimedStep], most: int) -> list[TimedStep]:
-    """Once for nothing, then at least twice."""
-    step()
-    found = [step(), step()]
-    while len(found) < most and sum(each.seconds for each in found) < ENOUGH_SECONDS:
-        found.append(step())
-    return found
+def _seconds(*steps: Sequence[TimedStep]) -> float:
+    return sum(each.seconds for some in steps for each in some)
 
 
 def last_cache_bytes() -> int:
