@@ -34,7 +34,7 @@ class RuntimeConfig:
     target               of an engine with several: which one to run, or a family such as "cpu"; None is what fits best
     kv_cache_memory      bytes; None is min(max_batch_size x max_seq_len tokens, 40 % of the available memory)
     max_batch_size       requests running at once; at most the engine's
-    max_num_tokens       tokens per step; at most the engine's
+    max_num_tokens       tokens per step; at most the engine's. None on CPUs: 512 of prompts beside decode rows
     max_seq_len          tokens of a request, prompt included; at most the engine's
     enable_prefix_cache  lets requests share the blocks of equal heads
     enable_chunked_prefill  False: a step carries either whole prompts or decode rows

@@ -69,7 +69,10 @@ class ModelRunner:
         if config.tpot_target is not None:
             times = measure_step_times(loaded.session, self.blocks, loaded.limits, config.tpot_target)
             pace = Pace(times=times, tpot_target=config.tpot_target)
-        scheduler = Scheduler(loaded.limits, self.blocks, config.policy, mixed=config.enable_chunked_prefill, pace=pace)
+        scheduler = Scheduler(
+            loaded.limits, self.blocks, config.policy, mixed=config.enable_chunked_prefill,
+            prefill_chunk=loaded.prefill_chunk, pace=pace,
+        )  # fmt: skip
         self.executor = Executor(loaded.session, scheduler, self.blocks)
 
     @classmethod
@@ -99,7 +102,8 @@ class ModelRunner:
         kv_cache_memory         bytes or e.g. "2GiB"; None: min(max_batch_size x max_seq_len tokens, 40 % of what is
                                 free)
         max_batch_size          requests running at once, at most the engine's
-        max_num_tokens          tokens per step, at most the engine's; longer prompts come in chunks
+        max_num_tokens          tokens per step, at most the engine's; longer prompts come in chunks. None: the
+                                engine's; on CPUs, of prompts beside decode rows no more than 512
         max_seq_len             tokens of a request, prompt included; at most the engine's
         enable_prefix_cache     requests whose tokens begin alike share the blocks of that head and compute it once
         policy                  "max_utilization" (preempts a request when blocks run out) or "guaranteed_no_evict"

@@ -55,14 +55,17 @@ class Scheduler:
     must have room for any single request (the executor checks that when one arrives). As ranks never change, everyone
     becomes the first some day. So every request ends.
 
-    mixed  False: a step carries either whole prompts or decode rows
-    pace   None: every step may have max_num_tokens
+    mixed          False: a step carries either whole prompts or decode rows
+    prefill_chunk  tokens of prompts at most in a step with decode rows; None: as many as it has left
+    pace           decides that instead, where there is one
     """
 
     def __init__(
-        self, limits: Limits, blocks: BlockManager, policy: Policy, *, mixed: bool = True, pace: Pace | None = None
-    ) -> None:
-        self._limits, self._blocks, self._policy, self._mixed, self.pace = limits, blocks, policy, mixed, pace
+        self, limits: Limits, blocks: BlockManager, policy: Policy, *, mixed: bool = True,
+        prefill_chunk: int | None = None, pace: Pace | None = None,
+    ) -> None:  # fmt: skip
+        self._limits, self._blocks, self._policy, self._mixed = limits, blocks, policy, mixed
+        self._prefill_chunk, self.pace = prefill_chunk, pace
         self._tile = min(_TILE, blocks.tokens_per_block)
         self.running: list[Request] = []  # by rank
         self.waiting: list[Request] = []  # by rank
@@ -135,10 +138,14 @@ class Scheduler:
         step.rows -= step.decode_rows
 
     def _slow_down(self, step: _Step) -> None:
-        """Leave as many tokens beside the decode rows as the TPOT target allows, and always those of one tile."""
-        if self.pace is not None and step.decode_rows:
+        """Leave as many tokens beside decode rows as the TPOT target allows, always those of one tile, or a chunk."""
+        if not step.decode_rows:
+            return
+        if self.pace is not None:
             allowed = self.pace.times.budget(self.pace.tpot_target) - step.decode_rows
             step.tokens = min(step.tokens, max(allowed, self._tile))
+        elif self._prefill_chunk is not None:
+            step.tokens = min(step.tokens, self._prefill_chunk)
 
     def _continue(self, step: _Step, requests: list[Request]) -> None:
         for request in requests:

@@ -18,16 +18,22 @@ from ingot.runtime.memory import available_memory, fits_beside, kv_budget
 from ingot.step_io import Session
 from ingot.weights_memory import Homes
 
+PREFILL_CHUNK = 512  # tokens: CPU kernels have their full speed with as many, and those who decode wait a second less
+
 _LOG = logging.getLogger("ingot.runtime")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedEngine:
-    """limits: the engine's, lowered to what the runtime config asks for."""
+    """limits: the engine's, lowered to what the runtime config asks for.
+
+    prefill_chunk: tokens of prompts at most in a step with decode rows; None: as many as limits allow
+    """
 
     engine: Engine
     session: Session
     limits: Limits
+    prefill_chunk: int | None = None
 
 
 def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
@@ -51,7 +57,8 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     budget = kv_budget(engine.plan.kv, limits, config.kv_cache_memory, available)
     options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads, directory=Path(directory))
     session = target.open_session(engine.plan, engine.weights, options)
-    return LoadedEngine(engine=engine, session=session, limits=limits)
+    chunk = None if target.on_gpu or config.max_num_tokens is not None else PREFILL_CHUNK
+    return LoadedEngine(engine=engine, session=session, limits=limits, prefill_chunk=chunk)
 
 
 def _homes(plan: Plan, target: Target, config: RuntimeConfig) -> Homes | None:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 
 MAX_INPUT, MAX_OUTPUT = 768, 256  # tokens that a request has at most
-RUNNING = 32  # requests that an engine runs at once; more wait
+RUNNING = 64  # requests that an engine runs at once, what ingot builds for by default; more wait
 WARMING = ([[*range(400, 656)], [*range(700, 764)]], 8)  # prompts, one after the other, and tokens to generate for each
 
 

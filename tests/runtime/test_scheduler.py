@@ -1,18 +1,21 @@
 """Random schedules against a fake model: budgets kept, every request ends once and right, nobody waits for ever."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
+from ingot.runtime import ModelRunner, session
 from ingot.runtime.block_manager import BlockTable
 from ingot.runtime.executor import Executor
 from ingot.runtime.request import PRIORITY_STEP, FinishReason, Request
 from ingot.runtime.scheduler import Scheduler
 from tests.runtime.fake_session import FakeSession, RepeatingSession, continued
-from tests.runtime.tiny_engine import make_executor
+from tests.runtime.tiny_engine import make_executor, write_tiny
+from tests.runtime.tiny_plan import make_model
 
 
 def limits(batch: int = 4, tokens: int = 16, rows: int = 8) -> Limits:
@@ -257,3 +260,17 @@ def test_lower_priority_numbers_go_first_but_nobody_is_overtaken_for_ever() -> N
             break
     assert late.finished
     assert n > PRIORITY_STEP - 9
+
+
+def test_prompts_beside_decode_rows_come_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, prompts = write_tiny(tmp_path / "tiny", make_model()), [[n] * 40 for n in range(5)]
+    monkeypatch.setattr(session, "PREFILL_CHUNK", 16)
+    steps, rows = {}, {}
+    for most in (None, 64):
+        with ModelRunner.from_dir(directory, max_num_tokens=most) as runner:
+            rows[most] = runner.generate(prompts, max_new_tokens=6)
+            steps[most] = runner.step_log()
+    np.testing.assert_array_equal(rows[None], rows[64])
+    assert steps[None][0] == [96, 0]  # nobody decodes yet
+    assert max(prefill for prefill, decode in steps[None] if decode) == 16
+    assert max(prefill for prefill, decode in steps[64] if decode) > 16  # what the user says holds

@@ -46,7 +46,8 @@ _seconds = click.FloatRange(min=0)
     "--kv_cache_memory", type=byte_size("--kv_cache_memory"), metavar="SIZE", help="Memory of the KV cache, e.g. 2GiB."
 )
 @click.option("--max_batch_size", type=positive, help="Sequences running at once; at most the engine's.")
-@click.option("--max_num_tokens", type=positive, help="Tokens per step; at most the engine's.")
+@click.option("--max_num_tokens", type=positive, help="Tokens per step; at most the engine's. Unless given, on CPUs "
+              "prompts have no more than 512 of them beside requests that decode.")  # fmt: skip
 @click.option("--policy", type=click.Choice([policy.value for policy in Policy]), default="max_utilization",
               show_default=True, help="Preempt when blocks run out, or start only what surely fits.")  # fmt: skip
 @click.option("--tpot_target", type=click.FloatRange(min=0, min_open=True), metavar="MS",
