@@ -18,7 +18,7 @@ from ingot.runtime.memory import available_memory, fits_beside, kv_budget
 from ingot.step_io import Session
 from ingot.weights_memory import Homes
 
-PREFILL_CHUNK = 512  # tokens: CPU kernels have their full speed with as many, and those who decode wait a second less
+PREFILL_CHUNK = 512  # tokens: CPU kernels have their full speed with as many, and who decodes waits less
 
 _LOG = logging.getLogger("ingot.runtime")
 

@@ -71,7 +71,7 @@ _ONLINE = ("url", "model", "api_key", "chat", "rates", "concurrencies", "input_l
               help="--offline: how close the search comes, relatively (0.1).")  # fmt: skip
 @click.option("--tpot_target", type=_milliseconds, help="--offline: let the runner bound its steps by so many ms.")
 @click.option("--max_batch_size", type=positive, help="--offline: requests running at once; else the engine's limit.")
-@click.option("--max_num_tokens", type=positive, help="--offline: tokens per step; else the engine's limit.")
+@click.option("--max_num_tokens", type=positive, help="--offline: tokens per step; else as `ingot serve`.")
 @click.option("--threads", type=positive, help="--offline: threads; every core unless given.")
 @target_isa
 @as_json
