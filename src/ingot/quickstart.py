@@ -31,7 +31,8 @@ Progress = Callable[[str, int, int], None]
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class QuickstartReport:
     """One screen. peak_memory_bytes: the most this process had resident when the build was done, Python included.
-    bandwidth_fraction: bytes a decode step must read, over TPOT, of what this machine reads from as large a buffer."""
+    tpot_ms: of the tokens after those that came first, None where all came at once. bandwidth_fraction: bytes a decode
+    step must read, over TPOT, of what this machine reads from as large a buffer."""
 
     model: str
     target: str
@@ -45,9 +46,9 @@ class QuickstartReport:
     prompt_tokens: int
     tokens: int
     ttft_ms: float
-    tpot_ms: float
+    tpot_ms: float | None
     machine_gbs: float
-    bandwidth_fraction: float
+    bandwidth_fraction: float | None
 
 
 def quickstart(work: Path, target: str, progress: Progress, write: Callable[[str], None]) -> QuickstartReport:
@@ -62,7 +63,8 @@ def quickstart(work: Path, target: str, progress: Progress, write: Callable[[str
         tokenizer = Tokenizer.from_dir(work / "engine")
         times = _generate(runner, tokenizer, write)
     prompt_tokens = len(tokenizer.encode(PROMPT))
-    tpot = (times[-1] - times[0]) / (len(times) - 1)
+    late = len(times) - times.count(times[0])
+    tpot = (times[-1] - times[0]) / late if late else None
     buffer_bytes = weight_bytes_per_step(built.plan)
     machine = machine_bandwidth(built.target, buffer_bytes)
     moved = decode_bytes(built.plan, batch_size=1, context=prompt_tokens + len(times) / 2)
@@ -80,9 +82,9 @@ def quickstart(work: Path, target: str, progress: Progress, write: Callable[[str
         prompt_tokens=prompt_tokens,
         tokens=len(times),
         ttft_ms=1e3 * times[0],
-        tpot_ms=1e3 * tpot,
+        tpot_ms=1e3 * tpot if tpot else None,
         machine_gbs=machine / 1e9,
-        bandwidth_fraction=moved / tpot / machine,
+        bandwidth_fraction=moved / tpot / machine if tpot else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import FinishReason
 from ingot.runtime.text_stream import TextEvent, TextRequest
 from ingot.runtime.tokenizer import Tokenizer
+from ingot.step_io import StepBatch, StepResult
 from tests.runtime.byte_tokenizer import byte_tokenizer
 from tests.runtime.tiny_engine import make_runner, ref_session
 from tests.runtime.tiny_plan import VOCAB, make_model
@@ -77,12 +79,27 @@ def test_several_sequences(runner: ModelRunner, tokenizer: Tokenizer) -> None:
     assert len({completion.token_ids for completion in whole}) > 1
 
 
-def test_a_dropped_stream_aborts(runner: ModelRunner, tokenizer: Tokenizer) -> None:
-    stream = stream_text(runner, tokenizer, [TextRequest(prompt="1", params=GREEDY)] * 3)
-    first: TextEvent = next(stream)
-    assert first.finish_reason is None
-    del stream
-    assert runner.stats()["blocks_used"] == 0
+def test_a_dropped_stream_aborts(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    session = ref_session(model, 100)
+    run, dropped = session.run, threading.Event()
+
+    def hold(batch: StepBatch) -> StepResult:
+        if any(batch.past_lengths):
+            dropped.wait(20)  # no request ends before somebody has looked at it, however late
+        return run(batch)
+
+    monkeypatch.setattr(session, "run", hold)
+    runner = make_runner(model, session)
+    try:
+        stream = stream_text(runner, tokenizer, [TextRequest(prompt="1", params=GREEDY)] * 3)
+        first: TextEvent = next(stream)
+        assert first.finish_reason is None
+        assert runner.stats()["blocks_used"] > 0
+        del stream
+        assert runner.stats()["blocks_used"] == runner.stats()["requests_running"] == 0
+    finally:
+        dropped.set()
 
 
 def test_max_tokens_none_goes_to_the_limit(runner: ModelRunner, tokenizer: Tokenizer) -> None:

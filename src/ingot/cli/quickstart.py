@@ -47,6 +47,9 @@ def _write_err(text: str) -> None:
 
 def _show(report: QuickstartReport, *, kept: bool) -> None:
     kept_as = f", kept in {report.engine_dir}" if kept else ", removed (keep it with --output_dir)"
+    tpot, share = report.tpot_ms, report.bandwidth_fraction
+    at_once = "unknown: all tokens came at once, as on a machine with other work"
+    read = f"{report.machine_gbs:.1f} GB/s that this machine reads"
     rows = {
         "model": f"{report.model}, {report.precision}",
         "target": f"{report.target}: {report.target_why}",
@@ -54,8 +57,8 @@ def _show(report: QuickstartReport, *, kept: bool) -> None:
         "build": f"{report.build_seconds:.2f} s, peak memory {format_bytes(report.peak_memory_bytes)}",
         "load": f"{report.load_ms:.1f} ms",
         "TTFT": f"{report.ttft_ms:.2f} ms for {report.prompt_tokens} prompt tokens",
-        "TPOT": f"{report.tpot_ms:.3f} ms, {1e3 / report.tpot_ms:.0f} tokens/s, mean of {report.tokens} tokens",
-        "bandwidth": f"{report.bandwidth_fraction:.0%} of the {report.machine_gbs:.1f} GB/s that this machine reads",
+        "TPOT": f"{tpot:.3f} ms, {1e3 / tpot:.0f} tokens/s, mean of {report.tokens} tokens" if tpot else at_once,
+        "bandwidth": f"{share:.0%} of the {read}" if share else read,
     }
     table = Table.grid(padding=(0, 2))
     for name, text in rows.items():

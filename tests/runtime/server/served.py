@@ -55,11 +55,12 @@ class Served:
         return httpx.Client(base_url=self.url, timeout=60, headers=headers)
 
     @contextlib.contextmanager
-    def slowly(self) -> Iterator[None]:
-        """Meanwhile a token takes some 50 ms: a long request does not end before somebody has looked at it."""
+    def slowly(self, seconds: float = 0.001) -> Iterator[None]:
+        """Meanwhile every op of a step takes `seconds` longer, a token some 50 ms with 0.001: a long request does not
+        end before somebody has looked at it."""
         session = self.runner.executor._session
         assert isinstance(session, CpuSession)
-        session.slow_down(0.001)  # per step of the plan
+        session.slow_down(seconds)
         try:
             yield
         finally:
