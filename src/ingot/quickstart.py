@@ -63,6 +63,7 @@ def quickstart(work: Path, target: str, progress: Progress, write: Callable[[str
         tokenizer = Tokenizer.from_dir(work / "engine")
         times = _generate(runner, tokenizer, write)
     prompt_tokens = len(tokenizer.encode(PROMPT))
+    # not over all but one, as TPOT mostly is: a reader who comes late finds several, and the machine would look faster
     late = len(times) - times.count(times[0])
     tpot = (times[-1] - times[0]) / late if late else None
     buffer_bytes = weight_bytes_per_step(built.plan)

@@ -48,7 +48,7 @@ def _write_err(text: str) -> None:
 def _show(report: QuickstartReport, *, kept: bool) -> None:
     kept_as = f", kept in {report.engine_dir}" if kept else ", removed (keep it with --output_dir)"
     tpot, share = report.tpot_ms, report.bandwidth_fraction
-    at_once = "unknown: all tokens came at once, as on a machine with other work"
+    at_once = "unknown: all tokens came at once; run it again when this machine has less to do"
     read = f"{report.machine_gbs:.1f} GB/s that this machine reads"
     rows = {
         "model": f"{report.model}, {report.precision}",
