@@ -3,9 +3,10 @@
 Every call's return code is checked; what goes wrong is raised in words.
 """
 
+import contextlib
 import ctypes
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,15 +134,19 @@ class Device:
         self.gpu = gpu
         self._api = _api()
         self._driver, self._check = self._api.driver, self._api.check
-        self._device = self._check(self._driver.cuDeviceGet(gpu.index))
-        self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(self._device))
-        self._allocated: list[int] = []
-        self._host: list[int] = []
-        self._modules: list[Any] = []
-        self._graphs: list[Any] = []
-        self.enter()
-        flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self._stream = self._check(self._driver.cuStreamCreate(flags))
+        device = self._check(self._driver.cuDeviceGet(gpu.index))
+        with contextlib.ExitStack() as owned:
+            self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(device))
+            self._own(owned, self._driver.cuDevicePrimaryCtxRelease, device)
+            self.enter()
+            flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+            self._stream = self._check(self._driver.cuStreamCreate(flags))
+            self._own(owned, self._driver.cuStreamDestroy, self._stream)
+            self._owned = owned.pop_all()
+
+    def _own(self, owned: contextlib.ExitStack, release: Callable[[Any], Sequence[Any]], what: Any) -> None:
+        """`release` is called when the device is closed, after those of later things, whatever becomes of these."""
+        owned.callback(lambda: self._check(release(what)))
 
     def enter(self) -> None:
         """Make the context current in this thread."""
@@ -159,13 +164,13 @@ class Device:
     def allocate(self, nbytes: int) -> int:
         """Address of device memory, on a multiple of 256. Raises CapacityError."""
         address = int(self._check(self._driver.cuMemAlloc(max(nbytes, 256))))
-        self._allocated.append(address)
+        self._own(self._owned, self._driver.cuMemFree, address)
         return address
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Host memory that the device copies from and to without a detour."""
         address = int(self._check(self._driver.cuMemHostAlloc(nbytes, 0)))
-        self._host.append(address)
+        self._own(self._owned, self._driver.cuMemFreeHost, address)
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
     def upload(self, to: int, data: npt.NDArray[np.generic]) -> None:
@@ -194,7 +199,7 @@ class Device:
     def load(self, image: npt.NDArray[np.uint8]) -> Any:
         """A module from machine code."""
         module = self._check(self._driver.cuModuleLoadData(image.tobytes()))
-        self._modules.append(module)
+        self._own(self._owned, self._driver.cuModuleUnload, module)
         return module
 
     def kernel(self, module: Any, name: str, shared_bytes: int) -> Kernel:
@@ -216,17 +221,24 @@ class Device:
             )
         )
 
-    def begin_capture(self) -> None:
-        """What is launched from now on is recorded, not run."""
+    def capture(self, launch: Callable[[], None]) -> Any:
+        """What `launch` enqueues, recorded instead of run: one graph, ready to run."""
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._check(self._driver.cuStreamBeginCapture(self._stream, mode))
-
-    def end_capture(self) -> Any:
-        """The recorded launches as one graph, ready to run."""
+        try:
+            launch()
+        except BaseException:
+            # A stream that still captures refuses all other work. What it has recorded is of no use.
+            code, graph = self._driver.cuStreamEndCapture(self._stream)
+            if int(code) == 0:
+                self._driver.cuGraphDestroy(graph)
+            raise
         graph = self._check(self._driver.cuStreamEndCapture(self._stream))
-        executable = self._check(self._driver.cuGraphInstantiate(graph, 0))
-        self._check(self._driver.cuGraphDestroy(graph))
-        self._graphs.append(executable)
+        try:
+            executable = self._check(self._driver.cuGraphInstantiate(graph, 0))
+        finally:
+            self._check(self._driver.cuGraphDestroy(graph))
+        self._own(self._owned, self._driver.cuGraphExecDestroy, executable)
         return executable
 
     def replay(self, graph: Any) -> None:
@@ -234,17 +246,7 @@ class Device:
         self._check(self._driver.cuGraphLaunch(graph, self._stream))
 
     def close(self) -> None:
-        """Give everything back."""
-        self.enter()
-        self.wait()
-        for graph in self._graphs:
-            self._check(self._driver.cuGraphExecDestroy(graph))
-        for module in self._modules:
-            self._check(self._driver.cuModuleUnload(module))
-        for address in self._allocated:
-            self._check(self._driver.cuMemFree(address))
-        for address in self._host:
-            self._check(self._driver.cuMemFreeHost(address))
-        self._check(self._driver.cuStreamDestroy(self._stream))
-        self._check(self._driver.cuDevicePrimaryCtxRelease(self._device))
-        self._graphs, self._modules, self._allocated, self._host = [], [], [], []
+        """Give everything back, also after a fault of the GPU."""
+        with self._owned:
+            self.enter()
+            self.wait()

@@ -4,6 +4,7 @@ batch ─tables▶ device ─▶ embed ▶ ... ▶ logits ─▶ draws
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from ingot.plugins.cuda.draws import Draws
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, split_count
-from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch
+from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places
 from ingot.plugins.ops.sample import sample
 from ingot.plugins.target import SessionOptions
@@ -69,7 +70,8 @@ class CudaSession:
         )  # fmt: skip
         device.upload(self.addresses.weights, weights)
         self._tables_at = tables
-        self._tables = StepTables(layout, device.pinned(_INT * layout.total), tiles)
+        pinned = device.pinned(_INT * layout.total)
+        self._tables = StepTables(layout, pinned, tiles, plan.limits, spare_block=self.num_blocks)
         self._products = Products(device.allocate(WORKSPACE_BYTES), device.stream_address)
         code = code_weight(plan)
         (piece,) = code.pieces
@@ -81,6 +83,16 @@ class CudaSession:
         logits = next(buffer for buffer in plan.buffers if buffer.name == plan.logits)
         self._logits_at = self.addresses.arena + logits.offset
         self._graphs = DecodeGraphs(device, plan.limits)
+        self._capture_decode()
+
+    def _capture_decode(self) -> None:
+        """A graph of every bucket, so that no step that serves waits for one. Each runs first with idle rows alone."""
+        for bucket in self._graphs.buckets:
+            counts, integers = self._tables.fill(idle_batch(), bucket)
+            self.device.send(self._tables_at, integers)
+            self._launch_all(counts)
+            self.device.wait()
+            self._graphs.capture(counts, functools.partial(self._launch_all, counts))
 
     def _load_kernels(self, module: Any) -> dict[str, Kernel]:
         wanted = {DRAWS: 0}
@@ -99,15 +111,9 @@ class CudaSession:
         """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""
         check_batch(batch, self._plan, self.num_blocks)
         self.device.enter()
-        bucket = self._graphs.bucket(batch)
-        counts, integers = self._tables.fill(batch, bucket, spare_block=self.num_blocks)
+        counts, integers = self._tables.fill(batch, self._graphs.bucket(batch))
         self.device.send(self._tables_at, integers)
-        if bucket is None:
-            self._launch_all(counts, self._splits(counts, counts.longest))
-        else:
-            # Splits of a bucket are those of its longest possible sequence, so that one graph serves every length.
-            splits = self._splits(counts, self._plan.limits.max_seq_len)
-            self._graphs.run(bucket, lambda: self._launch_all(counts, splits))
+        self._graphs.run(counts, lambda: self._launch_all(counts))
         return self._draws.result(batch, self._logits_at)
 
     def run_tapped(
@@ -118,7 +124,7 @@ class CudaSession:
         self.device.enter()
         counts, integers = self._tables.fill(batch)
         self.device.send(self._tables_at, integers)
-        splits = self._splits(counts, counts.longest)
+        splits = self._splits(counts)
         outputs: dict[str, dict[str, Float32]] = {}
         for index, bound in enumerate(self._steps):
             self._launch_step(index, counts, splits)
@@ -152,10 +158,11 @@ class CudaSession:
         self._products.close()
         self.device.close()
 
-    def _splits(self, counts: Counts, longest: int) -> int:
-        return split_count(counts.decode, self._plan.kv.kv_heads, longest, self._gpu.multiprocessors)
+    def _splits(self, counts: Counts) -> int:
+        return split_count(counts.decode, self._plan.kv.kv_heads, counts.longest, self._gpu.multiprocessors)
 
-    def _launch_all(self, counts: Counts, splits: int) -> None:
+    def _launch_all(self, counts: Counts) -> None:
+        splits = self._splits(counts)
         for index in range(len(self._ready)):
             self._launch_step(index, counts, splits)
 

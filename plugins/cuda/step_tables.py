@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.errors import RequestError
-from ingot.plan import Plan
+from ingot.plan import Limits, Plan
 from ingot.plugins.cuda.shapes import Tiles
 from ingot.step_io import Int32, SampleRows, StepBatch
 
@@ -55,7 +55,7 @@ class TableLayout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """What grids depend on. longest: tokens that the longest decode item sees."""
+    """What grids depend on. longest: tokens that the longest decode item sees, or may see at most."""
 
     tokens: int
     rows: int
@@ -98,24 +98,40 @@ def _within(values: Int32, end: int) -> bool:
     return bool(((values >= 0) & (values < end)).all())
 
 
+def idle_batch() -> StepBatch:
+    """A step of no sequences: filled up, it has idle rows alone."""
+    none = np.zeros(0, np.int32)
+    wide, real = np.zeros(0, np.uint64), np.zeros(0, np.float32)
+    draws = SampleRows(row=none, temperature=real, top_k=none, top_p=real, seed=wide, counter=wide)
+    return StepBatch(
+        ids=none, query_starts=np.zeros(1, np.int32), past_lengths=none, block_tables=np.zeros((0, 0), np.int32),
+        logit_rows=none, sample=draws,
+    )  # fmt: skip
+
+
 class StepTables:
     """Fills the tables in pinned memory."""
 
-    def __init__(self, layout: TableLayout, memory: npt.NDArray[np.uint8], tiles: Tiles) -> None:
-        """memory: layout.total integers."""
-        self._layout, self._tiles = layout, tiles
+    def __init__(
+        self, layout: TableLayout, memory: npt.NDArray[np.uint8], tiles: Tiles, limits: Limits, spare_block: int
+    ) -> None:  # fmt: skip
+        """memory: layout.total integers. spare_block: which idle rows write to."""
+        self._layout, self._tiles, self._limits, self._spare_block = layout, tiles, limits, spare_block
         self._memory = memory[: 4 * layout.total].view(np.int32)
 
-    def fill(self, batch: StepBatch, padded: int | None = None, spare_block: int = 0) -> tuple[Counts, Int32]:
-        """(counts, the integers to send). padded: a decode step is filled up to so many sequences, whose single
-        tokens go to `spare_block`."""
+    def fill(self, batch: StepBatch, padded: int | None = None) -> tuple[Counts, Int32]:
+        """(counts, the integers to send). padded: a decode step is filled up to so many sequences with idle rows.
+
+        The counts of a padded step are those of every step that is filled up to as many: one graph serves them all.
+        """
         new, past = np.diff(batch.query_starts), batch.past_lengths
         tokens, sequences = len(batch.ids), len(past)
         owner = np.repeat(np.arange(sequences, dtype=np.int32), new)
         positions = past[owner] + np.arange(tokens, dtype=np.int32) - batch.query_starts[:-1][owner]
         decode, prefill = self._items(new.tolist(), past.tolist(), batch.query_starts.tolist())
         extra = range(sequences, padded or sequences)
-        decode += [(index, index, 1, 0) for index in extra]
+        alike = decode if self._tiles.decode else prefill  # items of one token, as those of the step itself
+        alike += [(index, index, 1, 0) for index in extra]
         idle: Int32 = np.zeros(len(extra), np.int32)
         self._put("ids", np.concatenate([batch.ids, idle]))
         self._put("positions", np.concatenate([positions, idle]))
@@ -124,11 +140,12 @@ class StepTables:
         self._put_draws(batch.sample)
         self._put("decode", np.asarray(decode, np.int32).reshape(-1))
         self._put("prefill", np.asarray(prefill, np.int32).reshape(-1))
-        end = self._put_tables(batch.block_tables, len(extra), spare_block)
+        end = self._put_tables(batch.block_tables, len(extra))
+        longest = max((position + count for _, _, count, position in decode), default=0)
         counts = Counts(
             tokens=tokens + len(extra), rows=len(batch.logit_rows) + len(extra), sequences=sequences + len(extra),
             decode=len(decode), prefill=len(prefill),
-            longest=max((position + count for _, _, count, position in decode), default=0),
+            longest=longest if padded is None else self._limits.max_seq_len,
         )  # fmt: skip
         return counts, self._memory[:end]
 
@@ -159,7 +176,7 @@ class StepTables:
         begin = self._layout.offsets[name]
         self._memory[begin : begin + len(values)] = values
 
-    def _put_tables(self, tables: Int32, extra: int, spare_block: int) -> int:
+    def _put_tables(self, tables: Int32, extra: int) -> int:
         width, sequences = self._layout.width, tables.shape[0]
         begin = self._layout.offsets["tables"]
         end = begin + (sequences + extra) * width
@@ -167,5 +184,5 @@ class StepTables:
         used = min(width, tables.shape[1])
         rows[:] = -1
         rows[:sequences, :used] = tables[:, :used]
-        rows[sequences:, 0] = spare_block
+        rows[sequences:, 0] = self._spare_block
         return int(end)
