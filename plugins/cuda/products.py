@@ -80,22 +80,27 @@ class Library:
         if status != 0:
             raise TargetError("cuBLASLt reports an error", where=name, got=f"status {status}")
 
-    def describe(self, rows: int, n: int, k: int, dtype: DType, out: DType) -> "Planned":
-        """y^T[n, rows] = weight^T[k, n] transposed * x^T[k, rows], without an algorithm yet."""
+    def describe(
+        self, made: contextlib.ExitStack, rows: int, n: int, k: int, dtype: DType, out: DType
+    ) -> "Planned":  # fmt: skip
+        """y^T[n, rows] = weight^T[k, n] transposed * x^T[k, rows], without an algorithm yet. made: gives the descriptors
+        back when it is closed."""
         operation = ctypes.c_void_p()
         self.call("cublasLtMatmulDescCreate", ctypes.byref(operation), _COMPUTE_32F, _DATA_TYPE[DType.F32])
+        made.callback(self.call, "cublasLtMatmulDescDestroy", operation)
         for attribute, how in ((_TRANSA, _TRANSPOSED), (_TRANSB, _PLAIN)):
-            value = ctypes.c_int32(how)
-            self.call("cublasLtMatmulDescSetAttribute", operation, attribute, ctypes.byref(value), ctypes.c_size_t(4))
+            value, size = ctypes.c_int32(how), ctypes.c_size_t(4)
+            self.call("cublasLtMatmulDescSetAttribute", operation, attribute, ctypes.byref(value), size)
         return Planned(
-            operation=operation, weight=self._layout(dtype, k, n), x=self._layout(dtype, k, rows),
-            y=self._layout(out, n, rows), heuristic=_Heuristic(),
+            operation=operation, weight=self._layout(made, dtype, k, n), x=self._layout(made, dtype, k, rows),
+            y=self._layout(made, out, n, rows), heuristic=_Heuristic(),
         )  # fmt: skip
 
-    def prefer(self, alignment: int) -> ctypes.c_void_p:
+    def prefer(self, made: contextlib.ExitStack, alignment: int) -> ctypes.c_void_p:
         """What an algorithm may count on: workspace, and that every matrix lies on a multiple of `alignment`."""
         preference = ctypes.c_void_p()
         self.call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
+        made.callback(self.call, "cublasLtMatmulPreferenceDestroy", preference)
         limits: dict[int, ctypes.c_uint64 | ctypes.c_uint32] = {_MAX_WORKSPACE: ctypes.c_uint64(WORKSPACE_BYTES)}
         limits |= {_MIN_ALIGNMENT_A + i: ctypes.c_uint32(alignment) for i in range(4)}
         for attribute, limit in limits.items():
@@ -103,19 +108,14 @@ class Library:
             self.call("cublasLtMatmulPreferenceSetAttribute", preference, attribute, ctypes.byref(limit), size)
         return preference
 
-    def forget(self, planned: "Planned") -> None:
-        """Give the descriptors back."""
-        self.call("cublasLtMatmulDescDestroy", planned.operation)
-        for layout in (planned.weight, planned.x, planned.y):
-            self.call("cublasLtMatrixLayoutDestroy", layout)
-
-    def _layout(self, dtype: DType, rows: int, cols: int) -> ctypes.c_void_p:
+    def _layout(self, made: contextlib.ExitStack, dtype: DType, rows: int, cols: int) -> ctypes.c_void_p:
         """Column-major without gaps."""
         layout = ctypes.c_void_p()
         self.call(
             "cublasLtMatrixLayoutCreate", ctypes.byref(layout), _DATA_TYPE[dtype], ctypes.c_uint64(rows),
             ctypes.c_uint64(cols), ctypes.c_int64(rows),
         )  # fmt: skip
+        made.callback(self.call, "cublasLtMatrixLayoutDestroy", layout)
         return layout
 
 
@@ -130,6 +130,8 @@ class Products:
         self._library, self._workspace, self._stream = Library(library), workspace, stream
         self._handle = ctypes.c_void_p()
         self._library.call("cublasLtCreate", ctypes.byref(self._handle))
+        self._made = contextlib.ExitStack()
+        self._made.callback(self._library.call, "cublasLtDestroy", self._handle)
         self._plans: dict[tuple[int, int, int, DType, DType, int], Planned] = {}
 
     def run(self, product: Product, rows: int) -> None:
@@ -152,19 +154,17 @@ class Products:
 
     def close(self) -> None:
         """Give handle and descriptors back."""
-        for planned in self._plans.values():
-            self._library.forget(planned)
         self._plans.clear()
-        self._library.call("cublasLtDestroy", self._handle)
+        self._made.close()
 
     def _plan(self, rows: int, n: int, k: int, dtype: DType, out: DType, alignment: int) -> "Planned":
-        planned, found = self._library.describe(rows, n, k, dtype, out), ctypes.c_int(0)
-        preference = self._library.prefer(alignment)
-        self._library.call(
-            "cublasLtMatmulAlgoGetHeuristic", self._handle, planned.operation, planned.weight, planned.x, planned.y,
-            planned.y, preference, 1, ctypes.byref(planned.heuristic), ctypes.byref(found),
-        )  # fmt: skip
-        self._library.call("cublasLtMatmulPreferenceDestroy", preference)
+        planned, found = self._library.describe(self._made, rows, n, k, dtype, out), ctypes.c_int(0)
+        with contextlib.ExitStack() as needed:
+            preference = self._library.prefer(needed, alignment)
+            self._library.call(
+                "cublasLtMatmulAlgoGetHeuristic", self._handle, planned.operation, planned.weight, planned.x, planned.y,
+                planned.y, preference, 1, ctypes.byref(planned.heuristic), ctypes.byref(found),
+            )  # fmt: skip
         if found.value < 1:
             raise TargetError("cuBLASLt has no way to compute a product", got=f"{rows} x {n} x {k} in {dtype.value}")
         return planned

@@ -3,6 +3,7 @@
 batch ─tables▶ device ─▶ embed ▶ ... ▶ logits ─▶ draws
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from ingot.plugins.cuda.draws import KERNEL as DRAWS
 from ingot.plugins.cuda.draws import Draws
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
-from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, split_count
+from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, product_rows, split_count
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places
 from ingot.plugins.ops.sample import sample
@@ -48,14 +49,13 @@ class CudaSession:
     def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, gpu: Gpu) -> None:
         self.num_blocks = options.num_blocks
         self._plan, self._gpu = plan, gpu
-        self.device = Device(gpu)
-        try:
-            self._open(plan, weights)
-        except BaseException:
-            self.device.close()
-            raise
+        self._most_rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
+        with contextlib.ExitStack() as opened:
+            self.device = opened.enter_context(contextlib.closing(Device(gpu)))
+            self._open(plan, weights, opened)
+            self._opened = opened.pop_all()
 
-    def _open(self, plan: Plan, weights: npt.NDArray[np.uint8]) -> None:
+    def _open(self, plan: Plan, weights: npt.NDArray[np.uint8], opened: contextlib.ExitStack) -> None:
         device, kv = self.device, plan.kv
         tiles = attention_tiles(group_of(plan))
         layout, scratch = TableLayout.of(plan, tiles), scratch_bytes(plan)
@@ -72,7 +72,8 @@ class CudaSession:
         self._tables_at = tables
         pinned = device.pinned(_INT * layout.total)
         self._tables = StepTables(layout, pinned, tiles, plan.limits, spare_block=self.num_blocks)
-        self._products = Products(device.allocate(WORKSPACE_BYTES), device.stream_address)
+        products = Products(device.allocate(WORKSPACE_BYTES), device.stream_address)
+        self._products = opened.enter_context(contextlib.closing(products))
         code = code_weight(plan)
         (piece,) = code.pieces
         module = device.load(weights[piece.offset : piece.offset + code.nbytes])
@@ -152,11 +153,10 @@ class CudaSession:
         return sample(logits, rows)
 
     def close(self) -> None:
-        """Give the GPU's memory back."""
-        self.device.enter()
-        self.device.wait()
-        self._products.close()
-        self.device.close()
+        """Give the GPU's memory back, also after a fault of the GPU."""
+        with self._opened:
+            self.device.enter()
+            self.device.wait()
 
     def _splits(self, counts: Counts) -> int:
         return split_count(counts.decode, self._plan.kv.kv_heads, counts.longest, self._gpu.multiprocessors)
@@ -171,7 +171,7 @@ class CudaSession:
             if isinstance(work, Multiply):
                 rows = counts.tokens if work.rows is Rows.TOKENS else counts.rows
                 if rows:
-                    self._products.run(work.product, rows)
+                    self._products.run(work.product, product_rows(rows, self._most_rows[work.rows]))
                 continue
             grid = work.launch.grid(counts, splits)
             if min(grid) > 0 and not (work.launch.only_split and splits == 1):

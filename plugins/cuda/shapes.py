@@ -46,6 +46,18 @@ def partial_rows(multiprocessors: int) -> int:
     return 16 * 4 * multiprocessors
 
 
+def product_rows(rows: int, most: int) -> int:
+    """How many rows a product is computed for, so that few shapes need a plan: at most an eighth more than `rows`, or
+    8, or a power of two. What the rows behind the wanted ones hold does not matter, nor what becomes of them.
+
+    most: rows that its matrices have room for
+    """
+    if rows <= 8:
+        return min(most, 1 << (rows - 1).bit_length())
+    step = max(8, 1 << ((rows - 1).bit_length() - 4))
+    return min(most, -(-rows // step) * step)
+
+
 def batch_buckets(largest: int) -> tuple[int, ...]:
     """Sizes of decode steps that get a graph each: powers of two, and the largest itself."""
     powers = [1 << i for i in range(largest.bit_length()) if 1 << i < largest]

@@ -3,6 +3,7 @@
 A process of its own, since the emulated library goes by the same name.
 """
 
+import contextlib
 import ctypes
 import json
 
@@ -33,14 +34,13 @@ def main() -> None:
         return found
 
     products = []
-    for dtype, out in CASES:
-        planned = ours.describe(ROWS, N, K, dtype, out)
-        layouts = {name: read("MatrixLayout", getattr(planned, name), _LAYOUT) for name in ("weight", "x", "y")}
-        products.append({**layouts, "transposed": read("MatmulDesc", planned.operation, _TRANSPOSITIONS)})
-        ours.forget(planned)
-    preference = ours.prefer(64)
-    print(json.dumps({"products": products, "preferences": read("MatmulPreference", preference, _PREFERENCES)}))
-    ours.call("cublasLtMatmulPreferenceDestroy", preference)
+    with contextlib.ExitStack() as made:
+        for dtype, out in CASES:
+            planned = ours.describe(made, ROWS, N, K, dtype, out)
+            layouts = {name: read("MatrixLayout", getattr(planned, name), _LAYOUT) for name in ("weight", "x", "y")}
+            products.append({**layouts, "transposed": read("MatmulDesc", planned.operation, _TRANSPOSITIONS)})
+        preference = ours.prefer(made, 64)
+        print(json.dumps({"products": products, "preferences": read("MatmulPreference", preference, _PREFERENCES)}))
 
 
 if __name__ == "__main__":

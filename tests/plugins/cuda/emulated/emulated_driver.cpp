@@ -19,8 +19,8 @@
 
 namespace {
 
-enum Code { kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialised = 3, kNoDevice = 100, kInvalidContext = 201,
-            kNotFound = 500, kIllegalAddress = 700, kLaunchFailed = 719 };
+enum Code { kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialised = 3, kDeinitialised = 4, kNoDevice = 100,
+            kInvalidContext = 201, kNotFound = 500, kIllegalAddress = 700, kLaunchFailed = 719 };
 
 using Work = std::function<int()>;
 using Launch = const char* (*)(void (*)(void**), void**, const unsigned*, unsigned, unsigned, int);
@@ -49,6 +49,9 @@ struct Graph {
 };
 
 int devices = 1;
+int held = 0;                    // allocations, streams, modules, graphs that nobody gave back
+int retained = 0, contexts = 0;  // holders of the primary context; how often it was made
+size_t others = 0;               // bytes of memory that other processes have
 bool initialised = false, capturing = false;
 int backwards = 0;
 std::vector<Work> queue, captured;
@@ -73,7 +76,14 @@ bool inside(uintptr_t address, size_t bytes) {
     return address + bytes <= after->first + after->second.first;
 }
 
-int require_context() { return entered ? kSuccess : kInvalidContext; }
+// Whether there is a context, and what else forbids a call.
+int require_context() { return !entered ? kInvalidContext : retained < 1 ? kDeinitialised : kSuccess; }
+
+size_t free_memory() {
+    size_t taken = others;
+    for (const auto& each : allocated) taken += each.second.first;
+    return taken < kMemory ? kMemory - taken : 0;
+}
 
 }  // namespace
 
@@ -82,6 +92,11 @@ extern "C" {
 // For tests and for the emulated cuBLASLt.
 void emulated_set_devices(int count) { devices = count; }
 void emulated_run_backwards(int yes) { backwards = yes; }
+int emulated_held() { return held; }
+int emulated_retained() { return retained; }
+int emulated_contexts() { return contexts; }
+void emulated_let_others_take(size_t bytes) { others = bytes; }
+bool emulated_capturing() { return capturing; }
 bool emulated_inside(uintptr_t address, size_t bytes) { return inside(address, bytes); }
 void emulated_enqueue(Work work) { (capturing ? captured : queue).push_back(std::move(work)); }
 
@@ -117,9 +132,10 @@ int cuDeviceTotalMem(size_t* bytes, int) {
 }
 int cuDevicePrimaryCtxRetain(void** context, int) {
     *context = &devices;
+    contexts += retained++ == 0;
     return kSuccess;
 }
-int cuDevicePrimaryCtxRelease(int) { return kSuccess; }
+int cuDevicePrimaryCtxRelease(int) { return retained-- > 0 ? kSuccess : kInvalidContext; }
 int cuCtxSetCurrent(void* context) {
     entered = context != nullptr;
     return kSuccess;
@@ -132,40 +148,42 @@ int cuCtxSynchronize() {
     return flush();
 }
 int cuMemGetInfo(size_t* free_bytes, size_t* total) {
-    *free_bytes = *total = kMemory;
+    *free_bytes = free_memory(), *total = kMemory;
     return require_context();
 }
 int cuMemAlloc(uintptr_t* address, size_t bytes) {
     if (const int code = require_context()) return code;
-    if (bytes > kMemory) return kOutOfMemory;
+    if (bytes > free_memory()) return kOutOfMemory;
     void* memory = std::aligned_alloc(256, (bytes + 2 * kStrip + 255) / 256 * 256);
     if (!memory) return kOutOfMemory;
     if (bytes <= kPoisoned) std::memset(memory, 0xff, bytes);
     std::memset(static_cast<unsigned char*>(memory) + bytes, 0xa5, kStrip);
     *address = reinterpret_cast<uintptr_t>(memory);
     allocated[*address] = {bytes, memory};
+    held += 1;
     return kSuccess;
 }
 int cuMemFree(uintptr_t address) {
     auto found = allocated.find(address);
     if (found == allocated.end()) return kInvalidValue;
     const auto* strip = reinterpret_cast<unsigned char*>(address + found->second.first);
-    for (size_t i = 0; i < kStrip; ++i) {
-        if (strip[i] != 0xa5) {
-            std::fprintf(stderr, "emulated GPU: a write behind an allocation of %zu bytes\n", found->second.first);
-            return kIllegalAddress;
-        }
-    }
+    bool whole = true;
+    for (size_t i = 0; i < kStrip; ++i) whole &= strip[i] == 0xa5;
+    if (!whole) std::fprintf(stderr, "emulated GPU: a write behind an allocation of %zu bytes\n", found->second.first);
     std::free(found->second.second);
     allocated.erase(found);
-    return kSuccess;
+    held -= 1;
+    return whole ? kSuccess : kIllegalAddress;
 }
 int cuMemHostAlloc(void** address, size_t bytes, unsigned) {
+    if (const int code = require_context()) return code;
     *address = std::malloc(bytes);
-    return require_context();
+    held += 1;
+    return kSuccess;
 }
 int cuMemFreeHost(void* address) {
     std::free(address);
+    held -= 1;
     return kSuccess;
 }
 int cuMemcpyHtoD(uintptr_t to, const void* from, size_t bytes) {
@@ -202,10 +220,15 @@ int cuMemcpyDtoDAsync(uintptr_t to, uintptr_t from, size_t bytes, void*) {
     return require_context();
 }
 int cuStreamCreate(void** stream, unsigned) {
+    if (const int code = require_context()) return code;
     *stream = &queue;
-    return require_context();
+    held += 1;
+    return kSuccess;
 }
-int cuStreamDestroy(void*) { return kSuccess; }
+int cuStreamDestroy(void*) {
+    held -= 1;
+    return kSuccess;
+}
 int cuStreamSynchronize(void*) { return capturing ? kInvalidValue : flush(); }
 int cuStreamBeginCapture(void*, int) {
     if (capturing) return kInvalidValue;
@@ -213,20 +236,25 @@ int cuStreamBeginCapture(void*, int) {
     return kSuccess;
 }
 int cuStreamEndCapture(void*, void** graph) {
+    if (!capturing) return kInvalidValue;
     capturing = false;
     *graph = new Graph{std::move(captured)};
     captured.clear();
+    held += 1;
     return kSuccess;
 }
 int cuGraphInstantiateWithFlags(void** executable, void* graph, uint64_t) {
     *executable = new Graph(*static_cast<Graph*>(graph));
+    held += 1;
     return kSuccess;
 }
 int cuGraphDestroy(void* graph) {
+    held -= 1;
     delete static_cast<Graph*>(graph);
     return kSuccess;
 }
 int cuGraphExecDestroy(void* executable) {
+    held -= 1;
     delete static_cast<Graph*>(executable);
     return kSuccess;
 }
@@ -249,10 +277,12 @@ int cuModuleLoadData(void** handle, const void* image) {
     auto* module = new Module{library, file, reinterpret_cast<Launch>(dlsym(library, "emulated_launch")), nullptr};
     module->find = reinterpret_cast<decltype(module->find)>(dlsym(library, "emulated_find"));
     *handle = module;
+    held += 1;
     return module->launch && module->find ? kSuccess : 200;
 }
 int cuModuleUnload(void* handle) {
     auto* module = static_cast<Module*>(handle);
+    held -= 1;
     dlclose(module->library);
     close(module->file);
     delete module;
@@ -290,9 +320,9 @@ int cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned th
     });
     return kSuccess;
 }
-int cuGetErrorName(int code, const char** name) {
+int cuGetErrorName(int, const char** name) {
     *name = "EMULATED_ERROR";
-    return code ? kSuccess : kSuccess;
+    return kSuccess;
 }
 int cuGetErrorString(int code, const char** text) { return cuGetErrorName(code, text); }
 

@@ -33,6 +33,18 @@ struct Heuristic {
     int reserved[4];
 };
 
+int held = 0;  // handles and descriptors that nobody gave back
+
+template <class T> T made(T what) {
+    held += 1;
+    return what;
+}
+template <class T> int given_back(void* what) {
+    held -= 1;
+    delete static_cast<T*>(what);
+    return kSuccess;
+}
+
 template <class T> T driver(const char* name) {
     return reinterpret_cast<T>(dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name));
 }
@@ -70,21 +82,16 @@ bool fits(const Description& how, const Layout& a, const Layout& b, const Layout
 extern "C" {
 
 int cublasLtCreate(void** handle) {
-    *handle = new int(13);
+    *handle = made(new int(13));
     return kSuccess;
 }
-int cublasLtDestroy(void* handle) {
-    delete static_cast<int*>(handle);
-    return kSuccess;
-}
+int cublasLtDestroy(void* handle) { return given_back<int>(handle); }
+int emulated_products_held() { return held; }
 int cublasLtMatmulDescCreate(void** to, int compute, int scale) {
-    *to = new Description{compute, scale};
+    *to = made(new Description{compute, scale});
     return kSuccess;
 }
-int cublasLtMatmulDescDestroy(void* description) {
-    delete static_cast<Description*>(description);
-    return kSuccess;
-}
+int cublasLtMatmulDescDestroy(void* description) { return given_back<Description>(description); }
 int cublasLtMatmulDescSetAttribute(void* description, int attribute, const void* value, size_t bytes) {
     if (bytes != 4 || (attribute != 3 && attribute != 4)) return kInvalid;
     auto* how = static_cast<Description*>(description);
@@ -93,21 +100,15 @@ int cublasLtMatmulDescSetAttribute(void* description, int attribute, const void*
 }
 int cublasLtMatrixLayoutCreate(void** to, int type, uint64_t rows, uint64_t cols, int64_t stride) {
     if (stride < static_cast<int64_t>(rows)) return kInvalid;
-    *to = new Layout{type, rows, cols, stride};
+    *to = made(new Layout{type, rows, cols, stride});
     return kSuccess;
 }
-int cublasLtMatrixLayoutDestroy(void* layout) {
-    delete static_cast<Layout*>(layout);
-    return kSuccess;
-}
+int cublasLtMatrixLayoutDestroy(void* layout) { return given_back<Layout>(layout); }
 int cublasLtMatmulPreferenceCreate(void** to) {
-    *to = new Preference;
+    *to = made(new Preference);
     return kSuccess;
 }
-int cublasLtMatmulPreferenceDestroy(void* preference) {
-    delete static_cast<Preference*>(preference);
-    return kSuccess;
-}
+int cublasLtMatmulPreferenceDestroy(void* preference) { return given_back<Preference>(preference); }
 int cublasLtMatmulPreferenceSetAttribute(void* to, int attribute, const void* value, size_t bytes) {
     auto* preference = static_cast<Preference*>(to);
     if (attribute == 1 && bytes == 8) {
