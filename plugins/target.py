@@ -93,7 +93,8 @@ class Target(Protocol):
         ...
 
     def kv_memory(self, plan: Plan) -> int | None:
-        """Bytes of the device that are left for the KV cache of `plan`; None: it lies in the host's memory."""
+        """Bytes of the device that are left for the KV cache of `plan`; None: it lies in the host's memory. Raises
+        CapacityError where the device has no room for the rest of the plan."""
         ...
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> Session:

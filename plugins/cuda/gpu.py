@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ingot.configs.sizes import format_bytes
 from ingot.errors import CapacityError, TargetError
 
 INSTALL = "pip install 'ingot[cuda]'"
@@ -55,6 +56,21 @@ def find_gpus() -> Found:
         return Found(gpus=(), why_not=error.got)
     driver = f"{version // 1000}.{version % 1000 // 10}"
     return Found(gpus=gpus, why_not=None if gpus else "the NVIDIA driver shows no GPU", driver=driver)
+
+
+def memory_beside(gpu: Gpu, needed: int) -> int:
+    """Bytes of a GPU that are free beside `needed` ones, whatever other processes have. Raises CapacityError where there
+    are none."""
+    with contextlib.closing(Device(gpu)) as device:
+        free = device.free_memory()
+    if free <= needed:
+        raise CapacityError(
+            "the GPU has not enough free memory for the engine", where=f"GPU {gpu.index}, {gpu.name}",
+            expected=f"more than {format_bytes(needed)} free, before any KV cache",
+            got=f"{format_bytes(free)} free of {format_bytes(gpu.memory_bytes)}",
+            hint="end what else runs on the GPU, or build the engine with a smaller max_num_tokens",
+        )  # fmt: skip
+    return free - needed
 
 
 class _Api:

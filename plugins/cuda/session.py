@@ -30,6 +30,16 @@ from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
 _INT = 4
 
 
+def device_bytes(plan: Plan, multiprocessors: int) -> int:
+    """What a session of a plan allocates on its GPU, with the spare block but without the KV cache."""
+    kv, scratch, rows = plan.kv, scratch_bytes(plan), partial_rows(multiprocessors)
+    tables = _INT * TableLayout.of(plan, attention_tiles(group_of(plan))).total
+    partial = 4 * rows * kv.head_dim + 8 * rows
+    drawn = 2 * _INT * plan.limits.max_logit_rows
+    arena = plan.weight_bytes + plan.arena_bytes + scratch.sums + scratch.inputs
+    return arena + tables + partial + drawn + kv.block_bytes + WORKSPACE_BYTES
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Ready:
     """A launch with its kernel and arguments in place."""

@@ -9,17 +9,17 @@ import numpy.typing as npt
 
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
-from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, code_weight, scratch_bytes, specialisation
+from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, code_weight, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
-from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus
-from ingot.plugins.cuda.products import WORKSPACE_BYTES, find_library
-from ingot.plugins.cuda.session import CudaSession
+from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
+from ingot.plugins.cuda.products import find_library
+from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.target import Constant, Progress, SessionOptions, Target
 
 _DTYPES = ("bf16", "f16", "f32")
 _BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
 _COPIES = 10  # of which the fastest counts
-_RESERVE = 512 << 20  # bytes of GPU memory for the context, libraries and fragmentation
+_RESERVE = 512 << 20  # bytes of GPU memory for libraries, graphs and fragmentation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +97,10 @@ class CudaTarget:
         return library if isinstance(library, str) else None
 
     def kv_memory(self, plan: Plan) -> int | None:
-        """Bytes that the GPU has left for the KV cache beside everything else of the plan."""
+        """Bytes that the GPU has free now for the KV cache beside everything else of the plan. Raises CapacityError
+        where there is not even room for that."""
         gpu = self._require_gpu()
-        scratch = scratch_bytes(plan)
-        taken = plan.weight_bytes + plan.arena_bytes + scratch.sums + scratch.inputs + WORKSPACE_BYTES + _RESERVE
-        return max(0, gpu.memory_bytes - taken)
+        return memory_beside(gpu, device_bytes(plan, gpu.multiprocessors) + _RESERVE)
 
     def devices(self) -> int:
         """GPUs of this machine that run the machine code."""

@@ -236,6 +236,7 @@ template <int kRowWarps> INGOT_DEVICE void attend_item(unsigned char* memory, co
         for (int i = threadIdx.x; i < 2 * Shape::kStages * Shape::kTile * kPad; i += kAttentionThreads) {
             keys[i / kPad * kStride + kHeadDim + i % kPad] = Kv{0};
         }
+        __syncthreads();  // a split without tiles comes to merge_warps, which writes there, by no other barrier
     }
 
     Tile<kRowWarps> tile;

@@ -7,13 +7,20 @@ from collections.abc import Iterator
 import pytest
 
 from ingot.plugins.cuda import products
-from tests.plugins.cuda.emulation import Emulation, build_emulation
+from tests.plugins.cuda.emulation import Emulation, build_emulation, one_context
 
 
 @pytest.fixture(scope="session")
 def emulation() -> Emulation:
     """Compiled libraries and compiler of the emulated GPU."""
     return build_emulation()
+
+
+@pytest.fixture(scope="session")
+def real_context() -> Iterator[None]:
+    """One context of the machine's GPU for all tests."""
+    with one_context():
+        yield
 
 
 @pytest.fixture
@@ -23,6 +30,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     With --real-gpu it is the machine's own: what would steer the emulation does nothing.
     """
     if request.config.getoption("--real-gpu"):
+        request.getfixturevalue("real_context")
         real = ctypes.CDLL(None)
         setattr(real, "emulated_run_backwards", lambda yes: None)  # noqa: B010
         yield real
@@ -31,7 +39,10 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("PATH", str(emulation.programs) + os.pathsep + os.environ["PATH"])
     monkeypatch.setattr(products, "_NAMES", (str(emulation.libraries / "libcublasLt.so.13"),))  # not the real one
     driver = emulation.driver()
+    driver.emulated_let_others_take.argtypes = [ctypes.c_size_t]
+    driver.emulated_taken.restype = ctypes.c_size_t
     driver.emulated_set_devices(1)
     yield driver
     driver.emulated_run_backwards(0)
+    driver.emulated_let_others_take(0)
     driver.emulated_set_devices(0)

@@ -3,6 +3,7 @@
 Everything of ingot and the real cuda-python run unchanged above them. What is compiled is kept in `build/emulated`.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import fcntl
@@ -11,9 +12,12 @@ import importlib.util
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ingot.plugins.cuda.gpu import Device, find_gpus
 
 SOURCES = Path(__file__).with_name("emulated")
 KEPT = Path(__file__).resolve().parents[3] / "build" / "emulated"
@@ -34,6 +38,16 @@ class Emulation:
         for name in _LIBRARIES:
             ctypes.CDLL(str(self.libraries / name), mode=ctypes.RTLD_GLOBAL)
         return ctypes.CDLL("libcuda.so.1")
+
+
+@contextlib.contextmanager
+def one_context() -> Iterator[None]:
+    """While it is open, the driver keeps the context of each GPU, which it would destroy with the last session and make
+    anew for the next: on a real GPU that takes longer than most tests."""
+    with contextlib.ExitStack() as devices:
+        for gpu in find_gpus().gpus:
+            devices.enter_context(contextlib.closing(Device(gpu)))
+        yield
 
 
 def build_emulation() -> Emulation:

@@ -19,7 +19,7 @@ from ingot.plugins.tensorrt.library import Library
 from ingot.runtime.model_runner import ModelRunner
 from tests.e2e.command import Result, ingot
 from tests.handmade import TINY_LLAMA, write_model
-from tests.plugins.cuda.conftest import emulation, gpu  # noqa: F401
+from tests.plugins.cuda.conftest import emulation, gpu, real_context  # noqa: F401
 from tests.plugins.tensorrt.emulated_runtime import EmulatedRuntime, EmulatedTensorRt
 
 NAMES = ["tensorrt/sm120", "tensorrt/sm100", "tensorrt/sm90", "tensorrt/sm89", "tensorrt/sm86", "tensorrt/sm80"]

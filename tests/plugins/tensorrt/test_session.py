@@ -33,7 +33,7 @@ from ingot.runtime.session import LoadedEngine
 from ingot.step_io import Session, StepBatch
 from tests.hall.planted import Bytes, replant
 from tests.handmade import write_model
-from tests.plugins.cuda.conftest import emulation, gpu  # noqa: F401
+from tests.plugins.cuda.conftest import emulation, gpu, real_context  # noqa: F401
 from tests.plugins.tensorrt.emulated_runtime import EmulatedTensorRt
 
 NAME = "tensorrt-rtx/sm89"

@@ -96,6 +96,7 @@ int emulated_held() { return held; }
 int emulated_retained() { return retained; }
 int emulated_contexts() { return contexts; }
 void emulated_let_others_take(size_t bytes) { others = bytes; }
+size_t emulated_taken() { return kMemory - others - free_memory(); }
 bool emulated_capturing() { return capturing; }
 bool emulated_inside(uintptr_t address, size_t bytes) { return inside(address, bytes); }
 void emulated_enqueue(Work work) { (capturing ? captured : queue).push_back(std::move(work)); }
