@@ -31,8 +31,10 @@ def check(
     block: int = 16,
     window: int = 0,
     softcap: float = 0.0,
+    shift: float = 0.0,
 ) -> None:
-    """parts: (past, new tokens) of each sequence. Blocks lie scattered; slots that nobody wrote hold NaN."""
+    """parts: (past, new tokens) of each sequence. Blocks lie scattered; slots that nobody wrote hold NaN. shift: added
+    to queries and taken from keys, so that scores are negative."""
     random = np.random.default_rng(heads * dim + window)
     layout = layout_of(dtype, dim, kv_heads, block)
     needed = [-(-(past + new) // block) for past, new in parts]
@@ -41,11 +43,11 @@ def check(
     cache = KvCache(layout, len(order))
     for table, (past, new) in zip(tables, parts, strict=True):
         for position in range(past + new):
-            for pool in (cache.keys, cache.values):
-                values = random.standard_normal((kv_heads, dim)).astype(np.float32)
+            for pool, less in ((cache.keys, shift), (cache.values, 0)):
+                values = random.standard_normal((kv_heads, dim)).astype(np.float32) - np.float32(less)
                 pool[1, table[position // block], :, position % block] = _rounded(values, dtype)
     tokens = sum(new for _, new in parts)
-    q = _rounded(random.standard_normal((tokens, heads * dim)).astype(np.float32), dtype)
+    q = _rounded(random.standard_normal((tokens, heads * dim)).astype(np.float32) + np.float32(shift), dtype)
     batch = batch_of(parts, tables)
     attrs: dict[str, Attr] = {
         "layer": 1, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "scale": dim**-0.5, "window": window,
@@ -106,3 +108,10 @@ def test_splits(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, splits: int) 
     check(gpu, DType.BF16, [(400, 1), (3, 1)], heads=4, kv_heads=1, dim=64)
     check(gpu, DType.BF16, [(400, 2)], heads=4, kv_heads=1, dim=64, window=130)
     assert asked
+
+
+@pytest.mark.parametrize("dim", [12, 72])
+def test_empty_splits_of_padded_heads(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
+    """A split without tokens weighs nothing beside scores of -200, whatever else its warps write to shared memory."""
+    monkeypatch.setattr(session_module, "split_count", lambda *given: 7)
+    check(gpu, DType.BF16, [(100, 1), (3, 1)], heads=4, kv_heads=1, dim=dim, shift=8.0 if dim == 12 else 5.0)
