@@ -31,6 +31,13 @@ class Places:
     stats: int
 
 
+def rope_table_launch(out: int, *, inv_freq: int, positions: int, half: int, scale: float) -> Launch:
+    """Cosines, then sines, of every token's angles: exact also for large ones. out: float32 [tokens, 2 * half]."""
+    arguments = (pointer(out), pointer(inv_freq), pointer(positions), integer(half), number(scale))
+    grid = row_grid(Rows.TOKENS)
+    return Launch(kernel="rope_table", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)
+
+
 def write_launch(
     at: Places, kv: KvLayout, *, qkv: int, cos_sin: int, q_norm: int, k_norm: int, positions: int, sequences: int,
     heads: int, rotary_dim: int, interleaved: bool, wide_norm: bool, eps: float,

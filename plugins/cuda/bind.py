@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plan import Buffer, Plan, Rows, Step, Weight
-from ingot.plugins.cuda.attention import Places, attention_launches, write_launch
+from ingot.plugins.cuda.attention import Places, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.products import Product
@@ -153,12 +153,12 @@ class _Binder:
 
     def rope_table(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)
-        arguments = (
-            pointer(self._buffer(step.outputs[0])), pointer(self._weight(step.inputs[0])), self._table("positions"),
-            integer(cols // 2), number(step.attrs["scale"]),
-        )  # fmt: skip
-        grid = row_grid(Rows.TOKENS)
-        return [Launch(kernel="rope_table", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
+        return [
+            rope_table_launch(
+                self._buffer(step.outputs[0]), inv_freq=self._weight(step.inputs[0]), half=cols // 2,
+                positions=self._at.tables["positions"], scale=float(step.attrs["scale"]),
+            )
+        ]  # fmt: skip
 
     def norm(self, step: Step, narrow: bool) -> list[Work]:
         layer = step.op == "layer_norm"

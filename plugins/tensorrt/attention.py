@@ -1,18 +1,21 @@
 """The attention of one layer as TensorRT sees it: a node with inputs and attributes, and the launches it stands for.
 
-    qkv ─▶ turn_and_store ─▶ q (workspace) ─▶ attention_prefill, attention_decode, attention_combine ─▶ y
-                 └▶ keys, values (in place) ─────────┘
+    positions ─▶ rope_table ─▶ cosines, sines (workspace)
+                                   ▼
+    qkv ───────────────────▶ turn_and_store ─▶ q (workspace) ─▶ attention_prefill, attention_decode, ... ─▶ y
+                                   └▶ keys, values (in place) ─────────┘
 
 The kernels are those of the cuda targets, from the same cubin.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.dtypes import DType
 from ingot.plan import KvLayout, Step
-from ingot.plugins.cuda.attention import Places, attention_launches, write_launch
+from ingot.plugins.cuda.attention import Places, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.shapes import partial_rows
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Launch
@@ -31,7 +34,8 @@ _ALWAYS = ("qkv", "keys", "values", "positions", "sequences", "tables", "decode"
 class Attention:
     """The attributes of a node, all of them numbers.
 
-    rotary      1: queries and keys are turned by cos_sin
+    rotary      dims of queries and keys that are turned, 0: none
+    rope_scale  of the cosines and sines, as in the op rope_table
     normed      1: there are norms of queries and keys
     narrow      1: y has the products' type, 0: float32
     others      as in the ops rope_kv_write and paged_attention
@@ -47,16 +51,18 @@ class Attention:
     interleaved: int
     narrow: int
     window: int
+    rope_scale: float
     norm_eps: float
     scale: float
     softcap: float
 
     @classmethod
-    def of(cls, write: Step, attend: Step, kv: KvLayout, *, narrow: bool) -> "Attention":
-        """Of a layer's two steps."""
+    def of(cls, table: Step | None, rotary: int, write: Step, attend: Step, kv: KvLayout, *, narrow: bool) -> "Attention":
+        """Of a layer's steps. table: that of the angles, if queries and keys are turned; rotary: how many dims are."""
         return cls(
             layer=int(attend.attrs["layer"]), heads=int(attend.attrs["heads"]), kv_heads=int(attend.attrs["kv_heads"]),
-            head_dim=kv.head_dim, tokens_per_block=kv.tokens_per_block, rotary=int(bool(write.inputs[1])),
+            head_dim=kv.head_dim, tokens_per_block=kv.tokens_per_block, rotary=rotary,
+            rope_scale=1.0 if table is None else float(table.attrs["scale"]),
             normed=int(bool(write.inputs[2])), interleaved=int(write.attrs["interleaved"]), narrow=int(narrow),
             window=int(attend.attrs["window"]), norm_eps=float(write.attrs["norm_eps"]),
             scale=float(attend.attrs["scale"]), softcap=float(attend.attrs["softcap"]),
@@ -69,19 +75,22 @@ class Attention:
 
 def plugin_inputs(attention: Attention) -> tuple[str, ...]:
     """Names of the node's inputs, in order."""
-    return (*_ALWAYS, *(("cos_sin",) if attention.rotary else ()), *(("q_norm", "k_norm") if attention.normed else ()))
+    return (*_ALWAYS, *(("inv_freq",) if attention.rotary else ()), *(("q_norm", "k_norm") if attention.normed else ()))
 
 
 def workspace_bytes(attention: Attention, tokens: int) -> int:
-    """For a step of so many tokens: queries, then partial sums of splits and what they weigh, all float32."""
-    return sum(_workspace(attention, tokens))
+    """For a step of so many tokens."""
+    return _workspace(attention, tokens)[-1]
 
 
-def _workspace(attention: Attention, tokens: int) -> tuple[int, int, int]:
+def _workspace(attention: Attention, tokens: int) -> Sequence[int]:
+    """Where cosines and sines, queries, partial sums of splits and what these weigh begin, and where all of it ends;
+    everything is float32."""
     rows = partial_rows(MAX_MULTIPROCESSORS)
-    sizes = (tokens * attention.heads * attention.head_dim, rows * attention.head_dim, 2 * rows)
-    queries, partial, stats = (-(-4 * size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
-    return queries, partial, stats
+    sizes = (
+        tokens * attention.rotary, tokens * attention.heads * attention.head_dim, rows * attention.head_dim, 2 * rows,
+    )  # fmt: skip
+    return list(itertools.accumulate((-(-4 * size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
 
 
 def launches(
@@ -95,19 +104,23 @@ def launches(
     at = dict(zip(plugin_inputs(attention), inputs, strict=True))
     dims = dict(zip(plugin_inputs(attention), shapes, strict=True))
     tokens = dims["qkv"][0]
-    queries, partial, _ = _workspace(attention, tokens)
+    cos_sin, queries, partial, stats, _ = (workspace + begin for begin in _workspace(attention, tokens))
     places = Places(
-        keys=at["keys"], values=at["values"], tables=at["tables"], width=dims["tables"][1], q=workspace,
-        decode=at["decode"], prefill=at["prefill"], partial=workspace + queries, stats=workspace + queries + partial,
+        keys=at["keys"], values=at["values"], tables=at["tables"], width=dims["tables"][1], q=queries,
+        decode=at["decode"], prefill=at["prefill"], partial=partial, stats=stats,
     )  # fmt: skip
     kv = KvLayout(
         num_layers=1, kv_heads=attention.kv_heads, head_dim=attention.head_dim,
         tokens_per_block=attention.tokens_per_block, dtype=dtype,
     )  # fmt: skip
+    turn = rope_table_launch(
+        cos_sin, inv_freq=at.get("inv_freq", 0), positions=at["positions"], half=attention.rotary // 2,
+        scale=attention.rope_scale,
+    )  # fmt: skip
     write = write_launch(
-        places, kv, qkv=at["qkv"], cos_sin=at.get("cos_sin", 0), q_norm=at.get("q_norm", 0), k_norm=at.get("k_norm", 0),
-        positions=at["positions"], sequences=at["sequences"], heads=attention.heads,
-        rotary_dim=dims["cos_sin"][1] if attention.rotary else 0, interleaved=bool(attention.interleaved),
+        places, kv, qkv=at["qkv"], cos_sin=cos_sin if attention.rotary else 0,
+        q_norm=at.get("q_norm", 0), k_norm=at.get("k_norm", 0), positions=at["positions"], sequences=at["sequences"], heads=attention.heads,
+        rotary_dim=attention.rotary, interleaved=bool(attention.interleaved),
         wide_norm=bool(attention.normed) and dims["q_norm"][0] != attention.head_dim, eps=attention.norm_eps,
     )  # fmt: skip
     attend = attention_launches(
@@ -118,7 +131,7 @@ def launches(
         tokens=tokens, rows=0, sequences=dims["tables"][0], decode=dims["decode"][0], prefill=dims["prefill"][0],
         longest=0,
     )  # fmt: skip
-    return [write, *attend], counts, dims["splits"][0]
+    return [*([turn] if attention.rotary else []), write, *attend], counts, dims["splits"][0]
 
 
 def kernels(kv: KvLayout) -> dict[str, int]:
@@ -129,4 +142,5 @@ def kernels(kv: KvLayout) -> dict[str, int]:
         interleaved=False, wide_norm=False, eps=0,
     )  # fmt: skip
     attend = attention_launches(nowhere, kv, y=0, heads=0, window=0, scale=0, softcap=0, narrow=False)
-    return {each.kernel: each.shared for each in (write, *attend)}
+    turn = rope_table_launch(0, inv_freq=0, positions=0, half=0, scale=0)
+    return {each.kernel: each.shared for each in (turn, write, *attend)}

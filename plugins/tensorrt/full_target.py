@@ -21,6 +21,7 @@ from ingot.plugins.tensorrt.full_library import find_tensorrt
 from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.session import Network, TensorRtSession
 from ingot.plugins.tensorrt.target import Flavour, TensorRtRtxTarget, code_for, network_file
+from ingot.plugins.tensorrt.tensors import require_lengths
 
 _FLAVOURS = {
     "sm120": Flavour(capabilities=(), codes=("sm_120",), runs_on=((12, 0),)),
@@ -58,6 +59,7 @@ class TensorRtTarget(TensorRtRtxTarget):
 
     def timed_files(self, plan: Plan, progress: Progress, *, cache: Path | None, timed: bool) -> tuple[File, ...]:
         """The same with a file of times: the target's own, beside the one that the user has named."""
+        require_lengths(plan)
         if (reason := self.unbuildable()) is not None:
             raise BuildError(f"this machine cannot build for {self.name}", got=reason, hint="see ingot doctor")
         gpu, library = self._require()

@@ -1,7 +1,7 @@
 """Plan → ONNX: native ops for everything, and one node per layer for what its attention does with the paged cache.
 
     embedding ▶ norm ▶ product ▶ IngotAttention(qkv, keys, values, ...) ▶ product ▶ ...
-                                 └ turns, writes into the pools in place, attends
+                                 └ turns by angles of its own, writes into the pools in place, attends
 
 Weights are inputs, so that the network is small and the file of weights serves several targets. Ops are few on purpose:
 `OPS` is all that a builder which does not read ONNX has to know. Strongly typed: activations are float32, inputs of
@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
@@ -25,8 +24,8 @@ from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, Dim, Tensor, outputs
 
 OPSET = 23
 OPS = (
-    "Add", "Cast", "Concat", "Cos", "Div", "Gather", "Gelu", "Gemm", "LayerNormalization", "Mul", "RMSNormalization",
-    "Identity", "Relu", "Sigmoid", "Sin", "Split", "Tanh", "Unsqueeze", PLUGIN,
+    "Add", "Cast", "Div", "Gather", "Gelu", "Gemm", "LayerNormalization", "Mul", "RMSNormalization", "Identity", "Relu",
+    "Sigmoid", "Split", "Tanh", PLUGIN,
 )  # fmt: skip
 
 
@@ -46,7 +45,8 @@ class _Lowering:
         self._now: dict[str, str] = {}  # buffer → the tensor that lies there
         self._cols = {buffer.name: buffer.cols for buffer in plan.buffers}
         self._casts: dict[tuple[str, DType], str] = {}
-        self._writing: dict[int, Step] = {}  # layer → its rope_kv_write, until its attention comes
+        self._tables: dict[str, Step] = {}  # buffer → the rope_table whose angles lie there
+        self._writing: dict[int, tuple[Step | None, Step]] = {}  # layer → its angles, its rope_kv_write
         self._step = ""
 
     def model(self) -> onnx.ModelProto:
@@ -78,13 +78,9 @@ class _Lowering:
         return [y]
 
     def rope_table(self, step: Step) -> list[str]:
-        positions = self._node("Unsqueeze", [self._cast("positions", DType.F32), self._axis(1)], "column")
-        angles = self._node("Mul", [positions, self._wide(step.inputs[0])], "angles")
-        halves = [self._node(op, [angles], op.lower()) for op in ("Cos", "Sin")]
-        if step.attrs["scale"] != 1:
-            scale = self._number(step.attrs["scale"])
-            halves = [self._node("Mul", [half, scale], f"scaled{i}") for i, half in enumerate(halves)]
-        return [self._node("Concat", halves, "table", axis=1)]
+        """Each attention computes it: native cosines need not be exact for angles of 100,000."""
+        self._tables[step.outputs[0]] = step
+        return []
 
     def norm(self, step: Step) -> list[str]:
         layer = step.op == "layer_norm"
@@ -121,17 +117,19 @@ class _Lowering:
 
     def rope_kv_write(self, step: Step) -> list[str]:
         """Waits for its attention, which is the same node."""
-        self._writing[int(step.attrs["layer"])] = step
+        cos_sin = step.inputs[1]
+        self._writing[int(step.attrs["layer"])] = (self._tables[cos_sin] if cos_sin else None, step)
         return []
 
     def paged_attention(self, step: Step) -> list[str]:
         layer = int(step.attrs["layer"])
-        write = self._writing.pop(layer)
-        attention = Attention.of(write, step, self._plan.kv, narrow=self._type is not DType.F32)
+        table, write = self._writing.pop(layer)
         qkv, cos_sin, q_norm, k_norm = write.inputs
+        rotary = self._cols[cos_sin] if cos_sin else 0
+        attention = Attention.of(table, rotary, write, step, self._plan.kv, narrow=self._type is not DType.F32)
         known = {
             "qkv": self._activation(qkv), "keys": f"keys.{layer}", "values": f"values.{layer}",
-            "cos_sin": self._activation(cos_sin) if cos_sin else "", "q_norm": q_norm, "k_norm": k_norm,
+            "inv_freq": "" if table is None else table.inputs[0], "q_norm": q_norm, "k_norm": k_norm,
         }  # fmt: skip
         names = [known.get(name, name) for name in plugin_inputs(attention)]
         made = [f"{step.name}/y", f"keys.{layer}{UPDATED}", f"values.{layer}{UPDATED}"]
@@ -186,13 +184,8 @@ class _Lowering:
         return self._casts[name, dtype]
 
     def _number(self, value: Attr) -> str:
-        return self._constant(f"number.{value}", np.asarray(value, np.float32))
-
-    def _axis(self, axis: int) -> str:
-        return self._constant(f"axis.{axis}", np.asarray([axis], np.int64))
-
-    def _constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        self._constants.setdefault(name, numpy_helper.from_array(value, name))
+        name = f"number.{value}"
+        self._constants.setdefault(name, numpy_helper.from_array(np.asarray(value, np.float32), name))
         self._dtypes[name] = DType.F32
         return name
 

@@ -72,10 +72,6 @@ class _Adding:
         (x,) = self._given(node)
         return [self._made(self._network.add_cast(x, self._type(int(_attributes(node)["to"]))))]
 
-    def unary(self, node: onnx.NodeProto) -> list[ITensor]:
-        (x,) = self._given(node)
-        return [self._made(self._network.add_unary(x, getattr(self._trt.UnaryOperation, node.op_type.upper())))]
-
     def activation(self, node: onnx.NodeProto) -> list[ITensor]:
         (x,) = self._given(node)
         kind = node.op_type.upper()
@@ -87,9 +83,6 @@ class _Adding:
         one, other = self._given(node)
         return [self._pair(one, other, {"Add": "SUM", "Mul": "PROD", "Div": "DIV"}[node.op_type])]
 
-    def concat(self, node: onnx.NodeProto) -> list[ITensor]:
-        return [self._joined(self._given(node), int(_attributes(node)["axis"]))]
-
     def split(self, node: onnx.NodeProto) -> list[ITensor]:
         """Two halves of the columns, of as many rows as there are."""
         (x,) = self._given(node)
@@ -97,10 +90,6 @@ class _Adding:
         rows = self._made(self._network.add_slice(self._made(self._network.add_shape(x)), (0,), (1,), (1,)))
         size = self._joined([rows, self._constant(np.array([half], np.int64))], 0)
         return [self._half(x, begin, size) for begin in (0, half)]
-
-    def unsqueeze(self, node: onnx.NodeProto) -> list[ITensor]:
-        """A vector as a column; 0 is as long as it was."""
-        return [self._shaped(self._tensors[node.input[0]], (0, 1))]
 
     def layer_norm(self, node: onnx.NodeProto) -> list[ITensor]:
         x, scale, *bias = self._given(node)
@@ -201,8 +190,6 @@ class _Adding:
 _NODES: Mapping[str, Callable[[_Adding, onnx.NodeProto], list[ITensor]]] = {
     "Add": _Adding.elementwise,
     "Cast": _Adding.cast,
-    "Concat": _Adding.concat,
-    "Cos": _Adding.unary,
     "Div": _Adding.elementwise,
     "Gather": _Adding.gather,
     "Gelu": _Adding.activation,
@@ -213,10 +200,8 @@ _NODES: Mapping[str, Callable[[_Adding, onnx.NodeProto], list[ITensor]]] = {
     "RMSNormalization": _Adding.rms_norm,
     "Relu": _Adding.activation,
     "Sigmoid": _Adding.activation,
-    "Sin": _Adding.unary,
     "Split": _Adding.split,
     "Tanh": _Adding.activation,
-    "Unsqueeze": _Adding.unsqueeze,
     PLUGIN: _Adding.attention,
 }
 

@@ -3,13 +3,17 @@
     batch ─tables▶ device ─▶ execution context of the profile (mixed, decode) ─▶ logits ─▶ draws
                                       └ per layer: the plugin's enqueue launches the kernels of the cubin
 
-Weights, pools and the integers of a step are bound once; from step to step only shapes change. Decode steps are
-captured as CUDA graphs, so that replaying one enters neither the library nor Python's plugins.
+Weights, pools and the integers of a step are bound once; from step to step only the shapes of mixed steps change. Decode
+steps are captured as CUDA graphs when the session opens, each bucket from an execution context of its own, so that
+replaying one enters neither the library nor Python's plugins.
 """
 
+import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +26,7 @@ from ingot.plugins.cuda.draws import KERNEL as DRAWS
 from ingot.plugins.cuda.draws import Draws
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu
 from ingot.plugins.cuda.shapes import attention_tiles, split_count
-from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch
+from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.ops.sample import sample
 from ingot.plugins.tensorrt.attention import MAX_MULTIPROCESSORS, Attention, kernels, launches
 from ingot.plugins.tensorrt.bindings import (
@@ -39,7 +43,7 @@ from ingot.plugins.tensorrt.bindings import (
 from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.plan_file import HEADER_BYTES
 from ingot.plugins.tensorrt.plugin import Shapes, register_attention
-from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, outputs, pools, step_inputs, weights
+from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, outputs, pools, require_blocks, step_inputs, weights
 from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
 
 MIXED, DECODE = 0, 1  # profiles
@@ -67,17 +71,25 @@ class TensorRtSession:
         self, plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int, gpu: Gpu, network: Network, code: Weight
     ) -> None:
         """section: all weights; code: the machine code among them that is for this GPU."""
+        require_blocks(plan, num_blocks)
         self.num_blocks = num_blocks
         self._plan, self._library = plan, network.library
         self._multiprocessors = min(gpu.multiprocessors, MAX_MULTIPROCESSORS)
-        self.device = Device(gpu)
-        try:
+        self._contexts: dict[int | None, Context] = {}  # by bucket; None: of mixed steps
+        self._loaded: list[Any] = []  # runtime and engine, which contexts need
+        with contextlib.ExitStack() as opened:
+            self.device = opened.enter_context(contextlib.closing(Device(gpu)))
+            opened.callback(self._forget)
             self._load(section, code)
-            engine = self._deserialise(network.image, network.where)
-            self._contexts = self._make_contexts(engine)
-        except BaseException:
-            self.device.close()
-            raise
+            self._make_contexts(self._deserialise(network.image, network.where))
+            self._capture_decode()
+            self._opened = opened.pop_all()
+
+    def _forget(self) -> None:
+        """The library's objects need those that were made before them, and the device's memory."""
+        self._contexts.clear()
+        while self._loaded:
+            self._loaded.pop()
 
     def _load(self, section: npt.NDArray[np.uint8], code: Weight) -> None:
         """Everything that has a place on the device but the engine's own memory."""
@@ -85,7 +97,8 @@ class TensorRtSession:
         tiles = attention_tiles(group_of(plan))
         layout = TableLayout.of(plan, tiles)
         self._tables_at, self._width = device.allocate(_INT * layout.total), layout.width
-        self._tables = StepTables(layout, device.pinned(_INT * layout.total), tiles)
+        pinned = device.pinned(_INT * layout.total)
+        self._tables = StepTables(layout, pinned, tiles, plan.limits, spare_block=self.num_blocks)
         tables = {name: self._tables_at + _INT * offset for name, offset in layout.offsets.items()}
         weights_at = device.allocate(section.nbytes)
         device.upload(weights_at, section)
@@ -109,9 +122,10 @@ class TensorRtSession:
         trt = load(self._library)
         self._messages = Messages()
         self._logger = logger(trt, self._messages.add)
-        self._runtime: Runtime = trt.Runtime(self._logger)
-        if isinstance(self._runtime, JudgesEngines):
-            validity, reasons = self._runtime.get_engine_validity(image[:HEADER_BYTES])
+        runtime: Runtime = trt.Runtime(self._logger)
+        self._loaded.append(runtime)
+        if isinstance(runtime, JudgesEngines):
+            validity, reasons = runtime.get_engine_validity(image[:HEADER_BYTES])
             if validity == trt.EngineValidity.INVALID:
                 raise TargetError(
                     "TensorRT refuses the engine on this GPU", where=where, expected=str(self._library),
@@ -120,10 +134,13 @@ class TensorRtSession:
         creator = register_attention(trt)
         with _DESERIALISING:
             creator.launcher = self._launch
-            engine: TensorRtEngine | None = self._runtime.deserialize_cuda_engine(image)
-            creator.launcher = None
+            try:
+                engine: TensorRtEngine | None = runtime.deserialize_cuda_engine(image)
+            finally:
+                creator.launcher = None
         if engine is None:
             raise EngineError("TensorRT cannot read the engine", where=where, got=str(self._messages))
+        self._loaded.append(engine)
         plan = self._plan
         expected = {each.name for part in (step_inputs, pools, weights, outputs) for each in part(plan)}
         found = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
@@ -134,31 +151,44 @@ class TensorRtSession:
             )  # fmt: skip
         return engine
 
-    def _make_contexts(self, engine: TensorRtEngine) -> list[Context]:
-        """One per profile, which share their memory: steps run one after the other."""
-        self._engine = engine  # contexts need it
-        trt = load(self._library)
+    def _make_contexts(self, engine: TensorRtEngine) -> None:
+        """One for mixed steps, and one per bucket of decode steps: the library may lay a captured context out anew when
+        its shapes change. All share their memory: steps run one after the other."""
         size = max(engine.get_device_memory_size_for_profile_v2(profile) for profile in (MIXED, DECODE))
         memory = self.device.allocate(size)
-        made = []
-        for profile in (MIXED, DECODE):
-            config = engine.create_runtime_config()
-            config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-            # A captured graph would keep for ever the kernels that do for any shape.
-            if profile == DECODE and isinstance(config, Specialises):
-                eager = trt.DynamicShapesKernelSpecializationStrategy.EAGER
-                config.dynamic_shapes_kernel_specialization_strategy = eager
-            context = engine.create_execution_context(config)
-            self._require(context.set_optimization_profile_async(profile, self.device.stream_address))
-            context.set_device_memory(memory, size)
-            for name, address in self._addresses.items():
-                self._require(context.set_tensor_address(name, address))
-            for pool in pools(self._plan):
-                shape = (self.num_blocks + 1, *(each for each in pool.shape if isinstance(each, int)))
-                self._require(context.set_input_shape(pool.name, shape))
-            made.append(context)
+        for bucket in (None, *self._graphs.buckets):
+            self._contexts[bucket] = self._make_context(engine, MIXED if bucket is None else DECODE, memory, size)
         self.device.wait()
-        return made
+
+    def _make_context(self, engine: TensorRtEngine, profile: int, memory: int, size: int) -> Context:
+        trt = load(self._library)
+        config = engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        # A captured graph would keep for ever the kernels that do for any shape.
+        if profile == DECODE and isinstance(config, Specialises):
+            eager = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+            config.dynamic_shapes_kernel_specialization_strategy = eager
+        context = engine.create_execution_context(config)
+        self._require(context.set_optimization_profile_async(profile, self.device.stream_address))
+        context.set_device_memory(memory, size)
+        for name, address in self._addresses.items():
+            self._require(context.set_tensor_address(name, address))
+        for pool in pools(self._plan):
+            shape = (self.num_blocks + 1, *(each for each in pool.shape if isinstance(each, int)))
+            self._require(context.set_input_shape(pool.name, shape))
+        return context
+
+    def _capture_decode(self) -> None:
+        """A graph of every bucket, from a context that has run with these shapes, here with idle rows alone: the library
+        does what it postpones to the first run, which a capture forbids."""
+        for bucket in self._graphs.buckets:
+            context = self._contexts[bucket]
+            counts, integers = self._tables.fill(idle_batch(), bucket)
+            self.device.send(self._tables_at, integers)
+            self._execute(context, counts)
+            self.device.wait()
+            if not isinstance(context, JudgesStreams) or context.is_stream_capturable(self.device.stream_address):
+                self._graphs.capture(counts, functools.partial(self._enqueue, context))
 
     def run(self, batch: StepBatch) -> StepResult:
         """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""
@@ -167,12 +197,9 @@ class TensorRtSession:
         bucket = self._graphs.bucket(batch)
         # A network without a single row is not what layers are made for: row 0 is computed, and nobody reads it.
         padded = batch if len(batch.logit_rows) else dataclasses.replace(batch, logit_rows=np.zeros(1, np.int32))
-        counts, integers = self._tables.fill(padded, bucket, spare_block=self.num_blocks)
+        counts, integers = self._tables.fill(padded, bucket)
         self.device.send(self._tables_at, integers)
-        if bucket is None:
-            self._execute(MIXED, counts, counts.longest)
-        else:
-            self._decode(bucket, counts)
+        self._graphs.run(counts, functools.partial(self._execute, self._contexts[bucket], counts))
         return self._draws.result(batch, self._logits_at)
 
     def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
@@ -180,28 +207,13 @@ class TensorRtSession:
         return sample(logits, rows)
 
     def close(self) -> None:
-        """Give the GPU's memory back."""
-        self.device.enter()
-        self.device.wait()
-        self._contexts.clear()
-        del self._engine, self._runtime
-        self.device.close()
+        """Give the GPU's memory back, also after a fault of the GPU."""
+        with self._opened:
+            self.device.enter()
+            self.device.wait()
 
-    def _decode(self, bucket: int, counts: Counts) -> None:
-        """Shapes of a bucket are those of its longest possible sequence, so that one graph serves every length."""
-
-        def execute() -> None:
-            self._execute(DECODE, counts, self._plan.limits.max_seq_len)
-
-        context = self._contexts[DECODE]
-        if not isinstance(context, JudgesStreams) or context.is_stream_capturable(self.device.stream_address):
-            self._graphs.run(bucket, execute)
-        else:
-            execute()
-
-    def _execute(self, profile: int, counts: Counts, longest: int) -> None:
-        context = self._contexts[profile]
-        splits = split_count(counts.decode, self._plan.kv.kv_heads, longest, self._multiprocessors)
+    def _execute(self, context: Context, counts: Counts) -> None:
+        splits = split_count(counts.decode, self._plan.kv.kv_heads, counts.longest, self._multiprocessors)
         shapes = {
             "ids": (counts.tokens,), "positions": (counts.tokens,), "sequences": (counts.tokens,),
             "rows": (counts.rows,), "tables": (counts.sequences, self._width), "decode": (counts.decode, ITEM),
@@ -209,6 +221,9 @@ class TensorRtSession:
         }  # fmt: skip
         for name, shape in shapes.items():
             self._require(context.set_input_shape(name, shape))
+        self._enqueue(context)
+
+    def _enqueue(self, context: Context) -> None:
         self._require(context.execute_async_v3(self.device.stream_address))
 
     def _launch(

@@ -14,7 +14,7 @@ from ingot.errors import BuildError, EngineError, TargetError, UsageError
 from ingot.plan import Plan, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
-from ingot.plugins.cuda.gpu import Gpu, find_gpus
+from ingot.plugins.cuda.gpu import Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.target import copy_bandwidth
 from ingot.plugins.target import Constant, File, Progress, SessionOptions, Target, file_name
 from ingot.plugins.tensorrt.compiler import compile_plan
@@ -22,6 +22,7 @@ from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe
 from ingot.plugins.tensorrt.library import Library, find_rtx
 from ingot.plugins.tensorrt.plan_file import read_header
 from ingot.plugins.tensorrt.session import Network, TensorRtSession
+from ingot.plugins.tensorrt.tensors import most_blocks, require_lengths
 
 _DTYPES = ("bf16", "f16", "f32")
 _BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
@@ -103,6 +104,7 @@ class TensorRtRtxTarget:
 
     def files(self, plan: Plan, progress: Progress) -> tuple[File, ...]:
         """The compiled network and its description."""
+        require_lengths(plan)
         library = find_rtx()
         if isinstance(library, str):
             raise BuildError(f"this machine cannot build for {self.name}", got=library, hint="see ingot doctor")
@@ -137,11 +139,13 @@ class TensorRtRtxTarget:
         return library if isinstance(library, str) else None
 
     def kv_memory(self, plan: Plan) -> int | None:
-        """Bytes that the GPU has left for the KV cache; the library's own memory is taken to be no more than the plan's
-        activations and a reserve."""
+        """Bytes that the GPU has free now for the KV cache, at most what TensorRT's tensors may hold; the library's own
+        memory is taken to be no more than the plan's activations and a reserve. Raises CapacityError where there is not
+        even room for that."""
         gpu, _ = self._require()
         logits = 4 * plan.limits.max_logit_rows * plan.vocab_size
-        return max(0, gpu.memory_bytes - plan.weight_bytes - plan.arena_bytes - logits - _RESERVE)
+        free = memory_beside(gpu, plan.weight_bytes + plan.arena_bytes + logits + plan.kv.block_bytes + _RESERVE)
+        return min(free, (most_blocks(plan) - 1) * plan.kv.block_bytes)
 
     def read_bandwidth(self, nbytes: int) -> float:
         """Of a copy within the GPU's memory."""

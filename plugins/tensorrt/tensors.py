@@ -14,15 +14,17 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
+from ingot.configs.sizes import format_bytes
 from ingot.dtypes import DType
-from ingot.plan import Plan
+from ingot.errors import BuildError, CapacityError
+from ingot.plan import Plan, Rows
 from ingot.plugins.cuda.bind import CODE_LAYOUT, group_of
 from ingot.plugins.cuda.shapes import MAX_SPLITS, attention_tiles
 from ingot.plugins.cuda.step_tables import ITEM, TableLayout
 
 LOGITS = "logits"
 UPDATED = ".updated"  # what a plugin calls the pools that it has written to
-_MOST_ELEMENTS = 2**31 - 1  # of one tensor
+MOST_ELEMENTS = 2**31 - 1  # of one tensor
 
 
 class Dim(enum.Enum):
@@ -104,6 +106,45 @@ def outputs(plan: Plan) -> tuple[Tensor, ...]:
     return (logits, *(dataclasses.replace(pool, name=pool.name + UPDATED) for pool in pools(plan)))
 
 
+def most_blocks(plan: Plan) -> int:
+    """Blocks of a pool, which is one tensor."""
+    return MOST_ELEMENTS // (max(plan.kv.k_block_bytes, plan.kv.v_block_bytes) // plan.kv.dtype.itemsize)
+
+
+def require_blocks(plan: Plan, num_blocks: int) -> None:
+    """Raises CapacityError where the pool of a layer, with its spare block, would be too large a tensor."""
+    most = most_blocks(plan) - 1
+    if num_blocks > most:
+        raise CapacityError(
+            "the KV cache is larger than TensorRT's tensors may be", where="kv_cache_memory",
+            expected=f"at most {format_bytes(most * plan.kv.block_bytes)}: {most} blocks",
+            got=f"{format_bytes(num_blocks * plan.kv.block_bytes)}: {num_blocks} blocks",
+            hint="pass a smaller kv_cache_memory",
+        )  # fmt: skip
+
+
+def require_lengths(plan: Plan) -> None:
+    """Raises BuildError where the largest step would need a larger tensor than TensorRT's may be."""
+    limits = plan.limits
+    rows = {Rows.TOKENS: ("max_num_tokens", limits.max_num_tokens), Rows.LOGITS: ("max_logit_rows", limits.max_logit_rows)}
+    weights_of = {weight.name: weight for weight in plan.weights}
+    widths = [(buffer.name, buffer.rows, buffer.cols) for buffer in plan.buffers]
+    made = {buffer.name: buffer.rows for buffer in plan.buffers}
+    widths += [
+        (step.name, made[step.outputs[0]], weights_of[step.inputs[1]].shape[0])
+        for step in plan.steps
+        if step.op == "matmul"
+    ]
+    for name, kind, columns in widths:
+        limit, most = rows[kind]
+        if most * columns > MOST_ELEMENTS:
+            raise BuildError(
+                "a tensor of the largest step is larger than TensorRT's may be", where=name,
+                expected=f"{limit} of at most {MOST_ELEMENTS // columns}", got=f"{most} rows of {columns} numbers",
+                hint=f"build with a smaller {limit.replace('max_logit_rows', 'max_num_tokens')}",
+            )  # fmt: skip
+
+
 def product_node(step: str) -> str:
     """Name of the node that multiplies, in a step that is a product."""
     return f"{step}/product"
@@ -114,11 +155,10 @@ def profiles(plan: Plan) -> tuple[Profile, Profile]:
     limits, tiles = plan.limits, attention_tiles(group_of(plan))
     most_decode = min(limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows)
     most_items = limits.max_num_tokens // tiles.prefill + limits.max_batch_size
-    largest = max(plan.kv.k_block_bytes, plan.kv.v_block_bytes) // plan.kv.dtype.itemsize
-    most_blocks = _MOST_ELEMENTS // largest
+    blocks = most_blocks(plan)
     per_sequence = -(-limits.max_seq_len // plan.kv.tokens_per_block)
     shared = {
-        Dim.BLOCKS: Range(least=1, usual=min(limits.max_batch_size * per_sequence + 1, most_blocks), most=most_blocks),
+        Dim.BLOCKS: Range(least=1, usual=min(limits.max_batch_size * per_sequence + 1, blocks), most=blocks),
         Dim.SPLITS: Range(least=1, usual=1, most=MAX_SPLITS),
     }
     mixed = {
@@ -129,11 +169,11 @@ def profiles(plan: Plan) -> tuple[Profile, Profile]:
         Dim.PREFILL: Range(least=0, usual=most_items, most=most_items),
     }
     each = Range(least=1, usual=most_decode, most=most_decode)
-    some, none = dataclasses.replace(each, least=0), Range(least=0, usual=0, most=0)
+    none = Range(least=0, usual=0, most=0)
     decode = {
         **dict.fromkeys((Dim.TOKENS, Dim.ROWS, Dim.SEQUENCES), each),
-        Dim.DECODE: each if tiles.decode else some,  # groups too large for a decode item make items of prefill
-        Dim.PREFILL: none if tiles.decode else some,
+        Dim.DECODE: each if tiles.decode else none,  # groups too large for a decode item make items of prefill
+        Dim.PREFILL: none if tiles.decode else each,
     }
     return (
         Profile(name="mixed", ranges={**mixed, **shared}), Profile(name="decode", ranges={**decode, **shared}),

@@ -2,13 +2,15 @@
 emulated GPU, and the attention by the real plugin, whose kernels run there.
 
 Strict where the library is: every input needs a shape within the profile's ranges and an address, pools are updated in
-place only if input and output lie at one address, and memory must be as large as was asked for.
+place only if input and output lie at one address, and memory must be as large as was asked for. A context is captured
+only after it has run with its shapes, and a graph runs only while its context still has them.
 """
 
 import ctypes
 import enum
+import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +105,7 @@ class EmulatedContext:
         self._plugins = [plugin.attach_to_context(None) for plugin in engine.plugins]
         self._network: ReferenceEvaluator = evaluator(lower(engine.plan), self._attend)
         self._stream = 0
+        self._ran: dict[str, tuple[int, ...]] = {}  # shapes of the last run
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         self._profile = profiles(self._engine.plan)[profile_index]
@@ -130,18 +133,34 @@ class EmulatedContext:
         return []
 
     def is_stream_capturable(self, stream: int) -> bool:
-        return False  # numpy cannot be captured
+        return self._ran == self._shapes
 
     def execute_async_v3(self, stream_handle: int) -> bool:
-        """Runs at once, after what was enqueued before."""
-        self._stream = stream_handle
-        self._wait()
+        """Runs at once, after what was enqueued before; in a capture, whenever the graph is replayed."""
+        owner, self._stream = self._engine.owner, stream_handle
+        if not owner.driver.emulated_capturing():
+            self._wait()
+            self._ran = dict(self._shapes)
+            self._run()
+            return True
+        if self._ran != self._shapes:
+            return False
+        captured = dict(self._shapes)
+
+        def replay() -> None:
+            assert self._shapes == captured, "the context of a graph has got other shapes"
+            self._run()
+            owner.replays += 1
+
+        owner.enqueue(replay)
+        return True
+
+    def _run(self) -> None:
         assert self._memory, "there is no memory for activations"
         given = {name: self._array(tensor, name) for name, tensor in self._engine.inputs.items()}
         (logits,) = map(np.asarray, self._network.run([LOGITS], given))
         ctypes.memmove(self._addresses[LOGITS], np.ascontiguousarray(logits).ctypes.data, logits.nbytes)
         self._engine.owner.steps.append((self._profile.name if self._profile else "", len(given["ids"])))
-        return True
 
     def _array(self, tensor: Tensor, name: str) -> Array:
         """What lies on the device, as it lies."""
@@ -215,12 +234,16 @@ class EmulatedEngine:
 
 
 class EmulatedTensorRt(types.ModuleType):
-    """The module. steps: (profile, tokens) of each step that ran; valid: what the runtime says of an engine."""
+    """The module. steps: (profile, tokens) of each step that ran; replays: how many were graphs; valid: what the runtime
+    says of an engine."""
 
     def __init__(self, driver: ctypes.CDLL, plan: Plan) -> None:
         super().__init__("emulated_tensorrt")
         self.driver, self.plan, self.registry = driver, plan, Registry()
         self.steps: list[tuple[str, int]] = []
+        self.replays = 0
+        self._calls: list[Callable[[], None]] = []
+        self._call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(self._done)
         self.valid = True
         for name in ("IPluginV3", "IPluginV3OneCore", "IPluginV3OneBuildV2", "IPluginV3OneRuntime",
                      "IPluginCreatorV3One", "ILogger"):  # fmt: skip
@@ -228,6 +251,19 @@ class EmulatedTensorRt(types.ModuleType):
         self.PluginField, self.PluginFieldType, self.PluginFieldCollection = Field, FieldType, list
         self.EngineValidity, self.ExecutionContextAllocationStrategy = Validity, Strategy
         self.DynamicShapesKernelSpecializationStrategy = Specialisation
+
+    def enqueue(self, call: Callable[[], None]) -> None:
+        """In the order of the stream, or in the graph that it captures."""
+        self._calls.append(call)
+        self.driver.emulated_enqueue_call(self._call, len(self._calls) - 1)
+
+    def _done(self, number: int) -> int:
+        try:
+            self._calls[number]()
+        except Exception:
+            traceback.print_exc()
+            return 719  # CUDA_ERROR_LAUNCH_FAILED
+        return 0
 
     def get_plugin_registry(self) -> Registry:
         return self.registry

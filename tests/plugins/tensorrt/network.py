@@ -11,7 +11,7 @@ from onnx.reference.op_run import OpRun
 
 from ingot.plan import Plan
 from ingot.plugins.op import Call, KvCache
-from ingot.plugins.ops import paged_attention, rope_kv_write
+from ingot.plugins.ops import paged_attention, rope_kv_write, rope_table
 from ingot.plugins.tensorrt.attention import DOMAIN, PLUGIN, Attention, plugin_inputs
 from ingot.step_io import StepBatch
 
@@ -44,9 +44,14 @@ class NumpyAttention:
         assert self.batch is not None
         given = dict(zip(plugin_inputs(attention), inputs, strict=True))
         attrs = attention.attributes()
+        cos_sin = None
+        if attention.rotary:
+            scale = {"scale": attention.rope_scale}
+            table = Call(inputs=[given["inv_freq"]], attrs=scale, batch=self.batch, kv=self.cache)
+            (cos_sin,) = rope_table.OP.reference(table)
         write = Call(
-            inputs=[given["qkv"], *(given.get(name) for name in ("cos_sin", "q_norm", "k_norm"))], attrs=attrs,
-            batch=self.batch, kv=self.cache,
+            inputs=[given["qkv"], cos_sin, given.get("q_norm"), given.get("k_norm")], attrs=attrs, batch=self.batch,
+            kv=self.cache,
         )  # fmt: skip
         (queries,) = rope_kv_write.OP.reference(write)
         attend = Call(inputs=[queries], attrs=attrs, batch=self.batch, kv=self.cache)

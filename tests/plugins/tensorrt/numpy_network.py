@@ -190,7 +190,7 @@ class NumpyTrt:
 
     float32, float16, int32, int64 = (np.dtype(each) for each in (np.float32, np.float16, np.int32, np.int64))
     bfloat16 = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
-    UnaryOperation = SimpleNamespace(COS=np.cos, SIN=np.sin, SQRT=np.sqrt)
+    UnaryOperation = SimpleNamespace(SQRT=np.sqrt)
     ActivationType = SimpleNamespace(
         SIGMOID=_sigmoid, TANH=np.tanh, RELU=_relu, GELU_TANH=_gelu_tanh, GELU_ERF=_gelu_erf
     )

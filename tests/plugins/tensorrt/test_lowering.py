@@ -23,7 +23,7 @@ from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.target import SessionOptions
 from ingot.plugins.tensorrt.layers import expected_network
 from ingot.plugins.tensorrt.lowering import OPS, lower
-from ingot.plugins.tensorrt.tensors import LOGITS, pools, step_inputs, weights
+from ingot.plugins.tensorrt.tensors import LOGITS, pools, require_lengths, step_inputs, weights
 from ingot.step_io import StepBatch
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of
@@ -131,6 +131,30 @@ def test_sixteen_bits(family: str, tmp_path: Path) -> None:
 def test_experts_are_refused(family: str, tmp_path: Path) -> None:
     with pytest.raises(NoKernelError, match="no kernel for op moe_"):
         built_model(tmp_path, family, "f32")
+
+
+def test_angles_are_the_plugins_own(tmp_path: Path) -> None:
+    """Native cosines may be fast and coarse: the plugin gets positions and frequencies, and a kernel is exact."""
+    model = lower(built_model(tmp_path, "gemma3_text", "f32").plan)
+    attentions = [node for node in model.graph.node if node.op_type == "IngotAttention"]
+    frequencies = {node.input[9] for node in attentions}
+    assert len(frequencies) == 2, "windows turn by another base"
+    assert all("inv_freq" in name for name in frequencies)
+    assert {node.input[3] for node in attentions} == {"positions"}
+    readers = [node.op_type for node in model.graph.node if frequencies & {*node.input}]
+    assert set(readers) == {"IngotAttention"}
+
+
+def test_a_step_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    """Before the builder is asked: it would say so in its own words, later."""
+    plan = built_model(tmp_path, "llama", "f32").plan
+    require_lengths(plan)
+    for name, word in (("max_num_tokens", "a smaller max_num_tokens"), ("max_logit_rows", "at most")):
+        large = dataclasses.replace(plan, limits=dataclasses.replace(plan.limits, **{name: 1 << 26}))
+        with pytest.raises(BuildError, match="larger than TensorRT's may be") as caught:
+            require_lengths(large)
+        assert word in str(caught.value)
+        assert name in str(caught.value)
 
 
 def test_an_unknown_step_is_refused(tmp_path: Path) -> None:

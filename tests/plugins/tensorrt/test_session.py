@@ -19,13 +19,14 @@ from ingot.convert.convert import convert
 from ingot.convert.family import find_family
 from ingot.dtypes import DType
 from ingot.engine import Engine, open_engine
-from ingot.errors import EngineError, TargetError, UsageError
+from ingot.errors import CapacityError, EngineError, TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.step_tables import StepTables
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import File, SessionOptions
 from ingot.plugins.tensorrt import target as target_module
+from ingot.plugins.tensorrt import tensors
 from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.target import TensorRtRtxTarget
 from ingot.runtime.model_runner import ModelRunner
@@ -34,7 +35,8 @@ from ingot.step_io import Session, StepBatch
 from tests.hall.planted import Bytes, replant
 from tests.handmade import write_model
 from tests.plugins.cuda.conftest import emulation, gpu, real_context  # noqa: F401
-from tests.plugins.tensorrt.emulated_runtime import EmulatedTensorRt
+from tests.plugins.cuda.decode_steps import compare_decode
+from tests.plugins.tensorrt.emulated_runtime import EmulatedContext, EmulatedTensorRt
 
 NAME = "tensorrt-rtx/sm89"
 LIBRARY = Library(name="TensorRT-RTX", version="1.7.1.116", module="emulated_tensorrt", folder=Path("nowhere"))
@@ -58,6 +60,7 @@ def rtx(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
         config = dict(find_family(family).tiny)
         heads = config.get("num_attention_heads")
         config |= {"head_dim": 16} if "head_dim" in config else {"hidden_size": 16 * int(str(heads))} if heads else {}
+        config |= options.pop("config", {})
         write_model(folder / "m", config)
         stored = options.pop("stored", None)
         convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c", dtype=stored))
@@ -77,8 +80,11 @@ def _emulated() -> EmulatedTensorRt:
 
 
 def _open(engine: Engine) -> Session:
+    """The steps of the emulated library are those after the session was opened."""
     options = SessionOptions(num_blocks=24, directory=engine.directory)
-    return find_target(NAME).open_session(engine.plan, engine.weights, options)
+    session = find_target(NAME).open_session(engine.plan, engine.weights, options)
+    _emulated().steps.clear()
+    return session
 
 
 def _ref(engine: Engine) -> Session:
@@ -110,6 +116,7 @@ def test_the_tokens_of_ref(rtx: Callable[..., Path], family: str, precision: str
         assert (chosen > logits[len(prompt) - 1 :].max(axis=-1) - 2 * tolerance).all()
     steps = _emulated().steps
     assert {name for name, _ in steps} == {"mixed", "decode"}
+    assert _emulated().replays == sum(name == "decode" for name, _ in steps), "every decode step is a graph"
     assert max(tokens for name, tokens in steps if name == "decode") == 4, "three sequences fill a bucket of four"
 
 
@@ -120,6 +127,74 @@ def test_a_step_without_wanted_rows_runs(rtx: Callable[..., Path], tmp_path: Pat
         _generate(engine, _open, [list(range(3, 40))], 3)["output_ids"].tolist()
         == _generate(engine, _ref, [list(range(3, 40))], 3)["output_ids"].tolist()
     )
+
+
+@pytest.mark.parametrize("group", [1, 32])
+def test_decode_with_any_number_of_sequences(rtx: Callable[..., Path], tmp_path: Path, group: int) -> None:
+    """Whatever bucket ran in between: each has a context of its own, whose shapes its graph needs. 32 query heads of a
+    KV head take the tile of prefill, idle rows too."""
+    config = {"num_attention_heads": group, "num_key_value_heads": 1}
+    engine = open_engine(rtx(tmp_path, "llama", precision="bf16", max_batch_size=8, config=config))
+    session = _open(engine)
+    compare_decode(session, engine, (5, 2, 7, 8, 1, 5, 8, 2), TOLERANCE["bf16"])
+    assert [tokens for name, tokens in _emulated().steps if name == "decode"] == [8, 2, 8, 8, 1, 8, 8, 2]
+    assert _emulated().replays == 8
+    session.close()
+
+
+def test_a_context_that_cannot_be_captured_runs_without_a_graph(
+    rtx: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(rtx(tmp_path, "llama", precision="f32", max_batch_size=8))
+    monkeypatch.setattr(EmulatedContext, "is_stream_capturable", lambda context, stream: False)
+    session = _open(engine)
+    compare_decode(session, engine, (5, 2, 7), TOLERANCE["f32"])
+    assert _emulated().replays == 0
+    session.close()
+
+
+@pytest.mark.parametrize("what", ["a run", "an address", "a capture"])
+def test_a_session_that_cannot_be_opened_keeps_nothing(
+    gpu: ctypes.CDLL, rtx: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str  # noqa: F811
+) -> None:
+    """Also after the library has failed inside a capture: the GPU works on."""
+    engine = open_engine(rtx(tmp_path, "llama", precision="f32"))
+    before = (gpu.emulated_held(), gpu.emulated_retained())
+    run = EmulatedContext.execute_async_v3
+
+    def outside(context: EmulatedContext, stream: int) -> bool:
+        return not gpu.emulated_capturing() and run(context, stream)
+
+    def never(*given: object) -> bool:
+        return False
+
+    name = "set_tensor_address" if what == "an address" else "execute_async_v3"
+    with monkeypatch.context() as patched:
+        patched.setattr(EmulatedContext, name, outside if what == "a capture" else never)
+        with pytest.raises(TargetError, match="cannot run the engine"):
+            _open(engine)
+    assert (gpu.emulated_held(), gpu.emulated_retained()) == before
+    _open(engine).close()
+
+
+def test_pools_stay_below_the_largest_tensor(
+    gpu: ctypes.CDLL, rtx: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    """Of 2^31 - 1 elements, here of as many as 41 blocks have, one of which is the spare one."""
+    engine = open_engine(rtx(tmp_path, "llama", precision="f32"))
+    kv = engine.plan.kv
+    free = find_target(NAME).kv_memory(engine.plan)
+    assert free is not None
+    gpu.emulated_let_others_take(1 << 30)
+    assert find_target(NAME).kv_memory(engine.plan) == free - (1 << 30)
+    monkeypatch.setattr(tensors, "MOST_ELEMENTS", 41 * kv.v_block_bytes // 4)
+    assert find_target(NAME).kv_memory(engine.plan) == 40 * kv.block_bytes
+    options = SessionOptions(num_blocks=41, directory=engine.directory)
+    with pytest.raises(CapacityError, match=r"larger than TensorRT's tensors may be(.|\n)*40 blocks(.|\n)*41 blocks"):
+        find_target(NAME).open_session(engine.plan, engine.weights, options)
+    gpu.emulated_let_others_take(4 << 30)
+    with pytest.raises(CapacityError, match="not enough free memory for the engine"):
+        find_target(NAME).kv_memory(engine.plan)
 
 
 def test_what_does_not_fit_is_refused(rtx: Callable[..., Path], tmp_path: Path) -> None:
@@ -183,8 +258,8 @@ def test_verify_finds_a_network_that_computes_something_else(
     engine = rtx(tmp_path, "llama", precision="f32")
     fill = StepTables.fill
 
-    def shifted(self: StepTables, batch: StepBatch, bucket: int | None, spare_block: int) -> Any:
-        counts, integers = fill(self, batch, bucket, spare_block=spare_block)
+    def shifted(self: StepTables, batch: StepBatch, bucket: int | None = None) -> Any:
+        counts, integers = fill(self, batch, bucket)
         begin = self._layout.offsets["positions"]
         integers[begin : begin + len(batch.ids)] += 1
         return counts, integers

@@ -100,6 +100,9 @@ size_t emulated_taken() { return kMemory - others - free_memory(); }
 bool emulated_capturing() { return capturing; }
 bool emulated_inside(uintptr_t address, size_t bytes) { return inside(address, bytes); }
 void emulated_enqueue(Work work) { (capturing ? captured : queue).push_back(std::move(work)); }
+void emulated_enqueue_call(int (*call)(int), int number) {
+    emulated_enqueue([=] { return call(number); });
+}
 
 int cuInit(unsigned) {
     initialised = true;
