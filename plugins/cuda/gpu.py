@@ -59,8 +59,8 @@ def find_gpus() -> Found:
 
 
 def memory_beside(gpu: Gpu, needed: int) -> int:
-    """Bytes of a GPU that are free beside `needed` ones, whatever other processes have. Raises CapacityError where there
-    are none."""
+    """Bytes of a GPU that are free beside `needed` ones, whatever other processes have. Raises CapacityError where
+    there are none."""
     with contextlib.closing(Device(gpu)) as device:
         free = device.free_memory()
     if free <= needed:

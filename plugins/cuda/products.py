@@ -83,8 +83,8 @@ class Library:
     def describe(
         self, made: contextlib.ExitStack, rows: int, n: int, k: int, dtype: DType, out: DType
     ) -> "Planned":  # fmt: skip
-        """y^T[n, rows] = weight^T[k, n] transposed * x^T[k, rows], without an algorithm yet. made: gives the descriptors
-        back when it is closed."""
+        """y^T[n, rows] = weight^T[k, n] transposed * x^T[k, rows], without an algorithm yet. made: gives the
+        descriptors back when it is closed."""
         operation = ctypes.c_void_p()
         self.call("cublasLtMatmulDescCreate", ctypes.byref(operation), _COMPUTE_32F, _DATA_TYPE[DType.F32])
         made.callback(self.call, "cublasLtMatmulDescDestroy", operation)

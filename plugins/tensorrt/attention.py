@@ -22,7 +22,7 @@ from ingot.plugins.cuda.work import Launch
 
 PLUGIN = "IngotAttention"
 DOMAIN = "ingot"  # also the plugin's namespace
-VERSION = "1"
+VERSION = "2"  # 1 took cosines and sines
 
 MAX_MULTIPROCESSORS = 256  # of a GPU, for the size of the workspace, which is fixed when the engine is built
 
@@ -57,7 +57,9 @@ class Attention:
     softcap: float
 
     @classmethod
-    def of(cls, table: Step | None, rotary: int, write: Step, attend: Step, kv: KvLayout, *, narrow: bool) -> "Attention":
+    def of(
+        cls, table: Step | None, rotary: int, write: Step, attend: Step, kv: KvLayout, *, narrow: bool
+    ) -> "Attention":
         """Of a layer's steps. table: that of the angles, if queries and keys are turned; rotary: how many dims are."""
         return cls(
             layer=int(attend.attrs["layer"]), heads=int(attend.attrs["heads"]), kv_heads=int(attend.attrs["kv_heads"]),
@@ -118,8 +120,8 @@ def launches(
         scale=attention.rope_scale,
     )  # fmt: skip
     write = write_launch(
-        places, kv, qkv=at["qkv"], cos_sin=cos_sin if attention.rotary else 0,
-        q_norm=at.get("q_norm", 0), k_norm=at.get("k_norm", 0), positions=at["positions"], sequences=at["sequences"], heads=attention.heads,
+        places, kv, qkv=at["qkv"], cos_sin=cos_sin if attention.rotary else 0, q_norm=at.get("q_norm", 0),
+        k_norm=at.get("k_norm", 0), positions=at["positions"], sequences=at["sequences"], heads=attention.heads,
         rotary_dim=attention.rotary, interleaved=bool(attention.interleaved),
         wide_norm=bool(attention.normed) and dims["q_norm"][0] != attention.head_dim, eps=attention.norm_eps,
     )  # fmt: skip

@@ -3,9 +3,9 @@
     batch ─tables▶ device ─▶ execution context of the profile (mixed, decode) ─▶ logits ─▶ draws
                                       └ per layer: the plugin's enqueue launches the kernels of the cubin
 
-Weights, pools and the integers of a step are bound once; from step to step only the shapes of mixed steps change. Decode
-steps are captured as CUDA graphs when the session opens, each bucket from an execution context of its own, so that
-replaying one enters neither the library nor Python's plugins.
+Weights, pools and the integers of a step are bound once; from step to step only the shapes of mixed steps change.
+Decode steps are captured as CUDA graphs when the session opens, each bucket from an execution context of its own, so
+that replaying one enters neither the library nor Python's plugins.
 """
 
 import contextlib
@@ -179,8 +179,8 @@ class TensorRtSession:
         return context
 
     def _capture_decode(self) -> None:
-        """A graph of every bucket, from a context that has run with these shapes, here with idle rows alone: the library
-        does what it postpones to the first run, which a capture forbids."""
+        """A graph of every bucket, from a context that has run with these shapes, here with idle rows alone: then the
+        library has done what it postpones to the first run, and what a capture forbids."""
         for bucket in self._graphs.buckets:
             context = self._contexts[bucket]
             counts, integers = self._tables.fill(idle_batch(), bucket)

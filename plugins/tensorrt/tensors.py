@@ -126,7 +126,10 @@ def require_blocks(plan: Plan, num_blocks: int) -> None:
 def require_lengths(plan: Plan) -> None:
     """Raises BuildError where the largest step would need a larger tensor than TensorRT's may be."""
     limits = plan.limits
-    rows = {Rows.TOKENS: ("max_num_tokens", limits.max_num_tokens), Rows.LOGITS: ("max_logit_rows", limits.max_logit_rows)}
+    rows = {
+        Rows.TOKENS: ("max_num_tokens", limits.max_num_tokens),
+        Rows.LOGITS: ("max_logit_rows", limits.max_logit_rows),
+    }
     weights_of = {weight.name: weight for weight in plan.weights}
     widths = [(buffer.name, buffer.rows, buffer.cols) for buffer in plan.buffers]
     made = {buffer.name: buffer.rows for buffer in plan.buffers}

@@ -28,10 +28,12 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """folders to put in front of the loader's and the shell's path; the driver, for what only tests call."""
+    """folders to put in front of the loader's and the shell's path; the driver, for what only tests call. checked: in
+    the place of programs, a compiler whose kernels check every access to memory."""
 
     libraries: Path
     programs: Path
+    checked: Path
 
     def driver(self) -> ctypes.CDLL:
         """Loads both libraries into this process, under the names that others look for."""
@@ -58,7 +60,7 @@ def build_emulation() -> Emulation:
         pytest.skip("this machine lacks cuda-python")
     texts = [path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.is_file()]
     folder = KEPT / hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
-    emulation = Emulation(libraries=folder / "lib", programs=folder / "bin")
+    emulation = Emulation(libraries=folder / "lib", programs=folder / "bin", checked=folder / "checked")
     KEPT.mkdir(parents=True, exist_ok=True)
     with (KEPT / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several workers test at once
@@ -69,13 +71,14 @@ def build_emulation() -> Emulation:
 
 
 def _build(emulation: Emulation) -> None:
-    for place in (emulation.libraries, emulation.programs):
+    for place in (emulation.libraries, emulation.programs, emulation.checked):
         place.mkdir(parents=True, exist_ok=True)
     for name, source in _LIBRARIES.items():
         command = ["g++", *_FLAGS, str(SOURCES / source), f"-Wl,-soname,{name}", "-o", str(emulation.libraries / name)]
         subprocess.run(command, check=True)
-    for path in SOURCES.iterdir():
-        shutil.copy(path, emulation.programs)
-    compiler = emulation.programs / "nvcc"
-    shutil.copy(SOURCES / "nvcc.py", compiler)
-    compiler.chmod(0o755)
+    for place in (emulation.programs, emulation.checked):
+        for path in SOURCES.iterdir():
+            shutil.copy(path, place)
+        compiler = place / "nvcc"
+        shutil.copy(SOURCES / "nvcc.py", compiler)
+        compiler.chmod(0o755)

@@ -131,9 +131,12 @@ def test_everything_is_given_back_after_a_fault(held: Held, gpu: ctypes.CDLL) ->
 
 def test_a_product_without_an_algorithm_keeps_nothing(held: Held, gpu: ctypes.CDLL) -> None:
     before = held()
-    with _device() as device, contextlib.closing(Products(device.allocate(WORKSPACE_BYTES), 0)) as products:
-        with pytest.raises(TargetError, match="cublasLtMatmulAlgoGetHeuristic"):
-            products._plan(4, 8, 16, DType.BF16, DType.F16, 16)
+    with (
+        _device() as device,
+        contextlib.closing(Products(device.allocate(WORKSPACE_BYTES), 0)) as products,
+        pytest.raises(TargetError, match="cublasLtMatmulAlgoGetHeuristic"),
+    ):
+        products._plan(4, 8, 16, DType.BF16, DType.F16, 16)
     assert held() == before
 
 

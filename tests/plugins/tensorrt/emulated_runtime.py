@@ -234,8 +234,8 @@ class EmulatedEngine:
 
 
 class EmulatedTensorRt(types.ModuleType):
-    """The module. steps: (profile, tokens) of each step that ran; replays: how many were graphs; valid: what the runtime
-    says of an engine."""
+    """The module. steps: (profile, tokens) of each step that ran; replays: how many were graphs; valid: what the
+    runtime says of an engine."""
 
     def __init__(self, driver: ctypes.CDLL, plan: Plan) -> None:
         super().__init__("emulated_tensorrt")

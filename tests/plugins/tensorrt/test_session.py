@@ -155,15 +155,16 @@ def test_a_context_that_cannot_be_captured_runs_without_a_graph(
 
 @pytest.mark.parametrize("what", ["a run", "an address", "a capture"])
 def test_a_session_that_cannot_be_opened_keeps_nothing(
-    gpu: ctypes.CDLL, rtx: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str  # noqa: F811
+    rtx: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Also after the library has failed inside a capture: the GPU works on."""
     engine = open_engine(rtx(tmp_path, "llama", precision="f32"))
-    before = (gpu.emulated_held(), gpu.emulated_retained())
+    driver = _emulated().driver
+    before = (driver.emulated_held(), driver.emulated_retained())
     run = EmulatedContext.execute_async_v3
 
     def outside(context: EmulatedContext, stream: int) -> bool:
-        return not gpu.emulated_capturing() and run(context, stream)
+        return not driver.emulated_capturing() and run(context, stream)
 
     def never(*given: object) -> bool:
         return False
@@ -173,26 +174,26 @@ def test_a_session_that_cannot_be_opened_keeps_nothing(
         patched.setattr(EmulatedContext, name, outside if what == "a capture" else never)
         with pytest.raises(TargetError, match="cannot run the engine"):
             _open(engine)
-    assert (gpu.emulated_held(), gpu.emulated_retained()) == before
+    assert (driver.emulated_held(), driver.emulated_retained()) == before
     _open(engine).close()
 
 
 def test_pools_stay_below_the_largest_tensor(
-    gpu: ctypes.CDLL, rtx: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    rtx: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 2^31 - 1 elements, here of as many as 41 blocks have, one of which is the spare one."""
     engine = open_engine(rtx(tmp_path, "llama", precision="f32"))
-    kv = engine.plan.kv
+    kv, driver = engine.plan.kv, _emulated().driver
     free = find_target(NAME).kv_memory(engine.plan)
     assert free is not None
-    gpu.emulated_let_others_take(1 << 30)
+    driver.emulated_let_others_take(1 << 30)
     assert find_target(NAME).kv_memory(engine.plan) == free - (1 << 30)
     monkeypatch.setattr(tensors, "MOST_ELEMENTS", 41 * kv.v_block_bytes // 4)
     assert find_target(NAME).kv_memory(engine.plan) == 40 * kv.block_bytes
     options = SessionOptions(num_blocks=41, directory=engine.directory)
     with pytest.raises(CapacityError, match=r"larger than TensorRT's tensors may be(.|\n)*40 blocks(.|\n)*41 blocks"):
         find_target(NAME).open_session(engine.plan, engine.weights, options)
-    gpu.emulated_let_others_take(4 << 30)
+    driver.emulated_let_others_take(4 << 30)
     with pytest.raises(CapacityError, match="not enough free memory for the engine"):
         find_target(NAME).kv_memory(engine.plan)
 

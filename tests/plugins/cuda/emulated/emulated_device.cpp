@@ -49,7 +49,10 @@ struct Copy {
     bool valid;
 };
 
-void perform(const Copy& copy) { copy.valid ? std::memcpy(copy.to, copy.from, 16) : std::memset(copy.to, 0, 16); }
+void perform(const Copy& copy) {
+    check_access(copy.to, 16, Access::kWrite);
+    copy.valid ? std::memcpy(copy.to, copy.from, 16) : std::memset(copy.to, 0, 16);
+}
 
 struct Fiber {
     std::vector<unsigned char> stack = std::vector<unsigned char>(kStack);
@@ -115,6 +118,7 @@ bool release_warp(size_t first) {
         }
         block.fibers[i].state = State::kReady;
     }
+    if (std::strcmp(block.fibers[first].name, "syncwarp") == 0) check_warp(first / 32);
     return true;
 }
 
@@ -135,14 +139,17 @@ bool release_barrier() {
         if (block.fibers[i].state != State::kBarrier) return false;
     }
     for (size_t i = 0; i < block.threads; ++i) block.fibers[i].state = State::kReady;
+    check_barrier();
     return true;
 }
 
 void run_block() {
+    check_block(block.threads, block.shared.data(), block.shared_bytes);
     for (size_t i = 0; i < block.threads; ++i) start(block.fibers[i]);
     do {
         for (size_t k = 0; k < block.threads; k += 32) run_warp(block.backwards ? block.threads - 32 - k : k);
     } while (release_barrier());
+    check_stop();
     for (size_t i = 0; i < block.threads; ++i) {
         if (block.fibers[i].state != State::kDone) {
             failure = "threads wait for others that are elsewhere: a barrier or a warp instruction in divergent code";
@@ -162,6 +169,13 @@ void run_block() {
 Index thread_index() { return {static_cast<unsigned>(block.current), 0, 0}; }
 unsigned char* shared_memory() { return block.shared.data(); }
 void barrier() { pause(State::kBarrier); }
+bool is_own(uintptr_t address, size_t bytes) {
+    const auto within = [&](const auto& memory) {
+        const auto begin = reinterpret_cast<uintptr_t>(memory.data());
+        return address >= begin && address + bytes <= begin + memory.size() * sizeof(memory[0]);
+    };
+    return within(block.fibers[block.current].stack) || within(block.words);
+}
 
 [[noreturn]] void fail(const char* what) {
     failure = what;
@@ -183,6 +197,8 @@ void queue_copy(void* to, const void* from, bool valid) {
     if (reinterpret_cast<uintptr_t>(to) % 16 || (valid && reinterpret_cast<uintptr_t>(from) % 16)) {
         fail("an asynchronous copy that does not lie on 16 bytes");
     }
+    check_access(to, 16, Access::kWrite);  // from now on it may happen
+    if (valid) check_access(from, 16, Access::kRead);
     if (block.backwards) {
         perform({to, from, valid});
         return;
@@ -222,7 +238,10 @@ extern "C" const char* emulated_launch(void (*kernel)(void**), void** arguments,
     if (block.fibers.size() < threads) block.fibers.resize(threads);
     block.words.assign(threads / 32 * 2 * 32 * kMaxWords, 0);
     grid_size = {grid[0], grid[1], grid[2]};
-    if (setjmp(failed)) return failure.c_str();
+    if (setjmp(failed)) {
+        check_stop();
+        return failure.c_str();
+    }
     for (unsigned z = 0; z < grid[2]; ++z) {
         for (unsigned y = 0; y < grid[1]; ++y) {
             for (unsigned x = 0; x < grid[0]; ++x) {

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "access_check.h"
+
 #define INGOT_KERNEL(threads) extern "C" void
 #define INGOT_SHARED(name) unsigned char* name = emulated::shared_memory()
 #define INGOT_DEVICE inline
@@ -31,6 +33,8 @@ void barrier();
 
 // Every lane of the warp gives `count` words and gets all lanes' words: [32][count]. name: which instruction this is.
 const uint32_t* exchange(const char* name, const uint32_t* words, int count);
+
+bool is_own(uintptr_t address, size_t bytes);  // of the thread that runs: its stack, or words that a warp exchanges
 
 void queue_copy(void* to, const void* from, bool valid);
 void commit_copies();
@@ -63,7 +67,10 @@ inline uint32_t __float_as_uint(float value) {
     std::memcpy(&bits, &value, 4);
     return bits;
 }
-inline void add_shared(uint64_t* to, uint64_t value) { *to += value; }
+__attribute__((no_sanitize("thread"), noinline)) inline void add_shared(uint64_t* to, uint64_t value) {
+    emulated::check_access(to, sizeof *to, emulated::Access::kAtomic);
+    *to += value;
+}
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline void sincospif(float x, float* sine, float* cosine) {
     const double angle = x * 3.14159265358979323846;

@@ -15,7 +15,7 @@ namespace {
 
 // Takes each argument from where the launch says it lies, with the type that the kernel declares.
 template <class... Types, size_t... kIndex>
-void call(void (*kernel)(Types...), void** arguments, std::index_sequence<kIndex...>) {
+__attribute__((no_sanitize("thread"))) void call(void (*kernel)(Types...), void** arguments, std::index_sequence<kIndex...>) {
     kernel(*static_cast<Types*>(arguments[kIndex])...);
 }
 template <auto kKernel> struct Door;

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Stands where nvcc is looked for: compiles kernels for the emulated device, with the C++ compiler of this machine.
 
-A result is kept beside this file under the hash of all that it depends on.
+A result is kept beside this file under the hash of all that it depends on. In a folder called `checked` it makes
+kernels that check every access to memory (access_check.h).
 """
 
 import hashlib
@@ -13,7 +14,27 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent  # holds the sources of the emulated device
 VERSION = "Cuda compilation tools, release 13.0, V13.0.0\n"
-FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-U_FORTIFY_SOURCE", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+FLAGS = ("-std=c++20", "-O1", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+SOURCES = ("emulated_kernels.cpp", "emulated_device.cpp", "access_check.cpp")
+CHECKS = HERE.name == "checked"
+CHECKED = ("-DEMULATED_CHECKED",)
+CALLS = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
+
+
+def compile_all(sources: Path, macros: list[str], out: Path) -> int:
+    """Exit code. The kernels alone are checked: the device that runs them does as it likes."""
+    objects = []
+    for name in SOURCES:
+        flags = [*FLAGS, *macros, *(CHECKED if CHECKS else ()), *(CALLS if CHECKS and name == SOURCES[0] else ())]
+        objects.append(f"{out}.{name}.o")
+        command = ["g++", *flags, "-I", str(sources), "-I", str(HERE), "-c", str(HERE / name), "-o", objects[-1]]
+        done = subprocess.run(command, check=False)
+        if done.returncode:
+            return done.returncode
+    done = subprocess.run(["g++", "-shared", *objects, "-o", str(out)], check=False)
+    for each in objects:
+        Path(each).unlink()
+    return done.returncode
 
 
 def main(arguments: list[str]) -> int:
@@ -32,11 +53,8 @@ def main(arguments: list[str]) -> int:
     kept = Path(os.environ.get("INGOT_EMULATED_CACHE", HERE)) / f"{key}.so"
     if not kept.is_file():
         fresh = kept.with_suffix(f".{os.getpid()}")
-        own = [str(HERE / name) for name in ("emulated_kernels.cpp", "emulated_device.cpp")]
-        command = ["g++", *FLAGS, *macros, "-I", str(source.parent), "-I", str(HERE), *own, "-o", str(fresh)]
-        done = subprocess.run(command, check=False)
-        if done.returncode:
-            return done.returncode
+        if code := compile_all(source.parent, macros, fresh):
+            return code
         fresh.replace(kept)
     shutil.copyfile(kept, out)
     return 0

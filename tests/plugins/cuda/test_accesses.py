@@ -1,0 +1,98 @@
+"""Every access of every kernel to memory on the emulated GPU: inside what is allocated, and without races in shared
+memory. Small cases: each access is looked at."""
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.dtypes import DType
+from ingot.engine import open_engine
+from ingot.errors import TargetError
+from ingot.plugins.cuda import compiler
+from ingot.plugins.cuda import session as session_module
+from ingot.plugins.registry import find_target
+from ingot.plugins.target import SessionOptions
+from tests.plugins.cuda import test_kernels, test_session
+from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode, wide_group
+from tests.plugins.cuda.emulation import Emulation
+from tests.plugins.cuda.test_paged_attention import check
+
+
+@pytest.fixture
+def checked(gpu: ctypes.CDLL, emulation: Emulation, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """The emulated GPU, with kernels that check."""
+    monkeypatch.setenv("PATH", str(emulation.checked) + os.pathsep + os.environ["PATH"])
+    return gpu
+
+
+@pytest.mark.parametrize("splits", [1, 7])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "dim"), [(DType.BF16, 4, 16), (DType.BF16, 4, 12), (DType.BF16, 24, 12), (DType.F32, 4, 16)]
+)
+def test_attention(
+    checked: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, dtype: DType, heads: int, dim: int, splits: int
+) -> None:
+    """Also splits without tokens, groups that go through the tile of prefill, and dims that are padded."""
+    monkeypatch.setattr(session_module, "split_count", lambda *given: splits)
+    check(checked, dtype, [(100, 1), (3, 1), (0, 7)][: 3 if splits == 1 else 2], heads=heads, kv_heads=1, dim=dim)
+
+
+def test_other_kernels(checked: ctypes.CDLL) -> None:
+    cases = [*test_kernels._norms(), *test_kernels._elementwise(), *test_kernels._embeddings(DType.BF16)]
+    for case in (*cases, *test_kernels._matmuls(DType.BF16)):
+        test_kernels._check(checked, case)
+
+
+@pytest.mark.parametrize(("rotary", "norm"), [(16, "head"), (10, "wide")])
+def test_rope(checked: ctypes.CDLL, rotary: int, norm: str) -> None:
+    test_kernels.test_rope_and_cache(checked, DType.BF16, 0, rotary, norm)
+
+
+def test_draws(checked: ctypes.CDLL) -> None:
+    test_session.test_random_draws_are_those_of_the_specification(checked, 40, 0.9)
+
+
+SYNC = "        __syncthreads();"
+FAULTS = {  # what → (file, the right text, the wrong one)
+    "no barrier for empty splits": ("paged_attention.cu", f"{SYNC}  // a split without", "        //"),
+    "no barrier after a load": ("paged_attention.cu", f"<Shape::kStages - 1>();\n{SYNC}", "<Shape::kStages - 1>();"),
+    "no barrier before a load": ("paged_attention.cu", f"positions);\n{SYNC}\n    }}", "positions);\n    }"),
+    "a block before the pool": ("paged_attention.cuh", "/ kBlockTokens];", "/ kBlockTokens] - 64;"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_seen(
+    checked: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+) -> None:
+    """Faults that a GPU may forgive for a long time. Each is planted in a copy of the sources."""
+    file, right, wrong = FAULTS[fault]
+    sources = Path(shutil.copytree(compiler.SOURCES, tmp_path / "kernels"))
+    text = (sources / file).read_text()
+    assert text.count(right) == 1, "the place of the fault"
+    (sources / file).write_text(text.replace(right, wrong))
+    monkeypatch.setattr(compiler, "SOURCES", sources)
+    compiler._compiled.cache_clear()
+    with pytest.raises(TargetError, match="LAUNCH_FAILED"):
+        test_attention(checked, monkeypatch, DType.BF16, 4, 12, 7)
+    compiler._compiled.cache_clear()
+    assert ("not allocated" if "pool" in fault else "a race") in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("group", [3, 32])
+def test_a_whole_session(checked: ctypes.CDLL, tmp_path: Path, group: int) -> None:
+    """Prompts, and graphs with idle rows."""
+    config = BuildConfig(
+        target="cuda/sm90", precision="bf16", tokens_per_block=16, max_batch_size=SEQUENCES, max_num_tokens=48
+    )
+    build(config, wide_group(tmp_path, group), tmp_path / "e")
+    engine = open_engine(tmp_path / "e")
+    options = SessionOptions(num_blocks=BLOCKS)
+    session = find_target("cuda/sm90").open_session(engine.plan, engine.weights, options)
+    compare_decode(session, engine, (5, 7, 2), 2e-2)
+    session.close()
