@@ -22,7 +22,7 @@ from ingot.plugins.cuda.work import Launch
 
 PLUGIN = "IngotAttention"
 DOMAIN = "ingot"  # also the plugin's namespace
-VERSION = "2"  # 1 took cosines and sines
+VERSION = "1"
 
 MAX_MULTIPROCESSORS = 256  # of a GPU, for the size of the workspace, which is fixed when the engine is built
 

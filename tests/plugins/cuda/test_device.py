@@ -122,10 +122,12 @@ def test_a_session_gives_everything_back(held: Held, engine: Engine) -> None:
 
 def test_everything_is_given_back_after_a_fault(held: Held, gpu: ctypes.CDLL) -> None:
     before = held()
-    with pytest.raises(TargetError, match="CUDA driver"), _device() as device:
-        for _ in range(3):
-            ctypes.memset(device.allocate(256) + 256, 0, 1)  # behind the end: the emulation says so when it is freed
-        device.pinned(64)
+    device = Device(find_gpus().gpus[0])
+    for _ in range(3):
+        ctypes.memset(device.allocate(256) + 256, 0, 1)  # behind the end: the emulation says so when it is freed
+    device.pinned(64)
+    with pytest.raises(TargetError, match="CUDA driver"):
+        device.close()
     assert held() == before
 
 
