@@ -13,8 +13,9 @@ from gpu_proof.result import Result
 from gpu_proof.work import Job
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = [f"tests/plugins/cuda/test_{name}.py" for name in ("kernels", "paged_attention", "session", "verify")]
-SMALL = [*FILES[:2], "-k", "norms or rope_and_cache or softcap or (windows and 33) or (splits and 3)"]
+TESTS = ("kernels", "paged_attention", "session", "verify", "decode_graphs", "read_twice")
+FILES = [f"tests/plugins/cuda/test_{name}.py" for name in TESTS]
+SMALL = [*FILES[:2], "-k", "norms or rope_and_cache or softcap or (windows and 33) or (splits and (3 or empty))"]
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SM = "90"  # what the tests compile for
 SECONDS = 540
