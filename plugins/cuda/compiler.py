@@ -135,13 +135,19 @@ def compile_kernels(
     compiler = find_compiler()
     assert compiler is not None, "why_not found it"
     return _compiled(
-        _Work(compiler=compiler, specialisation=specialisation, architecture=architecture, progress=progress)
-    )
+        _Work(
+            compiler=compiler, sources=SOURCES, specialisation=specialisation, architecture=architecture,
+            progress=progress,
+        )
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
+    """All that machine code depends on, and who hears of it."""
+
     compiler: Compiler
+    sources: Path
     specialisation: Specialisation
     architecture: str
     progress: Progress = dataclasses.field(compare=False)
@@ -156,7 +162,7 @@ def _compiled(work: _Work) -> MachineCode:
         command = [
             str(compiler.path), "-cubin", "-O3", "-std=c++17", "-Xptxas", "-v",
             "-gencode", f"arch={virtual},code={architecture}", *work.specialisation.macros,
-            str(SOURCES / "kernels.cu"), "-o", str(out),
+            str(work.sources / "kernels.cu"), "-o", str(out),
         ]  # fmt: skip
         code, said = run_program(
             command, f"compiling kernels for {architecture} with nvcc {compiler.version}", work.progress
