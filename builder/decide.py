@@ -10,6 +10,7 @@ from pathlib import Path
 from ingot.builder.activations import SampleErrors, choose_activations
 from ingot.builder.expressions import check_sources
 from ingot.builder.graph import Graph
+from ingot.builder.kernel_limits import check_graph, check_plan
 from ingot.builder.limits import fit_limits
 from ingot.builder.lower import Lowering, read_shape
 from ingot.builder.names import name_nodes
@@ -62,6 +63,8 @@ def decide(
     reports = run_passes(graph, structure_passes(), dump=config.dump_passes)
     require_plugins(graph, reports)
     name_nodes(graph)
+    for target in targets:
+        check_graph(graph, target)
     errors = SampleErrors(checkpoint, progress)
     jobs = []
     for target in targets:
@@ -100,6 +103,7 @@ def _decide_target(
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
     plan = lowering.plan(limits, kv, shape, shards)
+    check_plan(plan, target)
     timings: tuple[str, ...] = ()
     if config.autotune:
         tuning = tune(plan, target, config.timing_cache, progress)

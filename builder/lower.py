@@ -70,9 +70,15 @@ def read_shape(graph: Graph) -> ModelShape:
     head = next(node for node in reversed(nodes) if ours(node, "Matmul"))
     if table is None:
         raise PassError("the graph has no token embedding", expected="a Gather of a table by the token ids")
+    vocab_size, rows = weight_shape(head.inputs[1])[0], weight_shape(table)[0]
+    if rows < vocab_size:
+        raise PassError(
+            "the token table has fewer rows than there are logits: a token that is drawn could not be read",
+            expected=f"at least {vocab_size}", got=str(rows),
+        )  # fmt: skip
     return ModelShape(
         positions=min(int(node.attrs.get("positions", UNLIMITED)) for node in nodes),
-        vocab_size=weight_shape(head.inputs[1])[0], hidden_size=weight_shape(table)[1], layers=len(attentions),
+        vocab_size=vocab_size, hidden_size=weight_shape(table)[1], layers=len(attentions),
         heads=max(node.attrs["heads"] for node in attentions), kv_heads=kv_heads, head_dim=head_dim,
         kv_dtype=DType(dtype),
     )  # fmt: skip

@@ -68,7 +68,20 @@ def _rope_kv_write(shapes: Shapes, attrs: Attrs) -> str | None:
     heads, kv_heads, dim = (int(attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
     if shapes[1] is not None and shapes[1][0] > dim:
         return f"{shapes[1][0]} rotary dimensions do not fit into a head of {dim}"
+    for name, norm, count in (("q_norm", shapes[2], heads), ("k_norm", shapes[3], kv_heads)):
+        if norm not in (None, (dim,), (count * dim,)):
+            return f"{name} has shape {norm} instead of ({dim},), one head, or ({count * dim},), all heads"
     return _unequal("qkv", shapes[0], (heads + 2 * kv_heads) * dim)
+
+
+def _paged_attention(shapes: Shapes, attrs: Attrs) -> str | None:
+    softcap = float(attrs["softcap"])
+    return None if softcap >= 0 else f"a soft cap of {softcap:g} is below 0"
+
+
+def _softcap(shapes: Shapes, attrs: Attrs) -> str | None:
+    cap = float(attrs["cap"])
+    return None if cap > 0 else f"a soft cap of {cap:g} is not above 0"
 
 
 def _unequal(name: str, shape: Shape | None, wanted: int) -> str | None:
@@ -86,4 +99,6 @@ _CHECKS: dict[str, Callable[[Shapes, Attrs], str | None]] = {
     "activation": _same_cols,
     "embedding": _embedding,
     "rope_kv_write": _rope_kv_write,
+    "paged_attention": _paged_attention,
+    "softcap": _softcap,
 }

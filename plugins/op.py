@@ -4,6 +4,7 @@ Each file of `plugins/ops` defines one `OP`. A kernel computes an op; the `ref` 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -130,5 +131,7 @@ class Op:
             wanted = default if isinstance(default, type) else type(default)
             if not isinstance(attrs[key], wanted):
                 return f"attribute {key} must be {wanted.__name__}, got {attrs[key]!r}"
+            if isinstance(attrs[key], float) and not math.isfinite(attrs[key]):
+                return f"attribute {key} must be finite, got {attrs[key]!r}"
         unknown = sorted(set(attrs) - set(self.attrs))
         return f"unknown attributes {unknown}" if unknown else None

@@ -52,6 +52,35 @@ def file_name(suffix: str, target: str = "") -> str:
     return f"rank0{word}{suffix}"
 
 
+NO_LIMIT = (1 << 62) - 1  # a limit that nothing reaches
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class KernelLimits:
+    """What a target's kernels can take at most, beside the types that their names say. A build refuses everything else.
+
+    head_dim           elements of an attention head
+    head_dim_multiple  what every head_dim must be a multiple of
+    heads              of a layer: those of queries, and those of keys
+    group              query heads that share a key head
+    one_group          that number must be the same in all layers
+    layers             with attention
+    extent             rows or columns of a weight or a buffer, tokens of a sliding window
+    experts            of a layer
+    taken_experts      that the rows of a step take in all
+    """
+
+    head_dim: int = NO_LIMIT
+    head_dim_multiple: int = 1
+    heads: int = NO_LIMIT
+    group: int = NO_LIMIT
+    one_group: bool = False
+    layers: int = NO_LIMIT
+    extent: int = NO_LIMIT
+    experts: int = NO_LIMIT
+    taken_experts: int = NO_LIMIT
+
+
 class Target(Protocol):
     """One row of the target list in the docs, e.g. "cpu/avx2". Found by `plugins.registry.find_target`.
 
@@ -70,6 +99,10 @@ class Target(Protocol):
 
         The dtype of a product whose inputs are rounded to int8 is the weight's and "a8": w8a8, w4a8.
         """
+        ...
+
+    def limits(self) -> KernelLimits:
+        """What these kernels can take."""
         ...
 
     def activations(self, weight_dtype: str) -> str:

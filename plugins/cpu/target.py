@@ -11,7 +11,7 @@ from ingot.errors import CapacityError, EngineError, RequestError, TargetError, 
 from ingot.plan import Attr, KvLayout, Plan, Step
 from ingot.plugins.cpu.homes import weight_homes
 from ingot.plugins.cpu.kv_layout import unpack_keys, unpack_values
-from ingot.plugins.target import Constant, Product, Progress, SessionOptions, Target
+from ingot.plugins.target import Constant, KernelLimits, Product, Progress, SessionOptions, Target
 from ingot.step_io import Float32, Repeat, SampleRows, StepBatch, StepResult, StepTimes
 from ingot.weights_memory import Homes, offers_huge_pages
 
@@ -22,6 +22,11 @@ except ImportError as error:  # a checkout without the compiled module: `ref` st
 else:
     _why_not = None
 
+# Of all levels, as bind.cpp checks them when a plan is opened. Sizes stay below 2^31, so that their products fit int64.
+_LIMITS = KernelLimits(
+    head_dim=256, head_dim_multiple=4, heads=4096, layers=65535, extent=(1 << 31) - 1, experts=65535,
+    taken_experts=(1 << 31) - 1,
+)  # fmt: skip
 _LEVELS = ("amx", "avx512", "avx2")  # best first; each includes those after it
 _TUNING_VERSION = 4  # of the matrix products: advances when their speed or their tactics change
 _TIMING_SECONDS = 0.002  # of one product in one way
@@ -221,6 +226,10 @@ class CpuTarget:
         names = _cpu.kernel_names()
         included = _LEVELS[_LEVELS.index(self._level) :]
         return tuple(name for level in included for name in names if name.endswith(f".{level}"))
+
+    def limits(self) -> KernelLimits:
+        """Kernels of all levels take the same."""
+        return _LIMITS
 
     def activations(self, weight_dtype: str) -> str:
         """AMX tiles multiply bf16 with bf16, also where the weights are quantised; other products take float32."""

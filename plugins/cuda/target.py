@@ -14,8 +14,13 @@ from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.products import find_library
 from ingot.plugins.cuda.session import CudaSession, device_bytes
-from ingot.plugins.target import Constant, Progress, SessionOptions, Target
+from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM
+from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOptions, Target
 
+# Key heads are a dimension of the attention kernels' grid, which the driver limits; sizes are counted in int32.
+LIMITS = KernelLimits(
+    head_dim=MAX_HEAD_DIM, heads=65535, group=MAX_GROUP, one_group=True, extent=(1 << 31) - 1
+)  # fmt: skip
 _DTYPES = ("bf16", "f16", "f32")
 _BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
 _COPIES = 10  # of which the fastest counts
@@ -64,6 +69,10 @@ class CudaTarget:
     def kernels(self) -> tuple[str, ...]:
         """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
         return tuple(f"{op}.{dtype}.sm80" for op in OPS for dtype in (_DTYPES if op in _BY_DTYPE else ("f32",)))
+
+    def limits(self) -> KernelLimits:
+        """Kernels of all architectures take the same."""
+        return LIMITS
 
     def activations(self, weight_dtype: str) -> str:
         """The matrix units multiply what has one type; sums are float32."""

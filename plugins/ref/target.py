@@ -6,7 +6,7 @@ import numpy.typing as npt
 from ingot.plan import Plan
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import op_names
-from ingot.plugins.target import Constant, Progress, SessionOptions, Target
+from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOptions, Target
 from ingot.step_io import Session
 
 _DTYPES = {  # the other ops see float32 alone
@@ -31,6 +31,10 @@ class RefTarget:
     def kernels(self) -> tuple[str, ...]:
         """`<op>.<dtype>.ref` for every op."""
         return tuple(f"{op}.{dtype}.ref" for op in op_names() for dtype in _DTYPES.get(op, ("f32",)))
+
+    def limits(self) -> KernelLimits:
+        """numpy takes whatever fits into memory."""
+        return KernelLimits()
 
     def activations(self, weight_dtype: str) -> str:
         """Inputs of matrix products stay float32, unless they are rounded to int8."""

@@ -1,0 +1,91 @@
+"""What a target's kernels cannot take is refused when it is built: an engine that no session opens is of no use."""
+
+from collections.abc import Iterator
+
+import onnx_graphsurgeon as gs
+
+from ingot.builder.graph import Graph, ours, weight_shape
+from ingot.builder.precision import PRODUCTS, product_weight
+from ingot.errors import BuildError
+from ingot.plan import Plan, Rows
+from ingot.plugins.target import KernelLimits, Target
+
+Excess = tuple[str, str, str, str]
+"""(what is too large, where, what the kernels take, what the model has)"""
+
+
+def check_graph(graph: Graph, target: Target) -> None:
+    """Heads, experts and weights of a graph of plugins. Raises BuildError before any work is done for the target."""
+    for excess in _of_graph(graph, target.limits()):
+        _refuse(target, excess)
+
+
+def check_plan(plan: Plan, target: Target) -> None:
+    """What depends on the limits of the engine too. Raises BuildError."""
+    for excess in _of_plan(plan, target.limits()):
+        _refuse(target, excess)
+
+
+def _refuse(target: Target, excess: Excess) -> None:
+    what, where, expected, got = excess
+    raise BuildError(
+        f"{what} more than the kernels of {target.name} can take", where=where, expected=expected, got=got,
+        hint="build for another target, or with smaller limits; --target ref takes every size",
+    )  # fmt: skip
+
+
+def _of_graph(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
+    attentions = [node for node in graph.nodes if ours(node, "PagedAttention")]
+    if len(attentions) > limits.layers:
+        yield "the layers are", "the graph", f"at most {limits.layers:,}", f"{len(attentions):,}"
+    for node in attentions:
+        yield from _of_attention(node, limits)
+    groups = {node.attrs["heads"] // node.attrs["kv_heads"] for node in attentions}
+    if limits.one_group and len(groups) > 1:
+        yield (
+            "the numbers of query heads per key head are", "the graph", "one number for all layers",
+            ", ".join(map(str, sorted(groups))),
+        )  # fmt: skip
+    for node in graph.nodes:
+        if ours(node, *PRODUCTS, "Embedding"):
+            yield from _of_weight(node, limits)
+
+
+def _of_attention(node: gs.Node, limits: KernelLimits) -> Iterator[Excess]:
+    heads, kv_heads, dim, window = (int(node.attrs[key]) for key in ("heads", "kv_heads", "head_dim", "window"))
+    if dim > limits.head_dim or dim % limits.head_dim_multiple:
+        multiple = f"a multiple of {limits.head_dim_multiple}, " if limits.head_dim_multiple > 1 else ""
+        yield "the dimensions of an attention head are", node.name, f"{multiple}at most {limits.head_dim:,}", f"{dim:,}"
+    for what, count, most in (
+        ("the query heads are", heads, limits.heads),
+        ("the key heads are", kv_heads, limits.heads),
+        ("the query heads of one key head are", heads // kv_heads, limits.group),
+        ("the tokens of the sliding window are", window, limits.extent),
+    ):
+        if count > most:
+            yield what, node.name, f"at most {most:,}", f"{count:,}"
+
+
+def _of_weight(node: gs.Node, limits: KernelLimits) -> Iterator[Excess]:
+    shape = weight_shape(product_weight(node))
+    if max(shape) > limits.extent:
+        yield "the rows or columns of the weight are", node.name, f"at most {limits.extent:,}", str(list(shape))
+    if len(shape) == 3 and shape[0] > limits.experts:
+        yield "the experts are", node.name, f"at most {limits.experts:,}", f"{shape[0]:,}"
+
+
+def _of_plan(plan: Plan, limits: KernelLimits) -> Iterator[Excess]:
+    rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    for buffer in plan.buffers:
+        if buffer.cols > limits.extent:
+            yield "the columns of a buffer are", buffer.name, f"at most {limits.extent:,}", f"{buffer.cols:,}"
+    for step in plan.steps:
+        if step.op == "moe_route":
+            ids = buffers[step.outputs[0]]
+            taken = rows[ids.rows] * ids.cols
+            if taken > limits.taken_experts:
+                yield (
+                    "the experts that the tokens of a step take are", step.name, f"at most {limits.taken_experts:,}",
+                    f"{taken:,}: max_num_tokens is {plan.limits.max_num_tokens:,}",
+                )  # fmt: skip
