@@ -52,6 +52,7 @@ class Section:
         self._values = {key: value for key, value in values.items() if value is not None}
         self._nulls = {key for key, value in values.items() if value is None}
         self._asked: set[str] = set()
+        self._nulls_read: set[str] = set()
         self._inner: dict[str, Section] = {}
         self.where = where
 
@@ -151,6 +152,11 @@ class Section:
         nested = [f"{key}.{name}" for key, inner in self._inner.items() for name in inner.unread()]
         return tuple(sorted([*(set(self._values) - self._asked), *nested]))
 
+    def nulls_read(self) -> tuple[str, ...]:
+        """Keys that are null and were read as a value, as `unread` spells them: a default took their place."""
+        nested = [f"{key}.{name}" for key, inner in self._inner.items() for name in inner.nulls_read()]
+        return tuple(sorted([*self._nulls_read, *nested]))
+
     def refuse_unknown(self) -> None:
         """Raise ConfigError if a key is there that nobody asked for."""
         for key in self.unread():
@@ -158,6 +164,8 @@ class Section:
 
     def _value(self, key: str, default: object) -> object:
         self._asked.add(key)
+        if key in self._nulls:
+            self._nulls_read.add(key)
         value = self._values.get(key, default)
         if value is None:
             raise ConfigError("a value is missing", where=self.place(key), hint=nearest(key, self.unread()))

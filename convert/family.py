@@ -13,6 +13,9 @@ import numpy as np
 import ingot.convert.families as families_package
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section, nearest
+from ingot.convert.decoder import weight_shapes
+from ingot.convert.hf_config import windows_by_type
+from ingot.convert.hf_rope import ROPE_NULLABLE
 from ingot.convert.refused import MISSING
 from ingot.convert.rope import inverse_frequencies
 from ingot.convert.weights import Drop, Filling, Row, Take, filled, rename
@@ -24,7 +27,8 @@ WITHOUT_EFFECT = (
     "cache_implementation", "chunk_size_feed_forward", "classifier_dropout", "embedding_dropout", "hidden_dropout",
     "residual_dropout", "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token_id",
     "gradient_checkpointing", "id2label", "initializer_range", "is_decoder", "label2id", "max_length", "model_type",
-    "n_ctx", "n_special", "output_attentions", "output_hidden_states", "output_past", "pad_token_id",
+    "n_ctx", "n_special", "output_attentions", "output_hidden_states", "output_past",
+    "output_router_logits", "pad_token_id", "router_aux_loss_coef", "router_jitter_noise",
     "predict_special_tokens", "pretraining_tp", "resid_pdrop", "return_dict", "sep_token_id", "summary_activation",
     "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
     "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "use_cache",
@@ -37,7 +41,10 @@ REFUSED = (
 )  # fmt: skip
 
 # Keys that change the numbers of the families that read them, and would change those of others.
-REFUSED_UNLESS_READ = ("sliding_window", "layer_types")
+REFUSED_UNLESS_READ = ("sliding_window",)
+
+# Keys that may be null in every family, which is the same as absent; all others only where the family says so.
+NULLABLE = ("rope_parameters", "rope_scaling", *ROPE_NULLABLE)
 
 
 _MOST_LAYERS = 10_000
@@ -53,6 +60,8 @@ class Family:
     drops           tensors that some files hold and nothing needs
     optional_prefix some files leave this away from every name
     other_names     tensors that some files call otherwise: usual name → other name
+    nullable        keys that may be null, beside those of NULLABLE: what a null means is the reader's to say
+    aliases         other names of keys, with which transformers overwrites them: alias → key
     tiny            a config.json of a tiny model, for tests
     """
 
@@ -62,10 +71,15 @@ class Family:
     drops: tuple[Drop, ...] = ()
     optional_prefix: str = ""
     other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    nullable: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tiny: Mapping[str, object]
 
     def table(self, model: ModelConfig, names: Collection[str]) -> tuple[list[Row], list[Drop]]:
-        """Rows and drops with "{i}", heads and experts written out, spelled like the tensor `names` of the source."""
+        """Rows and drops with "{i}", heads and experts written out, spelled like the tensor `names` of the source.
+
+        Rows of the weights that the model has, and of an lm_head, of which files of tied models may hold a copy.
+        """
         layers = model.num_layers
         filling = Filling(heads=model.heads, experts=0 if model.moe is None else model.moe.experts, names=names)
         rows, drops = list(self.rows), list(self.drops)
@@ -78,7 +92,8 @@ class Family:
         for row in [row for row in rows if "{i}" in row.name]:
             rows.remove(row)
             rows += [Row(row.name.replace("{i}", str(i)), rename(row.expr, "{i}", str(i))) for i in range(layers)]
-        rows = [Row(row.name, filled(row.expr, filling)) for row in rows]
+        wanted = {*weight_shapes(model), "lm_head/weight"}
+        rows = [Row(row.name, filled(row.expr, filling)) for row in rows if row.name in wanted]
         return rows, [Drop(drop.name.replace("{i}", str(i))) for drop in drops for i in range(layers)]
 
 
@@ -139,11 +154,46 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
     if config.rope is not None and config.rope.positions:
         config = dataclasses.replace(config, max_positions=config.rope.positions)
     _refuse_out_of_range(config, section)
+    _refuse_nulls(section, family)
+    _refuse_aliases(section, family)
     unread = section.unread()
     for key in REFUSED_UNLESS_READ:
         if key in unread:
-            _refuse(section, key)
+            _refuse(section, key, even_falsy=True)
+    if "layer_types" in unread:
+        _refuse_other_layers(section, config)
     return family, config, section.unread()
+
+
+def _refuse_nulls(section: Section, family: Family) -> None:
+    """Raise ConfigError for a null that transformers does not take either: its default would be a guess."""
+    for key in section.nulls_read():
+        if key.rpartition(".")[2] not in (*NULLABLE, *family.nullable):
+            raise ConfigError(
+                "null is no value of this key", where=section.place(key),
+                hint="write what the model was trained with, or leave the key out to get the family's default",
+            )  # fmt: skip
+
+
+def _refuse_other_layers(section: Section, config: ModelConfig) -> None:
+    """Raise where layer_types says something else than the layers of a family that does not look at it."""
+    if windows_by_type(section, config.num_layers, max(config.windows, default=0), ()) != config.windows:
+        raise UnsupportedModelError(
+            "the types of the layers are not those of the family", where=section.place("layer_types"),
+            expected="sliding_attention" if config.windows else "full_attention",
+            got=repr(section.raw("layer_types"))[:200], hint="leave layer_types out if the family's own are right",
+        )  # fmt: skip
+
+
+def _refuse_aliases(section: Section, family: Family) -> None:
+    """Raise ConfigError where a second name of a key says something else than the key."""
+    for alias, key in family.aliases.items():
+        if section.is_null(alias) or section.raw(alias) not in (None, section.raw(key)):
+            raise ConfigError(
+                "two names of one key do not agree", where=section.place(alias),
+                expected=f"{section.raw(key)!r}, as {key}", got=repr(section.raw(alias))[:200],
+                hint=f"leave {alias} out if {key} is right",
+            )  # fmt: skip
 
 
 def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
@@ -168,9 +218,9 @@ def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
                 )  # fmt: skip
 
 
-def _refuse(section: Section, key: str) -> None:
-    """Raise UnsupportedModelError where the key asks for something."""
-    if section.raw(key):
+def _refuse(section: Section, key: str, *, even_falsy: bool = False) -> None:
+    """Raise UnsupportedModelError where the key asks for something; even_falsy: where it is there."""
+    if section.raw(key) or even_falsy:
         raise UnsupportedModelError(
             "the model has a feature that is not supported", where=section.place(key),
             got=repr(section.raw(key))[:200],

@@ -36,22 +36,21 @@ def read_head_dim(section: Section, hidden: int, heads: int, *, hidden_key: str,
 
 
 def read_kv_heads(section: Section, heads: int, default: int | None = None) -> int:
-    """num_key_value_heads; a null means one per query head, as does an absent key without a default."""
+    """num_key_value_heads; one per query head where the key is null, or absent and the family has no default."""
     if default is None or section.is_null("num_key_value_heads"):
         default = heads
     return section.integer("num_key_value_heads", default, minimum=1)
 
 
 def read_window(section: Section, default: int = 0) -> int:
-    """sliding_window; 0 where it is null or switched off, or absent and the family has no default."""
-    if section.is_null("sliding_window"):
-        return 0
-    window = section.integer("sliding_window", default, minimum=0)
-    return window if section.boolean("use_sliding_window", True) else 0
+    """sliding_window; 0 where it is null, or absent and the family has no default."""
+    if section.has("sliding_window"):
+        return section.integer("sliding_window", minimum=1)
+    return section.integer("sliding_window", 0 if section.is_null("sliding_window") else default)
 
 
 def windows_by_type(section: Section, layers: int, window: int, usual: Sequence[bool]) -> tuple[int, ...]:
-    """layer_types says which layers have the window; where it is absent, `usual` does. Empty: none has one."""
+    """layer_types says which layers have the window; where it is absent or null, `usual` does. Empty: none has one."""
     kinds = section.words("layer_types") or tuple("sliding_attention" if each else "full_attention" for each in usual)
     if len(kinds) != layers:
         raise ConfigError(
@@ -62,6 +61,11 @@ def windows_by_type(section: Section, layers: int, window: int, usual: Sequence[
         raise UnsupportedModelError(
             "the layer type is not supported", where=section.place("layer_types"),
             expected="full_attention, sliding_attention", got=kind,
+        )  # fmt: skip
+    if "sliding_attention" in kinds and not window:
+        raise ConfigError(
+            "a layer has a sliding window, but the model has none", where=section.place("layer_types"),
+            hint="give sliding_window (and use_sliding_window), or name these layers full_attention",
         )  # fmt: skip
     windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     return windows if any(windows) else ()

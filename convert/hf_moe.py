@@ -5,9 +5,6 @@ from ingot.configs.read import Section
 from ingot.convert.weights import Concat, Expr, OneOf, PerExpert, Row, Take
 from ingot.errors import ConfigError, UnsupportedModelError
 
-# Of training, and what a forward pass returns beside the logits.
-_WITHOUT_EFFECT = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
-
 # What other mixtures have: key → the value that asks for nothing.
 _OTHERS: dict[str, tuple[object, ...]] = {
     "shared_expert_intermediate_size": (0,), "n_shared_experts": (0,), "num_shared_experts": (0,),
@@ -25,15 +22,13 @@ def read_experts(
 
     Raises UnsupportedModelError for shared experts and the like.
     """
-    for key in _WITHOUT_EFFECT:
-        section.has(key)
     for key, harmless in _OTHERS.items():
         if section.has(key) and section.raw(key) not in harmless:
             raise UnsupportedModelError(
                 "the mixture of experts has a feature that is not supported", where=section.place(key),
                 expected=f"{harmless[0]!r}, or no such key", got=repr(section.raw(key))[:200],
             )  # fmt: skip
-    keys = [key for key in ("num_local_experts", "num_experts") if section.has(key)]
+    keys = [key for key in ("num_local_experts", "num_experts") if section.has(key) or section.is_null(key)]
     counts = [section.integer(key, minimum=1) for key in keys] or [experts]
     if len(set(counts)) > 1:
         raise ConfigError(

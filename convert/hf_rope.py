@@ -2,30 +2,47 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from ingot.configs.model import Llama3Scaling, ModelConfig, RopeConfig, YarnScaling
 from ingot.configs.read import Section
 from ingot.errors import ConfigError, UnsupportedModelError, UsageError
 
+# Keys of the rotary object that may be null: what they say then follows from the others.
+ROPE_NULLABLE = ("attention_factor", "beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim")
+KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
+
 
 def read_rope(
     section: Section, head_dim: int, max_positions: int, *, theta_key: str = "rope_theta", theta: float = 10000.0,
-    partial_key: str = "partial_rotary_factor", partial: float | None = None,
+    partial_key: str = "partial_rotary_factor", partial: float | None = None, kinds: Sequence[str] = KINDS,
 ) -> RopeConfig:  # fmt: skip
     """transformers 4 spells rope_theta and rope_scaling, transformers 5 one object rope_parameters.
 
     partial: the part of a head that turns where the configuration does not say; None: always all of it.
+    kinds: those of the family.
     """
     rope = rope_section(section)
-    outer_theta = section.number(theta_key, theta, above=0)
-    factor = rope.number("partial_rotary_factor", section.number(partial_key, partial or 1.0, above=0), above=0)
+    theta = read_beside(rope, "rope_theta", section, theta_key, theta)
+    if partial is None and section.is_null(partial_key):  # harmless where nothing reads it
+        factor = rope.number("partial_rotary_factor", 1.0, above=0)
+    else:
+        factor = read_beside(rope, "partial_rotary_factor", section, partial_key, partial or 1.0)
     if (partial is None and factor != 1) or factor > 1:
         raise UnsupportedModelError(
             "partial rotary positions are not supported in this family",
             where=rope.place("partial_rotary_factor"), expected="1", got=f"{factor:g}",
         )  # fmt: skip
     rotary_dim = int(head_dim * factor)
-    return read_frequencies(rope, section, rope.number("rope_theta", outer_theta, above=0), rotary_dim, max_positions)
+    return read_frequencies(rope, section, theta, rotary_dim, max_positions, flags=rope, kinds=kinds)
+
+
+def read_beside(rope: Section, key: str, section: Section, outer_key: str, default: float) -> float:
+    """A number of the rotary object; what stands beside it counts where the object does not say."""
+    if rope.has(key) or rope.is_null(key):
+        section.has(outer_key)
+        return rope.number(key, above=0)
+    return section.number(outer_key, default, above=0)
 
 
 def rope_section(section: Section) -> Section:
@@ -38,12 +55,23 @@ def rope_section(section: Section) -> Section:
     return section.section("rope_parameters" if section.has("rope_parameters") else "rope_scaling")
 
 
-def read_frequencies(rope: Section, section: Section, theta: float, rotary_dim: int, max_positions: int) -> RopeConfig:
-    """The rotation of one kind of layers. Raises UnsupportedModelError for a scaling that ingot does not have."""
+def read_frequencies(
+    rope: Section, section: Section, theta: float, rotary_dim: int, max_positions: int, *, flags: Section,
+    kinds: Sequence[str] = KINDS,
+) -> RopeConfig:  # fmt: skip
+    """The rotation of one kind of layers. flags: where transformers looks for `truncate`.
+
+    Raises UnsupportedModelError for a scaling that ingot, or the family, does not have.
+    """
     if rotary_dim % 2 or rotary_dim < 2:
         raise ConfigError("rotary positions need an even head_dim", where=section.where, got=str(rotary_dim))
-    legacy = rope.text("type", "default")
-    match kind := rope.text("rope_type", legacy):
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind not in kinds:
+        raise UnsupportedModelError(
+            "the scaling of rotary positions is not supported", where=rope.place("rope_type"),
+            expected=", ".join(kinds), got=kind,
+        )  # fmt: skip
+    match kind:
         case "default":
             return RopeConfig(theta=theta, rotary_dim=rotary_dim)
         case "linear":
@@ -51,17 +79,13 @@ def read_frequencies(rope: Section, section: Section, theta: float, rotary_dim: 
         case "llama3":
             return RopeConfig(theta=theta, rotary_dim=rotary_dim, llama3=_llama3(rope, section, max_positions))
         case "yarn":
-            return _yarn(rope, section, theta, rotary_dim, max_positions)
+            return _yarn(rope, section, theta, rotary_dim, max_positions, flags)
         case "longrope" | "su":
             return _longrope(rope, section, theta, rotary_dim, max_positions)
-        case "dynamic":  # changes the frequencies of texts that are longer than the model's positions: none is here
-            rope.number("factor", above=0)
-            return RopeConfig(theta=theta, rotary_dim=rotary_dim)
         case _:
-            raise UnsupportedModelError(
-                "the scaling of rotary positions is not supported", where=rope.place("rope_type"),
-                expected="default, dynamic, linear, llama3, longrope, yarn", got=kind,
-            )  # fmt: skip
+            assert kind == "dynamic", "one of the family's kinds"
+            rope.number("factor", above=0)  # changes texts that are longer than the model's positions: none is here
+            return RopeConfig(theta=theta, rotary_dim=rotary_dim)
 
 
 def _llama3(rope: Section, section: Section, max_positions: int) -> Llama3Scaling:
@@ -79,14 +103,16 @@ def _llama3(rope: Section, section: Section, max_positions: int) -> Llama3Scalin
     return scaling
 
 
-def _yarn(rope: Section, section: Section, theta: float, rotary_dim: int, max_positions: int) -> RopeConfig:
+def _yarn(
+    rope: Section, section: Section, theta: float, rotary_dim: int, max_positions: int, flags: Section
+) -> RopeConfig:
     """The factor counts from original_max_position_embeddings: the model has that many times as many positions, even
     where max_position_embeddings was left as it had been."""
     original = _original_positions(rope, section, max_positions)
-    factor = rope.number("factor", max_positions / original, above=0)
+    factor = rope.number("factor", max_positions / original if rope.is_null("factor") else None, above=0)
     scaling = YarnScaling(
         factor=factor, original_positions=original,
-        truncate=rope_section(section).boolean("truncate", True),  # transformers reads no layer type's own
+        truncate=flags.boolean("truncate", True),
         beta_fast=rope.number("beta_fast", 32.0, above=0), beta_slow=rope.number("beta_slow", 1.0, above=0),
     )  # fmt: skip
     if scaling.beta_fast <= scaling.beta_slow:

@@ -17,7 +17,7 @@ from ingot.convert.hf_rope import choose_factors
 from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
-from ingot.convert.weights import Bits, Drop, Row, blocks, claim, held, infer, sources
+from ingot.convert.weights import Bits, Drop, Row, blocks, claim, held, infer, require_rows, sources
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
 from ingot.tensor_file import StoredTensor, TensorSpec, read_elements
@@ -91,8 +91,10 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
 def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
     """A model of the shape that a config.json describes, its weights drawn from a seed (bf16 unless asked)."""
     section = Section.from_file(config)
-    _, model, unknown = read_model(section, None)
+    family, model, unknown = read_model(section, None)
     model, remarks = choose_factors(model, section, options.rope_factors)
+    rows, _ = family.table(model, ())
+    require_rows(rows, weight_shapes(model))  # what converts without files converts with them
     dtype = options.dtype or DType.BF16
     weights = [
         Weight(

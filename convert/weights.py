@@ -241,14 +241,19 @@ def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
             raise AssertionError("a family's table is filled in before its rows are made")
 
 
+def require_rows(rows: Sequence[Row], wanted: Collection[str]) -> None:
+    """A family's table has a row for every weight of its models."""
+    unnamed = set(wanted) - {row.name for row in rows}
+    assert not unnamed, f"the family has no row for {sorted(unnamed)}"
+
+
 def claim(
     rows: Sequence[Row], drops: Sequence[Drop], tensors: Mapping[str, StoredTensor], wanted: Mapping[str, Shape]
 ) -> list[Row]:
     """The rows that the Graph wants. Raises CheckpointError unless every wanted weight can be made in its shape and
     every tensor of the source is used or dropped on purpose."""
+    require_rows(rows, wanted)
     chosen = [row for row in rows if row.name in wanted]
-    unnamed = set(wanted) - {row.name for row in chosen}
-    assert not unnamed, f"the family has no row for {sorted(unnamed)}"
     used = {name for row in chosen for name in sources(row.expr)}
     missing = used - set(tensors)
     unclaimed = set(tensors) - used - {drop.name for drop in drops}

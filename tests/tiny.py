@@ -8,6 +8,7 @@
 Weights are larger than at the start of a training, so that attention and norms matter and greedy margins are wide.
 """
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+
+torch.set_num_threads(1)  # models this small wait for other threads longer than these save
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,14 @@ class TinyModel:
 
 def tiny_model(folder: Path, config: dict[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> TinyModel:
     """A model of any family from its config.json values; weights from `seed`, saved in `dtype`, computed in float32."""
-    values = dict(config)
+    model = random_model(config, seed=seed, dtype=dtype)
+    save_model(model, folder, dtype)
+    return TinyModel(folder=folder, model=model)
+
+
+def random_model(config: dict[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """A model in memory. Its parameters have values that `dtype` holds."""
+    values = copy.deepcopy(config)  # transformers writes into nested objects
     hf_config = AutoConfig.for_model(values.pop("model_type"), **values)
     model = AutoModelForCausalLM.from_config(
         hf_config, attn_implementation="eager", experts_implementation="eager"
@@ -58,11 +68,15 @@ def tiny_model(folder: Path, config: dict[str, Any], *, seed: int = 0, dtype: to
                     0.7 if "emb" in name or "wte" in name or "wpe" in name else parameter.shape[-1] ** -0.5
                 )
             parameter.copy_(value.to(dtype).float())
+    return model
+
+
+def save_model(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    """config.json and model.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
     # only parameters are rounded: model.to(dtype) would round the rotary frequencies too
     model.config.dtype = dtype
     model.save_pretrained(folder, state_dict={name: value.to(dtype) for name, value in model.state_dict().items()})
-    return TinyModel(folder=folder, model=model)
 
 
 def load_model(folder: Path) -> TinyModel:

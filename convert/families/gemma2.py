@@ -34,8 +34,10 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 
 def read_cap(section: Section, key: str, default: float) -> float:
-    """A cap; 0 where it is null."""
-    return 0.0 if section.is_null(key) or not (default or section.has(key)) else section.number(key, default, above=0)
+    """A cap; 0 where it is null, or absent without a default."""
+    if section.has(key):
+        return section.number(key, above=0)
+    return section.number(key, 0.0 if section.is_null(key) else default)
 
 
 _NORMS = {
@@ -48,6 +50,7 @@ _OTHERS = tuple(row for row in llama.FAMILY.rows if "norm" not in row.name.split
 
 FAMILY = dataclasses.replace(
     llama.FAMILY, name="gemma2", read=read, rows=_OTHERS + takes(_NORMS),
+    nullable=("layer_types", "attn_logit_softcapping", "final_logit_softcapping"),
     tiny={
         **llama.FAMILY.tiny, "model_type": "gemma2", "head_dim": 20, "sliding_window": 16,
         "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0,

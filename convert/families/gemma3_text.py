@@ -7,7 +7,8 @@ from ingot.configs.model import ModelConfig, QkNorm, RopeConfig
 from ingot.configs.read import Section
 from ingot.convert.families import gemma2
 from ingot.convert.families.qwen3 import QK_NORMS
-from ingot.convert.hf_rope import read_frequencies, rope_section
+from ingot.convert.hf_rope import read_beside, read_frequencies, rope_section
+from ingot.errors import ConfigError
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
@@ -21,21 +22,43 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 
 def _read_ropes(section: Section, model: ModelConfig) -> tuple[RopeConfig, RopeConfig]:
-    """(of the layers that see all, of those with a window). transformers 5 nests an object for each kind of layer."""
+    """(of the layers that see all, of those with a window).
+
+    transformers 4 has scaling for the first alone, transformers 5 an object for each kind of layer, of which it reads
+    everything but `truncate`, which stands beside them.
+    """
     rope = rope_section(section)
-    theta = section.number("rope_theta", 1e6, above=0)
-    local_theta = section.number("rope_local_base_freq", 1e4, above=0)
-    if not (rope.has("full_attention") or rope.has("sliding_attention")):
-        whole = read_frequencies(
-            rope, section, rope.number("rope_theta", theta, above=0), model.head_dim, model.max_positions
-        )
-        return whole, RopeConfig(theta=local_theta, rotary_dim=model.head_dim)
-    kinds = [(rope.section("full_attention"), theta), (rope.section("sliding_attention"), local_theta)]
-    whole, local = (
-        read_frequencies(kind, section, kind.number("rope_theta", usual, above=0), model.head_dim, model.max_positions)
-        for kind, usual in kinds
-    )
-    return whole, local
+    none = Section({}, section.where)
+    if section.has("rope_parameters"):
+        whole, local, flags = rope.section("full_attention"), rope.section("sliding_attention"), rope
+        _require_kinds(rope)
+    else:
+        whole, local, flags = rope, none, none
+        if rope.has("type") and not rope.has("rope_type"):
+            raise ConfigError(
+                "the kind of the scaling has the name of an older release, which transformers does not read here",
+                where=rope.place("type"), expected="rope_type", got="type",
+            )  # fmt: skip
+    return (
+        read_frequencies(
+            whole, section, read_beside(whole, "rope_theta", section, "rope_theta", 1e6), model.head_dim,
+            model.max_positions, flags=flags,
+        ),
+        read_frequencies(
+            local, section, read_beside(local, "rope_theta", section, "rope_local_base_freq", 1e4), model.head_dim,
+            model.max_positions, flags=flags,
+        ),
+    )  # fmt: skip
+
+
+def _require_kinds(rope: Section) -> None:
+    """transformers takes no notice of a rotation that is not given for a kind of layers."""
+    for key in ("rope_type", "type", "rope_theta", "factor"):
+        if rope.has(key):
+            raise ConfigError(
+                "rotary positions are not given for a kind of layers", where=rope.place(key),
+                expected="objects full_attention and sliding_attention", got=repr(rope.raw(key)),
+            )  # fmt: skip
 
 
 FAMILY = dataclasses.replace(

@@ -1,13 +1,13 @@
 """Llama 2 and 3.x, and SmolLM: RMS norms, rotary positions, grouped keys, gated SiLU. Many families are its twins."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from ingot.configs.model import ModelConfig, Norm
 from ingot.configs.read import Section
 from ingot.convert.family import Family, takes
 from ingot.convert.hf_config import read_activation, read_head_dim, read_kv_heads
-from ingot.convert.hf_rope import read_rope
+from ingot.convert.hf_rope import KINDS, read_rope
 from ingot.convert.weights import Drop
 
 
@@ -15,18 +15,18 @@ def read_llama(
     section: Section, *, positions: int = 2048, kv_heads: int | None = None, head_dim: int | None = None,
     eps: float = 1e-6, activation_key: str = "hidden_act", activation: str = "silu", tied: bool = False,
     theta: float = 10000.0, partial_rotary: float | None = None, has_attention_bias: bool = True,
+    rope_kinds: Sequence[str] = KINDS,
 ) -> ModelConfig:  # fmt: skip
     """What a Llama and its twins share. The arguments are the family's defaults in transformers.
 
     kv_heads None: one per query head; head_dim None: hidden_size / num_attention_heads. has_attention_bias: whether
-    the family knows the key.
+    the family knows the key. rope_kinds: scalings of rotary positions that it has.
     """
     hidden = section.integer("hidden_size", minimum=1)
     heads = section.integer("num_attention_heads", minimum=1)
-    if section.has("head_dim") or head_dim is not None:
-        head_dim = section.integer("head_dim", head_dim, minimum=1)
-    else:
+    if head_dim is None and not section.has("head_dim"):
         head_dim = read_head_dim(section, hidden, heads, hidden_key="hidden_size", heads_key="num_attention_heads")
+    head_dim = section.integer("head_dim", head_dim, minimum=1)
     max_positions = section.integer("max_position_embeddings", positions, minimum=1)
     attention_bias = has_attention_bias and section.boolean("attention_bias", False)
     return ModelConfig(
@@ -43,7 +43,7 @@ def read_llama(
         norm_eps=section.number("rms_norm_eps", eps, above=0),
         activation=read_activation(section, activation_key, activation),
         gated_mlp=True,
-        rope=read_rope(section, head_dim, max_positions, theta=theta, partial=partial_rotary),
+        rope=read_rope(section, head_dim, max_positions, theta=theta, partial=partial_rotary, kinds=rope_kinds),
         attention_scale=head_dim**-0.5,
         qkv_bias=attention_bias,
         attention_out_bias=attention_bias,
@@ -85,6 +85,7 @@ FAMILY = Family(
         }
     ),
     drops=(Drop(f"{_LAYER}.self_attn.rotary_emb.inv_freq"),),  # Llama 2 files; computed from the configuration
+    nullable=("head_dim", "num_key_value_heads"),
     tiny={
         "model_type": "llama", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 84, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,

@@ -25,6 +25,7 @@ _EXPERTS = expert_rows(
 
 FAMILY = dataclasses.replace(
     llama.FAMILY, name="mixtral", read=read, rows=llama.FAMILY.rows + _EXPERTS,
+    nullable=("head_dim", "sliding_window"),
     tiny={**llama.FAMILY.tiny, "model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2,
           "intermediate_size": 37, "head_dim": 24, "sliding_window": 16},
 )  # fmt: skip

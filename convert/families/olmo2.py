@@ -24,5 +24,6 @@ _OTHERS = tuple(row for row in llama.FAMILY.rows if not row.name.endswith(("/att
 
 FAMILY = dataclasses.replace(
     llama.FAMILY, name="olmo2", read=read, rows=_OTHERS + QK_NORMS + takes(_NORMS),
+    nullable=("num_key_value_heads",),
     tiny={**llama.FAMILY.tiny, "model_type": "olmo2", "head_dim": 12},
 )  # fmt: skip

@@ -12,9 +12,9 @@ from ingot.convert.hf_config import read_window, windows_by_type
 def read_windows(section: Section, layers: int) -> tuple[int, ...]:
     """Layers from max_window_layers on have the window, unless layer_types says otherwise."""
     window = read_window(section, 4096) if section.boolean("use_sliding_window", False) else 0
-    section.has("sliding_window")
+    section.has("sliding_window")  # switched off, it has no effect
     first = section.integer("max_window_layers", 28)
-    return windows_by_type(section, layers, window, [layer >= first for layer in range(layers)])
+    return windows_by_type(section, layers, window, [bool(window) and layer >= first for layer in range(layers)])
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
@@ -26,6 +26,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 FAMILY = dataclasses.replace(
     llama.FAMILY, name="qwen2", read=read,
+    nullable=("num_key_value_heads", "sliding_window", "layer_types"),
     tiny={**llama.FAMILY.tiny, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 16,
           "max_window_layers": 1},
 )  # fmt: skip

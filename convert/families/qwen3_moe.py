@@ -23,7 +23,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
             )
     section.has("max_window_layers")  # of the dense families; here every layer has the window
     window = read_window(section, 4096) if section.boolean("use_sliding_window", False) else 0
-    section.has("sliding_window")
+    section.has("sliding_window")  # switched off, it has no effect
     dense_layers = _dense_layers(section, model.num_layers)
     moe = read_experts(
         section, experts=128, per_token=8, intermediate_size=section.integer("moe_intermediate_size", 768, minimum=1),
@@ -49,6 +49,7 @@ def _dense_layers(section: Section, layers: int) -> tuple[int, ...]:
 FAMILY = dataclasses.replace(
     qwen3.FAMILY, name="qwen3_moe", read=read,
     rows=qwen3.FAMILY.rows + expert_rows("model.layers.{i}.mlp", gate="gate_proj", up="up_proj", down="down_proj"),
+    nullable=("sliding_window", "mlp_only_layers", *_OF_ALL),
     tiny={**qwen3.FAMILY.tiny, "model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 9,
           "num_experts_per_tok": 4, "moe_intermediate_size": 20, "norm_topk_prob": True, "mlp_only_layers": [1]},
 )  # fmt: skip

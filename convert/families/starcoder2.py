@@ -65,6 +65,7 @@ FAMILY = Family(
             "lm_head/weight": "lm_head.weight",
         }
     ),
+    nullable=("sliding_window",),
     tiny={
         "model_type": "starcoder2", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 84,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,

@@ -1,0 +1,242 @@
+"""Odd configurations of every family: what transformers computes for one is what ingot computes, or ingot refuses it.
+
+Nulls, absent keys, both values of a switch, every activation, kinds of layers and of rotary positions. What ingot reads
+as the same model must have the same logits in transformers, for the same weights; one of each such class is converted
+and run.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from transformers import AutoConfig
+from transformers.activations import ACT2CLS
+
+from ingot.configs.convert import ConvertOptions
+from ingot.configs.model import ModelConfig
+from ingot.configs.read import Section
+from ingot.convert.convert import convert
+from ingot.convert.family import REFUSED, WITHOUT_EFFECT, family_names, find_family, read_model
+from ingot.errors import IngotError
+from tests.tiny import TinyModel, random_model, save_model
+
+Config = dict[str, Any]
+
+IDS = np.random.default_rng(3).integers(0, 61, (1, 24))
+TOLERANCE = 1e-5  # of the range of the logits
+ABSENT = object()
+
+# Sizes that ingot wants to be told: a model of transformers' default size is a surprise.
+SIZES = {
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "n_embd", "n_head",
+    "n_layer",
+}  # fmt: skip
+# Keys that not every tiny configuration has, nor transformers writes.
+OTHERS: Config = {
+    "rope_theta": 1e4, "rope_scaling": None, "rope_parameters": None, "partial_rotary_factor": 1.0, "rotary_pct": 0.25,
+    "rotary_emb_base": 1e4, "sliding_window_pattern": 2, "rope_local_base_freq": 1e4, "use_sliding_window": False,
+    "layer_types": None, "qkv_bias": False, "use_qk_norm": True,
+    "scale_attn_weights": True, "tie_word_embeddings": False,
+}  # fmt: skip
+FACTORS = {"short_factor": [2.0] * 8, "long_factor": [3.0] * 8, "original_max_position_embeddings": 32}
+ROTATIONS: dict[str, Config] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16.0, "beta_slow": 2.0,
+             "attention_factor": 1.5, "truncate": False},
+    "longrope": FACTORS,
+    "su": FACTORS,
+    "proportional": {"factor": 2.0},
+}  # fmt: skip
+
+
+def base_of(name: str) -> Config:
+    """The family's tiny model, its rotary positions as usual."""
+    return {key: value for key, value in find_family(name).tiny.items() if key != "rope_parameters"}
+
+
+def keys_read(base: Config) -> set[str]:
+    """Those of config.json that the family looks at."""
+    values = dict(base)
+    full = {**dict.fromkeys(OTHERS, 1), **AutoConfig.for_model(values.pop("model_type"), **values).to_dict(), **base}
+    section = Section({**full, **OTHERS, **base}, "config.json")
+    read_model(section, None)
+    return (set(full) | set(OTHERS)) - set(section.unread()) - set(WITHOUT_EFFECT) - set(REFUSED) - {"model_type"}
+
+
+def switches(base: Config) -> Iterator[Config]:
+    """Null, absent, both values of what is true or false, and kinds of layers."""
+    layers = int(base.get("num_hidden_layers", base.get("n_layer")))
+    read = sorted(keys_read(base))
+    yield {}
+    for key in read:
+        yield {key: None}
+        if key in base and key not in SIZES:
+            yield {key: ABSENT}
+        if isinstance({**OTHERS, **base}.get(key), bool):
+            yield from ({key: True}, {key: False})
+    for kinds in (["full_attention"], ["sliding_attention"], ["full_attention", "sliding_attention"]):
+        types = {"layer_types": (kinds * layers)[:layers]}
+        yield from (types, {**types, "use_sliding_window": False}, {**types, "use_sliding_window": True})
+        yield from ({**types, "sliding_window": 7}, {**types, "sliding_window": None})
+        yield {**types, "layer_types": kinds * (layers + 1)}
+    yield from ({"sliding_window": size} for size in (0, 1))
+    yield from ({"mlp_only_layers": only} for only in ([0], list(range(layers))))
+    yield from ({"decoder_sparse_step": step} for step in (2, layers + 1))
+    yield from ({key: None} for key in ("num_experts", "num_local_experts"))
+    yield from ({key: 1} for key in ("num_hidden_layers", "n_group", "n_shared_experts", "routed_scaling_factor"))
+
+
+def activations(base: Config) -> Iterator[Config]:
+    """Every name that transformers knows, and one that it does not."""
+    for key in ("hidden_act", "hidden_activation", "activation_function"):
+        yield from ({key: word} for word in (*ACT2CLS, "gelu_strange"))
+
+
+def rotations(base: Config) -> Iterator[Config]:
+    """Every kind in both spellings; of each, keys that are null or absent."""
+    if "rope_theta" not in keys_read(base) and "rotary_emb_base" not in keys_read(base):
+        return
+    for kind, values in ROTATIONS.items():
+        for outer in ("rope_parameters", "rope_scaling"):
+            yield {outer: {"rope_type": kind, **values}}
+            yield {outer: {"rope_type": kind, "rope_theta": 500.0, **values}, "rope_theta": None}
+            yield {outer: {"type": kind, **values}}
+        for key in (*values, "rope_theta", "partial_rotary_factor", "attention_factor", "mscale"):
+            yield {"rope_scaling": {"rope_type": kind, **values, key: None}}
+        for key in values if kind != "su" else ():  # transformers 5 wants more of "su" than its own files hold
+            yield {"rope_parameters": {"rope_type": kind, **{each: values[each] for each in values if each != key}}}
+    kinds = {"full_attention": {"rope_type": "yarn", **ROTATIONS["yarn"]}, "sliding_attention": {"rope_theta": 50.0}}
+    yield from ({"rope_parameters": {**kinds, "truncate": truncate}} for truncate in (True, False))
+
+
+Changes = Callable[[Config], Iterator[Config]]
+
+
+def cases(name: str, *kinds: Changes) -> Iterator[tuple[Config, Config]]:
+    """(what is changed, configuration), each once."""
+    base, seen = base_of(name), list[Config]()
+    for change in (change for kind in kinds for change in kind(base)):
+        case = {key: value for key, value in {**base, **change}.items() if value is not ABSENT}
+        if case not in seen:
+            seen.append(case)
+            yield change, case
+
+
+def of_transformers(config: Config) -> tuple[Any, np.ndarray] | None:
+    """(model, its logits), None where transformers cannot make or run the model."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # else they would be errors here, and look like refusals
+        try:
+            model = random_model(config)
+            return model, TinyModel(folder=Path(), model=model).logits(IDS)
+        except Exception:  # whatever it stumbles over
+            return None
+
+
+def of_ingot(config: Mapping[str, Any]) -> ModelConfig | None:
+    try:
+        return read_model(Section(config, "config.json"), None)[1]
+    except IngotError:
+        return None
+
+
+def logits_of_graph(model: Any, config: Config, folder: Path) -> np.ndarray:
+    """What the Checkpoint of this configuration computes."""
+    save_model(model, folder / "model")
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    convert(ConvertOptions(model_dir=folder / "model", output_dir=folder / "checkpoint"))
+    session = onnxruntime.InferenceSession(folder / "checkpoint" / "model.onnx", providers=["CPUExecutionProvider"])
+    logits: np.ndarray = session.run(None, {"input_ids": IDS})[0]
+    return logits
+
+
+def check(name: str, *kinds: Changes, folder: Path | None = None) -> int:
+    """How many different models the cases are. folder: convert and run one of each there."""
+    classes: dict[ModelConfig, np.ndarray] = {}
+    for change, config in cases(name, *kinds):
+        if (model := of_ingot(config)) is None:
+            continue
+        made = of_transformers(config)
+        assert made is not None, f"{change}: transformers refuses what ingot accepts"
+        theirs = made[1]
+        if model not in classes and folder is not None:
+            ours = logits_of_graph(made[0], config, folder / str(len(classes)))
+            assert np.abs(ours - theirs).max() < TOLERANCE * np.ptp(theirs), f"{change}: other logits"
+        same = classes.setdefault(model, theirs)
+        assert same.shape == theirs.shape, f"{change}: another model in transformers"
+        assert np.abs(same - theirs).max() < TOLERANCE * np.ptp(theirs), f"{change}: another model in transformers"
+    return len(classes)
+
+
+@pytest.mark.parametrize("name", family_names())
+def test_nulls_absent_keys_switches_and_kinds_of_layers(name: str) -> None:
+    assert check(name, switches) >= 2
+
+
+@pytest.mark.parametrize("name", family_names())
+def test_activations(name: str, tmp_path: Path) -> None:
+    """Ingot has four functions. All families have them from one place: those of one are converted and run."""
+    assert check(name, activations, folder=tmp_path if name == "llama" else None) == 4
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_neox", "llama", "phi3"])  # all others read them as llama
+def test_rotary_positions(name: str) -> None:
+    assert check(name, rotations) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", family_names())
+def test_all_of_them_as_checkpoints(name: str, tmp_path: Path) -> None:
+    check(name, switches, rotations, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("llama", {"layer_types": ["full_attention"] * 2}),
+        ("llama", {"head_dim": None, "num_key_value_heads": None, "rope_scaling": None}),
+        ("mistral", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+        ("mistral", {"layer_types": ["sliding_attention"] * 2}),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": None, "layer_types": None}),
+        ("qwen2", {"use_sliding_window": False, "layer_types": ["full_attention"] * 2}),
+        ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}),
+        ("qwen3_moe", {"decoder_sparse_step": 4}),
+        ("gpt2", {"n_inner": None, "num_hidden_layers": 2}),
+        ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None, "layer_types": None}),
+    ],
+)
+def test_what_is_harmless_passes(name: str, change: Config, tmp_path: Path) -> None:
+    config = {**base_of(name), **change}
+    made = of_transformers(config)
+    assert made is not None
+    assert np.abs(logits_of_graph(made[0], config, tmp_path) - made[1]).max() < TOLERANCE * np.ptp(made[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("llama", {"hidden_act": None}, "null is no value of this key(.|\n)*config.json:hidden_act"),
+        ("llama", {"rope_theta": None}, "config.json:rope_theta"),
+        ("mistral", {"num_key_value_heads": None}, "config.json:num_key_value_heads"),
+        ("mistral", {"sliding_window": 0}, "config.json:sliding_window(.|\n)*at least 1"),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "not those of the family"),
+        ("llama", {"layer_types": ["full_attention"]}, "not one type for each layer"),
+        ("qwen2", {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 2}, "the model has none"),
+        ("gpt2", {"num_hidden_layers": 1}, "two names of one key(.|\n)*num_hidden_layers(.|\n)*2, as n_layer"),
+        ("llama", {"rope_scaling": {"type": "su", **FACTORS}}, "rotary positions is not supported"),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "not supported(.|\n)*default, longrope, su"),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "for a kind of layers"),
+        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "older release"),
+    ],
+)
+def test_what_transformers_refuses_or_reads_otherwise_is_refused(name: str, change: Config, words: str) -> None:
+    with pytest.raises(IngotError, match=words):
+        read_model(Section({**base_of(name), **change}, "config.json"), None)
