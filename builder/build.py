@@ -25,9 +25,10 @@ from ingot.builder.predict import Prediction, predict
 from ingot.builder.share import Share, share
 from ingot.builder.tune import MEMORY as TUNING_MEMORY
 from ingot.checkpoint import COMPANION_FILES, Checkpoint
+from ingot.companions import check_companions, check_token_ids, tokenizer_memory
 from ingot.configs.build import BuildConfig
 from ingot.configs.sizes import format_bytes
-from ingot.configs.token_ids import read_token_ids
+from ingot.configs.token_ids import TokenIds
 from ingot.engine import SECTION_ALIGNMENT, is_engine, rank_file
 from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import BuildError, CheckpointError, IngotError
@@ -127,9 +128,11 @@ def build(
     if not config.dry_run:
         _require_buildable(targets)
     _forecast(config, checkpoint, targets, output_dir, 0).check_memory(config.max_mem)
+    check_companions(checkpoint.path)
     notes: list[str] = []
     with graph_errors(checkpoint.graph_path):
         jobs = decide(config, checkpoint, targets, config.shards or cores(), progress)
+        tokens = check_token_ids(checkpoint.path, jobs[0].plan.vocab_size)
         shares = share(jobs, [()] * len(jobs))
         engine_bytes = sum(map(_engine_bytes, shares)) + _made_bytes(jobs)
         samples = [job.sample.memory for job in jobs if job.sample is not None]
@@ -140,7 +143,7 @@ def build(
                 out.require_space(forecast.disk)
                 shares = share(jobs, [_constants(job, progress, say) for job in jobs])
                 made = _files(jobs, config, progress, say)
-                notes = _write(jobs, shares, made, checkpoint, out.path, progress)
+                notes = _write(jobs, shares, made, checkpoint, tokens, out.path, progress)
     reports = tuple(_target_report(job, _share_of(job, shares), Path(output_dir), notes) for job in jobs)
     return BuildReport(
         output_dir=Path(output_dir), dry_run=config.dry_run, targets=reports, notes=(*common_notes(jobs), *notes),
@@ -179,7 +182,9 @@ def _forecast(
 ) -> Forecast:  # fmt: skip
     """Of memory before any work; of disk as soon as the size of the engine is known. sample_memory: to predict."""
     tuning = TUNING_MEMORY if config.autotune else 0
-    memory = base_memory(checkpoint) + max((cores() + 1) * BLOCK_COPIES * BLOCK_BYTES, tuning, sample_memory)
+    memory = base_memory(checkpoint) + max(
+        (cores() + 1) * BLOCK_COPIES * BLOCK_BYTES, tuning, sample_memory, tokenizer_memory(checkpoint.path)
+    )
     carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
     memory += NETWORK_MEMORY if any(isinstance(target, WithFiles) for target in targets) else 0
     return Forecast.at(output_dir, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
@@ -222,8 +227,8 @@ def _files(jobs: Sequence[Job], config: BuildConfig, progress: Progress, say: Sa
 
 
 def _write(
-    jobs: Sequence[Job], shares: Sequence[Share], made: Mapping[str, bytes], checkpoint: Checkpoint, directory: Path,
-    progress: Progress,
+    jobs: Sequence[Job], shares: Sequence[Share], made: Mapping[str, bytes], checkpoint: Checkpoint, tokens: TokenIds,
+    directory: Path, progress: Progress,
 ) -> list[str]:  # fmt: skip
     """Fill the engine directory; returns notes. made: further files, by name."""
     total, done = sum(use.nbytes for each in shares for use in each.lowering.uses), 0
@@ -244,13 +249,13 @@ def _write(
     with WeightReader(checkpoint.path) as reader:
         files = [checkpoint.path / name for name in checkpoint.companions()]
         contents = [content(reader, each) for each in shares]
-        manifest = _manifest(jobs, shares, checkpoint)
+        manifest = _manifest(jobs, shares, checkpoint, tokens)
         write_engine(directory, manifest, contents, files, checkpoint.path, made)
     nonfinite = {name: count for packer in packers for name, count in packer.nonfinite.items()}
     return [f"weight {name} holds {count} values that are NaN or infinite" for name, count in nonfinite.items()]
 
 
-def _manifest(jobs: Sequence[Job], shares: Sequence[Share], checkpoint: Checkpoint) -> Manifest:
+def _manifest(jobs: Sequence[Job], shares: Sequence[Share], checkpoint: Checkpoint, tokens: TokenIds) -> Manifest:
     """Everything but the parts, which are made by writing."""
     first, *others = (
         Variant(
@@ -259,7 +264,7 @@ def _manifest(jobs: Sequence[Job], shares: Sequence[Share], checkpoint: Checkpoi
         )
         for job in jobs
     )  # fmt: skip
-    tokens, plan = read_token_ids(checkpoint.path), jobs[0].plan
+    plan = jobs[0].plan
     return Manifest(
         target=first.target, precision=first.precision, files=first.files, built_with=first.built_with,
         activation_errors=first.activation_errors, others=tuple(others), ingot_version=__version__,

@@ -5,16 +5,17 @@ no more than a block of rows is in memory, and its outputs go on without the rou
 by itself.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from ingot.builder.expressions import WeightReader, matrix_shape
 from ingot.builder.pack import BLOCK_BYTES, WeightUse
 from ingot.checkpoint import Checkpoint
+from ingot.companions import TOKENIZER_FILE, read_tokenizer
 from ingot.configs.token_ids import read_token_ids
 from ingot.plan import Plan, Step
 from ingot.plugins.activations import ACTIVATIONS
@@ -31,16 +32,14 @@ Progress = Callable[[int], None]
 
 
 def sample_ids(checkpoint: Checkpoint, vocab_size: int, positions: int) -> list[int]:
-    """The sample text in the model's tokens; without a usable tokenizer, numbers all over the vocabulary."""
+    """The sample text in the model's tokens; without a tokenizer that spells it, numbers all over the vocabulary."""
     count = max(1, min(MAX_TOKENS, positions))
     ids: list[int] = []
-    path = checkpoint.path / "tokenizer.json"
+    path = checkpoint.path / TOKENIZER_FILE
     if path.is_file():
-        try:
-            tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = read_tokenizer(path)
+        with contextlib.suppress(Exception):  # of a vocabulary that cannot spell the text; there is nothing narrower
             ids = tokenizer.encode(SAMPLE_TEXT.read_text(encoding="utf-8"), add_special_tokens=False).ids
-        except Exception:  # the library raises nothing narrower; running the engine will say what is wrong with it
-            ids = []
         if ids and (bos := read_token_ids(checkpoint.path).bos) is not None:
             ids = [bos, *ids]
     usable = [each for each in ids if each < vocab_size]

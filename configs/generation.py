@@ -1,12 +1,13 @@
 """generation_config.json of a model: the sampling that its makers recommend. Only `run` and `serve` apply it."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import ConfigError
+from ingot.configs.read import Section
+from ingot.configs.sampling import SamplingParams
+from ingot.errors import ConfigError, RequestError
 
 _APPLIED = ("temperature", "top_k", "top_p")
 # applied too, unless the user says otherwise
@@ -47,26 +48,33 @@ class GenerationDefaults:
 def read_generation_defaults(directory: Path) -> GenerationDefaults:
     """From generation_config.json in an engine directory; an absent file recommends nothing."""
     path = directory / "generation_config.json"
-    if not path.is_file():
-        return GenerationDefaults()
-    try:
-        values: Any = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError("the file is not valid JSON", where=str(path), got=str(error)) from error
-    if not isinstance(values, dict):
-        raise ConfigError("the file holds no JSON object", where=str(path), got=type(values).__name__)
-    for key in (*_APPLIED, *_OTHERS):
-        value = values.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise ConfigError("a value is not usable", where=f"{path}:{key}", expected="a number", got=repr(value))
+    section = Section.from_file(path) if path.is_file() else Section({}, str(path))
+    numbers = {key: _checked(section, key) for key in (*_APPLIED, *_OTHERS) if section.has(key)}
     not_followed = tuple(
-        f"{key}={values[key]!r}" for key, neutral in _NOT_FOLLOWED.items() if values.get(key) not in (None, neutral)
-    )
+        f"{key}={section.raw(key)!r}" for key, neutral in _NOT_FOLLOWED.items()
+        if section.raw(key) not in (None, neutral)
+    )  # fmt: skip
     return GenerationDefaults(
-        do_sample=values.get("do_sample") is True,
-        temperature=values.get("temperature"),
-        top_k=values.get("top_k"),
-        top_p=values.get("top_p"),
-        others={key: values[key] for key in _OTHERS if values.get(key) is not None},
+        do_sample=section.boolean("do_sample", False),
+        temperature=numbers.get("temperature"),
+        top_k=None if "top_k" not in numbers else int(numbers["top_k"]),
+        top_p=numbers.get("top_p"),
+        others={key: numbers[key] for key in _OTHERS if key in numbers},
         not_followed=not_followed,
     )
+
+
+def _checked(section: Section, key: str) -> float:
+    """A setting that a request may have. Raises ConfigError for all that `SamplingParams` refuses."""
+    value: Any = section.raw(key)
+    try:
+        SamplingParams(**{key: value})
+    except RequestError as error:
+        raise ConfigError(
+            "a value is not usable",
+            where=section.place(key),
+            expected=error.expected or error.what,
+            got=repr(value)[:200],
+        ) from error
+    number: float = value
+    return number

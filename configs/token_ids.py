@@ -34,6 +34,17 @@ def token_ids(section: Section) -> TokenIds:
     return TokenIds(eos=eos, bos=bos[0] if bos else None, pad=pad[0] if pad else None)
 
 
+def check_vocabulary(ids: TokenIds, vocab_size: int, where: str) -> None:
+    """Raise ConfigError for tokens that the model does not have. A pad token may be one: nobody reads it."""
+    for key, tokens in (("eos_token_id", ids.eos), ("bos_token_id", () if ids.bos is None else (ids.bos,))):
+        if outside := [token for token in tokens if token >= vocab_size]:
+            raise ConfigError(
+                "a token is not in the model's vocabulary", where=f"{where}:{key}",
+                expected=f"at most {vocab_size - 1}", got=", ".join(map(str, outside[:5])),
+                hint="check the token ids against vocab_size in config.json",
+            )  # fmt: skip
+
+
 def _ids(section: Section, key: str) -> tuple[int, ...]:
     value = section.raw(key)
     many = value if isinstance(value, list) else [] if value is None or value == -1 else [value]

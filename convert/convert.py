@@ -17,6 +17,7 @@ import numpy as np
 
 from ingot import __version__
 from ingot.checkpoint import CHECKPOINT_FILES, GRAPH_FILE, CheckpointConfig, companions, is_checkpoint
+from ingot.companions import TOKENIZER_FILE, check_companions, parse_tokenizer, tokenizer_memory
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.convert.decoder import build_graph
@@ -70,6 +71,10 @@ def convert(
     if say is not None:
         say(f"the conversion {forecast}")
     forecast.check_memory(options.max_mem)
+    if job.companions is not None:
+        check_companions(job.companions)
+    if job.tokenizer is not None:
+        parse_tokenizer(json.dumps(job.tokenizer), f"the {TOKENIZER_FILE} made from the files of {job.companions}")
     with OutputDir(options.output_dir, is_previous=is_checkpoint, parts=CHECKPOINT_FILES) as out:
         out.require_space(forecast.disk)
         writer = _WeightWriter(_stage(progress, "weights", job.nbytes))
@@ -159,13 +164,13 @@ def _rounded(bits: Bits, stored: DType, wanted: DType) -> Bits:
 
 def _forecast(job: Job, target: Path) -> Forecast:
     weights = [weight for file in job.files.values() for weight in file]
-    carried = 0
+    carried = tokenizer = 0
     if job.companions is not None:
+        tokenizer = tokenizer_memory(job.companions)
         carried = sum((job.companions / name).stat().st_size for name in companions(job.companions))
     known = TENSOR_MEMORY * len(weights)
-    return Forecast.at(
-        target, memory=BASE_MEMORY + known + max(weight.memory for weight in weights), disk=job.nbytes + known + carried
-    )
+    largest = max(tokenizer, *(weight.memory for weight in weights))
+    return Forecast.at(target, memory=BASE_MEMORY + known + largest, disk=job.nbytes + known + carried)
 
 
 def _write_companions(job: Job, folder: Path) -> None:

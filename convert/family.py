@@ -15,7 +15,7 @@ from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section, nearest
 from ingot.convert.decoder import weight_shapes
 from ingot.convert.hf_config import windows_by_type
-from ingot.convert.hf_rope import ROPE_NULLABLE
+from ingot.convert.hf_rope import ROPE_NULLABLE, refuse_kinds_of_layers
 from ingot.convert.refused import MISSING
 from ingot.convert.rope import inverse_frequencies
 from ingot.convert.weights import Drop, Filling, Row, Take, filled, rename
@@ -60,6 +60,7 @@ class Family:
     drops           tensors that some files hold and nothing needs
     optional_prefix some files leave this away from every name
     other_names     tensors that some files call otherwise: usual name → other name
+    layer_ropes     whether kinds of layers have rotations of their own
     nullable        keys that may be null, beside those of NULLABLE: what a null means is the reader's to say
     aliases         other names of keys, with which transformers overwrites them: alias → key
     tiny            a config.json of a tiny model, for tests
@@ -71,6 +72,7 @@ class Family:
     drops: tuple[Drop, ...] = ()
     optional_prefix: str = ""
     other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    layer_ropes: bool = False
     nullable: tuple[str, ...] = ()
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tiny: Mapping[str, object]
@@ -145,6 +147,8 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
         _refuse(section, key)
     for key in WITHOUT_EFFECT:
         section.has(key)
+    if not family.layer_ropes:
+        refuse_kinds_of_layers(section)
     config = family.read(section, names)
     if config.heads % config.kv_heads:
         raise ConfigError(
@@ -209,6 +213,9 @@ def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
             value = getattr(config, field.name)
             if isinstance(value, float) and not np.isfinite(np.float32(value)):
                 raise ConfigError(f"{field.name} is too large", where=section.where, got=f"{value:g}")
+        for cap in (config.score_cap, config.logit_cap):
+            if cap and not np.float32(cap):
+                raise ConfigError("a soft cap is too small", where=section.where, got=f"{cap:g}")
         for rope in (config.rope, config.local_rope):
             turns = np.array([1.0], np.float32) if rope is None else inverse_frequencies(rope) * np.float32(rope.scale)
             if not (np.isfinite(turns).all() and (turns > 0).all()):

@@ -37,6 +37,17 @@ def read_rope(
     return read_frequencies(rope, section, theta, rotary_dim, max_positions, flags=rope, kinds=kinds)
 
 
+def refuse_kinds_of_layers(section: Section) -> None:
+    """Raise UnsupportedModelError for a rotation of its own in some layers."""
+    rope = rope_section(section)
+    for key in ("full_attention", "sliding_attention"):
+        if rope.has(key):
+            raise UnsupportedModelError(
+                "the layers of this family have one rotation, not one for each kind", where=rope.place(key),
+                hint="write what stands in it into the object itself",
+            )  # fmt: skip
+
+
 def read_beside(rope: Section, key: str, section: Section, outer_key: str, default: float) -> float:
     """A number of the rotary object; what stands beside it counts where the object does not say."""
     if rope.has(key) or rope.is_null(key):

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ingot.companions import check_token_ids
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
-from ingot.configs.token_ids import read_token_ids, token_ids
+from ingot.configs.token_ids import check_vocabulary, token_ids
 from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import read_model
 from ingot.convert.hf_rope import choose_factors
@@ -83,7 +84,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
         read_files=source.files,
         companions=source.path,
         tokenizer=make_tokenizer(source.path),
-        generation=_generation(source.config, source.path),
+        generation=_generation(source.config, model.vocab_size, source.path),
         warnings=(*_unknown_keys(unknown), *remarks),
     )
 
@@ -109,7 +110,7 @@ def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
         files={SINGLE_FILE: weights},
         read_files=(config,),
         companions=None,
-        generation=_generation(section),
+        generation=_generation(section, model.vocab_size),
         warnings=(*_unknown_keys(unknown), *remarks),
     )
 
@@ -142,12 +143,14 @@ def _tied_copy(rows: Sequence[Row], tensors: Mapping[str, StoredTensor]) -> list
     return [Drop(head.name)]
 
 
-def _generation(config: Section, folder: Path | None = None) -> dict[str, object]:
+def _generation(config: Section, vocab_size: int, folder: Path | None = None) -> dict[str, object]:
     """Token ids that older models keep in config.json. Raises ConfigError where they, or those of the folder's
-    generation_config.json, are none."""
+    generation_config.json, which has the last word, are no tokens of the model."""
     ids = token_ids(config)
-    if folder is not None:
-        read_token_ids(folder)
+    if folder is not None and (folder / "generation_config.json").is_file():
+        check_token_ids(folder, vocab_size)
+    else:
+        check_vocabulary(ids, vocab_size, config.where)
     found = {"bos_token_id": ids.bos, "eos_token_id": config.raw("eos_token_id") if ids.eos else None,
              "pad_token_id": ids.pad}  # fmt: skip
     return {key: value for key, value in found.items() if value is not None}

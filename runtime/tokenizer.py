@@ -7,13 +7,13 @@
              start        end ── pending ──▶
 """
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
 
+from ingot.companions import TOKENIZER_FILE, read_tokenizer, read_tokenizer_settings
 from ingot.errors import ConfigError, RequestError
 
 _HALF = "\ufffd"  # what the decoder puts where bytes are no character (yet)
@@ -43,22 +43,19 @@ class Tokenizer:
     @classmethod
     def from_dir(cls, directory: Path | str) -> "Tokenizer":
         """Raises ConfigError if the directory has no usable tokenizer."""
-        path = Path(directory) / "tokenizer.json"
+        path = Path(directory) / TOKENIZER_FILE
         if not path.is_file():
             raise ConfigError(
                 "the engine has no tokenizer", where=str(path), expected="tokenizer.json",
                 hint="use ModelRunner with token ids, or convert a model that has a tokenizer.json",
             )  # fmt: skip
-        try:
-            hf = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more specific
-            raise ConfigError("the tokenizer cannot be read", where=str(path), got=str(error)) from error
+        hf = read_tokenizer(path)
         hf.no_truncation()
         hf.no_padding()
-        settings = _read_settings(path.with_name("tokenizer_config.json"))
-        bos = settings.get("bos_token")
+        settings = read_tokenizer_settings(path.parent)
+        bos = settings.raw("bos_token")
         content = bos.get("content") if isinstance(bos, dict) else bos
-        add_bos = settings.get("add_bos_token")
+        add_bos = settings.raw("add_bos_token")
         return cls(
             hf,
             bos_id=hf.token_to_id(content) if isinstance(content, str) else None,
@@ -185,17 +182,3 @@ class Detokenizer:
 
     def _text(self, count: int) -> str:
         return self._tokenizer.decode(self._window[:count], skip_special_tokens=self._skip)
-
-
-def _read_settings(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        settings = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError("the tokenizer's settings cannot be read", where=str(path), got=error.strerror) from error
-    except ValueError as error:
-        raise ConfigError("the tokenizer's settings are not JSON", where=str(path), got=str(error)) from error
-    if not isinstance(settings, dict):
-        raise ConfigError("the tokenizer's settings are not a JSON object", where=str(path))
-    return settings

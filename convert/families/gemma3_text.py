@@ -62,7 +62,7 @@ def _require_kinds(rope: Section) -> None:
 
 
 FAMILY = dataclasses.replace(
-    gemma2.FAMILY, name="gemma3_text", read=read, rows=gemma2.FAMILY.rows + QK_NORMS,
+    gemma2.FAMILY, name="gemma3_text", read=read, rows=gemma2.FAMILY.rows + QK_NORMS, layer_ropes=True,
     tiny={
         **gemma2.FAMILY.tiny, "model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window_pattern": 2,
         "attn_logit_softcapping": None, "final_logit_softcapping": None,

@@ -84,9 +84,12 @@ def test_large_tensors_stream_in_blocks(tmp_path: Path, monkeypatch: pytest.Monk
     )
 
 
+TOKENIZER = '{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
+
+
 def test_everything_about_the_source_is_recorded(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m", shards=2)
-    (source / "tokenizer.json").write_text('{"version": "1.0"}')
+    (source / "tokenizer.json").write_text(TOKENIZER)
     defaults = BuildDefaults(tp_size=2, pp_size=1, precision="w8")
     options = ConvertOptions(model_dir=source, output_dir=tmp_path / "c", build_defaults=defaults)
     report = convert(options)
@@ -103,13 +106,13 @@ def test_everything_about_the_source_is_recorded(tmp_path: Path) -> None:
 
 def test_companions_are_copied_never_linked(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m")
-    (tmp_path / "blob").write_text("the tokenizer")
+    (tmp_path / "blob").write_text(TOKENIZER)
     (source / "tokenizer.json").symlink_to(tmp_path / "blob")
     (source / "additional_chat_templates").mkdir()
     (source / "additional_chat_templates" / "rag.jinja").write_text("template")
     (source / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
     checkpoint = converted(source, tmp_path / "c").path
-    assert (checkpoint / "tokenizer.json").read_text() == "the tokenizer"
+    assert (checkpoint / "tokenizer.json").read_text() == TOKENIZER
     assert not any(file.is_symlink() for file in checkpoint.rglob("*"))
     assert (checkpoint / "additional_chat_templates" / "rag.jinja").read_text() == "template"
     assert (checkpoint / "generation_config.json").read_text() == '{"eos_token_id": [7, 8]}'

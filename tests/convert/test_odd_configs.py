@@ -17,11 +17,15 @@ import pytest
 from transformers import AutoConfig
 from transformers.activations import ACT2CLS
 
+from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.convert import convert
+from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import REFUSED, WITHOUT_EFFECT, family_names, find_family, read_model
+from ingot.convert.weights import require_rows
+from ingot.dtypes import DType
 from ingot.errors import IngotError
 from tests.tiny import TinyModel, random_model, save_model
 
@@ -164,6 +168,8 @@ def check(name: str, *kinds: Changes, folder: Path | None = None) -> int:
     for change, config in cases(name, *kinds):
         if (model := of_ingot(config)) is None:
             continue
+        rows, _ = find_family(name).table(model, ())
+        require_rows(rows, weight_shapes(model))  # as for random weights
         made = of_transformers(config)
         assert made is not None, f"{change}: transformers refuses what ingot accepts"
         theirs = made[1]
@@ -225,6 +231,7 @@ def test_what_is_harmless_passes(name: str, change: Config, tmp_path: Path) -> N
     [
         ("llama", {"hidden_act": None}, "null is no value of this key(.|\n)*config.json:hidden_act"),
         ("llama", {"rope_theta": None}, "config.json:rope_theta"),
+        ("gemma2", {"final_logit_softcapping": 1e-60}, "soft cap is too small"),
         ("mistral", {"num_key_value_heads": None}, "config.json:num_key_value_heads"),
         ("mistral", {"sliding_window": 0}, "config.json:sliding_window(.|\n)*at least 1"),
         ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "not those of the family"),
@@ -233,6 +240,7 @@ def test_what_is_harmless_passes(name: str, change: Config, tmp_path: Path) -> N
         ("gpt2", {"num_hidden_layers": 1}, "two names of one key(.|\n)*num_hidden_layers(.|\n)*2, as n_layer"),
         ("llama", {"rope_scaling": {"type": "su", **FACTORS}}, "rotary positions is not supported"),
         ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "not supported(.|\n)*default, longrope, su"),
+        ("qwen3", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "one rotation"),
         ("gemma3_text", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "for a kind of layers"),
         ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "older release"),
     ],
@@ -240,3 +248,18 @@ def test_what_is_harmless_passes(name: str, change: Config, tmp_path: Path) -> N
 def test_what_transformers_refuses_or_reads_otherwise_is_refused(name: str, change: Config, words: str) -> None:
     with pytest.raises(IngotError, match=words):
         read_model(Section({**base_of(name), **change}, "config.json"), None)
+
+
+@pytest.mark.parametrize(("name", "change"), [(name, {}) for name in family_names()] + [
+    ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}), ("qwen3_moe", {"decoder_sparse_step": 4}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+])  # fmt: skip
+def test_random_weights_have_the_shapes_of_files(name: str, change: Config, tmp_path: Path) -> None:
+    config = {**base_of(name), **change}
+    made = of_transformers(config)
+    assert made is not None
+    logits_of_graph(made[0], config, tmp_path)
+    options = {"config": tmp_path / "model" / "config.json", "random_weights": 1}
+    convert(ConvertOptions(output_dir=tmp_path / "random", dtype=DType.F32, **options))
+    ours, theirs = (Checkpoint.open(tmp_path / each).tensors() for each in ("random", "checkpoint"))
+    assert {key: each.shape for key, each in ours.items()} == {key: each.shape for key, each in theirs.items()}

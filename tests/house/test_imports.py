@@ -22,15 +22,16 @@ MAY = {
     "ingot.output_dir": "errors",
     "ingot.forecast": "errors configs",
     "ingot.tensor_file": "errors dtypes configs",
+    "ingot.companions": "errors configs",
     "ingot.checkpoint": "errors dtypes configs output_dir tensor_file",
     "ingot.weights_memory": "errors plan",
     "ingot.engine": "errors dtypes configs plan manifest weights_memory engine",
     "ingot.engine_writer": "errors dtypes configs plan manifest engine output_dir",
     "ingot.plugins": "errors dtypes configs plan step_io weights_memory plugins _cpu",
-    "ingot.convert": "errors dtypes configs checkpoint tensor_file output_dir forecast convert",
-    "ingot.builder": "errors dtypes configs checkpoint tensor_file output_dir forecast plan manifest engine "
+    "ingot.convert": "errors dtypes configs companions checkpoint tensor_file output_dir forecast convert",
+    "ingot.builder": "errors dtypes configs companions checkpoint tensor_file output_dir forecast plan manifest engine "
     "engine_writer step_io step_work timed_run weights_memory plugins builder",
-    "ingot.runtime": "errors dtypes configs plan step_io manifest engine weights_memory plugins runtime",
+    "ingot.runtime": "errors dtypes configs companions plan step_io manifest engine weights_memory plugins runtime",
 }
 TOP = (
     "ingot",
@@ -58,7 +59,7 @@ FENCES = {
     "transformers": (),
     "click": ("ingot.cli",),
     "rich": ("ingot.cli",),
-    "tokenizers": ("ingot.runtime.tokenizer", "ingot.builder.calibrate"),
+    "tokenizers": ("ingot.companions", "ingot.runtime.tokenizer"),
     "jinja2": ("ingot.runtime.chat_template",),
     "pydantic": ("ingot.runtime.server.protocol", "ingot.runtime.server.body"),
     "pydantic_core": ("ingot.runtime.server.protocol", "ingot.runtime.server.body"),
