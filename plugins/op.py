@@ -131,7 +131,7 @@ class Op:
             wanted = default if isinstance(default, type) else type(default)
             if not isinstance(attrs[key], wanted):
                 return f"attribute {key} must be {wanted.__name__}, got {attrs[key]!r}"
-            if isinstance(attrs[key], float) and not math.isfinite(attrs[key]):
-                return f"attribute {key} must be finite, got {attrs[key]!r}"
+            if isinstance(value := attrs[key], float) and not math.isfinite(value):
+                return f"attribute {key} must be finite, got {value!r}"
         unknown = sorted(set(attrs) - set(self.attrs))
         return f"unknown attributes {unknown}" if unknown else None

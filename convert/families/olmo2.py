@@ -25,5 +25,5 @@ _OTHERS = tuple(row for row in llama.FAMILY.rows if not row.name.endswith(("/att
 FAMILY = dataclasses.replace(
     llama.FAMILY, name="olmo2", read=read, rows=_OTHERS + QK_NORMS + takes(_NORMS),
     nullable=("num_key_value_heads",),
-    tiny={**llama.FAMILY.tiny, "model_type": "olmo2", "head_dim": 12},
+    tiny={**llama.FAMILY.tiny, "model_type": "olmo2", "head_dim": 12, "eos_token_id": 2},
 )  # fmt: skip
