@@ -14,15 +14,9 @@ from ingot.errors import BuildError, EngineError, TargetError, UsageError
 from ingot.plan import Plan, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
-<<<<<<< HEAD
 from ingot.plugins.cuda.gpu import Gpu, find_gpus, memory_beside
-from ingot.plugins.cuda.target import copy_bandwidth
-from ingot.plugins.target import Constant, File, Progress, SessionOptions, Target, file_name
-=======
-from ingot.plugins.cuda.gpu import Gpu, find_gpus
 from ingot.plugins.cuda.target import LIMITS, copy_bandwidth
 from ingot.plugins.target import Constant, File, KernelLimits, Progress, SessionOptions, Target, file_name
->>>>>>> 7626119 (build: what a target's kernels cannot take is refused when an engine is built, by limits that the target states)
 from ingot.plugins.tensorrt.compiler import compile_plan
 from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe
 from ingot.plugins.tensorrt.library import Library, find_rtx
