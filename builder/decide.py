@@ -85,7 +85,7 @@ def _decide_target(
     notes: list[str] = []
     precision = choose_main(config, graph, target, notes)
     kv_dtype = _kv_dtype(config, precision)
-    routers = choose_routers(precision, graph)
+    routers = choose_routers(config, precision, graph)
     others = [node.name for node in products_of(graph) if node.name not in routers]
     wanted = routers | choose_products(config, precision, others)
     products, activation_errors = choose_activations(graph, errors, wanted, target, notes)

@@ -21,7 +21,7 @@ PRODUCTS = ("Matmul", "MoeGateUp", "MoeDown")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProductChoice:
-    """activations: auto, bf16 or int8; of a product that is not quantised always bf16."""
+    """activations: auto, bf16, f32 or int8; of a product that is not quantised bf16, as its target takes it, or f32."""
 
     precision: Precision
     activations: str
@@ -54,10 +54,13 @@ def table_dtype(main: Precision) -> DType:
     return DType.W8 if main.dtype.is_quantised else main.dtype
 
 
-def choose_routers(main: Precision, graph: Graph) -> dict[str, ProductChoice]:
+def choose_routers(config: BuildConfig, main: Precision, graph: Graph) -> dict[str, ProductChoice]:
     """Choice by router, which is never quantised: it has few weights, and an error in them may choose other experts."""
+    activations = "f32" if config.activations == "f32" else "bf16"
     return {
-        node.name: ProductChoice(precision=_unquantised(node) if main.dtype.is_quantised else main, activations="bf16")
+        node.name: ProductChoice(
+            precision=_unquantised(node) if main.dtype.is_quantised else main, activations=activations
+        )
         for node in products_of(graph)
         if any(ours(user, "MoeRoute") for user in node.outputs[0].outputs)
     }
@@ -98,9 +101,13 @@ def choose_products(config: BuildConfig, main: Precision, products: Sequence[str
     if config.activations == "int8" and not any(each.dtype.is_quantised for each in precisions.values()):
         _require_quantised([str(main)], "the whole model")
     return {
-        name: ProductChoice(precision=each, activations=activations[name] if each.dtype.is_quantised else "bf16")
+        name: ProductChoice(precision=each, activations=_possible(activations[name], each))
         for name, each in precisions.items()
     }
+
+
+def _possible(activations: str, precision: Precision) -> str:
+    return activations if precision.dtype.is_quantised or activations == "f32" else "bf16"
 
 
 def _head(config: BuildConfig, main: Precision) -> Precision:

@@ -18,16 +18,26 @@ def kernel_dtype(dtype: str, activations: str) -> str:
     return dtype + ("a8" if activations == "int8" else "")
 
 
-def choose_kernel(target: Target, op: str, dtype: str) -> str:
-    """Name of the best kernel. Raises NoKernelError with what there is instead."""
+def choose_kernel(target: Target, op: str, dtype: str, activations: str | None = None) -> str:
+    """Name of the best kernel, of a product one that rounds its input to `activations` (None: any). Raises
+    NoKernelError with what there is instead.
+    """
     names = target.kernels()
     if not names:
         raise NoKernelError(
             f"target {target.name} has no kernels in this installation", got=target.missing() or "an empty list",
             hint="`ingot doctor` says what can be built here",
         )  # fmt: skip
-    if best := next((name for name in names if name.startswith(f"{op}.{dtype}.")), None):
-        return best
+    fitting = [name for name in names if name.startswith(f"{op}.{dtype}.")]
+    taking = [name for name in fitting if activations in (None, target.activations(name))]
+    if taking:
+        return taking[0]
+    if fitting:
+        raise NoKernelError(
+            f"target {target.name} has no kernel for op {op} in {dtype} with {activations} activations",
+            expected=" or ".join(sorted({target.activations(name) for name in fitting})), got=str(activations),
+            hint="choose another --activations or --target",
+        )  # fmt: skip
     others = sorted({name.split(".")[1] for name in names if name.startswith(f"{op}.")})
     raise NoKernelError(
         f"target {target.name} has no kernel for op {op} in {dtype}",

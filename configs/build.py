@@ -8,7 +8,7 @@ from ingot.configs.recipe import LayerRule
 from ingot.errors import UsageError
 
 PRECISIONS = ("auto", "f32", "bf16", "f16", "w8", "w4g128", "w4g64", "w4g32")
-ACTIVATIONS = ("auto", "bf16", "int8")
+ACTIVATIONS = ("auto", "bf16", "f32", "int8")
 KV_DTYPES = ("auto", "bf16", "f16", "f32", "int8")
 DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_INPUT_LEN = 2048
@@ -34,8 +34,9 @@ class BuildConfig:
     precision         of weights and tables; auto follows what the checkpoint stores
     lm_head_precision of the last product; None: w8 in w4 engines, else as all others
     screen_lm_head    also store lm_head in 4 bits, so that greedy steps of few sequences read half of it
-    activations       what products with quantised weights take: int8 per token, or what bf16 products take here;
-                      auto: int8 where the error that it makes on sample text is small
+    activations       what products take: f32 as it is, bf16 where the target multiplies in bf16 (else f32), int8 per
+                      token with quantised weights; auto: int8 where the error that it makes on sample text is small,
+                      else bf16
     layers            rules of a recipe, which come after these three
     max_batch_size    requests running at once (64)
     max_input_len     prompt tokens of a request (2048)

@@ -10,7 +10,7 @@ from ingot.configs.names import check_name, check_target
 from ingot.configs.sizes import parse_bytes
 from ingot.errors import UsageError
 
-ISA_LEVELS = ("avx2", "avx512", "amx")  # each includes the ones before it
+ISA_LEVELS = ("avx2", "avx512", "avx512bf16", "amx")  # each includes the ones before it
 
 
 class Policy(enum.Enum):
@@ -30,7 +30,7 @@ class RuntimeConfig:
 
     rank                 which rank file of the engine
     threads              None takes every core of the process
-    isa                  cap on what this machine claims: avx2, avx512 or amx
+    isa                  cap on what this machine claims: avx2, avx512, avx512bf16 or amx
     target               of an engine with several: which one to run, or a family such as "cpu"; None is what fits best
     kv_cache_memory      bytes; None is min(max_batch_size x max_seq_len tokens, 40 % of the available memory)
     max_batch_size       requests running at once; at most the engine's

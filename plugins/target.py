@@ -105,8 +105,8 @@ class Target(Protocol):
         """What these kernels can take."""
         ...
 
-    def activations(self, weight_dtype: str) -> str:
-        """What a product with weights of this dtype rounds its input to, if not to int8: "f32" or "bf16"."""
+    def activations(self, kernel: str) -> str:
+        """What a product's kernel rounds its input to: "f32" (it does not), "bf16", "f16" or "int8"."""
         ...
 
     def unbuildable(self) -> str | None:

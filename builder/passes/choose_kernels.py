@@ -22,6 +22,8 @@ class ChooseKernels:
     def _apply(self, graph: Graph) -> int:
         nodes = [node for node in graph.nodes if node.domain == DOMAIN]
         for node in nodes:
-            dtype = kernel_dtype(node.attrs.get("dtype", "f32"), node.attrs.get("activations", ""))
-            node.attrs["kernel"] = " ".join(choose_kernel(self.target, op, dtype) for op in plan_ops(node.op))
+            activations = node.attrs.get("activations")  # of products alone
+            dtype = kernel_dtype(node.attrs.get("dtype", "f32"), activations or "")
+            kernels = (choose_kernel(self.target, op, dtype, activations) for op in plan_ops(node.op))
+            node.attrs["kernel"] = " ".join(kernels)
         return len(nodes)

@@ -3,9 +3,12 @@
 import dataclasses
 from collections.abc import Mapping
 
+import onnx_graphsurgeon as gs
+
 from ingot.builder.graph import Graph, ours, weight_shape
 from ingot.builder.passes.base import PassReport, Sweep
 from ingot.builder.precision import PRODUCTS, ProductChoice, product_weight
+from ingot.builder.select import choose_kernel, plan_ops
 from ingot.dtypes import DType
 from ingot.errors import BuildError
 from ingot.plugins.quantised import MAX_K
@@ -32,7 +35,7 @@ class SetPrecision:
             if ours(node, *PRODUCTS):
                 choice = self.products[node.name]
                 dtype = choice.precision.dtype.value
-                rounded = choice.activations if choice.activations == "int8" else self.target.activations(dtype)
+                rounded = self._rounded(node, choice)
                 _check_depth(node.name, weight_shape(product_weight(node))[-1], rounded)
                 node.attrs |= {"dtype": dtype, "group": choice.precision.group, "activations": rounded}
             elif ours(node, "Embedding"):
@@ -43,6 +46,13 @@ class SetPrecision:
                 continue
             fired += 1
         return fired
+
+    def _rounded(self, node: gs.Node, choice: ProductChoice) -> str:
+        """bf16 stands for what the target's best kernel makes of it."""
+        if choice.activations != "bf16":
+            return choice.activations
+        (op,) = plan_ops(node.op)
+        return self.target.activations(choose_kernel(self.target, op, choice.precision.dtype.value))
 
 
 def _check_depth(name: str, k: int, rounded: str) -> None:

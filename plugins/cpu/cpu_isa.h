@@ -6,10 +6,11 @@
 
 namespace ingot {
 
-// The best level of Isa ("amx", "avx512", "avx2") that CPU and operating system support, or "none".
+// The best level of Isa ("amx", "avx512bf16", "avx512", "avx2") that CPU and operating system support, or "none".
 std::string_view detect_isa();
 
-// Whether a machine of level `isa` runs kernels of level `wanted`; "avx512emu" and "amxemu" are plain C++ that needs AVX2.
+// Whether a machine of level `isa` runs kernels of level `wanted`; "avx512emu", "avx512bf16emu" and
+// "amxemu" are plain C++ that needs AVX2.
 bool isa_includes(std::string_view isa, std::string_view wanted);
 
 bool has_pclmul();  // PCLMULQDQ

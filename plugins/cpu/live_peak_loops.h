@@ -18,21 +18,23 @@ template <typename V, int kRows>
   }
 }
 
-// kRows x 2 vectors of sums; per step of k kRows numbers of x and two vectors of weights.
-template <typename S, int kRows>
+// kRows x 2 vectors of sums; per step of k kRows numbers of x and two vectors of weights. kPairs: pairs of bf16 numbers.
+template <typename S, int kRows, bool kPairs = false>
 void peak_f32(const PeakData& data, std::byte* sums, int64_t rounds) {
   constexpr int kSteps = 64, kX = 2048;  // of numbers: the first half are weights, the second is x
   static_assert(kSteps * 2 * S::kWidth <= kX && kSteps * kRows <= kX);
+  static_assert(sizeof(data.halves) == sizeof(data.numbers));
+  const float* const numbers = kPairs ? reinterpret_cast<const float*>(data.halves) : data.numbers;
   typename S::V sum[kRows][2];
 #pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) sum[row][0] = sum[row][1] = S::zero();
   for (int64_t round = 0; round < rounds; ++round) {
     for (int64_t k = 0; k < kSteps; ++k) {
-      const float* const weights = data.numbers + k * 2 * S::kWidth;
+      const float* const weights = numbers + k * 2 * S::kWidth;
       const typename S::V a = S::load(weights), b = S::load(weights + S::kWidth);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
-        const typename S::V x = S::set1(data.numbers[kX + k * kRows + row]);
+        const typename S::V x = S::set1(numbers[kX + k * kRows + row]);
         S::accumulate(sum[row][0], a, x);
         S::accumulate(sum[row][1], b, x);
       }

@@ -201,7 +201,11 @@ struct ByteProducts {
 #pragma GCC unroll 2
       for (int p = 0; p < kP; ++p) {
         weights[p] = I::load_weights(line[p]);
-        kMany ? I::prefetch_far(next[p]) : I::prefetch_stream(line[p]);
+        if constexpr (kMany) {
+          I::prefetch_far(next[p]);
+        } else {
+          prefetch_panel<I, kR>(line[p]);
+        }
         line[p] += kLineBytes;
         next[p] += t.next_step;
       }
@@ -351,7 +355,7 @@ struct CodeProducts {
     const auto add_line = [&](int64_t i) __attribute__((always_inline)) {
 #pragma GCC unroll 2
       for (int p = 0; p < kP; ++p) {
-        if constexpr (kFirst == kLow && kP == 1) I::prefetch_stream(at[p]);
+        if constexpr (kFirst == kLow && kP == 1) prefetch_panel<I, kR>(at[p]);
         if constexpr (kFirst == kLow && kP > 1) I::prefetch_streams(at[p], next[p]);
         next[p] += kLineBytes;
       }

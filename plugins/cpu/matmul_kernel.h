@@ -66,6 +66,7 @@ struct FloatWeight {
   using Stream = Panel;
   using Blocked = Panel;
   static constexpr bool kScaled = false;  // whether panels begin with scales
+  static constexpr int64_t kStreamRows = INT64_MAX;  // more of them are faster in blocks
   static constexpr int64_t kStreamPart = INT64_MAX;  // most k at once
   static constexpr int64_t kStreamBytes = 0, kBlockedBytes = 0;  // of scratch for a part of one panel
   int64_t k;
@@ -96,6 +97,7 @@ struct QuantisedWeight {
   using Stream = PanelInt8;
   using Blocked = PanelF32;
   static constexpr bool kScaled = true;
+  static constexpr int64_t kStreamRows = INT64_MAX;
   static constexpr int64_t kBlockedBytes = kBlockedK * kLineBytes;
   static constexpr int64_t kStreamPart = Format::kTiles == 1 ? INT64_MAX : kBlockedK;
   static constexpr int64_t kStreamBytes = Format::kTiles == 1 ? 0 : kBlockedK * kPanel;
@@ -186,7 +188,7 @@ void tile(const TileArgs& args) {
         S::prefetch_far(next[p]);
         next[p] += args.next_step;
       } else if constexpr (kRows <= 4) {
-        S::prefetch_stream(line[p]);
+        prefetch_panel<S, kRows>(line[p]);
       } else {  // a second distance costs more than it gives
         S::prefetch(line[p] + 2048);
       }
@@ -328,12 +330,16 @@ struct Blocked {
   }
 };
 
+// Rows that pass over panels unless a tactic says otherwise.
+template <typename S, typename Weight>
+constexpr int64_t kFewRowsOf = std::min<int64_t>(Tiles<S, typename Weight::Stream>::kRows, Weight::kStreamRows);
+
 template <typename S, typename Weight>
 void blocked(const MatmulArgs& args, const Team& team) {
   using B = Blocked<S, Weight>;
   const Weight weight(args);
   const auto scaled = weight.template sums<S>(args);
-  const BlockLimits limits = block_limits(args, Tiles<S, typename Weight::Stream>::kRows, B::kMaxRows, B::kMaxPanels);
+  const BlockLimits limits = block_limits(args, kFewRowsOf<S, Weight>, B::kMaxRows, B::kMaxPanels);
   const Blocks blocks = cut(args, team.count, B::kRows, limits);
   const int64_t bytes = weight.panel_bytes(), num_sums = limits.panels * kPanel * limits.rows;
   const size_t scratch = static_cast<size_t>(num_sums) * sizeof(float) + B::scratch(limits.rows);
@@ -351,7 +357,7 @@ void blocked(const MatmulArgs& args, const Team& team) {
 
 template <typename S, typename Weight>
 void matmul(const MatmulArgs& args, const Team& team) {
-  if (passes_over_panels(args, Tiles<S, typename Weight::Stream>::kRows)) {
+  if (passes_over_panels(args, kFewRowsOf<S, Weight>)) {
     stream<S, Weight>(args, team);
   } else {
     blocked<S, Weight>(args, team);

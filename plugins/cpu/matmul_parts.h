@@ -24,6 +24,16 @@ template <typename F, int... kI>
   (f.template operator()<kI>(), ...);
 }
 
+// What lies ahead in a panel that kRows rows read once.
+template <typename S, int kRows>
+[[gnu::always_inline]] inline void prefetch_panel(const std::byte* line) {
+  if constexpr (kRows <= S::kReadingRows) {
+    S::prefetch_reading(line);
+  } else {
+    S::prefetch_stream(line);
+  }
+}
+
 inline const std::byte* panel_at(const MatmulArgs& args, int64_t panel, int64_t panel_bytes) {
   const Piece* piece = args.pieces;
   while (panel >= piece->end) ++piece;

@@ -17,7 +17,8 @@ struct Kernel {
   std::string_view op() const;
   std::string_view dtype() const;
   std::string_view isa() const;
-  int32_t tactics() const;  // ways that a plan may choose from
+  bool rounds_to_bf16() const;  // whether a product's x becomes bf16, unless it becomes int8
+  int32_t tactics() const;      // ways that a plan may choose from
 };
 
 const std::vector<Kernel>& kernel_table();           // in order of names

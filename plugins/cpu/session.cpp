@@ -60,7 +60,7 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   taken_.resize(steps_.size());
   shared_ = Region(std::max(shared_bytes(steps_, plan_.limits, plan_.kv.tokens_per_block), screen_.scratch_bytes()), false);
   own_ = Region(static_cast<size_t>(threads) * kOwnElements * sizeof(float), false);
-  sample_ = find_kernel("sample.f32." + std::string(isa == "amx" ? "avx512" : isa));
+  sample_ = find_kernel("sample.f32." + std::string(isa == "amx" || isa == "avx512bf16" ? "avx512" : isa));
   if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
   const BufferSpec& logits = find_buffer(plan_.logits, 0);
   logits_ = reinterpret_cast<const float*>(arena_.data() + logits.offset);

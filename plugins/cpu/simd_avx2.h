@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "prefetch.h"
+
 #define INGOT_INLINE [[gnu::always_inline]] static inline
 
 namespace ingot {
@@ -141,6 +143,12 @@ struct SimdAvx2 {
   INGOT_INLINE void prefetch_stream(const void* p) {
     asm volatile("prefetcht1 (%0)" : : "r"(static_cast<const char*>(p) + 16384));
     prefetch(static_cast<const char*>(p) + 2048);
+  }
+  // The same for products of so few rows that memory sets their pace.
+  static constexpr int kReadingRows = 1;
+  INGOT_INLINE void prefetch_reading(const void* p) {
+    asm volatile("prefetcht1 (%0)" : : "r"(static_cast<const char*>(p) + ahead_of_reading(16384)));
+    prefetch(static_cast<const char*>(p) + ahead_of_reading(2048));
   }
 
  private:

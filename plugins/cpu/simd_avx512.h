@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "prefetch.h"
+
 #define INGOT_INLINE [[gnu::always_inline]] static inline
 
 namespace ingot {
@@ -129,6 +131,11 @@ struct SimdAvx512 {
   INGOT_INLINE void prefetch_stream(const void* p) {
     prefetch(static_cast<const char*>(p) + 4096);
     prefetch_far(static_cast<const char*>(p) + 16384);
+  }
+  static constexpr int kReadingRows = 2;
+  INGOT_INLINE void prefetch_reading(const void* p) {
+    prefetch(static_cast<const char*>(p) + ahead_of_reading(4096));
+    prefetch_far(static_cast<const char*>(p) + ahead_of_reading(16384));
   }
 
  private:

@@ -152,15 +152,44 @@ struct SimdEmulated {
   INGOT_INLINE void prefetch(const void*) {}
   INGOT_INLINE void prefetch_far(const void*) {}
   INGOT_INLINE void prefetch_stream(const void*) {}
+  static constexpr int kReadingRows = 1;
+  INGOT_INLINE void prefetch_reading(const void*) {}
   INGOT_INLINE void prefetch_streams(const void*, const void*) {}
 
- private:
+ protected:
   INGOT_INLINE Words to_words(V v) { return std::bit_cast<Words>(v.lane); }
   INGOT_INLINE Words rounded(V v) {
     const Words bits = to_words(v);
     return v.lane == v.lane ? bits + 0x7FFFu + (bits >> 16 & 1u) : bits | 0x400000u;
   }
   INGOT_INLINE V from_words(Words bits) { return {std::bit_cast<Floats>(bits)}; }
+};
+
+// The lanes of simd_avx512bf16.h, bit for bit.
+struct PairsEmulated : SimdEmulated {
+  INGOT_INLINE void accumulate(V& sum, V a, V b) {
+    const V odd = normal(fma(normal(odd_of(a)), normal(odd_of(b)), normal(sum)));
+    sum = normal(fma(normal(even_of(a)), normal(even_of(b)), odd));
+  }
+
+  INGOT_INLINE V round_pairs(V first, V second) {
+    const Words low = rounded(normal(first)) >> 16, high = rounded(normal(second)) >> 16;
+    V pairs{};
+    for (int i = 0; i < kWidth; ++i) {
+      const auto half = [&](int at) { return at < kWidth ? low[at] : high[at - kWidth]; };
+      pairs.lane[i] = std::bit_cast<float>(half(2 * i) | half(2 * i + 1) << 16);
+    }
+    return pairs;
+  }
+
+ private:
+  INGOT_INLINE V even_of(V pairs) { return from_words(to_words(pairs) << 16); }
+  INGOT_INLINE V odd_of(V pairs) { return from_words(to_words(pairs) & 0xFFFF0000u); }
+  // Denormal numbers become zeros of their sign.
+  INGOT_INLINE V normal(V v) {
+    const Words bits = to_words(v);
+    return from_words((bits & 0x7F800000u) == 0 ? bits & 0x80000000u : bits);
+  }
 };
 
 }  // namespace ingot

@@ -1,4 +1,7 @@
-"""The targets cpu/avx2, cpu/avx512 and cpu/amx: Plan → native Session. The only door to the module `ingot._cpu`."""
+"""The targets cpu/avx2, cpu/avx512, cpu/avx512bf16 and cpu/amx: Plan → native Session.
+
+The only door to the module `ingot._cpu`.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -27,7 +30,8 @@ _LIMITS = KernelLimits(
     head_dim=256, head_dim_multiple=4, heads=4096, layers=65535, extent=(1 << 31) - 1, experts=65535,
     taken_experts=(1 << 31) - 1,
 )  # fmt: skip
-_LEVELS = ("amx", "avx512", "avx2")  # best first; each includes those after it
+_LEVELS = ("amx", "avx512bf16", "avx512", "avx2")  # best first; each includes those after it
+_ROUNDING_LEVELS = ("amx", "avx512bf16")  # their own products of bf16 and of quantised weights round x to bf16
 _TUNING_VERSION = 4  # of the matrix products: advances when their speed or their tactics change
 _TIMING_SECONDS = 0.002  # of one product in one way
 _PEAK_SECONDS = 0.03
@@ -43,7 +47,7 @@ def _require_native() -> None:
 
 
 def detect_isa() -> str:
-    """The best of amx, avx512 and avx2 that this machine offers, or "none"."""
+    """The best of amx, avx512bf16, avx512 and avx2 that this machine offers, or "none"."""
     return "none" if _why_not is not None else _cpu.detect_isa()
 
 
@@ -73,7 +77,7 @@ def read_bandwidth(nbytes: int, threads: int | None = None) -> float:
 def peak_name(kernel: str) -> str:
     """The arithmetic that a kernel of this name is made of, for `live_peak`: "f32.avx2", "int8.amx", ..."""
     _, dtype, isa = kernel.split(".")
-    kind = "int8" if dtype.endswith("a8") else "bf16" if isa == "amx" else "f32"
+    kind = "int8" if dtype.endswith("a8") else "bf16" if isa in _ROUNDING_LEVELS else "f32"
     return f"{kind}.{isa}"
 
 
@@ -231,9 +235,10 @@ class CpuTarget:
         """Kernels of all levels take the same."""
         return _LIMITS
 
-    def activations(self, weight_dtype: str) -> str:
-        """AMX tiles multiply bf16 with bf16, also where the weights are quantised; other products take float32."""
-        return "bf16" if self._level == "amx" and weight_dtype in ("bf16", "w8", "w4") else "f32"
+    def activations(self, kernel: str) -> str:
+        """AMX tiles and the dot product of bf16 take both factors in bf16, AMX also where weights are quantised."""
+        _, dtype, isa = kernel.split(".")
+        return "int8" if dtype.endswith("a8") else "bf16" if isa.startswith(_ROUNDING_LEVELS) else "f32"
 
     def unbuildable(self) -> str | None:
         """Packing needs numpy alone, but only the compiled module knows its kernels."""

@@ -74,9 +74,9 @@ class CudaTarget:
         """Kernels of all architectures take the same."""
         return LIMITS
 
-    def activations(self, weight_dtype: str) -> str:
+    def activations(self, kernel: str) -> str:
         """The matrix units multiply what has one type; sums are float32."""
-        return weight_dtype
+        return kernel.split(".")[1]
 
     def unbuildable(self) -> str | None:
         """What the machine that builds lacks."""

@@ -36,9 +36,9 @@ class RefTarget:
         """numpy takes whatever fits into memory."""
         return KernelLimits()
 
-    def activations(self, weight_dtype: str) -> str:
+    def activations(self, kernel: str) -> str:
         """Inputs of matrix products stay float32, unless they are rounded to int8."""
-        return "f32"
+        return "int8" if kernel.split(".")[1].endswith("a8") else "f32"
 
     def unbuildable(self) -> str | None:
         """Nothing is needed."""

@@ -78,9 +78,9 @@ class TensorRtRtxTarget:
         """Those of the attention kernels."""
         return LIMITS
 
-    def activations(self, weight_dtype: str) -> str:
+    def activations(self, kernel: str) -> str:
         """Products are strongly typed: both factors have the weight's type."""
-        return weight_dtype
+        return kernel.split(".")[1]
 
     def library(self) -> Library | str:
         """As found, or what to install."""

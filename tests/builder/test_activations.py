@@ -118,6 +118,28 @@ def test_experts_have_kernels_of_their_own(tmp_path: Path, monkeypatch: pytest.M
     assert any("w8 products of experts (moe_down): ref has no kernels" in note for note in report.notes)
 
 
+def plan_kernels(report: BuildReport) -> dict[str, tuple[str, object]]:
+    return {step.name: (step.kernel, step.attrs["activations"]) for step in report.plan.steps if step.op == "matmul"}
+
+
+@pytest.mark.native
+def test_f32_activations_take_kernels_that_do_not_round(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path)
+    for target, rounding in (("cpu/avx512bf16", "avx512bf16"), ("cpu/amx", "amx")):
+        for asked, expected in (("auto", (f"matmul.bf16.{rounding}", "bf16")), ("f32", ("matmul.bf16.avx512", "f32"))):
+            config = BuildConfig(target=target, precision="bf16", activations=asked, dry_run=True)
+            assert set(plan_kernels(build(config, checkpoint, tmp_path / "e")).values()) == {expected}
+    config = BuildConfig(target="cpu/amx", precision="w8", activations="f32", dry_run=True)
+    assert set(plan_kernels(build(config, checkpoint, tmp_path / "e")).values()) == {("matmul.w8.avx512", "f32")}
+
+
+def test_f32_activations_are_refused_where_every_kernel_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RefTarget, "activations", lambda self, kernel: "bf16")
+    config = BuildConfig(target="ref", precision="bf16", activations="f32", dry_run=True)
+    with pytest.raises(NoKernelError, match="no kernel for op matmul in bf16 with f32 activations"):
+        build(config, make_checkpoint(tmp_path), tmp_path / "e")
+
+
 def test_the_sample_is_text_where_there_is_a_tokenizer(tmp_path: Path) -> None:
     plain = Checkpoint.open(make_checkpoint(tmp_path))
     ids = sample_ids(plain, 61, 64)

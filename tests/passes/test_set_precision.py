@@ -13,8 +13,8 @@ from tests.passes.graphs import GraphMaker
 class RoundingTarget(RefTarget):
     """Rounds the inputs of bf16 products."""
 
-    def activations(self, weight_dtype: str) -> str:
-        return "bf16" if weight_dtype == "bf16" else "f32"
+    def activations(self, kernel: str) -> str:
+        return "bf16" if kernel.startswith("matmul.bf16.") else super().activations(kernel)
 
 
 def small_graph() -> Graph:

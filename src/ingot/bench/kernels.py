@@ -126,7 +126,7 @@ def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
         if not isinstance(session, TimedSession):
             raise TargetError(
                 "sessions of this target do not say where their time goes", where=str(options.engine_dir),
-                expected="cpu/avx2, cpu/avx512 or cpu/amx", got=loaded.engine.manifest.target,
+                expected="cpu/avx2, cpu/avx512, cpu/avx512bf16 or cpu/amx", got=loaded.engine.manifest.target,
                 hint="build for --target cpu, or take `ingot bench latency`",
             )  # fmt: skip
         sizes, notes = _fitting(options.batch_sizes, plan, session.num_blocks, shape.length)

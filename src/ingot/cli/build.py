@@ -28,8 +28,9 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option("--precision", help="Of the weights: f32, bf16, f16 (GPU), w8, w4g128, w4g64, w4g32; "
               "auto (the default) keeps what the checkpoint stores.")  # fmt: skip
 @click.option("--activations", type=click.Choice(ACTIVATIONS),
-              help="Inputs of quantised products: int8 per token, bf16 (as without quantisation), or auto (the "
-              "default): int8 where the error on a sample text is small.")  # fmt: skip
+              help="Inputs of matrix products: f32 (not rounded), bf16 (rounded where the target multiplies in bf16), "
+              "int8 (per token, with quantised weights), or auto (the default): int8 where the error on a sample text "
+              "is small, else bf16.")  # fmt: skip
 @click.option("--lm_head_precision", help="Precision of the last product; w8 in w4 engines unless given.")
 @click.option("--screen_lm_head", is_flag=True,
               help="Store a w8 lm_head in 4 bits too: greedy steps of at most 4 sequences read half of it to find the "

@@ -27,20 +27,25 @@ from ingot.plugins.layouts import (
 )
 from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.quantised import QuantisedRows
-from ingot.plugins.registry import find_op
+from ingot.plugins.registry import find_op, find_target
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import SampleRows, StepBatch
 
-LEVELS = ("avx2", "avx512", "amx")
+LEVELS = ("avx2", "avx512", "avx512bf16", "amx")
 VOCAB = 7
 NO_KV = KvLayout(num_layers=1, kv_heads=1, head_dim=4, tokens_per_block=16, dtype=DType.F32)
+
+
+def activations_of(kernel: str) -> str:
+    """What a product's kernel rounds its input to."""
+    return find_target("cpu/amx").activations(kernel)
 
 
 def runnable_isa(kernel: str) -> str:
     """The level of a session that can run `kernel`; skips the test where this machine lacks it."""
     level = kernel.split(".")[2]
-    if level in ("avx512emu", "amxemu"):
-        return "avx512emu"  # includes the emulated tiles
+    if level.endswith("emu"):
+        return "avx512emu"  # includes every other emulated level
     if detect_isa() not in LEVELS[LEVELS.index(level) :]:
         pytest.skip(f"this machine lacks {level}")
     return level

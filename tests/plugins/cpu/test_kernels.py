@@ -15,6 +15,7 @@ from tests.plugins.cpu.one_step import (
     Input,
     Packed,
     Quantised,
+    activations_of,
     batch_of,
     native_outputs,
     open_step,
@@ -154,7 +155,7 @@ KERNELS = [name for name in kernel_table() if name.split(".")[0] in CASES and no
 def test_matches_the_reference(kernel: str) -> None:
     op, dtype, _ = kernel.split(".")
     for index, (inputs, attrs, batch) in enumerate(CASES[op](DType(dtype))):
-        attrs = attrs | {"activations": "bf16"} if kernel.startswith("matmul.bf16.amx") else attrs
+        attrs = attrs | {"activations": activations_of(kernel)} if op == "matmul" else attrs
         expected = reference_outputs(kernel, inputs, attrs, batch)
         for threads, pieces in ((1, 1), (2, 2)):
             session = open_step(kernel, inputs, attrs, batch, threads=threads, pieces=pieces)

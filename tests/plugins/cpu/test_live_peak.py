@@ -6,8 +6,8 @@ from ingot.plugins.cpu.target import core_count, detect_isa, kernel_table, live_
 
 pytestmark = pytest.mark.native
 
-LEVELS = ("avx2", "avx512", "amx")
-KINDS = ("f32.avx2", "int8.avx2", "f32.avx512", "int8.avx512", "bf16.amx", "int8.amx")
+LEVELS = ("avx2", "avx512", "avx512bf16", "amx")
+KINDS = ("f32.avx2", "int8.avx2", "f32.avx512", "int8.avx512", "bf16.avx512bf16", "bf16.amx", "int8.amx")
 OFFERED = LEVELS[: LEVELS.index(detect_isa()) + 1] if detect_isa() != "none" else ()
 
 
@@ -17,6 +17,7 @@ def test_every_kernel_has_an_arithmetic() -> None:
     assert peak_name("matmul.w4a8.avx2") == "int8.avx2"
     assert peak_name("matmul.w4.avx512") == peak_name("paged_attention.int8.avx512") == "f32.avx512"
     assert peak_name("matmul.w8.amx") == "bf16.amx"
+    assert peak_name("moe_down.bf16.avx512bf16") == "bf16.avx512bf16"
 
 
 @pytest.mark.parametrize("name", KINDS)

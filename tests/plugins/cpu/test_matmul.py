@@ -16,6 +16,7 @@ from ingot.plugins.target import SessionOptions
 from tests.plugins.cpu.one_step import (
     Input,
     Packed,
+    activations_of,
     native_outputs,
     one_step_plan,
     open_step,
@@ -38,8 +39,7 @@ def _normal(seed: int, *shape: int) -> Array:
 
 
 def _attrs(kernel: str, activation: str = "none", gated: bool = False) -> dict[str, Attr]:
-    tiles = kernel.split(".")[2].startswith("amx")
-    return {"activation": activation, "gated": int(gated), "activations": "bf16" if tiles else "f32", "group": 0}
+    return {"activation": activation, "gated": int(gated), "activations": activations_of(kernel), "group": 0}
 
 
 def _weight(kernel: str, n: int, k: int, gated: bool = False) -> Packed:
@@ -149,8 +149,30 @@ def test_vector_levels_agree_bit_for_bit(dtype: str, level: str) -> None:
     assert narrow.tobytes() == wide.tobytes()
 
 
-def test_tiles_round_x_to_bf16() -> None:
-    kernel = "matmul.bf16.amxemu"
+def _any_bits(seed: int, shape: tuple[int, int], lowest: int, highest: int) -> Array:
+    """Floats of random sign and mantissa; their exponents lie in [lowest, highest)."""
+    random = np.random.default_rng(seed)
+    sign, mantissa = random.integers(0, 2, shape), random.integers(0, 1 << 23, shape)
+    bits = sign << 31 | random.integers(lowest, highest, shape) << 23 | mantissa
+    return bits.astype(np.uint32).view(np.float32)
+
+
+def test_the_dot_product_agrees_with_its_twin_bit_for_bit() -> None:
+    """Finite numbers of any bits: denormal ones count as zero going in, and come out as zero."""
+    for k, lowest, highest in ((1, 0, 255), (33, 0, 90), (64, 90, 160), (300, 0, 255)):
+        x, weights = (_any_bits(seed, (40, k), lowest, highest) for seed in (k, k + 1))
+        weight = Packed(values=round_to_bf16(weights), dtype=DType.BF16, panels=True)
+        made = [
+            _run(open_step(kernel, [x, weight, None, None], _attrs(kernel), plain_batch(40)), 40)
+            for kernel in ("matmul.bf16.avx512bf16", "matmul.bf16.avx512bf16emu")
+        ]
+        np.testing.assert_array_equal(np.isnan(made[0]), np.isnan(made[1]))
+        clean = np.nan_to_num(made[0], nan=0.0), np.nan_to_num(made[1], nan=0.0)
+        assert clean[0].tobytes() == clean[1].tobytes()
+
+
+@pytest.mark.parametrize("kernel", ["matmul.bf16.amxemu", "matmul.bf16.avx512bf16emu"])
+def test_x_is_rounded_to_bf16(kernel: str) -> None:
     x, weight = _normal(1, 3, 64), _weight(kernel, 16, 64)
     exact, rounded = (
         _run(open_step(kernel, [each, weight, None, None], _attrs(kernel), plain_batch(3)), 3)

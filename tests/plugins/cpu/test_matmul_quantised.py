@@ -18,6 +18,7 @@ from tests.plugins.cpu.one_step import (
     Input,
     Packed,
     Quantised,
+    activations_of,
     native_outputs,
     one_step_plan,
     open_step,
@@ -48,9 +49,7 @@ def _group(kernel: str, index: int) -> int:
 
 
 def _attrs(kernel: str, group: int, activation: str = "none", gated: bool = False) -> dict[str, Attr]:
-    isa = kernel.split(".")[2]
-    activations = "int8" if kernel in EXACT else "bf16" if isa.startswith("amx") else "f32"
-    return {"activation": activation, "gated": int(gated), "activations": activations, "group": group}
+    return {"activation": activation, "gated": int(gated), "activations": activations_of(kernel), "group": group}
 
 
 def _tolerance(kernel: str, activation: str) -> float:

@@ -17,6 +17,7 @@ from tests.plugins.cpu.one_step import (
     Input,
     Packed,
     Quantised,
+    activations_of,
     native_outputs,
     open_step,
     plain_batch,
@@ -60,12 +61,11 @@ def _case(
     kernel: str, experts: int, slots: int, k: int, n: int, rows: int = max(ROWS), group: int = 32
 ) -> tuple[list[Input], dict[str, Attr]]:
     """n: columns of one slot's result; group: of w4."""
-    op, dtype, isa = kernel.split(".")
+    op, dtype, _ = kernel.split(".")
     gated, stored = op == "moe_gate_up", dtype.removesuffix("a8")
     weight = _weight(stored, group, experts, 2 * n if gated else n, k, gated=gated)
     ids = _ids(k + n, rows, experts, slots)
-    rounded = "int8" if stored != dtype else "bf16" if isa.startswith("amx") else "f32"
-    attrs: dict[str, Attr] = {"activations": rounded, "group": weight.group}
+    attrs: dict[str, Attr] = {"activations": activations_of(kernel), "group": weight.group}
     if gated:
         return [_normal(1, rows, k), ids, weight], attrs | {"activation": "silu"}
     return [_normal(1, rows, slots * k), ids, np.abs(_normal(2, rows, slots)), weight], attrs

@@ -7,24 +7,19 @@ from ingot.dtypes import DType
 from ingot.plan import Attr
 from ingot.plugins.cpu.target import kernel_table
 from ingot.plugins.op import Array
-from tests.plugins.cpu.one_step import Input, Packed, Quantised, native_outputs, open_step, plain_batch
+from tests.plugins.cpu.one_step import Input, Packed, Quantised, activations_of, native_outputs, open_step, plain_batch
 from tests.plugins.ops.calls import random_rows
 
 pytestmark = pytest.mark.native
 
-KERNELS = [
-    name
-    for name in kernel_table()
-    if name.startswith("matmul.") and ("a8." in name or ".amx" in name) and not name.startswith("matmul.f32")
-]
+KERNELS = [name for name in kernel_table() if name.startswith("matmul.") and activations_of(name) != "f32"]
 OWN_ELEMENTS = 16384  # kOwnElements of plugins/include/ingot/kernel.h
 K = 2300
 FEW, MANY = OWN_ELEMENTS // K, OWN_ELEMENTS // K + 1
 
 
 def _case(kernel: str) -> tuple[list[Input], dict[str, Attr]]:
-    weight_type, isa = kernel.split(".")[1:]
-    rounded = "int8" if weight_type.endswith("a8") else "bf16" if isa.startswith("amx") else "f32"
+    weight_type, rounded = kernel.split(".")[1], activations_of(kernel)
     group = 64 if weight_type.startswith("w4") else 0
     weight: Packed = Packed(
         values=np.random.default_rng(1).standard_normal((20, K)).astype(np.float32), dtype=DType.BF16, panels=True

@@ -19,11 +19,12 @@ STUB = Path(ingot.__file__).parent / "_cpu.pyi"
 
 
 def test_each_target_lists_its_kernels_best_first() -> None:
-    for level, included in (("avx2", {"avx2"}), ("avx512", {"avx512", "avx2"}), ("amx", {"amx", "avx512", "avx2"})):
+    order = ("amx", "avx512bf16", "avx512", "avx2")
+    for index, level in enumerate(order):
         names = find_target(f"cpu/{level}").kernels()
         levels = [name.split(".")[2] for name in names]
-        assert set(levels) <= included
-        assert levels == sorted(levels, key=("amx", "avx512", "avx2").index)
+        assert set(levels) == set(order[index:])
+        assert levels == sorted(levels, key=order.index)
         assert {name.split(".")[0] for name in names} <= set(cpu_ops())
         assert "rms_norm.f32.avx2" in names
 
@@ -52,15 +53,20 @@ def test_attention_runs_on_tiles_where_the_target_has_them() -> None:
     assert cpu.peak_name("paged_attention.bf16.amx") == "bf16.amx"
 
 
-def test_activations_follow_the_tiles() -> None:
-    assert find_target("cpu/amx").activations("bf16") == "bf16"
-    assert {find_target("cpu/amx").activations("f32"), find_target("cpu/avx512").activations("bf16")} == {"f32"}
+def test_activations_follow_the_kernel() -> None:
+    activations = find_target("cpu/amx").activations
+    assert activations("matmul.bf16.amx") == activations("matmul.w8.amx") == "bf16"
+    assert activations("matmul.bf16.avx512bf16") == activations("moe_down.bf16.avx512bf16emu") == "bf16"
+    assert (
+        activations("matmul.f32.avx512") == activations("matmul.bf16.avx512") == activations("matmul.w4.avx2") == "f32"
+    )
+    assert activations("matmul.w8a8.amx") == activations("matmul.w4a8.avx2") == "int8"
 
 
-@pytest.mark.parametrize("here", ["none", "avx2", "avx512", "amx"])
+@pytest.mark.parametrize("here", ["none", "avx2", "avx512", "avx512bf16", "amx"])
 def test_missing_says_what_and_what_next(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "detect_isa", lambda: here)
-    order = ("none", "avx2", "avx512", "amx")
+    order = ("none", "avx2", "avx512", "avx512bf16", "amx")
     for level in order[1:]:
         for cap in (None, *order[1:]):
             usable = min(here, cap or here, key=order.index)

@@ -12,7 +12,7 @@ from ingot.plugins.cpu.target import TARGETS, detect_isa, kernel_table
 from ingot.plugins.layouts import panel_bytes
 from ingot.plugins.op import Array
 from ingot.plugins.target import Product, Tunable
-from tests.plugins.cpu.one_step import Input, Packed, Quantised, native_outputs, open_step, plain_batch
+from tests.plugins.cpu.one_step import Input, Packed, Quantised, activations_of, native_outputs, open_step, plain_batch
 from tests.plugins.ops.calls import random_rows
 
 pytestmark = pytest.mark.native
@@ -23,7 +23,7 @@ WAYS = {name: 5 if ".amx" in name else 2 for name in KERNELS}
 
 
 def _case(kernel: str, n: int, k: int, rows: int = max(ROWS)) -> tuple[list[Input], dict[str, Attr]]:
-    _, dtype, isa = kernel.split(".")
+    dtype = kernel.split(".")[1]
     x = np.random.default_rng(n).standard_normal((rows, k)).astype(np.float32)
     group = 64 if dtype.startswith("w4") else 0
     weight = (
@@ -31,8 +31,8 @@ def _case(kernel: str, n: int, k: int, rows: int = max(ROWS)) -> tuple[list[Inpu
         if dtype.startswith("w")
         else Packed(values=random_rows(n, k).values, dtype=DType(dtype), panels=True, gated=True)
     )
-    rounded = "int8" if dtype.endswith("a8") else "bf16" if isa.startswith("amx") else "f32"
-    return [x, weight, None, None], {"activation": "silu", "gated": 1, "activations": rounded, "group": group}
+    attrs: dict[str, Attr] = {"activation": "silu", "gated": 1, "activations": activations_of(kernel), "group": group}
+    return [x, weight, None, None], attrs
 
 
 def _run(kernel: str, rows: int, tactics: str | None, threads: int) -> Array:
