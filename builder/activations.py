@@ -44,7 +44,7 @@ class SampleErrors:
                 if self._progress is not None:
                     self._progress("measuring int8 activations", min(done, total), total)
 
-            with WeightReader(self._checkpoint.path) as reader:
+            with WeightReader(self._checkpoint) as reader:
                 self._errors = activation_errors(plan, lowering.uses, reader, ids, advance)
         return self._errors
 

@@ -29,11 +29,11 @@ from ingot.companions import check_companions, check_token_ids, tokenizer_memory
 from ingot.configs.build import BuildConfig
 from ingot.configs.sizes import format_bytes
 from ingot.configs.token_ids import TokenIds
-from ingot.engine import SECTION_ALIGNMENT, is_engine, rank_file
+from ingot.engine import SECTION_ALIGNMENT, is_engine
 from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import BuildError, CheckpointError, IngotError
 from ingot.forecast import Forecast
-from ingot.manifest import MANIFEST_NAME, Manifest, Variant
+from ingot.manifest import MANIFEST_NAME, Manifest, Variant, rank_file
 from ingot.output_dir import OutputDir
 from ingot.plan import Plan, plans_to_json
 from ingot.plugins.registry import find_targets
@@ -43,7 +43,7 @@ MANIFEST_BYTES = 1 << 20  # of disk: manifest and the ends of sections
 CODE_BYTES = 2 << 20  # of disk: machine code for one GPU target, at most
 NETWORK_MEMORY = 512 << 20  # of the process in which another compiler makes a network
 NETWORK_BYTES = 2 << 20  # of disk: a layer of a network that another compiler makes, at most
-BLOCK_COPIES = 6  # a block as stored, as float32, rounded or quantised, packed; one in each thread, and one to write
+BLOCK_COPIES = 7  # a chunk read, a block as stored, as float32, rounded, packed; one in each thread, and one to write
 
 _ENGINE_FILES = (MANIFEST_NAME, "rank*", *COMPANION_FILES)  # patterns of all that an engine consists of
 CAPABILITIES = ("context_logits", "generation_logits", "greedy", "log_probs", "paged_kv", "sampling")
@@ -246,7 +246,7 @@ def _write(
         blocks = itertools.chain(packers[-1].blocks(advance), each.constant_blocks())
         return RankFile(files=each.files, plans=each.plans, blocks=blocks)
 
-    with WeightReader(checkpoint.path) as reader:
+    with WeightReader(checkpoint) as reader:
         files = [checkpoint.path / name for name in checkpoint.companions()]
         contents = [content(reader, each) for each in shares]
         manifest = _manifest(jobs, shares, checkpoint, tokens)

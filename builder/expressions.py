@@ -5,10 +5,8 @@ count as matrices with one column.
 """
 
 import hashlib
-import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,9 @@ import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import describe, producer, scalar, weight_shape
 from ingot.checkpoint import Checkpoint
+from ingot.chunks import CheckedFile
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.errors import BuildError, CheckpointError
+from ingot.errors import BuildError
 
 Float32 = npt.NDArray[np.float32]
 Bits = npt.NDArray[Any]
@@ -89,19 +88,20 @@ def matrix_shape(tensor: gs.Tensor) -> tuple[int, int]:
 
 
 class WeightReader:
-    """Reads weight expressions of one checkpoint directory, whose sources have been checked; from several threads."""
+    """Reads weight expressions of one checkpoint, whose sources have been checked; from several threads. What it gives
+    out has the checksums that convert wrote."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._files: dict[str, int] = {}
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._files: dict[str, CheckedFile] = {}
         self._opening = threading.Lock()
 
     def __enter__(self) -> "WeightReader":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for descriptor in self._files.values():
-            os.close(descriptor)
+        for file in self._files.values():
+            file.close()
         self._files.clear()
 
     def read_rows(self, tensor: gs.Tensor, begin: int, end: int) -> Float32:
@@ -175,32 +175,19 @@ class WeightReader:
             return np.asarray(tensor.values, np.float32).reshape(rows, cols)[r0:r1, c0:c1]
         location, base = _place(proto)
         if c0 == 0 and c1 == cols:
-            data = self._bytes(tensor, location, base + r0 * cols * dtype.itemsize, (r1 - r0) * cols * dtype.itemsize)
+            data = self._open(location).read(base + r0 * cols * dtype.itemsize, (r1 - r0) * cols * dtype.itemsize)
         else:
             offsets = (base + (row * cols + c0) * dtype.itemsize for row in range(r0, r1))
             width = (c1 - c0) * dtype.itemsize
-            data = b"".join(self._bytes(tensor, location, offset, width) for offset in offsets)
+            file = self._open(location)
+            data = b"".join(file.read(offset, width) for offset in offsets)
         stored = np.frombuffer(data, dtype.storage).reshape(r1 - r0, c1 - c0)
         return stored if bits else to_float32(stored, dtype)
 
-    def _bytes(self, tensor: gs.Constant, location: str, offset: int, count: int) -> bytes:
-        descriptor = self._open(location)
-        data = os.pread(descriptor, count, offset)
-        while len(data) < count:
-            more = os.pread(descriptor, count - len(data), offset + len(data))
-            if not more:
-                raise CheckpointError(
-                    "a weight file of the checkpoint is truncated", where=f"{self._directory / location}:{tensor.name}",
-                    expected=f"{count} bytes at {offset}", got=f"{len(data)} bytes",
-                    hint="make the checkpoint again with `ingot convert`",
-                )  # fmt: skip
-            data += more
-        return data
-
-    def _open(self, location: str) -> int:
+    def _open(self, location: str) -> CheckedFile:
         with self._opening:
             if location not in self._files:
-                self._files[location] = os.open(self._directory / location, os.O_RDONLY)
+                self._files[location] = self._checkpoint.open_weights(location)
             return self._files[location]
 
 

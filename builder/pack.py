@@ -18,8 +18,8 @@ from ingot.builder.expressions import WeightReader, is_copy, matrix_shape
 from ingot.builder.in_order import in_order
 from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, Precision, count_nonfinite, from_float32
-from ingot.engine import PIECE_ALIGNMENT, SECTION_ALIGNMENT, aligned
-from ingot.plan import Piece, Plan, Weight
+from ingot.engine import SECTION_ALIGNMENT, aligned
+from ingot.plan import ALIGNMENT, Piece, Plan, Weight
 from ingot.plugins.layouts import (
     PANEL,
     ROW,
@@ -121,12 +121,12 @@ def place_weights(uses: Sequence[WeightUse], shards: int) -> tuple[list[Weight],
             step = 2 if use.gated else 1  # gate and up panels of the same columns stay together
             begin, end = (use.units // step * i // shards * step for i in (shard, shard + 1))
             if begin < end:
-                position = aligned(position, PIECE_ALIGNMENT)
+                position = aligned(position, ALIGNMENT)
                 pieces[use.name].append(Piece(begin=begin, end=end, offset=position))
                 position += use.experts * (end - begin) * use.unit_bytes
     for use in uses:
         if not use.panels:
-            position = aligned(position, PIECE_ALIGNMENT)
+            position = aligned(position, ALIGNMENT)
             pieces[use.name].append(Piece(begin=0, end=use.units, offset=position))
             position += use.nbytes
     weights = [

@@ -31,6 +31,24 @@ def parse_json(text: bytes, where: str, error: type[IngotError] = ConfigError) -
         raise error("the file is not valid JSON", where=where, got=str(problem)) from problem
 
 
+def read_object(path: Path) -> dict[str, object]:
+    """The object in a JSON file of untrusted origin. Raises ConfigError if it is unreadable or holds something else."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON:
+            raise ConfigError(
+                "the file is too large for what it should hold", where=str(path),
+                expected=f"at most {MAX_JSON:,} bytes", got=f"{size:,} bytes",
+            )  # fmt: skip
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError("the file cannot be read", where=str(path), got=error.strerror) from error
+    values = parse_json(text, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError("the file holds no JSON object", where=str(path), got=type(values).__name__)
+    return values
+
+
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values = dict(pairs)
     if len(values) != len(pairs):
@@ -58,21 +76,8 @@ class Section:
 
     @classmethod
     def from_file(cls, path: Path) -> "Section":
-        """The object in a JSON file. Raises ConfigError if the file is unreadable or holds something else."""
-        try:
-            size = path.stat().st_size
-            if size > MAX_JSON:
-                raise ConfigError(
-                    "the file is too large for what it should hold", where=str(path),
-                    expected=f"at most {MAX_JSON:,} bytes", got=f"{size:,} bytes",
-                )  # fmt: skip
-            text = path.read_bytes()
-        except OSError as error:
-            raise ConfigError("the file cannot be read", where=str(path), got=error.strerror) from error
-        values = parse_json(text, str(path))
-        if not isinstance(values, dict):
-            raise ConfigError("the file holds no JSON object", where=str(path), got=type(values).__name__)
-        return cls(values, str(path))
+        """The object in a JSON file. Raises ConfigError as `read_object`."""
+        return cls(read_object(path), str(path))
 
     def place(self, key: str) -> str:
         """file:key, for errors."""
@@ -198,11 +203,16 @@ def read_record(record: type[Record], section: Section) -> Record:
 
 
 def write_record(value: object) -> Any:
-    """Inverse of `read_record`: dataclasses as objects, enums as their values, tuples as lists."""
+    """Inverse of `read_record` and `read_exactly`: dataclasses and mappings as objects, enums as their values, tuples
+    as lists."""
+    if type(value) in (str, int, float):  # most are
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: write_record(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple):
         return [write_record(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: write_record(each) for key, each in value.items()}
     return value.value if isinstance(value, enum.Enum) else value
 
 

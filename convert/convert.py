@@ -17,6 +17,7 @@ import numpy as np
 
 from ingot import __version__
 from ingot.checkpoint import CHECKPOINT_FILES, GRAPH_FILE, CheckpointConfig, companions, is_checkpoint
+from ingot.chunks import Checksums
 from ingot.companions import TOKENIZER_FILE, check_companions, parse_tokenizer, tokenizer_memory
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
@@ -88,6 +89,7 @@ def convert(
             ingot_version=__version__,
             model=job.model,
             sources={_name(file, job): sha256(file, hashed) for file in job.read_files},
+            weights=writer.sums,
             nonfinite=writer.nonfinite,
             random_seed=options.random_weights,
             build_defaults=options.build_defaults,
@@ -120,12 +122,14 @@ class _WeightWriter:
     """Streams weights into files, rounds them where asked, and looks at every value on the way.
 
     tensors    weight → where its bits lie now
+    sums       file → its checksums
     nonfinite  weight → how many of its written values are NaN or infinite
     """
 
     def __init__(self, advance: Callable[[int], None]) -> None:
         self._advance = advance
         self.tensors: dict[str, StoredTensor] = {}
+        self.sums: dict[str, Checksums] = {}
         self.nonfinite: dict[str, int] = {}
         self.warnings: list[str] = []
 
@@ -134,6 +138,7 @@ class _WeightWriter:
             for weight in weights:
                 self._write(file, weight)
         self.tensors.update(file.tensors)
+        self.sums[path.name] = file.sums()
 
     def _write(self, file: TensorFileWriter, weight: Weight) -> None:
         before = after = 0

@@ -22,6 +22,7 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
+from ingot.configs.read import read_object
 from ingot.errors import ConfigError, RequestError, UsageError
 
 CHATML = (
@@ -169,13 +170,7 @@ def _special_tokens(directory: Path) -> dict[str, str]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError("the file is not JSON", where=str(path), got=str(error)) from error
-    return value if isinstance(value, dict) else {}
+    return read_object(path) if path.is_file() else {}
 
 
 class _Generation(jinja2.ext.Extension):

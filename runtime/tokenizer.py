@@ -7,16 +7,18 @@
              start        end ── pending ──▶
 """
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
 
 from ingot.companions import TOKENIZER_FILE, read_tokenizer, read_tokenizer_settings
-from ingot.errors import ConfigError, RequestError
+from ingot.errors import ConfigError, IngotError, RequestError
 
 _HALF = "\ufffd"  # what the decoder puts where bytes are no character (yet)
+_REPAIR = "the engine's tokenizer.json is no good: convert the model again, with files that work elsewhere"
 _PATIENCE = 16  # pending tokens after which bytes that are still no character will not become one
 
 
@@ -86,10 +88,8 @@ class Tokenizer:
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """A batch of one: the library's plain `encode` keeps all other threads of Python waiting, for seconds at a
         megabyte."""
-        try:
+        with _library(lambda got: RequestError("the text cannot be tokenized", got=got)):  # e.g. a lone surrogate
             (encoding,) = self._hf.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        except Exception as error:  # e.g. a lone surrogate, which has no UTF-8 form
-            raise RequestError("the text cannot be tokenized", got=str(error)) from error
         return list(encoding.ids)
 
     def _some_token(self) -> int:
@@ -103,7 +103,8 @@ class Tokenizer:
         """Text of token ids, all at once."""
         if skip_special_tokens:
             ids = [token for token in ids if token not in self.special_ids]
-        return str(self._hf.decode(list(ids), skip_special_tokens=False))
+        with _library(lambda got: RequestError("the tokens cannot be turned into text", got=got, hint=_REPAIR)):
+            return str(self._hf.decode(list(ids), skip_special_tokens=False))
 
     def token_text(self, token: int) -> str:
         """What one token adds to a text that it does not begin; half a character is shown as such."""
@@ -182,3 +183,14 @@ class Detokenizer:
 
     def _text(self, count: int) -> str:
         return self._tokenizer.decode(self._window[:count], skip_special_tokens=self._skip)
+
+
+@contextlib.contextmanager
+def _library(refused: Callable[[str], IngotError]) -> Iterator[None]:
+    """What the library raises becomes `refused`: it raises nothing specific, and where it panics no Exception even."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise refused(str(error)) from error

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ingot.checkpoint import Checkpoint, CheckpointConfig
+from ingot.chunks import Summer
 from ingot.configs.read import Section
 from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import read_model
@@ -39,6 +41,16 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[DType, Bits]], *, 
     text = json.dumps(header).encode() + b" " * padding
     data = b"".join(bits.tobytes() for _, bits in tensors.values())
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def checked(folder: Path, *names: str) -> Checkpoint:
+    """A folder as an opened Checkpoint whose weights lie in the files `names`, as these are now."""
+    weights = {}
+    for name in names:
+        summer = Summer()
+        summer.update(memoryview((folder / name).read_bytes()))
+        weights[name] = summer.finish()
+    return Checkpoint(path=folder, config=CheckpointConfig(weights=weights))
 
 
 def edit_header(path: Path, edit: Mapping[str, Mapping[str, object]]) -> None:

@@ -4,27 +4,15 @@
 #include <stdexcept>
 
 #include "cpu_isa.h"
+#include "plan_check.h"
 
 namespace ingot {
 namespace {
 
 constexpr int64_t kPanel = 16;            // plugins/layouts.py
-constexpr int64_t kMaxCount = 1LL << 31;  // of rows, columns, positions: products of two fit int64
-constexpr int64_t kMaxRows = 1LL << 21;   // of a step: arrays of this length are allocated at open
-constexpr int64_t kAlignment = 64;
 constexpr int64_t kMaxInt8K = 131000;     // MAX_K of plugins/quantised.py
 
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-int64_t itemsize_of(const std::string& dtype) {
-  if (dtype == "f32" || dtype == "i32") return 4;
-  if (dtype == "bf16" || dtype == "f16") return 2;
-  if (dtype == "int8" || dtype == "bool") return 1;
-  if (dtype == "w8" || dtype == "w4") return 1;  // counted by panel and by row, see below
-  return dtype == "i64" ? 8 : 0;
-}
-
-// Bytes of a panel and of a row, as in plugins/layouts.py.
+// Bytes of a panel, as in plugins/layouts.py.
 int64_t panel_bytes_of(const std::string& dtype, int64_t k, int64_t group) {
   constexpr int64_t kHeader = 128;
   if (dtype == "w8") return kHeader + round_up(k, 64) * kPanel;
@@ -35,29 +23,8 @@ int64_t panel_bytes_of(const std::string& dtype, int64_t k, int64_t group) {
   return (dtype == "bf16" ? round_up(k, 32) * 2 : k * itemsize_of(dtype)) * kPanel;
 }
 
-int64_t row_bytes_of(const std::string& dtype, int64_t k) {
-  return dtype == "w8" ? 4 + round_up(k, 4) : k * itemsize_of(dtype);
-}
-
 std::string panel_layout_of(const std::string& dtype, int64_t group) {
   return "panel16." + dtype + (group ? std::string("g").append(std::to_string(group)) : "");
-}
-
-std::string row_layout_of(const std::string& dtype) { return dtype == "w8" ? "row.w8" : "row"; }
-
-void require(bool holds, const std::string& otherwise) {
-  if (!holds) throw std::invalid_argument(otherwise);
-}
-
-void require_count(const std::string& what, int64_t value, int64_t end = kMaxCount) {
-  require(value >= 1 && value < end, what + " is out of range: " + std::to_string(value));
-}
-
-// a * b * c for values that require_count has passed; throws where it exceeds int64.
-int64_t product(int64_t a, int64_t b, int64_t c = 1) {
-  int64_t ab = 0, abc = 0;
-  require(!__builtin_mul_overflow(a, b, &ab) && !__builtin_mul_overflow(ab, c, &abc), "a size exceeds 2^63 bytes");
-  return abc;
 }
 
 // Resolves and checks one step at a time.
@@ -188,11 +155,15 @@ class Binder {
   }
 
   float attr_float(const char* key) const {
-    const AttrSpec& value = attr(key);
-    const int64_t* whole = std::get_if<int64_t>(&value);
-    const double* real = std::get_if<double>(&value);
-    check(whole != nullptr || (real != nullptr && std::isfinite(*real)), std::string("attribute ") + key + " must be a number");
-    return static_cast<float>(whole != nullptr ? static_cast<double>(*whole) : *real);
+    const double* value = std::get_if<double>(&attr(key));
+    check(value != nullptr && std::isfinite(*value), std::string("attribute ") + key + " must be a number with a point");
+    return static_cast<float>(*value);
+  }
+
+  float attr_not_negative(const char* key) const {
+    const float value = attr_float(key);
+    check(value >= 0, std::string("attribute ") + key + " must not be negative");
+    return value;
   }
 
   std::string attr_word(const char* key) const {
@@ -270,6 +241,7 @@ std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels, 
     next = piece.end;
   }
   check(next == num_panels, "the pieces of weight " + weight->name + " hold " + std::to_string(next) + " panels, expected " + std::to_string(num_panels));
+  check(weight->nbytes == product(num_panels, panel_bytes), "weight " + weight->name + " says that it has " + std::to_string(weight->nbytes) + " bytes");
   return pieces;
 }
 
@@ -344,7 +316,7 @@ void Binder::bind_norm(BoundStep& bound) {
   bound.counts_logits = x->rows == "logits";
   bound.args = NormArgs{.x = at(x), .weight = weight, .bias = has_bias ? vector(step_->inputs[2], x->cols) : nullptr,
                         .residual = at(residual), .y = at(y), .sum = at(sum), .rows = 0, .hidden = x->cols,
-                        .eps = attr_float("eps")};
+                        .eps = attr_not_negative("eps")};
 }
 
 void Binder::bind_elementwise(BoundStep& bound) {
@@ -423,7 +395,7 @@ void Binder::bind_rope_kv_write(BoundStep& bound) {
   bound.args = RopeKvWriteArgs{.qkv = at(qkv), .cos_sin = at(cos_sin), .q = at(q),
                                .q_norm = vector(step_->inputs[2], q_run), .k_norm = vector(step_->inputs[3], k_run),
                                .kv = kv, .heads = heads, .half = cos_sin == nullptr ? 0 : cos_sin->cols / 2,
-                               .q_run = q_run, .k_run = k_run, .norm_eps = attr_float("norm_eps"),
+                               .q_run = q_run, .k_run = k_run, .norm_eps = attr_not_negative("norm_eps"),
                                .interleaved = attr_int("interleaved", 0, 1) == 1};
 }
 
@@ -438,10 +410,8 @@ void Binder::bind_paged_attention(BoundStep& bound) {
   counts_tokens(y);
   apart(y, q, false);
   const int64_t window = attr_int("window", 0, kMaxCount);
-  const float softcap = attr_float("softcap");
-  check(softcap >= 0, "attribute softcap must not be negative");
   bound.args = PagedAttentionArgs{.q = at(q), .y = at(y), .kv = kv, .heads = heads,
-                                  .window = window == 0 ? kMaxCount : window, .scale = attr_float("scale"), .softcap = softcap};
+                                  .window = window == 0 ? kMaxCount : window, .scale = attr_float("scale"), .softcap = attr_not_negative("softcap")};
 }
 
 void Binder::bind_moe_route(BoundStep& bound) {
@@ -501,61 +471,7 @@ void Binder::bind_screen(BoundStep& bound) {
                           .dither = dither, .table = at(table), .rows = 0, .vocab = vocab, .k = k, .row_bytes = row_bytes_of("w8", k), .ids = nullptr, .candidates = nullptr};
 }
 
-void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
-  const std::string where = "weight " + weight.name + ": ";
-  require(itemsize_of(weight.dtype) > 0, where + "unknown type " + weight.dtype);
-  require(!weight.shape.empty() && weight.shape.size() <= (weight.layout == "row" ? 2 : 3) && !weight.pieces.empty(), where + "wrong shape");
-  for (const int64_t extent : weight.shape) require_count(where + "extent", extent);
-  if (weight.layout != row_layout_of(weight.dtype)) return;  // panels are checked by the step that multiplies with them
-  const int64_t bytes = product(weight.shape[0], row_bytes_of(weight.dtype, weight.shape.size() == 2 ? weight.shape[1] : 1));
-  const PieceSpec& piece = weight.pieces[0];
-  require(weight.pieces.size() == 1 && piece.begin == 0 && piece.end == weight.shape[0], where + "layout " + weight.layout + " has one piece with all rows");
-  require(piece.offset >= 0 && piece.offset % kAlignment == 0 && bytes <= weight_bytes - piece.offset,
-          where + "lies outside the weights section");
-}
-
 }  // namespace
-
-KvSizes::KvSizes(const KvSpec& kv) {
-  itemsize = itemsize_of(kv.dtype);
-  require(kv.dtype == "f32" || kv.dtype == "bf16" || kv.dtype == "int8", "KV caches are f32, bf16 or int8, got " + kv.dtype);
-  require(kv.num_layers >= 0 && kv.num_layers < 65536, "the number of KV layers is out of range");
-  require(kv.kv_heads >= 1 && kv.kv_heads <= 4096, "kv_heads is out of range");
-  require(kv.head_dim >= 4 && kv.head_dim <= 256 && kv.head_dim % 4 == 0, "head_dim must be a multiple of 4 from 4 to 256, got " + std::to_string(kv.head_dim));
-  require(kv.tokens_per_block >= 16 && kv.tokens_per_block <= 512 && kv.tokens_per_block % 16 == 0,
-          "tokens_per_block must be a multiple of 16 from 16 to 512, got " + std::to_string(kv.tokens_per_block));
-  require_count("num_blocks", kv.num_blocks);
-  padded_dim = round_up(kv.head_dim, 16);
-  const int64_t scale = kv.dtype == "int8" ? 4 : 0;  // bytes behind the numbers of a token and head
-  k_block = kv.kv_heads * kv.tokens_per_block * (kv.head_dim * itemsize + scale);
-  v_block = kv.kv_heads * kv.tokens_per_block * (padded_dim * itemsize + scale);
-  block = product(kv.num_layers, k_block + v_block);
-  total = product(kv.num_blocks, block);
-}
-
-int64_t buffer_rows(const PlanSpec& plan, const BufferSpec& buffer) {
-  return buffer.rows == "tokens" ? plan.limits.max_num_tokens : plan.limits.max_logit_rows;
-}
-
-void check_plan(const PlanSpec& plan) {
-  require_count("vocab_size", plan.limits.vocab_size);
-  require_count("max_positions", plan.limits.max_positions);
-  require_count("max_batch_size", plan.limits.max_batch_size, kMaxRows);
-  require_count("max_num_tokens", plan.limits.max_num_tokens, kMaxRows);
-  require_count("max_logit_rows", plan.limits.max_logit_rows, kMaxRows);
-  require(plan.arena_bytes >= 0, "arena_bytes is negative");
-  const BufferSpec* logits = nullptr;
-  for (const BufferSpec& buffer : plan.buffers) {
-    const std::string where = "buffer " + buffer.name + ": ";
-    require(buffer.rows == "tokens" || buffer.rows == "logits", where + "counts neither tokens nor logits");
-    require_count(where + "cols", buffer.cols);
-    const int64_t bytes = product(buffer_rows(plan, buffer), buffer.cols, 4);
-    require(buffer.offset >= 0 && buffer.offset % kAlignment == 0 && bytes <= plan.arena_bytes - buffer.offset, where + "lies outside the arena");
-    if (buffer.name == plan.logits) logits = &buffer;
-  }
-  require(logits != nullptr && logits->rows == "logits" && logits->cols == plan.limits.vocab_size,
-          "the plan's logits must be a buffer of logit rows with vocab_size columns");
-}
 
 std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSpec>& steps, const PlanMemory& memory, const Batch& batch) {
   for (const WeightSpec& weight : plan.weights) check_weight(weight, memory.weight_bytes);

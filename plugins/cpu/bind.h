@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "batch.h"
+#include "plan_check.h"
 #include "plan_spec.h"
 #include "registry.h"
 
@@ -39,16 +40,7 @@ struct PlanMemory {
   std::string isa;  // kernels of higher levels are refused
 };
 
-// Bytes of a layer's keys and values in a block, of a block, and of all; see KvLayout in src/ingot/plan.py.
-struct KvSizes {
-  explicit KvSizes(const KvSpec& kv);  // throws std::invalid_argument
-  int64_t itemsize, padded_dim, k_block, v_block, block, total;
-  int64_t offset(int64_t layer, bool values) const { return layer * (k_block + v_block) + (values ? k_block : 0); }
-};
-
 // Throws std::invalid_argument that names the step or buffer and what is wrong.
-void check_plan(const PlanSpec& plan);
 std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSpec>& steps, const PlanMemory& memory, const Batch& batch);
-int64_t buffer_rows(const PlanSpec& plan, const BufferSpec& buffer);
 
 }  // namespace ingot

@@ -5,6 +5,7 @@ are alive gives wrong numbers here too.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from ingot.plan import Buffer, Plan, Rows, Step
 from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.ops.sample import sample
 from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.ref.check import check_steps
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import SessionOptions
@@ -28,12 +30,13 @@ class RefSession:
     """
 
     def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> None:
-        self._logits = plan.logits
-        self._steps = tuple(step for step in plan.steps if step.op != "sample")  # drawing follows the plan
+        """Raises EngineError for a plan that cannot run, CapacityError."""
+        check_steps(plan)
+        self._logits, self._steps = plan.logits, plan.steps
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         read = {name for step in plan.steps for name in step.inputs}  # not the machine code of another target
         self._weights = {weight.name: read_weight(weights, weight) for weight in plan.weights if weight.name in read}
-        self._arena = np.full(-(-plan.arena_bytes // 4), np.nan, dtype=np.float32)
+        self._arena = _fresh_arena(plan)
         self.num_blocks = options.num_blocks
         try:
             self.kv = KvCache(plan.kv, options.num_blocks)
@@ -95,3 +98,14 @@ class RefSession:
         rows = len(batch.ids) if buffer.rows is Rows.TOKENS else len(batch.logit_rows)
         begin = buffer.offset // 4
         return self._arena[begin : begin + rows * buffer.cols].reshape(rows, buffer.cols)
+
+
+def _fresh_arena(plan: Plan) -> Array:
+    """NaN everywhere: a step that reads what none has written is found out."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if plan.arena_bytes > physical:
+        raise CapacityError(
+            "the activations are larger than this machine's memory", expected=f"at most {physical} bytes",
+            got=f"{plan.arena_bytes} bytes", hint="build the engine with a smaller max_num_tokens",
+        )  # fmt: skip
+    return np.full(-(-plan.arena_bytes // 4), np.nan, dtype=np.float32)

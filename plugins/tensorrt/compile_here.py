@@ -16,6 +16,7 @@ from typing import Any
 
 from ingot.errors import IngotError
 from ingot.plan import Plan
+from ingot.plan_json import plan_from_json
 from ingot.plugins.tensorrt.bindings import file_logger
 from ingot.plugins.tensorrt.lowering import lower
 from ingot.plugins.tensorrt.plugin import register_attention
@@ -38,7 +39,7 @@ def main() -> int:
 
 def _compile(folder: Path, trt: Any, capabilities: list[str]) -> dict[str, Any]:
     ctypes.CDLL(PARSER_OPENS)  # an OSError here is better than the parser's way to say so
-    plan = Plan.from_json((folder / "plan.json").read_text())
+    plan = plan_from_json((folder / "plan.json").read_text())
     with (folder / "log.txt").open("w") as file:
         log = file_logger(trt, file)
         register_attention(trt)

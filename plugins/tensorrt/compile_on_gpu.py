@@ -15,6 +15,7 @@ from typing import Any
 
 from ingot.errors import IngotError
 from ingot.plan import Plan
+from ingot.plan_json import plan_from_json
 from ingot.plugins.tensorrt.bindings import file_logger
 from ingot.plugins.tensorrt.builder_bindings import Builder, IBuilderConfig, Runtime
 from ingot.plugins.tensorrt.lowering import lower
@@ -40,7 +41,7 @@ def main() -> int:
 def compile_network(trt: Any, folder: Path) -> dict[str, Any]:
     """Kinds of layers of the network, and the engine's memory. Raises BuildError, and OSError for what the library
     refuses."""
-    plan = Plan.from_json((folder / "plan.json").read_text())
+    plan = plan_from_json((folder / "plan.json").read_text())
     options = json.loads((folder / "options.json").read_text())
     with (folder / "log.txt").open("w") as file:
         log = file_logger(trt, file)

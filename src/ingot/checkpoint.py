@@ -1,11 +1,11 @@
 """The Checkpoint: what `convert` writes and `builder` reads.
 
-    config.json         schema version; beside it, for people and tools: model, sources, build defaults
+    config.json         schema version, checksums of the weights; for people and tools: model, sources, build defaults
     model.onnx          the Graph; its initialisers point into the safetensors files
     *.safetensors       weights
     tokenizer.json, ... copied
 
-The Graph is the only source of the builder: a config.json with nothing but the schema version is complete.
+The Graph is the only source of the builder: schema version and checksums are all that config.json must hold.
 """
 
 import dataclasses
@@ -15,14 +15,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ingot.chunks import CheckedFile, Checksums
 from ingot.configs.convert import BuildDefaults
+from ingot.configs.exact import read_exactly
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section, read_record, write_record
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError, ConfigError
 from ingot.tensor_file import StoredTensor, read_header
 
-CHECKPOINT_SCHEMA = 1
+CHECKPOINT_SCHEMA = 2
+_AGAIN = "convert the model again with this version of ingot"
 GRAPH_FILE = "model.onnx"
 
 # What a tokenizer or a generation loop may need; a pattern matches at most what it names.
@@ -39,12 +42,14 @@ CHECKPOINT_FILES = ("config.json", GRAPH_FILE, "*.safetensors", *COMPANION_FILES
 class CheckpointConfig:
     """config.json of a Checkpoint.
 
+    weights          file name → checksums of the files that hold the weights; no other file's are used
     sources          file name → SHA-256 of the files it was made from; empty for random weights
     nonfinite        weight → how many of its values are NaN or infinite
     """
 
     ingot_version: str | None = None
     model: ModelConfig | None = None
+    weights: Mapping[str, Checksums] = dataclasses.field(default_factory=dict)
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     nonfinite: Mapping[str, int] = dataclasses.field(default_factory=dict)
     random_seed: int | None = None
@@ -77,12 +82,13 @@ class CheckpointConfig:
                 where=section.place("schema_version"),
                 expected=str(CHECKPOINT_SCHEMA),
                 got=str(schema),
-                hint="convert the model again with this version of ingot",
+                hint=_AGAIN,
             )
         sources, nonfinite = section.section("sources"), section.section("nonfinite")
         config = cls(
             ingot_version=section.text("ingot_version") if section.has("ingot_version") else None,
             model=read_record(ModelConfig, section.section("model")) if section.has("model") else None,
+            weights=_weights(section),
             sources={name: sources.text(name) for name in sources.unread()},
             nonfinite={name: nonfinite.integer(name) for name in nonfinite.unread()},
             random_seed=section.integer("random_seed") if section.has("random_seed") else None,
@@ -146,13 +152,43 @@ class Checkpoint:
                 got="no such file" if size < 0 else f"a file of {size:,} bytes",
                 hint="convert the model again",
             )
+        sums = self.config.weights.get(location)
+        if sums is None or size != sums.nbytes:
+            raise CheckpointError(
+                "a weight file of the Checkpoint is not the one that was converted", where=where,
+                expected="one of those with checksums in config.json" if sums is None else f"{sums.nbytes:,} bytes",
+                got=location if sums is None else f"a file of {size:,} bytes: {location}",
+                hint="copy the Checkpoint again, or convert the model again",
+            )  # fmt: skip
         return StoredTensor(
             name=name, file=file, dtype_name=dtype.safetensors, shape=shape, offset=offset, nbytes=nbytes
         )
 
+    def open_weights(self, location: str) -> CheckedFile:
+        """A file that `external` has found, whose bytes are checked as they are read."""
+        return CheckedFile(self.path / location, self.config.weights[location])
+
     def companions(self) -> Iterator[Path]:
         """Tokenizer and generation files, which an Engine carries along; paths relative to the Checkpoint."""
         return companions(self.path)
+
+
+def _weights(section: Section) -> dict[str, Checksums]:
+    """Raises CheckpointError where there are none."""
+    where, found = section.place("weights"), section.raw("weights")
+    if not isinstance(found, dict) or not found:
+        raise CheckpointError(
+            "the Checkpoint has no checksums of its weights", where=where, expected="file → nbytes, crc32", hint=_AGAIN
+        )
+    what = "the checksums of the Checkpoint cannot be read"
+    weights = {
+        name: read_exactly(Checksums, each, what=what, where=f"{where}.{name}", error=CheckpointError, hint=_AGAIN)
+        for name, each in found.items()
+    }
+    for name, sums in weights.items():
+        if (problem := sums.problem()) is not None:
+            raise CheckpointError(what, where=f"{where}.{name}", got=problem, hint=_AGAIN)
+    return weights
 
 
 def companions(folder: Path) -> Iterator[Path]:

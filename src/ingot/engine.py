@@ -28,7 +28,6 @@ is made while the checksums are.
 
 import contextlib
 import dataclasses
-import json
 import mmap
 import os
 import struct
@@ -40,15 +39,25 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ingot.errors import EngineError
-from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, FORMAT, MANIFEST_NAME, REBUILD, Manifest, Part, parse_manifest
-from ingot.plan import Plan, plan_from_json
+from ingot.chunks import CHUNK_BYTES
+from ingot.configs.read import parse_json
+from ingot.errors import REBUILD, ConfigError, EngineError
+from ingot.manifest import (
+    ENGINE_SCHEMA,
+    FORMAT,
+    MANIFEST_NAME,
+    Manifest,
+    Part,
+    parse_manifest,
+    rank_file,
+)
+from ingot.plan import Plan
+from ingot.plan_json import plans_from_json
 from ingot.weights_memory import HUGE_PAGE, Homes, PlanHomes, huge_pages
 
 MAGIC = b"INGOTENG"
 HEADER_BYTES = 4096
 SECTION_ALIGNMENT = HUGE_PAGE  # of the weights section and of thread shards
-PIECE_ALIGNMENT = 64  # one cache line
 _HEADER = struct.Struct("<8sIIIIQQQQQ")
 
 Crc32 = Callable[[memoryview], int]
@@ -101,11 +110,6 @@ class Engine:
         self.close()
 
 
-def rank_file(rank: int, files: str = "") -> str:
-    """Name of the engine file of one rank. files: as in `Variant`."""
-    return f"rank{rank}.{files}.engine" if files else f"rank{rank}.engine"
-
-
 def aligned(offset: int, alignment: int) -> int:
     """The next multiple of `alignment` at or after `offset`."""
     return -(-offset // alignment) * alignment
@@ -147,13 +151,11 @@ def open_engine(
     header = _read_header(views[own.name], directory / own.name, manifest, rank)
     check = _Check(directory, views, crc32 or zlib.crc32)
     first = -(-header.weights_offset // CHUNK_BYTES)  # chunk that holds nothing but weights
-    chunks = [(part, index) for part in whole.parts for index in range(len(part.crc32))]
+    chunks = [(part, index) for part in whole.parts for index in range(part.chunks)]
     check.mapped([(part, index) for part, index in chunks if part.name != own.name or index < first])
-    plan = _plan(views[own.name], header, manifest)
-    if plan.weight_bytes != header.weights_bytes or plan.limits != manifest.limits:
-        raise EngineError("plan and manifest of the engine contradict each other", where=str(directory), hint=REBUILD)
+    plan = _plan(views[own.name], directory / own.name, header, whole, manifest)
     weights = np.frombuffer(views[own.name], np.uint8, header.weights_bytes, header.weights_offset)
-    rest = [(own, index) for index in range(first, len(own.crc32))]
+    rest = [(own, index) for index in range(first, own.chunks)]
     if (chosen := homes and homes(plan)) is None:
         check.mapped(rest)
     else:
@@ -174,9 +176,39 @@ def _rank_part(directory: Path, manifest: Manifest, rank: int) -> Part:
     return part
 
 
-def _plan(view: memoryview, header: Header, manifest: Manifest) -> Plan:
+def _plan(view: memoryview, path: Path, header: Header, whole: Manifest, manifest: Manifest) -> Plan:
+    """The plan of `manifest`'s target. Every plan of its rank file must be there, be sound, and fit the manifest of the
+    whole engine."""
     text = bytes(view[header.plan_offset : header.plan_offset + header.plan_bytes])
-    return plan_from_json(text.decode("utf-8", "replace"), manifest.target)
+    try:
+        plans = plans_from_json(text.decode(), str(path))
+    except UnicodeDecodeError as error:
+        raise EngineError("the engine's plan is not readable", where=str(path), got=str(error), hint=REBUILD) from error
+    wanted = {each.target for each in (whole, *whole.others) if each.files == manifest.files}
+    if plans.keys() != wanted:
+        raise EngineError(
+            "the rank file does not hold the plans of its targets", where=str(path),
+            expected=", ".join(sorted(wanted)), got=", ".join(sorted(plans)) or "none",
+            hint="it is another engine's: copy the engine again, or build it again",
+        )  # fmt: skip
+    for target, plan in plans.items():
+        for what, found in _contradictions(plan, header, whole):
+            raise EngineError(
+                "plan and manifest of the engine contradict each other", where=f"{path}:{target}.{what}", got=found,
+                hint=REBUILD,
+            )  # fmt: skip
+    return plans[manifest.target]
+
+
+def _contradictions(plan: Plan, header: Header, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """(what of the plan, how it differs from what header and manifest say)"""
+    if plan.weight_bytes != header.weights_bytes:
+        yield "weight_bytes", f"{plan.weight_bytes}, the header says {header.weights_bytes}"
+    if plan.limits != manifest.limits:
+        yield "limits", f"{plan.limits}, the manifest says {manifest.limits}"
+    for name, ids in (("eos_ids", manifest.eos_ids), ("bos_id", (manifest.bos_id,))):
+        if strangers := [token for token in ids if token is not None and token >= plan.vocab_size]:
+            yield "vocab_size", f"{plan.vocab_size}, but {name} of the manifest are {strangers}"
 
 
 @_reading()
@@ -193,9 +225,10 @@ def read_manifest(directory: Path | str) -> Manifest:
 
 def is_engine(directory: Path) -> bool:
     """Whether a directory is an output of `build`, however old or damaged: it may be replaced by a new one."""
+    path = directory / MANIFEST_NAME
     try:
-        document = json.loads((directory / MANIFEST_NAME).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        document = parse_json(path.read_bytes(), str(path))
+    except (OSError, ConfigError):
         return False
     return isinstance(document, dict) and document.get("format") == FORMAT
 
@@ -209,7 +242,7 @@ def read_plan(directory: Path | str, rank: int = 0, target: str | None = None) -
     path = directory / _rank_part(directory, manifest, rank).name
     check_files(directory, whole)
     view = map_file(path)
-    return _plan(view, _read_header(view, path, manifest, rank), manifest)
+    return _plan(view, path, _read_header(view, path, manifest, rank), whole, manifest)
 
 
 def check_files(directory: Path, manifest: Manifest) -> None:
@@ -282,7 +315,7 @@ class _Check:
         def damaged(chunk: _Chunk) -> bool:
             part, index = chunk
             view = self._views[part.name][index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-            return self._crc32(view) != part.crc32[index]
+            return self._crc32(view) != part.crc32_of(index)
 
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             for chunk, bad in zip(chunks, pool.map(damaged, chunks), strict=True):
@@ -302,7 +335,7 @@ class _Check:
             done = 0
             while done < len(into) and (more := os.preadv(file.fileno(), [into[done:]], begin + done)):
                 done += more
-            return self._crc32(into) != part.crc32[index]
+            return self._crc32(into) != part.crc32_of(index)
 
         with (self._directory / chunks[0][0].name).open("rb") as file, contextlib.ExitStack() as stack:
             pools = [stack.enter_context(_pool_on(cores)) for cores in homes.cores]
@@ -321,7 +354,7 @@ class _Check:
         begin, end = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, part.nbytes)
         raise EngineError(
             "a part of the engine is damaged: its checksum does not match", where=str(self._directory / part.name),
-            expected=f"crc32 {part.crc32[index]:08x} of bytes {begin} to {end}",
+            expected=f"crc32 {part.crc32_of(index):08x} of bytes {begin} to {end}",
             hint="copy the engine again, or " + REBUILD,
         )  # fmt: skip
 

@@ -7,12 +7,12 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ingot.engine import HEADER_BYTES, SECTION_ALIGNMENT, Header, aligned, rank_file, read_manifest
-from ingot.manifest import CHUNK_BYTES, ENGINE_SCHEMA, MANIFEST_NAME, Fact, Manifest, Part
+from ingot.chunks import CHUNK_BYTES, Summer
+from ingot.engine import HEADER_BYTES, SECTION_ALIGNMENT, Header, aligned, read_manifest
+from ingot.manifest import ENGINE_SCHEMA, MANIFEST_NAME, Fact, Manifest, Part, rank_file
 from ingot.plan import Plan, plans_to_json
 
 Block = tuple[int, memoryview]  # offset in the weights section, bytes
@@ -23,44 +23,32 @@ class _PartWriter:
 
     def __init__(self, path: Path, name: str) -> None:
         self._name, self._file = name, path.open("xb")
-        self._sha256, self._crc32, self._chunk_crc = hashlib.sha256(), list[int](), 0
-        self.position = 0
+        self._sha256, self._sums = hashlib.sha256(), Summer()
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
         self._file.write(view)
         self._sha256.update(view)
-        while len(view):
-            room = CHUNK_BYTES - self.position % CHUNK_BYTES
-            self._chunk_crc = zlib.crc32(view[:room], self._chunk_crc)
-            self.position += min(room, len(view))
-            view = view[room:]
-            if self.position % CHUNK_BYTES == 0:
-                self._end_chunk()
+        self._sums.update(view)
 
     def pad_to(self, position: int) -> None:
         """Zeros up to `position`."""
-        assert position >= self.position, f"{self._name} would be written backwards at {position}"
-        while self.position < position:
-            self.write(bytes(min(position - self.position, CHUNK_BYTES)))
+        assert position >= self._sums.nbytes, f"{self._name} would be written backwards at {position}"
+        while self._sums.nbytes < position:
+            self.write(bytes(min(position - self._sums.nbytes, CHUNK_BYTES)))
 
     def finish(self) -> Part:
         """Flush to the disk."""
-        if self.position % CHUNK_BYTES:
-            self._end_chunk()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return Part(name=self._name, nbytes=self.position, sha256=self._sha256.hexdigest(), crc32=tuple(self._crc32))
+        sums = self._sums.finish()
+        return Part(name=self._name, sha256=self._sha256.hexdigest(), nbytes=sums.nbytes, crc32=sums.crc32)
 
     def abandon(self) -> None:
         """Close without a word: an error is already on its way."""
         with contextlib.suppress(OSError):  # closing flushes, and a full disk fails again
             self._file.close()
-
-    def _end_chunk(self) -> None:
-        self._crc32.append(self._chunk_crc)
-        self._chunk_crc = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,9 @@
 A message says what failed, where, what was expected and found, and what to do next.
 """
 
+REBUILD = "build the engine again with `ingot build --checkpoint_dir ... --output_dir ...`"
+"""The next step where an engine is of no use."""
+
 
 class IngotError(Exception):
     """Root of all errors of this package.

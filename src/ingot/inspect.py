@@ -4,11 +4,12 @@ Of an engine every step is listed: kernel, precision, bytes it reads, operations
 computes BALANCE operations in the time it reads a byte.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from ingot.checkpoint import Checkpoint, is_checkpoint
 from ingot.configs.read import write_record
 from ingot.configs.sizes import format_bytes
 from ingot.dtypes import Precision
-from ingot.engine import is_engine, rank_file, read_manifest, read_plan
-from ingot.errors import EngineError, UsageError
-from ingot.manifest import MANIFEST_NAME, Fact, Manifest
+from ingot.engine import is_engine, read_manifest, read_plan
+from ingot.errors import REBUILD, EngineError, UsageError
+from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
 from ingot.plan import Plan, Step, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
@@ -131,6 +132,23 @@ def _inspect_engine(path: Path) -> Inspection:
 def _inspect_target(path: Path, manifest: Manifest) -> Inspection:
     """What differs between the targets of an engine."""
     plan = read_plan(path, target=manifest.target)
+    with _followed(path, manifest.target):
+        return _describe_target(path, manifest, plan)
+
+
+@contextlib.contextmanager
+def _followed(path: Path, target: str) -> Iterator[None]:
+    """A plan or a description may be sound as JSON and make no sense to who looks at its steps: an EngineError, too."""
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError) as error:
+        raise EngineError(
+            "what the engine says about a target cannot be followed", where=f"{path}: {target}", got=repr(error)[:200],
+            hint=REBUILD,
+        ) from error  # fmt: skip
+
+
+def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     facts = step_facts(plan, manifest.activation_errors)
     block = plan.kv.block_bytes // plan.kv.tokens_per_block
     file, code = rank_file(0, manifest.files), _machine_code(plan, manifest)

@@ -7,33 +7,33 @@ that even a changed space is found.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
-from ingot.errors import EngineError
-from ingot.plan import Limits
+from ingot.chunks import Checksums
+from ingot.configs.exact import Between, Like, read_exactly
+from ingot.configs.read import parse_json, write_record
+from ingot.errors import REBUILD, ConfigError, EngineError
+from ingot.plan import Limits, Name, Number
 
 ENGINE_SCHEMA = 3
-CHUNK_BYTES = 4 << 20  # every started 4 MiB of a part has its own crc32
 MANIFEST_NAME = "config.json"
 FORMAT = "ingot.engine"
 
-REBUILD = "build the engine again with `ingot build --checkpoint_dir ... --output_dir ...`"
-
-Fact = str | int | float | bool | None
+Fact = str | Number | float | bool | None
+TokenId = Annotated[int, Between(0, (1 << 31) - 1)]
+Word = Annotated[str, Like(r"[a-z0-9_-]*", "a word of small letters, or nothing")]
+FileName = Annotated[str, Like(r"(?!\.{1,2}(/|$))[^/\0]+(/(?!\.{1,2}(/|$))[^/\0]+)*", "a file's name in the engine")]
+Sha256 = Annotated[str, Like("[0-9a-f]{64}", "64 hexadecimal digits")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """One file of the engine directory, its name relative to that.
+class Part(Checksums):
+    """One file of the engine directory, its name relative to that."""
 
-    crc32  one value per started chunk of CHUNK_BYTES, zlib's polynomial
-    """
-
-    name: str
-    nbytes: int
-    sha256: str
-    crc32: tuple[int, ...]
+    name: FileName
+    sha256: Sha256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +49,9 @@ class Variant:
     passport      how the engine compared with its source (`ingot verify --against ... --store_passport`); empty: never
     """
 
-    target: str
-    precision: str
-    files: str = ""
+    target: Name
+    precision: Name
+    files: Word = ""
     built_with: Mapping[str, str] = dataclasses.field(default_factory=dict)
     activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     passport: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
@@ -74,10 +74,10 @@ class Manifest(Variant):
     model: Mapping[str, Fact]
     limits: Limits
     capabilities: tuple[str, ...]
-    ranks: int
-    eos_ids: tuple[int, ...]
-    bos_id: int | None
-    pad_id: int | None
+    ranks: Annotated[int, Between(1, 1024)]
+    eos_ids: tuple[TokenId, ...]
+    bos_id: TokenId | None
+    pad_id: TokenId | None
     parts: tuple[Part, ...]
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     others: tuple[Variant, ...] = ()
@@ -113,55 +113,67 @@ class Manifest(Variant):
             "format": FORMAT,
             "schema_version": ENGINE_SCHEMA,
             "manifest_sha256": "",
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
-            **_plain(self),
-            "model": dict(self.model),
-            "sources": dict(self.sources),
-            "others": [_plain(other) for other in self.others],
-            "limits": dataclasses.asdict(self.limits),
-            "parts": [
-                {**dataclasses.asdict(part), "crc32": "".join(f"{value:08x}" for value in part.crc32)}
-                for part in self.parts
-            ],
+            **write_record(self),
         }
         document["manifest_sha256"] = hashlib.sha256(_text(document).encode()).hexdigest()
         return _text(document)
 
 
+def rank_file(rank: int, files: str = "") -> str:
+    """Name of the engine file of one rank. files: as in `Variant`."""
+    return f"rank{rank}.{files}.engine" if files else f"rank{rank}.engine"
+
+
 def parse_manifest(data: bytes, *, where: str) -> Manifest:
     """Bytes of a config.json → Manifest. Raises EngineError with its own words for each kind of damage."""
     document = _document(data, where)
-    schema = document.get("schema_version")
-    if schema != ENGINE_SCHEMA:
-        newer = isinstance(schema, int) and schema > ENGINE_SCHEMA
+    schema = document.pop("schema_version", None)
+    if type(schema) is not int or schema != ENGINE_SCHEMA:
+        newer = type(schema) is int and schema > ENGINE_SCHEMA
         raise EngineError(
             "the engine was written by a newer ingot" if newer else "the engine's schema version cannot be read",
-            where=f"{where}:schema_version", expected=str(ENGINE_SCHEMA), got=repr(schema),
+            where=f"{where}:schema_version", expected=str(ENGINE_SCHEMA), got=repr(schema)[:200],
             hint="update ingot, or " + REBUILD if newer else REBUILD,
         )  # fmt: skip
-    try:
-        manifest = _manifest_from(document)
-        text = manifest.to_json()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EngineError("the engine's manifest is damaged", where=where, got=repr(error), hint=REBUILD) from error
+    found = document.pop("manifest_sha256", None)
+    manifest = read_exactly(
+        Manifest, document, what="the engine's manifest is damaged", where=where, error=EngineError, hint=REBUILD
+    )
+    text = manifest.to_json()
     if text.encode() != data:
         raise EngineError(
             "the engine's manifest does not match its own checksum", where=where,
             expected=f"manifest_sha256 {json.loads(text)['manifest_sha256']}, canonical spacing, no other fields",
-            got=f"manifest_sha256 {document.get('manifest_sha256')}", hint=REBUILD,
+            got=f"manifest_sha256 {found!r}"[:200], hint=REBUILD,
         )  # fmt: skip
+    for what, wrong in _problems(manifest):
+        raise EngineError("the engine's manifest cannot be right", where=f"{where}:{what}", got=wrong, hint=REBUILD)
     return manifest
+
+
+def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """(where, what is wrong) of what no build writes."""
+    yield from _twice("target", manifest.targets)
+    names = [part.name for part in manifest.parts]
+    yield from _twice("parts", names)
+    if names != sorted(names) or MANIFEST_NAME in names:
+        yield "parts", "they are not in the order of their names, or the manifest is one of them"
+    for part in manifest.parts:
+        if (problem := part.problem()) is not None:
+            yield f"parts.{part.name}.crc32", problem
+    targets = (manifest, *manifest.others)
+    wanted = {rank_file(rank, each.files) for rank in range(manifest.ranks) for each in targets}
+    found = {name for name in names if name.startswith("rank") and name.endswith(".engine")}
+    if wanted != found:
+        yield "parts", f"rank files {', '.join(sorted(found)) or 'none'}; its targets need {', '.join(sorted(wanted))}"
+
+
+def _twice(what: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    yield from ((what, f"{name} is there twice") for name, count in Counter(names).items() if count > 1)
 
 
 def _fields(variant: Variant) -> dict[str, Any]:
     return {field.name: getattr(variant, field.name) for field in dataclasses.fields(Variant)}
-
-
-def _plain(variant: Variant) -> dict[str, Any]:
-    """As JSON holds it."""
-    fields = _fields(variant)
-    maps = {name: dict(fields[name]) for name in ("passport", "activation_errors", "built_with")}
-    return {**fields, **maps}
 
 
 def _text(document: Mapping[str, Any]) -> str:
@@ -170,12 +182,12 @@ def _text(document: Mapping[str, Any]) -> str:
 
 def _document(data: bytes, where: str) -> dict[str, Any]:
     try:
-        document = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        got = "an empty file" if not data else str(error)
+        document = parse_json(data, where)
+    except ConfigError as error:
+        got = "an empty file" if not data else error.got
         raise EngineError("the engine's manifest is not JSON", where=where, got=got, hint=REBUILD) from error
     if isinstance(document, dict) and document.get("format") == FORMAT:
-        return document
+        return {key: value for key, value in document.items() if key != "format"}
     raise EngineError(
         "this is not the manifest of an engine", where=where, expected=f'"format": "{FORMAT}"',
         got=_guess(document), hint=REBUILD,
@@ -187,32 +199,4 @@ def _guess(document: object) -> str:
         return f"a JSON {type(document).__name__}"
     if "architectures" in document or "model_type" in document:
         return "the config.json of a Hugging Face model (convert, then build it)"
-    return f"a JSON object with format {document.get('format')!r}"
-
-
-def _manifest_from(document: Mapping[str, Any]) -> Manifest:
-    known = {field.name for field in dataclasses.fields(Manifest)}
-    fields = {key: value for key, value in document.items() if key in known}
-    others = tuple(Variant(**item) for item in document["others"])
-    names = [document["target"], *(other.target for other in others)]
-    if len(set(names)) < len(names):
-        raise ValueError(f"a target is there twice: {', '.join(map(str, names))}")
-    return Manifest(**{
-        **fields,
-        "others": others,
-        "limits": Limits(**document["limits"]),
-        "capabilities": tuple(document["capabilities"]),
-        "eos_ids": tuple(document["eos_ids"]),
-        "parts": tuple(_part_from(item) for item in document["parts"]),
-    })  # fmt: skip
-
-
-def _part_from(item: Mapping[str, Any]) -> Part:
-    name, digits = item["name"], item["crc32"]
-    steps = name.split("/")
-    if name == MANIFEST_NAME or any(step in ("", ".", "..") for step in steps):
-        raise ValueError(f"{name!r} cannot be the name of a part")
-    if not isinstance(item["sha256"], str) or type(item["nbytes"]) is not int or item["nbytes"] < 0:
-        raise ValueError(f"{name} has no hash, or no size")
-    crc32 = tuple(int(digits[i : i + 8], 16) for i in range(0, len(digits), 8))
-    return Part(**{**item, "crc32": crc32})
+    return f"a JSON object with format {document.get('format')!r}"[:200]

@@ -156,10 +156,21 @@ class OutputDir:
         self.target.rename(aside)
         try:
             self.path.rename(self.target)
-        except BaseException:
-            aside.rename(self.target)
+        except BaseException as failure:
+            self._put_back(aside, failure)
             raise
         shutil.rmtree(aside, ignore_errors=True)
+
+    def _put_back(self, aside: Path, failure: BaseException) -> None:
+        """The earlier output returns from `aside` after a failure. Raises IngotError, which tells both failures."""
+        try:
+            aside.rename(self.target)
+        except OSError as second:
+            raise IngotError(
+                "neither the new output nor the earlier one can be moved to its place", where=str(self.target),
+                got=f"{failure!r} for the new one, then {second!r} for the earlier one",
+                hint=f"the earlier one is whole; move it back: mv {aside} {self.target}",
+            ) from failure  # fmt: skip
 
 
 def _matches(name: str, pattern: str) -> bool:

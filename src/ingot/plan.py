@@ -9,19 +9,28 @@ any number of tokens up to the limits: a step carries T ragged tokens of S seque
     └──────────┴─────────────┴───────┘                        └────────┴──────────────┴───┘
 """
 
-import contextlib
 import dataclasses
 import enum
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated
 
+from ingot.configs.exact import Between, Bytes, Count, Like, MultipleOf
+from ingot.configs.read import write_record
 from ingot.dtypes import DType
-from ingot.errors import EngineError
 
 PLAN_SCHEMA = 3
+ALIGNMENT = 64  # of buffers and pieces: one cache line
 
-Attr = int | float | str
+Number = Annotated[int, Between(-(1 << 63), (1 << 63) - 1)]
+Attr = Number | float | str
+
+# What a field may hold, which `plan_json.py` checks as it reads; bind.cpp has the same bounds.
+RowCount = Annotated[int, Between(1, (1 << 21) - 1)]  # of a step: sessions have arrays of this length
+Offset = Annotated[int, Between(0, (1 << 63) - 1), MultipleOf(ALIGNMENT)]
+Name = Annotated[str, Like(r"[^\0]+", "a name")]
+Kernel = Annotated[str, Like(r"[^.\0]+(\.[^.\0]+){2,}", "<op>.<dtype>.<isa or sm>")]
+Digits = Annotated[str, Like("[0-9]{4}", "four digits")]
 
 
 class Rows(enum.Enum):
@@ -35,10 +44,10 @@ class Rows(enum.Enum):
 class Buffer:
     """An activation [rows, cols], float32, at a fixed byte offset of the arena (64-byte aligned)."""
 
-    name: str
+    name: Name
     rows: Rows
-    cols: int
-    offset: int
+    cols: Count
+    offset: Offset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +57,9 @@ class Piece:
     Of experts: the panels [begin, end) of each, one expert after the other.
     """
 
-    begin: int
-    end: int
-    offset: int
+    begin: Annotated[int, Between(0, (1 << 31) - 1)]
+    end: Count
+    offset: Offset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +72,11 @@ class Weight:
     pieces  in order, without gaps; one piece per thread shard for panel layouts, one piece otherwise
     """
 
-    name: str
+    name: Name
     dtype: DType
-    shape: tuple[int, ...]
-    layout: str
-    nbytes: int
+    shape: tuple[Count, ...]
+    layout: Name
+    nbytes: Bytes
     pieces: tuple[Piece, ...]
 
 
@@ -78,9 +87,9 @@ class Step:
     Order and meaning of inputs, outputs and attrs are fixed by the op (`plugins/ops/<op>.py`).
     """
 
-    name: str
-    op: str
-    kernel: str
+    name: Name
+    op: Name
+    kernel: Kernel
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attrs: Mapping[str, Attr]
@@ -97,10 +106,10 @@ class KvLayout:
     How numbers lie in a block is the target's affair: no file holds a cache (docs/engine_format.md).
     """
 
-    num_layers: int
-    kv_heads: int
-    head_dim: int
-    tokens_per_block: int
+    num_layers: Annotated[int, Between(1, 65535)]
+    kv_heads: Annotated[int, Between(1, 4096)]
+    head_dim: Annotated[int, Between(4, 256), MultipleOf(4)]
+    tokens_per_block: Annotated[int, Between(16, 512), MultipleOf(16)]
     dtype: DType
 
     @property
@@ -136,11 +145,11 @@ class Limits:
     is never fed back.
     """
 
-    max_batch_size: int
-    max_input_len: int
-    max_seq_len: int
-    max_num_tokens: int
-    max_logit_rows: int
+    max_batch_size: RowCount
+    max_input_len: Count
+    max_seq_len: Count
+    max_num_tokens: RowCount
+    max_logit_rows: RowCount
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,100 +162,25 @@ class Plan:
              row is wanted: a product with half the bytes, and the op `screen`. Tokens do not depend on it
     """
 
-    vocab_size: int
-    max_positions: int
+    vocab_size: Count
+    max_positions: Count
     limits: Limits
     kv: KvLayout
     buffers: tuple[Buffer, ...]
     weights: tuple[Weight, ...]
     steps: tuple[Step, ...]
-    arena_bytes: int
-    weight_bytes: int
-    logits: str
-    tactics: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    arena_bytes: Bytes
+    weight_bytes: Bytes
+    logits: Name
+    tactics: Mapping[str, Digits] = dataclasses.field(default_factory=dict)
     screen: tuple[Step, ...] = ()
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces, enums by value; equal plans give equal text."""
-        document = {"plan_schema": PLAN_SCHEMA, **_to_plain(self)}
+        document = {"plan_schema": PLAN_SCHEMA, **write_record(self)}
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Plan":
-        """Inverse of `to_json`. Raises EngineError on anything else."""
-        with _words():
-            return _plan_from(json.loads(text))
 
 
 def plans_to_json(plans: Mapping[str, Plan]) -> str:
     """The plans of one rank file, by target: canonical JSON as well."""
     return "{" + ",".join(f"{json.dumps(target)}:{plans[target].to_json()}" for target in sorted(plans)) + "}"
-
-
-def plan_from_json(text: str, target: str) -> Plan:
-    """The plan of one target out of what `plans_to_json` gave. Raises EngineError on anything else."""
-    with _words():
-        plans = json.loads(text)
-        if target not in plans:
-            raise EngineError(
-                "the rank file holds no plan for this target", expected=target, got=", ".join(sorted(plans)),
-                hint="it is another engine's: copy the engine again, or build it again",
-            )  # fmt: skip
-        return _plan_from(plans[target])
-
-
-@contextlib.contextmanager
-def _words() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EngineError("the engine's plan is not readable", got=repr(error), hint="rebuild the engine") from error
-
-
-def _to_plain(value: object) -> Any:
-    if type(value) in (str, int, float):  # most are
-        return value
-    if dataclasses.is_dataclass(value):
-        return {field.name: _to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, (list, tuple)):
-        return [_to_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): _to_plain(item) for key, item in value.items()}
-    return value
-
-
-def _plan_from(document: dict[str, Any]) -> Plan:
-    schema = document["plan_schema"]
-    if schema != PLAN_SCHEMA:
-        raise EngineError(
-            "the engine's plan has another schema", expected=str(PLAN_SCHEMA), got=str(schema),
-            hint="rebuild the engine with this version of ingot",
-        )  # fmt: skip
-    kv = document["kv"]
-    if strangers := set(document["tactics"]) - {step["name"] for step in document["steps"]}:
-        raise ValueError(f"tactics of steps that are not there: {', '.join(sorted(strangers))}")
-    return Plan(
-        vocab_size=document["vocab_size"],
-        max_positions=document["max_positions"],
-        limits=Limits(**document["limits"]),
-        kv=KvLayout(**{**kv, "dtype": DType(kv["dtype"])}),
-        buffers=tuple(Buffer(**{**item, "rows": Rows(item["rows"])}) for item in document["buffers"]),
-        weights=tuple(_weight_from(item) for item in document["weights"]),
-        steps=tuple(_step_from(item) for item in document["steps"]),
-        arena_bytes=document["arena_bytes"],
-        weight_bytes=document["weight_bytes"],
-        logits=document["logits"],
-        tactics=document["tactics"],
-        screen=tuple(_step_from(item) for item in document["screen"]),
-    )
-
-
-def _weight_from(item: dict[str, Any]) -> Weight:
-    pieces = tuple(Piece(**piece) for piece in item["pieces"])
-    return Weight(**{**item, "dtype": DType(item["dtype"]), "shape": tuple(item["shape"]), "pieces": pieces})
-
-
-def _step_from(item: dict[str, Any]) -> Step:
-    return Step(**{**item, "inputs": tuple(item["inputs"]), "outputs": tuple(item["outputs"])})

@@ -20,6 +20,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from ingot.chunks import Checksums, Summer
 from ingot.configs.read import MAX_JSON, parse_json
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
@@ -200,7 +201,7 @@ class TensorFileWriter:
         self._head = len(text).to_bytes(8, "little") + text
         self._size = len(self._head) + ends[-1]
         self._file: BinaryIO | None = None
-        self._written = 0
+        self._sums = Summer()
         self.tensors = {
             spec.name: StoredTensor(
                 name=spec.name, file=path, dtype_name=spec.dtype.safetensors, shape=spec.shape,
@@ -211,21 +212,28 @@ class TensorFileWriter:
 
     def __enter__(self) -> "TensorFileWriter":
         self._file = self.path.open("wb")
-        self._file.write(self._head)
-        self._written = len(self._head)
+        self._put(memoryview(self._head))
         return self
 
     def write(self, block: npt.NDArray[np.generic]) -> None:
         """Append stored bits."""
+        if block.size:
+            self._put(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+
+    def sums(self) -> Checksums:
+        """Of the whole file, once everything is written."""
+        return self._sums.finish()
+
+    def _put(self, data: memoryview) -> None:
         assert self._file is not None, "write only inside the with block"
-        self._file.write(np.ascontiguousarray(block).data)
-        self._written += block.nbytes
+        self._file.write(data)
+        self._sums.update(data)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._file is not None, "left without being entered"
         self._file.close()
-        assert error is not None or self._written == self._size, (
-            f"{self.path.name}: wrote {self._written} bytes, its header promises {self._size}"
+        assert error is not None or self._sums.nbytes == self._size, (
+            f"{self.path.name}: wrote {self._sums.nbytes} bytes, its header promises {self._size}"
         )

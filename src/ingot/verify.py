@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ingot.engine import check_files, open_engine, read_manifest
-from ingot.errors import EngineError
-from ingot.manifest import REBUILD, Manifest
+from ingot.errors import REBUILD, EngineError
+from ingot.manifest import Manifest
 
 _BLOCK = 4 << 20  # bytes read at a time
 

@@ -15,6 +15,7 @@ import pytest
 
 from ingot.builder import pack
 from ingot.builder.build import BuildReport, build
+from ingot.checkpoint import CHECKPOINT_SCHEMA
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
@@ -114,13 +115,14 @@ def rename_and_shuffle(model: onnx.ModelProto, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_names_and_order_mean_nothing(checkpoint: Path, tmp_path: Path, seed: int) -> None:
-    """Also with nothing but the schema version in config.json."""
+    """Also with nothing but the schema version and the checksums in config.json."""
     build_ref(checkpoint, tmp_path / "e1")
     other = Path(shutil.copytree(checkpoint, tmp_path / "c"))
     model = onnx.load(other / "model.onnx", load_external_data=False)
     rename_and_shuffle(model, seed)
     (other / "model.onnx").write_bytes(model.SerializeToString())
-    (other / "config.json").write_text('{"schema_version": 1}')
+    weights = json.loads((checkpoint / "config.json").read_text())["weights"]
+    (other / "config.json").write_text(json.dumps({"schema_version": CHECKPOINT_SCHEMA, "weights": weights}))
     build_ref(other, tmp_path / "e2")
     assert (tmp_path / "e1/rank0.engine").read_bytes() == (tmp_path / "e2/rank0.engine").read_bytes()
 
@@ -292,7 +294,7 @@ def change_op(old: str, new: str) -> Callable[[Path], None]:
         (remove("model.onnx"), CheckpointError, "has no model.onnx"),
         (truncate("model.onnx"), CheckpointError, "cannot be read"),
         (remove("model.safetensors"), CheckpointError, r"bytes that are not there(.|\n)*no such file"),
-        (truncate("model.safetensors"), CheckpointError, "bytes that are not there"),
+        (truncate("model.safetensors"), CheckpointError, "is not the one that was converted"),
         (write("config.json", '{"schema_version": 99}'), CheckpointError, "another schema"),
         (write("generation_config.json", '{"eos_token_id": "x"}'), IngotError, "eos_token_id"),
         (change_op("Sigmoid", "HardSigmoid"), PassError, r"fit no pass(.|\n)*HardSigmoid"),

@@ -11,6 +11,7 @@ import pytest
 from ingot.builder.evaluate import Evaluation
 from ingot.builder.expressions import WeightReader
 from ingot.builder.graph import Graph
+from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
@@ -30,7 +31,7 @@ def test_logits_of_every_family(name: str, tmp_path: Path) -> None:
     checkpoint = _checkpoint(tmp_path, find_family(name).tiny)
     expected = onnxruntime.InferenceSession(checkpoint / "model.onnx").run(None, {"input_ids": IDS})[0]
     graph = Graph.load(checkpoint / "model.onnx")
-    with WeightReader(checkpoint) as reader:
+    with WeightReader(Checkpoint.open(checkpoint)) as reader:
         found = Evaluation(graph, reader, IDS, {graph.logits.name}).value(graph.logits.name)
     assert found.dtype == np.float64
     assert np.abs(found - expected).max() < 1e-5 * np.ptp(expected)
@@ -40,7 +41,7 @@ def test_values_come_in_any_order_and_once(tmp_path: Path) -> None:
     checkpoint = _checkpoint(tmp_path, TINY_LLAMA)
     graph = Graph.load(checkpoint / "model.onnx")
     names = [node.outputs[0].name for node in graph.nodes if node.op == "RMSNormalization"]
-    with WeightReader(checkpoint) as reader:
+    with WeightReader(Checkpoint.open(checkpoint)) as reader:
         values = Evaluation(graph, reader, IDS, names)
         last, first = values.value(names[-1]), values.value(names[0])
         assert last.shape == first.shape == (2, 23, 32)
@@ -55,7 +56,7 @@ def test_a_node_that_numpy_cannot_compute_is_named(tmp_path: Path) -> None:
     onnx.save(model, checkpoint / "model.onnx")
     graph = Graph.load(checkpoint / "model.onnx")
     with (
-        WeightReader(checkpoint) as reader,
+        WeightReader(Checkpoint.open(checkpoint)) as reader,
         pytest.raises(CheckpointError, match=r"cannot be computed(.|\n)*Riddle 'layers.0/mlp"),
     ):
         Evaluation(graph, reader, IDS, {graph.logits.name}).value(graph.logits.name)

@@ -11,9 +11,9 @@ from onnx.reference import ReferenceEvaluator
 
 from ingot.builder.expressions import WeightReader, check_sources, key, matrix_shape, stored_dtypes
 from ingot.builder.graph import Graph
-from ingot.checkpoint import Checkpoint, CheckpointConfig
 from ingot.dtypes import DType, from_float32
 from ingot.errors import BuildError, CheckpointError
+from tests.handmade import checked
 from tests.passes.graphs import GraphMaker
 
 RANDOM = np.random.default_rng(3)
@@ -87,7 +87,7 @@ def test_every_block_of_rows(tmp_path: Path, name: str) -> None:
     graph = g.finish(g.node("Add", g.input(), weight))
     tensor = weight_of(graph)
     assert matrix_shape(tensor) == (7, expected.size // 7)
-    with WeightReader(tmp_path) as reader:
+    with WeightReader(checked(tmp_path, "weights.bin")) as reader:
         for begin, end in ((0, 7), (0, 1), (2, 5), (6, 7), (3, 3)):
             block = reader.read_rows(tensor, begin, end)
             np.testing.assert_array_equal(block, expected.reshape(7, -1)[begin:end])
@@ -121,8 +121,9 @@ def test_stored_types(tmp_path: Path) -> None:
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     g = ExternalMaker(tmp_path)
     graph = g.finish(g.node("Add", g.input(), g.external(DType.F32, 7, 5)))
+    checkpoint = checked(tmp_path, "weights.bin")
     (tmp_path / "weights.bin").write_bytes(b"?" * 100)
-    with WeightReader(tmp_path) as reader, pytest.raises(CheckpointError, match="truncated"):
+    with WeightReader(checkpoint) as reader, pytest.raises(CheckpointError, match="truncated"):
         reader.read_rows(weight_of(graph), 0, 7)
 
 
@@ -131,7 +132,7 @@ def test_sources_are_checked_before_anything_is_read(tmp_path: Path, location: s
     g = ExternalMaker(tmp_path)
     weight = g.node("Transpose", g.float32(DType.F32, 7, 5))
     graph = g.finish(g.node("Add", g.input(), weight))
-    checkpoint = Checkpoint(path=tmp_path, config=CheckpointConfig())
+    checkpoint = checked(tmp_path, "weights.bin")
     check_sources(weight_of(graph), checkpoint)
     g._initializers[0].external_data[0].value = location
     graph = g.finish(g.node("Add", g.input(), weight))
@@ -142,7 +143,10 @@ def test_sources_are_checked_before_anything_is_read(tmp_path: Path, location: s
 def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
     g = ExternalMaker(tmp_path)
     graph = g.finish(g.node("Add", g.input(), g.node("Reshape", g.external(DType.F32, 7, 6), g.constant([6, 7]))))
-    with WeightReader(tmp_path) as reader, pytest.raises(BuildError, match="cannot be evaluated"):
+    with (
+        WeightReader(checked(tmp_path, "weights.bin")) as reader,
+        pytest.raises(BuildError, match="cannot be evaluated"),
+    ):
         reader.read_rows(weight_of(graph), 0, 6)
 
 

@@ -15,6 +15,7 @@ from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
 from ingot.plan import Weight
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.weights import read_weight
+from tests.handmade import checked
 from tests.passes.graphs import GraphMaker
 
 RANDOM = np.random.default_rng(9)
@@ -35,7 +36,7 @@ def packed_section(uses: list[WeightUse], shards: int, threads: int = 1) -> tupl
     weights, size = place_weights(uses, shards)
     section = np.zeros(size, np.uint8)
     done: list[int] = []
-    with WeightReader(Path("unused")) as reader:
+    with WeightReader(checked(Path("unused"))) as reader:
         packer = Packer(reader, uses, weights, threads)
         position = 0
         for offset, data in packer.blocks(done.append):

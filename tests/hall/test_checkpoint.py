@@ -40,16 +40,31 @@ def test_everything_comes_back(checkpoint: Path) -> None:
     assert [str(name) for name in opened.companions()] == ["generation_config.json"]
 
 
-def test_the_schema_version_alone_is_enough(checkpoint: Path) -> None:
-    (checkpoint / "config.json").write_text('{"schema_version": 1}')
-    assert Checkpoint.open(checkpoint).config == CheckpointConfig()
+def test_schema_version_and_checksums_are_enough(checkpoint: Path) -> None:
+    document = json.loads((checkpoint / "config.json").read_text())
+    few = {key: document[key] for key in ("schema_version", "weights")}
+    (checkpoint / "config.json").write_text(json.dumps(few))
+    found = Checkpoint.open(checkpoint).config
+    assert found == CheckpointConfig(weights=found.weights)
+    assert found.weights["model.safetensors"].nbytes == (checkpoint / "model.safetensors").stat().st_size
 
 
 @pytest.mark.parametrize(
     ("values", "error", "words"),
     [
         ({"schema_version": 3, "format": "ingot.engine"}, CheckpointError, "is an Engine, not a Checkpoint"),
-        ({"schema_version": 2}, CheckpointError, "another schema(.|\n)*expected: 1(.|\n)*got: 2"),
+        (
+            {"schema_version": 1},
+            CheckpointError,
+            "another schema(.|\n)*expected: 2(.|\n)*got: 1(.|\n)*convert the model",
+        ),
+        ({"weights": None}, CheckpointError, "no checksums of its weights(.|\n)*convert the model again"),
+        ({"weights": {}}, CheckpointError, "no checksums of its weights"),
+        ({"weights": []}, CheckpointError, "no checksums of its weights"),
+        ({"weights": {"x": {"nbytes": -1, "crc32": ""}}}, CheckpointError, r"weights\.x:nbytes(.|\n)*a whole number"),
+        ({"weights": {"x": {"nbytes": 9, "crc32": "xyz"}}}, CheckpointError, r"weights\.x:crc32(.|\n)*8 hexadecimal"),
+        ({"weights": {"x": {"nbytes": 9, "crc32": ""}}}, CheckpointError, r"weights\.x(.|\n)*0 checksums for the 1"),
+        ({"weights": {"x": {"nbytes": 0, "crc32": "00000000"}}}, CheckpointError, "1 checksums for the 0 chunks"),
         ({"schema_version": None}, CheckpointError, "not a Checkpoint"),
         ({"schema_version": "1"}, ConfigError, "whole number"),
         ({"sourcs": {}}, ConfigError, "unknown key(.|\n)*did you mean 'sources'"),
@@ -91,6 +106,13 @@ def test_external_data_is_found_or_refused(checkpoint: Path) -> None:
         opened.external("w", shape=(1 << 20,), **place)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="no such file"):
         opened.external("w", location="x", offset=0, dtype=DType.F32, shape=(1,))
+    (checkpoint / "x").write_bytes(bytes(4))
+    with pytest.raises(CheckpointError, match=r"not the one that was converted(.|\n)*with checksums(.|\n)*got: x"):
+        opened.external("w", location="x", offset=0, dtype=DType.F32, shape=(1,))
+    with (checkpoint / "model.safetensors").open("ab") as file:
+        file.write(b"!")
+    with pytest.raises(CheckpointError, match=r"not the one that was converted(.|\n)*expected: [0-9,]+ bytes"):
+        opened.external("w", shape=(32,), **place)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=r"must lie in the Checkpoint itself(.|\n)*\.\./x"):
         opened.external("w", location="../x", offset=0, dtype=DType.F32, shape=(1,))
 

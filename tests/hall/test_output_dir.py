@@ -1,6 +1,7 @@
 """An output directory appears complete or not at all."""
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -87,6 +88,61 @@ def test_refuses_to_lose_what_lies_in_an_earlier_output(tmp_path: Path, other: s
     (tmp_path / "out" / other).unlink()
     make(tmp_path / "out", "second")
     assert (tmp_path / "out" / "mark").read_text() == "second"
+
+
+def fail_renames(monkeypatch: pytest.MonkeyPatch, *failing: int) -> None:
+    """Of the renames from now on, those of these numbers fail: 1 moves the earlier output aside, 2 the new one to its
+    place, 3 the earlier one back."""
+    rename, count = Path.rename, itertools.count(1)
+
+    def maybe(self: Path, target: Path) -> Path:
+        number = next(count)
+        if number in failing:
+            raise OSError(errno.EIO, f"rename {number} failed", str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", maybe)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_the_earlier_output_comes_back_when_a_rename_fails(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "out", "first")
+    fail_renames(monkeypatch, failing)
+    with pytest.raises(IngotError, match=rf"cannot be moved to its place(.|\n)*rename {failing} failed"):
+        make(tmp_path / "out", "second")
+    assert (tmp_path / "out" / "mark").read_text() == "first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_where_the_earlier_output_is_when_it_cannot_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "out", "first")
+    with monkeypatch.context() as patch:
+        fail_renames(patch, 2, 3)
+        with pytest.raises(IngotError, match=r"rename 2 failed(.|\n)*rename 3 failed") as refused:
+            make(tmp_path / "out", "second")
+    (aside,) = tmp_path.iterdir()
+    assert aside.name.startswith(".out.previous-")
+    assert (aside / "mark").read_text() == "first"
+    assert f"mv {aside} {tmp_path / 'out'}" in str(refused.value)
+
+
+def test_an_interrupted_rename_brings_the_earlier_output_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "out", "first")
+    rename, seen = Path.rename, list[Path]()
+
+    def interrupted(self: Path, target: Path) -> Path:
+        seen.append(self)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "out", "second")
+    assert (tmp_path / "out" / "mark").read_text() == "first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_link_to_a_directory_stays_a_link(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingot.chunks import CHUNK_BYTES
 from ingot.engine import open_engine
 from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import CapacityError, EngineError
-from ingot.manifest import CHUNK_BYTES
 from ingot.plan import Plan
 from ingot.weights_memory import HUGE_PAGE, Homes, huge_pages, offers_huge_pages
 from tests.hall.test_engine import flip, make_manifest, make_plan

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ingot.configs.runtime import RuntimeConfig
-from ingot.engine import rank_file
 from ingot.errors import CapacityError, UsageError
+from ingot.manifest import rank_file
 from ingot.plugins.registry import find_target
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import load_engine

@@ -109,7 +109,7 @@ class _Section:
                 for begin, end in ((0, half), (half, total))
                 if end > begin
             )
-        nbytes = sum(len(part) for part in self._parts[-len(pieces) :])
+        nbytes = sum(len(part) for part in self._parts[-len(pieces) :]) if layout != "row" else stored.nbytes
         self.weights.append(
             Weight(name=name, dtype=dtype, shape=values.shape, layout=layout, nbytes=nbytes, pieces=pieces)
         )

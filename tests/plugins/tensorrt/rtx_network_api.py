@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.plan import Plan
+from ingot.plan_json import plan_from_json
 from ingot.plugins.tensorrt.attention import Attention
 from ingot.plugins.tensorrt.bindings import logger
 from ingot.plugins.tensorrt.compile_on_gpu import configure
@@ -56,7 +56,7 @@ class _WithStandIns:
 
 def main() -> None:
     trt: Any = importlib.import_module("tensorrt_rtx_bindings")
-    plan = Plan.from_json(Path(sys.argv[1]).read_text())
+    plan = plan_from_json(Path(sys.argv[1]).read_text())
     errors: list[str] = []
     log: list[str] = []
 

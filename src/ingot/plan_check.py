@@ -1,0 +1,140 @@
+"""What must hold between the fields of a Plan, whatever its target: names, places, the order of writing and reading.
+
+Each single field has been read by its type already. What an op wants of its inputs is checked by the target's session
+when it opens (`plugins/cpu/bind.cpp`, `plugins/ref/check.py`, ...).
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+
+from ingot.dtypes import DType
+from ingot.errors import REBUILD, EngineError
+from ingot.plan import ALIGNMENT, Buffer, Plan, Rows, Weight
+
+_KV_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
+_MOST_DIMENSIONS = 3
+_SCREEN_STEPS = 2
+
+
+def check_plan(plan: Plan, where: str = "plan") -> None:
+    """Raise EngineError for a plan that no build makes."""
+    for what, found in _problems(plan):
+        raise EngineError("the engine's plan cannot be right", where=f"{where}:{what}", got=found, hint=REBUILD)
+
+
+def buffer_bytes(plan: Plan, buffer: Buffer) -> int:
+    """Bytes of a buffer in the largest step, without what fills its last cache line."""
+    rows = plan.limits.max_num_tokens if buffer.rows is Rows.TOKENS else plan.limits.max_logit_rows
+    return rows * buffer.cols * 4
+
+
+def _problems(plan: Plan) -> Iterable[tuple[str, str]]:
+    """(where, what is wrong) of everything that is, the first things first."""
+    yield from _limits(plan)
+    yield from _names(plan)
+    yield from _arena(plan)
+    yield from _weights(plan)
+    yield from _steps(plan)
+    yield from _screen(plan)
+
+
+def _limits(plan: Plan) -> Iterable[tuple[str, str]]:
+    limits = plan.limits
+    if limits.max_seq_len > plan.max_positions + 1:
+        yield "limits.max_seq_len", f"{limits.max_seq_len} tokens for {plan.max_positions} positions"
+    if limits.max_input_len > min(limits.max_seq_len, plan.max_positions):
+        yield "limits.max_input_len", f"{limits.max_input_len}, beyond what a sequence may have"
+    if limits.max_logit_rows > limits.max_num_tokens:
+        yield "limits.max_logit_rows", f"{limits.max_logit_rows} rows of {limits.max_num_tokens} tokens"
+    if plan.kv.dtype not in _KV_DTYPES:
+        yield "kv.dtype", f"{plan.kv.dtype.value}, expected {', '.join(each.value for each in _KV_DTYPES)}"
+
+
+def _names(plan: Plan) -> Iterable[tuple[str, str]]:
+    places = Counter([each.name for each in plan.buffers] + [each.name for each in plan.weights])
+    yield from (("buffers, weights", f"two are called {name}") for name, count in places.items() if count > 1)
+    steps = Counter(step.name for step in (*plan.steps, *plan.screen))
+    yield from (("steps", f"two are called {name}") for name, count in steps.items() if count > 1)
+    yield from (("tactics", f"there is no step {name}") for name in plan.tactics if name not in steps)
+
+
+def _arena(plan: Plan) -> Iterable[tuple[str, str]]:
+    end = max((each.offset + buffer_bytes(plan, each) for each in plan.buffers), default=0)
+    end = -(-end // ALIGNMENT) * ALIGNMENT
+    if plan.arena_bytes != end:
+        yield "arena_bytes", f"{plan.arena_bytes}, its buffers end at {end}"
+    logits = next((each for each in plan.buffers if each.name == plan.logits), None)
+    if logits is None or logits.rows is not Rows.LOGITS or logits.cols != plan.vocab_size:
+        yield "logits", f"{plan.logits} is no buffer of logit rows with {plan.vocab_size} columns"
+
+
+def _weights(plan: Plan) -> Iterable[tuple[str, str]]:
+    places = []
+    for weight in plan.weights:
+        if not 1 <= len(weight.shape) <= _MOST_DIMENSIONS:
+            yield f"weights.{weight.name}.shape", f"{len(weight.shape)} dimensions"
+        position = 0
+        for piece in weight.pieces:
+            if piece.begin != position or piece.end <= piece.begin:
+                yield f"weights.{weight.name}.pieces", f"{piece.begin} to {piece.end} after {position}"
+            position = piece.end
+        if position == 0 or weight.nbytes == 0 or weight.nbytes % position:
+            yield f"weights.{weight.name}", f"{weight.nbytes} bytes in {position} equal parts"
+            continue
+        places += _places(weight, weight.nbytes // position)
+    places.sort()
+    for (_, end, name), (begin, _, other) in itertools.pairwise(places):
+        if begin < end:
+            yield "weights", f"{name} and {other} lie in the same place"
+    if places and (last := max(end for _, end, _ in places)) > plan.weight_bytes:
+        yield "weights", f"they end at {last} of {plan.weight_bytes} bytes"
+
+
+def _places(weight: Weight, unit_bytes: int) -> list[tuple[int, int, str]]:
+    """(first byte, byte after the last, name) of each piece."""
+    return [(each.offset, each.offset + (each.end - each.begin) * unit_bytes, weight.name) for each in weight.pieces]
+
+
+def _steps(plan: Plan) -> Iterable[tuple[str, str]]:
+    """Steps read weights, and buffers whose bytes a step before has written and none has written over."""
+    if not plan.steps or plan.logits not in plan.steps[-1].outputs:
+        yield "steps", f"the last one of {len(plan.steps)} does not write {plan.logits}"
+    weights, overlaps, written = {each.name for each in plan.weights}, _overlaps(plan), set[str]()
+    for step in plan.steps:
+        for name in filter(None, step.inputs):
+            if name in overlaps and name not in written:
+                yield f"steps.{step.name}", f"reads {name}, which no step before has written"
+            elif name not in overlaps and name not in weights:
+                yield f"steps.{step.name}", f"there is no buffer or weight {name}"
+        for name in filter(None, step.outputs):
+            if name not in overlaps:
+                yield f"steps.{step.name}", f"there is no buffer {name}"
+            written -= overlaps.get(name, set())
+            written.add(name)
+
+
+def _overlaps(plan: Plan) -> dict[str, set[str]]:
+    """Buffer → the others that share bytes with it."""
+    ends = {each.name: each.offset + buffer_bytes(plan, each) for each in plan.buffers}
+    return {
+        one.name: {
+            other.name for other in plan.buffers
+            if other is not one and other.offset < ends[one.name] and one.offset < ends[other.name]
+        }
+        for one in plan.buffers
+    }  # fmt: skip
+
+
+def _screen(plan: Plan) -> Iterable[tuple[str, str]]:
+    """Two steps beside the others, or none; they read what the last step reads, and the logits between them."""
+    if not plan.screen:
+        return
+    if len(plan.screen) != _SCREEN_STEPS:
+        yield "screen", f"{len(plan.screen)} steps, expected {_SCREEN_STEPS} or none"
+    known = {"", *(each.name for each in plan.buffers), *(each.name for each in plan.weights)}
+    for step in plan.screen:
+        yield from (
+            (f"screen.{step.name}", f"there is no buffer or weight {name}")
+            for name in (*step.inputs, *step.outputs) if name not in known
+        )  # fmt: skip
