@@ -148,7 +148,7 @@ def test_sessions_have_the_limits_that_the_target_states(tmp_path: Path) -> None
             return str(error)
         return ""
 
-    def with_kv(**changes: int) -> str:
+    def with_kv(**changes: Any) -> str:
         return words(dataclasses.replace(plan, kv=dataclasses.replace(plan.kv, **changes)))
 
     def with_attr(op: str, **changes: int) -> str:

@@ -77,7 +77,7 @@ def keys_read(base: Config) -> set[str]:
 
 def switches(base: Config) -> Iterator[Config]:
     """Null, absent, both values of what is true or false, and kinds of layers."""
-    layers = int(base.get("num_hidden_layers", base.get("n_layer")))
+    layers = int(base["n_layer"] if "n_layer" in base else base["num_hidden_layers"])
     read = sorted(keys_read(base))
     yield {}
     for key in read:
@@ -259,7 +259,7 @@ def test_random_weights_have_the_shapes_of_files(name: str, change: Config, tmp_
     made = of_transformers(config)
     assert made is not None
     logits_of_graph(made[0], config, tmp_path)
-    options = {"config": tmp_path / "model" / "config.json", "random_weights": 1}
-    convert(ConvertOptions(output_dir=tmp_path / "random", dtype=DType.F32, **options))
+    file = tmp_path / "model" / "config.json"
+    convert(ConvertOptions(config=file, random_weights=1, output_dir=tmp_path / "random", dtype=DType.F32))
     ours, theirs = (Checkpoint.open(tmp_path / each).tensors() for each in ("random", "checkpoint"))
     assert {key: each.shape for key, each in ours.items()} == {key: each.shape for key, each in theirs.items()}
