@@ -24,6 +24,7 @@ import numpy as np
 
 from ingot.errors import CapacityError, IngotError, RequestError
 from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.owned import Owned
 from ingot.runtime.repetition import Repetition
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.run_step import Outcome, run_step
@@ -34,6 +35,7 @@ from ingot.step_io import RepeatSession, Session, StepResult
 Result = TypeVar("Result")
 
 _LOG = logging.getLogger("ingot.runtime")
+_CLOSED = "the runner was closed before the request ended"
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
 _LONG_STEP = 0.012  # seconds: of longer steps the host takes less than 3 %, and they go singly
 _REPEAT_SECONDS = 0.25  # no step follows when so much has gone by
@@ -85,17 +87,20 @@ class Work:
     session_seconds: float = 0.0
 
 
-class Executor:
+class Executor(Owned):
     """Thread-safe. `session` belongs to the executor: `close` closes it.
+
+    A step calls logits processors: on their thread, what would wait for that very step raises RequestError.
 
     on_step  is told of every step, with the lock held: it must be quick
     """
 
     def __init__(self, session: Session, scheduler: Scheduler, blocks: BlockManager) -> None:
+        super().__init__()
         self._session, self._scheduler, self._blocks = session, scheduler, blocks
         self._turn = threading.Condition()
-        self._stepping = False
-        self._closed = False
+        self._stepper: int | None = None  # the thread that runs a step now
+        self._closed = self._released = False
         self._arrivals = 0
         self._work = Work()
         self._repeater = session if isinstance(session, RepeatSession) else None
@@ -109,6 +114,7 @@ class Executor:
 
     def add(self, requests: Iterable[Request]) -> None:
         """Queue requests. Raises, before any is queued, if one can never run."""
+        self.require_ready()
         requests = list(requests)
         for request in requests:
             needed = self._blocks.blocks_for(request.max_cached_tokens)
@@ -128,21 +134,35 @@ class Executor:
                 self._scheduler.add(request)
             self._notify()
 
-    def abort(self, requests: Iterable[Request]) -> None:
-        """End requests now; their blocks are free when this returns. Finished ones stay as they are."""
+    def abort(self, requests: Iterable[Request], error: IngotError | None = None) -> None:
+        """End requests now; their blocks are free when this returns. Finished ones stay as they are.
+
+        error  why, for whoever waits for them and has not asked for this
+        """
+        if not self.is_here:
+            return  # nothing runs here, and the lock may never come free
         with self._turn:
-            for request in requests:
-                self._end(request, FinishReason.ABORT)
+            self._abort(requests, error)
             self._notify()
+
+    def require_ready(self) -> None:
+        """Raise RequestError where nobody may ask for a step: in a forked child, and inside a step."""
+        self.require_here()
+        if self._stepper == threading.get_ident():
+            raise RequestError(
+                "a logits processor cannot use the runner that calls it: the step would wait for itself",
+                hint="use another runner in it, or ask before or after the request",
+            )
 
     def wait(self, ready: Callable[[], bool], result: Callable[[], Result], *, steps: bool = True) -> Result:
         """`result()` as soon as `ready()` holds, running steps meanwhile; no step changes anything in between.
 
         `ready()` must become true while requests advance or end. steps: False leaves the steps to other threads.
         """
+        self.require_ready()
         with self._turn:
             while not ready():
-                if self._stepping or not steps:
+                if self._stepper is not None or self._closed or not steps:
                     self._look()
                 else:
                     self._step()
@@ -153,11 +173,12 @@ class Executor:
 
     def step(self) -> bool:
         """Run a step, or several short ones, or wait for what is running; False if there was nothing to do."""
+        self.require_ready()
         with self._turn:
-            if self._stepping:
+            if self._stepper is not None:
                 self._turn.wait()
                 return True
-            if not self._scheduler.has_work:
+            if self._closed or not self._scheduler.has_work:
                 return False
             self._step(seconds=_LOOK_SECONDS)
             return True
@@ -167,18 +188,20 @@ class Executor:
 
         most  how many steps may follow each other now; 0: none before somebody has taken a result of `wait`
         """
+        self.require_ready()
         with self._turn:
             self._steppers = [*(each for each in self._steppers if each.is_alive()), threading.current_thread()]
             while not (self._closed or stop()):
-                if self._stepping or not self._scheduler.has_work or not (allowed := most()):
+                if self._stepper is not None or not self._scheduler.has_work or not (allowed := most()):
                     self._turn.wait()
                 else:
                     self._step(allowed)
 
     def wake(self) -> None:
         """Have every waiting thread look again at what it waits for."""
-        with self._turn:
-            self._notify()
+        if self.is_here:
+            with self._turn:
+                self._notify()
 
     def drain(self) -> None:
         """Run until every request has ended."""
@@ -186,20 +209,22 @@ class Executor:
             pass
 
     def close(self) -> None:
-        """Abort every request, wait for the running step and the threads that run steps, release the session. Closing
-        twice is fine.
+        """Wait for the running step and the threads that run steps, fail every request that has not ended, release the
+        session. Closing twice is fine. In a forked child nothing is to be done: memory goes with the process.
         """
+        if not self.is_here:
+            return
+        self.require_ready()
         with self._turn:
-            if self._closed:
-                return
             self._closed = True
-            for request in (*self._scheduler.running, *self._scheduler.waiting):
-                self._end(request, FinishReason.ABORT)
-            self._stop[0] = 1
-            while self._stepping:
+            self._notify()
+            while self._stepper is not None:
                 self._turn.wait()
-            self._turn.notify_all()
-            self._session.close()
+            if not self._released:
+                self._abort([*self._scheduler.running, *self._scheduler.waiting], RequestError(_CLOSED))
+                self._notify()
+                self._session.close()
+                self._released = True
             steppers, self._steppers = self._steppers, []
         for thread in steppers:  # they hold the session, whose memory is to be free
             if thread is not threading.current_thread():
@@ -207,6 +232,7 @@ class Executor:
 
     def stats(self) -> Stats:
         """Where things stand now."""
+        self.require_here()
         with self._turn:
             return Stats(
                 blocks_total=self._blocks.num_blocks,
@@ -223,11 +249,13 @@ class Executor:
 
     def work(self) -> Work:
         """What has been done so far."""
+        self.require_here()
         with self._turn:
             return self._work
 
     def step_log(self) -> list[list[int]]:
         """[prefill tokens, decode rows] of each step, the most recent 100,000."""
+        self.require_here()
         with self._turn:
             return [list(counts) for counts in self._steps]
 
@@ -258,7 +286,7 @@ class Executor:
             self._repetition = repetition
             self._turn.notify_all()  # whoever sleeps has to look now and then
         self._stop[0] = 0
-        self._stepping = True
+        self._stepper = threading.get_ident()
         self._turn.release()
         begin = time.perf_counter()
         try:
@@ -266,7 +294,7 @@ class Executor:
         finally:
             taken = time.perf_counter() - begin
             self._turn.acquire()
-            self._stepping, self._repetition = False, None
+            self._stepper, self._repetition = None, None
             self._turn.notify_all()
         num_steps = 1  # also where it failed and everybody has gone meanwhile
         if repetition is not None:
@@ -341,16 +369,21 @@ class Executor:
                 if request.finish_reason is not None:
                     self._scheduler.remove(request)
 
+    def _abort(self, requests: Iterable[Request], error: IngotError | None) -> None:
+        if self._repetition is not None:
+            self._repetition.catch_up()  # what was drawn before belongs to them
+        for request in requests:
+            self._end(request, error)
+
     def _fail(self, requests: Iterable[Request], error: IngotError) -> None:
         for request in requests:
             if not request.finished:
-                request.error = error
                 self._blocks.forget(request.blocks)
-                self._end(request, FinishReason.ABORT)
+                self._end(request, error)
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
+    def _end(self, request: Request, error: IngotError | None) -> None:
         if not request.finished and request.arrival >= 0:
-            request.finish_reason = reason
+            request.error, request.finish_reason = error, FinishReason.ABORT
             self._scheduler.remove(request)
 
 

@@ -1,6 +1,5 @@
 """`ModelRunner`: token ids in, token ids out, with TensorRT-LLM's names. Needs numpy beside ingot's own modules."""
 
-import difflib
 import inspect
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +9,9 @@ from typing import Any
 
 from ingot.configs.runtime import Policy, RuntimeConfig, read_path, runtime_config
 from ingot.configs.sampling import SamplingParams, check_flag
+from ingot.configs.unknown import refuse_unknown
 from ingot.engine import Engine
-from ingot.errors import RequestError
+from ingot.errors import IngotError, RequestError, UsageError
 from ingot.runtime.admission import (
     Arguments,
     ModelFacts,
@@ -26,6 +26,7 @@ from ingot.runtime.admission import (
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.executor import Executor, Stats
 from ingot.runtime.outputs import Outputs, Wanted
+from ingot.runtime.owned import Owned
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import Pace, Scheduler
 from ingot.runtime.session import LoadedEngine, load_engine
@@ -35,11 +36,35 @@ from ingot.step_io import Int32
 
 _DEFAULT_NEW_TOKENS = 20
 
+_WAYS = {
+    "length_penalty": "leave it out: beam search, which it is for, does not exist yet",
+    "early_stopping": "leave it out: beam search, which it is for, does not exist yet",
+    "beam_width": "leave it out: beam search does not exist yet",
+    "lora_uids": "leave it out: adapters do not exist in this version",
+    "prompt_table": "leave it out: the engine reads token ids only",
+    "prompt_tasks": "leave it out: the engine reads token ids only",
+    "encoder_input_ids": "leave it out: the engine has a decoder only",
+    "input_ids": "say batch_input_ids",
+    "max_length": "max_new_tokens counts the new tokens alone",
+    "max_tokens": "say max_new_tokens",
+    "do_sample": "leave it out: temperature, top_k or top_p samples, without them generate is greedy",
+    "eos_token_id": "say end_id",
+    "pad_token_id": "say pad_id",
+    "seed": "say random_seed",
+    "output_sequence_lengths": "leave it out: return_dict=True has them",
+    "min_p": "sampling_config=SamplingParams(min_p=...)",
+    "logit_bias": "sampling_config=SamplingParams(logit_bias=...)",
+    "logits_processor": "sampling_config=SamplingParams(logits_processors=[...])",
+    "logits_processors": "sampling_config=SamplingParams(logits_processors=[...])",
+    "stopping_criteria": "stop_words_list or end_id ends a request",
+    "streamer": "say streaming=True",
+}
+
 WordsList = Sequence[Sequence[Sequence[int]] | None]
 """Per prompt a list of token sequences."""
 
 
-class ModelRunner:
+class ModelRunner(Owned):
     """An engine on this machine. Thread-safe: calls of several threads share every step.
 
     with ModelRunner.from_dir("engine") as runner:
@@ -50,6 +75,12 @@ class ModelRunner:
         self, loaded: LoadedEngine, config: RuntimeConfig | None = None, *, shuffle: random.Random | None = None
     ) -> None:
         """config: what it says about scheduling. shuffle: hand out KV blocks in random order; for tests."""
+        super().__init__()
+        if not isinstance(loaded, LoadedEngine):
+            raise UsageError(
+                "a ModelRunner is made of a loaded engine", got=repr(loaded)[:100],
+                hint="ModelRunner.from_dir opens an engine directory",
+            )  # fmt: skip
         config = config or RuntimeConfig()
         manifest, plan = loaded.engine.manifest, loaded.engine.plan
         self.engine: Engine = loaded.engine
@@ -192,7 +223,7 @@ class ModelRunner:
         return self.executor.step_log()
 
     def close(self) -> None:
-        """Abort what runs and release the engine. Closing twice is fine."""
+        """Fail what runs and release the engine, after the step that runs. Closing twice is fine."""
         self.executor.close()
         self.engine.close()
 
@@ -243,37 +274,35 @@ class ModelRunner:
             self.executor.wait(lambda: all(request.finished for request in requests), lambda: None)
         finally:
             self.executor.abort(requests)
-        _raise_first_error(requests)
+        if (failure := _first_failure(requests)) is not None:
+            raise failure
         return outputs.collect()
 
     def _stream(self, outputs: Outputs) -> Iterator[Any]:
+        given: list[int] = []
         for shown in step_by_step(self.executor, outputs.requests):
             result = outputs.collect(shown)
             ended = [r for r, n in zip(outputs.requests, shown, strict=True) if n == r.num_generated]
-            _raise_first_error(ended)
-            yield result
+            failure = _first_failure(ended)
+            if failure is None or shown != given:  # what came before a failure is given out before it is raised
+                yield result
+            if failure is not None:
+                raise failure
+            given = shown
 
 
-def _raise_first_error(requests: Sequence[Request]) -> None:
-    for request in requests:
-        if request.error is not None:
-            raise request.error
+def _first_failure(requests: Sequence[Request]) -> IngotError | None:
+    return next((request.failure for request in requests if request.failure is not None), None)
 
 
 def _refuse(others: Mapping[str, object]) -> None:
     """Everything that is left: beams, which do not exist yet, and what nobody knows."""
-    for name, value in others.items():
-        if name == "num_beams":
-            if value not in (None, 1):
-                raise RequestError(
-                    "num_beams: beam search does not exist yet", expected="1", got=repr(value)[:100],
-                    hint="num_return_sequences gives several samples of one prompt",
-                )  # fmt: skip
-            continue
-        parameters = inspect.signature(ModelRunner.generate).parameters
-        known = [key for key in parameters if key not in ("self", "others")]
-        near = difflib.get_close_matches(name, known, n=1)
+    beams = others.get("num_beams")
+    if beams not in (None, 1):
         raise RequestError(
-            f"generate has no argument {name!r}", expected=", ".join(known),
-            hint=f"did you mean {near[0]!r}?" if near else "leave it out",
+            "num_beams: beam search does not exist yet", expected="1", got=repr(beams)[:100],
+            hint="num_return_sequences gives several samples of one prompt",
         )  # fmt: skip
+    unknown = [name for name, value in others.items() if name != "num_beams" and not (name in _WAYS and value is None)]
+    parameters = [name for name in inspect.signature(ModelRunner.generate).parameters if name != "others"]
+    refuse_unknown("generate", unknown, parameters, _WAYS, RequestError)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingot.errors import IngotError
+from ingot.errors import IngotError, RequestError
 from ingot.runtime.block_manager import BlockTable
 from ingot.runtime.rules import NO_RULES, Rules
 from ingot.step_io import Float32, Int32
@@ -66,7 +66,7 @@ class Request:
     generation_logits        one float32 [vocab] per generated token, where wanted
     token_probs              one per generated token, where wanted
     prompt_probs             one per prompt token but the first, where wanted
-    error                    why it failed; then finish_reason is ABORT
+    error                    why it failed, or who ended it; then finish_reason is ABORT
     steps                    the executor's step in which each generated token came, if anybody wants to know; or None
     """
 
@@ -146,6 +146,13 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def failure(self) -> IngotError | None:
+        """What to tell a caller who has not ended it: None while it runs, and where it came to its own end."""
+        if self.finish_reason is FinishReason.ABORT and self.error is None:
+            return RequestError("the request was aborted by somebody else")
+        return self.error
 
     @property
     def wants_prompt_rows(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.owned import Owned
 from ingot.runtime.request import FinishReason
 from ingot.runtime.text_stream import News, TextEvent, TextStream
 from ingot.runtime.tokenizer import Tokenizer
@@ -21,7 +22,7 @@ Sink = Callable[[TextEvent], None]
 """Called on the text thread with each event; must be quick."""
 
 
-class TextLoop:
+class TextLoop(Owned):
     """Thread-safe. Does not own the runner.
 
     failure  why a thread ended that should not have ended, in words
@@ -29,23 +30,26 @@ class TextLoop:
     """
 
     def __init__(self, runner: ModelRunner, tokenizer: Tokenizer) -> None:
+        super().__init__()
         self.runner, self.tokenizer = runner, tokenizer
         self._sinks: dict[TextStream, Sink] = {}
         self._threads: list[threading.Thread] = []
-        self._starting = threading.Lock()
+        self._door = threading.Lock()  # who submits is in before it closes, or finds it closed
         self._closed = False
         self.failure: str | None = None
         self.turning: float | None = None
 
     def submit(self, streams: Sequence[TextStream], sink: Sink) -> None:
         """Queue the requests of streams. Raises, before any is queued, if one can never run."""
-        self._start()
-        self._sinks.update((stream, sink) for stream in streams)
-        try:
-            self.runner.executor.add([stream.request for stream in streams])
-        except IngotError:
-            self._forget(streams)
-            raise
+        self.runner.executor.require_ready()
+        with self._door:
+            self._start()
+            self._sinks.update((stream, sink) for stream in streams)
+            try:
+                self.runner.executor.add([stream.request for stream in streams])
+            except BaseException:
+                self._forget(streams)
+                raise
 
     def cancel(self, streams: Sequence[TextStream]) -> None:
         """Abort what still runs; blocks are free when this returns, and at most one more event is under way."""
@@ -53,23 +57,26 @@ class TextLoop:
         self.runner.executor.abort([stream.request for stream in streams])
 
     def close(self) -> None:
-        """Abort everything and end both threads, after the step that runs. Closing twice is fine."""
-        self._closed = True
-        self.runner.executor.abort([stream.request for stream in tuple(self._sinks)])
-        self.runner.executor.wake()
+        """Fail everything that runs and end both threads, after the step that runs. Closing twice is fine."""
+        if not self.is_here:
+            return
+        self.runner.executor.require_ready()
+        with self._door:
+            self._closed = True
+        error = RequestError("the LLM was closed before the request ended")
+        self.runner.executor.abort([stream.request for stream in tuple(self._sinks)], error)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
 
     def _start(self) -> None:
-        with self._starting:
-            if self._closed:
-                raise RequestError("the LLM is closed", hint="make a new one")
-            if not self._threads:
-                for work in (self._step, self._write):
-                    self._threads.append(threading.Thread(target=work, name=f"ingot {work.__name__}", daemon=True))
-                for thread in self._threads:
-                    thread.start()
+        if self._closed:
+            raise RequestError("the LLM is closed", got=self.failure, hint="make a new one")
+        if not self._threads:
+            for work in (self._step, self._write):
+                self._threads.append(threading.Thread(target=work, name=f"ingot {work.__name__}", daemon=True))
+            for thread in self._threads:
+                thread.start()
 
     def _forget(self, streams: Sequence[TextStream]) -> None:
         for stream in streams:
@@ -95,11 +102,12 @@ class TextLoop:
 
     def _die(self, thread: str, error: BaseException) -> None:
         self.failure = f"the {thread} loop has died: {error!r}"
-        self._closed = True
+        with self._door:
+            self._closed = True
         for stream in tuple(self._sinks):
-            stream.request.error = RequestError(f"the {thread} thread failed", got=repr(error))
             with contextlib.suppress(Exception):  # what broke the step may break this too
-                self.runner.executor.abort([stream.request])
+                failed = RequestError(f"the {thread} thread failed", got=repr(error))
+                self.runner.executor.abort([stream.request], failed)
         self.runner.executor.wake()
 
     def _write_until_closed(self) -> None:
@@ -127,7 +135,7 @@ class TextLoop:
         """What goes wrong with the text of one request ends that request only."""
         try:
             return stream.event(taken)
-        except Exception as error:
+        except BaseException as error:  # a panic of the tokenizer's library is no Exception
             stream.done = True
             return _failed(stream, RequestError("the tokens cannot be turned into text", got=repr(error)))
 

@@ -64,6 +64,7 @@ class News:
     token_probs: tuple[TokenProbs, ...]
     prompt_probs: tuple[TokenProbs, ...]
     reason: FinishReason | None
+    failure: IngotError | None
 
 
 class TextStream:
@@ -92,6 +93,7 @@ class TextStream:
             token_probs=tuple(request.token_probs[begin:]),
             prompt_probs=tuple(request.prompt_probs) if begin == 0 else (),
             reason=request.finish_reason,
+            failure=request.failure,
         )
 
     def event(self, news: News) -> TextEvent:
@@ -115,7 +117,7 @@ class TextStream:
             pieces += [text, self._stop.finish()]
             reason = FinishReason.STOP if found is not None else reason
         self.done = reason is not None
-        failed = self.request.error if found is None else None
+        failed = news.failure if found is None else None
         stop_token = news.tokens[-1] if news.tokens and found is None and reason is FinishReason.STOP else None
         return TextEvent(
             index=self.index,

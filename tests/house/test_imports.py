@@ -61,7 +61,7 @@ FENCES = {
     "torch": (),
     "transformers": (),
     "click": ("ingot.cli",),
-    "rich": ("ingot.cli",),
+    "rich": ("ingot.cli", "ingot.runtime.llm_progress"),
     "tokenizers": ("ingot.companions", "ingot.runtime.tokenizer"),
     "jinja2": ("ingot.runtime.chat_template",),
     "pydantic": ("ingot.runtime.server.protocol", "ingot.runtime.server.body"),

@@ -1,0 +1,228 @@
+"""Requests that somebody else ends fail in words, and all that was computed before is told first."""
+
+import asyncio
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.configs.sampling import SamplingParams
+from ingot.errors import RequestError
+from ingot.runtime.executor import Executor
+from ingot.runtime.generate_text import complete_text
+from ingot.runtime.llm import AsyncOutputs, EngineLLM
+from ingot.runtime.llm_outputs import RequestOutput
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.request import FinishReason
+from ingot.runtime.text_loop import TextLoop
+from ingot.runtime.text_stream import TextEvent, TextRequest, make_streams
+from ingot.step_io import Repeat, StepBatch
+from tests.runtime.byte_tokenizer import byte_tokenizer
+from tests.runtime.fake_session import VOCAB, FakeSession, RepeatingSession, continued
+from tests.runtime.repeating import LIMITS, check, request_of
+from tests.runtime.tiny_engine import make_executor, make_runner
+from tests.runtime.tiny_plan import make_model
+
+CLOSED = "closed before the request ended"
+LONG = SamplingParams(max_tokens=50, temperature=0, seed=1)
+
+
+def until(ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not ready():
+        assert time.monotonic() < deadline, "it never comes"
+        time.sleep(0.001)
+
+
+class CloseIn:
+    """Before step number `at`: another thread closes, and the step goes on once it waits."""
+
+    def __init__(self, session: FakeSession, executor: Executor, close: Callable[[], None], at: int = 4) -> None:
+        self._executor, self._left = executor, at
+        self.thread = threading.Thread(target=close)
+        session.before_step = self._step
+
+    def _step(self, batch: StepBatch) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.thread.start()
+            until(lambda: self._executor._closed)
+
+    def join(self) -> None:
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def session() -> FakeSession:
+    plan = make_model().plan
+    return FakeSession(100, plan.kv.tokens_per_block, plan.limits)
+
+
+@pytest.fixture
+def runner(session: FakeSession) -> Iterator[ModelRunner]:
+    model = make_model()
+    model = dataclasses.replace(model, plan=dataclasses.replace(model.plan, vocab_size=VOCAB))
+    with make_runner(model, session) as runner:
+        yield runner
+
+
+@pytest.fixture
+def llm(runner: ModelRunner, tmp_path: Path) -> Iterator[EngineLLM]:
+    with EngineLLM(runner, byte_tokenizer(tmp_path, VOCAB)) as llm:
+        yield llm
+
+
+def test_close_fails_a_running_generate(session: FakeSession, runner: ModelRunner) -> None:
+    closing = CloseIn(session, runner.executor, runner.close)
+    with pytest.raises(RequestError, match=CLOSED):
+        runner.generate([[1, 2]], max_new_tokens=50)
+    closing.join()
+    assert session.closed
+
+
+def test_a_stream_gives_every_token_before_the_failure(session: FakeSession, runner: ModelRunner) -> None:
+    closing = CloseIn(session, runner.executor, runner.close)
+    came: list[dict[str, Any]] = []
+    with pytest.raises(RequestError, match=CLOSED):
+        came.extend(runner.generate([[1, 2]], max_new_tokens=50, streaming=True, return_dict=True))
+    closing.join()
+    assert came[-1]["output_ids"][0, 0, 2:].tolist() == continued([1, 2], 4)  # that of the held step, too
+    assert came[0]["finish_reasons"] == [[None]]
+
+
+def test_an_abort_by_somebody_else_is_no_short_result(session: FakeSession, runner: ModelRunner) -> None:
+    def abort(batch: StepBatch) -> None:
+        if len(runner.step_log()) == 3:
+            runner.executor.abort(list(runner.executor._scheduler.running))
+
+    session.before_step = abort
+    with pytest.raises(RequestError, match="somebody else"):
+        runner.generate([[1, 2]], max_new_tokens=50)
+
+
+def test_close_of_an_llm_fails_its_calls(session: FakeSession, llm: EngineLLM) -> None:
+    closing = CloseIn(session, llm.runner.executor, llm.close)
+    with pytest.raises(RequestError, match=CLOSED):
+        llm.generate(["1", "2"], LONG)
+    closing.join()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ingot")]
+
+
+def test_asynchronous_results_give_every_token_before_the_failure(session: FakeSession, llm: EngineLLM) -> None:
+    closing = CloseIn(session, llm.runner.executor, llm.close)
+    came: list[RequestOutput] = []
+
+    async def follow(outputs: AsyncOutputs) -> None:
+        async for each in outputs:
+            came.append(each)
+
+    async def read() -> None:
+        outputs = llm.generate_async([1, 2], LONG)
+        with pytest.raises(RequestError, match=CLOSED):
+            await follow(outputs)
+        assert [each async for each in outputs] == []
+
+    asyncio.run(read())
+    closing.join()
+    assert came[-1].outputs[0].token_ids == continued([1, 2], 4)
+
+
+def test_close_fails_texts_in_words(session: FakeSession, llm: EngineLLM) -> None:
+    closing = CloseIn(session, llm.runner.executor, llm.runner.close)
+    (told,) = complete_text(llm.runner, llm.tokenizer, [TextRequest(prompt=[1, 2], params=LONG)])
+    closing.join()
+    assert told.finish_reason == "abort"
+    assert CLOSED in str(told.error)
+    assert list(told.token_ids) == continued([1, 2], 4)
+
+
+def test_the_text_threads_fail_what_runs_when_they_end(session: FakeSession, llm: EngineLLM) -> None:
+    texts = TextLoop(llm.runner, llm.tokenizer)
+    events: list[TextEvent] = []
+    (stream,) = make_streams(llm.runner, llm.tokenizer, 0, TextRequest(prompt=[1, 2], params=LONG))
+    closer = threading.Thread(target=texts.close)
+
+    def close(batch: StepBatch) -> None:
+        if len(llm.runner.step_log()) == 3:
+            closer.start()
+            until(lambda: stream.request.finished)
+
+    session.before_step = close
+    texts.submit([stream], events.append)
+    for thread in texts._threads:
+        thread.join(20)
+    closer.join(20)
+    assert "the LLM was closed before the request ended" in str(events[-1].error)
+    with pytest.raises(RequestError, match="the LLM is closed"):
+        texts.submit([stream], events.append)
+
+
+def test_an_abort_keeps_what_steps_that_follow_each_other_have_brought() -> None:
+    class Held(RepeatingSession):
+        def decode(self, batch: StepBatch, repeat: Repeat) -> int:
+            steps = super().decode(batch, repeat)
+            if request.finish_reason is None:
+                executor.abort([request])
+            return steps
+
+    session = Held(400, 4, LIMITS)
+    executor = make_executor(session, LIMITS, 4)[0]
+    request = request_of([1, 2], 60)
+    executor.add([request])
+    executor.drain()
+    assert request.finish_reason is FinishReason.ABORT
+    assert request.num_generated == 1 + 1 + session.repeated[0] - 1  # but for the last, of which nobody knows
+    check(request)
+
+
+def test_close_waits_for_the_threads_that_run_steps() -> None:
+    session = FakeSession(100, 4, LIMITS)
+    executor = make_executor(session, LIMITS, 4)[0]
+    began = threading.Event()
+
+    def begin() -> bool:
+        began.set()
+        return False
+
+    def run() -> None:
+        executor.run_until(begin)
+        time.sleep(0.1)  # it still holds what close is to free
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert began.wait(20)
+    executor.close()
+    assert not thread.is_alive()
+
+
+def test_everybody_who_closes_waits_for_the_step() -> None:
+    """Whoever returns from close may free the weights."""
+    session = FakeSession(100, 4, LIMITS)
+    executor = make_executor(session, LIMITS, 4)[0]
+    closed: list[bool] = []
+
+    def close() -> None:
+        executor.close()
+        closed.append(session.closed)
+
+    second = threading.Thread(target=close)
+    first = CloseIn(session, executor, close, at=1)
+    step = session.before_step
+
+    def begin_both(batch: StepBatch) -> None:
+        step(batch)
+        second.start()
+        second.join(0.05)
+        assert closed == []
+
+    session.before_step = begin_both
+    executor.add([request_of([1], 3)])
+    executor.step()
+    first.join()
+    second.join(20)
+    assert closed == [True, True]
