@@ -5,13 +5,55 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence, Set
 
+from ingot.configs.unknown import named_arguments_only
 from ingot.errors import RequestError
 
 _MAX_SEED = 2**64 - 1
 _MIN_FLOAT32, _MAX_FLOAT32 = 1.1754944e-38, 3.4028234e38  # steps compute with float32
 _MAX_N = 1 << 16  # each completion is a request of its own
+_GUIDED = "leave it out: guided decoding does not exist in this version"
+_BEAMS = "leave it out: beam search does not exist in this version; n gives several samples"
+_WAYS = {
+    "max_new_tokens": "say max_tokens",
+    "max_output_len": "say max_tokens",
+    "max_length": "max_tokens counts the new tokens alone",
+    "min_new_tokens": "say min_tokens",
+    "min_length": "say min_tokens",
+    "include_stop_str_in_output": "say include_stop_str",
+    "stop_words": "say stop",
+    "stop_words_list": "say stop",
+    "bad_words_list": "say bad_words",
+    "end_id": "say stop_token_ids, and ignore_eos for the engine's own",
+    "pad_id": "leave it out: nothing is padded",
+    "random_seed": "say seed",
+    "do_sample": "leave it out: temperature=0 is greedy, and any other samples",
+    "num_return_sequences": "say n",
+    "best_of": "say n, and choose by cumulative_logprob",
+    "use_beam_search": _BEAMS,
+    "beam_width": _BEAMS,
+    "length_penalty": _BEAMS,
+    "early_stopping": _BEAMS,
+    "structured_outputs": _GUIDED,
+    "guided_decoding": _GUIDED,
+    "response_format": _GUIDED,
+    "allowed_token_ids": "say logits_processors, which may ban all others",
+    "detokenize": "leave it out: text comes with the token ids; ModelRunner has no text",
+    "spaces_between_special_tokens": "leave it out: text is what the tokenizer's decoder makes",
+    "truncate_prompt_tokens": "shorten the prompt",
+    "output_kind": "leave it out: generate gives the end, generate_async each result so far",
+    "extra_args": "leave it out: nothing reads it",
+    "prompt_ignore_length": "leave it out: penalties take the whole prompt",
+    "top_p_decay": "leave it out: parameters stay the same through a request",
+    "top_p_min": "leave it out: parameters stay the same through a request",
+    "return_context_logits": "ModelRunner.generate(output_context_logits=True)",
+    "return_generation_logits": "ModelRunner.generate(output_generation_logits=True)",
+    "priority": "ModelRunner.generate has it",
+    "thinking_token_budget": "leave it out: it does not exist in this version",
+}
+"""Parameters of other libraries → ingot's way."""
 
 
+@named_arguments_only(_WAYS, RequestError)
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """Every field is applied. In this order: logits_processors, logit_bias and bans, repetition_penalty,

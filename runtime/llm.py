@@ -2,21 +2,23 @@
 
 import asyncio
 import contextlib
-import inspect
 import queue
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from ingot.configs.sampling import SamplingParams
-from ingot.errors import IngotError
+from ingot.errors import IngotError, RequestError
+from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.executor import Stats
+from ingot.runtime.llm_chat import ChatTokenizer, Message, read_conversations, read_template_arguments
 from ingot.runtime.llm_outputs import Gathering, RequestOutput
 from ingot.runtime.llm_progress import show_progress
 from ingot.runtime.llm_prompts import (
     Prompt,
     check_params,
     check_use_tqdm,
+    params_for,
     read_request,
     read_requests,
     refuse_arguments,
@@ -39,6 +41,7 @@ class EngineLLM(Owned):
         super().__init__()
         self.runner, self.tokenizer = runner, tokenizer
         self._texts = TextLoop(runner, tokenizer)
+        self._templates: dict[str | None, ChatTemplates] = {}
         self._closing = weakref.finalize(self, _close, self._texts, runner)  # before the interpreter ends, too
 
     def generate(
@@ -58,8 +61,7 @@ class EngineLLM(Owned):
 
         Raises RequestError before anything runs if any prompt or argument is wrong, and if a request fails.
         """
-        refuse_arguments("generate", others, inspect.signature(EngineLLM.generate).parameters)
-        check_use_tqdm(use_tqdm)
+        refuse_arguments(EngineLLM.generate, others)
         return self._run(read_requests(prompts, sampling_params, prompt_token_ids), use_tqdm)
 
     def generate_async(
@@ -71,13 +73,53 @@ class EngineLLM(Owned):
 
         Leaving the loop, cancelling its task or aclose() aborts the request; its blocks are free at once.
         """
-        refuse_arguments("generate_async", others, inspect.signature(EngineLLM.generate_async).parameters)
+        refuse_arguments(EngineLLM.generate_async, others)
         params = SamplingParams() if sampling_params is None else check_params(sampling_params)
         return AsyncOutputs(self, self._texts, read_request(prompt, params))
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The engine's: encode, decode."""
-        return self.tokenizer
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | None = None,
+        *,
+        tools: None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        add_generation_prompt: bool = True,
+        **others: object,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, a list of {"role": ..., "content": ...}, or every one of a list of conversations.
+
+        tools                 refused: tool calls do not exist yet
+        chat_template         a jinja2 file, or "chatml"; None: the engine's, or chatml where it has none
+        chat_template_kwargs  further variables of the template, e.g. {"enable_thinking": False}
+        others                as in `generate`
+        """
+        refuse_arguments(EngineLLM.chat, others)
+        tokenizer = self.get_tokenizer(chat_template)
+        texts = [
+            tokenizer.render(each, tools, add_generation_prompt, read_template_arguments(chat_template_kwargs))
+            for each in read_conversations(messages)
+        ]
+        asked = [
+            TextRequest(prompt=tokenizer.encode_rendered(text), params=params, shown=str(text))
+            for text, params in zip(texts, params_for(len(texts), sampling_params), strict=True)
+        ]
+        return self._run(asked, use_tqdm)
+
+    def get_tokenizer(self, chat_template: str | None = None) -> ChatTokenizer:
+        """The engine's: encode, decode, apply_chat_template. chat_template: as in `chat`."""
+        if isinstance(chat_template, str) and ("{{" in chat_template or "{%" in chat_template):
+            raise RequestError(
+                "chat_template must be a file", expected='the path of a jinja2 file, or "chatml"',
+                got=chat_template[:100], hint="write the template to a file",
+            )  # fmt: skip
+        templates = self._templates.get(chat_template)
+        if templates is None:
+            templates = ChatTemplates.from_dir(self.runner.engine.directory, chat_template)
+            self._templates[chat_template] = templates
+        return ChatTokenizer(self.tokenizer, templates)
 
     def stats(self) -> Stats:
         """See ModelRunner.stats."""
@@ -92,6 +134,7 @@ class EngineLLM(Owned):
         self._closing.detach()
 
     def _run(self, asked: Sequence[TextRequest], use_tqdm: bool | None) -> list[RequestOutput]:
+        check_use_tqdm(use_tqdm)
         groups = [make_streams(self.runner, self.tokenizer, index, each) for index, each in enumerate(asked)]
         gatherings = [Gathering(each, group) for each, group in zip(asked, groups, strict=True)]
         streams = [stream for group in groups for stream in group]

@@ -33,7 +33,7 @@ class CompletionOutput:
 class RequestOutput:
     """What one prompt gave so far.
 
-    prompt           the text, or None where token ids were given
+    prompt           the text, of a chat what its template made; None where token ids were given
     prompt_logprobs  one table per prompt token, None for the first, where asked
     """
 
@@ -84,7 +84,7 @@ class Gathering:
 
     def __init__(self, asked: TextRequest, streams: Sequence[TextStream]) -> None:
         request = streams[0].request
-        self._prompt = asked.prompt if isinstance(asked.prompt, str) else None
+        self._prompt = asked.prompt if isinstance(asked.prompt, str) else asked.shown
         self._prompt_ids: list[int] = request.tokens[: request.num_prompt].tolist()
         self._prompt_logprobs: list[LogprobTable | None] | None = None
         self._with_logprobs = asked.params.logprobs is not None

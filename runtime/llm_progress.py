@@ -21,3 +21,5 @@ def show_progress(wanted: bool | None, count: int) -> Iterator[Callable[[], obje
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("prompts", total=count)
         yield lambda: bar.advance(task)
+    if not console.is_terminal:
+        console.line()

@@ -1,11 +1,11 @@
 """What `LLM.generate` and its like take, with vLLM's names → TextRequests, or the reason why not."""
 
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ingot.configs.sampling import SamplingParams, check_flag
-from ingot.configs.unknown import refuse_unknown
+from ingot.configs.unknown import parameters, refuse_unknown
 from ingot.errors import RequestError
 from ingot.runtime.text_stream import TextRequest
 
@@ -37,14 +37,16 @@ WAYS = {
     "max_tokens": "SamplingParams(max_tokens=...)",
     "temperature": "SamplingParams(temperature=...)",
     "streaming": "use generate_async",
+    "continue_final_message": "leave it out: every message ends; add_generation_prompt=False opens no new one",
+    "chat_template_content_format": "leave it out: text parts are joined by line breaks",
+    "mm_processor_kwargs": _TEXT_ONLY,
 }
 """Arguments of other libraries' `generate` → ingot's way."""
 
 
-def refuse_arguments(owner: str, others: Mapping[str, object], known: Iterable[str]) -> None:
-    """Raise RequestError for arguments that nobody knows; those that say nothing may be spelled out."""
-    given = [name for name, value in others.items() if not (name in WAYS and value is None)]
-    refuse_unknown(owner, given, known, WAYS, RequestError)
+def refuse_arguments(function: Callable[..., object], others: Mapping[str, object]) -> None:
+    """Raise RequestError for arguments that `function` does not take."""
+    refuse_unknown(function.__name__, others, parameters(function), WAYS, RequestError)
 
 
 def read_requests(
@@ -70,7 +72,13 @@ def read_request(prompt: object, params: SamplingParams, index: int = 0) -> Text
     where = f"prompt {index}"
     if not isinstance(prompt, Mapping):
         return TextRequest(prompt=prompt, params=params)  # type: ignore[arg-type]
-    refuse_unknown(f"{where}, a dictionary,", map(str, prompt), _FIELDS, _OTHER_FIELDS, RequestError)
+    refuse_unknown(
+        f"{where}, a dictionary,",
+        {str(key): value for key, value in prompt.items()},
+        _FIELDS,
+        _OTHER_FIELDS,
+        RequestError,
+    )
     given = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
     if len(given) != 1:
         raise RequestError(

@@ -1,6 +1,5 @@
 """`ModelRunner`: token ids in, token ids out, with TensorRT-LLM's names. Needs numpy beside ingot's own modules."""
 
-import inspect
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from ingot.configs.runtime import Policy, RuntimeConfig, read_path, runtime_config
 from ingot.configs.sampling import SamplingParams, check_flag
-from ingot.configs.unknown import refuse_unknown
+from ingot.configs.unknown import parameters, refuse_unknown
 from ingot.engine import Engine
 from ingot.errors import IngotError, RequestError, UsageError
 from ingot.runtime.admission import (
@@ -36,6 +35,24 @@ from ingot.step_io import Int32
 
 _DEFAULT_NEW_TOKENS = 20
 
+_OPENING_WAYS = {
+    "lora_dir": "leave it out: adapters do not exist in this version",
+    "lora_ckpt_source": "leave it out: adapters do not exist in this version",
+    "max_output_len": "generate(max_new_tokens=...); max_seq_len counts prompt and new tokens",
+    "max_input_len": "leave it out: longer prompts than the engine's are refused, those below are taken",
+    "max_beam_width": "leave it out: beam search does not exist yet",
+    "kv_cache_free_gpu_memory_fraction": 'say kv_cache_memory="4GiB"',
+    "free_gpu_memory_fraction": 'say kv_cache_memory="4GiB"',
+    "kv_cache_enable_block_reuse": "say enable_prefix_cache",
+    "max_tokens_in_paged_kv_cache": 'say kv_cache_memory="4GiB"',
+    "gpu_memory_utilization": 'say kv_cache_memory="4GiB"',
+    "max_model_len": "say max_seq_len",
+    "max_num_seqs": "say max_batch_size",
+    "max_num_batched_tokens": "say max_num_tokens",
+    "tensor_parallel_size": "leave it out: ranks are decided at build",
+    "debug_mode": "leave it out: ingot verify --against looks into steps",
+    "stream": "leave it out: the runner has its own",
+}
 _WAYS = {
     "length_penalty": "leave it out: beam search, which it is for, does not exist yet",
     "early_stopping": "leave it out: beam search, which it is for, does not exist yet",
@@ -123,6 +140,7 @@ class ModelRunner(Owned):
         max_seq_len: int | None = None,
         target: str | None = None,
         use_mmap: bool = False,
+        **others: object,
     ) -> "ModelRunner":
         """Open an engine directory.
 
@@ -147,6 +165,7 @@ class ModelRunner(Owned):
 
         Raises EngineError, TargetError, UsageError or CapacityError, each in words.
         """
+        refuse_unknown("from_dir", others, parameters(cls.from_dir), _OPENING_WAYS, UsageError)
         config = runtime_config(
             rank=rank, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens, max_seq_len=max_seq_len, enable_prefix_cache=enable_prefix_cache,
@@ -303,6 +322,5 @@ def _refuse(others: Mapping[str, object]) -> None:
             "num_beams: beam search does not exist yet", expected="1", got=repr(beams)[:100],
             hint="num_return_sequences gives several samples of one prompt",
         )  # fmt: skip
-    unknown = [name for name, value in others.items() if name != "num_beams" and not (name in _WAYS and value is None)]
-    parameters = [name for name in inspect.signature(ModelRunner.generate).parameters if name != "others"]
-    refuse_unknown("generate", unknown, parameters, _WAYS, RequestError)
+    unknown = {name: value for name, value in others.items() if name != "num_beams"}
+    refuse_unknown("generate", unknown, parameters(ModelRunner.generate), _WAYS, RequestError)

@@ -16,13 +16,14 @@ from ingot.runtime.tokenizer import Tokenizer
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TextRequest:
     """prompt: text, or token ids. priority, cache_salt: see Request. default_max_tokens: where params.max_tokens is
-    None; lowered to what fits; None: as many as fit."""
+    None; lowered to what fits; None: as many as fit. shown: the text that token ids were made of, for results."""
 
     prompt: str | Sequence[int]
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
     default_max_tokens: int | None = None
+    shown: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

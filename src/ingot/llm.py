@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ingot.configs.build import BuildConfig
 from ingot.configs.runtime import Policy, read_path, runtime_config
+from ingot.configs.unknown import parameters, refuse_unknown
 from ingot.engine import is_engine
 from ingot.engine_cache import cached_engine
 from ingot.errors import UsageError
@@ -14,6 +15,57 @@ from ingot.runtime.llm import EngineLLM
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import load_engine
 from ingot.runtime.tokenizer import Tokenizer
+
+_NO_CODE = "leave it out: no code of a checkpoint ever runs"
+_OWN_TOKENIZER = "leave it out: an engine has its own; give token ids for another one's"
+_ADAPTERS = "leave it out: adapters do not exist in this version"
+_LOCAL = "leave it out: model is a directory, and nothing is downloaded"
+_WAYS = {
+    "max_seq_len": "say max_model_len",
+    "max_batch_size": "say max_num_seqs",
+    "max_num_tokens": "say max_num_batched_tokens",
+    "enable_prefix_cache": "say enable_prefix_caching",
+    "engine_dir": "say model",
+    "model_path": "say model",
+    "dtype": 'say precision: "f32", "bf16", "w8", "w4g128", ...',
+    "quantization": 'say precision: "w8", "w4g128", "w4g64" or "w4g32"',
+    "device": 'say target: "cpu", "cuda/sm90", ...',
+    "block_size": "leave it out, or build with: ingot build --tokens_per_block",
+    "kv_cache_memory_bytes": "say kv_cache_memory",
+    "swap_space": "leave it out: what is preempted is computed again",
+    "cpu_offload_gb": "leave it out: weights lie in one memory",
+    "seed": "SamplingParams(seed=...)",
+    "pipeline_parallel_size": "leave it out: an engine has one rank in this version",
+    "data_parallel_size": "open one LLM per process",
+    "enforce_eager": "leave it out: kernels are compiled before, and no graph is captured",
+    "max_seq_len_to_capture": "leave it out: no graph is captured",
+    "compilation_config": "leave it out: kernels are compiled before",
+    "disable_custom_all_reduce": "leave it out: an engine has one rank in this version",
+    "trust_remote_code": _NO_CODE,
+    "tokenizer": _OWN_TOKENIZER,
+    "tokenizer_mode": _OWN_TOKENIZER,
+    "tokenizer_revision": _OWN_TOKENIZER,
+    "skip_tokenizer_init": "use ingot.runtime.ModelRunner, which has no tokenizer",
+    "revision": _LOCAL,
+    "hf_token": _LOCAL,
+    "download_dir": "say cache_dir for built engines",
+    "load_format": "leave it out: safetensors are read, and .bin files",
+    "enable_lora": _ADAPTERS,
+    "max_loras": _ADAPTERS,
+    "max_lora_rank": _ADAPTERS,
+    "speculative_config": "leave it out: speculation does not exist in this version",
+    "guided_decoding_backend": "leave it out: guided decoding does not exist in this version",
+    "limit_mm_per_prompt": "leave it out: the engine reads text only",
+    "disable_log_stats": "leave it out: LLM.stats() tells when it is asked",
+    "scheduling_policy": "leave it out: ModelRunner.generate has priority",
+    "enable_chunked_prefill": "leave it out, or use ModelRunner.from_dir, which has it",
+    "max_logprobs": "leave it out: SamplingParams(logprobs=...) takes any number",
+    "override_generation_config": "SamplingParams says it",
+    "generation_config": "leave it out: it applies in ingot run and ingot serve only",
+    "runner": "leave it out: the engine generates text",
+    "task": "leave it out: the engine generates text",
+}
+"""Arguments of other libraries' `LLM` → ingot's way."""
 
 
 class LLM(EngineLLM):
@@ -45,6 +97,7 @@ class LLM(EngineLLM):
         kv_cache_memory: int | str | None = None,
         policy: str | Policy = Policy.MAX_UTILIZATION,
         use_mmap: bool = False,
+        **others: object,
     ) -> None:
         """model: an engine directory, or a Hugging Face directory: built into a cache the first time, as stderr says.
 
@@ -59,6 +112,7 @@ class LLM(EngineLLM):
         cache_dir               None: $XDG_CACHE_HOME or ~/.cache
         others                  as in ModelRunner.from_dir
         """
+        refuse_unknown("LLM", others, parameters(LLM), _WAYS, UsageError)
         _refuse(tensor_parallel_size, gpu_memory_utilization)
         directory = read_path("model", model)
         build = BuildConfig(

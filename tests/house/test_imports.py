@@ -76,7 +76,7 @@ FENCES = {
     "ingot._cpu": ("ingot.plugins.cpu.target",),
 }
 OPTIONAL = {  # extras: may be imported inside functions
-    "tensorrt", "cuda", "jinja2", "pydantic", "pydantic_core", "prometheus_client", "starlette", "uvicorn", "h11",
+    "tensorrt", "cuda", "pydantic", "pydantic_core", "prometheus_client", "starlette", "uvicorn", "h11",
     "httpx", "matplotlib", "opentelemetry",
 }  # fmt: skip
 
