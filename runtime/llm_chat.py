@@ -1,7 +1,7 @@
 """Conversations → prompts, with vLLM's and transformers' names, by the templates that the server uses."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from ingot.configs.sampling import check_flag
 from ingot.errors import RequestError
@@ -91,7 +91,7 @@ def read_template_arguments(given: object) -> Mapping[str, object]:
     return given
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 

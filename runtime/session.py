@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -39,12 +40,14 @@ class LoadedEngine:
 def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     """Open and check an engine and load it on this machine: of several targets the one that fits best.
 
-    Raises EngineError (damaged), TargetError (this machine cannot run it), UsageError (limits beyond the engine's),
-    CapacityError (memory).
+    Raises EngineError (damaged), TargetError (this machine cannot run it), UsageError (limits beyond the engine's,
+    use_mmap of a file that anybody may write), CapacityError (memory).
     """
     manifest = read_manifest(directory)
     target = fit_targets(manifest.targets, where=str(directory), wanted=config.target, isa=config.isa).best()
     _require_one_rank(manifest.ranks, target, str(directory))
+    if config.use_mmap:
+        _require_lasting(Path(directory))
     crc32 = _crc32 if detect_isa() != "none" else None
 
     def homes(plan: Plan) -> Homes | None:
@@ -74,6 +77,20 @@ def _homes(plan: Plan, target: Target, config: RuntimeConfig) -> Homes | None:
         _LOG.warning("weights are used where the file is mapped: there is no memory for a copy, which would be faster")
         return None
     return target.homes(plan, config.threads)
+
+
+def _require_lasting(directory: Path) -> None:
+    """Where a mapped file gets shorter, the process that reads there is ended by the system (SIGBUS). Its owner and the
+    group that it was given to are trusted not to do that; files that just anybody may write are not.
+    """
+    for path in sorted(directory.glob("rank*.engine")):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & stat.S_IWOTH:
+            raise UsageError(
+                "use_mmap: anybody may write to the engine's file, and shortening it would end this process",
+                where=str(path), expected="a file that its owner alone may write, or its group", got=f"mode {mode:04o}",
+                hint=f"chmod o-w {path}, or leave use_mmap out: then the weights are copied",
+            )  # fmt: skip
 
 
 def _require_one_rank(ranks: int, target: Target, where: str) -> None:

@@ -88,7 +88,15 @@ class Tokenizer:
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """A batch of one: the library's plain `encode` keeps all other threads of Python waiting, for seconds at a
         megabyte."""
-        with _library(lambda got: RequestError("the text cannot be tokenized", got=got)):  # e.g. a lone surrogate
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                "the text is not Unicode: half of a surrogate pair is no character",
+                got=f"U+{ord(text[error.start]):04X} at place {error.start}",
+                hint="give whole characters; bytes that were not UTF-8 become such halves",
+            ) from error  # fmt: skip
+        with _library(lambda got: RequestError("the text cannot be tokenized", got=got)):
             (encoding,) = self._hf.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 

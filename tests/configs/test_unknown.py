@@ -45,7 +45,7 @@ def test_what_is_unknown_names_the_way(
 
 def test_sampling_parameters_have_names() -> None:
     with pytest.raises(RequestError, match="named arguments only"):
-        SamplingParams(64)  # type: ignore[misc]
+        SamplingParams(64)  # type: ignore[call-arg]
 
 
 def test_none_says_nothing_where_others_have_the_argument() -> None:

@@ -106,7 +106,12 @@ def test_lines_end_in_line_feeds_and_null_is_nothing(shipped_engine: Path) -> No
     first, second, third = [json.loads(line) for line in done.out.split("\n")[:-1]]
     assert (done.code, first["prompt"], len(second["token_ids"])) == (1, "a\u2028b\x85c", 3)
     assert (third["prompt"], third["finish_reason"]) == ("\ud800", "abort")
-    assert "cannot be tokenized" in third["error"]
+    assert "half of a surrogate pair is no character\n  got: U+D800 at place 0" in third["error"]
+
+
+@pytest.mark.parametrize("stdin", ["", "\n"])
+def test_an_empty_stdin_is_no_prompt(stdin: str, shipped_engine: Path) -> None:
+    ingot("run", "--engine_dir", shipped_engine, stdin=stdin).fails("there is no prompt", code=2)
 
 
 def test_a_bad_request_does_not_touch_the_others(shipped_engine: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.llm import EngineLLM
+from ingot.runtime.llm_chat import Message
 from tests.runtime.byte_tokenizer import byte_tokenizer
 from tests.runtime.fake_session import VOCAB, FakeSession, continued
 from tests.runtime.tiny_engine import make_runner
@@ -20,8 +21,8 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] + m.content }}{% endfor %}"
     "{% if loud %}!{% endif %}{% if add_generation_prompt %}a{% endif %}"
 )
-ONE = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
-OTHER = [{"role": "developer", "content": [{"type": "text", "text": "3"}]}]
+ONE: list[Message] = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
+OTHER: list[Message] = [{"role": "developer", "content": [{"type": "text", "text": "3"}]}]
 
 
 @pytest.fixture
@@ -36,8 +37,8 @@ def llm(tmp_path: Path) -> Iterator[EngineLLM]:
         yield llm
 
 
-def tokens(llm: EngineLLM, *arguments: Any, **named: Any) -> list[tuple[str | None, list[int], list[int]]]:
-    results = llm.generate(*arguments, sampling_params=SHORT, **named)
+def tokens(llm: EngineLLM, prompts: Any = None, **named: Any) -> list[tuple[str | None, list[int], list[int]]]:
+    results = llm.generate(prompts, SHORT, **named)
     return [(each.prompt, each.prompt_token_ids, each.outputs[0].token_ids) for each in results]
 
 

@@ -158,7 +158,7 @@ def test_a_processor_that_calls_its_own_runner_fails_alone(
         return logits
 
     params = dataclasses.replace(SHORT, logits_processors=[processor])
-    ways = {
+    ways: dict[str, Callable[[], object]] = {
         "llm": lambda: llm.generate("1", params),
         "runner": lambda: llm.runner.generate([[1]], sampling_config=params),
     }

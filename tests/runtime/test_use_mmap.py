@@ -79,3 +79,23 @@ def test_the_commands_take_it(engine: Path) -> None:
     args = ("--engine_dir", engine, "--input_len", 5, "--output_len", 3, "--repetitions", 1, "--warmup", 0)
     ingot("bench", "latency", *args, "--use_mmap", "--log_level", "error").succeeds()
     ingot("bench", "start", *args[:4], *args[6:], "--use_mmap", "--log_level", "error").succeeds()
+
+
+@pytest.mark.parametrize(
+    ("mode", "taken"), [(0o644, True), (0o444, True), (0o664, True), (0o646, False), (0o666, False)]
+)
+def test_a_file_that_anybody_may_shorten_is_not_mapped(engine: Path, mode: int, taken: bool) -> None:
+    file = engine / rank_file(0)
+    before = file.stat().st_mode
+    file.chmod(mode)
+    try:
+        with ModelRunner.from_dir(engine):
+            pass
+        if taken:
+            with ModelRunner.from_dir(engine, use_mmap=True):
+                pass
+        else:
+            with pytest.raises(UsageError, match=f"mode {mode:04o}"):
+                ModelRunner.from_dir(engine, use_mmap=True)
+    finally:
+        file.chmod(before)

@@ -41,11 +41,12 @@ def read_prompts(prompts: Sequence[str], input_file: str | None, asked: Sampling
     if input_file is not None:
         entries += _from_lines(input_file, asked)
     elif not prompts:
-        if sys.stdin.isatty():
+        text = "" if sys.stdin.isatty() else _read("-").removesuffix("\n")
+        if not text:
             raise UsageError(
                 "there is no prompt", hint='give --prompt "Once upon a time", --input_file, or text on stdin'
             )
-        entries.append((_read("-").removesuffix("\n"), asked))
+        entries.append((text, asked))
     if not entries:
         raise UsageError("there is no prompt", where=input_file, hint="every line is one request")
     return entries
