@@ -22,8 +22,8 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-from ingot.configs.read import read_object
 from ingot.errors import ConfigError, RequestError, UsageError
+from ingot.runtime.special_tokens import read_settings, read_special_tokens
 
 CHATML = (
     "{% for message in messages %}"
@@ -66,7 +66,7 @@ class ChatTemplates:
     def from_dir(cls, directory: Path, given: str | None = None) -> "ChatTemplates":
         """given: a file, "chatml", or None for what the directory has, and else chatml. Raises UsageError and
         ConfigError."""
-        tokens = _special_tokens(directory)
+        tokens = read_special_tokens(directory)
         if given == "chatml":
             return cls({"default": CHATML}, tokens, source="the built-in chatml template", built_in=True)
         if given is not None:
@@ -137,7 +137,7 @@ def _find(directory: Path) -> tuple[dict[str, str], str]:
     if texts:
         return texts, str(main)
     for path in (directory / "tokenizer_config.json", directory / "chat_template.json"):
-        texts = _named(_read_object(path).get("chat_template"), path)
+        texts = _named(read_settings(path).get("chat_template"), path)
         if texts:
             return texts, f"{path}:chat_template"
     return {}, ""
@@ -156,21 +156,6 @@ def _named(value: object, path: Path) -> dict[str, str]:
         "the chat template is neither text nor a list of names with texts", where=f"{path}:chat_template",
         got=repr(value)[:100],
     )  # fmt: skip
-
-
-def _special_tokens(directory: Path) -> dict[str, str]:
-    """bos_token and its like, as templates name them."""
-    tokens: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in _read_object(directory / name).items():
-            content = value.get("content") if isinstance(value, dict) else value
-            if key.endswith("_token") and isinstance(content, str):
-                tokens[key] = content
-    return tokens
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.is_file() else {}
 
 
 class _Generation(jinja2.ext.Extension):

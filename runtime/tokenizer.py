@@ -16,6 +16,7 @@ import tokenizers
 
 from ingot.companions import TOKENIZER_FILE, read_tokenizer, read_tokenizer_settings
 from ingot.errors import ConfigError, IngotError, RequestError
+from ingot.runtime.special_tokens import read_special_tokens
 
 _HALF = "\ufffd"  # what the decoder puts where bytes are no character (yet)
 _REPAIR = "the engine's tokenizer.json is no good: convert the model again, with files that work elsewhere"
@@ -54,13 +55,11 @@ class Tokenizer:
         hf = read_tokenizer(path)
         hf.no_truncation()
         hf.no_padding()
-        settings = read_tokenizer_settings(path.parent)
-        bos = settings.raw("bos_token")
-        content = bos.get("content") if isinstance(bos, dict) else bos
-        add_bos = settings.raw("add_bos_token")
+        bos = read_special_tokens(path.parent).get("bos_token")
+        add_bos = read_tokenizer_settings(path.parent).raw("add_bos_token")
         return cls(
             hf,
-            bos_id=hf.token_to_id(content) if isinstance(content, str) else None,
+            bos_id=None if bos is None else hf.token_to_id(bos),
             add_bos=add_bos if isinstance(add_bos, bool) else None,
         )
 

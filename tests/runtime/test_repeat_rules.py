@@ -245,6 +245,33 @@ def test_every_rule_repeats_in_the_runner(
     assert caplog.records == [], "no step failed and was tried again"
 
 
+@pytest.mark.parametrize("begun", [1, 2])
+@pytest.mark.parametrize("kind", ["stop", "bad"])
+def test_words_that_begin_before_several_steps_run_together(
+    model: TinyModel, monkeypatch: pytest.MonkeyPatch, kind: str, begun: int
+) -> None:
+    """The prefill draws one token, the first crossing so many as are left of three, then the second begins."""
+    calls = steps_of_calls(monkeypatch)
+    monkeypatch.setattr(executor, "_MAX_REPEATS", 3)
+    with make_runner(model, open_session(model, find_target("cpu"), 40)) as runner:
+        free = runner.generate([[1, 2]], max_new_tokens=20, end_id=-1)[0, 0, 2:].tolist()
+        assert calls[0] == 3
+        first = 1 + 3 - 1  # the prompt's step may be followed by a single one
+        for crossing in (first, first + 1):
+            word = free[crossing - begun + 1 : crossing + 3]
+            calls.clear()
+            if kind == "stop":
+                got = runner.generate([[1, 2]], max_new_tokens=20, end_id=-1, stop_words_list=[[word]])
+                end = next(n for n in range(len(word), 21) if free[n - len(word) : n] == word)
+                assert got[0, 0, 2:].tolist() == free[:end]
+            else:
+                got = runner.generate([[1, 2]], max_new_tokens=20, end_id=-1, bad_words_list=[[word]])
+                tokens = got[0, 0, 2:].tolist()
+                assert tokens != free
+                assert not any(tokens[n : n + len(word)] == word for n in range(20))
+            assert max(calls) > 1
+
+
 def test_wide_results_end_a_repetition_early(model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     session = open_session(model, find_target("cpu"), 200)
     counts: list[int] = []

@@ -19,6 +19,7 @@ from ingot.runtime import ModelRunner
 from ingot.runtime.logprobs import Logprob
 from ingot.runtime.request import Request
 from ingot.runtime.rules import Rules
+from ingot.step_io import Float32, SampleRows, Session, StepBatch, StepResult
 from tests.runtime.tiny_engine import make_runner, open_session
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
@@ -182,6 +183,67 @@ def test_prompt_logprobs_survive_preemption(model: TinyModel, request: pytest.Fi
     assert tight["prompt_logprobs"] == calm["prompt_logprobs"]
     assert tight["logprobs"] == calm["logprobs"]
     assert {len(tables) for tables in calm["prompt_logprobs"]} == {9}
+
+
+def test_prompt_logprobs_come_with_several_completions(runner: ModelRunner) -> None:
+    alone, company = (configured(runner, prompt_logprobs=2, logprobs=1, temperature=1.0, seed=3, n=n) for n in (1, 3))
+    assert company["prompt_logprobs"] == alone["prompt_logprobs"]
+    assert len(company["prompt_logprobs"][0]) == len(PROMPT)
+    assert [len(tables) for tables in company["logprobs"][0]] == [COUNT] * 3
+
+
+def test_prompt_logits_that_are_no_numbers_fail_their_request(model: TinyModel, request: pytest.FixtureRequest) -> None:
+    class Sick:
+        """Everything is a number but the probability of the prompt's second token."""
+
+        def __init__(self, inner: Session) -> None:
+            self._inner, self.num_blocks = inner, inner.num_blocks
+
+        def run(self, batch: StepBatch) -> StepResult:
+            result = self._inner.run(batch)
+            log_probs = result.log_probs.copy()
+            given = () if batch.sample.probs is None else np.flatnonzero(batch.sample.probs.given >= 0)
+            log_probs[given[:1]] = np.nan
+            return dataclasses.replace(result, log_probs=log_probs)
+
+        def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+            return self._inner.draw(logits, rows)
+
+        def close(self) -> None:
+            self._inner.close()
+
+    target = find_target(request.node.callspec.params["model"])
+    with make_runner(model, Sick(open_session(model, target, 60))) as runner:
+        with pytest.raises(RequestError, match="not finite"):
+            configured(runner, prompt_logprobs=0)
+        assert len(tokens_of(configured(runner, logprobs=0))) == COUNT
+
+
+def test_arguments_that_have_defaults_are_the_processors_own(runner: ModelRunner) -> None:
+    def one(logits: Float32, by: float = 5.0, *, token: int = 7) -> Float32:
+        logits[token] += by
+        return logits
+
+    def two(output: list[int], logits: Float32, prompt: str = "mine") -> Float32:
+        assert prompt == "mine"
+        assert isinstance(output, list)
+        return logits
+
+    def three(prompt: list[int], output: list[int], logits: Float32, scale: float = 1.0) -> Float32:
+        assert (prompt, scale) == (PROMPT, 1.0)
+        return logits
+
+    def any_number(*arguments: Any) -> Float32:
+        prompt, _, logits = arguments
+        assert prompt == PROMPT
+        row: Float32 = logits
+        return row
+
+    processors = [one, two, three, any_number, partial(one, by=0.0)]
+    tokens = tokens_of(configured(runner, logits_processors=processors))
+    assert tokens == tokens_of(configured(runner, logit_bias={7: 5.0}))
+    with pytest.raises(RequestError, match="wrong number of arguments"):
+        configured(runner, logits_processors=[lambda a, b, c, d, e=1: a])
 
 
 def test_logits_processors(runner: ModelRunner) -> None:

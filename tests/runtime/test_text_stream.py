@@ -1,0 +1,82 @@
+"""Events of a text: what belongs to which token, the end token included."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from ingot.configs.sampling import SamplingParams
+from ingot.runtime.generate_text import stream_text
+from ingot.runtime.llm import EngineLLM
+from ingot.runtime.text_stream import TextRequest
+from tests.runtime.byte_tokenizer import byte_tokenizer
+from tests.runtime.tiny_engine import make_runner, ref_session
+from tests.runtime.tiny_plan import VOCAB, make_model
+
+PARAMS = SamplingParams(max_tokens=12, temperature=0, logprobs=1, prompt_logprobs=1)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineLLM]:
+    model = make_model()
+    tokenizer = byte_tokenizer(tmp_path_factory.mktemp("tokenizer"), VOCAB)
+    with EngineLLM(make_runner(model, ref_session(model, 100)), tokenizer) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def free(llm: EngineLLM) -> list[int]:
+    return llm.generate("10", PARAMS)[0].outputs[0].token_ids
+
+
+def ending(free: list[int]) -> SamplingParams:
+    return dataclasses.replace(PARAMS, stop_token_ids=[free[5]], n=2)
+
+
+def test_the_end_token_has_its_probabilities(llm: EngineLLM, free: list[int]) -> None:
+    tokens = free[: free.index(free[5]) + 1]
+    (result,) = llm.generate("10", ending(free))
+    for output in result.outputs:
+        assert output.token_ids == tokens
+        assert output.logprobs is not None
+        assert [next(iter(table)) for table in output.logprobs] == tokens
+        total = sum(table[token].logprob for table, token in zip(output.logprobs, tokens, strict=True))
+        assert output.cumulative_logprob == pytest.approx(total)
+
+
+def test_every_completion_of_a_prompt_comes_with_the_prompts_probabilities(llm: EngineLLM, free: list[int]) -> None:
+    (result,) = llm.generate("10", ending(free))
+    assert result.prompt_logprobs is not None
+    assert [table and next(iter(table)) for table in result.prompt_logprobs] == [None, *result.prompt_token_ids[1:]]
+
+
+def test_events_say_which_token_is_no_text(llm: EngineLLM, free: list[int]) -> None:
+    asked = [
+        TextRequest(prompt="10", params=ending(free)),
+        TextRequest(prompt="10", params=dataclasses.replace(ending(free), include_stop_str=True)),
+        TextRequest(prompt="10", params=PARAMS),
+    ]
+    events = list(stream_text(llm.runner, llm.tokenizer, asked))
+    last = {event.index: event for event in events if event.finish_reason is not None}
+    assert [last[index].end_token for index in range(3)] == [True, False, False]
+    assert [last[index].stop_reason for index in range(3)] == [free[5], free[5], None]
+    for event in events:
+        assert len(event.log_probs) == len(event.token_ids)
+        assert event.logprobs is not None
+        assert len(event.logprobs) == len(event.token_ids)
+    told = [event for event in events if event.prompt_logprobs is not None]
+    assert [(event.index, event.sequence) for event in told] == [(0, 0), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("least", [5, 6])
+def test_a_stop_text_counts_from_the_least_number_of_tokens_on(llm: EngineLLM, free: list[int], least: int) -> None:
+    """It ends with token 6, so five or six tokens at least are no reason to go on, and seven are."""
+    text = llm.tokenizer.decode(free[5:6])
+    places = [place for place, token in enumerate(free) if token == free[5]]
+    params = dataclasses.replace(PARAMS, stop=text, min_tokens=least)
+    expected = next(place + 1 for place in places if place + 1 >= least)
+    assert len(llm.generate("10", params)[0].outputs[0].token_ids) == expected
+    later = dataclasses.replace(params, min_tokens=7)
+    assert len(llm.generate("10", later)[0].outputs[0].token_ids) == next(
+        (place + 1 for place in places if place + 1 >= 7), 12
+    )
