@@ -61,8 +61,8 @@ class Watched:
         """A request, whose first step has begun when this returns."""
         self.inside.clear()
         params = SamplingParams(max_tokens=2, temperature=0)
-        self.texts.submit(make_streams(self.llm.runner, self.llm.tokenizer, 0, TextRequest(prompt=[1], params=params)),
-                          lambda event: None)  # fmt: skip
+        (self.stream,) = make_streams(self.llm.runner, self.llm.tokenizer, 0, TextRequest(prompt=[1], params=params))
+        self.texts.submit([self.stream], lambda event: None)
         assert self.inside.wait(20)
 
     def close(self) -> None:
@@ -104,6 +104,8 @@ def test_idle_time_is_nobodys_fault(watched: Watched) -> None:
     assert watched.look(0.8 * TIMEOUT) is None  # the first look at work, whose time begins here at the latest
     assert watched.look(0.8 * TIMEOUT) is None
     assert "no step has ended" in str(watched.look(0.8 * TIMEOUT))
+    watched.texts.cancel([watched.stream])
+    assert watched.look(0) is None  # nobody waits for that step any more
 
 
 def test_idle_time_between_two_requests_is_nobodys_fault(watched: Watched) -> None:
