@@ -206,10 +206,12 @@ class ModelRunner(Owned):
         """Continue each prompt of `batch_input_ids` (lists, numpy or torch arrays of token ids).
 
         Greedy unless temperature, top_k or top_p is given. Every argument: docs/sampling.md.
-        Returns int32 [batch, num_return_sequences, longest]: prompt, generated tokens (an end token included), pad_id.
+        Returns int32 [batch, num_return_sequences, longest]: prompt, generated tokens (an end token included), pad_id;
+        without any prompt [0, num_return_sequences, 0].
         With return_dict a dictionary: output_ids, sequence_lengths, finish_reasons (None while running), and where
         asked log_probs, cum_log_probs, generation_logits (zeros after the end), context_logits.
-        Raises RequestError before anything runs if any prompt or argument is wrong.
+        Raises RequestError before anything runs if any prompt or argument is wrong, and if a request fails or somebody
+        else ends it, after a stream has given all that came before.
         """
         _refuse(others)
         check_flag("streaming", streaming)

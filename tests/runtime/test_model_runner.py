@@ -291,6 +291,8 @@ def test_lengths_are_lowered_only_by_default(runner: ModelRunner) -> None:
 
 def test_nothing_to_do(runner: ModelRunner) -> None:
     assert runner.generate([]).shape == (0, 1, 0)
+    assert runner.generate([], num_return_sequences=3).shape == (0, 3, 0)
+    assert list(runner.generate([], streaming=True)) == []
     empty = runner.generate([], return_dict=True, output_log_probs=True, output_generation_logits=True)
     assert [empty[name].shape[:2] for name in ("log_probs", "generation_logits")] == [(0, 1), (0, 1)]
 

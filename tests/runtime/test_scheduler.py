@@ -236,6 +236,50 @@ def test_the_cheapest_later_request_is_preempted() -> None:
     assert cheap.generated().tolist() == expected(cheap)
 
 
+def test_of_equals_the_last_is_preempted() -> None:
+    shape = limits(batch=3, tokens=64)
+    executor, scheduler, _ = make_executor(FakeSession(9, 4, shape), shape, 4, prefix_cache=False)
+    requests = [request_of([n] * 5, 12) for n in range(3)]  # in the end four blocks each
+    executor.add(requests)
+    while not scheduler.preemptions:
+        executor.step()
+    assert scheduler.waiting == requests[2:]
+    assert scheduler.running == requests[:2]
+
+
+def test_who_gives_no_block_is_preempted_last() -> None:
+    """Its blocks are others', too: to send it away costs little and brings nothing."""
+    shape = limits(batch=3, tokens=64)
+    _, scheduler, manager = make_executor(FakeSession(9, 4, shape), shape, 4)
+    owner, sharer, giver = request_of([1] * 9, 4), request_of([1] * 9, 4), request_of([2] * 5, 4)
+    for request, computed in ((owner, 8), (sharer, 8), (giver, 4)):
+        hits = manager.lookup(request.blocks, request.tokens, 8) or []
+        assert manager.start(
+            request.blocks, hits[:2], request.tokens[:8] if request is not giver else request.tokens[:5]
+        )
+        request.num_computed = computed
+        manager.seal(request.blocks, request.tokens, computed)
+    assert [manager.num_alone(request.blocks) for request in (owner, sharer, giver)] == [0, 0, 2]
+    assert min((sharer, giver), key=scheduler._cost) is giver
+    assert min((giver, sharer), key=scheduler._cost) is giver
+
+
+def test_nobody_starts_whom_the_next_block_of_another_would_send_back() -> None:
+    shape = limits(batch=4, tokens=64)
+    executor, scheduler, _ = make_executor(FakeSession(3, 4, shape), shape, 4)
+    grows, waits = request_of([1] * 6, 6), request_of([2] * 4, 1)  # two blocks and soon three; one
+    executor.add([grows, waits])
+    executor.step()
+    assert (scheduler.running, scheduler.waiting) == ([grows], [waits])
+    executor.drain()
+    assert scheduler.preemptions == 0
+    full = request_of([3] * 6, 2)  # its two blocks are all that it will ever need
+    late = request_of([4] * 4, 1)
+    executor.add([full, late])
+    executor.step()
+    assert late.finished
+
+
 def test_lower_priority_numbers_go_first_but_nobody_is_overtaken_for_ever() -> None:
     shape = limits(batch=1, tokens=16)
     executor, _, _ = make_executor(FakeSession(40, 4, shape), shape, 4)
