@@ -289,6 +289,8 @@ NB_MODULE(_cpu, m) {
     for (const ingot::Cpu& cpu : ingot::ThreadPool::instance().cpus()) cores.emplace_back(cpu.number, cpu.node);
     return cores;
   }, "CPU and memory node of each core that this process may use, in the order of threads.");
+  // A process may end while a daemon thread is inside a step: what that thread holds then is nobody's mistake.
+  nb::set_leak_warnings(false);
   m.def(
       "kernel_names",
       [] {

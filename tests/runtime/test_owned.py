@@ -6,6 +6,8 @@ import dataclasses
 import gc
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from ingot.plugins.registry import find_target
 from ingot.runtime.llm import EngineLLM
 from ingot.runtime.model_runner import ModelRunner
 from ingot.step_io import Float32
+from tests.house.project import ROOT
 from tests.runtime.byte_tokenizer import byte_tokenizer
 from tests.runtime.fake_session import VOCAB, FakeSession
 from tests.runtime.tiny_engine import make_runner, open_session
@@ -238,3 +241,31 @@ def test_a_panic_of_the_tokenizer_ends_its_request_alone(llm: EngineLLM, monkeyp
         patched.setattr("ingot.runtime.tokenizer.Detokenizer.push", panic)
         asyncio.run(read())
     assert len(llm.generate("1", SHORT)[0].outputs[0].token_ids) == 3
+
+
+_STUCK = """
+import threading, time
+from ingot.configs.sampling import SamplingParams
+from ingot.plugins.registry import find_target
+from tests.runtime.tiny_engine import make_runner, open_session
+from tests.runtime.tiny_plan import make_model
+
+inside = threading.Event()
+
+def stuck(logits):
+    inside.set()
+    time.sleep(1000)
+
+target = find_target("cpu")
+model = make_model(target)
+runner = make_runner(model, open_session(model, target, 100))
+params = SamplingParams(logits_processors=[stuck])
+threading.Thread(target=lambda: runner.generate([[1]], sampling_config=params), daemon=True).start()
+assert inside.wait(60)
+"""
+
+
+@pytest.mark.native
+def test_a_process_ends_in_silence_while_a_thread_is_inside_a_step() -> None:
+    done = subprocess.run([sys.executable, "-c", _STUCK], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
