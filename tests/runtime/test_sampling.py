@@ -239,7 +239,11 @@ def test_arguments_that_have_defaults_are_the_processors_own(runner: ModelRunner
         row: Float32 = logits
         return row
 
-    processors = [one, two, three, any_number, partial(one, by=0.0)]
+    def one_and_more(logits: Float32, *more: Any) -> Float32:
+        assert more == ()
+        return logits
+
+    processors = [one, two, three, any_number, one_and_more, partial(one, by=0.0)]
     tokens = tokens_of(configured(runner, logits_processors=processors))
     assert tokens == tokens_of(configured(runner, logit_bias={7: 5.0}))
     with pytest.raises(RequestError, match="wrong number of arguments"):
