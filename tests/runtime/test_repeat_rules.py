@@ -205,6 +205,7 @@ RULED: list[dict[str, Any]] = [
     {"frequency_penalty": 0.4, "presence_penalty": 0.2, "temperature": 0.9},
     {"bad_words_list": [[7, 9], [3], [12, 30, 4], *[[first, 11] for first in range(VOCAB)]]},
     {"min_tokens": 25, "end_id": 5, "temperature": 1.0},
+    {"min_tokens": 9, "stop_token_ids": range(0, VOCAB, 4), "temperature": 1.0},
     {"stop_token_ids": [8, 9], "temperature": 1.2},
     {"stop_words_list": [[4, 5], [11, 2, 3], [40]], "temperature": 1.5},
     {"logprobs": 3, "prompt_logprobs": 1, "temperature": 0.7},

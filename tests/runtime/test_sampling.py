@@ -122,6 +122,11 @@ def test_end_tokens_wait_for_the_least_length(runner: ModelRunner, model: TinyMo
     unending = greedy(model, lambda before, token: token != end or len(before) >= 6)
     expected = unending[: unending.index(end) + 1] if end in unending else unending
     assert generated(runner, end_id=[end], min_length=6) == expected
+    ends = list(range(0, VOCAB, 2))
+    unending = greedy(model, lambda before, token: token not in ends or len(before) >= 6)
+    first = next(place for place, token in enumerate(unending) if token in ends)
+    assert first < COUNT - 1, "the ban is over before the last token"
+    assert generated(runner, end_id=ends, min_length=6)[: first + 1] == unending[: first + 1]
     words = generated(runner, stop_words_list=[[free[:1], free[4:5]]], min_length=5)
     assert words == free[: next(n for n in range(5, COUNT + 1) if free[n - 1] in (free[0], free[4]))]
 
@@ -130,6 +135,10 @@ def test_rules_that_leave_no_token_fail_their_request_alone(runner: ModelRunner)
     nothing = SamplingParams(max_tokens=3, temperature=0, logit_bias=dict.fromkeys(range(VOCAB), -math.inf))
     with pytest.raises(RequestError, match="leave no token"):
         runner.generate([PROMPT], sampling_config=nothing)
+    with pytest.raises(RequestError, match="leave no token"):
+        runner.generate(
+            [PROMPT], sampling_config=dataclasses.replace(nothing, logits_processors=[lambda logits: logits])
+        )
     assert runner.stats()["blocks_used"] == 0
 
 
@@ -171,6 +180,22 @@ def test_logprobs(model: TinyModel, request: pytest.FixtureRequest, chunk: int) 
     assert {len(table) for table in [*whole["prompt_logprobs"][0][1:], *whole["logprobs"][0][0]]} == {VOCAB}
 
 
+def test_all_logits_in_chunks(model: TinyModel, request: pytest.FixtureRequest) -> None:
+    outs = []
+    for chunk in (2, 64):
+        limits = dataclasses.replace(model.plan.limits, max_num_tokens=chunk)
+        with open_runner(model, request, limits) as runner:
+            outs.append(
+                runner.generate(
+                    [PROMPT], max_new_tokens=3, end_id=-1, return_dict=True, output_generation_logits=True,
+                    output_context_logits=True,
+                )
+            )  # fmt: skip
+    for key in ("generation_logits", "context_logits"):
+        np.testing.assert_array_equal(outs[0][key], outs[1][key])
+    assert outs[0]["generation_logits"][0, 0].argmax(-1).tolist() == outs[0]["output_ids"][0, 0, len(PROMPT) :].tolist()
+
+
 def test_prompt_logprobs_survive_preemption(model: TinyModel, request: pytest.FixtureRequest) -> None:
     params = SamplingParams(max_tokens=30, temperature=0, prompt_logprobs=1, logprobs=1)
     prompts = [[n, 2, 3, 4, 5, 6, 7, 8, 9] for n in range(5)]
@@ -202,8 +227,8 @@ def test_prompt_logits_that_are_no_numbers_fail_their_request(model: TinyModel, 
         def run(self, batch: StepBatch) -> StepResult:
             result = self._inner.run(batch)
             log_probs = result.log_probs.copy()
-            given = () if batch.sample.probs is None else np.flatnonzero(batch.sample.probs.given >= 0)
-            log_probs[given[:1]] = np.nan
+            if batch.sample.probs is not None:
+                log_probs[np.flatnonzero(batch.sample.probs.given >= 0)[:1]] = np.nan
             return dataclasses.replace(result, log_probs=log_probs)
 
         def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
@@ -243,7 +268,15 @@ def test_arguments_that_have_defaults_are_the_processors_own(runner: ModelRunner
         assert more == ()
         return logits
 
-    processors = [one, two, three, any_number, one_and_more, partial(one, by=0.0)]
+    class Silent:
+        """As callables of some compiled modules: it does not say what it takes."""
+
+        __signature__ = "none"
+
+        def __call__(self, output: list[int], logits: Float32) -> Float32:
+            return logits
+
+    processors = [one, two, three, any_number, one_and_more, Silent(), partial(one, by=0.0)]
     tokens = tokens_of(configured(runner, logits_processors=processors))
     assert tokens == tokens_of(configured(runner, logit_bias={7: 5.0}))
     with pytest.raises(RequestError, match="wrong number of arguments"):
