@@ -114,7 +114,7 @@ class Executor(Owned):
 
     def add(self, requests: Iterable[Request]) -> None:
         """Queue requests. Raises, before any is queued, if one can never run."""
-        self.require_ready()
+        self.require_here()
         requests = list(requests)
         for request in requests:
             needed = self._blocks.blocks_for(request.max_cached_tokens)
