@@ -2,10 +2,13 @@
 
 Takes the graph as `convert` wrote it, before any pass, so that a pass that changes the model is found out. Weights are
 read from the Checkpoint a block at a time on each thread; values are forgotten after their last use.
+
+What a token does not see, and experts that it does not take, add nothing to it, even where they hold NaN or infinities.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from ingot.builder.expressions import WeightReader, matrix_shape
+from ingot.builder.expressions import WeightReader, leaves, matrix_shape
 from ingot.builder.graph import Graph, describe, is_op, is_weight, producer, weight_shape
 from ingot.builder.in_order import in_order
 from ingot.errors import CheckpointError
@@ -28,32 +31,74 @@ Float64 = npt.NDArray[np.float64]
 
 
 class Evaluation:
-    """One pass over the graph for `ids`, int64 [batch, sequence]. `value` gives the tensors named in `wanted`."""
+    """One pass over the graph for `ids`, int64 [batch, sequence]. `value` gives the tensors named in `wanted`.
+
+    A node is computed when a tensor that needs it is asked for, not before: until then `replace` may change its inputs.
+    experts  router's logits → int64 [batch, sequence, taken], the experts that a token takes; -1 in all of them: those
+             of its largest logits. `choice` tells how much smaller the shares of the given ones are
+    by_rows  initialisers that are NaN in all of a row which holds NaN or an infinity, as quantised ones become
+    """
 
     def __init__(
-        self, graph: Graph, reader: WeightReader, ids: npt.NDArray[np.int64], wanted: Collection[str], threads: int = 1
+        self,
+        graph: Graph,
+        reader: WeightReader,
+        ids: npt.NDArray[np.int64],
+        wanted: Collection[str],
+        threads: int = 1,
+        experts: Mapping[str, npt.NDArray[np.int64]] = MappingProxyType({}),
+        by_rows: Collection[str] = (),
     ) -> None:
-        self._reader, self._threads = reader, threads
+        self._by_rows = frozenset(by_rows)
+        self._graph, self._reader, self._threads, self._experts = graph, reader, threads, experts
         self._opset = graph.surgeon.opset
-        self._wanted = set(wanted)
-        self._nodes = iter([node for node in graph.nodes if not is_weight(node.outputs[0])])
+        self._ran: set[int] = set()
+        self._lost: dict[str, Float64] = {}  # by router's logits
+        self._makers = {each.name: node for node in graph.nodes for each in node.outputs if each.name in set(wanted)}
+        self._tensors = {each.name: each for node in self._makers.values() for each in node.outputs}
         self._uses = Counter(id(each) for node in graph.nodes for each in node.inputs)
         self._values: dict[int, Array] = {id(graph.ids): ids}
         self._done: dict[str, Float64] = {}
 
     def value(self, name: str) -> Float64:
         """The tensor `name`; may be asked for once."""
-        while name not in self._done:
-            node = next(self._nodes, None)
-            if node is None:
-                raise CheckpointError("the graph does not compute a tensor", where=name)
-            self._run(node)
+        if name in self._makers:
+            self._run_with_inputs(self._makers[name])
+        if name not in self._done:
+            raise CheckpointError("the graph does not compute a tensor", where=name)
         return self._done.pop(name)
+
+    def choice(self, logits: str) -> Float64:
+        """What a token loses by the experts that it was given: the largest difference between one of their shares and
+        the share of the expert that the graph would have taken, [batch, sequence]."""
+        makers = (node for node in self._graph.nodes if is_op(node, "TopK") and _router_logits(node) == logits)
+        self._run_with_inputs(next(makers))
+        return self._lost.pop(logits)
+
+    def replace(self, name: str, first: int, values: npt.NDArray[np.floating]) -> None:
+        """From here on the tensor `name`, which `value` has given, has these values from row `first` of the batch."""
+        place = id(self._tensors[name])
+        if place in self._values:  # else nothing needs it any more
+            changed = self._values[place].copy()
+            changed[first:] = values.reshape(-1, *changed.shape[1:])
+            self._values[place] = changed
+
+    def _run_with_inputs(self, node: gs.Node) -> None:
+        """Compute a node and, before it, what it needs."""
+        waiting = [node]
+        while waiting:
+            makers = (producer(each) for each in waiting[-1].inputs if not is_weight(each))
+            missing = [maker for maker in makers if maker is not None and id(maker) not in self._ran]
+            if missing:
+                waiting.extend(missing)
+            elif id(node := waiting.pop()) not in self._ran:
+                self._ran.add(id(node))
+                self._run(node)
 
     def _run(self, node: gs.Node) -> None:
         results = self._compute(node)
         for tensor, result in zip(node.outputs, results, strict=False):
-            if tensor.name in self._wanted:
+            if tensor.name in self._tensors:
                 self._done[tensor.name] = np.asarray(result, np.float64)
             if self._uses[id(tensor)]:
                 value = np.asarray(result)
@@ -78,6 +123,11 @@ class Evaluation:
             return (np.asarray(inputs[0], np.float64),)
         if is_op(node, "Attention") and len(node.inputs) <= 4:
             return (_attention(node, inputs),)
+        if is_op(node, "TopK") and (experts := self._experts.get(_router_logits(node))) is not None:
+            return self._take_experts(node, inputs, experts)
+        if is_op(node, "Mul") and (shares := _experts_shares(node)) is not None:
+            x, weight = self._input(node.inputs[1 - shares]), self._input(node.inputs[shares])
+            return (np.where(weight == 0, 0, x * weight),)
         return self._standard(node, inputs)
 
     def _standard(self, node: gs.Node, inputs: list[Array | None]) -> tuple[Array, ...]:
@@ -99,6 +149,15 @@ class Evaluation:
                 got=f"{type(error).__name__}: {str(error)[:300]}",
             ) from error  # fmt: skip
 
+    def _take_experts(self, node: gs.Node, inputs: list[Array | None], experts: Array) -> tuple[Array, Array]:
+        """Results of TopK: the shares of the given experts, and their numbers."""
+        (shares, _), (largest, own) = inputs, self._standard(node, inputs)
+        assert shares is not None, "TopK takes the largest of something"
+        taken = np.where(experts < 0, own, experts)
+        found = np.take_along_axis(shares, taken, axis=-1)
+        self._lost[_router_logits(node)] = np.abs(np.sort(largest) - np.sort(found)).max(axis=-1)
+        return found, taken
+
     def _input(self, tensor: gs.Tensor) -> Array:
         if not is_weight(tensor):
             return self._values[id(tensor)]
@@ -114,10 +173,18 @@ class Evaluation:
         flat = x.reshape(-1, x.shape[-1])
         out = np.zeros((len(flat), size_out))
         stored = _stored(weight, [1, 0])
-        if stored is None:
-            blocks = _blocks(weight, 0, matrix_shape(weight)[0])
-            for part in in_order(lambda at: flat[:, at[0] : at[1]] @ self._weight(weight, at), blocks, self._threads):
-                out += part
+        if stored is None:  # its rows are columns of the product's weight
+            blocks, spoils = _blocks(weight, 0, matrix_shape(weight)[0]), not self._by_rows.isdisjoint(leaves(weight))
+
+            def part(at: tuple[int, int]) -> Float64:
+                values = self._reader.read_rows(weight, *at).astype(np.float64)
+                bad = ~np.isfinite(values).all(axis=0)
+                result: Float64 = flat[:, at[0] : at[1]] @ values
+                result[:, bad & spoils] = np.nan
+                return result
+
+            for each in in_order(part, blocks, self._threads):
+                out += each
         else:
             self._multiply(flat, stored, 0, out)
         return out.reshape(*x.shape[:-1], size_out)
@@ -142,15 +209,18 @@ class Evaluation:
             column += part.shape[1]
 
     def _weight(self, weight: gs.Tensor, at: tuple[int, int]) -> Float64:
-        return self._reader.read_rows(weight, *at).astype(np.float64)
+        """Rows [begin, end)."""
+        values = self._reader.read_rows(weight, *at).astype(np.float64)
+        if not self._by_rows.isdisjoint(leaves(weight)):
+            values[~np.isfinite(values).all(axis=1)] = np.nan
+        return values
 
     def _rows(self, table: gs.Tensor, numbers: Array, node: gs.Node) -> Float64:
         """Rows of a table; only those that are asked for are read."""
         if node.attrs.get("axis", 0) != 0:
             raise CheckpointError("a table is not read by rows", where=describe(node))
         distinct, places = np.unique(numbers, return_inverse=True)
-        rows = [self._reader.read_rows(table, int(number), int(number) + 1) for number in distinct]
-        found = np.concatenate(rows).astype(np.float64)
+        found = np.concatenate([self._weight(table, (int(number), int(number) + 1)) for number in distinct])
         return found[places.reshape(-1)].reshape(*numbers.shape, -1)
 
 
@@ -191,5 +261,30 @@ def _attention(node: gs.Node, inputs: list[Array | None]) -> Float64:
     if node.attrs.get("is_causal", 0):
         scores = np.where(np.tri(*scores.shape[-2:], dtype=np.bool_), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    result: Float64 = weights / weights.sum(axis=-1, keepdims=True) @ v
+    return _sum_of_seen(weights / weights.sum(axis=-1, keepdims=True), v, scores > -np.inf)
+
+
+def _sum_of_seen(weights: Float64, v: Array, seen: npt.NDArray[np.bool_]) -> Float64:
+    """weights @ v; a value that a query does not see may be NaN or infinite. NaN where one that it sees is."""
+    finite = np.isfinite(v)
+    result: Float64 = weights @ np.where(finite, v, 0)
+    if not finite.all():
+        result[(seen | np.isnan(weights)).astype(np.float64) @ ~finite > 0] = np.nan
     return result
+
+
+def _router_logits(node: gs.Node) -> str:
+    """Name of the logits whose softmax a TopK takes from, "" where it takes from something else."""
+    softmax = producer(node.inputs[0])
+    return str(softmax.inputs[0].name) if is_op(softmax, "Softmax") else ""  # type: ignore[union-attr]
+
+
+def _experts_shares(node: gs.Node) -> int | None:
+    """Which input of a product tells what each expert weighs: zero for those that a token does not take."""
+    for index, tensor in enumerate(node.inputs):
+        maker, above = producer(tensor), ("Unsqueeze", "Transpose", "ScatterElements")
+        while maker is not None and above and is_op(maker, above[0]):
+            maker, above = producer(maker.inputs[0]), above[1:]
+        if not above:
+            return index
+    return None

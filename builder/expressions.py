@@ -40,6 +40,16 @@ def key(tensor: gs.Tensor) -> tuple[object, ...]:
     return (node.op, attrs, *(key(each) for each in node.inputs))
 
 
+def leaves(tensor: gs.Tensor) -> Iterator[str]:
+    """Names of the initialisers under a weight."""
+    if isinstance(tensor, gs.Constant):
+        yield str(tensor.name)
+        return
+    node = tensor.inputs[0]
+    for each in node.inputs[:1] if node.op in _RESHAPING else node.inputs:
+        yield from leaves(each)
+
+
 def stored_dtypes(tensor: gs.Tensor) -> Iterator[tuple[DType, int]]:
     """(stored type, bytes) of every initialiser under a weight."""
     if isinstance(tensor, gs.Constant):

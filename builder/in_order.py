@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+import numpy as np
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -16,12 +18,21 @@ def cores() -> int:
 
 
 def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
-    """work(item) for every item, in their order, on several threads; at most one item more than threads at a time."""
+    """work(item) for every item, in their order, on several threads; at most one item more than threads at a time.
+
+    What numpy does about NaN and infinities is the caller's choice on these threads, too.
+    """
     waiting: deque[Future[Result]] = deque()
+    settings = np.geterr()
+
+    def work_alike(item: Item) -> Result:
+        with np.errstate(**settings):
+            return work(item)
+
     with ThreadPoolExecutor(max_workers=threads) as pool:
         try:
             for item in items:
-                waiting.append(pool.submit(work, item))
+                waiting.append(pool.submit(work_alike, item))
                 if len(waiting) > threads:
                     yield waiting.popleft().result()
             while waiting:

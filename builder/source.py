@@ -9,13 +9,14 @@ import contextlib
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.builder.build import graph_errors
 from ingot.builder.evaluate import Evaluation
-from ingot.builder.expressions import Float32, WeightReader, key
+from ingot.builder.expressions import Float32, WeightReader, key, leaves
 from ingot.builder.float_plan import float_plan, lower_float
 from ingot.builder.graph import Graph
 from ingot.builder.names import name_nodes
@@ -23,6 +24,8 @@ from ingot.builder.pack import WeightUse
 from ingot.builder.pipeline import require_plugins, run_passes, structure_passes
 from ingot.checkpoint import Checkpoint
 from ingot.plan import Limits, Plan
+
+Int64 = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +51,18 @@ class Source:
         """Rows [begin, end) of a weight of the plan, as the Checkpoint has them; a vector is one column."""
         return self._reader.read_rows(self._uses[weight].tensor, begin, end)
 
-    def evaluate(self, ids: npt.NDArray[np.int64], wanted: Collection[str], threads: int) -> Evaluation:
-        """The graph's own values for ids [batch, sequence]."""
-        return Evaluation(Graph.load(self._graph), self._reader, ids, wanted, threads)
+    def evaluate(
+        self,
+        ids: Int64,
+        wanted: Collection[str],
+        threads: int,
+        experts: Mapping[str, Int64] = MappingProxyType({}),
+        quantised: Collection[str] = (),
+    ) -> Evaluation:
+        """The graph's own values for ids [batch, sequence]; experts: as of `Evaluation`; quantised: weights that are in
+        the engine."""
+        by_rows = {name for weight in quantised for name in leaves(self._uses[weight].tensor)}
+        return Evaluation(Graph.load(self._graph), self._reader, ids, wanted, threads, experts, by_rows)
 
 
 @contextlib.contextmanager

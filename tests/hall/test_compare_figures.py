@@ -65,7 +65,7 @@ def _comparison(*findings: Finding, notes: tuple[str, ...] = ()) -> Comparison:
         for index, ratio in enumerate((0.5, float("inf")))
     )  # fmt: skip
     logits = LogitFigures(
-        positions=3, kl_mean=0.5, kl_max=1.0, top1_agreement=1.0, perplexity=None, source_perplexity=None
+        positions=3, left_out=0, kl_mean=0.5, kl_max=1.0, top1_agreement=1.0, perplexity=None, source_perplexity=None
     )
     return Comparison(
         engine=Path("engine"), target="ref", source=Path("source"), text="a text", steps=steps, findings=findings,

@@ -73,7 +73,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
     ],
 )  # fmt: skip
 def test_a_sound_engine(family: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compared has the figures that it has with taps; the bound of the logits is about the same."""
+    """What is compared has the figures that it has with taps; roundings add up, and so does what they explain."""
     model = built(tmp_path, find_family(family).tiny)
     plain = compare(model.engine(kind), model.checkpoint, OPTIONS)
     plain.raise_if_wrong()
@@ -85,10 +85,11 @@ def test_a_sound_engine(family: str, kind: str, tmp_path: Path, monkeypatch: pyt
     assert {step.kernel_error for step in plain.steps} == {None}
     assert [step.name for step in plain.steps if step.model_error is not None] == ["lm_head"]
     ours, theirs = plain.steps[-1], tapped.steps[-1]
-    assert ours.model_error == pytest.approx(theirs.model_error)
-    assert ours.model_bound == pytest.approx(theirs.model_bound, rel=0.1) or (
-        family == "mixtral" and ours.model_bound == 1
-    )
+    assert ours.model_error is not None
+    assert theirs.model_error is not None
+    assert theirs.model_error <= ours.model_error < ours.model_bound
+    assert theirs.model_bound < ours.model_bound
+    assert ours.model_bound < max(40 * ours.model_error, 3e-5), "a bound that any error fits into is none"
 
 
 @pytest.mark.parametrize(("edit", "step", "where"), PLANTED, ids=[edit.__name__ for edit, _, _ in PLANTED])
@@ -118,7 +119,9 @@ def test_wrong_logits_are_found(spoiled: slice, llama: Built, monkeypatch: pytes
 def test_logits_that_are_no_numbers_are_found(llama: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlainSession, "spoiled", slice(0, 1))
     monkeypatch.setattr(PlainSession, "size", np.nan)
-    with pytest.raises(EngineError, match=r"logits are beyond their tolerance(.|\n)*token (0|24|39)\b(.|\n)*nan off"):
+    with pytest.raises(
+        EngineError, match=r"logits are beyond their tolerance(.|\n)*token (0|24|39)\b(.|\n)*at other places"
+    ):
         compare(llama.engine("ref-bf16"), llama.checkpoint, OPTIONS).raise_if_wrong()
 
 

@@ -14,19 +14,27 @@ class LogitMeter:
 
     def __init__(self, *, is_text: bool) -> None:
         self._is_text = is_text
+        self._left_out = 0
         self._kl: list[Float64] = []
         self._agree: list[npt.NDArray[np.bool_]] = []
         self._surprise: list[Float64] = []  # [engine, source] of each token that was foretold
 
     def add(self, sequences: Int32, engine: npt.NDArray[np.floating], source: Float64) -> None:
-        """sequences [count, length]; logits [count * length, vocab]"""
-        ours, theirs = _log_softmax(engine.astype(np.float64)), _log_softmax(source)
-        with np.errstate(invalid="ignore"):
-            self._kl.append(np.sum(np.exp(theirs) * (theirs - ours), axis=1))
-        self._agree.append(ours.argmax(axis=1) == theirs.argmax(axis=1))
+        """sequences [count, length]; logits [count * length, vocab]. Positions do not count where the logits of either
+        hold NaN or infinities: there are no probabilities."""
+        usable = np.isfinite(engine).all(axis=1) & np.isfinite(source).all(axis=1)
+        ours, theirs = (
+            _log_softmax(np.where(usable[:, None], each, 0).astype(np.float64)) for each in (engine, source)
+        )
+        kl = np.sum(np.exp(theirs) * (theirs - ours), axis=1)
+        self._left_out += int((~usable).sum())
+        self._kl.append(kl[usable])
+        self._agree.append((ours.argmax(axis=1) == theirs.argmax(axis=1))[usable])
         count, length = sequences.shape
         rows = np.arange(count * length).reshape(count, length)[:, :-1].reshape(-1)
         following = sequences[:, 1:].reshape(-1)
+        counted = usable[rows]
+        rows, following = rows[counted], following[counted]
         self._surprise.append(-np.stack([ours[rows, following], theirs[rows, following]]))
 
     def figures(self) -> LogitFigures:
@@ -36,7 +44,8 @@ class LogitMeter:
         has_perplexity = self._is_text and surprise.size > 0
         ours, theirs = np.exp(surprise.mean(axis=1)).tolist() if has_perplexity else (None, None)
         return LogitFigures(
-            positions=len(kl), kl_mean=float(kl.mean()), kl_max=float(kl.max()), top1_agreement=float(agree.mean()),
+            positions=len(kl), left_out=self._left_out, kl_mean=float(kl.mean()) if len(kl) else None,
+            kl_max=float(kl.max()) if len(kl) else None, top1_agreement=float(agree.mean()) if len(kl) else None,
             perplexity=ours, source_perplexity=theirs,
         )  # fmt: skip
 

@@ -13,9 +13,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ingot.builder.in_order import in_order
 from ingot.compare.packed import Block, PackedWeights
+from ingot.compare.places import are_numbers, vanish
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Plan, Step
 from ingot.plugins.op import Array, Call, KvCache
@@ -83,15 +85,14 @@ class StepChecker:
         moved = {name: values if name in exact else self._moved(values) for name, values in inputs.items()}
         found: list[OutputError] = []
         for what, got, expected, other in self._compared(step, inputs, moved, outputs, pools):
-            changed = np.abs(other - expected).max(axis=1, initial=0.0, keepdims=True)
-            largest = np.abs(expected).max(axis=1, initial=0.0, keepdims=True)
+            changed, largest = _largest(other - expected), _largest(expected)
             bound = of_inputs * changed / MOVED + roundings * largest / 2
             if what in CACHE:
                 of = largest if self._kv_dtype is DType.I8 else np.abs(expected)
                 bound = bound + _step(self._kv_dtype, of)
             elif (dtype := self.stored_type(step, outputs)) is not None:
                 bound = bound + _step(dtype, np.abs(expected)) / 2
-            found.append(_worst(what, got, expected, np.broadcast_to(bound, got.shape)))
+            found.append(_worst(step, what, got, expected, np.broadcast_to(bound, got.shape)))
         return max(found, key=lambda each: each.ratio)
 
     def stored_type(self, step: Step, outputs: Mapping[str, Array]) -> DType | None:
@@ -140,12 +141,13 @@ class StepChecker:
             if name:
                 yield "output", outputs[name], result
         if step.op == "rope_kv_write" and pools is not None:
-            dim = self._kv.head_dim
+            written = _written(self._batch, pools.keys)
             for what, got, wanted in zip(
                 CACHE, (pools.keys, pools.values), (cache.keys[0], cache.values[0]), strict=True
             ):
-                written = ~np.isnan(wanted)
-                yield what, _rows_of(np.where(written, got, 0), dim), _rows_of(np.where(written, wanted, 0), dim)
+                if self._kv_dtype is DType.I8:  # one scale for all: NaN in one place makes the row NaN
+                    wanted = np.where(np.isfinite(wanted).all(axis=-1, keepdims=True), wanted, np.float32(np.nan))
+                yield what, _rows_of(np.where(written, got, 0)), _rows_of(np.where(written, wanted, 0))
 
     def _operand(self, step: Step, name: str, inputs: Mapping[str, Array]) -> Array | QuantisedRows | None:
         if not name or name in inputs:
@@ -235,21 +237,35 @@ def rounded(values: Array, dtype: DType) -> Array:
     return to_float32(from_float32(values, dtype), dtype)
 
 
+def _largest(values: Array) -> Array:
+    """Magnitude in each row, of what is a finite number; [rows, 1]."""
+    largest: Array = np.abs(np.where(np.isfinite(values), values, 0)).max(axis=1, initial=0.0, keepdims=True)
+    return largest
+
+
 def _step(dtype: DType, of: Array) -> Array:
     """Distance of neighbouring numbers of a type, at `of`."""
     return KV_ROUNDING[dtype] * of + (F16_STEP if dtype is DType.F16 else 0.0)
 
 
-def _rows_of(pool: Array, dim: int) -> Array:
-    return pool.reshape(-1, dim)
+def _rows_of(pool: Array) -> Array:
+    return pool.reshape(-1, pool.shape[-1])
 
 
-def _worst(what: str, got: Array, expected: Array, bound: Array) -> OutputError:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        difference = np.abs(got - expected)
-        ratio = np.where(difference == 0, 0.0, difference / bound)
-        ratio = np.where(np.isnan(got) & np.isnan(expected) | (got == expected), 0.0, ratio)
-        ratio = np.nan_to_num(ratio, nan=np.inf, posinf=np.inf)
+def _written(batch: StepBatch, pool: Array) -> npt.NDArray[np.bool_]:
+    """Which slots of a pool the step has written, [blocks, 1, tokens_per_block, 1]."""
+    found = np.zeros((len(pool), pool.shape[2]), np.bool_)
+    for table, past, count in zip(batch.block_tables, batch.past_lengths, np.diff(batch.query_starts), strict=True):
+        places = np.arange(past, past + count)
+        found[table[places // pool.shape[2]], places % pool.shape[2]] = True
+    return found[:, None, :, None]
+
+
+def _worst(step: Step, what: str, got: Array, expected: Array, bound: Array) -> OutputError:
+    difference, same = np.abs(got - expected), are_numbers(got) == are_numbers(expected)
+    ratio = np.where(difference == 0, 0.0, difference / bound)
+    ratio = np.where(are_numbers(got) & are_numbers(expected), ratio, np.where(same, 0.0, np.inf))
+    ratio = np.where(vanish(step, got, expected), 0.0, ratio)
     row, col = np.unravel_index(np.argmax(ratio), ratio.shape)
     place = f"{'slot' if what in CACHE else 'token'} {row}, column {col}"
     return OutputError(

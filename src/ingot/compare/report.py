@@ -31,9 +31,10 @@ class StepFigures:
     weight_error   largest relative difference of a weight from the source's, root mean square
     kernel_error   largest difference of an output from the op's reference on the same inputs, in parts of the bound;
                    None where the session has no taps
-    model_error    relative difference of an output from the source's own value, root mean square; None where the
-                   source's graph has no such value, or the session no taps: it has that of the logits alone
-    model_bound    what the roundings up to here explain
+    model_error    relative difference of an output from what the source makes of the engine's values before, root mean
+                   square; None where the source's graph has no such value. Of a session without taps that of the logits
+                   alone, from those of the source by itself
+    model_bound    what the roundings since the values before explain
     """
 
     name: str
@@ -47,12 +48,14 @@ class StepFigures:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LogitFigures:
     """KL divergence of the engine's next-token distributions from the source's, in nats; perplexities are of the text,
-    None where token ids were drawn at random."""
+    None where token ids were drawn at random. positions: those that count; left_out: those with NaN or infinities among
+    their logits. Figures are None where no position counts."""
 
     positions: int
-    kl_mean: float
-    kl_max: float
-    top1_agreement: float
+    left_out: int
+    kl_mean: float | None
+    kl_max: float | None
+    top1_agreement: float | None
     perplexity: float | None
     source_perplexity: float | None
 
@@ -123,9 +126,10 @@ class Comparison:
                 f"layers      {self.layers}",
                 f"logits      {_share(worst.model_error or 0)} from the source, within {_share(worst.model_bound)}",
             ]
+        tokens = self.logits.positions + self.logits.left_out
         return [
             f"{self.engine} for {self.target} against {self.source}: {len(self.steps)} steps, "
-            f"{self.logits.positions} tokens of {self.text}",
+            f"{tokens} tokens of {self.text}",
             f"weights     farthest from the source: {weight.name}, {_share(weight.weight_error)}",
             *outputs,
             *passport_lines(self.passport()),
@@ -134,10 +138,14 @@ class Comparison:
 
 def passport_lines(passport: Mapping[str, Fact]) -> list[str]:
     """Its figures, for people."""
+    if not passport["positions"]:
+        return ["KL          not to be had: every position has NaN or infinities among its logits"]
     lines = [
         f"KL          mean {passport['kl_mean']:.2e}, at most {passport['kl_max']:.2e} nats",
         f"top-1       {passport['top1_agreement']:.2%} of {passport['positions']} positions agree",
     ]
+    if passport.get("left_out"):
+        lines.append(f"left out    {passport['left_out']} positions with NaN or infinities among their logits")
     if passport["perplexity"] is not None:
         lines.append(f"perplexity  {passport['perplexity']:.4f}, of the source {passport['source_perplexity']:.4f}")
     return lines

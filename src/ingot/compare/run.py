@@ -9,17 +9,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from ingot.builder.evaluate import Evaluation, Float64
 from ingot.builder.source import Source
 from ingot.compare.figures import LogitMeter
 from ingot.compare.ops import KV_ROUNDING, KvPools, OutputError, StepChecker, rounded
 from ingot.compare.packed import PackedWeights
 from ingot.compare.report import COMPARED, LOGITS, Comparison, Finding, StepFigures
 from ingot.compare.screened import wrong_screen_row
-from ingot.compare.taps import Outputs, PlainRun, TappedRun
+from ingot.compare.taps import PlainRun, TappedRun
 from ingot.compare.tokens import Tokens
+from ingot.compare.walk import LogitWalk, StepWalk, TensorError, relative
 from ingot.compare.weights import WeightError, place, weight_error
 from ingot.dtypes import DType
 from ingot.engine import Engine
@@ -28,8 +27,6 @@ from ingot.plugins.op import Array
 from ingot.plugins.quantised import round_to_int8
 from ingot.step_io import Int32, Session, TapSession
 
-AMPLIFIED = 6.0  # how much larger than all the roundings before it an error may be: layers amplify
-UNLIKE = 1.0  # an output that is farther off than this has nothing to do with the source's
 OFF_GRID = np.float32(np.pi / 3)  # times this, numbers that are rounded already are so no more
 UNSEEN = 1e-6  # rounding of every step that is not counted otherwise, relative
 
@@ -64,71 +61,53 @@ class Run:
 
     def compare_group(self, begin: int, sequences: Int32) -> None:
         """All steps, for sequences that fit into memory together."""
-        if begin == 0:
-            self._check_screen()
-        if isinstance(self._session, TapSession):
-            self._compare_steps(TappedRun(self._session, self._plan, sequences), begin, sequences)
-        else:
-            self._compare_logits(PlainRun(self._session, self._plan, sequences).logits(), begin, sequences)
+        with np.errstate(all="ignore"):  # NaN and infinities of a source are compared like numbers
+            if begin == 0:
+                self._check_screen()
+            if isinstance(self._session, TapSession):
+                self._compare_steps(TappedRun(self._session, self._plan, sequences), begin, sequences)
+            else:
+                self._compare_logits(PlainRun(self._session, self._plan, sequences).logits(), begin, sequences)
 
     def _compare_steps(self, run: TappedRun, begin: int, sequences: Int32) -> None:
         checker = StepChecker(self._packed, self._plan, run.batch, self._threads)
-        values = self._values(sequences)
+        walk = StepWalk(self._source, self._plan, sequences, self._threads, run.routes())
         live: dict[str, Array] = {}
-        total = sum(self._work.values()) * len(self._tokens.sequences)
-        done = sum(self._work.values()) * begin
-        explained = 0.0  # squared relative error that the roundings so far bring
-        theirs: dict[str, Float64] = {}  # what the step before should have written, by buffer
         for step, (_, outputs) in zip(self._plan.steps, run.steps(), strict=True):
             self._check_weights(step)
             inputs = {name: live[name] for name in step.inputs if name in live}
-            pools = _pools(run, step)
-            self._check_kernel(step, checker.check(step, inputs, outputs, pools))
+            self._check_kernel(step, checker.check(step, inputs, outputs, _pools(run, step)))
             live.update(outputs)
-            explained += self._local_error(step, inputs, theirs) ** 2
+            rounding = self._rounding(step, inputs)
             if (dtype := checker.stored_type(step, outputs)) is not None:  # what a product would round otherwise
                 moved = outputs[step.outputs[0]] * OFF_GRID
-                explained += _relative(rounded(moved, dtype), moved) ** 2
-            bound = min(AMPLIFIED * float(np.sqrt(explained)), UNLIKE)
-            theirs = self._check_model(step, outputs, values, bound, sequences)
-            done += self._work[step.name] * len(sequences)
-            self._progress("comparing steps", done, total)
+                rounding = float(np.hypot(rounding, relative(rounded(moved, dtype), moved)))
+            for error in walk.compare(step, outputs, rounding):
+                self._check_model(step, error)
+                if error.tensor == self._source.logits:
+                    self._meter.add(sequences, outputs[error.buffer], error.own)
+            self._progress_by(step, begin, sequences, "comparing steps")
 
     def _compare_logits(self, logits: Array, begin: int, sequences: Int32) -> None:
         """What the engine's buffers held is unknown: its roundings are measured on the source's own values."""
-        values = self._values(sequences)
-        live: dict[str, Float64] = {}
-        total = sum(self._work.values()) * len(self._tokens.sequences)
-        done = sum(self._work.values()) * begin
-        explained = 0.0
+        walk = LogitWalk(self._source, self._plan, sequences, self._threads)
         for step in self._plan.steps:
             self._check_weights(step)
-            inputs = {name: live[name].astype(np.float32) for name in step.inputs if name in live}
-            explained += self._local_error(step, inputs, {}) ** 2
+            inputs = {name: walk.live[name].astype(np.float32) for name in step.inputs if name in walk.live}
+            bound = walk.follow(step, self._rounding(step, inputs))
             worst = self._worst[step.name]
-            worst.bound = max(worst.bound, min(AMPLIFIED * float(np.sqrt(explained)), UNLIKE))
-            for buffer, tensor in zip(step.outputs, self._source.tensors[step.name], strict=False):
-                if buffer and tensor:
-                    live[buffer] = values.value(tensor).reshape(sequences.size, -1)
-            if step.op == "gather_rows":  # of all rows: nothing changes, and the source has no such step
-                live[step.outputs[0]] = live[step.inputs[0]]
-            done += self._work[step.name] * len(sequences)
-            self._progress("comparing weights", done, total)
-        wanted, last = live[self._plan.logits], self._worst[self._plan.steps[-1].name]
-        error = _relative(logits, wanted)
+            worst.bound = max(worst.bound, bound)
+            self._progress_by(step, begin, sequences, "comparing weights")
+        wanted, last = walk.live[self._plan.logits], self._worst[self._plan.steps[-1].name]
+        error = relative(logits, wanted)
         last.model = max(last.model or 0.0, error)
-        if not error <= last.bound:
+        if not error <= bound:
             row = int(np.argmax(np.nan_to_num(np.linalg.norm(logits - wanted, axis=1), nan=np.inf)))
             self._find(
                 LOGITS, "model", f"logits, farthest off at token {row}",
-                f"at most {last.bound:.2e} off: what the roundings up to here explain", f"{error:.2e} off",
+                f"at most {bound:.2e} off: what the roundings up to here explain", _off(error),
             )  # fmt: skip
         self._meter.add(sequences, logits, wanted)
-
-    def _values(self, sequences: Int32) -> Evaluation:
-        """Of the source's own graph."""
-        wanted = {name for names in self._source.tensors.values() for name in names if name}
-        return self._source.evaluate(sequences.astype(np.int64), wanted, self._threads)
 
     def result(self, directory: Path, against: Path) -> Comparison:
         """What was found in all groups."""
@@ -192,44 +171,37 @@ class Run:
                 f"{error.got:.7g}",
             )  # fmt: skip
 
-    def _check_model(
-        self, step: Step, outputs: Outputs, values: Evaluation, bound: float, sequences: Int32
-    ) -> dict[str, Float64]:
-        """Returns the source's values, by buffer."""
-        worst, theirs = self._worst[step.name], dict[str, Float64]()
-        worst.bound = max(worst.bound, bound)
-        for buffer, tensor in zip(step.outputs, self._source.tensors[step.name], strict=False):
-            if not buffer or not tensor:
-                continue
-            theirs[buffer] = wanted = values.value(tensor).reshape(outputs[buffer].shape)
-            error = _relative(outputs[buffer], wanted)
-            worst.model = max(worst.model or 0.0, error)
-            if not error <= bound:
-                self._find(
-                    step.name, "model", f"output {buffer} beside {tensor} of the source's graph",
-                    f"at most {bound:.2e} off: what the roundings up to here explain", f"{error:.2e} off",
-                )  # fmt: skip
-            if tensor == self._source.logits:
-                self._meter.add(sequences, outputs[buffer], wanted)
-        return theirs
+    def _check_model(self, step: Step, error: TensorError) -> None:
+        worst = self._worst[step.name]
+        worst.bound, worst.model = max(worst.bound, error.bound), max(worst.model or 0.0, error.error)
+        if not error.error <= error.bound:
+            self._find(
+                step.name, "model", f"output {error.buffer} beside {error.tensor} of the source's graph",
+                f"at most {error.bound:.2e} off: what the roundings since the last tensor explain",
+                _off(error.error),
+            )  # fmt: skip
 
-    def _local_error(self, step: Step, inputs: Mapping[str, Array], before: Mapping[str, Float64]) -> float:
+    def _rounding(self, step: Step, inputs: Mapping[str, Array]) -> float:
         """Relative error that the precision of this step brings: of its weights, inputs and keys and values."""
         errors = [UNSEEN, self._worst[step.name].weight]
         if step.op == "rope_kv_write":
             errors.append(KV_ROUNDING[self._plan.kv.dtype])
-        if step.op == "moe_route":
-            logits = step.inputs[0]
-            errors.append(_other_experts(inputs[logits], before.get(logits), int(step.attrs["per_token"])))
         activations = step.attrs.get("activations")
         if activations in ("bf16", "f16"):
             x = inputs[step.inputs[0]]
-            errors.append(_relative(rounded(x, DType(activations)), x))
+            errors.append(relative(rounded(x, DType(activations)), x, where_both=True))
         if activations == "int8":
             x = inputs[step.inputs[0]]
             codes, scale = round_to_int8(x)
-            errors.append(_relative(codes * scale[:, None], x))
+            errors.append(relative(codes * scale[:, None], x, where_both=True))
         return float(np.sqrt(sum(error**2 for error in errors)))
+
+    def _progress_by(self, step: Step, begin: int, sequences: Int32, what: str) -> None:
+        """A step is done for a group of sequences from number `begin`."""
+        if step is self._plan.steps[0]:
+            self._done = sum(self._work.values()) * begin
+        self._done += self._work[step.name] * len(sequences)
+        self._progress(what, self._done, sum(self._work.values()) * len(self._tokens.sequences))
 
     def _find(self, step: str, kind: str, what: str, expected: str, got: str) -> None:
         """The first finding of each kind stands for the step."""
@@ -243,13 +215,9 @@ class Run:
         return (f"The engine was built from other files than this source: {', '.join(other)} differ in SHA-256.",)
 
 
-def _other_experts(ours: Array, theirs: Float64 | None, taken: int) -> float:
-    """What tokens that take other experts than in the source bring: near ties, since the router's logits have been
-    compared. It is no rounding that layers amplify, so it is counted in parts of AMPLIFIED."""
-    if theirs is None:
-        return 1.0
-    first, second = (np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :taken]) for logits in (ours, theirs))
-    return float(np.sqrt(np.mean((first != second).any(axis=1)))) * 2 / AMPLIFIED
+def _off(error: float) -> str:
+    """A relative error, in words."""
+    return f"{error:.2e} off" if np.isfinite(error) else "NaN or infinities at other places"
 
 
 def _pools(run: TappedRun, step: Step) -> KvPools | None:
@@ -257,10 +225,3 @@ def _pools(run: TappedRun, step: Step) -> KvPools | None:
         return None
     keys, values = run.kv(int(step.attrs["layer"]))
     return KvPools(keys=keys, values=values)
-
-
-def _relative(got: npt.NDArray[np.floating], wanted: npt.NDArray[np.floating]) -> float:
-    """Root mean square of the difference over that of `wanted`."""
-    difference = np.linalg.norm(got.astype(np.float64) - wanted)
-    size = np.linalg.norm(wanted.astype(np.float64))
-    return float(difference / size) if size else float(difference > 0)

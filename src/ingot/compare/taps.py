@@ -84,6 +84,11 @@ class TappedRun(PlainRun):
             size += nbytes
         yield from self._run(pending)
 
+    def routes(self) -> dict[str, Float32]:
+        """The experts that every token takes, [tokens, taken], by the name of the step that chooses them."""
+        choosing = {step.name: step.outputs[0] for step in self._plan.steps if step.op == "moe_route"}
+        return {name: outputs[choosing[name]] for name, outputs in self._run(list(choosing))} if choosing else {}
+
     def kv(self, layer: int) -> tuple[Float32, Float32]:
         """Keys and values in the cache, each [blocks, kv_heads, tokens_per_block, head_dim]; after the first step."""
         blocks = [self._taps.read_kv(layer, block) for block in range(self._tables.size)]

@@ -78,12 +78,13 @@ def weight_error(name: str, packed: PackedWeights, source: Source, threads: int)
 def _block_error(name: str, block: Block, packed: PackedWeights, source: Source) -> _BlockError:
     wanted, rows = _source_rows(name, block, source), packed.read(block)
     got = values_of(rows).reshape(wanted.shape)
-    with np.errstate(invalid="ignore", over="ignore"):
-        squares, difference = (float(np.square(each, dtype=np.float64).sum()) for each in (wanted, got - wanted))
-        if isinstance(rows, QuantisedRows):
-            at, expected, bound = _not_the_nearest(wanted, got, rows)
-        else:
-            at, expected, bound = _not_the_rounded(wanted, got, block.weight.dtype)
+    numbers = np.isfinite(wanted) & np.isfinite(got)
+    both = np.where(numbers, wanted, 0), np.where(numbers, got - wanted, 0)
+    squares, difference = (float(np.square(each, dtype=np.float64).sum()) for each in both)
+    if isinstance(rows, QuantisedRows):
+        at, expected, bound = _not_the_nearest(wanted, got, rows)
+    else:
+        at, expected, bound = _not_the_rounded(wanted, got, block.weight.dtype)
     return _BlockError(
         squares=squares, difference=difference, wrong_values=len(at[0]), wrong_rows=len(np.unique(at[0])),
         worst=_worst(block, at, got[at], expected, bound) if len(at[0]) else None,
@@ -121,7 +122,9 @@ def _not_the_nearest(wanted: Array, got: Array, rows: QuantisedRows) -> tuple[Pl
     lowest, highest = OUTERMOST[DType.W8 if rows.multipliers is None else DType.W4]
     ends = lowest * unit, highest * unit  # a scale or multiplier may be negative
     nearest = np.clip(value, np.minimum(*ends), np.maximum(*ends))
-    expected: Array = np.where(np.abs(value) > CLIPPED * np.abs(nearest), value, nearest)
+    expected: Array = np.where(
+        np.abs(value) <= CLIPPED * np.abs(nearest), nearest, value
+    )  # value of a scale that is NaN
     bound: Array = np.float32(HALF) * np.abs(unit)
     right = (np.abs(found - expected) <= bound) | (found == expected) | (np.isnan(found) & np.isnan(expected))
     wrong = np.flatnonzero(~right)
@@ -129,8 +132,7 @@ def _not_the_nearest(wanted: Array, got: Array, rows: QuantisedRows) -> tuple[Pl
 
 
 def _worst(block: Block, at: Places, got: Array, expected: Array, bound: Array) -> WrongValue:
-    with np.errstate(invalid="ignore"):
-        index = int(np.argmax(np.nan_to_num(np.abs(got - expected) - bound, nan=np.inf)))
+    index = int(np.argmax(np.nan_to_num(np.abs(got - expected) - bound, nan=np.inf)))
     return WrongValue(
         row=int(block.numbers[at[0][index]]), col=int(at[1][index]), got=float(got[index]),
         expected=float(expected[index]), bound=float(bound[index]),

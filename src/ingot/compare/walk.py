@@ -1,0 +1,207 @@
+"""The source's own graph beside an engine, tensor by tensor: what it makes of what the engine had just before.
+
+Layers amplify: where attention is sharp, or two experts are nearly as good, roundings of the first layer change the
+last one beyond recognition. So no error is followed through the model. After each comparison the source goes on with
+the engine's value, and it takes the experts that the engine took. How far roundings lead between two comparisons is
+measured: noise of their size goes the same way. All of that is computed at once, which reads each weight once.
+
+    own     by itself
+    after   with the engine's values and experts
+    moved   as `after`, with noise as large as the engine's roundings since
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.builder.evaluate import Evaluation, Float64
+from ingot.builder.source import Source
+from ingot.compare.places import are_numbers, vanish
+from ingot.compare.taps import Outputs
+from ingot.dtypes import DType
+from ingot.plan import Plan, Step
+from ingot.plugins.op import Array
+from ingot.plugins.registry import find_op
+from ingot.step_io import Int32
+
+MARGIN = 3.0  # an error may be this many times as large as what noise of the roundings' size makes
+NEAR_TIE = 1e-4  # of the shares of two experts: what the roundings of a softmax explain
+MARGIN_UNSEEN = 6.0  # the same of a whole model that cannot be looked into
+_BY_ITSELF = ""  # stands beside the tensors for the roundings alone, wherever they lead
+
+Roots = Mapping[str, float]
+"""tensor that a value is made of → squared relative error that roundings since have brought"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TensorError:
+    """An output of a step beside the source's. error, bound: relative, root mean square; infinite where one has a
+    number and the other has none. own: the source's value by itself."""
+
+    buffer: str
+    tensor: str
+    error: float
+    bound: float
+    own: Float64
+
+
+class _Walk:
+    """Goes through the steps of a plan. copies: how many times the sequences are computed."""
+
+    def __init__(
+        self, source: Source, plan: Plan, sequences: Int32, threads: int, copies: int, routes: Mapping[str, Array]
+    ) -> None:
+        wanted = {name for names in source.tensors.values() for name in names if name}
+        ids = np.tile(sequences.astype(np.int64), (copies, 1))
+        used = {name for step in plan.steps for name in step.inputs}
+        experts = _experts(source, plan, sequences, routes)
+        quantised = [each.name for each in plan.weights if each.name in used and each.dtype.is_quantised]
+        self._values: Evaluation = source.evaluate(ids, wanted, threads, experts, quantised)
+        self._tensors, self._count, self._copies = source.tensors, len(sequences), copies
+        self._noise = np.random.default_rng(0)
+        self._roots: dict[str, dict[str, float]] = {}  # by buffer
+
+    def _roots_of(self, step: Step, rounding: float) -> dict[str, float]:
+        """What a step's outputs are made of. Its own roundings count with its first input, where they are as large."""
+        roles = find_op(step.op).inputs
+        inputs = [
+            self._roots[name]
+            for name, role in zip(step.inputs, roles, strict=True)
+            if name in self._roots and role != "ids"
+        ]
+        found: dict[str, float] = {_BY_ITSELF: 0.0}
+        for roots in inputs:
+            for tensor, squared in roots.items():
+                found[tensor] = max(found.get(tensor, 0.0), squared)
+        for tensor in {_BY_ITSELF, *(inputs[0] if inputs else ())}:
+            found[tensor] += rounding**2
+        return found
+
+    def _named(self, step: Step) -> list[tuple[str, str]]:
+        """(buffer, tensor) of the outputs that the source's graph has, too."""
+        both = zip(step.outputs, self._tensors[step.name], strict=False)
+        return [(buffer, tensor) for buffer, tensor in both if buffer and tensor]
+
+    def _split(self, tensor: str) -> list[Float64]:
+        """The tensor in every copy, each [tokens, cols]."""
+        return [each.reshape(-1, each.shape[-1]) for each in self._rows(tensor)]
+
+    def _rows(self, tensor: str) -> list[Float64]:
+        value = self._values.value(tensor)
+        return np.split(value.reshape(*value.shape[:2], -1), self._copies)
+
+    def _noisy(self, values: npt.NDArray[np.floating], relative: float) -> Float64:
+        """Noise of this size in every row, alike in all its columns as the error of a sum is."""
+        size = np.sqrt(
+            np.mean(np.square(np.where(np.isfinite(values), values, 0), dtype=np.float64), axis=1, keepdims=True)
+        )
+        return values + relative * size * self._noise.standard_normal(values.shape)
+
+
+class StepWalk(_Walk):
+    """Beside an engine whose steps can be looked at. routes: of each step that chooses experts, their numbers."""
+
+    def __init__(self, source: Source, plan: Plan, sequences: Int32, threads: int, routes: Mapping[str, Array]) -> None:
+        super().__init__(source, plan, sequences, threads, 3, routes)
+        self._plan = plan
+        self._engine: dict[str, Array] = {}  # tensor → the engine's value, of the roots
+
+    def compare(self, step: Step, outputs: Outputs, rounding: float) -> Iterator[TensorError]:
+        """To be called for every step, in order. rounding: what the step's precision brings, relative."""
+        roots, named = self._roots_of(step, rounding), self._named(step)
+        if named:
+            for tensor in roots.keys() - {_BY_ITSELF}:
+                self._go_on(tensor, roots[tensor])
+        if step.op == "moe_route":
+            yield self._choice(step, roots)
+        found = [(buffer, tensor, *self._split(tensor)) for buffer, tensor in named]
+        for buffer, tensor, own, after, moved in found:
+            lead = float(np.hypot(relative(moved, after, where_both=True), np.sqrt(roots[_BY_ITSELF])))
+            nothing = vanish(step, outputs[buffer], after)
+            ours, theirs = np.where(nothing, 0, outputs[buffer]), np.where(nothing, 0, after)
+            error = relative(ours, theirs, together=self._together(step))
+            yield TensorError(buffer=buffer, tensor=tensor, error=error, bound=MARGIN * lead, own=own)
+            self._engine[tensor] = outputs[buffer]
+        for buffer in filter(None, step.outputs):
+            self._roots[buffer] = roots
+        for buffer, tensor, *_ in found:
+            self._roots[buffer] = {tensor: 0.0, _BY_ITSELF: 0.0}
+        used = {tensor for each in self._roots.values() for tensor in each}
+        self._engine = {tensor: values for tensor, values in self._engine.items() if tensor in used}
+
+    def _choice(self, step: Step, roots: Roots) -> TensorError:
+        """Are the experts that the engine took the graph's own choice, from the same logits?"""
+        (logits,) = roots.keys() - {_BY_ITSELF}
+        self._go_on(logits, roots[logits])
+        lost = self._values.choice(logits)
+        _, after, _ = np.split(lost, self._copies)
+        error = float(np.nan_to_num(after, nan=0.0).max())  # a token whose logits are NaN takes any
+        return TensorError(buffer=step.outputs[0], tensor=logits, error=error, bound=NEAR_TIE, own=after)
+
+    def _together(self, step: Step) -> int:
+        """How many columns are made of values with one scale: those of a head in an int8 cache."""
+        quantised = step.op == "paged_attention" and self._plan.kv.dtype is DType.I8
+        return self._plan.kv.head_dim if quantised else 1
+
+    def _go_on(self, tensor: str, squared: float) -> None:
+        """With the engine's value, and with noise on it."""
+        values = self._engine[tensor].astype(np.float64)
+        both = np.concatenate([values, self._noisy(values, float(np.sqrt(squared)))])
+        self._values.replace(tensor, self._count, both)
+
+
+class LogitWalk(_Walk):
+    """Of an engine that shows its logits alone: `own` and `moved`, with noise at every tensor."""
+
+    def __init__(self, source: Source, plan: Plan, sequences: Int32, threads: int) -> None:
+        super().__init__(source, plan, sequences, threads, 2, {})
+        self.live: dict[str, Float64] = {}
+        """buffer → what the source would have written into it so far"""
+
+    def follow(self, step: Step, rounding: float) -> float:
+        """To be called for every step, in order. Returns the bound of the step's outputs."""
+        roots = self._roots_of(step, rounding)
+        lead = 0.0
+        for buffer in filter(None, step.outputs):
+            self._roots[buffer] = roots
+        for buffer, tensor in self._named(step):
+            own, moved = self._split(tensor)
+            moved = self._noisy(moved, float(np.sqrt(roots[_BY_ITSELF])))
+            lead = max(lead, relative(moved, own, where_both=True))
+            self._values.replace(tensor, self._count, moved)
+            self._roots[buffer], self.live[buffer] = {_BY_ITSELF: 0.0}, own
+        if step.op == "gather_rows":  # of all rows: nothing changes, and the source has no such step
+            self.live[step.outputs[0]] = self.live[step.inputs[0]]
+        return MARGIN_UNSEEN * lead
+
+
+def relative(
+    got: npt.NDArray[np.floating], wanted: npt.NDArray[np.floating], *, where_both: bool = False, together: int = 1
+) -> float:
+    """Root mean square of the difference over that of `wanted`, where both are finite numbers. Infinite where only one
+    of them is, unless `where_both` says that this does not matter. together: columns of which one that is no finite
+    number spoils the others."""
+    here, there = are_numbers(got), are_numbers(wanted)
+    both = here & there
+    if together > 1:
+        here, there = (each.reshape(len(each), -1, together).all(axis=2) for each in (here, there))
+    if not where_both and not np.array_equal(here, there):
+        return float("inf")
+    difference = np.linalg.norm(np.where(both, got, 0).astype(np.float64) - np.where(both, wanted, 0))
+    size = np.linalg.norm(np.where(both, wanted, 0).astype(np.float64))
+    return float(difference / size) if size else float(difference > 0)
+
+
+def _experts(
+    source: Source, plan: Plan, sequences: Int32, routes: Mapping[str, Array]
+) -> dict[str, npt.NDArray[np.int64]]:
+    """The router's logits in the graph → experts for the copies `own`, `after` and `moved`."""
+    found, written = dict[str, npt.NDArray[np.int64]](), dict[str, str]()
+    for step in plan.steps:
+        if step.name in routes:
+            taken = routes[step.name].astype(np.int64).reshape(*sequences.shape, -1)
+            found[written[step.inputs[0]]] = np.concatenate([np.full_like(taken, -1), taken, taken])
+        written |= dict(zip(step.outputs, source.tensors[step.name], strict=False))
+    return found

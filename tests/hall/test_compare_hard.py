@@ -1,0 +1,212 @@
+"""Models that amplify every rounding, experts that are nearly as good as others, NaN and infinities: a sound engine
+passes, and a fault is found all the same."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from ingot.compare.compare import compare
+from ingot.compare.report import Finding
+from ingot.compare.walk import relative
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.convert.family import find_family
+from ingot.engine import open_engine
+from ingot.errors import EngineError
+from ingot.plan import Plan
+from ingot.plugins.op import Array
+from ingot.plugins.target import SessionOptions
+from tests.hall.planted import Bytes, Edit, panel, replant, step_named, with_attr
+from tests.hall.test_compare import OPTIONS, Built, WrongKernel, run_on
+from tests.handmade import random_tensors, write_model
+
+MIXTRAL = {**find_family("mixtral").tiny, "num_hidden_layers": 4}
+NAN, INF = float("nan"), float("inf")
+
+
+def changed(
+    folder: Path, config: Mapping[str, object], gain: float = 1.0, spoiled: Mapping[str, float] = MappingProxyType({})
+) -> Built:
+    """Weights are `gain` times as large as usual; where a name ends with one in `spoiled`, one value is another."""
+    tensors = random_tensors(config, seed=1)
+    for name, (dtype, bits) in tensors.items():
+        if bits.ndim > 1:
+            tensors[name] = dtype, (bits * np.float32(gain)).astype(np.float32)
+        for place, value in spoiled.items():
+            if name.endswith(place):
+                tensors[name][1].reshape(-1)[min(70, bits.size - 1)] = value
+    model = write_model(folder / "model", config, tensors=tensors)
+    convert(ConvertOptions(model_dir=model, output_dir=folder / "checkpoint"))
+    return Built(folder=folder)
+
+
+@pytest.fixture(scope="module")
+def chaotic(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Attention takes one token, and most tokens get other experts than in float32."""
+    return changed(tmp_path_factory.mktemp("chaotic"), MIXTRAL, gain=10)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return changed(tmp_path_factory.mktemp("llama"), find_family("llama").tiny)
+
+
+def found_with(model: Built, kind: str, step: str, spoil: Callable[[Array], Array]) -> Sequence[Finding]:
+    """What is found of an engine one of whose kernels is wrong."""
+    with open_engine(model.engine(kind)) as opened:
+        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=8))
+        session.wrong, session.spoil = step, spoil
+        return run_on(session, model.engine(kind), model.checkpoint).findings
+
+
+@pytest.mark.parametrize("kind", ["cpu-w4g32", "cpu-bf16-int8"])
+def test_a_sound_engine_of_a_chaotic_model(kind: str, chaotic: Built) -> None:
+    comparison = compare(chaotic.engine(kind), chaotic.checkpoint, OPTIONS)
+    comparison.raise_if_wrong()
+    nearest = max(step.model_error / step.model_bound for step in comparison.steps if step.model_error is not None)
+    assert 0.2 < nearest < 0.6, "errors are about as large as noise of the roundings' size makes"
+    if kind == "cpu-w4g32":
+        assert comparison.logits.kl_mean is not None
+        assert comparison.logits.kl_mean > 1, "the figures are those of the source by itself"
+
+
+def test_a_sound_engine_of_sharp_attention(tmp_path: Path) -> None:
+    model = changed(tmp_path, {**find_family("llama").tiny, "num_hidden_layers": 5}, gain=10)
+    compare(model.engine("cpu-w4g32"), model.checkpoint, OPTIONS).raise_if_wrong()
+
+
+def swapped_experts(plan: Plan, section: Bytes) -> None:
+    first, second = (panel(plan, section, "layers.2/moe_down.weight", 0, expert=expert) for expert in (0, 2))
+    first[:], second[:] = second.copy(), first.copy()
+
+
+def one_expert(plan: Plan, section: Bytes) -> None:
+    """One of its scales, by one part in eight."""
+    panel(plan, section, "layers.2/moe_down.weight", 18, expert=1)[:64].view(np.float32)[2] *= 1.125
+
+
+def router_row(plan: Plan, section: Bytes) -> None:
+    """Two experts' rows of the router exchanged."""
+    (name,) = (name for name in step_named(plan, "layers.2/moe_router").inputs if name.endswith("weight"))
+    rows = panel(plan, section, name, 0)[:64].view(np.float32)
+    rows[[0, 1]] = rows[[1, 0]]
+
+
+FAULTS: list[tuple[Edit, str, str]] = [
+    (swapped_experts, "layers.2/moe_down", "expert [02], row"),
+    (one_expert, "layers.2/moe_down", "expert 1, row 18"),
+    (router_row, "layers.2/moe_router", "row [01],"),
+]
+
+
+@pytest.mark.parametrize(("edit", "step", "where"), FAULTS, ids=[edit.__name__ for edit, _, _ in FAULTS])
+@pytest.mark.parametrize("kind", ["cpu-w4g32", "ref-w8"])
+def test_a_fault_of_an_expert_is_named(
+    kind: str, edit: Edit, step: str, where: str, chaotic: Built, tmp_path: Path
+) -> None:
+    engine = replant(chaotic.engine(kind), tmp_path / "engine", edit)
+    with pytest.raises(EngineError, match=rf"first step beyond its tolerance is {step}\n(.|\n)*{where}"):
+        compare(engine, chaotic.checkpoint, OPTIONS).raise_if_wrong()
+
+
+def other_expert(values: Array) -> Array:
+    """The numbers of the experts that one token takes; shares, which are no whole numbers, stay."""
+    if np.array_equal(values, np.round(values)):
+        values[-1] = np.sort((values[-1] + 1) % 4)
+    return values
+
+
+def test_the_wrong_expert_is_named_at_the_step_that_chooses_it(chaotic: Built) -> None:
+    """By the kernel's reference, and by the source's graph in case that both choose by another rule."""
+    findings = found_with(chaotic, "ref-w4g32", "layers.2/moe_route", other_expert)
+    assert {finding.step for finding in findings} == {"layers.2/moe_route"}, "with these experts, the rest is right"
+    assert [finding.what.split()[0] for finding in findings] == ["output", "output"]
+    assert "of the source's graph" in findings[1].what
+
+
+def test_the_shares_of_experts_are_compared(chaotic: Built, tmp_path: Path) -> None:
+    """As if a pass had lost that the shares are divided by their sum: kernel and reference agree on that."""
+    engine = chaotic.engine("ref-bf16")
+    with open_engine(engine) as opened:
+        wrong = with_attr(opened.plan, "layers.2/moe_route", normalized=0)
+        session = WrongKernel(wrong, opened.weights, SessionOptions(num_blocks=8))
+        session.wrong = "nothing"
+        object.__setattr__(opened, "plan", wrong)
+        found = [finding.step for finding in run_on(session, engine, chaotic.checkpoint).findings]
+    assert found[0].startswith("layers.2/")
+
+
+SPOILED = [
+    ("layers.0.mlp.gate_proj.weight", NAN, "cpu-w8"), ("layers.0.mlp.gate_proj.weight", -INF, "cpu-bf16"),
+    ("layers.0.self_attn.v_proj.weight", NAN, "cpu-bf16-int8"), ("layers.0.self_attn.k_proj.weight", INF, "ref-w4g32"),
+    ("embed_tokens.weight", NAN, "cpu-f32"), ("embed_tokens.weight", INF, "cpu-w8"), ("lm_head.weight", NAN, "ref-w8"),
+    ("layers.1.post_attention_layernorm.weight", NAN, "cpu-f32"), ("layers.1.mlp.down_proj.weight", INF, "cpu-w8"),
+    ("layers.1.mlp.down_proj.weight", -INF, "ref-f32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "kind"), SPOILED)
+def test_a_sound_engine_of_weights_that_are_no_numbers(name: str, value: float, kind: str, tmp_path: Path) -> None:
+    model = changed(tmp_path, find_family("llama").tiny, spoiled={name: value})
+    comparison = compare(model.engine(kind), model.checkpoint, OPTIONS)
+    comparison.raise_if_wrong()
+    assert comparison.logits.left_out > 0
+    assert comparison.logits.positions == 40 - comparison.logits.left_out
+    assert any("NaN or infinities" in line for line in comparison.lines())
+    for step in comparison.steps:
+        assert np.isfinite([step.weight_error, step.kernel_error or 0, step.model_error or 0]).all()
+
+
+@pytest.mark.parametrize("name", ["experts.1.w2.weight", "gate.weight"])
+@pytest.mark.parametrize("kind", ["cpu-f32", "ref-w8"])
+def test_experts_that_a_token_does_not_take_do_not_spoil_it(name: str, kind: str, tmp_path: Path) -> None:
+    model = changed(tmp_path, find_family("mixtral").tiny, spoiled={f"layers.1.block_sparse_moe.{name}": NAN})
+    comparison = compare(model.engine(kind), model.checkpoint, OPTIONS)
+    comparison.raise_if_wrong()
+    assert (comparison.logits.positions > 0) == name.startswith("experts")
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("step", ["embed", "layers.0/qkv", "layers.0/rope_kv_write", "layers.1/attention", "lm_head"])
+def test_a_kernel_that_makes_nan_is_named(step: str, value: float, llama: Built) -> None:
+    def spoil(values: Array) -> Array:
+        values[-1, 3] = value
+        return values
+
+    findings = found_with(llama, "ref-f32", step, spoil)
+    assert findings[0].step == step
+    assert "output of kernel" in findings[0].what
+    assert "column 3" in findings[0].what
+    assert findings[0].got == str(value)
+
+
+def test_a_kernel_that_loses_nan_is_named(tmp_path: Path) -> None:
+    model = changed(tmp_path, find_family("llama").tiny, spoiled={"layers.0.self_attn.o_proj.weight": NAN})
+    findings = found_with(model, "ref-f32", "layers.0/attention_out", np.nan_to_num)
+    assert [finding.step for finding in findings] == ["layers.0/attention_out"] * 2
+    assert "at other places" in findings[1].got
+
+
+def test_a_weight_that_is_nan_must_be_nan(llama: Built, tmp_path: Path) -> None:
+    model = changed(tmp_path, find_family("llama").tiny, spoiled={"layers.0.self_attn.o_proj.weight": NAN})
+    with pytest.raises(EngineError, match=r"layers.0/attention_out\n(.|\n)*expected: nan"):
+        compare(llama.engine("ref-f32"), model.checkpoint, OPTIONS).raise_if_wrong()
+    with pytest.raises(EngineError, match=r"layers.0/attention_out\n(.|\n)*got: nan"):
+        compare(model.engine("ref-w8"), llama.checkpoint, OPTIONS).raise_if_wrong()
+
+
+def test_relative_errors_by_hand() -> None:
+    wanted = np.array([[3.0, 4.0], [0.0, 0.0]])
+    assert relative(wanted + np.array([[0.3, -0.4], [0, 0]]), wanted) == pytest.approx(0.1)
+    holed, other = wanted.copy(), wanted.copy()
+    holed[0, 0], other[1, 1] = NAN, INF
+    assert relative(holed, np.where(np.isnan(holed), INF, wanted * 1.25)) == pytest.approx(0.2)
+    assert relative(holed, wanted) == relative(wanted, other) == relative(holed, other) == INF
+    assert relative(holed, other, where_both=True) == 0
+    assert relative(holed, np.where([[False, True], [False, False]], NAN, wanted), together=2) == 0
+    assert relative(np.full((1, 1), INF), np.full((1, 1), 1e39)) == 0, "infinite in float32"
+    assert relative(wanted * 0, wanted * 0) == 0
+    assert relative(wanted, wanted * 0) == 1
