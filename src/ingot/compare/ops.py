@@ -263,7 +263,8 @@ def _written(batch: StepBatch, pool: Array) -> npt.NDArray[np.bool_]:
 
 def _worst(step: Step, what: str, got: Array, expected: Array, bound: Array) -> OutputError:
     difference, same = np.abs(got - expected), are_numbers(got) == are_numbers(expected)
-    ratio = np.where(difference == 0, 0.0, difference / bound)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.where(difference == 0, 0.0, difference / bound)
     ratio = np.where(are_numbers(got) & are_numbers(expected), ratio, np.where(same, 0.0, np.inf))
     ratio = np.where(vanish(step, got, expected), 0.0, ratio)
     row, col = np.unravel_index(np.argmax(ratio), ratio.shape)

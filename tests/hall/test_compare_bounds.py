@@ -1,0 +1,184 @@
+"""Every tolerance of `verify --against`: an error just inside it passes, one just outside is found."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ingot.builder.evaluate import Evaluation
+from ingot.builder.expressions import WeightReader
+from ingot.builder.graph import Graph
+from ingot.compare import walk
+from ingot.compare.ops import KvPools, OutputError, StepChecker
+from ingot.compare.packed import PackedWeights
+from ingot.compare.taps import no_draws
+from ingot.compare.weights import _not_the_nearest
+from ingot.dtypes import DType
+from ingot.engine import open_engine
+from ingot.plan import Plan, Step
+from ingot.plugins.op import Array
+from ingot.plugins.quantised import QuantisedRows
+from ingot.step_io import Int32, StepBatch
+from tests.hall.planted import step_named
+from tests.hall.test_compare import Built
+from tests.hall.test_compare_hard import changed, llama
+
+__all__ = ["llama"]  # a fixture
+
+HEADS, KV_HEADS, DIM, TOKENS = 4, 2, 16, 16
+ONE = np.ones((1, HEADS * DIM), np.float32)
+
+
+def checker(llama: Built, kv: DType, count: int = 1) -> tuple[StepChecker, Plan]:
+    """For a step of `count` tokens."""
+    with open_engine(llama.engine("ref-f32")) as opened:
+        plan = dataclasses.replace(
+            opened.plan,
+            kv=dataclasses.replace(opened.plan.kv, dtype=kv, kv_heads=KV_HEADS, head_dim=DIM, tokens_per_block=TOKENS),
+        )
+        batch = StepBatch(
+            ids=np.zeros(count, np.int32), query_starts=np.array([0, count], np.int32),
+            past_lengths=np.zeros(1, np.int32), block_tables=np.zeros((1, 1), np.int32), sample=no_draws(),
+            logit_rows=np.arange(count, dtype=np.int32),
+        )  # fmt: skip
+        return StepChecker(PackedWeights(plan, opened.weights.copy()), plan, batch, 1), plan
+
+
+def rounding(width: int) -> float:
+    """Of float32 sums of so many numbers, as docs/verify.md has it."""
+    return float(2.0**-24 * (32 + 4 * width**0.5))
+
+
+def require_bound(check: OutputError, bound: float) -> None:
+    """Of a check of an error of 0.9 of the bound that it should have."""
+    assert check.bound == pytest.approx(bound, rel=0.08)
+    assert check.ratio == pytest.approx(0.9, rel=0.08)
+
+
+def test_a_float32_kernel(llama: Built) -> None:
+    """A sum of two rows: all roundings of the larger input, and half of those of the result."""
+    checked, _ = checker(llama, DType.F32)
+    step = Step(name="s", op="add", kernel="add.f32.ref", inputs=("a", "b"), outputs=("y",), attrs={})
+    bound = 1.5 * rounding(4096)
+    ones = np.ones((1, 4096), np.float32)
+    got = ones.copy()
+    got[0, 7] += 0.9 * bound
+    require_bound(checked.check(step, {"a": ones, "b": 0 * ones}, {"y": got}, None), bound)
+    got[0, 7] = 1 - 1.1 * bound
+    assert checked.check(step, {"a": ones, "b": 0 * ones}, {"y": got}, None).ratio > 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "relative"),
+    [("paged_attention.bf16.avx512", DType.BF16, 0.0), ("paged_attention.bf16.amx", DType.BF16, 2.0**-6),
+     ("paged_attention.f16.sm80", DType.F16, 2.0**-9), ("paged_attention.f32.sm80", DType.F32, 0.0)],
+)  # fmt: skip
+def test_attention_with_and_without_matrix_units(kernel: str, dtype: DType, relative: float, llama: Built) -> None:
+    """Of one token, whose value it is. Matrix units: four halves of a step of the cache's type."""
+    checked, plan = checker(llama, dtype)
+    step = dataclasses.replace(step_named(plan, "layers.0/attention"), kernel=kernel)
+    attrs = {**step.attrs, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "layer": 0}
+    step = dataclasses.replace(step, attrs=attrs)
+    pool = np.ones((1, KV_HEADS, TOKENS, DIM), np.float32)
+    bound = relative + 1.5 * rounding(HEADS * DIM + 1)
+    for size in (0.9, 1.15):
+        got = ONE.copy()
+        got[0, 5] += size * bound
+        check = checked.check(step, {step.inputs[0]: ONE}, {step.outputs[0]: got}, KvPools(keys=pool, values=pool))
+        assert check.bound == pytest.approx(bound, rel=0.08)
+        assert (check.ratio > 1) == (size > 1)
+
+
+@pytest.mark.parametrize("what", ["keys", "values"])
+@pytest.mark.parametrize(
+    ("dtype", "relative"),
+    [(DType.F32, 0.0), (DType.BF16, 2.0**-7), (DType.F16, 2.0**-10 + 2.0**-24), (DType.I8, 1 / 127)],
+)
+def test_keys_and_values(dtype: DType, relative: float, what: str, llama: Built) -> None:
+    """One step of the cache's type, and what a float32 kernel may be off."""
+    checked, plan = checker(llama, dtype)
+    attrs = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "layer": 0, "rotary_dim": 0, "interleaved": 0}
+    known = step_named(plan, "layers.0/rope_kv_write")
+    step = dataclasses.replace(known, attrs={**known.attrs, **attrs}, inputs=("qkv", "", "", ""))
+    columns = (HEADS + 2 * KV_HEADS) * DIM
+    bound = relative + 1.5 * rounding(columns)
+    for size in (0.9, 1.15):
+        pools = {name: np.full((1, KV_HEADS, TOKENS, DIM), np.nan, np.float32) for name in ("keys", "values")}
+        for pool in pools.values():
+            pool[:, :, 0] = 1
+        pools[what][0, 1, 0, 3] += size * bound
+        check = checked.check(
+            step, {"qkv": np.ones((1, columns), np.float32)}, {step.outputs[0]: ONE}, KvPools(**pools)
+        )
+        assert (check.ratio > 1) == (size > 1)
+        assert check.ratio == pytest.approx(size, rel=0.08)
+        assert check.what == what
+
+
+def test_what_products_read_may_be_half_a_step_off_where_it_is_stored_so(llama: Built) -> None:
+    """A norm of ones; bf16 has 1, then 1 + 2^-7."""
+    checked, plan = checker(llama, DType.F32)
+    steps = [
+        dataclasses.replace(each, attrs={**each.attrs, "activations": "bf16"}) if each.op == "matmul" else each
+        for each in plan.steps
+    ]
+    plan, packed = dataclasses.replace(plan, steps=tuple(steps)), checked._packed
+    checked = StepChecker(packed, plan, checked._batch, 1)
+    step = dataclasses.replace(step_named(plan, "layers.0/attention_norm"), attrs={"eps": 0.0})
+    x = np.ones((1, 48), np.float32)
+    for share, stored, right in ((0.45, 0, True), (0.55, 0, False), (0.55, 1, True), (0.45, 1, False)):
+        weight = np.full(48, 1 + share * 2.0**-7, np.float32)
+        packed.whole = lambda name, weight=weight: weight  # type: ignore[method-assign, misc]
+        y = np.full((1, 48), 1 + stored * 2.0**-7, np.float32)
+        check = checked.check(step, {step.inputs[0]: x}, {step.outputs[0]: y}, None)
+        assert (check.ratio <= 1) == right
+    y[0, 0] += 2.0**-12  # no bf16, so stored in float32: nothing is rounded there
+    assert checked.check(step, {step.inputs[0]: x}, {step.outputs[0]: y}, None).bound < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "right"),
+    [(5.49, 5, True), (5.51, 5, False), (-5.51, -6, True), (0.51, 0, False), (127.49, 127, True),
+     (127 * 3.9, 127, True), (127 * 4.1, 127, False), (127 * 3.9, 126, False), (-127 * 3.9, -127, True)],
+)  # fmt: skip
+def test_the_nearest_integer_of_w8(value: float, code: int, right: bool) -> None:
+    """Half a step; what a search has clipped is at most four times the outermost integer."""
+    scale = np.float32(0.25)
+    rows = QuantisedRows(codes=np.array([[code, 1]], np.int8), scale=np.array([scale]))
+    wanted: Array = np.array([[value, 1]], np.float32) * scale
+    at, expected, bound = _not_the_nearest(wanted, rows.values, rows)
+    assert (len(at[0]) == 0) == right
+    if not right:
+        assert bound[0] == pytest.approx(0.5 * scale, rel=2e-3)
+        assert expected[0] == pytest.approx(np.clip(value, -127, 127) * scale if value < 500 else value * scale)
+
+
+def test_the_margin_of_the_models_values() -> None:
+    """What noise makes is measured (test_compare_hard); three times that may be an error, six without taps."""
+    assert (walk.MARGIN, walk.MARGIN_UNSEEN) == (3, 6)
+
+
+def test_the_loss_by_another_expert_is_that_of_its_share(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The shares of a softmax over all experts, by hand."""
+    model = changed(tmp_path_factory.mktemp("m"), {**MIXTRAL_OF_ONE, "num_experts_per_tok": 2})
+    graph = Graph.load(model.checkpoint / "model.onnx")
+    (softmax,) = (node for node in graph.nodes if node.op == "Softmax")
+    logits, shares = softmax.inputs[0].name, softmax.outputs[0].name
+    ids: Int32 = np.array([[1, 2, 3]], np.int32)
+    with WeightReader(model.checkpoint) as reader:
+        own = Evaluation(graph, reader, ids.astype(np.int64), {shares}).value(shares)
+        order = np.argsort(-own, axis=-1)
+        given = order[..., :2].copy()
+        given[0, 1, 1], given[0, 2] = order[0, 1, 2], -1
+        graph = Graph.load(model.checkpoint / "model.onnx")
+        lost = Evaluation(graph, reader, ids.astype(np.int64), set(), 1, {logits: given}).choice(logits)
+    second, third = own[0, 1, order[0, 1, 1]], own[0, 1, order[0, 1, 2]]
+    assert lost == pytest.approx(np.array([[0, second - third, 0]]))
+    assert lost[0, 1] > 1e-3
+
+
+MIXTRAL_OF_ONE = {
+    "model_type": "mixtral", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "num_local_experts": 5,
+    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "sliding_window": None,
+}  # fmt: skip
