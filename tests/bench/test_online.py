@@ -63,6 +63,71 @@ def test_percentiles_of_known_times() -> None:
     assert (report.requests, report.failed, report.output_tokens_mean, report.prompt_tokens_mean) == (30, 0, 9, 400)
 
 
+def answered(start: float, *pieces: float, tokens: int = 0, error: str | None = None) -> Answer:
+    """Times relative to 1,000 s."""
+    times = [1000 + each for each in pieces]
+    return Answer(start=1000 + start, pieces=times, end=times[-1] + 0.5, prompt_tokens=10, tokens=tokens, error=error)
+
+
+def reported(answers: list[Answer], planned: list[float], seconds: float, **options: Any) -> LoadReport:
+    asked = OnlineOptions(url="http://x", rates=(1.0,), num_requests=len(answers), **options)
+    bench = _Bench(asked, lambda *_: None, KnownTimes())  # type: ignore[arg-type]
+    return bench._report("a load", answers, [1000 + each for each in planned], seconds)
+
+
+def test_times_count_from_the_planned_arrival() -> None:
+    """The second request was sent two seconds late: that is the server's fault, and no request may hide it."""
+    report = reported(
+        [answered(0, 0.25, 0.5, tokens=2), answered(3, 3.25, 3.5, tokens=2)], [0, 1], 4.0, ttft_ms=500, tpot_ms=1e9
+    )
+    assert report.samples["ttft"] == pytest.approx([250, 2250])
+    assert report.samples["e2e"] == pytest.approx([1000, 3000])
+    assert report.samples["tpot"] == pytest.approx([250, 250])
+    assert (report.good_share, report.goodput) == (0.5, 0.25)
+
+
+def test_an_open_loop_plans_arrivals_whatever_the_server_does() -> None:
+    """The event loop is busy for 0.3 s when all four should be sent."""
+
+    class Busy(KnownTimes):
+        async def stream(self, path: str, body: dict[str, Any], timeout: float) -> Answer:
+            if next(self._count) == 0:
+                time.sleep(0.3)
+            now = time.perf_counter()
+            return Answer(start=now, pieces=[now], end=now, prompt_tokens=1, tokens=1)
+
+    async def run() -> OnlineReport:
+        asked = OnlineOptions(url="http://x", rates=(1000.0,), num_requests=4)
+        return await _Bench(asked, lambda *_: None, Busy()).run()  # type: ignore[arg-type]
+
+    (report,) = asyncio.run(run()).runs
+    assert min(report.samples["ttft"]) > 250, "those that waited, too"
+
+
+def test_failed_requests_are_neither_good_nor_counted() -> None:
+    answers = [answered(0, 0.25, 1.25, tokens=5), answered(0, 0.25, tokens=7, error="gone")]
+    report = reported(answers, [0, 0], 2.0, ttft_ms=1e9, tpot_ms=1e9)
+    assert (report.requests, report.failed, report.errors) == (2, 1, {"gone": 1})
+    assert (report.good_share, report.goodput, report.requests_per_second) == (0.5, 0.5, 0.5)
+    assert (report.output_tokens_per_second, report.output_tokens_mean) == (2.5, 5)
+    assert report.samples["tpot"] == pytest.approx([250])
+    assert reported(answers, [0, 0], 2.0, ttft_ms=1e9, tpot_ms=249).good_share == 0
+    assert reported(answers, [0, 0], 2.0, ttft_ms=249, tpot_ms=1e9).good_share == 0
+
+
+def test_prompts_have_as_many_tokens_as_asked_for() -> None:
+    """The server counts 400 tokens in 200 words: 100 tokens are 50 words."""
+    client = KnownTimes()
+
+    async def run() -> OnlineReport:
+        asked = OnlineOptions(url="http://x", concurrencies=(1,), num_requests=2, input_len=100, output_len=7)
+        return await _Bench(asked, lambda *_: None, client).run()  # type: ignore[arg-type]
+
+    asyncio.run(run())
+    assert [len(body["prompt"].split()) for body in client.bodies] == [200, 50, 50]
+    assert [body["max_tokens"] for body in client.bodies] == [2, 7, 7]
+
+
 class Raw(http.server.ThreadingHTTPServer):
     """Answers every request with the same pieces, one after the other."""
 

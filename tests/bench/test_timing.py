@@ -1,5 +1,6 @@
 """The figures of the benchmarks are what their names say."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,16 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.bench.latency import LatencyOptions, summarise
+from ingot.bench.latency import LatencyOptions, check_lengths, summarise
+from ingot.bench.throughput import ThroughputOptions, bench_throughput
 from ingot.bench.timing import RequestTimes, Round, random_prompts, time_requests
-from ingot.bench.traffic import decode_bytes, kv_bytes_per_token, weight_bytes_per_step
+from ingot.bench.traffic import decode_bytes, kv_bytes_per_token, takes_screen, weight_bytes_per_step
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.sampling import SamplingParams
 from ingot.convert.convert import convert
 from ingot.engine import read_plan
-from ingot.plan import Buffer, Plan, Rows
+from ingot.errors import UsageError
+from ingot.plan import Buffer, Limits, Plan, Rows
 from ingot.runtime.executor import Work
 from tests.handmade import TINY_LLAMA, write_model
 
@@ -76,12 +79,17 @@ def test_random_prompts_are_different_and_repeatable() -> None:
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("plan")
     model = write_model(work / "m", {**TINY_LLAMA, "hidden_size": 32, "head_dim": 16, "intermediate_size": 48})
     convert(ConvertOptions(model_dir=model, output_dir=work / "c"))
     build(BuildConfig(target="ref", precision="f32"), work / "c", work / "e")
-    return read_plan(work / "e")
+    return work / "e"
+
+
+@pytest.fixture(scope="module")
+def plan(engine: Path) -> Plan:
+    return read_plan(engine)
 
 
 def test_a_decode_step_reads_all_weights_but_the_token_table(plan: Plan) -> None:
@@ -120,3 +128,59 @@ def test_a_latency_report_holds_medians(plan: Plan) -> None:
     moved = decode_bytes(plan, batch_size=1, context=9)
     assert report.bandwidth_gbs == pytest.approx(moved / 0.25 / 1e9)
     assert report.bandwidth_fraction == pytest.approx(moved / 0.25 / 2e9)
+
+
+def test_latency_takes_medians_of_gaps_and_the_context_in_the_middle(plan: Plan) -> None:
+    options = LatencyOptions(engine_dir=Path("e"), input_len=8, output_len=4)
+    gaps = ((0.1, 0.2, 0.3), (0.1, 0.2, 0.3), (0.7, 0.2, 0.9))
+    rounds = [Round(requests=(RequestTimes(tokens=(1.0, *(1 + np.cumsum(each)).tolist())),), steps=4) for each in gaps]
+    report = summarise(plan, options, 1, rounds, machine_gbs=2.0)
+    assert report.itl_ms == pytest.approx((100, 200, 300))
+    assert report.bandwidth_gbs == pytest.approx(decode_bytes(plan, batch_size=1, context=10) / 0.2 / 1e9)
+
+
+def test_what_the_host_takes() -> None:
+    requests = tuple(RequestTimes(tokens=(0.5, end)) for end in (1.0, 4.0, 2.0))
+    measured = Round(requests=requests, steps=3, session_seconds=3.0)
+    assert (measured.seconds, measured.host_fraction, measured.tokens) == (4.0, 0.25, 6)
+
+
+@pytest.mark.parametrize(("input_len", "output_len", "fits"), [(8, 56, True), (8, 57, False), (33, 1, False)])
+def test_lengths_up_to_the_engines_limits(input_len: int, output_len: int, fits: bool) -> None:
+    limits = Limits(max_batch_size=1, max_input_len=32, max_seq_len=64, max_num_tokens=32, max_logit_rows=1)
+    with contextlib.nullcontext() if fits else pytest.raises(UsageError):
+        check_lengths(limits, input_len=input_len, output_len=output_len)
+
+
+def test_a_throughput_report_by_hand(engine: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three requests of 8 tokens in and 4 out, in rounds of 2, 4 and 5 seconds after one that warms up."""
+    seconds = iter((100.0, 2.0, 5.0, 4.0))
+
+    def round_of(*arguments: object) -> Round:
+        end = next(seconds)
+        request = RequestTimes(tokens=(0.25 * end, 0.5 * end, 0.75 * end, end))
+        return Round(requests=(request,) * 3, steps=6, session_seconds=0.75 * end)
+
+    monkeypatch.setattr("ingot.bench.throughput.time_requests", round_of)
+    monkeypatch.setattr("ingot.bench.throughput.machine_bandwidth", lambda *_: 2e9)
+    options = ThroughputOptions(engine_dir=engine, num_requests=3, input_len=8, output_len=4)
+    report = bench_throughput(options, lambda *_: None)
+    assert report.seconds == 4
+    assert report.requests_per_second == pytest.approx(3 / 4)
+    assert report.output_tokens_per_second == pytest.approx(3 * 4 / 4)
+    assert report.total_tokens_per_second == pytest.approx(3 * (4 + 8) / 4)
+    assert report.ttft_ms_median == pytest.approx(1000)
+    assert report.tpot_ms_median == pytest.approx(1000)
+    assert report.host_fraction == pytest.approx(0.25)
+    moved = 6 * weight_bytes_per_step(plan) + 3 * 4 * (8 + 2) * kv_bytes_per_token(plan)
+    assert report.bandwidth_gbs == pytest.approx(moved / 4 / 1e9)
+    assert report.bandwidth_fraction == pytest.approx(moved / 4 / 2e9)
+
+
+def test_only_greedy_requests_take_a_screen(plan: Plan) -> None:
+    screened = dataclasses.replace(plan, screen=plan.steps[-1:] * 2)
+    plain = SamplingParams(temperature=0.0)
+    assert takes_screen(screened, dataclasses.replace(plain, max_tokens=7), 4)
+    assert not takes_screen(screened, plain, 5)
+    assert not takes_screen(screened, SamplingParams(temperature=0.5), 4)
+    assert not takes_screen(plan, plain, 4)

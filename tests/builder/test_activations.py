@@ -9,16 +9,20 @@ import pytest
 from ingot.builder.build import BuildReport, build
 from ingot.builder.calibrate import MAX_TOKENS, sample_ids
 from ingot.checkpoint import Checkpoint
+from ingot.compare.packed import PackedWeights
+from ingot.compare.taps import TappedRun
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.recipe import LayerRule
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
 from ingot.dtypes import DType
-from ingot.engine import read_manifest
+from ingot.engine import open_engine, read_manifest
 from ingot.errors import NoKernelError
 from ingot.plugins.quantised import round_to_int8
+from ingot.plugins.ref.session import RefSession
 from ingot.plugins.ref.target import RefTarget
+from ingot.plugins.target import SessionOptions
 from ingot.quickstart import SHIPPED
 from tests.builder.engines import engine_logits
 from tests.handmade import TINY_GPT2, TINY_LLAMA, random_tensors, write_model, write_safetensors
@@ -74,6 +78,62 @@ def test_an_outlier_keeps_its_product_in_float(tmp_path: Path) -> None:
     forced = build(BuildConfig(target="ref", precision="w4g32", activations="int8"), tmp_path / "c", tmp_path / "f")
     assert set(activations(forced).values()) == {"int8"}
     assert read_manifest(tmp_path / "f").activation_errors == {}
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("w8", 0.04), ("w4g32", 0.05)])
+def test_products_are_rounded_up_to_the_tolerance(
+    precision: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lm_head is w8 in both."""
+    found = {
+        "layers.0/qkv": tolerance, "layers.0/attention_out": tolerance * 1.001, "layers.0/gate_up": tolerance * 0.999,
+        "layers.0/down": float("nan"), "lm_head": 0.0401,
+    }  # fmt: skip
+    monkeypatch.setattr("ingot.builder.activations.SampleErrors.of", lambda self, graph: found)
+    report = build(BuildConfig(target="ref", precision=precision), make_checkpoint(tmp_path), tmp_path / "e")
+    assert activations(report) == {
+        "layers.0/qkv": "int8", "layers.0/attention_out": "f32", "layers.0/gate_up": "int8", "layers.0/down": "f32",
+        "lm_head": "f32",
+    }  # fmt: skip
+    assert read_manifest(tmp_path / "e").activation_errors["layers.0/down"] is None
+
+
+def test_products_too_deep_for_sums_of_int8_keep_float_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Depths are 32, but 44 of down and 48 of attention_out."""
+    monkeypatch.setattr("ingot.builder.activations.MAX_K", 44)
+    report = build(BuildConfig(target="ref", precision="w8"), make_checkpoint(tmp_path), tmp_path / "e")
+    chosen = activations(report)
+    assert (chosen["layers.0/down"], chosen["layers.0/attention_out"]) == ("int8", "f32")
+
+
+def test_errors_of_experts_by_hand(tmp_path: Path) -> None:
+    """Of the first layer's router's input and the experts that its tokens take, as the op's reference has it."""
+    config = {**find_family("mixtral").tiny, "num_hidden_layers": 1}
+    checkpoint = make_checkpoint(tmp_path, config)
+    build(BuildConfig(target="ref", precision="f32"), checkpoint, tmp_path / "f")
+    build(BuildConfig(target="ref", precision="w8"), checkpoint, tmp_path / "e")
+    ids = np.array([sample_ids(Checkpoint.open(checkpoint), 61, 64)])
+    with open_engine(tmp_path / "f") as opened:
+        session = RefSession(opened.plan, opened.weights, SessionOptions(num_blocks=8))
+        outputs = dict(TappedRun(session, opened.plan, ids.astype(np.int32)).steps())
+        x, plan = next(iter(outputs["layers.0/mlp_norm"].values())), opened.plan
+        step = next(step for step in plan.steps if step.name == "layers.0/moe_down")
+        weight = PackedWeights(plan, opened.weights).whole(step.inputs[3])
+        first = PackedWeights(plan, opened.weights).whole(f"{step.name.removesuffix('down')}gate_up.weight")
+    numbers, shares = outputs["layers.0/moe_route"].values()
+    (y,) = outputs["layers.0/moe_gate_up"].values()
+    y = y.reshape(*numbers.shape, -1)
+    measured = read_manifest(tmp_path / "e").activation_errors
+    for name, inputs, matrices in (("gate_up", x[:, None].repeat(2, axis=1), first), ("down", y, weight)):
+        codes, scale = round_to_int8(inputs.reshape(-1, inputs.shape[-1]))
+        change = (codes * scale[:, None]).reshape(inputs.shape) - inputs
+        lost, squares = (
+            (np.einsum("tsk,tsnk->tsn", each, matrices[numbers.astype(int)]) ** 2).sum(axis=2)
+            for each in (change, inputs)
+        )
+        expected = np.sqrt((lost / squares).mean())
+        assert measured[f"layers.0/moe_{name}"] == pytest.approx(expected, rel=0.02)
+    assert shares.shape == numbers.shape
 
 
 def test_options_and_rules_decide(tmp_path: Path) -> None:

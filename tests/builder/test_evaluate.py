@@ -5,10 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
-from ingot.builder.evaluate import Evaluation
+from ingot.builder.evaluate import Evaluation, _attention
 from ingot.builder.expressions import WeightReader
 from ingot.builder.graph import Graph
 from ingot.checkpoint import Checkpoint
@@ -60,3 +63,33 @@ def test_a_node_that_numpy_cannot_compute_is_named(tmp_path: Path) -> None:
         pytest.raises(CheckpointError, match=r"cannot be computed(.|\n)*Riddle 'layers.0/mlp"),
     ):
         Evaluation(graph, reader, IDS, {graph.logits.name}).value(graph.logits.name)
+
+
+def attention_node(**attrs: object) -> tuple[gs.Node, list[np.ndarray]]:
+    """Of 4 heads of queries and 2 of keys and values, 5 tokens."""
+    draw = np.random.default_rng(0)
+    values = [draw.normal(size=(1, heads, 5, 8)) for heads in (4, 2, 2)]
+    tensors = [gs.Variable(name) for name in "qkv"]
+    return gs.Node("Attention", attrs=attrs, inputs=tensors, outputs=[gs.Variable("y")]), values
+
+
+@pytest.mark.parametrize("attrs", [{}, {"is_causal": 1}, {"is_causal": 0}, {"scale": 0.7}, {"softcap": 0.5}])
+def test_attention_and_its_defaults_are_the_standards(attrs: dict[str, object]) -> None:
+    node, (q, k, v) = attention_node(**attrs)
+    made = helper.make_node("Attention", ["q", "k", "v"], ["y"], **attrs)
+    infos = [helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, None) for name in "qkvy"]
+    graph = helper.make_graph([made], "g", infos[:3], infos[3:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
+    (expected,) = ReferenceEvaluator(model).run(None, {"q": q, "k": k, "v": v})
+    assert _attention(node, [q, k, v]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_values_that_are_not_seen_do_not_spoil() -> None:
+    node, (q, k, v) = attention_node(is_causal=1)
+    sound = _attention(node, [q, k, v])
+    v[0, 1, 3, 2] = np.inf
+    found = _attention(node, [q, k, v])
+    spoiled = np.zeros(found.shape, np.bool_)
+    spoiled[0, 2:, 3:, 2] = True  # heads 2 and 3 read it, from its token on
+    assert np.array_equal(np.isnan(found), spoiled)
+    assert found[~spoiled] == pytest.approx(sound[~spoiled])

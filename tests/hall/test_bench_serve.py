@@ -3,14 +3,16 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ingot.bench.serve import ServeOptions, bench_serve
+from ingot.bench.serve import ServeOptions, _Load, bench_serve
 from ingot.bench.trace import TraceRow, arrivals_at, read_trace, scale_lengths
 from ingot.cli import app
 from ingot.errors import UsageError
+from ingot.runtime.model_runner import ModelRunner
 from tests.runtime.tiny_engine import write_tiny
 from tests.runtime.tiny_plan import make_model
 
@@ -130,3 +132,39 @@ def test_lengths_beyond_the_engine_are_refused(engine: Path, tmp_path: Path) -> 
     options = ServeOptions(engine_dir=engine, trace=write_trace(tmp_path / "t.csv"), num_requests=2, max_input=768)
     with pytest.raises(UsageError, match="more than the engine holds"):
         bench_serve(options, lambda stage, done, total: None)
+
+
+class OneRate:
+    """In place of a runner, whose executor is not used."""
+
+
+def load_of(count: int, **options: Any) -> _Load:
+    rows = [TraceRow(arrival=0.0, input_len=4, output_len=3) for _ in range(count)]
+    asked = ServeOptions(engine_dir=Path("e"), trace=Path("t"), num_requests=count, **options)
+    return _Load(OneRate(), rows, asked)  # type: ignore[arg-type]
+
+
+def test_offline_times_count_from_the_arrival() -> None:
+    """Request 0 arrives at 1 s, gets its first token 0.2 s later and one every 0.1 s; the last one did not end."""
+    load = load_of(4, ttft_ms=300, tpot_ms=150)
+    times = [[1.2, 1.3, 1.4], [2.5, 2.6, 2.7], [3.1, 3.3, 3.5], [4.1]]
+    arrivals = [1.0, 2.0, 3.0, 4.0]
+    assert [load._good(tokens, at) for tokens, at in zip(times, arrivals, strict=True)] == [True, False, False, True]
+    steps = [(4, 0), (0, 2), (4, 1), (0, 0)]
+    report = load._report(0.5, times, arrivals, steps, complete=True)
+    assert report.good_share == 0.25
+    assert (report.ttft_ms_p50, report.ttft_ms_p90) == pytest.approx((200, 440))
+    assert (report.tpot_ms_p50, report.tpot_ms_p90) == pytest.approx((100, 180))
+    assert (report.mixed_steps, report.steps, report.rate) == (1, 4, 0.5)
+
+
+@pytest.mark.parametrize(("missed", "complete"), [(1, True), (2, False)])
+def test_a_run_is_given_up_when_goodput_is_lost(missed: int, complete: bool, engine: Path, tmp_path: Path) -> None:
+    """One of ten may miss a limit."""
+    options = ServeOptions(engine_dir=engine, trace=tmp_path, num_requests=10, ttft_ms=1e6, tpot_ms=1e6)
+    rows = [TraceRow(arrival=0.0, input_len=3, output_len=2) for _ in range(10)]
+    with ModelRunner.from_dir(engine) as runner:
+        load = _Load(runner, rows, options)
+        bad = iter([False] * missed + [True] * 100)
+        load._good = lambda tokens, arrival: next(bad)  # type: ignore[method-assign]
+        assert load.run(1e6).complete == complete

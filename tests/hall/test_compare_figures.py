@@ -28,6 +28,32 @@ def test_figures_by_hand() -> None:
     assert figures.source_perplexity == pytest.approx(4, rel=1e-6)
 
 
+def test_the_divergence_is_of_the_engine_from_the_source() -> None:
+    """Sum of p * log(p / q), p of the source: 0.9 and 0.1, q of the engine: 0.5 and 0.5."""
+    meter = LogitMeter(is_text=False)
+    meter.add(np.array([[0]], np.int32), np.zeros((1, 2), np.float32), np.log(np.array([[0.9, 0.1]])))
+    kl = 0.9 * np.log(0.9 / 0.5) + 0.1 * np.log(0.1 / 0.5)
+    assert meter.figures().kl_mean == pytest.approx(kl)
+    assert kl != pytest.approx(0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1), rel=0.1), "the other way round"
+
+
+def test_positions_without_numbers_are_left_out_of_every_figure() -> None:
+    """Of the engine, of the source; a position that follows one of them foretells nothing of it."""
+    source = np.log(np.array([[2.0, 1, 1], [2, 1, 1], [1, 2, 1], [1, 1, 2]]))
+    engine = source.astype(np.float32)
+    engine[0, 1], source[2, 0] = np.nan, np.inf
+    meter = LogitMeter(is_text=True)
+    meter.add(np.array([[0, 1, 2, 2]], np.int32), engine, source)
+    figures = meter.figures()
+    assert (figures.positions, figures.left_out) == (2, 2)
+    assert figures.kl_max == pytest.approx(0, abs=1e-6)
+    assert figures.top1_agreement == 1
+    assert figures.source_perplexity == pytest.approx(4), "of position 1 alone, which foretells token 2"
+    nothing = LogitMeter(is_text=True)
+    nothing.add(np.array([[0, 1]], np.int32), np.full((2, 3), np.nan, np.float32), np.zeros((2, 3)))
+    assert (nothing.figures().positions, nothing.figures().kl_mean, nothing.figures().perplexity) == (0, None, None)
+
+
 def test_groups_add_up_and_the_end_of_a_sequence_foretells_nothing() -> None:
     generator = np.random.default_rng(0)
     sequences = generator.integers(0, 7, (3, 5)).astype(np.int32)

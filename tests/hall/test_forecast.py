@@ -23,5 +23,8 @@ def test_memory_is_held_against_max_mem() -> None:
     forecast = Forecast(memory=(100 << 20) + 1, disk=1, free=1)
     forecast.check_memory(None)
     forecast.check_memory(101 << 20)
+    forecast.check_memory(forecast.memory)
+    with pytest.raises(CapacityError):
+        forecast.check_memory(forecast.memory - 1)
     with pytest.raises(CapacityError, match=r"100 MiB(.|\n)*got: 64 MiB(.|\n)*--max_mem 101MiB"):
         forecast.check_memory(64 << 20)

@@ -21,10 +21,11 @@ def experts(**changes: Any) -> Graph:
     scores = g.linear(x, HIDDEN, EXPERTS) if changes.get("router", True) else g.node("Gelu", g.input(EXPERTS))
     shares = g.node("Softmax", scores, axis=changes.get("softmax_axis", -1))
     count = g.constant([changes.get("per_token", 2)])
-    top = g.node("TopK", shares, count, outputs=2, axis=-1, largest=changes.get("largest", 1))
+    top = g.node("TopK", shares, count, outputs=2, axis=changes.get("top_axis", -1), largest=changes.get("largest", 1))
     weights, chosen = top, f"{top}.1"
     if changes.get("normalized", True):
-        total = g.node("ReduceSum", weights, g.constant([-1]), keepdims=1)
+        over = g.constant([changes.get("total_axis", -1)])
+        total = g.node("ReduceSum", weights, over, keepdims=changes.get("total_keepdims", 1))
         weights = g.node("Div", weights, total)
     if changes.get("other_experts", False):
         chosen = f"{g.node('TopK', g.node('Neg', shares), count, outputs=2, axis=-1)}.1"
@@ -33,15 +34,17 @@ def experts(**changes: Any) -> Graph:
         zeros = g.node(
             "ConstantOfShape", g.node("Shape", shares), value=numpy_helper.from_array(np.ones(1, np.float32))
         )
-    scattered = g.node("ScatterElements", zeros, chosen, weights, axis=-1)
-    column = g.node("Unsqueeze", g.node("Transpose", scattered, perm=[0, 2, 1]), g.constant([-1]))
+    scattered = g.node("ScatterElements", zeros, chosen, weights, **changes.get("scatter", {"axis": -1}))
+    by_expert = g.node("Transpose", scattered, perm=changes.get("by_expert", [0, 2, 1]))
+    column = g.node("Unsqueeze", by_expert, g.constant([changes.get("column_axis", -1)]))
     alike = g.node("Unsqueeze", x, g.constant([1]))
     both = g.node("MatMul", alike, _stacked(g, 2 * INNER, HIDDEN, changes.get("stored_in_out", False)))
-    gate = g.node("Split", both, g.constant([INNER, INNER]), outputs=2, axis=-1)
+    sizes = changes.get("sizes", [INNER, INNER])
+    gate = g.node("Split", both, g.constant(sizes), outputs=2, **changes.get("split", {"axis": -1}))
     gated = g.node("Mul", g.node("Gelu", gate), gate if changes.get("squared") else f"{gate}.1")
-    made = g.node("MatMul", gated, _stacked(g, HIDDEN, INNER))
+    made = g.node("MatMul", gated, _stacked(g, HIDDEN, changes.get("inner", INNER)))
     weighted = g.node("Mul", *([column, made] if changes.get("swapped") else [made, column]))
-    summed = g.node("ReduceSum", weighted, g.constant([1]), keepdims=0)
+    summed = g.node("ReduceSum", weighted, g.constant([changes.get("sum_axis", 1)]), keepdims=0)
     return g.finish(summed)
 
 
@@ -81,10 +84,27 @@ def test_three_plugins(normalized: bool, per_token: int, swapped: bool) -> None:
         ({"filled": True}, "experts that are not taken weigh something"),
         ({"stored_in_out": True}, "the experts' weights are not stored [experts, out, in]"),
         ({"squared": True}, "the second factor is not the other half of the product"),
+        ({"top_axis": 1}, "the experts taken are not a fixed number of the largest"),
+        ({"total_axis": 1}, "the weights are not divided by their sum"),
+        ({"total_axis": -2}, "the weights are not divided by their sum"),
+        ({"total_keepdims": 0}, "the weights are not divided by their sum"),
+        ({"scatter": {"axis": 1}}, "the weights are laid out along another axis"),
+        ({"scatter": {}}, "the weights are laid out along another axis"),
+        ({"scatter": {"axis": -1, "reduction": "add"}}, "experts that are not taken weigh something"),
+        ({"by_expert": [1, 2, 0]}, "the weights are laid out along another axis"),
+        ({"split": {}}, f"the parts have sizes [{INNER}, {INNER}] of {2 * INNER}"),
+        ({"split": {"axis": 2}}, f"the parts have sizes [{INNER}, {INNER}] of {2 * INNER}"),
+        ({"sizes": [INNER + 1, INNER - 1]}, f"the parts have sizes [{INNER + 1}, {INNER - 1}] of {2 * INNER}"),
+        ({"inner": INNER + 1}, "experts of shapes (5, 12, 8) and (5, 8, 7) do not fit together"),
+        ({"column_axis": 1}, "the experts are not side by side"),
+        ({"sum_axis": 2}, "the sum does not run over the experts"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
-    report = insert(experts(**changes))
+    graph = experts(**changes)  # some of these compute nothing that fits together
+    insert_matmul.PASS.run(graph)
+    recognise_activations.PASS.run(graph)
+    report = insert_moe.PASS.run(graph)
     assert (report.fired, list(report.refused)) == (0, [reason])
 
 

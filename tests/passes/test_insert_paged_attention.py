@@ -150,3 +150,56 @@ def test_heads_that_do_not_divide_are_refused() -> None:
     q = g.node("Split", g.linear(g.input(), 8, 28), g.constant([12, 8, 8]), outputs=3, axis=-1)
     graph = g.finish(g.attention([q, f"{q}.1", f"{q}.2"], 3, 2, 4))
     assert PASS.run(graph).refused == {"heads [3, 2, 2] of [4, 4, 4] do not fit together": 1}
+
+
+def test_an_attention_that_does_not_say_causal_is_none() -> None:
+    """The standard's default is 0."""
+    g = GraphMaker()
+    q, k, v = (g.heads(x, n, DIM) for x, n in zip(parts(g, g.input()), (4, 2, 2), strict=True))
+    merged = g.node(
+        "Reshape", g.node("Transpose", g.node("Attention", q, k, v), perm=[0, 2, 1, 3]), g.constant([0, 0, 16])
+    )
+    assert run_pass(PASS, g.finish(merged)).refused == {"the attention is not causal": 1}
+
+
+@pytest.mark.parametrize("name", ["a past key", "a past value"])
+def test_a_cache_of_the_graphs_own_is_refused(name: str) -> None:
+    g = GraphMaker()
+    q, k, v = (g.heads(x, n, DIM) for x, n in zip(parts(g, g.input()), (4, 2, 2), strict=True))
+    past = g.constant(np.zeros((2, 2, 0, DIM), np.float32))
+    inputs = [q, k, v, "", *(["", past] if name == "a past value" else [past])]
+    mixed = g.node("Attention", *inputs, is_causal=1)
+    merged = g.node("Reshape", g.node("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, 16]))
+    assert PASS.run(g.finish(merged)).refused == {f"the attention takes {name}": 1}
+
+
+def test_an_attention_whose_result_is_used_elsewhere_is_refused() -> None:
+    g = GraphMaker()
+    q, k, v = (g.heads(x, n, DIM) for x, n in zip(parts(g, g.input()), (4, 2, 2), strict=True))
+    mixed = g.node("Attention", q, k, v, is_causal=1)
+    merged, other = (
+        g.node("Reshape", g.node("Transpose", each, perm=[0, 2, 1, 3]), g.constant([0, 0, 16]))
+        for each in (mixed, g.node("Neg", mixed))
+    )
+    graph = g.finish(g.node("Mul", merged, other))
+    assert run_pass(PASS, graph).refused == {"the attention's results are used elsewhere": 1}
+
+
+def test_heads_that_are_merged_in_another_order_are_refused() -> None:
+    g = GraphMaker()
+    q, k, v = (g.heads(x, n, DIM) for x, n in zip(parts(g, g.input()), (4, 2, 2), strict=True))
+    mixed = g.node("Attention", q, k, v, is_causal=1)
+    merged = g.node("Reshape", g.node("Transpose", mixed, perm=[0, 2, 3, 1]), g.constant([0, 0, 16]))
+    assert run_pass(PASS, g.finish(merged)).refused == {"the heads are not transposed back": 1}
+
+
+def test_q_and_k_norms_of_different_epsilon_are_refused() -> None:
+    g = GraphMaker()
+    q, k, v = parts(g, g.input())
+    q, k = (
+        g.node("RMSNormalization", x, g.weight(n * DIM), axis=-1, epsilon=epsilon)
+        for x, n, epsilon in ((q, HEADS, 0.25), (k, KV_HEADS, 0.5))
+    )
+    graph = g.finish(g.attention([q, k, v], HEADS, KV_HEADS, DIM))
+    recognise_norms.PASS.run(graph)
+    assert run_pass(PASS, graph).refused == {"q and k are not normed alike, or v is normed": 1}
