@@ -6,11 +6,13 @@
 # make haswell      kernel tests on an emulated processor that has AVX2 and nothing newer (needs qemu-user)
 # make tiles        kernels for AMX on a machine with AVX-512 and BF16 but no tile registers: their instructions trapped
 # make sanitize     kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make mutants      plants faults one by one and names those that no test notices (an hour; MUTANT_ARGS="--only bench")
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 PYTEST_ARGS ?=
+MUTANT_ARGS ?=
 
 PIP := $(VENV)/bin/pip --disable-pip-version-check -q
 ROOMS := src convert builder plugins runtime configs
@@ -21,7 +23,7 @@ SOURCES := pyproject.toml $(wildcard CMakeLists.txt) $(shell find $(ROOMS) -type
 
 unexport PYTHONPATH # what is tested is what was installed
 
-.PHONY: quickstart test lint wheel native sanitize tiles haswell clean preflight
+.PHONY: quickstart test lint wheel native sanitize tiles haswell mutants clean preflight
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed
@@ -91,8 +93,11 @@ haswell: $(VENV)/.installed-test
 	@command -v qemu-x86_64 >/dev/null || { echo "there is no qemu-x86_64: apt install qemu-user"; exit 1; }
 	@isa=$$($(HASWELL) -c 'from ingot.plugins.cpu.target import detect_isa; print(detect_isa())' 2>/dev/null); \
 		[ "$$isa" = avx2 ] || { echo "the emulated processor offers $${isa:-nothing}, expected avx2"; exit 1; }
-	$(HASWELL) -m pytest -p no:cacheprovider tests/plugins/cpu/test_kernels.py tests/plugins/cpu/test_matmul_quantised.py \
+	$(HASWELL) -m pytest --timeout 1800 -p no:cacheprovider tests/plugins/cpu/test_kernels.py tests/plugins/cpu/test_matmul_quantised.py \
 		-k "avx2 and not company and not largest"
+
+mutants: $(VENV)/.installed-test
+	$(VENV)/bin/python -m tests.mutation --jobs $(JOBS) $(MUTANT_ARGS)
 
 clean:
 	rm -rf build dist $(VENV)

@@ -4,9 +4,11 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+SLOW_SECONDS = 1800  # that a test marked slow may take
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +23,21 @@ def shared() -> Path:
 def pytest_configure() -> None:
     """A background job starts with SIGINT ignored; tests of Ctrl-C, here and in processes they start, need it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    hypothesis.settings.register_profile(
+        "ingot",
+        deadline=None,  # machines are shared: how long an example takes tells nothing
+        # what was found is told as it is found: shrinking takes minutes where an example runs a model
+        phases=[hypothesis.Phase.explicit, hypothesis.Phase.reuse, hypothesis.Phase.generate],
+        print_blob=True,
+    )
+    hypothesis.settings.load_profile("ingot")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests have a limit of their own, unless they say another one."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -104,7 +104,7 @@ def programs(draw: st.DrawFn) -> Chain:
     return values, uses
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(programs())
 def test_every_step_finds_its_inputs_unharmed(program: Chain) -> None:
     """Run the program on the arena with a distinct number per value: each must be there when it is read."""

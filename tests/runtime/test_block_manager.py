@@ -129,7 +129,7 @@ class BlockMachine(RuleBasedStateMachine):
 
 
 TestBlocks = BlockMachine.TestCase
-TestBlocks.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestBlocks.settings = settings(max_examples=80, stateful_step_count=40)
 
 
 def computed(manager: BlockManager, tokens: list[int]) -> BlockTable:

@@ -72,7 +72,7 @@ def check(tokenizer: Tokenizer, ids: list[int], split: int) -> None:
     text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), min_size=1, max_size=20),
     split=st.integers(0, 30),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_text_comes_back(tokenizer: Tokenizer, text: str, split: int) -> None:
     ids = tokenizer.encode(text)
     check(tokenizer, ids, min(split, len(ids)))

@@ -26,7 +26,7 @@ def test_schemathesis(served: Served) -> None:
             continue
 
         @hypothesis.settings(
-            max_examples=3, deadline=None, database=None, derandomize=True,
+            max_examples=3, database=None, derandomize=True,
             suppress_health_check=list(hypothesis.HealthCheck),
         )  # fmt: skip
         @hypothesis.given(case=operation.as_strategy())
