@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.bench.kernels import Phase, fastest_quarter, op_name, summarise
+from ingot.bench import kernels
+from ingot.bench.kernels import KernelsOptions, Phase, fastest_quarter, op_name, summarise
 from ingot.engine import read_plan
 from ingot.plan import Plan
 from ingot.plugins.cpu.target import detect_isa, peak_name
@@ -182,3 +183,22 @@ def test_limits_and_bounds_follow_from_bytes_and_operations(folder: Path, monkey
     assert gate_up.limit_seconds == pytest.approx(2 * 4 * (96 * 32 + 32 + 44) / 1e3)
     assert slow_memory.fraction_of_limit == pytest.approx(sum(op.limit_seconds for op in slow_memory.ops) / 2.0)
     assert sum(op.share for op in slow_memory.ops) == pytest.approx(0.8)
+
+
+def test_limits_are_those_before_and_after_a_phase(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine reads 1, then 3, then 7 GB/s: the phases between lie at 2 and 5."""
+    plan, speeds = read_plan(folder / "r"), iter((1e9, 3e9, 7e9))
+    monkeypatch.setattr(kernels, "read_bandwidth", lambda *_: next(speeds))
+    monkeypatch.setattr(kernels, "live_peak", lambda name, threads: 1e9)
+    monkeypatch.setattr(kernels, "barrier_seconds", lambda threads: 1e-6)
+    measure = kernels._Measure(plan, KernelsOptions(engine_dir=folder, repetitions=2, threads=1), lambda *_: None)
+    turns: list[int] = []
+
+    def run(turn: int) -> list[TimedStep]:
+        turns.append(turn)
+        return _turn(plan, 0.75)
+
+    phases = [measure.phase("p", run, most) for most in (5, 1)]
+    assert [phase.machine_gbs for phase in phases] == [2, 5]
+    assert turns == [0, 1, 2, 0, 1], "once untimed; then twice, which took long enough, or as often as there is room"
+    assert [phase.repetitions for phase in phases] == [2, 1]

@@ -116,7 +116,8 @@ def test_errors_of_experts_by_hand(tmp_path: Path) -> None:
     with open_engine(tmp_path / "f") as opened:
         session = RefSession(opened.plan, opened.weights, SessionOptions(num_blocks=8))
         outputs = dict(TappedRun(session, opened.plan, ids.astype(np.int32)).steps())
-        x, plan = next(iter(outputs["layers.0/mlp_norm"].values())), opened.plan
+        x, last = (next(iter(outputs[name].values())) for name in ("layers.0/mlp_norm", "final_norm"))
+        plan, section = opened.plan, opened.weights.copy()
         step = next(step for step in plan.steps if step.name == "layers.0/moe_down")
         weight = PackedWeights(plan, opened.weights).whole(step.inputs[3])
         first = PackedWeights(plan, opened.weights).whole(f"{step.name.removesuffix('down')}gate_up.weight")
@@ -134,6 +135,9 @@ def test_errors_of_experts_by_hand(tmp_path: Path) -> None:
         expected = np.sqrt((lost / squares).mean())
         assert measured[f"layers.0/moe_{name}"] == pytest.approx(expected, rel=0.02)
     assert shares.shape == numbers.shape
+    head, codes_of = PackedWeights(plan, section).whole("lm_head.weight"), round_to_int8(last)
+    lost, squares = ((each @ head.T) ** 2 for each in (codes_of[0] * codes_of[1][:, None] - last, last))
+    assert measured["lm_head"] == pytest.approx(np.sqrt((lost.sum(axis=1) / squares.sum(axis=1)).mean()), rel=0.02)
 
 
 def test_options_and_rules_decide(tmp_path: Path) -> None:

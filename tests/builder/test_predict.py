@@ -1,6 +1,7 @@
 """Predictions: what is run of a plan, what follows for the whole, and when nothing is said."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from ingot.plan import Plan
 from ingot.plugins.cpu.target import TARGETS, detect_isa
 from ingot.plugins.ref.target import RefTarget
 from ingot.plugins.registry import find_target
-from ingot.step_io import StepTimes
+from ingot.step_io import Int32, StepTimes
 from ingot.step_work import Load
 from ingot.timed_run import TimedStep
 from tests.handmade import TINY_LLAMA, write_model
@@ -166,6 +167,48 @@ def test_a_copy_that_memory_has_no_place_for_costs_the_prediction_alone(
     assert report.prediction is None
     assert any("no speed is predicted: there is no address space" in note for note in report.notes)
     open_engine(tmp_path / "e").close()
+
+
+class KnownRun:
+    """In place of a TimedRun: of prompts and decode steps lm_head takes known seconds, and one more lies outside."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._prompts = itertools.chain([99.0], itertools.cycle([8.0, 2.0, 3.0]))
+        self._decodes = itertools.chain([99.0], itertools.cycle([1.0, 3.0]))
+        self.pasts: set[int] = set()
+
+    def prefill(self, ids: Int32) -> list[TimedStep]:
+        return [_timed(self._plan, {"lm_head": next(self._prompts)}, 1.0)]
+
+    def decode(self, ids: Int32, past: int) -> TimedStep:
+        self.pasts.add(past)
+        return _timed(self._plan, {"lm_head": next(self._decodes)}, 1.0)
+
+
+def test_what_is_measured_becomes_tokens_per_second(folder: Path) -> None:
+    """Prompts of 8 and 2 seconds, their median 5; decode steps of 1 and 3, their mean 2; draws and outside 1 each."""
+    sample = Sample(read_plan(folder / "e"), 0)
+    run = KnownRun(sample.plan)
+    found = prediction._measure(sample, run)  # type: ignore[arg-type]
+    assert (found.context, found.prompt, run.pasts) == (63, 63, {63})
+    assert found.prefill == pytest.approx(63 / (5 + 2))
+    assert found.decode == pytest.approx(1 / (2 + 2))
+
+
+def test_a_sample_takes_the_room_that_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction, "SMALL", 0)
+    asked: list[int] = []
+    monkeypatch.setattr(prediction, "last_cache_bytes", lambda: 40 << 20)
+    monkeypatch.setattr(prediction, "Sample", lambda plan, least: (asked.append(least), Sample(plan, 0))[1])
+    plan, target = read_plan(folder / "e"), TARGETS[0]
+    monkeypatch.setattr(type(target), "missing", lambda self: None)
+    memory = Sample(plan, 0).memory
+    assert isinstance(choose_sample(plan, target, memory), Sample)
+    assert "more than --max_mem leaves" in str(choose_sample(plan, target, memory - 1))
+    monkeypatch.setattr(prediction, "last_cache_bytes", lambda: 0)
+    choose_sample(plan, target, None)
+    assert asked == [80 << 20, 80 << 20, 64 << 20]
 
 
 def test_words() -> None:

@@ -115,6 +115,20 @@ def test_rows_beyond_the_limits_are_not_timed() -> None:
     assert {rows for _, rows, _ in target.timed} == {1, 8, 20}
 
 
+@pytest.mark.parametrize(
+    ("most", "rows"),
+    [(1, [1]), (2, [1, 2]), (8, [1, 8]), (9, [1, 8, 9]), (32, [1, 8, 32]), (33, [1, 8, 32, 33]), (512, [1, 8, 32, 512]),
+     (9999, [1, 8, 32, 512])],
+)  # fmt: skip
+def test_a_class_of_rows_is_timed_where_a_step_may_have_its_first(most: int, rows: list[int]) -> None:
+    assert list(tuning._row_counts(most)) == rows
+
+
+@pytest.mark.parametrize(("times", "best"), [((1.0, 0.949), 1), ((1.0, 0.951), 0), ((1.0, 0.9, 0.8), 2), ((1.0,), 0)])
+def test_another_way_must_gain_a_twentieth(times: tuple[float, ...], best: int) -> None:
+    assert tuning._best(times) == best
+
+
 def test_tiny_products_are_left_alone() -> None:
     target = Stopwatch()
     result = tune(_plan(n=2), target, None)
