@@ -282,9 +282,9 @@ def _router_logits(node: gs.Node) -> str:
 def _experts_shares(node: gs.Node) -> int | None:
     """Which input of a product tells what each expert weighs: zero for those that a token does not take."""
     for index, tensor in enumerate(node.inputs):
-        maker, above = producer(tensor), ("Unsqueeze", "Transpose", "ScatterElements")
-        while maker is not None and above and is_op(maker, above[0]):
-            maker, above = producer(maker.inputs[0]), above[1:]
-        if not above:
+        maker = producer(tensor)
+        for op in ("Unsqueeze", "Transpose"):
+            maker = producer(maker.inputs[0]) if maker is not None and is_op(maker, op) else None
+        if is_op(maker, "ScatterElements"):
             return index
     return None

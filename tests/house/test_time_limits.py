@@ -23,10 +23,11 @@ def test_waits_for_a_notify_that_nobody_sends():
 
 def test_a_test_that_waits_for_ever_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_hangs.py").write_text(HANGS)
-    limited = [sys.executable, "-m", "pytest", "-c", REPOSITORY / "pyproject.toml", "--rootdir", tmp_path]
+    limited = ["-c", f"{REPOSITORY}/pyproject.toml", "--rootdir", f"{tmp_path}", "--timeout", "1"]
     done = subprocess.run(
-        [*limited, "--timeout", "1", "-p", "no:cacheprovider", tmp_path / "test_hangs.py"], capture_output=True,
-        text=True, timeout=60, check=False, cwd=REPOSITORY, env={**os.environ, "PYTEST_ADDOPTS": ""},
+        [sys.executable, "-m", "pytest", *limited, "-p", "no:cacheprovider", f"{tmp_path}/test_hangs.py"],
+        capture_output=True, text=True, timeout=200, check=False, cwd=REPOSITORY,
+        env={**os.environ, "PYTEST_ADDOPTS": ""},
     )  # fmt: skip
     assert done.returncode != 0
     assert "Timeout" in done.stdout + done.stderr
