@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 import onnxruntime
@@ -65,7 +67,7 @@ def test_a_node_that_numpy_cannot_compute_is_named(tmp_path: Path) -> None:
         Evaluation(graph, reader, IDS, {graph.logits.name}).value(graph.logits.name)
 
 
-def attention_node(**attrs: object) -> tuple[gs.Node, list[np.ndarray]]:
+def attention_node(**attrs: Any) -> tuple[gs.Node, list[npt.NDArray[np.float64]]]:
     """Of 4 heads of queries and 2 of keys and values, 5 tokens."""
     draw = np.random.default_rng(0)
     values = [draw.normal(size=(1, heads, 5, 8)) for heads in (4, 2, 2)]
@@ -74,7 +76,7 @@ def attention_node(**attrs: object) -> tuple[gs.Node, list[np.ndarray]]:
 
 
 @pytest.mark.parametrize("attrs", [{}, {"is_causal": 1}, {"is_causal": 0}, {"scale": 0.7}, {"softcap": 0.5}])
-def test_attention_and_its_defaults_are_the_standards(attrs: dict[str, object]) -> None:
+def test_attention_and_its_defaults_are_the_standards(attrs: dict[str, Any]) -> None:
     node, (q, k, v) = attention_node(**attrs)
     made = helper.make_node("Attention", ["q", "k", "v"], ["y"], **attrs)
     infos = [helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, None) for name in "qkvy"]

@@ -83,7 +83,7 @@ def test_a_sound_engine_of_every_family(family: str, kind: str, tmp_path: Path) 
     comparison = compare(model.engine(kind), model.checkpoint, OPTIONS)
     comparison.raise_if_wrong()
     assert comparison.logits.positions == 40
-    assert comparison.logits.kl_mean < KL["w8" if kind.endswith("f32-int8") else kind.split("-")[1][:2]]
+    assert (comparison.logits.kl_mean or 0) < KL["w8" if kind.endswith("f32-int8") else kind.split("-")[1][:2]]
     assert comparison.logits.perplexity is None, "random tokens are no text"
     assert {step.name for step in comparison.steps if step.model_error is not None} >= {"embed", "lm_head"}
 
@@ -96,8 +96,8 @@ def test_the_shipped_model_and_its_text(tmp_path: Path) -> None:
     comparison.raise_if_wrong()
     figures = comparison.logits
     assert figures.positions == 64
-    assert figures.kl_mean < KL["bf"]
-    assert figures.top1_agreement > 0.97
+    assert 0 < (figures.kl_mean or 0) < KL["bf"]
+    assert (figures.top1_agreement or 0) > 0.97
     assert figures.perplexity is not None
     assert figures.source_perplexity is not None
     assert figures.perplexity == pytest.approx(figures.source_perplexity, rel=2e-3)

@@ -34,7 +34,7 @@ def changed(
     tensors = random_tensors(config, seed=1)
     for name, (dtype, bits) in tensors.items():
         if bits.ndim > 1:
-            tensors[name] = dtype, (bits * np.float32(gain)).astype(np.float32)
+            tensors[name] = dtype, (bits.astype(np.float32) * np.float32(gain))
         for place, value in spoiled.items():
             if name.endswith(place):
                 tensors[name][1].reshape(-1)[min(70, bits.size - 1)] = value

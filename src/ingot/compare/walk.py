@@ -11,7 +11,7 @@ measured: noise of their size goes the same way. All of that is computed at once
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -86,18 +86,16 @@ class _Walk:
 
     def _split(self, tensor: str) -> list[Float64]:
         """The tensor in every copy, each [tokens, cols]."""
-        return [each.reshape(-1, each.shape[-1]) for each in self._rows(tensor)]
-
-    def _rows(self, tensor: str) -> list[Float64]:
         value = self._values.value(tensor)
-        return np.split(value.reshape(*value.shape[:2], -1), self._copies)
+        rows = value.reshape(value.shape[0] * value.shape[1], -1)
+        return np.split(rows, self._copies)
 
     def _noisy(self, values: npt.NDArray[np.floating], relative: float) -> Float64:
         """Noise of this size in every row, alike in all its columns as the error of a sum is."""
-        size = np.sqrt(
-            np.mean(np.square(np.where(np.isfinite(values), values, 0), dtype=np.float64), axis=1, keepdims=True)
-        )
-        return values + relative * size * self._noise.standard_normal(values.shape)
+        numbers = np.where(np.isfinite(values), values, 0)
+        size = np.sqrt(np.mean(np.square(numbers, dtype=np.float64), axis=1, keepdims=True))
+        noisy: Float64 = values + relative * size * self._noise.standard_normal(values.shape)
+        return noisy
 
 
 class StepWalk(_Walk):
@@ -112,24 +110,30 @@ class StepWalk(_Walk):
         """To be called for every step, in order. rounding: what the step's precision brings, relative."""
         roots, named = self._roots_of(step, rounding), self._named(step)
         if named:
-            for tensor in roots.keys() - {_BY_ITSELF}:
+            for tensor in sorted(roots.keys() - {_BY_ITSELF}):  # noise is drawn in the same order every time
                 self._go_on(tensor, roots[tensor])
         if step.op == "moe_route":
             yield self._choice(step, roots)
-        found = [(buffer, tensor, *self._split(tensor)) for buffer, tensor in named]
-        for buffer, tensor, own, after, moved in found:
-            lead = float(np.hypot(relative(moved, after, where_both=True), np.sqrt(roots[_BY_ITSELF])))
-            nothing = vanish(step, outputs[buffer], after)
-            ours, theirs = np.where(nothing, 0, outputs[buffer]), np.where(nothing, 0, after)
-            error = relative(ours, theirs, together=self._together(step))
-            yield TensorError(buffer=buffer, tensor=tensor, error=error, bound=MARGIN * lead, own=own)
+        copies = {tensor: self._split(tensor) for _, tensor in named}
+        for buffer, tensor in named:
+            yield self._error(step, buffer, tensor, outputs[buffer], copies[tensor], roots)
             self._engine[tensor] = outputs[buffer]
         for buffer in filter(None, step.outputs):
             self._roots[buffer] = roots
-        for buffer, tensor, *_ in found:
+        for buffer, tensor in named:
             self._roots[buffer] = {tensor: 0.0, _BY_ITSELF: 0.0}
         used = {tensor for each in self._roots.values() for tensor in each}
         self._engine = {tensor: values for tensor, values in self._engine.items() if tensor in used}
+
+    def _error(
+        self, step: Step, buffer: str, tensor: str, engine: Array, copies: Sequence[Float64], roots: Roots
+    ) -> TensorError:
+        own, after, moved = copies
+        lead = float(np.hypot(relative(moved, after, where_both=True), np.sqrt(roots[_BY_ITSELF])))
+        nothing = vanish(step, engine, after)
+        ours, theirs = np.where(nothing, 0, engine), np.where(nothing, 0, after)
+        error = relative(ours, theirs, together=self._together(step))
+        return TensorError(buffer=buffer, tensor=tensor, error=error, bound=MARGIN * lead, own=own)
 
     def _choice(self, step: Step, roots: Roots) -> TensorError:
         """Are the experts that the engine took the graph's own choice, from the same logits?"""
@@ -185,9 +189,8 @@ def relative(
     number spoils the others."""
     here, there = are_numbers(got), are_numbers(wanted)
     both = here & there
-    if together > 1:
-        here, there = (each.reshape(len(each), -1, together).all(axis=2) for each in (here, there))
-    if not where_both and not np.array_equal(here, there):
+    whole, wanted_whole = (np.all(each.reshape(len(each), -1, together), axis=2) for each in (here, there))
+    if not where_both and not np.array_equal(whole, wanted_whole):
         return float("inf")
     difference = np.linalg.norm(np.where(both, got, 0).astype(np.float64) - np.where(both, wanted, 0))
     size = np.linalg.norm(np.where(both, wanted, 0).astype(np.float64))
