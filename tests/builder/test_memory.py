@@ -104,6 +104,14 @@ def programs(draw: st.DrawFn) -> Chain:
     return values, uses
 
 
+def test_a_result_lives_on_after_the_last_step() -> None:
+    """It is made first, and what comes later must not take its place."""
+    uses = [Use(inputs=(), outputs=(0,)), Use(inputs=(), outputs=(1,)), Use(inputs=(1,), outputs=(2,))]
+    buffers, arena = plan_arena(tokens(16, 16, 16), uses, ROWS, results=[0])
+    assert arena == 3 * 640
+    assert len(set(buffers)) == 3
+
+
 @settings(max_examples=80)
 @given(programs())
 def test_every_step_finds_its_inputs_unharmed(program: Chain) -> None:

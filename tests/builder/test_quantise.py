@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ingot.builder import quantise as quantisation
 from ingot.builder.quantise import quantise
 from ingot.dtypes import Precision
 
@@ -131,3 +132,25 @@ def test_integers_on_the_grid_survive() -> None:
         steps = np.repeat(np.array([15, 11]) * np.array(signs), 32)
         rows = (codes * steps * 0.01).astype(np.float32)
         np.testing.assert_allclose(quantise(rows, W4).values, rows, rtol=0, atol=2e-2)
+
+
+def test_a_group_may_change_its_sign_when_the_scale_has_changed() -> None:
+    """8 fits the codes under a negative multiplier alone; the same of -8 and a positive one."""
+    values = np.array([[8, 1, -3, 2], [-8, 1, 3, 2]], np.float32)
+    groups = quantisation._Groups(values, 4, (-8, 7))
+    for present in (1, -1):
+        multipliers = np.full(2, present, np.float32)
+        found, errors = quantisation._around(groups, np.ones(2, np.float32), multipliers)
+        assert found.tolist() == [-1, 1]
+        assert not errors.any()
+
+
+def test_the_scale_that_fits_is_that_of_least_squares() -> None:
+    """Two groups of multipliers 3 and -5: sum of (q * x) over sum of q^2, q of both."""
+    draw = np.random.default_rng(4)
+    multipliers, codes = np.array([3, -5], np.float32), draw.integers(-7, 8, (2, 6))
+    q = (codes * multipliers[:, None]).reshape(1, -1)
+    rows = (0.5 * q + draw.normal(0, 0.05, q.shape)).astype(np.float32)
+    groups = quantisation._Groups(rows, 6, (-8, 7))
+    fitted = quantisation._least_squares(groups, np.full(1, 0.5, np.float32), multipliers)
+    assert fitted[0] == pytest.approx(float((q * rows).sum() / (q * q).sum()), rel=1e-5)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.configs.runtime import runtime_config
+from ingot.engine import read_plan
 from ingot.plugins.cpu.target import detect_isa
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import load_engine
@@ -64,3 +65,10 @@ def test_nothing_is_timed_unless_asked(engine: Path) -> None:
     assert step.times.parts.sum() > 0
     assert session.native.step_seconds() == []  # type: ignore[attr-defined]
     session.close()
+
+
+def test_every_token_has_a_place_in_the_cache(engine: Path) -> None:
+    plan = read_plan(engine)
+    size = plan.kv.tokens_per_block
+    for length, blocks in ((1, 1), (size, 1), (size + 1, 2), (2 * size, 2)):
+        assert blocks_needed(plan, sequences=3, length=length) == 3 * blocks

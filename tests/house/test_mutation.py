@@ -12,8 +12,9 @@ FAULTS = [("minus", "a + b", "a - b"), ("times", "a + b", "a * b"), ("no Python"
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One module, and a test that cannot tell sums from products of 2 and 2."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # most of the time that pytest takes to start
     tree = tmp_path / "tree"
     (tree / "src" / "ingot").mkdir(parents=True)
     (tree / "src" / "small.py").write_text(SUM)
