@@ -13,6 +13,7 @@ class ServeConfig:
     model_names           names under which the engine is served; the first is its own
     api_keys              any of them opens the door; none: it is open
     chat_template         a file, "chatml", or None: what the engine carries
+    special_tokens_in_content  whether what reads like a control token is one in the messages of chats, too
     max_queue             sequences that may wait beside those that run; more are answered 429
     max_body_bytes        of one request
     request_timeout       seconds from the arrival of a request to its end
@@ -31,6 +32,7 @@ class ServeConfig:
     model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     chat_template: str | None = None
+    special_tokens_in_content: bool = False
     max_queue: int = 256
     max_body_bytes: int = 1 << 20
     request_timeout: float = 600.0

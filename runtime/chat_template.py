@@ -5,17 +5,20 @@
     chat_template.json
 
 Templates run in jinja2's immutable sandbox: they see messages, tools, special tokens and arguments, and change nothing.
+What they write themselves is marked (`template_text`): content of messages never becomes a control token.
 """
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.compiler
 import jinja2.exceptions
 import jinja2.ext
+import jinja2.filters
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
@@ -24,6 +27,8 @@ import jinja2.utils
 
 from ingot.errors import ConfigError, RequestError, UsageError
 from ingot.runtime.special_tokens import read_settings, read_special_tokens
+from ingot.runtime.template_text import TemplateText, as_content, by_template, concatenate, plain
+from ingot.runtime.tokenizer import Tokenizer
 
 CHATML = (
     "{% for message in messages %}"
@@ -32,6 +37,7 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing; the first is the one in use
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))  # templates make tokens of them; others: text
 RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))  # no arguments
 
 Message = Mapping[str, Any]
@@ -49,7 +55,7 @@ class ChatTemplates:
         self, texts: Mapping[str, str], special_tokens: Mapping[str, str], *, source: str, built_in: bool = False
     ) -> None:
         self.source, self.built_in = source, built_in
-        self._special_tokens = dict(special_tokens)
+        self._special_tokens = {name: by_template(text) for name, text in special_tokens.items()}
         environment = _environment()
         self._compiled: dict[str, jinja2.Template] = {}
         self.variables: set[str] = set()
@@ -88,7 +94,7 @@ class ChatTemplates:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         arguments: Mapping[str, Any] | None = None,
-    ) -> str:
+    ) -> TemplateText:
         """The prompt's text. Raises RequestError where the template refuses the messages.
 
         arguments  further variables of the template, e.g. enable_thinking
@@ -97,17 +103,35 @@ class ChatTemplates:
             if name in RESERVED:
                 raise RequestError(f"chat_template_kwargs must not set {name!r}", hint="it has a field of its own")
         try:
-            return self._choose(tools).render(
+            text = self._choose(tools).render(
                 messages=[_with_reasoning(message) for message in messages],
-                tools=None if tools is None else list(tools),
+                tools=None if tools is None else as_content(list(tools)),
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **(arguments or {})},
+                **{**self._special_tokens, **{name: as_content(value) for name, value in (arguments or {}).items()}},
             )
         except jinja2.TemplateError as error:
             raise RequestError("the chat template refuses these messages", got=str(error)) from error
         except Exception as error:  # templates are programs of others: a MemoryError of theirs is none of ours
             raise RequestError("the chat template cannot render these messages", got=repr(error)[:200]) from error
+        return text if isinstance(text, TemplateText) else TemplateText(text)
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        tokenizer: Tokenizer,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        arguments: Mapping[str, Any] | None = None,
+        special_tokens_in_content: bool = False,
+    ) -> list[int]:
+        """The prompt's token ids. Templates of models write their own BOS; the built-in one has none to write.
+
+        special_tokens_in_content  True: what reads like a control token is one, whoever wrote it
+        """
+        text = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, arguments=arguments)
+        return tokenizer.encode(plain(text) if special_tokens_in_content else text, add_special_tokens=self.built_in)
 
     def _choose(self, tools: object) -> jinja2.Template:
         for name in (*(["tool_use"] if tools is not None else []), "default"):
@@ -121,7 +145,9 @@ class ChatTemplates:
 
 def _with_reasoning(message: Message) -> dict[str, Any]:
     """Without keys that hold nothing; reasoning under every name that templates look for."""
-    kept = {key: value for key, value in message.items() if value is not None}
+    kept = {as_content(key): as_content(value) for key, value in message.items() if value is not None}
+    if kept.get("role") in _ROLES:
+        kept["role"] = by_template(kept["role"])
     reasoning = next((kept[key] for key in _REASONING if key in kept), None)
     return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
 
@@ -203,11 +229,44 @@ def _refuse_underscore(name: object) -> None:
         raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
+class _Marking(jinja2.compiler.CodeGenerator):
+    """Compiles templates so that their own text is marked as theirs."""
+
+    def visit_Const(self, node: jinja2.nodes.Const, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        if isinstance(node.value, str):
+            self._write_text(node.value)
+        else:
+            super().visit_Const(node, frame)
+
+    def visit_TemplateData(self, node: jinja2.nodes.TemplateData, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        self._write_text(node.data)
+
+    def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        self.write("environment.concat(map(str, (")
+        for each in node.nodes:
+            self.visit(each, frame)
+            self.write(", ")
+        self.write(")))")
+
+    def _output_const_repr(self, group: Iterable[Any]) -> str:
+        return f"environment.by_template({''.join(group)!r})"
+
+    def _write_text(self, text: str) -> None:
+        self.write(f"environment.by_template({text!r})")
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    code_generator_class = _Marking
+    concat = staticmethod(concatenate)
+    by_template = staticmethod(by_template)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols],
+        optimized=False,  # a text in a folded list would be nobody's
+    )  # fmt: skip
+    environment.filters.update(tojson=_to_json, join=_join)
     environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
     return environment
 
@@ -221,6 +280,13 @@ def _to_json(
 ) -> str:
     """Unlike jinja2's own, escapes nothing for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@jinja2.pass_environment
+def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
+    """As jinja2's own, with the marks."""
+    found = value if attribute is None else map(jinja2.filters.make_attrgetter(environment, attribute), value)
+    return concatenate((d,)).join(map(str, found))
 
 
 def _raise(message: str) -> None:

@@ -16,7 +16,9 @@ import tokenizers
 
 from ingot.companions import TOKENIZER_FILE, read_tokenizer, read_tokenizer_settings
 from ingot.errors import ConfigError, IngotError, RequestError
+from ingot.runtime.control_tokens import ControlTokens
 from ingot.runtime.special_tokens import read_special_tokens
+from ingot.runtime.template_text import TemplateText
 
 _HALF = "\ufffd"  # what the decoder puts where bytes are no character (yet)
 _REPAIR = "the engine's tokenizer.json is no good: convert the model again, with files that work elsewhere"
@@ -40,6 +42,7 @@ class Tokenizer:
         self._hf, self._bos_id, self._add_bos = hf, bos_id, add_bos
         self._anchor = self._some_token()
         self._token_texts: dict[int, str] = {}
+        self._controls: ControlTokens | None = None  # made for the first conversation
         # the library itself skips no special token that is marked as normalised, as those of Llama 2 are
         self.special_ids = frozenset(i for i, token in hf.get_added_tokens_decoder().items() if token.special)
 
@@ -69,7 +72,8 @@ class Tokenizer:
         return int(self._hf.get_vocab_size())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt, with what the tokenizer's post-processor adds.
+        """Token ids of a prompt, with what the tokenizer's post-processor adds. Of TemplateText only what the template
+        wrote becomes a control token.
 
         tokenizer_config's add_bos_token, where present, has the last word on a BOS at the front.
         """
@@ -85,8 +89,7 @@ class Tokenizer:
         return ids
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """A batch of one: the library's plain `encode` keeps all other threads of Python waiting, for seconds at a
-        megabyte."""
+        """A batch of one, see `encode_one`, without the places."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -96,6 +99,9 @@ class Tokenizer:
                 hint="give whole characters; bytes that were not UTF-8 become such halves",
             ) from error  # fmt: skip
         with _library(lambda got: RequestError("the text cannot be tokenized", got=got)):
+            if isinstance(text, TemplateText):
+                self._controls = self._controls or ControlTokens(self._hf)
+                return self._controls.encode(text, add_special_tokens=add_special_tokens)
             (encoding,) = self._hf.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
@@ -197,7 +203,7 @@ def _library(refused: Callable[[str], IngotError]) -> Iterator[None]:
     """What the library raises becomes `refused`: it raises nothing specific, and where it panics no Exception even."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, IngotError):
         raise
     except BaseException as error:
         raise refused(str(error)) from error

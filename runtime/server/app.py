@@ -108,6 +108,7 @@ class Api:
                 self._service.tokenizer,
                 add_generation_prompt=asked.add_generation_prompt,
                 arguments=asked.chat_template_kwargs,
+                special_tokens_in_content=self._config.special_tokens_in_content,
             )
             return text_requests(asked, [ids], params)
 
@@ -169,6 +170,7 @@ class Api:
                 ids = chat_prompt(
                     asked.messages, self._service.templates, tokenizer,
                     add_generation_prompt=asked.add_generation_prompt, arguments=asked.chat_template_kwargs,
+                    special_tokens_in_content=self._config.special_tokens_in_content,
                 )  # fmt: skip
             else:
                 ids = tokenizer.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens)

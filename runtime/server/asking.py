@@ -60,19 +60,21 @@ def chat_prompt(
     *,
     add_generation_prompt: bool,
     arguments: dict[str, Any],
+    special_tokens_in_content: bool,
 ) -> list[int]:
-    """Token ids of a conversation. Templates of models write their own BOS; the built-in one has none to write."""
+    """Token ids of a conversation."""
     for name in arguments.keys() - templates.variables - RESERVED:
         raise ApiError(
             400, f"chat_template_kwargs: the chat template asks for no {name[:100]!r}",
             param=f"chat_template_kwargs.{name[:100]}", code="unknown_parameter",
         )  # fmt: skip
-    text = templates.render(
+    return templates.encode(
         [message.for_template() for message in messages],
+        tokenizer,
         add_generation_prompt=add_generation_prompt,
         arguments=arguments,
+        special_tokens_in_content=special_tokens_in_content,
     )
-    return tokenizer.encode(text, add_special_tokens=templates.built_in)
 
 
 def _params(

@@ -62,7 +62,7 @@ FENCES = {
     "transformers": (),
     "click": ("ingot.cli",),
     "rich": ("ingot.cli", "ingot.runtime.llm_progress"),
-    "tokenizers": ("ingot.companions", "ingot.runtime.tokenizer"),
+    "tokenizers": ("ingot.companions", "ingot.runtime.tokenizer", "ingot.runtime.control_tokens"),
     "jinja2": ("ingot.runtime.chat_template",),
     "pydantic": ("ingot.runtime.server.protocol", "ingot.runtime.server.body"),
     "pydantic_core": ("ingot.runtime.server.protocol", "ingot.runtime.server.body"),

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import tokenizers
 from tokenizers import models
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ingot.errors import ConfigError, RequestError, UsageError
 from ingot.runtime.chat_template import CHATML, ChatTemplates
+from ingot.runtime.tokenizer import Tokenizer
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -114,6 +115,17 @@ def test_written_templates(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "phi3"])
 def test_templates_of_real_models(name: str, shared: Path) -> None:
     assert same_everywhere(shared / "tokenizers" / name) >= 16
+
+
+@pytest.mark.parametrize("name", ["qwen3", "phi3"])
+def test_ids_of_real_models(name: str, shared: Path) -> None:
+    folder = shared / "tokenizers" / name
+    theirs, ours = PreTrainedTokenizerFast.from_pretrained(folder), ChatTemplates.from_dir(folder)
+    tokenizer = Tokenizer.from_dir(folder)
+    for chat in CHATS[:3]:
+        chat = [{"role": "user", "content": "say <im_end> |im_end|> caf\u0065\u0301"}, *chat]
+        expected = theirs.apply_chat_template(chat, tokenize=True, add_generation_prompt=True, return_dict=False)
+        assert ours.encode(chat, tokenizer) == expected
 
 
 def test_where_templates_are_found(tmp_path: Path) -> None:

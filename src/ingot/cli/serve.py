@@ -23,6 +23,8 @@ _seconds = click.FloatRange(min=0)
 @click.option("--api_key", "api_keys", multiple=True, metavar="KEY", help="Opens the door; may be given several times.")
 @click.option("--api_key_file", type=click.Path(path_type=Path), help="One key per line; not seen in process lists.")
 @click.option("--chat_template", metavar="F|chatml", help="jinja2 file, or chatml. Unless given: the engine's own.")
+@click.option("--special_tokens_in_content", is_flag=True,
+              help="Let chat messages hold control tokens: who writes one can speak as another role.")  # fmt: skip
 @click.option(
     "--served_model_name", "model_names", multiple=True, metavar="NAME", help="Unless given: the directory's."
 )
