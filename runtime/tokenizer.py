@@ -139,6 +139,11 @@ class Tokenizer:
             return bytes(_BYTES[symbol] for symbol in piece)
         return text.encode()
 
+    @property
+    def halves_apart(self) -> bool:
+        """Whether each byte that is no character is decoded for itself, and not one for all parts of a character."""
+        return self._hf.token_to_id("<0x00>") is not None
+
     def forms(self, word: str) -> list[tuple[int, ...]]:
         """Token sequences of a word at the beginning of a text and after a space."""
         found = (self._ids(text, add_special_tokens=False) for text in (word, f" {word.lstrip()}"))

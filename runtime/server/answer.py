@@ -5,18 +5,21 @@ follows, and the blocks come back.
 """
 
 import asyncio
-import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from ingot.runtime.server.api_error import ApiError, ClientGoneError
+from ingot.runtime.server.json_pieces import dump, json_blocks
 from ingot.runtime.server.replies import Json, Writer, usage
 from ingot.runtime.server.service import Generation, Service
 from ingot.runtime.server.tracing import Attribute, Span
+from ingot.runtime.text_stream import TextEvent
 
+_LIGHT = 8 << 10  # characters that are written where one waits for them
+_BLOCK = 64 << 10  # bytes that are worth the effort of putting them together
 KEEP_ALIVE = 15.0  # seconds without a piece after which a stream says that it still lives
 
 
@@ -86,18 +89,26 @@ class Answer:
         unfinished = self._generation.count
         while unfinished:
             events = await self._generation.events()
-            pieces = [] if self._status else self._writer.openings()
+            opening = [] if self._status else [_data(dump(piece)) for piece in self._writer.openings()]
             touched: dict[int, None] = {}  # in order
             for event in events:
                 choice = event.index * self._n + event.sequence
                 self._writer.take(choice, event)
                 unfinished -= event.finish_reason is not None
                 touched[choice] = None
-            pieces += [piece for choice in touched if (piece := self._writer.piece(choice)) is not None]
-            if pieces or not events:
-                await self._send_pieces(send, [_data(piece) for piece in pieces] or [b": waiting\n\n"])
-        last = [_data(self._writer.ending(self._usage()))] if self._with_usage else []
+            if sum(map(_weight, events)) > _LIGHT:
+                pieces = await self._service.aside(lambda: self._pieces(touched, json_blocks))
+            else:
+                pieces = self._pieces(touched, lambda piece: [dump(piece)])
+            if opening or pieces or not events:
+                await self._send_pieces(send, [*opening, *pieces] or [b": waiting\n\n"])
+        last = [_data(dump(self._writer.ending(self._usage())))] if self._with_usage else []
         await self._send_pieces(send, [*last, b"data: [DONE]\n\n"], more=False)
+
+    def _pieces(self, choices: Iterable[int], write: Callable[[Json], list[bytes]]) -> list[bytes]:
+        """What these choices have to say, as events."""
+        pieces = [piece for choice in choices if (piece := self._writer.piece(choice)) is not None]
+        return [part for piece in pieces for part in (b"data: ", *write(piece), b"\n\n")]
 
     async def _send_whole(self, send: Send) -> None:
         unfinished = self._generation.count
@@ -105,25 +116,26 @@ class Answer:
             for event in await self._generation.events():
                 self._writer.take(event.index * self._n + event.sequence, event)
                 unfinished -= event.finish_reason is not None
-        document, choices = self._writer.whole(self._usage())
-        written = []
-        for choice in choices:  # each may be large: let others have their turn
-            written.append(_json(choice))
-            await asyncio.sleep(0)
-        body = b"".join([_json(document)[:-1], b',"choices":[', b",".join(written), b"]}"])
-        await self._start(send, 200, "application/json", {"content-length": str(len(body))})
-        await self._send(send, body, more=False)
+        counts = self._usage()
+        blocks = await self._service.aside(lambda: json_blocks(self._writer.whole(counts)))
+        size = sum(map(len, blocks))
+        await self._start(send, 200, "application/json", {"content-length": str(size)})
+        for place, block in enumerate(blocks, 1):
+            await self._send(send, block, more=place < len(blocks))
 
     async def _send_pieces(self, send: Send, pieces: list[bytes], *, more: bool = True) -> None:
         if not self._status:
             await self._start(send, 200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
-        await self._send(send, b"".join(pieces), more=more)
+        if sum(map(len, pieces)) < _BLOCK:
+            pieces = [b"".join(pieces)]
+        for place, piece in enumerate(pieces, 1):
+            await self._send(send, piece, more=more or place < len(pieces))
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
         """As the answer itself, or, where it has begun, as the last piece of the stream."""
-        body = _json(error.body())
+        body = dump(error.body())
         if self._status:
-            await self._send(send, b"data: " + body + b"\n\n", more=False)
+            await self._send(send, _data(body), more=False)
             return
         await self._start(send, error.status, "application/json", {"content-length": str(len(body)), **error.headers})
         await self._send(send, body, more=False)
@@ -175,9 +187,10 @@ class Answer:
         )  # fmt: skip
 
 
-def _json(document: Json | dict[str, object]) -> bytes:
-    return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+def _data(piece: bytes) -> bytes:
+    return b"data: " + piece + b"\n\n"
 
 
-def _data(piece: Json) -> bytes:
-    return b"data: " + _json(piece) + b"\n\n"
+def _weight(event: TextEvent) -> int:
+    """About how many characters an event makes."""
+    return len(event.text) + 100 * (len(event.logprobs or ()) + len(event.prompt_logprobs or ()))

@@ -16,7 +16,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ingot import __version__
-from ingot.configs.sampling import SamplingParams
 from ingot.errors import RequestError
 from ingot.runtime.admission import read_ids
 from ingot.runtime.server.answer import Answer
@@ -24,6 +23,8 @@ from ingot.runtime.server.api_error import ApiError, ClientGoneError, not_ready,
 from ingot.runtime.server.asking import chat_params, chat_prompt, completion_params, text_requests
 from ingot.runtime.server.body import AnyBody, read_body
 from ingot.runtime.server.guard import Guard, limited_body
+from ingot.runtime.server.health import Result
+from ingot.runtime.server.json_pieces import json_blocks
 from ingot.runtime.server.openapi import document
 from ingot.runtime.server.protocol import (
     ChatRequest,
@@ -38,6 +39,7 @@ from ingot.runtime.server.service import Generation, Service
 from ingot.runtime.server.stall import stalling_request
 from ingot.runtime.text_stream import TextRequest
 
+_SMALL = 8 << 10  # bytes of a body
 _PAGE = Path(__file__).with_name("page.html")
 _ELSEWHERE = {
     "embeddings": "the engine generates text; it gives no embeddings",
@@ -98,8 +100,7 @@ class Api:
 
     async def chat(self, request: Request) -> Answer:
         """POST /v1/chat/completions."""
-        asked = await self._read(request, ChatRequest)
-        params = _checked(lambda: chat_params(asked, self._service.defaults))
+        asked, params = await self._read(request, ChatRequest, lambda asked: chat_params(asked, self._service.defaults))
 
         def prepare() -> list[TextRequest]:
             ids = chat_prompt(
@@ -124,14 +125,15 @@ class Api:
 
     async def completions(self, request: Request) -> Answer:
         """POST /v1/completions."""
-        asked = await self._read(request, CompletionRequest)
-        params = _checked(lambda: completion_params(asked, self._service.defaults))
+        asked, params = await self._read(
+            request, CompletionRequest, lambda asked: completion_params(asked, self._service.defaults)
+        )
         prompts = asked.prompts()
         count = len(prompts) * asked.n
         generation = await self._start(request, asked, "cmpl", count, lambda: text_requests(asked, prompts, params))
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         only_echo = asked.echo and asked.max_tokens == 0
-        echoes = self._echoes(asked, prompts, generation, alone=only_echo)
+        echoes = await self._service.aside(lambda: self._echoes(asked, prompts, generation, alone=only_echo))
         writer = CompletionWriter(
             self._head(generation), self._service.tokenizer, count, n=asked.n, logprobs=params.logprobs is not None,
             skip_special_tokens=asked.skip_special_tokens, with_usage=with_usage, echoes=echoes,
@@ -160,12 +162,12 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
-        asked = await self._read(request, TokenizeRequest)
+        asked, _ = await self._read(request, TokenizeRequest)
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt", code="invalid_value")
         tokenizer = self._service.tokenizer
 
-        def work() -> Json:
+        def work() -> Response:
             if asked.messages is not None:
                 ids = chat_prompt(
                     asked.messages, self._service.templates, tokenizer,
@@ -176,21 +178,21 @@ class Api:
                 ids = tokenizer.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens)
             limit = self._service.runner.facts.limits.max_seq_len
             texts = [tokenizer.token_text(token) for token in ids] if asked.return_token_strs else None
-            return {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": texts}
+            return _written({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": texts})
 
-        return JSONResponse(await self._service.run(work))
+        return await self._service.run(work)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
-        asked = await self._read(request, DetokenizeRequest)
+        asked, _ = await self._read(request, DetokenizeRequest)
 
-        def work() -> Json:
+        def work() -> Response:
             if not asked.tokens:
-                return {"prompt": ""}
+                return _written({"prompt": ""})
             ids = read_ids(asked.tokens, self._service.runner.facts.vocab_size, "tokens")
-            return {"prompt": self._service.tokenizer.decode(ids.tolist(), skip_special_tokens=False)}
+            return _written({"prompt": self._service.tokenizer.decode(ids.tolist(), skip_special_tokens=False)})
 
-        return JSONResponse(await self._service.run(work))
+        return await self._service.run(work)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
@@ -225,7 +227,7 @@ class Api:
 
     async def stall(self, request: Request) -> Response:
         """POST /debug/stall: the next step takes so long. Only with --debug_hooks."""
-        asked = await self._read(request, StallRequest)
+        asked, _ = await self._read(request, StallRequest)
         vocab = self._service.runner.facts.vocab_size
         generation = await self._service.start(
             f"stall-{secrets.token_hex(8)}", request.state.caller, 1,
@@ -239,12 +241,22 @@ class Api:
             return self._service.texts.failure
         return "the server is shutting down" if self._service.draining else self._service.pulse.stalled()
 
-    async def _read(self, request: Request, kind: type[AnyBody]) -> AnyBody:
+    async def _read(
+        self, request: Request, kind: type[AnyBody], also: Callable[[AnyBody], Result] = lambda asked: None
+    ) -> tuple[AnyBody, Result]:
+        """A body, and what `also` makes of it: small ones at once, others beside the event loop."""
         data = await limited_body(request, self._config.max_body_bytes, self._config.body_timeout)
-        asked = read_body(kind, data)
-        if asked.model is not None:
-            self._check_model(asked.model)
-        return asked
+
+        def work() -> tuple[AnyBody, Result]:
+            asked = read_body(kind, data)
+            if asked.model is not None:
+                self._check_model(asked.model)
+            try:
+                return asked, also(asked)
+            except RequestError as error:
+                raise refused(error) from None
+
+        return work() if len(data) <= _SMALL else await self._service.aside(work)
 
     async def _start(
         self,
@@ -320,11 +332,9 @@ def make_app(service: Service) -> Starlette:
     return Starlette(routes=Api(service).routes(), middleware=middleware, exception_handlers=handlers)
 
 
-def _checked(make: Callable[[], SamplingParams]) -> SamplingParams:
-    try:
-        return make()
-    except RequestError as error:
-        raise refused(error) from None
+def _written(document: Json) -> Response:
+    """For threads beside the event loop."""
+    return Response(b"".join(json_blocks(document)), media_type="application/json")
 
 
 async def _api_error(request: Request, error: ApiError) -> Response:

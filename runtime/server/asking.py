@@ -8,9 +8,10 @@ from ingot.configs.sampling import SamplingParams
 from ingot.runtime.chat_template import RESERVED, ChatTemplates
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.protocol import ChatMessage, ChatRequest, CompletionRequest, Generate
-from ingot.runtime.text_stream import TextRequest
+from ingot.runtime.text_stream import TextRequest, TextStream
 from ingot.runtime.tokenizer import Tokenizer
 
+MAX_SCORES = 1 << 20  # probabilities in one answer
 _COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in completions
 
 
@@ -51,6 +52,21 @@ def text_requests(asked: Generate, prompts: Sequence[str | Sequence[int]], param
         )
         for prompt in prompts
     ]  # fmt: skip
+
+
+def check_logprobs(groups: Sequence[Sequence[TextStream]]) -> None:
+    """An answer's probabilities are kept until they are sent. Raises ApiError."""
+    entries = 0
+    for first, *others in groups:
+        asked = first.request
+        prompt = 0 if asked.prompt_logprobs is None else asked.num_prompt * (asked.prompt_logprobs + 1)
+        generated = 0 if asked.logprobs is None else asked.max_new_tokens * (asked.logprobs + 1)
+        entries += (prompt + generated) * (1 + len(others))
+    if entries > MAX_SCORES:
+        raise ApiError(
+            400, f"logprobs: tokens x n x (logprobs + 1), over all prompts, may be at most {MAX_SCORES}; got {entries}; "
+            "ask for fewer logprobs, or give max_tokens", param="logprobs", code="invalid_value",
+        )  # fmt: skip
 
 
 def chat_prompt(

@@ -7,8 +7,12 @@ event loop     take ◀─────── everything            than the toke
 import asyncio
 import threading
 import time
+from collections import deque
 
 from ingot.runtime.text_stream import TextEvent
+
+
+_AT_ONCE = 256  # events
 
 
 class Crossing:
@@ -40,7 +44,7 @@ class Inbox:
     def __init__(self, crossing: Crossing) -> None:
         self._crossing = crossing
         self._lock = threading.Lock()
-        self._events: list[tuple[float, TextEvent]] = []
+        self._events: deque[tuple[float, TextEvent]] = deque()
         self._news = asyncio.Event()
         self.stopped: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
@@ -53,14 +57,17 @@ class Inbox:
             self._crossing.wake(self._news)
 
     async def take(self) -> list[tuple[float, TextEvent]]:
-        """Everything since the last take with the time of its arrival, as soon as there is anything; nothing after
-        `poke`. Raises what `interrupt` was given."""
+        """What came since the last take with the time of its arrival, at most 256 events, as soon as there is anything;
+        nothing after `poke`. Raises what `interrupt` was given."""
+        if self._news.is_set():
+            await asyncio.sleep(0)  # others have their turn, however much there is to take
         await self._news.wait()
         if self.stopped.done():
             raise self.stopped.result()
         with self._lock:
-            events, self._events = self._events, []
-            self._news.clear()
+            events = [self._events.popleft() for _ in range(min(len(self._events), _AT_ONCE))]
+            if not self._events:
+                self._news.clear()
         return events
 
     def interrupt(self, error: Exception) -> None:

@@ -1,12 +1,13 @@
 """Events of sequences → the JSON of OpenAI's answers, in pieces or whole. A choice is one sequence of one prompt."""
 
-import codecs
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ingot.runtime.logprobs import Logprob, LogprobTable
+from ingot.runtime.server.json_pieces import Rows
+from ingot.runtime.server.text_offsets import TextOffsets
 from ingot.runtime.text_stream import TextEvent
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -55,7 +56,7 @@ class Choice:
 
 
 class Writer(ABC):
-    """One answer. Feed it events; then take pieces as they come, or the whole at the end."""
+    """One answer. Feed it events; then take pieces as they come, or the whole at the end. For one thread at a time."""
 
     def __init__(self, choices: int) -> None:
         self._choices = [Choice() for _ in range(choices)]
@@ -74,7 +75,7 @@ class Writer(ABC):
         if not (any(each.pieces) or each.tables or each.reason):
             return None
         self._choices[choice] = Choice()
-        return {**self.chunk(), "choices": [self.part(choice, each)]}
+        return {**self.chunk(), "choices": iter([self.part(choice, each)])}
 
     def ending(self, counts: Json) -> Json:
         """The counts, after the last piece of a stream."""
@@ -89,8 +90,8 @@ class Writer(ABC):
         """A choice in a piece."""
 
     @abstractmethod
-    def whole(self, counts: Json) -> tuple[Json, Iterator[Json]]:
-        """The answer in one piece, without its choices; and these, one by one."""
+    def whole(self, counts: Json) -> Json:
+        """The answer in one piece, whose parts are made as `json_pieces` writes them."""
 
 
 class ChatWriter(Writer):
@@ -120,7 +121,7 @@ class ChatWriter(Writer):
             "finish_reason": choice.reason,
         }  # fmt: skip
 
-    def whole(self, counts: Json) -> tuple[Json, Iterator[Json]]:
+    def whole(self, counts: Json) -> Json:
         choices = (
             {
                 "index": index,
@@ -130,18 +131,16 @@ class ChatWriter(Writer):
             }
             for index, each in enumerate(self._choices)
         )
-        return {**self._head.json("chat.completion"), "usage": counts}, choices
+        return {**self._head.json("chat.completion"), "usage": counts, "choices": choices}
 
     def _logprobs(self, tables: Iterable[LogprobTable | None]) -> Json | None:
-        if self._top is None:
-            return None
-        content = []
-        for table in tables:
-            assert table is not None, "only the first token of a prompt has no probability"
-            token, actual = next(iter(table.items()))
-            best = sorted(table.items(), key=lambda pair: pair[1].rank)[: self._top]
-            content.append({**self._entry(token, actual), "top_logprobs": [self._entry(*pair) for pair in best]})
-        return {"content": content, "refusal": None}
+        return None if self._top is None else {"content": Rows(map(self._row, tables)), "refusal": None}
+
+    def _row(self, table: LogprobTable | None) -> Json:
+        assert table is not None, "only the first token of a prompt has no probability"
+        token, actual = next(iter(table.items()))
+        best = sorted(table.items(), key=lambda pair: pair[1].rank)[: self._top]
+        return {**self._entry(token, actual), "top_logprobs": [self._entry(*pair) for pair in best]}
 
     def _entry(self, token: int, logprob: Logprob) -> Json:
         data = list(self._tokenizer.token_bytes(token))
@@ -155,6 +154,38 @@ class Echo:
     text: str
     token_ids: Sequence[int]
     alone: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """Probabilities of tokens, a column for each of OpenAI's lists, and where the text goes on."""
+
+    text_offset: list[int] = dataclasses.field(default_factory=list)
+    token_logprobs: list[float | None] = dataclasses.field(default_factory=list)
+    tokens: list[str] = dataclasses.field(default_factory=list)
+    top_logprobs: list[dict[str | None, float] | None] = dataclasses.field(default_factory=list)
+    offsets: TextOffsets
+
+    def add(self, token: int, text: str, log_prob: float | None, best: dict[str | None, float] | None) -> None:
+        """A token."""
+        self.text_offset.append(self.offsets.place(token))
+        self.token_logprobs.append(log_prob)
+        self.tokens.append(text)
+        self.top_logprobs.append(best)
+
+    def copy(self) -> "Scores":
+        """To go on in another way."""
+        return Scores(
+            text_offset=self.text_offset.copy(), token_logprobs=self.token_logprobs.copy(), tokens=self.tokens.copy(),
+            top_logprobs=self.top_logprobs.copy(), offsets=self.offsets.copy(),
+        )  # fmt: skip
+
+    def json(self) -> Json:
+        """As OpenAI has them."""
+        return {
+            "text_offset": self.text_offset, "token_logprobs": self.token_logprobs, "tokens": self.tokens,
+            "top_logprobs": self.top_logprobs,
+        }  # fmt: skip
 
 
 class CompletionWriter(Writer):
@@ -177,12 +208,10 @@ class CompletionWriter(Writer):
         self._head = head.json("text_completion")
         self._chunk = self._head | ({"usage": None} if with_usage else {})
         self._n, self._echoes = n, list(echoes)
-        self._prompt_tables: dict[int, tuple[LogprobTable | None, ...]] = {}  # by prompt
+        self._prompt_tables: dict[int, Sequence[LogprobTable | None]] = {}  # by prompt
+        self._prompt_scores: dict[int, Scores] = {}
         self._begun: set[int] = set()  # choices that have their echo
-        self._written: set[int] = set()  # choices whose probabilities have begun
-        self._offsets = [0] * choices  # characters so far
-        # bytes of a character that is not whole yet
-        self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(choices)]
+        self._offsets: dict[int, TextOffsets] = {}  # of choices whose probabilities have begun
 
     def take(self, choice: int, event: TextEvent) -> None:
         """Only the first sequence of a prompt brings the probabilities of the prompt."""
@@ -206,32 +235,33 @@ class CompletionWriter(Writer):
             "logprobs": self._logprobs(index, choice.tables) if self._with_logprobs else None,
         }  # fmt: skip
 
-    def whole(self, counts: Json) -> tuple[Json, Iterator[Json]]:
-        return {**self._head, "usage": counts}, (self.part(index, each) for index, each in enumerate(self._choices))
+    def whole(self, counts: Json) -> Json:
+        choices = (self.part(index, each) for index, each in enumerate(self._choices))
+        return {**self._head, "usage": counts, "choices": choices}
 
     def _logprobs(self, index: int, tables: Sequence[LogprobTable | None]) -> Json:
-        found: Json = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-        before = () if index in self._written else self._prompt_tables.get(index // self._n, ())
-        self._written.add(index)
-        for table in (*before, *tables):
-            if table is None:
-                token = self._echoes[index // self._n].token_ids[0]
-                text, log_prob, best = self._tokenizer.decode([token], skip_special_tokens=False), None, None
-            else:
-                token, actual = next(iter(table.items()))
-                text, log_prob = actual.decoded or "", actual.logprob
-                best = {entry.decoded: entry.logprob for entry in reversed(table.values())}
-            found["text_offset"].append(self._offsets[index])
-            found["token_logprobs"].append(log_prob)
-            found["tokens"].append(text)
-            found["top_logprobs"].append(best)
-            if not (self._skip and token in self._tokenizer.special_ids):
-                self._offsets[index] += self._length(index, token)
-        return found
+        offsets = self._offsets.get(index)
+        found = self._of_prompt(index // self._n).copy() if offsets is None else Scores(offsets=offsets)
+        for table in tables:
+            self._add(found, table, index // self._n)
+        self._offsets[index] = found.offsets
+        return found.json()
 
-    def _length(self, index: int, token: int) -> int:
-        """Characters that a token completes. The first word of a text has no space before it in some tokenizers."""
-        added = self._decoders[index].decode(self._tokenizer.token_bytes(token))
-        at_the_start = bool(self._echoes) and self._offsets[index] == 0
-        is_bare = at_the_start and not self._echoes[index // self._n].text.startswith(added)
-        return len(added.removeprefix(" ") if is_bare else added)
+    def _of_prompt(self, prompt: int) -> Scores:
+        """What all completions of a prompt begin with, made once."""
+        if prompt not in self._prompt_scores:
+            begins_with = self._echoes[prompt].text if self._echoes else None
+            scores = Scores(offsets=TextOffsets(self._tokenizer, begins_with, skip_special_tokens=self._skip))
+            for table in self._prompt_tables.get(prompt, ()):
+                self._add(scores, table, prompt)
+            self._prompt_scores[prompt] = scores
+        return self._prompt_scores[prompt]
+
+    def _add(self, scores: Scores, table: LogprobTable | None, prompt: int) -> None:
+        if table is None:
+            token = self._echoes[prompt].token_ids[0]
+            scores.add(token, self._tokenizer.decode([token], skip_special_tokens=False), None, None)
+            return
+        token, actual = next(iter(table.items()))
+        best = {entry.decoded: entry.logprob for entry in reversed(table.values())}
+        scores.add(token, actual.decoded or "", actual.logprob, best)

@@ -18,8 +18,9 @@ from ingot.errors import IngotError
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.server.api_error import ApiError, cancelled, failed, refused, shutting_down, timed_out
+from ingot.runtime.server.asking import check_logprobs
 from ingot.runtime.server.guard import Caller
-from ingot.runtime.server.health import Pool, Pulse
+from ingot.runtime.server.health import Pool, Pulse, Result
 from ingot.runtime.server.inbox import Crossing, Inbox
 from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.server.tracing import Tracer
@@ -114,6 +115,7 @@ class Service:
         runner.executor.on_step = metrics.step
         self._capacity = runner.facts.limits.max_batch_size + config.max_queue
         self._control = ThreadPoolExecutor(2, thread_name_prefix="ingot control")
+        self._aside = ThreadPoolExecutor(2, thread_name_prefix="ingot aside")
         self._idle = asyncio.Event()
         self._idle.set()
         self.tracer = None if config.otlp_endpoint is None else Tracer(config.otlp_endpoint)
@@ -187,7 +189,11 @@ class Service:
             generation.inbox.interrupt(cancelled())
         return bool(found)
 
-    async def run(self, work: Callable[[], object]) -> object:
+    async def aside(self, work: Callable[[], Result]) -> Result:
+        """What takes the longer the larger a body or an answer is, beside the event loop. Raises what `work` raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._aside, work)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
         """Tokenising and templates outside of requests: in the thread pool. Raises ApiError."""
         done = self._pool.run(work)
         if not (await asyncio.wait((done,), timeout=self.config.request_timeout))[0]:
@@ -222,6 +228,7 @@ class Service:
         self.runner.close()
         self._pool.close()
         self._control.shutdown()
+        self._aside.shutdown()
         if self.tracer is not None:
             self.tracer.close()
 
@@ -254,6 +261,7 @@ class Service:
     def _submit(self, generation: Generation, prepare: Callable[[], list[TextRequest]]) -> None:
         asked = prepare()
         groups = [make_streams(self.runner, self.tokenizer, index, each) for index, each in enumerate(asked)]
+        check_logprobs(groups)
         streams = [stream for group in groups for stream in group]
         assert len(streams) == generation.count, "a request was admitted for other sequences than it asks for"
         generation.groups = groups
