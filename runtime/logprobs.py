@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import overload
 
 from ingot.runtime.request import TokenProbs
 
@@ -25,6 +26,29 @@ LogprobTable = dict[int, Logprob]
 def as_tables(probs: Sequence[TokenProbs], decode: Callable[[int], str] | None = None) -> list[LogprobTable]:
     """One table per place."""
     return [_as_table(one, decode) for one in probs]
+
+
+class PromptTables(Sequence[LogprobTable | None]):
+    """One table per prompt token, None for the first, each made whenever it is asked for: a long prompt has many, and
+    the thread that hands them over has others to serve."""
+
+    def __init__(self, probs: Sequence[TokenProbs], decode: Callable[[int], str] | None = None) -> None:
+        self._probs, self._decode = probs, decode
+
+    def __len__(self) -> int:
+        return 1 + len(self._probs)
+
+    @overload
+    def __getitem__(self, place: int) -> LogprobTable | None: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[LogprobTable | None]: ...
+
+    def __getitem__(self, place: int | slice) -> LogprobTable | Sequence[LogprobTable | None] | None:
+        if isinstance(place, slice):
+            return [self[each] for each in range(len(self))[place]]
+        place = range(len(self))[place]
+        return None if place == 0 else _as_table(self._probs[place - 1], self._decode)
 
 
 def _as_table(one: TokenProbs, decode: Callable[[int], str] | None) -> LogprobTable:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError
 from ingot.runtime.admission import make_requests, read_ids, read_turn
-from ingot.runtime.logprobs import LogprobTable, as_tables
+from ingot.runtime.logprobs import LogprobTable, PromptTables, as_tables
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import FinishReason, Request, TokenProbs
 from ingot.runtime.stop_text import StopText
@@ -49,7 +49,7 @@ class TextEvent:
     token_ids: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
     logprobs: tuple[LogprobTable, ...] | None = None
-    prompt_logprobs: tuple[LogprobTable | None, ...] | None = None
+    prompt_logprobs: Sequence[LogprobTable | None] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     end_token: bool = False
@@ -137,11 +137,11 @@ class TextStream:
     def _tables(self, probs: Sequence[TokenProbs]) -> tuple[LogprobTable, ...] | None:
         return None if self.request.logprobs is None else tuple(as_tables(probs, self._tokenizer.token_text))
 
-    def _prompt_tables(self, news: News) -> tuple[LogprobTable | None, ...] | None:
+    def _prompt_tables(self, news: News) -> PromptTables | None:
         first = self._sent == len(news.tokens) > 0
         if self.request.prompt_logprobs is None or not first:
             return None
-        return (None, *as_tables(news.prompt_probs, self._tokenizer.token_text))
+        return PromptTables(news.prompt_probs, self._tokenizer.token_text)
 
 
 def make_streams(runner: ModelRunner, tokenizer: Tokenizer, index: int, asked: TextRequest) -> list[TextStream]:

@@ -7,6 +7,7 @@
              start        end ── pending ──▶
 """
 
+import codecs
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,8 @@ from ingot.runtime.template_text import TemplateText
 
 _HALF = "\ufffd"  # what the decoder puts where bytes are no character (yet)
 _REPAIR = "the engine's tokenizer.json is no good: convert the model again, with files that work elsewhere"
+_MANY = 1000  # tokens
+_LONGEST = 8  # tokens: those of one character, 4 bytes at most, and special ones between them
 _PATIENCE = 16  # pending tokens after which bytes that are still no character will not become one
 
 
@@ -113,11 +116,13 @@ class Tokenizer:
             return 0
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids, all at once."""
+        """Text of token ids, all at once. Many are a batch of one, as in `_ids`; few are not worth that."""
         if skip_special_tokens:
             ids = [token for token in ids if token not in self.special_ids]
         with _library(lambda got: RequestError("the tokens cannot be turned into text", got=got, hint=_REPAIR)):
-            return str(self._hf.decode(list(ids), skip_special_tokens=False))
+            if len(ids) < _MANY:
+                return str(self._hf.decode(list(ids), skip_special_tokens=False))
+            return str(self._hf.decode_batch([list(ids)], skip_special_tokens=False)[0])
 
     def token_text(self, token: int) -> str:
         """What one token adds to a text that it does not begin; half a character is shown as such."""
@@ -166,7 +171,7 @@ class Detokenizer:
         self._end = len(self._window)
         text = self._text(self._end)
         self._whole = not text.endswith(_HALF)  # whether a character ends where the known text ends
-        self._known = text.rstrip(_HALF)
+        self._known = text[: len(text) - self._waiting(prompt, text)]
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next tokens; returns the text that is certain now, often of earlier tokens, or ""."""
@@ -182,6 +187,17 @@ class Detokenizer:
         piece = text[len(self._known) :]
         self._advance()
         return piece
+
+    def _waiting(self, prompt: Sequence[int], text: str) -> int:
+        """Characters at the end of the prompt's text that another byte may change; others were no character for good.
+        Where bytes are decoded apart, the first half of one undoes all whole ones that stand right before it."""
+        decoder, tokenizer = codecs.getincrementaldecoder("utf-8")("replace"), self._tokenizer
+        for token in prompt[-_LONGEST:]:
+            if not (self._skip and token in tokenizer.special_ids):
+                decoder.decode(tokenizer.token_bytes(int(token)))
+        if not decoder.getstate()[0]:
+            return 0
+        return len(text) - len(text.rstrip(_HALF)) if tokenizer.halves_apart else 1
 
     def _settle(self, *, force: bool) -> str:
         text = self._text(len(self._window))

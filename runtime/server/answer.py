@@ -7,6 +7,7 @@ follows, and the blocks come back.
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -97,7 +98,7 @@ class Answer:
                 unfinished -= event.finish_reason is not None
                 touched[choice] = None
             if sum(map(_weight, events)) > _LIGHT:
-                pieces = await self._service.aside(lambda: self._pieces(touched, json_blocks))
+                pieces = await self._service.aside(partial(self._pieces, touched, json_blocks))
             else:
                 pieces = self._pieces(touched, lambda piece: [dump(piece)])
             if opening or pieces or not events:

@@ -100,7 +100,8 @@ class Api:
 
     async def chat(self, request: Request) -> Answer:
         """POST /v1/chat/completions."""
-        asked, params = await self._read(request, ChatRequest, lambda asked: chat_params(asked, self._service.defaults))
+        defaults = self._service.defaults
+        asked, params = await self._read(request, ChatRequest, lambda asked: (asked, chat_params(asked, defaults)))
 
         def prepare() -> list[TextRequest]:
             ids = chat_prompt(
@@ -125,8 +126,9 @@ class Api:
 
     async def completions(self, request: Request) -> Answer:
         """POST /v1/completions."""
+        defaults = self._service.defaults
         asked, params = await self._read(
-            request, CompletionRequest, lambda asked: completion_params(asked, self._service.defaults)
+            request, CompletionRequest, lambda asked: (asked, completion_params(asked, defaults))
         )
         prompts = asked.prompts()
         count = len(prompts) * asked.n
@@ -162,7 +164,7 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
-        asked, _ = await self._read(request, TokenizeRequest)
+        asked = await self._read(request, TokenizeRequest, lambda asked: asked)
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt", code="invalid_value")
         tokenizer = self._service.tokenizer
@@ -184,7 +186,7 @@ class Api:
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
-        asked, _ = await self._read(request, DetokenizeRequest)
+        asked = await self._read(request, DetokenizeRequest, lambda asked: asked)
 
         def work() -> Response:
             if not asked.tokens:
@@ -227,7 +229,7 @@ class Api:
 
     async def stall(self, request: Request) -> Response:
         """POST /debug/stall: the next step takes so long. Only with --debug_hooks."""
-        asked, _ = await self._read(request, StallRequest)
+        asked = await self._read(request, StallRequest, lambda asked: asked)
         vocab = self._service.runner.facts.vocab_size
         generation = await self._service.start(
             f"stall-{secrets.token_hex(8)}", request.state.caller, 1,
@@ -241,18 +243,16 @@ class Api:
             return self._service.texts.failure
         return "the server is shutting down" if self._service.draining else self._service.pulse.stalled()
 
-    async def _read(
-        self, request: Request, kind: type[AnyBody], also: Callable[[AnyBody], Result] = lambda asked: None
-    ) -> tuple[AnyBody, Result]:
-        """A body, and what `also` makes of it: small ones at once, others beside the event loop."""
+    async def _read(self, request: Request, kind: type[AnyBody], use: Callable[[AnyBody], Result]) -> Result:
+        """What `use` makes of a body: of small ones at once, of others beside the event loop."""
         data = await limited_body(request, self._config.max_body_bytes, self._config.body_timeout)
 
-        def work() -> tuple[AnyBody, Result]:
+        def work() -> Result:
             asked = read_body(kind, data)
             if asked.model is not None:
                 self._check_model(asked.model)
             try:
-                return asked, also(asked)
+                return use(asked)
             except RequestError as error:
                 raise refused(error) from None
 

@@ -11,7 +11,6 @@ from collections import deque
 
 from ingot.runtime.text_stream import TextEvent
 
-
 _AT_ONCE = 256  # events
 
 

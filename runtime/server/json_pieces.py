@@ -1,8 +1,8 @@
 """JSON values → bytes, in pieces: no call of the encoder, which keeps all other threads waiting, takes long.
 
-    {                 an object, piece by piece                  {"usage": {...}, "choices":
-    [ iterator ]      of large elements, each piece by piece     [{"text": ..., "logprobs": {"tokens":
-    [ list, Rows ]    of small elements, 64 at a time            ["a", "b", ...]}}, ...]}
+{                 an object, piece by piece                  {"usage": {...}, "choices":
+[ iterator ]      of large elements, each piece by piece     [{"text": ..., "logprobs": {"tokens":
+[ list, Rows ]    of small elements, 64 at a time            ["a", "b", ...]}}, ...]}
 """
 
 import itertools

@@ -254,6 +254,8 @@ class CompletionWriter(Writer):
             scores = Scores(offsets=TextOffsets(self._tokenizer, begins_with, skip_special_tokens=self._skip))
             for table in self._prompt_tables.get(prompt, ()):
                 self._add(scores, table, prompt)
+            if begins_with is not None:
+                scores.offsets.go_on_after(begins_with)
             self._prompt_scores[prompt] = scores
         return self._prompt_scores[prompt]
 

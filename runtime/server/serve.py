@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -49,6 +50,8 @@ def serve(
     async def run() -> int:
         service = Service(runner, tokenizer, templates, defaults, config, Metrics())
         server = HttpServer(service, on_start)
+        gc.collect()
+        gc.freeze()  # what lives as long as the server need not be looked through while everybody waits
         try:
             await server.serve()
         except SystemExit:  # uvicorn has said why it cannot listen

@@ -34,6 +34,10 @@ class TextOffsets:
         self._length += len(added.removeprefix(" ") if is_bare else added)
         return begin
 
+    def go_on_after(self, text: str) -> None:
+        """What follows stands behind this text. Bytes that wait for the rest of their character come with the rest."""
+        self._length = len(text)
+
     def copy(self) -> "TextOffsets":
         """At the same place of the same text."""
         other = TextOffsets(self._tokenizer, self._begins_with, skip_special_tokens=self._skip)

@@ -14,6 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from ingot.errors import ConfigError, RequestError
 from ingot.quickstart import SHIPPED
 from ingot.runtime.tokenizer import Tokenizer
+from tests.runtime.byte_tokenizer import byte_tokenizer
 
 TEXT = "Once upon a time, naïve café owls said 你好 🎉👩‍👩‍👧 to  two   spaces.\n\tEnd "
 
@@ -188,3 +189,15 @@ def test_settings_that_cannot_be_read_are_refused_in_words(tmp_path: Path) -> No
     (tmp_path / "tokenizer_config.json").symlink_to("/proc/self/mem")  # a file whose first byte nobody can read
     with pytest.raises(ConfigError, match=r"cannot be read(.|\n)*tokenizer_config"):
         Tokenizer.from_dir(tmp_path)
+
+
+def test_what_a_prompt_leaves_open(tmp_path: Path) -> None:
+    """Half a character is given out again with its other half; bytes that can be no character are not."""
+    tokenizer = byte_tokenizer(tmp_path, 60)
+    c3, a9, mark = 55, 56, 0
+    for prompt, tokens, text in (
+        ([mark, c3], [a9], "\u00e9"), ([mark, c3], [mark], "\ufffd!"), ([c3, a9], [mark], "!"),
+        ([a9], [mark], "!"), ([a9, a9, c3, c3], [a9], "\u00e9"), ([a9, a9], [c3, a9], "\u00e9"),
+    ):  # fmt: skip
+        detokenizer = tokenizer.detokenizer(prompt)
+        assert detokenizer.push(tokens) + detokenizer.finish() == text, (prompt, tokens)
