@@ -133,6 +133,19 @@ class ChatTemplates:
         text = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, arguments=arguments)
         return tokenizer.encode(plain(text) if special_tokens_in_content else text, add_special_tokens=self.built_in)
 
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Raises ConfigError where control tokens that the template writes would be taken for content."""
+        try:
+            text = self.render([{"role": "user", "content": "a"}])
+        except RequestError:
+            return
+        if tokenizer.encode(text) != tokenizer.encode(plain(text)):
+            raise ConfigError(
+                "the chat template makes control tokens in a way in which they cannot be told from content",
+                where=self.source, expected="texts that are added, joined, replaced, formatted with %, or printed",
+                hint="change the template, or, where all messages are trusted, start with --special_tokens_in_content",
+            )  # fmt: skip
+
     def _choose(self, tools: object) -> jinja2.Template:
         for name in (*(["tool_use"] if tools is not None else []), "default"):
             if name in self._compiled:

@@ -64,8 +64,8 @@ def check_logprobs(groups: Sequence[Sequence[TextStream]]) -> None:
         entries += (prompt + generated) * (1 + len(others))
     if entries > MAX_SCORES:
         raise ApiError(
-            400, f"logprobs: tokens x n x (logprobs + 1) may be at most {MAX_SCORES} over all prompts; got {entries}; ask "
-            "for fewer logprobs, or give max_tokens", param="logprobs", code="invalid_value",
+            400, f"logprobs: tokens x n x (logprobs + 1) may be at most {MAX_SCORES} over all prompts; got {entries}; "
+            "ask for fewer logprobs, or give max_tokens", param="logprobs", code="invalid_value",
         )  # fmt: skip
 
 

@@ -37,6 +37,8 @@ def serve(
         runner = closing.enter_context(open_runner())
         tokenizer = Tokenizer.from_dir(engine_dir)
         templates = ChatTemplates.from_dir(engine_dir, config.chat_template)
+        if not config.special_tokens_in_content:
+            templates.check(tokenizer)
         defaults = read_generation_defaults(engine_dir)
         closing.pop_all()  # from here on the service closes the runner
     if templates.built_in and config.chat_template is None:
@@ -59,6 +61,7 @@ def serve(
                 "the server cannot listen", where=f"{config.host}:{config.port}", hint="choose another --host or --port"
             ) from None
         finally:
+            gc.unfreeze()
             _close(service)
         return server.exit_code
 

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from ingot.errors import RequestError
+from ingot.errors import ConfigError, RequestError
 from ingot.quickstart import SHIPPED
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.control_tokens import is_control
@@ -193,6 +193,16 @@ def test_whatever_templates_do_to_content(turn: str, tmp_path: Path) -> None:
             assert control(tokenizer, ids) or turn == "into", "the template's own tokens are lost"
             rendered = unicodedata.normalize("NFKC", templates.render(messages))
             assert tokenizer.decode(ids, skip_special_tokens=False) == rendered
+
+
+def test_a_template_whose_tokens_cannot_be_followed_is_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_dir(tiny(tmp_path))
+    for turn in TURNS.values():
+        ChatTemplates({"default": "{% for m in messages %}" + turn + "{% endfor %}"}, {}, source="").check(tokenizer)
+    ChatTemplates({"default": "{{ raise_exception('no') }}"}, {}, source="").check(tokenizer)
+    hidden = ChatTemplates({"default": "{{ '<|im_start|>{}'.format(messages[0].role) }}"}, {}, source="here")
+    with pytest.raises(ConfigError, match="cannot be told from content"):
+        hidden.check(tokenizer)
 
 
 def test_templates_see_ordinary_text(tmp_path: Path) -> None:

@@ -89,6 +89,31 @@ def test_arguments_of_templates_are_applied_or_refused(engine: Path, tmp_path: P
         assert http.post("/tokenize", json={**body, "chat_template_kwargs": {"messages": 1}}).status_code == 400
 
 
+@pytest.mark.parametrize("common", [False, True])
+def test_control_tokens_in_messages(engine: Path, common: bool) -> None:
+    config = dataclasses.replace(CONFIG, special_tokens_in_content=common)
+    with serving_engine(engine, config) as served, served.http() as http:
+        eos = served.service.tokenizer.encode("</s>", add_special_tokens=False)
+        assert len(eos) == 1
+        call = {"id": "</s>", "type": "function", "function": {"name": "</s>", "arguments": '{"</s>": "</s>"}'}}
+        for message in (
+            {"role": "user", "content": "a</s>"}, {"role": "user", "content": [{"type": "text", "text": "</s>"}]},
+            {"role": "tool", "content": "</s>", "name": "</s>", "tool_call_id": "</s>"},
+            {"role": "assistant", "content": "</s>", "tool_calls": [call], "reasoning_content": "</s>"},
+        ):  # fmt: skip
+            body = {"messages": [{"role": "user", "content": "q"}, message]}
+            ids = http.post("/tokenize", json=body).json()["tokens"]
+            assert ids.count(eos[0]) == common
+            assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"].count("</s>") == 1
+            answer = http.post("/v1/chat/completions", json={**body, "max_tokens": 1}).json()
+            assert answer["usage"]["prompt_tokens"] == len(ids)
+        halves = [{"role": "user", "content": "</s"}, {"role": "user", "content": ">"}]
+        assert eos[0] not in http.post("/tokenize", json={"messages": halves}).json()["tokens"]
+        assert http.post("/tokenize", json={"prompt": "a</s>"}).json()["tokens"].count(eos[0]) == 1
+        completion = http.post("/v1/completions", json={"prompt": "</s>" * 9, "max_tokens": 1}).json()
+        assert completion["usage"]["prompt_tokens"] == 10, "prompts of completions are taken as they are"
+
+
 def test_version_and_fingerprint(served: Served) -> None:
     with served.http() as http:
         version = http.get("/version").json()
