@@ -30,8 +30,8 @@ _HTML = re.compile(
 def is_control(token: tokenizers.AddedToken) -> bool:
     """Whether an added token steers a model: those that say so, and marks in brackets such as <think> and <tool_call>.
     Words, white space and tags of HTML are content, which some tokenizers have among their added tokens."""
-    text = token.content
-    return token.special or (bool(_BRACKETS.search(text)) and not _HTML.fullmatch(text))
+    text = token.content.strip(" \t\r\n\u2581")
+    return text != "" and (token.special or (bool(_BRACKETS.search(text)) and not _HTML.fullmatch(text)))
 
 
 class ControlTokens:

@@ -37,10 +37,10 @@ class TemplateText(str):
         return (self[place] for place in range(len(self)))
 
     def __add__(self, other: str) -> "TemplateText":
-        return concatenate((self, other)) if isinstance(other, str) else NotImplemented
+        return concatenate((self, other)) if _adds(other) else NotImplemented
 
     def __radd__(self, other: str) -> "TemplateText":
-        return concatenate((other, self)) if isinstance(other, str) else NotImplemented
+        return concatenate((other, self)) if _adds(other) else NotImplemented
 
     def __mul__(self, count: SupportsIndex) -> "TemplateText":
         return TemplateText(super().__mul__(count), self._marks * count)
@@ -129,6 +129,11 @@ class TemplateText(str):
             raise ValueError("empty separator")
         begin, end = (missing, missing) if place < 0 else (place, place + len(sep))
         return self[:begin], self[begin:end], self[end:]
+
+
+def _adds(other: object) -> bool:
+    """Text that was escaped for HTML escapes what is added to it, by itself."""
+    return isinstance(other, str) and not hasattr(other, "__html__")
 
 
 def _marks(text: str) -> str:

@@ -17,9 +17,8 @@ from ingot.runtime.server.json_pieces import dump, json_blocks
 from ingot.runtime.server.replies import Json, Writer, usage
 from ingot.runtime.server.service import Generation, Service
 from ingot.runtime.server.tracing import Attribute, Span
-from ingot.runtime.text_stream import TextEvent
 
-_LIGHT = 8 << 10  # characters that are written where one waits for them
+_SMALL = 8 << 10  # characters that are written where one waits for them
 _BLOCK = 64 << 10  # bytes that are worth the effort of putting them together
 KEEP_ALIVE = 15.0  # seconds without a piece after which a stream says that it still lives
 
@@ -92,12 +91,13 @@ class Answer:
             events = await self._generation.events()
             opening = [] if self._status else [_data(dump(piece)) for piece in self._writer.openings()]
             touched: dict[int, None] = {}  # in order
+            size = 0
             for event in events:
                 choice = event.index * self._n + event.sequence
-                self._writer.take(choice, event)
+                size += self._writer.take(choice, event)
                 unfinished -= event.finish_reason is not None
                 touched[choice] = None
-            if sum(map(_weight, events)) > _LIGHT:
+            if size > _SMALL:
                 pieces = await self._service.aside(partial(self._pieces, touched, json_blocks))
             else:
                 pieces = self._pieces(touched, lambda piece: [dump(piece)])
@@ -190,8 +190,3 @@ class Answer:
 
 def _data(piece: bytes) -> bytes:
     return b"data: " + piece + b"\n\n"
-
-
-def _weight(event: TextEvent) -> int:
-    """About how many characters an event makes."""
-    return len(event.text) + 100 * (len(event.logprobs or ()) + len(event.prompt_logprobs or ()))

@@ -12,6 +12,7 @@ from ingot.runtime.text_stream import TextEvent
 from ingot.runtime.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+_OF_A_TOKEN = 100  # characters of the probabilities of a token, a rough guess
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,9 +62,10 @@ class Writer(ABC):
     def __init__(self, choices: int) -> None:
         self._choices = [Choice() for _ in range(choices)]
 
-    def take(self, choice: int, event: TextEvent) -> None:
-        """Add an event."""
+    def take(self, choice: int, event: TextEvent) -> int:
+        """Add an event. Returns about how many characters of JSON it makes."""
         self._choices[choice].take(event)
+        return len(event.text) + _OF_A_TOKEN * len(event.logprobs or ())
 
     def openings(self) -> list[Json]:
         """What a stream says before its first piece."""
@@ -213,18 +215,22 @@ class CompletionWriter(Writer):
         self._begun: set[int] = set()  # choices that have their echo
         self._offsets: dict[int, TextOffsets] = {}  # of choices whose probabilities have begun
 
-    def take(self, choice: int, event: TextEvent) -> None:
+    def take(self, choice: int, event: TextEvent) -> int:
         """Only the first sequence of a prompt brings the probabilities of the prompt."""
+        size = 0
         if event.prompt_logprobs is not None:
             self._prompt_tables[event.index] = event.prompt_logprobs
+            size += _OF_A_TOKEN * len(event.prompt_logprobs)
         echo = self._echoes[choice // self._n] if self._echoes else None
         if echo is not None and choice not in self._begun:
             self._begun.add(choice)
             self._choices[choice].pieces.append(echo.text)
+            size += len(echo.text)
         if echo is None or not echo.alone:
-            super().take(choice, event)
-        elif event.finish_reason is not None:
+            return size + super().take(choice, event)
+        if event.finish_reason is not None:
             self._choices[choice].reason = "length"
+        return size
 
     def chunk(self) -> Json:
         return self._chunk

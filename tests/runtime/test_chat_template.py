@@ -65,6 +65,25 @@ TEMPLATES = {
         "{% if message.content is string %}{{ message.content.split('</think>')[-1].lstrip('\\n') }}{% endif %}"
         "\n    {# a remark #}\n{% endfor %}"
     ),
+    "operations": (  # content is str in whatever templates do
+        "{% for message in messages %}{% set c = message.content | default('-', true) %}{% if c is string %}"
+        "{{ c | upper }}{{ c | title | capitalize | lower }}{{ c | trim | replace('i', '<i>') | replace('', '-', 2) }}"
+        "{{ c | indent(3, true) }}{{ c | truncate(5) }}{{ c | wordwrap(4) }}{{ '%s|%5s' | format(c, c) }}"
+        "{{ '%s' % c }}{{ 'a{}b{x}'.format(c, x=c) }}{{ c | center(40) }}{{ c[1:] ~ c[:1] ~ c[-1] ~ 5 ~ none }}"
+        "{{ c | reverse }}{{ c | list | sort | join('<') }}{{ c.split() | map('upper') | join(c) }}{{ c | wordcount }}"
+        "{{ [message] | join('+', attribute='role') }}{{ c | first }}{{ c | urlize }}{{ c | striptags }}{{ c * 2 }}"
+        "{{ c.partition(' ') }}{{ c.split('e', 1) | tojson }}{{ c.splitlines() }}{{ [c, {c: c}, (c,)] }}"
+        "{{ {'role': c} | xmlattr }}{{ '<' + (c | e) + '>' + c | safe }}{{ (c | safe) + '<' }}{{ ('<' | e) + c }}"
+        "{{ c | pprint }}{{ c == message.content }}{{ 'Hi' in c }}{{ c.startswith('Hi') }}{{ c < 'Hi' }}"
+        "{{ c | batch(3) | list }}{{ c | groupby(0) | list | length }}{{ c | unique | list }}{{ c is lower }}"
+        "{% filter upper %}{{ c }}{% endfilter %}{% set x %}<{{ c }}>{% endset %}{{ x }}{{ x | string | e }}"
+        "{% macro f(y, z='d') %}{{ y }}{{ z }}{{ caller() if caller }}{% endmacro %}{{ f(c) }}{% call f(c) %}in"
+        "{% endcall %}{{ c.isalpha() }}{{ c.encode().decode() }}{{ c.center(9, '*') }}{{ c.zfill(30) }}"
+        "{{ c.join([1 | string, c]) }}{{ ''.join(c) }}{{ c.removeprefix('Hi').removesuffix('all') }}{{ c | int }}"
+        "{{ c.rsplit(' ', 1) }}{{ c.strip('Hial') }}{{ c.swapcase() }}{{ c.translate({72: 'J'}) }}{{ c.casefold() }}"
+        "{% for x in c %}{{ loop.index }}{{ x }}{% endfor %}{{ c | select('in', 'aeiou') | list }}{{ c.__class__ }}"
+        "{% endif %}{% endfor %}"
+    ).replace("", ""),
     "chatml": CHATML,
 }
 
