@@ -112,15 +112,15 @@ class Answer:
         return [part for piece in pieces for part in (b"data: ", *write(piece), b"\n\n")]
 
     async def _send_whole(self, send: Send) -> None:
-        unfinished = self._generation.count
+        unfinished, size = self._generation.count, 0
         while unfinished:
             for event in await self._generation.events():
-                self._writer.take(event.index * self._n + event.sequence, event)
+                size += self._writer.take(event.index * self._n + event.sequence, event)
                 unfinished -= event.finish_reason is not None
-        counts = self._usage()
-        blocks = await self._service.aside(lambda: json_blocks(self._writer.whole(counts)))
-        size = sum(map(len, blocks))
-        await self._start(send, 200, "application/json", {"content-length": str(size)})
+        whole = self._writer.whole(self._usage())
+        blocks = [dump(whole)] if size <= _SMALL else await self._service.aside(partial(json_blocks, whole))
+        length = sum(map(len, blocks))
+        await self._start(send, 200, "application/json", {"content-length": str(length)})
         for place, block in enumerate(blocks, 1):
             await self._send(send, block, more=place < len(blocks))
 

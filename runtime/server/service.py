@@ -115,7 +115,7 @@ class Service:
         runner.executor.on_step = metrics.step
         self._capacity = runner.facts.limits.max_batch_size + config.max_queue
         self._control = ThreadPoolExecutor(2, thread_name_prefix="ingot control")
-        self._aside = ThreadPoolExecutor(2, thread_name_prefix="ingot aside")
+        self._aside = ThreadPoolExecutor(4, thread_name_prefix="ingot aside")
         self._idle = asyncio.Event()
         self._idle.set()
         self.tracer = None if config.otlp_endpoint is None else Tracer(config.otlp_endpoint)
