@@ -70,6 +70,8 @@ class Api:
         self._service, self._config = service, service.config
         engine = service.runner.engine
         self._names = self._config.model_names or (engine.directory.resolve().name,)
+        # read now: the directory may be moved or deleted while the engine is served
+        self._created = int((engine.directory / "config.json").stat().st_mtime)
         digest = hashlib.sha256(engine.manifest.to_json().encode()).hexdigest()
         self._fingerprint = f"ingot-{__version__}-{digest[:12]}"
         self._page = _PAGE.read_bytes()
@@ -302,9 +304,7 @@ class Api:
             )  # fmt: skip
 
     def _model(self, name: str) -> Json:
-        engine = self._service.runner.engine
-        created = int((engine.directory / "config.json").stat().st_mtime)
-        return {"id": name, "object": "model", "created": created, "owned_by": "ingot"}
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "ingot"}
 
 
 def _policy(page: bytes) -> str:
@@ -348,7 +348,7 @@ async def _client_gone(request: Request, error: ClientGoneError) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    path = request.url.path
+    path = request.scope["path"]  # not request.url: the client's Host header is part of that
     first = path.removeprefix("/v1/").split("/")[0]
     if error.status_code == 404 and path.startswith("/v1/") and first in _ELSEWHERE:
         message, code = f"{path}: {_ELSEWHERE[first]}", "unsupported_endpoint"
