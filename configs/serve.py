@@ -2,6 +2,7 @@
 
 import dataclasses
 import ipaddress
+import logging
 import re
 
 from ingot.errors import UsageError
@@ -22,6 +23,8 @@ class ServeConfig:
     stall_timeout         seconds without a finished step after which the server is not ready
     drain_timeout         seconds that running requests get after SIGTERM
     cors_origins          origins whose pages may call the server
+    log_level             what is logged, a level of the module logging
+    log_requests          a line per request
     log_json              logs as JSON lines
     otlp_endpoint         where OpenTelemetry spans are sent; None: nowhere
     debug_hooks           offers POST /debug/stall, for tests of whoever watches the server
@@ -41,6 +44,8 @@ class ServeConfig:
     stall_timeout: float = 4.0
     drain_timeout: float = 30.0
     cors_origins: tuple[str, ...] = ()
+    log_level: int = logging.INFO
+    log_requests: bool = True
     log_json: bool = False
     otlp_endpoint: str | None = None
     debug_hooks: bool = False

@@ -76,6 +76,11 @@ def timed_out(seconds: float) -> ApiError:
     )  # fmt: skip
 
 
+def malformed(reason: str, status: int) -> ApiError:
+    """What came is not HTTP, or not in a form that this server reads. status: 400, 431 or 501."""
+    return ApiError(status, f"the request cannot be read as HTTP: {reason[:200]}", code="malformed_http")
+
+
 def shutting_down(retry_after: float) -> ApiError:
     """The server goes away; another one may take the request."""
     return ApiError(

@@ -320,7 +320,7 @@ def _policy(page: bytes) -> str:
 def make_app(service: Service) -> Starlette:
     """The ASGI application."""
     config = service.config
-    middleware = [Middleware(Guard, api_keys=config.api_keys, metrics=service.metrics)]
+    middleware = [Middleware(Guard, api_keys=config.api_keys, log=service.log)]
     if config.cors_origins:
         cors = Middleware(
             CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"]

@@ -5,7 +5,6 @@ import asyncio
 import dataclasses
 import hashlib
 import hmac
-import logging
 import re
 import secrets
 import time
@@ -17,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.runtime.server.api_error import ApiError, ClientGoneError
-from ingot.runtime.server.metrics import Metrics
+from ingot.runtime.server.request_log import RequestLog
 
 _OPEN = ("/health", "/version", "/metrics", "/openapi.json")  # and "/", without a key
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
@@ -26,7 +25,6 @@ _WRONG_KEY = ApiError(
     401, "the API key is missing or wrong", kind="authentication_error", code="invalid_api_key",
     headers={"www-authenticate": "Bearer"},
 )  # fmt: skip
-_LOG = logging.getLogger("ingot.server")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +41,8 @@ class Guard:
     logs what was answered. Into the state of the scope go `caller`, and from handlers `outcome` and `facts`, a word and
     fields for the log."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], log: RequestLog) -> None:
+        self._app, self._log = app, log
         self._hashes = [_hash(key) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,13 +87,15 @@ class Guard:
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         """Probes, scrapes and the page are counted, not logged."""
         routes = {route.endpoint: route.path_format for route in scope["app"].routes}
-        route = routes.get(scope.get("endpoint"), "other")
-        self._metrics.answered(route, status)
         state = scope["state"]
-        if not _is_open(scope):
-            facts = {"request_id": state["caller"].request_id, "route": route, "status": status,
-                     "seconds": round(seconds, 4), **state.get("facts", {})}  # fmt: skip
-            _LOG.info("%s", state.get("outcome") or ("done" if status < 400 else "refused"), extra=facts)
+        outcome = state.get("outcome") or ("done" if status < 400 else "refused")
+        if "refusal" in state:  # the connection has answered
+            status, outcome = state["refusal"].status, state["refusal"].code
+        self._log.note(
+            outcome,
+            route=routes.get(scope.get("endpoint"), "other"), status=status, request_id=state["caller"].request_id,
+            facts={"seconds": round(seconds, 4), **state.get("facts", {})}, is_quiet=_is_open(scope),
+        )  # fmt: skip
 
 
 def _is_open(scope: Scope) -> bool:

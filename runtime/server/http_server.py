@@ -31,7 +31,7 @@ class HttpServer(uvicorn.Server):
                 make_app(service),
                 host=config.host,
                 port=config.port,
-                http=connection(config.body_timeout, config.write_timeout),
+                http=connection(config.body_timeout, config.write_timeout, service.log),
                 ws="none",
                 lifespan="off",
                 log_config=None,

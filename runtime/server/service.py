@@ -23,6 +23,7 @@ from ingot.runtime.server.guard import Caller
 from ingot.runtime.server.health import Pool, Pulse, Result
 from ingot.runtime.server.inbox import Crossing, Inbox
 from ingot.runtime.server.metrics import Metrics
+from ingot.runtime.server.request_log import RequestLog
 from ingot.runtime.server.tracing import Tracer
 from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
@@ -104,6 +105,7 @@ class Service:
     ) -> None:
         self.runner, self.tokenizer, self.templates = runner, tokenizer, templates
         self.defaults, self.config, self.metrics = defaults, config, metrics
+        self.log = RequestLog(metrics, lines=config.log_requests)
         self.texts = TextLoop(runner, tokenizer)
         self._pool = Pool()
         self.pulse = Pulse(self.texts, self._pool, config.stall_timeout, metrics.count_steps)
