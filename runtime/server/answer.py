@@ -55,7 +55,6 @@ class Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and release what was asked of the executor however that ends."""
-        watch = asyncio.create_task(self._watch(receive))
         if self._stream:
             self._beat()
         outcome = "done"
@@ -67,7 +66,6 @@ class Answer:
             outcome = error.code or error.kind
             await self._send_error(send, error)
         finally:
-            watch.cancel()
             if self._timer is not None:
                 self._timer.cancel()
             self._service.release(self._generation)
@@ -79,11 +77,6 @@ class Answer:
         if left <= 0:
             self._generation.inbox.poke()
         self._timer = asyncio.get_running_loop().call_later(left if left > 0 else KEEP_ALIVE, self._beat)
-
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._generation.inbox.interrupt(ClientGoneError())
 
     async def _send_stream(self, send: Send) -> None:
         unfinished = self._generation.count

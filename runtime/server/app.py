@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from ingot.runtime.server.asking import chat_params, chat_prompt, completion_par
 from ingot.runtime.server.body import AnyBody, read_body
 from ingot.runtime.server.guard import Guard, limited_body
 from ingot.runtime.server.health import Result
+from ingot.runtime.server.ids import Ids
 from ingot.runtime.server.json_pieces import json_blocks
 from ingot.runtime.server.openapi import document
 from ingot.runtime.server.protocol import (
@@ -67,7 +67,7 @@ class Api:
     """The handlers."""
 
     def __init__(self, service: Service) -> None:
-        self._service, self._config = service, service.config
+        self._service, self._config, self._ids = service, service.config, Ids()
         engine = service.runner.engine
         self._names = self._config.model_names or (engine.directory.resolve().name,)
         # read now: the directory may be moved or deleted while the engine is served
@@ -200,7 +200,7 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        return Response(self._service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await self._service.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def live(self, request: Request) -> Response:
         """GET /health/live: this loop turns. A server that drains, or whose steps stall, lives."""
@@ -234,7 +234,7 @@ class Api:
         asked = await self._read(request, StallRequest, lambda asked: asked)
         vocab = self._service.runner.facts.vocab_size
         generation = await self._service.start(
-            f"stall-{secrets.token_hex(8)}", request.state.caller, 1,
+            f"stall-{self._ids.make()}", request.state.caller, 1,
             lambda: [stalling_request(vocab, asked.seconds)], None,
         )  # fmt: skip
         self._service.discard(generation)
@@ -272,8 +272,10 @@ class Api:
             raise not_ready(str(self._why_not()))
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
-        answer_id = f"{prefix}-{secrets.token_hex(12)}"
-        return await self._service.start(answer_id, request.state.caller, count, prepare, asked.timeout)
+        answer_id = f"{prefix}-{self._ids.make()}"
+        return await self._service.start(
+            answer_id, request.state.caller, count, prepare, asked.timeout, request.receive
+        )
 
     def _echoes(
         self, asked: CompletionRequest, prompts: Sequence[str | list[int]], generation: Generation, *, alone: bool

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import hmac
 import re
-import secrets
 import time
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.runtime.server.api_error import ApiError, ClientGoneError
+from ingot.runtime.server.ids import Ids
 from ingot.runtime.server.request_log import RequestLog
 
 _OPEN = ("/health", "/version", "/metrics", "/openapi.json")  # and "/", without a key
@@ -42,7 +42,7 @@ class Guard:
     fields for the log."""
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str], log: RequestLog) -> None:
-        self._app, self._log = app, log
+        self._app, self._log, self._ids = app, log, Ids()
         self._hashes = [_hash(key) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,7 +52,7 @@ class Guard:
             return
         begin, headers = time.monotonic(), Headers(scope=scope)
         given, key = headers.get("x-request-id", ""), self._key(headers.get("authorization", ""))
-        request_id = given if _ID.fullmatch(given) else secrets.token_hex(12)
+        request_id = given if _ID.fullmatch(given) else self._ids.make()
         caller = Caller(request_id=request_id, key=key, traceparent=headers.get("traceparent", ""))
         scope.setdefault("state", {})["caller"] = caller
         status = _CLIENT_GONE

@@ -1,6 +1,7 @@
-"""What Prometheus reads at /metrics. Histograms fill as tokens and steps go by; the executor's counts are read when
-somebody asks, from the last look of `health.Pulse`: no scrape waits for a step."""
+"""What Prometheus reads at /metrics. Histograms fill as tokens and steps go by; the executor's counts are those of
+`health.Pulse`, which a scrape has read once more: it waits for no step."""
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -101,8 +102,9 @@ class Metrics:
 
     def count_steps(self) -> None:
         """Put the steps noted so far into the histograms; off the step thread and off the event loop."""
-        while self._steps:
-            self._count(self._steps.popleft())
+        with contextlib.suppress(IndexError):  # somebody else may have taken the last one
+            while True:
+                self._count(self._steps.popleft())
 
     def _count(self, step: StepReport) -> None:
         for kind, tokens in (("prefill", step.prefill_tokens), ("decode", step.decode_rows)):

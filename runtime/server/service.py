@@ -12,12 +12,22 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from starlette.types import Receive
+
 from ingot.configs.generation import GenerationDefaults
 from ingot.configs.serve import ServeConfig
 from ingot.errors import IngotError
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.model_runner import ModelRunner
-from ingot.runtime.server.api_error import ApiError, cancelled, failed, refused, shutting_down, timed_out
+from ingot.runtime.server.api_error import (
+    ApiError,
+    ClientGoneError,
+    cancelled,
+    failed,
+    refused,
+    shutting_down,
+    timed_out,
+)
 from ingot.runtime.server.asking import check_logprobs
 from ingot.runtime.server.guard import Caller
 from ingot.runtime.server.health import Pool, Pulse, Result
@@ -28,6 +38,8 @@ from ingot.runtime.server.tracing import Tracer
 from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
+
+_PATIENCE = 0.25  # seconds that a scrape waits for the executor
 
 
 class Generation:
@@ -43,12 +55,24 @@ class Generation:
         self.arrived = time.monotonic()
         self.groups: list[list[TextStream]] = []
         self.preparation: asyncio.Future[None] | None = None
+        self.watch: asyncio.Task[None] | None = None  # for the client to leave
         self.deadline: asyncio.TimerHandle | None = None
         self.generated = 0  # tokens of all sequences
         self.moments: dict[str, float] = {}  # when the first sequence to do so had its first step, its first token
         self._metrics = metrics
         # (prompt, sequence) → when its first and its last token came, and how many
         self._times: dict[tuple[int, int], tuple[float, float, int]] = {}
+
+    async def give_up_with(self, receive: Receive) -> None:
+        """End the wait for events when the client leaves."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.inbox.interrupt(ClientGoneError())
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody wants an answer any more. From any thread."""
+        return self.inbox.stopped.done()
 
     async def events(self) -> list[TextEvent]:
         """What is new; empty when poked. Raises ApiError and ClientGoneError."""
@@ -118,6 +142,8 @@ class Service:
         self._capacity = runner.facts.limits.max_batch_size + config.max_queue
         self._control = ThreadPoolExecutor(2, thread_name_prefix="ingot control")
         self._aside = ThreadPoolExecutor(4, thread_name_prefix="ingot aside")
+        self._scraper = ThreadPoolExecutor(1, thread_name_prefix="ingot scrape")
+        self._scrape: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self.tracer = None if config.otlp_endpoint is None else Tracer(config.otlp_endpoint)
@@ -131,10 +157,12 @@ class Service:
         count: int,
         prepare: Callable[[], list[TextRequest]],
         timeout: float | None,
+        receive: Receive | None = None,
     ) -> Generation:
         """Submit what `prepare` returns, `count` sequences in all; it runs in a thread. Raises ApiError.
 
-        A generation that was ended meanwhile has no groups, and its events raise why.
+        receive: ASGI's, which tells when the client leaves. A generation that was ended meanwhile has no groups, and
+        its events raise why.
         """
         self._admit(count, timeout)
         generation = Generation(answer_id, caller, count, Inbox(self._crossing), self.metrics)
@@ -144,6 +172,8 @@ class Service:
         seconds = timeout or self.config.request_timeout
         stop = generation.inbox.interrupt
         generation.deadline = asyncio.get_running_loop().call_later(seconds, stop, timed_out(seconds))
+        if receive is not None:
+            generation.watch = asyncio.create_task(generation.give_up_with(receive))
         generation.preparation = work = self._pool.run(lambda: self._submit(generation, prepare))
         await asyncio.wait((work, generation.inbox.stopped), return_when=asyncio.FIRST_COMPLETED)
         if work.done() and (error := work.exception()) is not None:
@@ -157,7 +187,7 @@ class Service:
         if work is not None and not work.done():
             work.add_done_callback(lambda _: self._give_up(generation, work))
             return
-        if generation.finished:
+        if generation.finished or not generation.groups:
             self._forget(generation)
             return
         streams = [stream for group in generation.groups for stream in group]
@@ -205,6 +235,13 @@ class Service:
         except IngotError as error:
             raise refused(error) from None
 
+    async def scrape(self) -> bytes:
+        """The metrics as of now; of an executor that does not answer at once, what was read last."""
+        if self._scrape is None or self._scrape.done():
+            self._scrape = asyncio.get_running_loop().run_in_executor(self._scraper, self.pulse.read)
+        await asyncio.wait((self._scrape,), timeout=_PATIENCE)
+        return self.metrics.text()
+
     async def drain(self) -> bool:
         """Take no more; wait for what runs, at most drain_timeout, then end it. Whether everything ended by itself."""
         self.draining = True
@@ -231,6 +268,7 @@ class Service:
         self._pool.close()
         self._control.shutdown()
         self._aside.shutdown()
+        self._scraper.shutdown()
         if self.tracer is not None:
             self.tracer.close()
 
@@ -261,8 +299,14 @@ class Service:
         return min(max(1, math.ceil(pace * self._capacity / 10)), 60)
 
     def _submit(self, generation: Generation, prepare: Callable[[], list[TextRequest]]) -> None:
-        asked = prepare()
-        groups = [make_streams(self.runner, self.tokenizer, index, each) for index, each in enumerate(asked)]
+        """On a thread of the pool. Nothing is done, or nothing more, for a client that has left."""
+        groups: list[list[TextStream]] = []
+        for index, asked in enumerate(() if generation.given_up else prepare()):
+            if generation.given_up:
+                break
+            groups.append(make_streams(self.runner, self.tokenizer, index, asked))
+        if generation.given_up:
+            return
         check_logprobs(groups)
         streams = [stream for group in groups for stream in group]
         assert len(streams) == generation.count, "a request was admitted for other sequences than it asks for"
@@ -279,8 +323,9 @@ class Service:
     def _forget(self, generation: Generation) -> None:
         if self.active.pop(generation.answer_id, None) is None:
             return
-        if generation.deadline is not None:
-            generation.deadline.cancel()
+        for timer in (generation.deadline, generation.watch):
+            if timer is not None:
+                timer.cancel()
         self.sequences -= generation.count
         self._ends = [*self._ends[-99:], *([time.monotonic()] * min(generation.count, 100))]
         if not self.active:

@@ -3,12 +3,14 @@
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ingot.runtime.tokenizer import Tokenizer
 from tests.runtime.server.served import Served, eventually, serving_engine
 from tests.runtime.server.test_metrics import read
 
@@ -103,6 +105,7 @@ def test_a_body_that_is_not_http_is_answered_and_counted_once(own: Served, caplo
         assert connection.recv(1000).startswith(b"HTTP/1.1 100 "), "the handler waits for the body"
         connection.sendall(b"2\r\n{ \r\nno chunk\r\n")
         answer = read_all(connection)
+        assert eventually(lambda: bool(ours(caplog))), "a log line comes after its answer"
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"x-request-id: mine" in answer.lower()
     assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]["code"] == "malformed_http"
@@ -158,3 +161,45 @@ def test_a_client_that_ends_its_side_and_leaves_later_is_cancelled(own: Served, 
         assert eventually(own.is_empty)
     assert time.monotonic() - begin < 5
     assert len(own.runner.step_log()) - before < 350, "it ran to its end"
+
+
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+
+
+@pytest.mark.parametrize("busy", [0, 4], ids=["in the template", "before the template"])
+def test_a_client_that_leaves_early_costs_nothing_more(own: Served, busy: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is noticed while the request is prepared, or waits for that; nothing is tokenized, and no step is run."""
+    gate, rendered, tokenized = threading.Event(), [], []
+    encode, steps, gone = Tokenizer.encode, len(own.runner.step_log()), "/v1/completions"
+
+    def render(messages: list[dict[str, str]], **_: object) -> str:
+        rendered.append(messages)
+        assert gate.wait(60)
+        return "a"
+
+    def note(self: Tokenizer, text: str, **options: bool) -> list[int]:
+        tokenized.append(text)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(own.service.templates, "render", render)
+    monkeypatch.setattr(Tokenizer, "encode", note)
+    before = counted(own, gone, 499), counted(own, "/v1/chat/completions", 499)
+    some = [connect(own) for _ in range(busy or 1)]
+    for connection in some:
+        connection.sendall(post("/v1/chat/completions", json.dumps(CHAT).encode()))
+    assert eventually(lambda: len(rendered) == len(some))
+    late = [connect(own) for _ in range(20 if busy else 0)]  # these wait for one of the threads
+    for connection in late:
+        connection.sendall(post(gone, json.dumps(LONG).encode()))
+    assert eventually(lambda: len(own.service.active) == len(some) + len(late))
+    for connection in late:
+        connection.close()
+    assert eventually(lambda: counted(own, gone, 499) == before[0] + len(late)), "seen in time"
+    for connection in some:
+        connection.close()
+    assert eventually(lambda: counted(own, "/v1/chat/completions", 499) == before[1] + len(some)), "seen in time"
+    gate.set()
+    assert eventually(lambda: not own.service.active)
+    assert not own.service.sequences
+    assert tokenized == ["a"] * len(some)
+    assert len(own.runner.step_log()) == steps

@@ -1,5 +1,6 @@
 """Readiness follows the tokens: a stuck step and a dead step loop are told, with the reason. Liveness is separate."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -12,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ingot.runtime.server.health import Pool
 from ingot.runtime.tokenizer import Detokenizer
 from tests.runtime.server.served import CONFIG, Served, eventually, serving_engine
 
@@ -134,3 +136,49 @@ def test_a_dead_loop_ends_the_server(
         http.post("/v1/completions", json={"prompt": "The prince", "max_tokens": 500})
     assert eventually(lambda: own.server.exit_code == 1)
     assert f"the {loop} loop has died" in capfd.readouterr().err
+
+
+def test_a_pool_tells_overloaded_from_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("ingot.runtime.server.health.time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+
+    async def run() -> list[str | None]:
+        pool, told, threads = Pool(), [], threading.Semaphore(0)
+        gates = [threading.Event() for _ in range(12)]
+
+        def work(gate: threading.Event) -> None:
+            threads.release()
+            assert gate.wait(60)
+
+        some = [pool.run(lambda gate=gate: work(gate)) for gate in gates]  # type: ignore[misc]
+        for _ in range(4):
+            await asyncio.to_thread(threads.acquire)
+        for place, gate in enumerate(gates[:6]):  # one ends now and then: the others wait for their turn
+            told.append(pool.trouble(4))
+            clock[0] += 1
+            gate.set()
+            await some[place]
+            await asyncio.to_thread(threads.acquire)  # the next one has begun
+        told.append(pool.trouble(4))
+        clock[0] += 4.5
+        told.append(pool.trouble(4))
+        for gate in gates:
+            gate.set()
+        await asyncio.gather(*some)
+        told.append(pool.trouble(4))
+        pool.close()
+        return told
+
+    told = asyncio.run(run())
+    assert told[:5] == [None] * 5, "nobody has waited for more than 4 s"
+    assert "overloaded: a request has waited 5.0 s for its turn" in str(told[5])
+    assert str(told[5]).endswith("and 3 wait")
+    assert str(told[6]).endswith("and 2 wait")
+    assert "no request has been prepared for 4.5 s: chat template or tokenizer are stuck" in str(told[7])
+    assert told[8] is None
+
+
+def test_an_overloaded_server_says_so(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own.service._pool, "trouble", lambda seconds: f"overloaded: {seconds}")
+    with own.http() as http:
+        assert reason(http) == "overloaded: 0.7"

@@ -1,5 +1,6 @@
 """/metrics tells what happened, and the dashboard asks for nothing that is not there."""
 
+import concurrent.futures
 import dataclasses
 import json
 import logging
@@ -70,6 +71,28 @@ def test_what_happened_is_counted(engine: Path) -> None:
         assert found["ingot_step_tokens_sum", "decode"] == sum(decode for _, decode in log)
         waited, first = found["ingot_queue_seconds_sum", ""], found["ingot_time_to_first_token_seconds_sum", ""]
         assert 0 < waited < first < found["ingot_request_seconds_sum", ""]
+
+
+def test_a_scrape_tells_what_is_now(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And waits for nothing: of an executor that does not answer it tells what was read last."""
+    monkeypatch.setattr("ingot.runtime.server.health._PERIOD", 1000.0)  # nobody else looks
+    body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "n": 2}
+    with serving_engine(engine) as served, served.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
+        with served.slowly():
+            running = pool.submit(http.post, "/v1/completions", json=body, headers={"x-request-id": "mine"})
+            assert eventually(lambda: served.runner.stats()["requests_running"] == 2)
+            found = read(served)
+            assert (found["ingot_requests_running", ""], found["ingot_requests_waiting", ""]) == (2, 0)
+            assert found["ingot_blocks_used", ""] > 0
+            http.post("/v1/requests/mine/cancel").raise_for_status()
+        assert running.result().status_code == 499
+        assert eventually(served.is_empty)
+        assert eventually(lambda: not served.runner.executor._stepping)
+        found, steps = read(served), served.runner.executor.work().steps
+        assert (found["ingot_requests_running", ""], found["ingot_blocks_used", ""]) == (0, 0)
+        assert found["ingot_step_seconds_count", "session"] == steps > 0
+        with served.runner.executor._turn:
+            assert read(served)["ingot_requests_running", ""] == 0
 
 
 def test_refusals_are_counted_and_logged(engine: Path, caplog: pytest.LogCaptureFixture) -> None:
