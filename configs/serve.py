@@ -58,10 +58,16 @@ class ServeConfig:
             raise UsageError("drain_timeout must be a number of seconds, at least 0", got=repr(self.drain_timeout))
         if any(not key.strip() or key != key.strip() for key in self.api_keys):
             raise UsageError("an API key is empty, or has spaces around it")
+        if any(re.search(r"[\x00-\x1f\x7f]", key) for key in self.api_keys):
+            raise UsageError("an API key has control characters, which no HTTP header can carry")
+        for origin in self.cors_origins:
+            _check_origin(origin)
         if self.otlp_endpoint is not None and not re.match(r"https?://[^/]", self.otlp_endpoint):
             raise UsageError("the OTLP endpoint is no URL", expected="http://collector:4318", got=self.otlp_endpoint)
-        if any(not name for name in self.model_names):
-            raise UsageError("a model name is empty")
+        if any(not name.strip() or name != name.strip() for name in self.model_names):
+            raise UsageError("a model name is empty, or has spaces around it")
+        if len(set(self.model_names)) < len(self.model_names):
+            raise UsageError("a model name is there twice", got=", ".join(self.model_names))
 
     @property
     def is_public(self) -> bool:
@@ -72,3 +78,17 @@ class ServeConfig:
             return not ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return True
+
+
+def _check_origin(origin: str) -> None:
+    """Refuse what no browser sends as the Origin of a page: such a page could never call."""
+    scheme, _, place = origin.partition("://")
+    default_port = {"http": ":80", "https": ":443"}.get(scheme)
+    sent = re.fullmatch(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", origin)
+    if origin in ("*", "null") or (sent and not (default_port and place.endswith(default_port))):
+        return
+    raise UsageError(
+        "the CORS origin is none that a browser sends", where="--cors_origin",
+        expected="* or scheme://host[:port] in lower case, without a path and without the port that the scheme implies",
+        got=repr(origin), hint="e.g. https://chat.example or http://localhost:3000",
+    )  # fmt: skip

@@ -30,7 +30,6 @@ class Answer:
     writer       makes the JSON
     stream       server-sent events; otherwise one JSON
     with_usage   a stream ends with the counts of tokens
-    count_none   generated tokens are not part of the answer (echo of a prompt alone)
     """
 
     def __init__(
@@ -43,12 +42,11 @@ class Answer:
         n: int,
         stream: bool,
         with_usage: bool = False,
-        count_none: bool = False,
         model: str,
     ) -> None:
         self._service, self._generation, self._writer = service, generation, writer
         self._route, self._n, self._stream = route, n, stream
-        self._with_usage, self._count_none, self._model = with_usage, count_none, model
+        self._with_usage, self._model = with_usage, model
         self._status = 0  # once the head of the answer is out
         self._last = time.monotonic()  # when the last piece was out
         self._timer: asyncio.TimerHandle | None = None
@@ -146,8 +144,7 @@ class Answer:
 
     def _usage(self) -> Json:
         generation = self._generation
-        generated = 0 if self._count_none else generation.generated
-        return usage(generation.prompt_tokens(), generation.cached_tokens(), generated)
+        return usage(generation.prompt_tokens(), generation.cached_tokens(), generation.generated)
 
     def _note(self, state: dict[str, Any], outcome: str) -> None:
         generation, now = self._generation, time.monotonic()

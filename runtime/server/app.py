@@ -19,7 +19,7 @@ from ingot.errors import RequestError
 from ingot.runtime.admission import read_ids
 from ingot.runtime.server.answer import Answer
 from ingot.runtime.server.api_error import ApiError, ClientGoneError, not_ready, refused
-from ingot.runtime.server.asking import chat_params, chat_prompt, completion_params, text_requests
+from ingot.runtime.server.asking import chat_params, chat_prompt, completion_params, most_tokens, text_requests
 from ingot.runtime.server.body import AnyBody, read_body
 from ingot.runtime.server.guard import Guard, limited_body
 from ingot.runtime.server.health import Result
@@ -35,7 +35,7 @@ from ingot.runtime.server.protocol import (
     TokenizeRequest,
 )
 from ingot.runtime.server.replies import ChatWriter, CompletionWriter, Echo, Head, Json
-from ingot.runtime.server.service import Generation, Service
+from ingot.runtime.server.service import Generation, Order, Service
 from ingot.runtime.server.stall import stalling_request
 from ingot.runtime.text_stream import TextRequest
 
@@ -116,11 +116,12 @@ class Api:
             )
             return text_requests(asked, [ids], params)
 
-        generation = await self._start(request, asked, "chatcmpl", asked.n, prepare)
+        generation = await self._start(request, asked, "chatcmpl", 1, prepare)
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         writer = ChatWriter(
-            self._head(generation), self._service.tokenizer, asked.n, params.logprobs, with_usage=with_usage
-        )
+            self._head(generation), self._service.tokenizer, asked.n, params.logprobs, with_usage=with_usage,
+            prompt_alone=generation.prompt_alone,
+        )  # fmt: skip
         return Answer(
             self._service, generation, writer, route="/v1/chat/completions", n=asked.n, stream=asked.stream,
             with_usage=with_usage, model=self._names[0],
@@ -133,18 +134,19 @@ class Api:
             request, CompletionRequest, lambda asked: (asked, completion_params(asked, defaults))
         )
         prompts = asked.prompts()
-        count = len(prompts) * asked.n
-        generation = await self._start(request, asked, "cmpl", count, lambda: text_requests(asked, prompts, params))
+        generation = await self._start(
+            request, asked, "cmpl", len(prompts), lambda: text_requests(asked, prompts, params)
+        )
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        only_echo = asked.echo and asked.max_tokens == 0
-        echoes = await self._service.aside(lambda: self._echoes(asked, prompts, generation, alone=only_echo))
+        echoes = await self._service.aside(lambda: self._echoes(asked, prompts, generation))
         writer = CompletionWriter(
-            self._head(generation), self._service.tokenizer, count, n=asked.n, logprobs=params.logprobs is not None,
-            skip_special_tokens=asked.skip_special_tokens, with_usage=with_usage, echoes=echoes,
+            self._head(generation), self._service.tokenizer, generation.count, n=asked.n,
+            logprobs=params.logprobs is not None, skip_special_tokens=asked.skip_special_tokens, with_usage=with_usage,
+            echoes=echoes, prompt_alone=generation.prompt_alone,
         )  # fmt: skip
         return Answer(
             self._service, generation, writer, route="/v1/completions", n=asked.n, stream=asked.stream,
-            with_usage=with_usage, count_none=only_echo, model=self._names[0],
+            with_usage=with_usage, model=self._names[0],
         )  # fmt: skip
 
     async def models(self, request: Request) -> Response:
@@ -234,9 +236,9 @@ class Api:
         asked = await self._read(request, StallRequest, lambda asked: asked)
         vocab = self._service.runner.facts.vocab_size
         generation = await self._service.start(
-            f"stall-{self._ids.make()}", request.state.caller, 1,
-            lambda: [stalling_request(vocab, asked.seconds)], None,
-        )  # fmt: skip
+            Order(answer_id=f"stall-{self._ids.make()}", caller=request.state.caller),
+            lambda: [stalling_request(vocab, asked.seconds)],
+        )
         self._service.discard(generation)
         return JSONResponse({"stalling": asked.seconds}, 202)
 
@@ -265,20 +267,21 @@ class Api:
         request: Request,
         asked: Generate,
         prefix: str,
-        count: int,
+        prompts: int,
         prepare: Callable[[], list[TextRequest]],
     ) -> Generation:
         if self._service.texts.failure is not None:
             raise not_ready(str(self._why_not()))
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
-        answer_id = f"{prefix}-{self._ids.make()}"
-        return await self._service.start(
-            answer_id, request.state.caller, count, prepare, asked.timeout, request.receive
-        )
+        order = Order(
+            answer_id=f"{prefix}-{self._ids.make()}", caller=request.state.caller, prompts=prompts, n=asked.n,
+            timeout=asked.timeout, prompt_alone=most_tokens(asked) == 0,
+        )  # fmt: skip
+        return await self._service.start(order, prepare, request.receive)
 
     def _echoes(
-        self, asked: CompletionRequest, prompts: Sequence[str | list[int]], generation: Generation, *, alone: bool
+        self, asked: CompletionRequest, prompts: Sequence[str | list[int]], generation: Generation
     ) -> list[Echo]:
         if not asked.echo or not generation.groups:
             return []
@@ -287,7 +290,7 @@ class Api:
         for prompt, group in zip(prompts, generation.groups, strict=True):
             ids = group[0].request.tokens[: group[0].request.num_prompt].tolist()
             text = prompt if isinstance(prompt, str) else decode(ids, skip_special_tokens=asked.skip_special_tokens)
-            found.append(Echo(text=text, token_ids=ids, alone=alone))
+            found.append(Echo(text=text, token_ids=ids))
         return found
 
     def _head(self, generation: Generation) -> Head:
@@ -325,13 +328,16 @@ def make_app(service: Service) -> Starlette:
     middleware = [Middleware(Guard, api_keys=config.api_keys, log=service.log)]
     if config.cors_origins:
         cors = Middleware(
-            CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"]
-        )
+            CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry"],
+        )  # fmt: skip
         middleware.insert(0, cors)
     handlers: dict[Any, Any] = {
         ApiError: _api_error, ClientGoneError: _client_gone, HTTPException: _http_error, Exception: _our_fault,
     }  # fmt: skip
-    return Starlette(routes=Api(service).routes(), middleware=middleware, exception_handlers=handlers)
+    app = Starlette(routes=Api(service).routes(), middleware=middleware, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # to where the client's Host header says
+    return app
 
 
 def _written(document: Json) -> Response:

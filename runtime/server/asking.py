@@ -16,30 +16,30 @@ _COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in completions
 
 
 def completion_params(asked: CompletionRequest, defaults: GenerationDefaults) -> SamplingParams:
-    """With echo, max_tokens=0 asks for the prompt alone: one token is made, and dropped."""
-    if asked.max_tokens == 0 and not asked.echo:
-        raise ApiError(400, "max_tokens: 0 tokens make sense with echo only", param="max_tokens", code="invalid_value")
+    """OpenAI's parameters of a completion."""
     if asked.echo and asked.logprobs is not None and asked.n > 1 and asked.stream:
         raise ApiError(400, "echo with logprobs streams one completion only", param="n", code="unsupported_value")
-    limit = None if asked.max_tokens is None else max(asked.max_tokens, 1)
     prompt_logprobs = asked.logprobs if asked.echo else None
-    return _params(asked, defaults, max_tokens=limit, logprobs=asked.logprobs, prompt_logprobs=prompt_logprobs)
+    return _params(asked, defaults, logprobs=asked.logprobs, prompt_logprobs=prompt_logprobs)
 
 
 def chat_params(asked: ChatRequest, defaults: GenerationDefaults) -> SamplingParams:
     """Without a limit: as many tokens as the engine allows."""
-    limits = {limit for limit in (asked.max_tokens, asked.max_completion_tokens) if limit is not None}
-    if len(limits) > 1:
+    if None not in (asked.max_tokens, asked.max_completion_tokens) and asked.max_tokens != asked.max_completion_tokens:
         raise ApiError(
             400, "max_tokens and max_completion_tokens are two names of one limit, and differ",
             param="max_completion_tokens", code="invalid_value",
         )  # fmt: skip
-    if 0 in limits:
-        raise ApiError(400, "max_completion_tokens must be at least 1", param="max_completion_tokens")
     if asked.top_logprobs is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    return _params(asked, defaults, max_tokens=next(iter(limits), None), logprobs=logprobs)
+    return _params(asked, defaults, logprobs=logprobs)
+
+
+def most_tokens(asked: Generate) -> int | None:
+    """The limit that the request gives, under either name. 0 asks for the prompt alone."""
+    either = asked.max_completion_tokens if isinstance(asked, ChatRequest) else None
+    return asked.max_tokens if either is None else either
 
 
 def text_requests(asked: Generate, prompts: Sequence[str | Sequence[int]], params: SamplingParams) -> list[TextRequest]:
@@ -97,11 +97,16 @@ def _params(
     asked: Generate,
     defaults: GenerationDefaults,
     *,
-    max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """What the request says, then generation_config.json, then SamplingParams' own defaults."""
+    """What the request says, then generation_config.json, then SamplingParams' own defaults.
+
+    The executor knows no sequence without tokens: where the prompt alone is asked for, one is drawn, and left out.
+    """
+    max_tokens = most_tokens(asked)
+    if max_tokens == 0 and asked.min_tokens:
+        raise ApiError(400, "min_tokens: at most max_tokens, which is 0", param="min_tokens", code="invalid_value")
     temperature, top_k, top_p = defaults.resolve(asked.temperature, asked.top_k, asked.top_p)
     values: dict[str, Any] = dict(defaults.others)
     for name in ("min_p", "repetition_penalty"):
@@ -109,7 +114,7 @@ def _params(
             values[name] = getattr(asked, name)
     bias = None if asked.logit_bias is None else {int(token): value for token, value in asked.logit_bias.items()}
     return SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=1 if max_tokens == 0 else max_tokens,
         min_tokens=asked.min_tokens,
         temperature=temperature,
         top_k=top_k,

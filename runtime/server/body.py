@@ -1,5 +1,6 @@
 """The body of a request → its fields, or a refusal that names the field: 400."""
 
+import codecs
 import difflib
 import json
 import reprlib
@@ -15,7 +16,11 @@ from ingot.runtime.server.protocol import REFUSED, Body
 # values of refused fields that ask for nothing
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
-    "tool_choice": ("none",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),  # of no tools, as are the next three
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "use_beam_search": (False,),
 }
@@ -27,6 +32,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 def read_body(kind: type[AnyBody], data: bytes) -> AnyBody:
     """JSON → a request. Raises ApiError 400 that names the field."""
+    data = data.removeprefix(codecs.BOM_UTF8)  # RFC 8259 lets parsers ignore it, and some editors write it
     try:
         document = from_json(data, allow_inf_nan=False)
         json.loads(data, object_pairs_hook=_refuse_twice)  # pydantic's parser takes the last one

@@ -82,7 +82,7 @@ class Connection(H11Protocol):
         self._expect_head()
         super().data_received(data)
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays: a client may end its side once its request is out, and wait for the answer.
 
         A client that has gone looks the same, until something is sent to it: it answers with a reset. So this sends

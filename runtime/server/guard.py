@@ -2,6 +2,7 @@
 limits."""
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import hmac
@@ -43,7 +44,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str], log: RequestLog) -> None:
         self._app, self._log, self._ids = app, log, Ids()
-        self._hashes = [_hash(key) for key in api_keys]
+        self._hashes = [_forms(key) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the class."""
@@ -51,7 +52,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         begin, headers = time.monotonic(), Headers(scope=scope)
-        given, key = headers.get("x-request-id", ""), self._key(headers.get("authorization", ""))
+        given, key = headers.get("x-request-id", ""), self._key(scope)
         request_id = given if _ID.fullmatch(given) else self._ids.make()
         caller = Caller(request_id=request_id, key=key, traceparent=headers.get("traceparent", ""))
         scope.setdefault("state", {})["caller"] = caller
@@ -77,12 +78,21 @@ class Guard:
         finally:
             self._note(scope, status, time.monotonic() - begin)
 
-    def _key(self, authorization: str) -> int | None:
-        """Which key this is; compares with every one in constant time."""
-        scheme, _, key = authorization.partition(" ")
-        hashed = _hash(key.strip())
-        matches = [hmac.compare_digest(hashed, known) for known in self._hashes]
-        return matches.index(True) if scheme.lower() == "bearer" and any(matches) else None
+    def _key(self, scope: Scope) -> int | None:
+        """Which key came, as `Authorization: Bearer` or `X-Api-Key`; compares with every one in constant time."""
+        given = []
+        for name, value in scope["headers"]:
+            scheme, _, key = value.partition(b" ")
+            if name == b"x-api-key":
+                given.append(value.strip())
+            elif name == b"authorization" and scheme.lower() == b"bearer":
+                given.append(key.strip())
+        found = None
+        for digest in map(_digest, given):
+            for place, forms in enumerate(self._hashes):
+                same = [hmac.compare_digest(digest, form) for form in forms]
+                found = place if any(same) else found
+        return found
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         """Probes, scrapes and the page are counted, not logged."""
@@ -127,5 +137,14 @@ async def limited_body(request: Request, limit: int, seconds: float) -> bytes:
         raise ApiError(408, f"the body did not arrive within {seconds:g} s", kind="timeout") from None
 
 
-def _hash(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _forms(key: str) -> list[bytes]:
+    """Hashes of a key as clients may send it: in UTF-8, or, as many encode headers, in Latin-1."""
+    forms = [key.encode("utf-8", "surrogateescape")]
+    with contextlib.suppress(UnicodeEncodeError):
+        forms.append(key.encode("latin-1"))
+    return [_digest(form) for form in forms]
+
+
+def _digest(key: bytes) -> bytes:
+    """Of one length, whatever the key's: comparing tells nothing of that either."""
+    return hashlib.sha256(key).digest()

@@ -1,12 +1,14 @@
-"""uvicorn with the manners that a server of long answers needs: a first SIGTERM drains, a second one ends at once.
+"""uvicorn with the manners that a server of long answers needs: a first signal drains, a second one ends at once.
 
-SIGTERM ─▶ new requests: 503, readiness: 503 ─▶ running ones end, at most drain_timeout ─▶ exit 0
+SIGTERM, SIGINT, SIGHUP ─▶ new requests: 503, readiness: 503 ─▶ running ones end, at most drain_timeout ─▶ exit 0
 """
 
 import asyncio
+import contextlib
 import logging
-import sys
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Generator
 from types import FrameType
 
 import uvicorn
@@ -56,8 +58,22 @@ class HttpServer(uvicorn.Server):
             self._on_start(address[0], address[1])
             self._watch = asyncio.create_task(self._watch_over())
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """SIGHUP too, which a closed terminal sends; where nohup has it ignored, it stays so."""
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+                yield
+                return
+            signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or SIGINT, in the middle of anything."""
+        """SIGTERM, SIGINT or SIGHUP, in the middle of anything."""
         self._loop.call_soon_threadsafe(self.drain)
 
     def drain(self) -> None:
@@ -80,7 +96,7 @@ class HttpServer(uvicorn.Server):
         """End with code 1 when a loop has died, after its requests were told."""
         while self._service.texts.failure is None:
             await asyncio.sleep(0.25)
-        print(f"error: {self._service.texts.failure}", file=sys.stderr, flush=True)
+        _LOG.error("%s", self._service.texts.failure)
         await asyncio.sleep(_LAST_LOOK)
         self.exit_code = 1
         self.should_exit = True

@@ -82,9 +82,12 @@ def document(*, debug_hooks: bool = False) -> Json:
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+            },
         },
-        "security": [{"key": []}, {}],
+        "security": [{"key": []}, {"header": []}, {}],
     }
 
 

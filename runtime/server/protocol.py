@@ -23,7 +23,7 @@ ACCEPTED = {
     "user": "who asks",
     "metadata": "notes of the client",
     "store": "only false: nothing is stored",
-    "service_tier": 'only "auto": there is one tier',
+    "service_tier": 'only "auto" and "default": there is one tier',
     "safety_identifier": "who asks",
     "prompt_cache_key": "equal heads share blocks whatever the key; cache_salt keeps them apart",
 }
@@ -104,10 +104,10 @@ class Body(Fields):
 
 
 class StreamOptions(Fields):
-    """include_usage: a last piece with the counts of tokens. include_obfuscation: only false."""
+    """include_usage: a last piece with the counts of tokens. include_obfuscation: without effect, none is padded."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False
 
 
 class Generate(Body):
@@ -141,7 +141,7 @@ class Generate(Body):
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: Literal[False] | None = None
-    service_tier: Literal["auto"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
@@ -179,6 +179,8 @@ class ChatMessage(Fields):
     tool_calls: Annotated[list[dict[str, Any]], Field(max_length=MAX_NAMED, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # its newer name
+    id: str | None = None  # without effect
     refusal: str | None = None
     audio: None = None
     function_call: None = None
@@ -193,7 +195,9 @@ class ChatMessage(Fields):
 
     def for_template(self) -> dict[str, Any]:
         """As templates expect it: text in one piece, arguments of tools as objects, `developer` under its old name."""
-        values = self.model_dump(exclude_none=True, exclude={"annotations"})
+        values = self.model_dump(exclude_none=True, exclude={"annotations", "id", "reasoning"})
+        if self.reasoning is not None:
+            values.setdefault("reasoning_content", self.reasoning)
         if isinstance(self.content, list):
             values["content"] = "\n".join(part.text for part in self.content)
         if self.role == "developer":

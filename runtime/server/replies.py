@@ -47,23 +47,38 @@ class Choice:
     pieces: list[str] = dataclasses.field(default_factory=list)
     tables: list[LogprobTable | None] = dataclasses.field(default_factory=list)
     reason: str | None = None
+    stop_reason: str | int | None = None
 
     def take(self, event: TextEvent) -> None:
         """Add an event. An end token is no text, and has no place among the tokens of the text."""
+        self.stop_reason = event.stop_reason
         self.pieces.append(event.text)
         tables = event.logprobs or ()
         self.tables += tables[:-1] if event.end_token else tables
         self.reason = None if event.finish_reason is None else event.finish_reason.value
 
 
-class Writer(ABC):
-    """One answer. Feed it events; then take pieces as they come, or the whole at the end. For one thread at a time."""
+def _end(choice: Choice) -> Json:
+    """Why a choice ended: OpenAI's word, and vLLM's stop text or token id where the request named it."""
+    return {"finish_reason": choice.reason, "stop_reason": choice.stop_reason}
 
-    def __init__(self, choices: int) -> None:
+
+class Writer(ABC):
+    """One answer. Feed it events; then take pieces as they come, or the whole at the end. For one thread at a time.
+
+    prompt_alone: nothing but the prompt was asked for; the token that came with it is no part of the answer.
+    """
+
+    def __init__(self, choices: int, *, prompt_alone: bool) -> None:
         self._choices = [Choice() for _ in range(choices)]
+        self._prompt_alone = prompt_alone
 
     def take(self, choice: int, event: TextEvent) -> int:
         """Add an event. Returns about how many characters of JSON it makes."""
+        if self._prompt_alone:
+            if event.finish_reason is not None:
+                self._choices[choice].reason = "length"
+            return 0
         self._choices[choice].take(event)
         return len(event.text) + _OF_A_TOKEN * len(event.logprobs or ())
 
@@ -100,16 +115,17 @@ class ChatWriter(Writer):
     """chat.completion, or pieces of it; top_logprobs None: without logprobs."""
 
     def __init__(
-        self, head: Head, tokenizer: Tokenizer, choices: int, top_logprobs: int | None, *, with_usage: bool = False
-    ) -> None:
-        super().__init__(choices)
+        self, head: Head, tokenizer: Tokenizer, choices: int, top_logprobs: int | None, *, with_usage: bool = False,
+        prompt_alone: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(choices, prompt_alone=prompt_alone)
         self._head, self._tokenizer, self._top = head, tokenizer, top_logprobs
         self._chunk = head.json("chat.completion.chunk") | ({"usage": None} if with_usage else {})
 
     def openings(self) -> list[Json]:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return [
-            {**self._chunk, "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]}
+            {**self._chunk, "choices": [{"index": index, "delta": delta, "logprobs": None, **_end(Choice())}]}
             for index in range(len(self._choices))
         ]
 
@@ -120,7 +136,7 @@ class ChatWriter(Writer):
         text = "".join(choice.pieces)
         return {
             "index": index, "delta": {"content": text} if text else {}, "logprobs": self._logprobs(choice.tables),
-            "finish_reason": choice.reason,
+            **_end(choice),
         }  # fmt: skip
 
     def whole(self, counts: Json) -> Json:
@@ -129,7 +145,7 @@ class ChatWriter(Writer):
                 "index": index,
                 "message": {"role": "assistant", "content": "".join(each.pieces), "refusal": None},
                 "logprobs": self._logprobs(each.tables),
-                "finish_reason": each.reason,
+                **_end(each),
             }
             for index, each in enumerate(self._choices)
         )
@@ -151,11 +167,10 @@ class ChatWriter(Writer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Echo:
-    """A prompt that its completions repeat. alone: nothing else was asked for."""
+    """A prompt that its completions repeat."""
 
     text: str
     token_ids: Sequence[int]
-    alone: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,8 +219,9 @@ class CompletionWriter(Writer):
         skip_special_tokens: bool = True,
         with_usage: bool = False,
         echoes: Sequence[Echo] = (),
+        prompt_alone: bool = False,
     ) -> None:
-        super().__init__(choices)
+        super().__init__(choices, prompt_alone=prompt_alone)
         self._tokenizer, self._with_logprobs, self._skip = tokenizer, logprobs, skip_special_tokens
         self._head = head.json("text_completion")
         self._chunk = self._head | ({"usage": None} if with_usage else {})
@@ -226,18 +242,14 @@ class CompletionWriter(Writer):
             self._begun.add(choice)
             self._choices[choice].pieces.append(echo.text)
             size += len(echo.text)
-        if echo is None or not echo.alone:
-            return size + super().take(choice, event)
-        if event.finish_reason is not None:
-            self._choices[choice].reason = "length"
-        return size
+        return size + super().take(choice, event)
 
     def chunk(self) -> Json:
         return self._chunk
 
     def part(self, index: int, choice: Choice) -> Json:
         return {
-            "index": index, "text": "".join(choice.pieces), "finish_reason": choice.reason,
+            "index": index, "text": "".join(choice.pieces), **_end(choice),
             "logprobs": self._logprobs(index, choice.tables) if self._with_logprobs else None,
         }  # fmt: skip
 

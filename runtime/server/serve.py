@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.server.service import Service
 from ingot.runtime.tokenizer import Tokenizer
 
+_LOG = logging.getLogger("ingot.server")
 _CLOSING = 10.0  # seconds for the last step to end
 
 
@@ -47,7 +47,7 @@ def serve(
         warn(f"generation_config.json: {setting} is not followed in this version")
     if config.is_public and not config.api_keys:
         warn(f"{config.host} may be reached from other machines, and no --api_key is set: anybody may use the engine")
-    _set_up_logs(as_json=config.log_json)
+    set_up_logs(config.log_level, as_json=config.log_json)
 
     async def run() -> int:
         service = Service(runner, tokenizer, templates, defaults, config, Metrics())
@@ -74,7 +74,7 @@ def _close(service: Service) -> None:
     closing.start()
     closing.join(_CLOSING)
     if closing.is_alive():
-        print("error: a step does not end; leaving it behind", file=sys.stderr, flush=True)
+        _LOG.error("a step does not end; leaving it behind")
         os._exit(1)
 
 
@@ -109,10 +109,10 @@ def _extras(record: logging.LogRecord) -> dict[str, object]:
     return {name: value for name, value in vars(record).items() if name not in _KNOWN}
 
 
-def _set_up_logs(*, as_json: bool) -> None:
+def set_up_logs(level: int, *, as_json: bool) -> None:
+    """Ours from `level` on; of other packages what goes wrong."""
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonLines() if as_json else _Words())
-    for name, level in (("ingot.server", logging.INFO), ("uvicorn.error", logging.ERROR)):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
+    logging.getLogger().handlers = [handler]
+    for name, least in (("", logging.WARNING), ("ingot", level), ("uvicorn.error", logging.ERROR)):
+        logging.getLogger(name).setLevel(least)

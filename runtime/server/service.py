@@ -7,6 +7,7 @@ The event loop never waits for a step, a template or a tokenizer, and never for 
 """
 
 import asyncio
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -42,15 +43,35 @@ from ingot.runtime.tokenizer import Tokenizer
 _PATIENCE = 0.25  # seconds that a scrape waits for the executor
 
 
-class Generation:
-    """One HTTP request in the executor: its prompts, each with its sequences.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What asks to be let in.
 
-    answer_id  of the answer
-    count      sequences
+    answer_id     of the answer
+    prompts, n    how many prompts, and sequences of each
+    timeout       seconds from now to the end; None: the server's
+    prompt_alone  only the prompts are computed: the one token that a sequence draws is not part of the answer
     """
 
-    def __init__(self, answer_id: str, caller: Caller, count: int, inbox: Inbox, metrics: Metrics) -> None:
-        self.answer_id, self.caller, self.count, self.inbox = answer_id, caller, count, inbox
+    answer_id: str
+    caller: Caller
+    prompts: int = 1
+    n: int = 1
+    timeout: float | None = None
+    prompt_alone: bool = False
+
+    @property
+    def count(self) -> int:
+        """Sequences."""
+        return self.prompts * self.n
+
+
+class Generation:
+    """One HTTP request in the executor: its prompts, each with its sequences."""
+
+    def __init__(self, order: Order, inbox: Inbox, metrics: Metrics) -> None:
+        self.answer_id, self.caller, self.count, self.inbox = order.answer_id, order.caller, order.count, inbox
+        self.prompt_alone = order.prompt_alone
         self.created = int(time.time())
         self.arrived = time.monotonic()
         self.groups: list[list[TextStream]] = []
@@ -99,13 +120,16 @@ class Generation:
 
     def _count(self, when: float, event: TextEvent) -> None:
         key, count = (event.index, event.sequence), len(event.token_ids)
+        if self.prompt_alone:
+            if count:
+                self._begin(event, when)
+            return
         self.generated += count
         first, last, tokens = self._times.get(key, (when, when, 0))
         if count and not tokens:
-            request = self.groups[event.index][event.sequence].request
-            self._metrics.first_step((request.started or when) - self.arrived, request.num_prompt)
+            started = self._begin(event, when)
             self._metrics.first_token(when - self.arrived)
-            self.moments = self.moments or {"first_step": request.started or when, "first_token": when}
+            self.moments = self.moments or {"first_step": started, "first_token": when}
             self._metrics.more_tokens(0.0, count - 1)
         elif count:
             self._metrics.more_tokens(when - last, count)
@@ -113,6 +137,13 @@ class Generation:
         self._times[key] = (first, when if count else last, tokens)
         if event.finish_reason is not None and tokens > 1:
             self._metrics.sequence_ended((self._times[key][1] - first) / (tokens - 1))
+
+    def _begin(self, event: TextEvent, when: float) -> float:
+        """A sequence's prompt is computed: when its first step began."""
+        request = self.groups[event.index][event.sequence].request
+        started = request.started or when
+        self._metrics.first_step(started - self.arrived, request.num_prompt)
+        return started
 
 
 class Service:
@@ -151,25 +182,19 @@ class Service:
         self._ends: list[float] = []  # when sequences ended, the latest ones
 
     async def start(
-        self,
-        answer_id: str,
-        caller: Caller,
-        count: int,
-        prepare: Callable[[], list[TextRequest]],
-        timeout: float | None,
-        receive: Receive | None = None,
+        self, order: Order, prepare: Callable[[], list[TextRequest]], receive: Receive | None = None
     ) -> Generation:
-        """Submit what `prepare` returns, `count` sequences in all; it runs in a thread. Raises ApiError.
+        """Submit what `prepare` returns, as many sequences as ordered; it runs in a thread. Raises ApiError.
 
         receive: ASGI's, which tells when the client leaves. A generation that was ended meanwhile has no groups, and
         its events raise why.
         """
-        self._admit(count, timeout)
-        generation = Generation(answer_id, caller, count, Inbox(self._crossing), self.metrics)
-        self.sequences += count
-        self.active[answer_id] = generation
+        self._admit(order)
+        generation = Generation(order, Inbox(self._crossing), self.metrics)
+        self.sequences += order.count
+        self.active[order.answer_id] = generation
         self._idle.clear()
-        seconds = timeout or self.config.request_timeout
+        seconds = order.timeout or self.config.request_timeout
         stop = generation.inbox.interrupt
         generation.deadline = asyncio.get_running_loop().call_later(seconds, stop, timed_out(seconds))
         if receive is not None:
@@ -272,9 +297,10 @@ class Service:
         if self.tracer is not None:
             self.tracer.close()
 
-    def _admit(self, count: int, timeout: float | None) -> None:
+    def _admit(self, order: Order) -> None:
         if self.draining:
             raise shutting_down(self.config.drain_timeout)
+        timeout, count = order.timeout, order.count
         if timeout is not None and timeout > self.config.request_timeout:
             raise ApiError(
                 400, f"timeout: at most {self.config.request_timeout:g} s; got {timeout:g}", param="timeout",
@@ -282,8 +308,9 @@ class Service:
             )  # fmt: skip
         if count > self._capacity:
             raise ApiError(
-                400, f"the request asks for {count} sequences, and the server takes {self._capacity} at once",
-                param="n", code="invalid_value",
+                400, f"the request asks for {count} sequences ({order.prompts} prompts x n {order.n}), and the server "
+                f"takes {self._capacity} at once", param="prompt" if order.prompts >= order.n else "n",
+                code="invalid_value",
             )  # fmt: skip
         if self.sequences + count > self._capacity:
             raise ApiError(

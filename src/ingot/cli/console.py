@@ -1,5 +1,6 @@
 """What ingot says while it works, all on stderr: a bar on a terminal, plain lines in a log."""
 
+import contextlib
 import enum
 import sys
 import time
@@ -112,10 +113,12 @@ class Talk:
             self._say(text)
 
     def _say(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, file=self._stream, flush=True)
+        """Work goes on where its log cannot: the disk is full, or the terminal is gone."""
+        with contextlib.suppress(OSError):
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False)
+            else:
+                print(text, file=self._stream, flush=True)
 
 
 def _pace(seconds: float, done: int, left: int, spell: Callable[[int], str] | None) -> str:

@@ -1,18 +1,22 @@
 """`ingot serve`: OpenAI's protocol over HTTP."""
 
 import importlib
+import logging
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ingot.cli.console import LEVELS, Talk
+from ingot.cli.console import LEVELS, Level, Talk
 from ingot.cli.values import byte_size, log_level, positive, target_isa, use_mmap
 from ingot.configs.runtime import Policy
 from ingot.configs.serve import ServeConfig
 from ingot.errors import UsageError
 from ingot.runtime.model_runner import ModelRunner
 
+_LOGGED = {
+    Level.ERROR: logging.ERROR, Level.WARNING: logging.WARNING, Level.INFO: logging.INFO, Level.VERBOSE: logging.DEBUG
+}  # fmt: skip
 _seconds = click.FloatRange(min=0)
 
 
@@ -21,12 +25,17 @@ _seconds = click.FloatRange(min=0)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option("--api_key", "api_keys", multiple=True, metavar="KEY", help="Opens the door; may be given several times.")
-@click.option("--api_key_file", type=click.Path(path_type=Path), help="One key per line; not seen in process lists.")
+@click.option("--api_key_file", type=click.Path(path_type=Path), help="One key per line, in UTF-8, beside lines of "
+              "comment that begin with #; not seen in process lists.")  # fmt: skip
 @click.option("--chat_template", metavar="F|chatml", help="jinja2 file, or chatml. Unless given: the engine's own.")
 @click.option("--special_tokens_in_content", is_flag=True,
               help="Let chat messages hold control tokens: who writes one can speak as another role.")  # fmt: skip
 @click.option(
-    "--served_model_name", "model_names", multiple=True, metavar="NAME", help="Unless given: the directory's."
+    "--served_model_name",
+    "model_names",
+    multiple=True,
+    metavar="NAME,...",
+    help="Names of the model; may be given several times. Unless given: the directory's.",
 )
 @click.option("--max_queue", type=click.IntRange(min=0), default=256, show_default=True,
               help="Sequences that may wait; more are answered 429.")  # fmt: skip
@@ -38,8 +47,9 @@ _seconds = click.FloatRange(min=0)
 @click.option("--write_timeout", type=_seconds, default=60, show_default=True, help="Seconds a client may not read.")
 @click.option("--stall_timeout", type=_seconds, default=4, show_default=True,
               help="Seconds without a finished step until the server is not ready.")  # fmt: skip
-@click.option("--drain_timeout", type=_seconds, default=30, show_default=True, help="Seconds to finish after SIGTERM.")
+@click.option("--drain_timeout", type=_seconds, default=30, show_default=True, help="Seconds to finish after a signal.")
 @click.option("--cors_origin", "cors_origins", multiple=True, metavar="URL", help="Pages of it may call; * is all.")
+@click.option("--no_log_requests", is_flag=True, help="No line per request; they are still counted.")
 @click.option("--log_json", is_flag=True, help="Log JSON lines.")
 @click.option("--otlp_endpoint", metavar="URL", help="Send OpenTelemetry spans there, e.g. http://collector:4318.")
 @click.option("--debug_hooks", is_flag=True, help="Offer POST /debug/stall, which stops the next step for a while.")
@@ -61,6 +71,8 @@ def command(
     engine_dir: Path,
     api_keys: tuple[str, ...],
     api_key_file: Path | None,
+    model_names: tuple[str, ...],
+    no_log_requests: bool,
     max_body_size: int,
     threads: int | None,
     kv_cache_memory: int | None,
@@ -76,14 +88,18 @@ def command(
 ) -> int:
     """OpenAI-compatible HTTP server: /v1/chat/completions, /v1/completions, /v1/models and more.
 
-    SIGTERM drains: new requests are refused, running ones finish, exit code 0.
+    SIGTERM, SIGINT or SIGHUP drains: new requests are refused, running ones finish, exit code 0.
 
     \b
     Example: ingot serve --engine_dir engine --port 8000
     """
     talk = Talk(LEVELS[log_level])
     keys = (*api_keys, *(_read_keys(api_key_file) if api_key_file else ()))
-    config = ServeConfig(api_keys=keys, max_body_bytes=max_body_size, **others)
+    names = tuple(name.strip() for text in model_names for name in text.split(","))
+    config = ServeConfig(
+        api_keys=keys, model_names=names, max_body_bytes=max_body_size, log_level=_LOGGED[LEVELS[log_level]],
+        log_requests=not no_log_requests, **others,
+    )  # fmt: skip
     try:
         room = importlib.import_module("ingot.runtime.server.serve")
     except ModuleNotFoundError as error:
@@ -111,9 +127,10 @@ def command(
 
 def _read_keys(path: Path) -> list[str]:
     try:
-        keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("the file of API keys cannot be read", where=str(path), got=str(error)) from error
+    keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise UsageError("the file of API keys is empty", where=str(path))
+        raise UsageError("the file of API keys holds none", where=str(path))
     return keys

@@ -127,7 +127,7 @@ def test_a_dead_loop_fails_its_requests_and_is_told(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_loop_ends_the_server(
     own: Served, dying: tuple[str, Callable[[], None]], monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("ingot.runtime.server.http_server._LAST_LOOK", 0.1)
     loop, die = dying
@@ -135,7 +135,7 @@ def test_a_dead_loop_ends_the_server(
     with own.http() as http, contextlib.suppress(httpx.HTTPError):  # it may be gone before it has answered
         http.post("/v1/completions", json={"prompt": "The prince", "max_tokens": 500})
     assert eventually(lambda: own.server.exit_code == 1)
-    assert f"the {loop} loop has died" in capfd.readouterr().err
+    assert f"the {loop} loop has died" in caplog.text
 
 
 def test_a_pool_tells_overloaded_from_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tests.runtime.server.served import CONFIG, Served, eventually, serving_engi
 
 pytestmark = pytest.mark.native
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "The prince", "max_tokens": 500, "ignore_eos": True}
-KEYS = ("first-key", "second-key")
+KEYS = ("first-key", "second-key", "zw\u00f6lf", "\u5341\u4e8c")
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +173,12 @@ def test_a_full_queue_says_when_to_come_back(strict: Served) -> None:
             _client(strict, KEYS[0]).completions.create(model="tiny", prompt="a")
         never = http.post("/v1/completions", json={**LONG, "n": 4})
         assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
+        batch = http.post("/v1/completions", json={"prompt": ["a"] * 4})
+        assert (batch.status_code, batch.json()["error"]["param"]) == (400, "prompt")
+        assert "4 sequences (4 prompts x n 1)" in batch.json()["error"]["message"]
+        both = [{"prompt": ["a"] * 3, "n": 2}, {"prompt": ["a"] * 2, "n": 3}]
+        told = [http.post("/v1/completions", json=body).json()["error"]["param"] for body in both]
+        assert told == ["prompt", "n"]
         http.post("/v1/requests/s/cancel")
         assert [one.result().status_code for one in some] == [499, 499, 499]
         assert eventually(lambda: not strict.service.sequences)
@@ -209,8 +215,27 @@ def test_keys_open_the_door(strict: Served) -> None:
     assert httpx.post(f"{strict.url}/tokenize", json={"prompt": "a"}).status_code == 401
     for path in ("/health/live", "/health/ready", "/version", "/metrics"):
         assert httpx.get(f"{strict.url}{path}").status_code == 200
-    for key in KEYS:
+    for key in KEYS[:2]:
         assert [model.id for model in _client(strict, key).models.list()] == ["tiny"]
+
+
+def test_keys_open_the_door_as_bytes_and_in_either_header(strict: Served) -> None:
+    client = strict.http()
+
+    def status(headers: dict[bytes, bytes]) -> int:
+        return client.get("/v1/models", headers=headers).status_code
+
+    for good in (*(key.encode() for key in KEYS), KEYS[2].encode("latin-1")):
+        assert status({b"authorization": b"Bearer " + good}) == 200
+        assert status({b"authorization": b"bearer  " + good}) == 200
+        assert status({b"x-api-key": good}) == 200
+        assert status({b"x-api-key": good, b"authorization": b"Bearer wrong"}) == 200
+        assert status({b"authorization": good}) == 401
+        assert status({b"authorization": b"Basic " + good}) == 401
+        assert status({b"x-api-key": good[:-1]}) == 401
+        assert status({b"x-api-key": b"Bearer " + good}) == 401
+    assert status({b"x-api-key": b""}) == 401
+    client.close()
 
 
 def test_other_pages_may_call_only_where_asked(strict: Served, served: Served) -> None:
@@ -218,6 +243,21 @@ def test_other_pages_may_call_only_where_asked(strict: Served, served: Served) -
         headers = {"origin": "https://chat.example", "access-control-request-method": "POST"}
         answer = httpx.options(f"{server.url}/v1/completions", headers=headers)
         assert answer.headers.get("access-control-allow-origin") == allowed
+        plain = httpx.get(f"{server.url}/health/live", headers=headers)
+        exposed = plain.headers.get("access-control-expose-headers", "").lower().split(", ")
+        assert exposed == (["x-request-id", "retry-after", "x-should-retry"] if allowed else [""])
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1/chat/completions/", "/health/live/", "/nowhere/"])
+def test_nobody_is_sent_elsewhere(served: Served, path: str) -> None:
+    """Least of all to where a Host header says."""
+    for method in ("GET", "POST"):
+        answer = httpx.request(method, f"{served.url}{path}", headers={"host": "evil.example"})
+        assert answer.status_code in (404, 405)
+        assert "location" not in answer.headers
+        assert "evil" not in answer.text
+    absolute = httpx.get(f"{served.url}/v1/embeddings", headers={"host": "evil.example/v1/files"})
+    assert "gives no embeddings" in absolute.text
 
 
 @pytest.mark.parametrize(("field", "value"), [("top_p", 1e-300), ("logit_bias", {"99999999": 1})])

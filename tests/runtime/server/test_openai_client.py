@@ -1,6 +1,8 @@
 """The official client against the server: what it gets is what ModelRunner computes, in OpenAI's types."""
 
 import asyncio
+import json
+import re
 from typing import Any
 
 import numpy as np
@@ -189,6 +191,88 @@ def test_what_bears_on_the_draws(served: Served) -> None:
     assert by_token.finish_reason == "stop"
     long = complete(max_tokens=80, extra_body={"ignore_eos": True, "priority": -5, "cache_salt": "mine"})
     assert long.finish_reason == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_answers_tell_what_stopped_them(served: Served, path: str, stream: bool) -> None:
+    """vLLM's field: the stop text, or the token of stop_token_ids; null at a limit or an end token of the model."""
+    prompt: Any = {"messages": MESSAGES} if "chat" in path else {"prompt": "The prince"}
+
+    def ask(http: Any, **fields: Any) -> Any:
+        body = {**prompt, "max_tokens": 24, "temperature": 0, "stream": stream, "ignore_eos": True, **fields}
+        answer = http.post(path, json=body)
+        if not stream:
+            return answer.json()["choices"][0]
+        pieces = [json.loads(line[6:])["choices"][0] for line in answer.text.splitlines() if line[6:7] == "{"]
+        assert all(piece["stop_reason"] is None for piece in pieces[:-1])
+        return pieces[-1]
+
+    with served.http() as http:
+        free = ask(http)
+        assert (free["finish_reason"], free["stop_reason"]) == ("length", None)
+        ids = served.service.tokenizer.encode(greedy_text(served, prompt), add_special_tokens=False)
+        by_token = ask(http, stop_token_ids=[ids[5]])
+        assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", ids[5])
+        word = greedy_text(served, prompt)[8:11]
+        by_text = ask(http, stop=["never there", word])
+        assert (by_text["finish_reason"], by_text["stop_reason"]) == ("stop", word)
+        end = next(iter(served.runner.facts.end_ids))
+        own_end = ask(http, ignore_eos=False, logit_bias={str(end): 100})
+        assert (own_end["finish_reason"], own_end["stop_reason"]) == ("stop", None)
+
+
+def greedy_text(served: Served, prompt: Any) -> str:
+    """24 tokens after a prompt."""
+    tokenizer = served.service.tokenizer
+    text = served.service.templates.render(prompt["messages"]) if "messages" in prompt else prompt["prompt"]
+    return greedy(served, [tokenizer.encode(text)], 24)[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_no_tokens_warm_a_prefix(served: Served, path: str, stream: bool) -> None:
+    """The prompt is computed and its blocks are kept; nothing is generated, and a request that follows finds them."""
+    text = f"{path} {stream} " + "The prince looked at the count " * 10
+    prompt: Any = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    salt = {"cache_salt": f"{path}{stream}"}
+
+    def ask(http: Any, **fields: Any) -> Any:
+        body = {**prompt, **salt, "temperature": 0, "logprobs": 1 if "prompt" in prompt else True, **fields}
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        if not body.get("stream"):
+            return answer.json()
+        pieces = [json.loads(line[6:]) for line in answer.text.splitlines() if line[6:7] == "{"]
+        choices = [piece["choices"][0] for piece in pieces if piece["choices"]]
+        text = "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices)
+        return {"usage": pieces[-1]["usage"], "choices": [{**choices[-1], "text": text}]}
+
+    with served.http() as http:
+        before = served.runner.stats()["blocks_cached"], generated_tokens(http)
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        warm = ask(http, max_tokens=0, stream=stream, n=2, **options)
+        choice = warm["choices"][0]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+        assert (choice.get("text") or choice.get("message", {}).get("content") or "") == ""
+        tokens = choice["logprobs"] or {}
+        assert [tokens.get("tokens") or [], tokens.get("content") or []] == [[], []]
+        usage = warm["usage"]
+        assert usage["completion_tokens"] == 0
+        assert usage["prompt_tokens"] == usage["total_tokens"] > 64
+        assert generated_tokens(http) == before[1], "they are counted nowhere"
+        assert served.runner.stats()["blocks_cached"] > before[0]
+        hot = ask(http, max_tokens=2, stream=False)
+        size = served.runner.executor._blocks.tokens_per_block
+        cached = hot["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == (usage["prompt_tokens"] - 1) // size * size
+        assert hot["usage"]["completion_tokens"] == 2
+
+
+def generated_tokens(http: Any) -> float:
+    found = re.search(r"^ingot_generated_tokens_total (\S+)$", http.get("/metrics").text, flags=re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 def test_without_a_limit(served: Served) -> None:

@@ -61,7 +61,6 @@ def test_refusals_give_the_reason(name: str) -> None:
         ({**TEXT, "logit_bias": {"5": 101}}, "logit_bias.5"), ({**TEXT, "store": True}, "store"),
         ({**TEXT, "service_tier": "flex"}, "service_tier"), ({**TEXT, "logprobs": 21}, "logprobs"),
         ({**TEXT, "stream_options": {"x": 1}}, "stream_options.x"), ({**TEXT, "timeout": 0}, "timeout"),
-        ({**TEXT, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({**TEXT, "stop": [None]}, "stop.0"), ({**TEXT, "stop": 5}, "stop"), ({**TEXT, "best_of": True}, "best_of"),
         ({**TEXT, "best_of": 1, "n": 2}, "best_of"), ({**TEXT, "use_beam_search": 0}, "use_beam_search"),
         ({**TEXT, "logit_bias": {"\u0663": 1}}, "logit_bias.\u0663"),
@@ -135,6 +134,47 @@ def test_only_an_assistant_may_say_nothing(role: str) -> None:
     assert len(read_body(ChatRequest, json.dumps(body).encode()).messages) == 2
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []}, {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}, {"tool_choice": "none"},
+        {"parallel_tool_calls": False}, {"functions": [], "function_call": "auto"}, {"service_tier": "default"},
+        {"stream": True, "stream_options": {"include_obfuscation": True}}, {"response_format": {"type": "text"}},
+    ],
+)  # fmt: skip
+def test_what_clients_send_by_themselves_changes_nothing(fields: dict[str, Any]) -> None:
+    asked = read_body(ChatRequest, json.dumps({**CHAT, **fields}).encode())
+    assert chat_params(asked, NOTHING) == chat_params(read_body(ChatRequest, json.dumps(CHAT).encode()), NOTHING)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"tools": [{"type": "function"}], "tool_choice": "auto"}, {"parallel_tool_calls": True, "tools": [{}]}],
+)
+def test_what_clients_mean_is_refused_though_its_company_is_neutral(fields: dict[str, Any]) -> None:
+    assert refusal(ChatRequest, {**CHAT, **fields}).param == "tools"
+    for name in ("tool_choice", "parallel_tool_calls"):
+        assert refusal(ChatRequest, {**CHAT, name: "required"}).param == name
+
+
+def test_reasoning_of_earlier_answers_goes_to_the_template_under_its_old_name() -> None:
+    def seen(**fields: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": "b", "id": "msg_1", **fields}
+        return read_body(ChatRequest, json.dumps({"messages": [message]}).encode()).messages[0].for_template()
+
+    plain = {"role": "assistant", "content": "b"}
+    assert seen() == plain
+    assert seen(reasoning="r") == seen(reasoning_content="r") == {**plain, "reasoning_content": "r"}
+    assert seen(reasoning="r", reasoning_content="c") == {**plain, "reasoning_content": "c"}
+    assert refusal(ChatRequest, {"messages": [{**plain, "id": 5}]}).param == "messages.0.id"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_json() -> None:
+    mark = b"\xef\xbb\xbf"
+    assert read_body(CompletionRequest, mark + b'{"prompt": "a"}').prompt == "a"
+    refusal(CompletionRequest, mark + mark + b'{"prompt": "a"}')
+
+
 def test_arguments_of_tools_become_objects_for_the_template() -> None:
     for given, expected in (('{"a": [1]}', {"a": [1]}), ("no json", "no json"), ("[1]", "[1]"), ({"a": 1}, {"a": 1})):
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": given}}
@@ -204,7 +244,8 @@ def test_generation_config_speaks_where_the_request_does_not() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"), ({"top_logprobs": 2}, "top_logprobs"),
-     ({"max_tokens": 0}, "max_completion_tokens")],
+     ({"max_tokens": 0, "min_tokens": 1}, "min_tokens"), ({"max_tokens": 0, "max_completion_tokens": 1},
+     "max_completion_tokens")],
 )  # fmt: skip
 def test_contradictions_in_chats(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
@@ -213,6 +254,6 @@ def test_contradictions_in_chats(fields: dict[str, Any], param: str) -> None:
 
 
 def test_contradictions_in_completions() -> None:
-    for fields in ({"max_tokens": 0}, {"echo": True, "logprobs": 1, "n": 2, "stream": True}):
+    for fields in ({"max_tokens": 0, "min_tokens": 1}, {"echo": True, "logprobs": 1, "n": 2, "stream": True}):
         with pytest.raises(ApiError):
             completion_params(completion(**fields), NOTHING)
