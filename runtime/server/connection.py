@@ -179,7 +179,7 @@ class Connection(H11Protocol):
         self.transport.abort()
 
 
-def connection(head_seconds: float, write_seconds: float, request_log: RequestLog) -> type[Connection]:
+def connection(*, head_seconds: float, write_seconds: float, request_log: RequestLog) -> type[Connection]:
     """A class, as uvicorn wants it."""
 
     class Limited(Connection):

@@ -33,7 +33,9 @@ class HttpServer(uvicorn.Server):
                 make_app(service),
                 host=config.host,
                 port=config.port,
-                http=connection(config.body_timeout, config.write_timeout, service.log),
+                http=connection(
+                    head_seconds=config.body_timeout, write_seconds=config.write_timeout, request_log=service.log
+                ),
                 ws="none",
                 lifespan="off",
                 log_config=None,

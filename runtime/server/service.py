@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from starlette.types import Receive
@@ -315,15 +315,9 @@ class Service:
         if self.sequences + count > self._capacity:
             raise ApiError(
                 429, f"{self.sequences} sequences run or wait, and the server takes {self._capacity}",
-                kind="rate_limit_error", code="queue_full", headers={"retry-after": str(self._retry_after())},
+                kind="rate_limit_error", code="queue_full",
+                headers={"retry-after": str(retry_after(self._ends, time.monotonic(), self._capacity))},
             )  # fmt: skip
-
-    def _retry_after(self) -> int:
-        """Whole seconds in which, at the pace of late, a tenth of what is in ends."""
-        if len(self._ends) < 2:
-            return 1
-        pace = (time.monotonic() - self._ends[0]) / len(self._ends)
-        return min(max(1, math.ceil(pace * self._capacity / 10)), 60)
 
     def _submit(self, generation: Generation, prepare: Callable[[], list[TextRequest]]) -> None:
         """On a thread of the pool. Nothing is done, or nothing more, for a client that has left."""
@@ -357,3 +351,11 @@ class Service:
         self._ends = [*self._ends[-99:], *([time.monotonic()] * min(generation.count, 100))]
         if not self.active:
             self._idle.set()
+
+
+def retry_after(ends: Sequence[float], now: float, capacity: int) -> int:
+    """Whole seconds, 1 to 60, in which a tenth of what is in ends. ends: when the latest sequences ended, in seconds."""
+    if len(ends) < 2:
+        return 1
+    pace = (now - ends[0]) / len(ends)
+    return min(max(1, math.ceil(pace * capacity / 10)), 60)
