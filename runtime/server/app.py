@@ -369,7 +369,6 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:
-    found = ApiError(
-        500, "the server made a mistake; its log says which", kind="server_error", headers={"x-should-retry": "false"}
-    )
+    headers = {"x-should-retry": "false", "x-request-id": request.state.caller.request_id}  # the guard has been left
+    found = ApiError(500, "the server made a mistake; its log says which", kind="server_error", headers=headers)
     return JSONResponse(found.body(), 500, found.headers)

@@ -88,6 +88,16 @@ def test_stuck_text_is_told(own: Served, monkeypatch: pytest.MonkeyPatch) -> Non
         assert eventually(lambda: is_ready(http))
 
 
+def test_an_executor_that_does_not_answer_is_told(own: Served) -> None:
+    with own.http() as http:
+        with own.runner.executor._turn:
+            assert eventually(lambda: "the executor has not answered for" in reason(http))
+            assert http.get("/health/live").status_code == 200
+        assert eventually(lambda: is_ready(http))
+        own.service.draining = True
+        assert reason(http) == "the server is shutting down"
+
+
 def test_an_idle_server_is_ready(own: Served) -> None:
     time.sleep(0.9)
     assert eventually(lambda: httpx.get(f"{own.url}/health").status_code == 200)

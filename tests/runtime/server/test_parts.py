@@ -128,9 +128,8 @@ def test_errors_in_openais_words() -> None:
     error = RequestError("max_tokens is wrong", where="prompt 1", expected="5", got="6", hint="ask for less")
     assert in_one_line(error) == "max_tokens is wrong (prompt 1); expected 5; got 6; ask for less"
     assert (refused(error).status, refused(error).param, refused(error).code) == (400, "max_tokens", None)
-    assert [refused(RequestError(f"{name} is wrong")).param for name in ("n", "stop", "seed", "temperature", "the")] == [
-        "n", "stop", "seed", "temperature", None,
-    ]  # fmt: skip
+    for name, param in (("n", "n"), ("stop", "stop"), ("seed", "seed"), ("temperature", "temperature"), ("the", None)):
+        assert refused(RequestError(f"{name} is wrong")).param == param
     for long in (CapacityError("too small"), RequestError("over max_seq_len"), RequestError("x", hint="max_input_len")):
         assert refused(long).code == "context_length_exceeded"
     broken = failed(RequestError("a step failed"))

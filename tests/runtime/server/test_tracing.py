@@ -80,12 +80,17 @@ def test_a_span_per_answer(engine: Path, collector: Collector, monkeypatch: pyte
     assert attributes["gen_ai.request.model"].string_value == "tiny"
     assert attributes["http.response.status_code"].int_value == 200
     assert attributes["ingot.request_id"].string_value == "mine"
+    assert attributes["gen_ai.operation.name"].string_value == "text_completion"
+    assert attributes["gen_ai.usage.input_tokens"].int_value == answer.json()["usage"]["prompt_tokens"]
+    assert attributes["http.route"].string_value == "/v1/completions"
+    assert (attributes["ingot.sequences"].int_value, attributes["ingot.cached_tokens"].int_value) == (1, 0)
     times = [good.start_time_unix_nano, *(each.time_unix_nano for each in good.events), good.end_time_unix_nano]
     assert [event.name for event in good.events] == ["first_step", "first_token"]
     assert times == sorted(times)
     for each in (late, unprepared):
         assert (each.status.code, each.status.message) == (trace_pb2.Status.STATUS_CODE_ERROR, "deadline_exceeded")
     assert unprepared.name == "POST /v1/chat/completions"
+    assert {each.key: each.value.string_value for each in unprepared.attributes}["gen_ai.operation.name"] == "chat"
     assert len({each.span_id for each in collector.spans}) == 3
 
 
