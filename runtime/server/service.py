@@ -354,7 +354,7 @@ class Service:
 
 
 def retry_after(ends: Sequence[float], now: float, capacity: int) -> int:
-    """Whole seconds, 1 to 60, in which a tenth of what is in ends. ends: seconds at which the latest sequences ended."""
+    """Whole seconds, 1 to 60, in which a tenth of what is in ends. ends: when the latest sequences did, in seconds."""
     if len(ends) < 2:
         return 1
     pace = (now - ends[0]) / len(ends)

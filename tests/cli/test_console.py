@@ -1,5 +1,6 @@
 """Progress and remarks: plain lines in a log, nothing on stdout, fewer words at lower levels."""
 
+import errno
 import io
 
 import pytest
@@ -71,3 +72,15 @@ def test_levels(level: str, words: list[str]) -> None:
     _work(Talk(LEVELS[level], log))
     said = log.getvalue().splitlines()
     assert said[-1:] == words
+
+
+def test_a_log_that_cannot_be_written_ends_no_work() -> None:
+    tried: list[str] = []
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            tried.append(text)
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    _work(Talk(Level.INFO, Full()))
+    assert any("a NaN" in text for text in tried)
