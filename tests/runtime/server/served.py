@@ -20,6 +20,7 @@ from ingot.configs.serve import ServeConfig
 from ingot.plugins.cpu.target import CpuSession
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.server.connection import Connection
 from ingot.runtime.server.http_server import HttpServer
 from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.server.service import Service
@@ -40,6 +41,11 @@ class Served:
     @property
     def runner(self) -> ModelRunner:
         return self.service.runner
+
+    @property
+    def connections(self) -> list[Connection]:
+        """Those that are open."""
+        return [each for each in tuple(self.server.server_state.connections) if isinstance(each, Connection)]
 
     def client(self, **options: object) -> openai.OpenAI:
         """The official client."""

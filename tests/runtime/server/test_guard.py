@@ -101,7 +101,6 @@ def test_requests_ahead_are_kept_only_so_far(own: Served) -> None:
     """While one is answered, some of what follows is read, to see the client leave; not all that it may send."""
     body = json.dumps({"prompt": "a", "max_tokens": 400, "ignore_eos": True, "timeout": 0.5}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    connections = own.server.server_state.connections
     with own.slowly(), socket.create_connection(("127.0.0.1", int(own.url.rsplit(":", 1)[1]))) as client:
         client.sendall(head + body)
         assert eventually(lambda: bool(own.service.active))
@@ -112,8 +111,8 @@ def test_requests_ahead_are_kept_only_so_far(own: Served) -> None:
                 sent += client.send(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n" * 2000)
             except BlockingIOError:
                 break
-        assert eventually(lambda: any(each.flow is not None and each.flow.read_paused for each in connections))
-        kept = max(len(each.conn.trailing_data[0]) for each in connections)
+        assert eventually(lambda: any(each.flow.read_paused for each in own.connections))
+        kept = max(len(each.conn.trailing_data[0]) for each in own.connections)
         assert 64 << 10 <= kept < 1 << 20
 
 

@@ -146,11 +146,12 @@ def test_a_reader_that_pauses_and_goes_on_misses_nothing(served: Served) -> None
         whole = http.post("/v1/completions", json=body).json()
     with open_socket(served, {**body, "stream": True}) as slow:
         slow.settimeout(60)
-        connections = served.server.server_state.connections
         got, pauses = b"", 0
         while not got.endswith(b"0\r\n\r\n"):
             if pauses < 3:
-                assert eventually(lambda: any(each.flow.write_paused for each in connections)), "it fits its buffers"
+                assert eventually(lambda: any(each.flow.write_paused for each in served.connections)), (
+                    "it fits its buffers"
+                )
                 pauses += 1
             for _ in range(20):
                 got += slow.recv(4096)
