@@ -163,15 +163,21 @@ def test_a_pool_tells_overloaded_from_stuck(monkeypatch: pytest.MonkeyPatch) -> 
         some = [pool.run(lambda gate=gate: work(gate)) for gate in gates]  # type: ignore[misc]
         for _ in range(4):
             await asyncio.to_thread(threads.acquire)
+        late = threading.Event()
         for place, gate in enumerate(gates[:6]):  # one ends now and then: the others wait for their turn
             told.append(pool.trouble(4))
             clock[0] += 1
+            if place == 4:
+                some.append(pool.run(lambda: work(late)))
             gate.set()
             await some[place]
             await asyncio.to_thread(threads.acquire)  # the next one has begun
         told.append(pool.trouble(4))
-        clock[0] += 4.5
+        clock[0] += 2.5
+        told.append(pool.trouble(4))  # the thread that began last has had less than 4 s
+        clock[0] += 2
         told.append(pool.trouble(4))
+        late.set()
         for gate in gates:
             gate.set()
         await asyncio.gather(*some)
@@ -182,10 +188,11 @@ def test_a_pool_tells_overloaded_from_stuck(monkeypatch: pytest.MonkeyPatch) -> 
     told = asyncio.run(run())
     assert told[:5] == [None] * 5, "nobody has waited for more than 4 s"
     assert "overloaded: a request has waited 5.0 s for its turn" in str(told[5])
-    assert str(told[5]).endswith("and 3 wait")
-    assert str(told[6]).endswith("and 2 wait")
-    assert "no request has been prepared for 4.5 s: chat template or tokenizer are stuck" in str(told[7])
-    assert told[8] is None
+    assert str(told[5]).endswith("and 4 wait")
+    assert str(told[6]).endswith("and 3 wait")
+    assert "overloaded: a request has waited 8.5 s" in str(told[7])
+    assert "no request has been prepared for 4.5 s: chat template or tokenizer are stuck" in str(told[8])
+    assert told[9] is None
 
 
 def test_an_overloaded_server_says_so(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,10 @@
 """What ends or refuses a request without touching the others: limits, deadlines, cancellation, hang-ups, keys."""
 
-import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
 import json
 import logging
-import re
 import socket
 import threading
 import time
@@ -19,9 +17,6 @@ import httpx
 import openai
 import pytest
 
-from ingot.runtime.server.connection import connection
-from ingot.runtime.server.metrics import Metrics
-from ingot.runtime.server.request_log import RequestLog
 from tests.runtime.server.served import CONFIG, Served, eventually, serving_engine
 
 pytestmark = pytest.mark.native
@@ -137,51 +132,6 @@ def test_a_slow_reader_stalls_nobody(served: Served) -> None:
     assert served.service.active
     with slow, slow.makefile("rb") as answer:  # all of it is still there for the slow one
         assert any(line == b"data: [DONE]\n" for line in answer)
-
-
-def test_a_reader_that_pauses_and_goes_on_misses_nothing(served: Served) -> None:
-    """The server stops writing while the client does not read, and goes on when it does."""
-    body = {**LONG, "max_tokens": 300, "temperature": 0, "logprobs": 20, "n": 2}
-    with served.http() as http:
-        whole = http.post("/v1/completions", json=body).json()
-    with open_socket(served, {**body, "stream": True}) as slow:
-        slow.settimeout(60)
-        assert eventually(lambda: any(each.flow.write_paused for each in served.connections)), "it fits its buffers"
-        got = b""
-        while not got.endswith(b"0\r\n\r\n"):
-            got += slow.recv(4096)
-    texts = ["", ""]
-    for line in re.findall(rb"data: (\{.*)\n", got):
-        (choice,) = json.loads(line)["choices"]
-        texts[choice["index"]] += choice["text"]
-    assert texts == [choice["text"] for choice in whole["choices"]]
-    assert b"data: [DONE]" in got
-
-
-def test_only_a_pause_that_lasts_is_the_end() -> None:
-    """`write_timeout` counts from the latest moment at which the client stopped reading."""
-    loop = asyncio.new_event_loop()
-    log = RequestLog(Metrics(), lines=False)
-    kind = connection(head_seconds=7, write_seconds=5, request_log=log)
-    assert (kind.head_timeout, kind.write_timeout) == (7, 5)
-    slow = kind.__new__(kind)
-    slow.loop, slow.flow = loop, types.SimpleNamespace(pause_writing=lambda: None, resume_writing=lambda: None)  # type: ignore[assignment]
-    slow.pause_writing()
-    first = slow._deaf
-    assert first is not None
-    assert 4 < first.when() - loop.time() <= 5
-    slow.resume_writing()
-    assert first.cancelled()
-    slow.pause_writing()
-    assert slow._deaf is not first
-    assert slow._deaf is not None
-    assert not slow._deaf.cancelled()
-    loop.close()
-
-
-def test_limits_reach_the_connections(impatient: Served) -> None:
-    kind = impatient.server.config.http
-    assert (kind.head_timeout, kind.write_timeout) == (0.4, 0.5)  # type: ignore[union-attr]
 
 
 def test_a_silent_stream_says_that_it_lives(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
