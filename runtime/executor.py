@@ -278,11 +278,12 @@ class Executor(Owned):
         chunks = self._scheduler.schedule()
         assert chunks, "the oldest request can always advance"
         kinds = count_kinds(chunks)
-        most = 1 if self._repeater is None else self._scheduler.repeatable(chunks, min(most, self._repeats))
+        repeater = self._repeater
+        most = 1 if repeater is None else self._scheduler.repeatable(chunks, min(most, self._repeats))
         step = self._last = assemble(chunks, self._last)
         repetition = None
-        if most > 1:
-            repetition = Repetition(step, self._work.steps, most=most, seconds=seconds, stop=self._stop)
+        if repeater is not None and most > 1:
+            repetition = Repetition(repeater, step, self._work.steps, most=most, seconds=seconds, stop=self._stop)
             self._repetition = repetition
             self._turn.notify_all()  # whoever sleeps has to look now and then
         self._stop[0] = 0
@@ -326,9 +327,8 @@ class Executor(Owned):
         """The result of the last of several steps. If one fails it is tried alone, to see which request is at fault: at
         once if it was the first, else as the next step, and then there is no result here.
         """
-        assert self._repeater is not None, "only a RepeatSession repeats"
         try:
-            return [(step, repetition.run(self._repeater))]
+            return [(step, repetition.run())]
         except Exception as error:
             _LOG.warning("several steps at a time failed, one is tried: %r", error)
             return [] if repetition.done else self._run(step)

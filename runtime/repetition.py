@@ -22,12 +22,14 @@ class Repetition:
     taken  steps whose tokens the requests have
     """
 
-    def __init__(self, step: ScheduledStep, first: int, *, most: int, seconds: float, stop: Int32) -> None:
+    def __init__(
+        self, session: RepeatSession, step: ScheduledStep, first: int, *, most: int, seconds: float, stop: Int32
+    ) -> None:
         """At most `most` steps, none that begins after `seconds`, and none after the one in which `stop` becomes 1.
 
         first  the executor's number of the first step
         """
-        self._step, self._first, self.taken = step, first, 0
+        self._session, self._step, self._first, self.taken = session, step, first, 0
         requests, sample = step.sampled, step.batch.sample
         top = 0 if sample.probs is None else int(sample.probs.top_starts[-1])
         most = max(1, min(most, _MOST_BYTES // (12 * len(requests) + 8 * top)))
@@ -43,11 +45,11 @@ class Repetition:
     @property
     def done(self) -> int:
         """Steps that have ended and are not the last."""
-        return int(self._repeat.done[0])
+        return self._session.steps_done(self._repeat)
 
-    def run(self, session: RepeatSession) -> StepResult:
+    def run(self) -> StepResult:
         """Run all steps; the last one's result, as if it had been the only one."""
-        return self._result(session.decode(self._step.batch, self._repeat) - 1)
+        return self._result(self._session.decode(self._step.batch, self._repeat) - 1)
 
     def catch_up(self) -> None:
         """Give the requests what they do not have yet of the steps that are `done`."""

@@ -198,6 +198,12 @@ int64_t decode(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int3
   }
 }
 
+// numpy's own loads let a processor with a weak order of memory (ARM) read the rows of a step before it reads `done`.
+int32_t load_acquire(const In<int32_t>& word) {
+  if (word.size() != 1) throw std::invalid_argument("load_acquire reads an array of one entry");
+  return __atomic_load_n(word.data(), __ATOMIC_ACQUIRE);
+}
+
 RunResult draw(Session& self, InRows<float> logits, const DrawTuple& sample) {
   if (static_cast<int64_t>(logits.shape(1)) != self.logit_cols())
     throw std::invalid_argument("logits have " + std::to_string(logits.shape(1)) + " columns, expected " +
@@ -214,34 +220,55 @@ RunResult draw(Session& self, InRows<float> logits, const DrawTuple& sample) {
 using TappedTuple = std::tuple<std::string, std::string, OutRows>;
 
 std::vector<TappedTuple> take_tapped(Session& self) {
+  std::vector<ingot::Tapped> tapped;
+  {
+    const nb::gil_scoped_release release;
+    tapped = self.take_tapped();
+  }
   std::vector<TappedTuple> all;
-  for (ingot::Tapped& each : self.take_tapped())
+  for (ingot::Tapped& each : tapped)
     all.emplace_back(each.step, each.buffer, rows_out(std::move(each.values), each.rows, each.cols));
   return all;
 }
 
 OutRows read_buffer(Session& self, const std::string& name, int64_t rows) {
   int64_t cols = 0;
-  std::vector<float> values = self.read_buffer(name, rows, cols);
+  std::vector<float> values;
+  {
+    const nb::gil_scoped_release release;
+    values = self.read_buffer(name, rows, cols);
+  }
   return rows_out(std::move(values), rows, cols);
 }
 
-void write_buffer(Session& self, const std::string& name, InRows<float> values) {
+void write_buffer(Session& self, const std::string& name, const InRows<float>& values) {
+  const nb::gil_scoped_release release;
   self.write_buffer(name, values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1)));
 }
 
 nb::bytes read_kv(Session& self, int64_t layer, int64_t block, bool values) {
-  int64_t bytes = 0;
-  const std::byte* data = self.kv_block(layer, block, values, bytes);
-  return nb::bytes(reinterpret_cast<const char*>(data), static_cast<size_t>(bytes));
+  const size_t bytes = self.kv_block_bytes(values);
+  auto data = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
+  if (!data.is_valid()) throw nb::python_error();
+  auto* to = reinterpret_cast<std::byte*>(PyBytes_AsString(data.ptr()));
+  const nb::gil_scoped_release release;
+  self.read_kv(layer, block, values, {to, bytes});
+  return data;
 }
 
 void write_kv(Session& self, int64_t layer, int64_t block, bool values, const nb::bytes& data) {
-  int64_t bytes = 0;
-  std::byte* target = self.kv_block(layer, block, values, bytes);
-  if (static_cast<int64_t>(data.size()) != bytes) throw std::invalid_argument("a KV block has another size");
-  std::memcpy(target, data.c_str(), data.size());
+  const std::span<const std::byte> from{static_cast<const std::byte*>(data.data()), data.size()};
+  const nb::gil_scoped_release release;
+  self.write_kv(layer, block, values, from);
 }
+
+std::tuple<int64_t, int64_t, int64_t, int64_t> screen_counts(Session& self) {
+  const ingot::Screen::Counts counts = self.screen_counts();
+  return {counts.steps, counts.undecided, counts.rows, counts.candidates};
+}
+
+// What waits for the step that runs must not hold the interpreter's lock, which that step asks for.
+using Released = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_session(nb::module_& m) {
   nb::class_<Session>(m, "Session", "A plan bound to its weights, arena and KV pools. Arguments: target.py.")
@@ -254,27 +281,23 @@ void bind_session(nb::module_& m) {
            "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "sample"_a.noconvert(), "repeat"_a.noconvert(),
            "Steps that follow each other; how many there were.")
       .def("draw", &draw, "logits"_a.noconvert(), "sample"_a.noconvert(), "The same draws from given logits.")
-      .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>(), "Free arena and KV pools.")
+      .def("close", &Session::close, Released(), "Free arena and KV pools.")
       .def_prop_ro("kv_bytes", &Session::kv_bytes, "Address space of the KV pools.")
       .def_prop_ro("threads", &Session::threads, "Threads that share each step.")
       .def("set_step_delay", &Session::set_step_delay, "seconds"_a, "Slow every plan step down, for tests.")
-      .def_prop_ro("barriers", &Session::barriers, "How often the threads of the last run waited for each other.")
-      .def_prop_ro("screen_counts",
-                   [](const Session& self) {
-                     const ingot::Screen::Counts& counts = self.screen_counts();
-                     return std::make_tuple(counts.steps, counts.undecided, counts.rows, counts.candidates);
-                   },
+      .def_prop_ro("barriers", &Session::barriers, Released(), "How often the threads of the last run waited for each other.")
+      .def_prop_ro("screen_counts", &screen_counts, Released(),
                    "Steps that tried the screen, those that it did not decide; rows and candidates of all others.")
-      .def("time_steps", &Session::time_steps, "on"_a, "Note in every run when its plan steps end.")
-      .def("step_seconds", &Session::step_seconds, "Of each plan step of the last run, then of the draws.")
-      .def("left_out", &Session::left_out, "Plan steps of the last run that another one computed along with itself.")
-      .def("keys_only", &Session::keys_only, "Steps of rope_kv_write in the last run whose queries attention turned.")
-      .def("tap", &Session::tap, "steps"_a, "Copy the outputs of these plan steps in every run.")
+      .def("time_steps", &Session::time_steps, "on"_a, Released(), "Note in every run when its plan steps end.")
+      .def("step_seconds", &Session::step_seconds, Released(), "Of each plan step of the last run, then of the draws.")
+      .def("left_out", &Session::left_out, Released(), "Plan steps of the last run that another one computed along with itself.")
+      .def("keys_only", &Session::keys_only, Released(), "Steps of rope_kv_write in the last run whose queries attention turned.")
+      .def("tap", &Session::tap, "steps"_a, Released(), "Copy the outputs of these plan steps in every run.")
       .def("take_tapped", &take_tapped, "Step, buffer and values copied since the last call.")
-      .def("taken", &Session::taken, "Of each plan step in the last run on one thread: how often it took blocks in turn.")
+      .def("taken", &Session::taken, Released(), "Of each plan step in the last run on one thread: how often it took blocks in turn.")
       .def("read_buffer", &read_buffer, "name"_a, "rows"_a, "First rows of an arena buffer.")
       .def("write_buffer", &write_buffer, "name"_a, "values"_a, "Set the first rows of an arena buffer.")
-      .def("fill_kv", &Session::fill_kv, "value"_a, "Set every slot of the KV pools.")
+      .def("fill_kv", &Session::fill_kv, "value"_a, Released(), "Set every slot of the KV pools.")
       .def("read_kv", &read_kv, "layer"_a, "block"_a, "values"_a, "Stored bytes of a block's keys or values.")
       .def("write_kv", &write_kv, "layer"_a, "block"_a, "values"_a, "data"_a, "Set a block's keys or values.");
 }
@@ -283,6 +306,7 @@ void bind_session(nb::module_& m) {
 
 NB_MODULE(_cpu, m) {
   m.doc() = "Kernels and sessions of the CPU targets; used through ingot.plugins.cpu.target.";
+  nb::exception<ingot::ThreadStartError>(m, "ThreadStartError");
   m.def("detect_isa", &ingot::detect_isa, "Best of amx, avx512, avx2 that CPU and operating system offer, or none.");
   m.def("cores", [] {
     std::vector<std::tuple<int, int>> cores;
@@ -307,16 +331,18 @@ NB_MODULE(_cpu, m) {
       },
       "data"_a, "crc"_a = 0, "zlib's CRC-32 of a buffer, continued from crc.");
   m.def("read_bandwidth", &ingot::read_bandwidth, "bytes"_a, "threads"_a, "passes"_a = 3,
-        nb::call_guard<nb::gil_scoped_release>(), "Bytes per second that threads read from memory, best of the passes.");
+        Released(), "Bytes per second that threads read from memory, best of the passes.");
   m.def("barrier_seconds", [](int threads) { return ingot::ThreadPool::instance().barrier_seconds(threads); },
-        "threads"_a, nb::call_guard<nb::gil_scoped_release>(), "What one barrier of so many threads takes.");
-  m.def("live_peak", &ingot::live_peak, "name"_a, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "threads"_a, Released(), "What one barrier of so many threads takes.");
+  m.def("live_peak", &ingot::live_peak, "name"_a, "threads"_a, "seconds"_a, Released(),
         "Operations per second of an arithmetic (f32.avx2, int8.amx, ...) on random operands in L1.");
   m.def("time_matmul", &ingot::time_matmul, "kernel"_a, "rows"_a, "n"_a, "k"_a, "group"_a, "gated"_a, "panel_bytes"_a,
-        "tactic"_a, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "tactic"_a, "threads"_a, "seconds"_a, Released(),
         "Seconds of the fastest of several calls of a matrix product.");
   m.def("time_experts", &ingot::time_experts, "kernel"_a, "rows"_a, "experts"_a, "slots"_a, "n"_a, "k"_a, "group"_a,
-        "panel_bytes"_a, "tactic"_a, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "panel_bytes"_a, "tactic"_a, "threads"_a, "seconds"_a, Released(),
         "The same of a product of experts, of which each row takes `slots`.");
+  m.def("load_acquire", &load_acquire, "word"_a.noconvert(),
+        "The one entry of an array; what its writer wrote before `decode` published it can be read from now on.");
   bind_session(m);
 }

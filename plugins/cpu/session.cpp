@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "cpu_isa.h"
-#include "threads.h"
 
 namespace ingot {
 namespace {
@@ -65,6 +64,7 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   const BufferSpec& logits = find_buffer(plan_.logits, 0);
   logits_ = reinterpret_cast<const float*>(arena_.data() + logits.offset);
   sample_args_.vocab = logits.cols;
+  ThreadPool::instance().start(threads);
 }
 
 DrawResult Session::run(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
@@ -110,13 +110,13 @@ DrawResult Session::step(const BatchView& view, const DrawView& draws, const std
   draws_.bind(sample_args_, drawn);
   interrupted_ = &interrupted;
   next_check_ns_ = now_ns() + kCheckNs;
-  stop_after_.store(SIZE_MAX);
+  last_step_.reset();
   stamps_.clear();
   stamp();
   ThreadPool::instance().run(
       threads_, [](void* self, const Team& team) { static_cast<Session*>(self)->execute(team); }, this);
   stamp();
-  if (stop_after_.load() != SIZE_MAX) throw StepInterrupted{};
+  if (last_step_.decided()) throw StepInterrupted{};
   if (screen_.exists()) draws_.hide_log_probs(drawn);  // whichever way the step has gone
   return drawn;
 }
@@ -139,8 +139,7 @@ DrawResult Session::draw(const float* logits, int64_t rows, const DrawView& draw
   return drawn;
 }
 
-// On every thread of the pool. Thread 0 decides to stop before a barrier, and says after which step, because a slow
-// thread may look only when thread 0 is one step ahead.
+// On every thread of the pool.
 void Session::execute(const Team& team) {
   Team mine = team;
   mine.shared = shared_.data();
@@ -154,10 +153,8 @@ void Session::execute(const Team& team) {
     if (team.index == 0) {
       taken_[i] = team.taken();
       stop = pause_or_interrupted() || stop;
-      if (stop && turns[i].waits) stop_after_.store(i);
     }
-    if (turns[i].waits) team.barrier();
-    if (turns[i].waits && stop_after_.load() <= i) return;
+    if (turns[i].waits && last_step_.passed(team, i, stop)) return;
     if (taps_.contains(steps_[i].name)) {
       if (team.index == 0) after_step(i);
       team.barrier();  // the next step may overwrite what is being copied
@@ -226,13 +223,30 @@ void Session::time_steps(bool on) {
   stamps_.clear();
 }
 
-std::vector<double> Session::step_seconds() const {
+std::vector<double> Session::step_seconds() {
+  const std::lock_guard lock(running_);
   std::vector<double> seconds;
   for (size_t i = 1; i < stamps_.size(); ++i) seconds.push_back(1e-9 * static_cast<double>(stamps_[i] - stamps_[i - 1]));
   return seconds;
 }
 
-std::vector<size_t> Session::found(bool Turn::*what) const {
+int64_t Session::barriers() {
+  const std::lock_guard lock(running_);
+  return barriers_;
+}
+
+Screen::Counts Session::screen_counts() {
+  const std::lock_guard lock(running_);
+  return screen_.counts();
+}
+
+std::vector<int64_t> Session::taken() {
+  const std::lock_guard lock(running_);
+  return taken_;
+}
+
+std::vector<size_t> Session::found(bool Turn::*what) {
+  const std::lock_guard lock(running_);
   std::vector<size_t> found;
   const std::vector<Turn>& turns = this->turns();
   for (size_t i = 0; i < turns.size(); ++i)
@@ -242,12 +256,12 @@ std::vector<size_t> Session::found(bool Turn::*what) const {
 
 bool Session::check_interrupted() {
   next_check_ns_ = now_ns() + kCheckNs;
-  return (*interrupted_)();
+  return ThreadPool::instance().ask_unpinned(*interrupted_);
 }
 
 // Sleeps for the step delay; true where the step is to be abandoned.
 bool Session::pause_or_interrupted() {
-  const int64_t end = now_ns() + static_cast<int64_t>(delay_seconds_ * 1e9);
+  const int64_t end = now_ns() + static_cast<int64_t>(delay_seconds_.load() * 1e9);
   for (int64_t now = now_ns();; now = now_ns()) {
     if (now >= next_check_ns_ && check_interrupted()) return true;
     if (now >= end) return false;
@@ -280,15 +294,19 @@ void Session::set_step_delay(double seconds) {
 }
 
 void Session::tap(const std::vector<std::string>& steps) {
+  const std::lock_guard lock(running_);
+  if (!steps.empty()) require_open();
   for (const std::string& name : steps)
     if (std::ranges::none_of(steps_, [&name](const BoundStep& step) { return step.name == name; }))
       throw std::invalid_argument("there is no step " + name);
-  const std::lock_guard lock(running_);
   taps_ = {steps.begin(), steps.end()};
   tapped_.clear();
 }
 
-std::vector<Tapped> Session::take_tapped() { return std::exchange(tapped_, {}); }
+std::vector<Tapped> Session::take_tapped() {
+  const std::lock_guard lock(running_);
+  return std::exchange(tapped_, {});
+}
 
 const BufferSpec& Session::find_buffer(const std::string& name, int64_t rows) const {
   for (const BufferSpec& buffer : plan_.buffers) {
@@ -299,7 +317,8 @@ const BufferSpec& Session::find_buffer(const std::string& name, int64_t rows) co
   throw std::invalid_argument("there is no buffer " + name);
 }
 
-std::vector<float> Session::read_buffer(const std::string& name, int64_t rows, int64_t& cols) const {
+std::vector<float> Session::read_buffer(const std::string& name, int64_t rows, int64_t& cols) {
+  const std::lock_guard lock(running_);
   require_open();
   const BufferSpec& buffer = find_buffer(name, rows);
   cols = buffer.cols;
@@ -308,6 +327,7 @@ std::vector<float> Session::read_buffer(const std::string& name, int64_t rows, i
 }
 
 void Session::write_buffer(const std::string& name, const float* values, int64_t rows, int64_t cols) {
+  const std::lock_guard lock(running_);
   require_open();
   const BufferSpec& buffer = find_buffer(name, rows);
   if (cols != buffer.cols) throw std::invalid_argument("buffer " + name + " has " + std::to_string(buffer.cols) + " columns");
@@ -315,6 +335,7 @@ void Session::write_buffer(const std::string& name, const float* values, int64_t
 }
 
 void Session::fill_kv(float value) {
+  const std::lock_guard lock(running_);
   require_open();
   if (kv_sizes_.itemsize == 2) {
     uint32_t bits;
@@ -325,11 +346,21 @@ void Session::fill_kv(float value) {
   }
 }
 
-std::byte* Session::kv_block(int64_t layer, int64_t block, bool values, int64_t& bytes) const {
+void Session::read_kv(int64_t layer, int64_t block, bool values, std::span<std::byte> to) {
+  const std::lock_guard lock(running_);
+  std::memcpy(to.data(), kv_block(layer, block, values, to.size()), to.size());
+}
+
+void Session::write_kv(int64_t layer, int64_t block, bool values, std::span<const std::byte> from) {
+  const std::lock_guard lock(running_);
+  std::memcpy(kv_block(layer, block, values, from.size()), from.data(), from.size());
+}
+
+std::byte* Session::kv_block(int64_t layer, int64_t block, bool values, size_t bytes) const {
   require_open();
   if (layer < 0 || layer >= plan_.kv.num_layers || block < 0 || block >= plan_.kv.num_blocks)
     throw std::invalid_argument("there is no such KV block");
-  bytes = values ? kv_sizes_.v_block : kv_sizes_.k_block;
+  if (bytes != kv_block_bytes(values)) throw std::invalid_argument("a KV block has another size");
   return kv_.data() + block * kv_sizes_.block + kv_sizes_.offset(layer, values);
 }
 

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,9 +14,11 @@
 #include "draws.h"
 #include "memory.h"
 #include "plan_spec.h"
+#include "refusing_mutex.h"
 #include "repeat.h"
 #include "schedule.h"
 #include "screen.h"
+#include "threads.h"
 
 namespace ingot {
 
@@ -29,10 +31,12 @@ struct Tapped {
 
 struct StepInterrupted {};  // thrown by run and decode when the interruption check said so
 
+// Any thread may call anything at any time: all but the delay waits for the step that runs. What a signal handler calls in
+// the middle of a step throws std::invalid_argument.
 class Session {
  public:
   // `weights` must stay valid and unchanged while the session lives. Throws std::invalid_argument for a plan that is
-  // wrong or that this machine cannot run, std::bad_alloc where memory is short.
+  // wrong or that this machine cannot run, std::bad_alloc where memory is short, ThreadStartError where threads are.
   Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa);
 
   // Executes the plan once and draws tokens. `interrupted` is asked on the calling thread at least every 100 ms or once
@@ -46,26 +50,29 @@ class Session {
   // Draws from given logits, [rows, logit_cols()].
   DrawResult draw(const float* logits, int64_t rows, const DrawView& draws);
   int64_t logit_cols() const { return plan_.limits.vocab_size; }
-  void close();
+  void close();  // all but hooks that tell of the last run throws std::invalid_argument from then on
 
   // From now on every run notes when its plan steps end. Seconds of each step of the last run, then of the draws.
   void time_steps(bool on);
-  std::vector<double> step_seconds() const;
+  std::vector<double> step_seconds();
   // Steps that another one computed in the last run; those of rope_kv_write that left their queries to the next one.
-  std::vector<size_t> left_out() const { return found(&Turn::left_out); }
-  std::vector<size_t> keys_only() const { return found(&Turn::keys_only); }
-  int64_t barriers() const { return barriers_; }  // of the last run
-  const Screen::Counts& screen_counts() const { return screen_.counts(); }  // since the session was opened
+  std::vector<size_t> left_out() { return found(&Turn::left_out); }
+  std::vector<size_t> keys_only() { return found(&Turn::keys_only); }
+  int64_t barriers();  // of the last run
+  Screen::Counts screen_counts();  // since the session was opened
 
   // For tests and verification.
-  void set_step_delay(double seconds);  // slows every plan step down
+  void set_step_delay(double seconds);  // slows every plan step down, from the next one on
   void tap(const std::vector<std::string>& steps);
   std::vector<Tapped> take_tapped();
-  const std::vector<int64_t>& taken() const { return taken_; }
-  std::vector<float> read_buffer(const std::string& name, int64_t rows, int64_t& cols) const;
+  std::vector<int64_t> taken();
+  std::vector<float> read_buffer(const std::string& name, int64_t rows, int64_t& cols);
   void write_buffer(const std::string& name, const float* values, int64_t rows, int64_t cols);
   void fill_kv(float value);
-  std::byte* kv_block(int64_t layer, int64_t block, bool values, int64_t& bytes) const;
+  // Stored bytes of a block's keys or values in a layer. Both throw std::invalid_argument for another size.
+  size_t kv_block_bytes(bool values) const { return static_cast<size_t>(values ? kv_sizes_.v_block : kv_sizes_.k_block); }
+  void read_kv(int64_t layer, int64_t block, bool values, std::span<std::byte> to);
+  void write_kv(int64_t layer, int64_t block, bool values, std::span<const std::byte> from);
 
   const KvSpec& kv() const { return plan_.kv; }
   int64_t kv_bytes() const { return kv_sizes_.total; }
@@ -77,13 +84,14 @@ class Session {
   void compute(const BoundStep& step, const Turn& turn, const Team& team);
   bool screen(const Turn& turn, const Team& team);
   const std::vector<Turn>& turns() const;
-  std::vector<size_t> found(bool Turn::*what) const;
+  std::vector<size_t> found(bool Turn::*what);
   void after_step(size_t index);
   void stamp();
   bool pause_or_interrupted();
   bool check_interrupted();
   const BufferSpec& find_buffer(const std::string& name, int64_t rows) const;
   void require_open() const;
+  std::byte* kv_block(int64_t layer, int64_t block, bool values, size_t bytes) const;
 
   PlanSpec plan_;
   KvSizes kv_sizes_;
@@ -101,9 +109,9 @@ class Session {
   Draws draws_;
   SampleArgs sample_args_{};
 
-  std::mutex running_;
-  bool closed_ = false;
-  double delay_seconds_ = 0;
+  RefusingMutex running_;
+  std::atomic<double> delay_seconds_{0};
+  bool closed_ = false;  // this and all that follows: with `running_` held
   std::set<std::string> taps_;
   std::vector<Tapped> tapped_;
   int64_t barriers_ = 0;
@@ -112,7 +120,7 @@ class Session {
   std::vector<int64_t> stamps_;  // of the last timed run: its begin, the end of every plan step, the end of the draws
   const std::function<bool()>* interrupted_ = nullptr;
   int64_t next_check_ns_ = 0;
-  std::atomic<size_t> stop_after_{SIZE_MAX};  // index of the step after which all threads leave
+  LastStep last_step_;
 };
 
 }  // namespace ingot

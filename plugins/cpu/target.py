@@ -3,8 +3,9 @@
 The only door to the module `ingot._cpu`.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,31 @@ def _require_native() -> None:
         )
 
 
+@contextlib.contextmanager
+def _enough_threads() -> Iterator[None]:
+    """Raises TargetError without the module, CapacityError where the system starts no more threads. Those that there
+    are stay of use.
+    """
+    _require_native()
+    try:
+        yield
+    except _cpu.ThreadStartError as error:
+        raise CapacityError(
+            "the system starts no more threads", got=str(error),
+            hint="pass fewer threads, or raise the limit on processes (ulimit -u, pids.max of the control group)",
+        ) from error  # fmt: skip
+
+
+@contextlib.contextmanager
+def _contract(problem: str) -> Iterator[None]:
+    """Raises RequestError where the native session refuses its arguments, CapacityError for want of threads."""
+    try:
+        with _enough_threads():
+            yield
+    except (ValueError, TypeError) as error:
+        raise RequestError(problem, got=str(error)) from error
+
+
 def detect_isa() -> str:
     """The best of amx, avx512bf16, avx512 and avx2 that this machine offers, or "none"."""
     return "none" if _why_not is not None else _cpu.detect_isa()
@@ -68,9 +94,9 @@ def crc32(data: npt.NDArray[np.uint8], crc: int = 0) -> int:
     return _cpu.crc32(data, crc)
 
 
+@_enough_threads()
 def read_bandwidth(nbytes: int, threads: int | None = None) -> float:
     """Bytes per second that `threads` (default: all cores) read from a buffer of nbytes."""
-    _require_native()
     return _cpu.read_bandwidth(nbytes, core_count() if threads is None else threads)
 
 
@@ -81,15 +107,15 @@ def peak_name(kernel: str) -> str:
     return f"{kind}.{isa}"
 
 
+@_enough_threads()
 def barrier_seconds(threads: int | None = None) -> float:
     """What it takes `threads` (default: all cores) to wait for each other, one time after another."""
-    _require_native()
     return _cpu.barrier_seconds(core_count() if threads is None else threads)
 
 
+@_enough_threads()
 def live_peak(name: str, threads: int | None = None) -> float:
     """Operations per second that `threads` (default: all cores) reach on random operands in L1; takes 30 ms."""
-    _require_native()
     return _cpu.live_peak(name, core_count() if threads is None else threads, _PEAK_SECONDS)
 
 
@@ -137,31 +163,29 @@ class CpuSession:
 
     def run(self, batch: StepBatch) -> StepResult:
         """One crossing. Raises RequestError for a batch that breaks the contract, before anything is computed."""
-        try:
+        with _contract("the session cannot run this batch"):
             results = self.native.run(
                 batch.ids, batch.query_starts, batch.past_lengths, batch.block_tables, batch.logit_rows,
                 _draw_tuple(batch.sample), batch.want_logits,
             )  # fmt: skip
-        except (ValueError, TypeError) as error:
-            raise RequestError("the session cannot run this batch", got=str(error)) from error
         return _step_result(results)
 
     def decode(self, batch: StepBatch, repeat: Repeat) -> int:
         """One crossing for several steps. Raises RequestError as `run` does."""
-        try:
+        with _contract("the session cannot repeat this batch"):
             return self.native.decode(
                 batch.ids, batch.query_starts, batch.past_lengths, batch.block_tables, batch.logit_rows,
                 _draw_tuple(batch.sample), _repeat_tuple(repeat),
             )  # fmt: skip
-        except (ValueError, TypeError) as error:
-            raise RequestError("the session cannot repeat this batch", got=str(error)) from error
+
+    def steps_done(self, repeat: Repeat) -> int:
+        """Never waits for the step that runs."""
+        return _cpu.load_acquire(repeat.done)
 
     def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
         """Draw from given logits. Raises RequestError for draws that break the contract."""
-        try:
+        with _contract("the session cannot draw from these logits"):
             return _step_result(self.native.draw(logits, _draw_tuple(rows)))
-        except (ValueError, TypeError) as error:
-            raise RequestError("the session cannot draw from these logits", got=str(error)) from error
 
     def run_tapped(
         self, batch: StepBatch, steps: Sequence[str]
@@ -208,8 +232,9 @@ class CpuSession:
         self.native.set_step_delay(seconds_per_step)
 
     def close(self) -> None:
-        """Give arena and KV memory back."""
-        self.native.close()
+        """Give arena and KV memory back. Raises RequestError in a signal handler in the middle of a step."""
+        with _contract("the session cannot be closed now"):
+            self.native.close()
 
 
 class CpuTarget:
@@ -288,9 +313,9 @@ class CpuTarget:
         on_tiles = rows > _STREAMED_ROWS and product.kernel.split(".")[2].startswith("amx")
         return ("as shipped", "other blocks", *(_TILE_TACTICS if on_tiles else ()))
 
+    @_enough_threads()
     def time_product(self, product: Product, rows: int, tactic: int) -> float:
         """Seconds on all cores; the fastest of several calls."""
-        _require_native()
         if product.experts:
             return _cpu.time_experts(
                 product.kernel, rows, product.experts, product.slots, product.n, product.k, product.group,
@@ -322,6 +347,7 @@ def _num_threads(threads: int | None) -> int:
     return core_count() if threads is None else threads
 
 
+@_enough_threads()
 def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, isa: str) -> CpuSession:
     """A session whose kernels may be of any level up to `isa` (tests also pass the emulated level "avx512emu")."""
     threads = _num_threads(options.threads)

@@ -78,21 +78,21 @@ void pin(int cpu) {
   sched_setaffinity(0, sizeof(mask), &mask);  // where it is not allowed the thread stays unpinned
 }
 
-// Pins the caller for the length of a run: a worker pinned to the caller's CPU would wait for it.
-class PinnedCaller {
+// Blocks the signals that belong to the interpreter's threads: a thread that is started meanwhile inherits what is blocked.
+// Not those of a thread's own fault, which would end the process without a word from whoever handles them (faulthandler).
+class BlockedSignals {
  public:
-  explicit PinnedCaller(int cpu) {
-    pinned_ = sched_getaffinity(0, sizeof(before_), &before_) == 0;
-    if (pinned_) pin(cpu);
+  BlockedSignals() {
+    sigset_t blocked;
+    sigfillset(&blocked);
+    for (int fault : {SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGTRAP, SIGABRT}) sigdelset(&blocked, fault);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before_);
   }
-  ~PinnedCaller() {
-    if (pinned_) sched_setaffinity(0, sizeof(before_), &before_);
-  }
-  PinnedCaller(const PinnedCaller&) = delete;
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
 
  private:
-  cpu_set_t before_;
-  bool pinned_;
+  sigset_t before_;
 };
 
 std::atomic<ThreadPool*> current{nullptr};
@@ -105,6 +105,27 @@ void forget_pool() {
 }
 
 }  // namespace
+
+// Pins the caller for the length of a run: a worker pinned to the caller's CPU would wait for it.
+class PinnedCaller {
+ public:
+  explicit PinnedCaller(int cpu) : cpu_(cpu) { begin(); }
+  ~PinnedCaller() { end(); }
+  PinnedCaller(const PinnedCaller&) = delete;
+
+  void begin() {
+    pinned_ = sched_getaffinity(0, sizeof(before_), &before_) == 0;
+    if (pinned_) pin(cpu_);
+  }
+  void end() const {
+    if (pinned_) sched_setaffinity(0, sizeof(before_), &before_);
+  }
+
+ private:
+  int cpu_;
+  cpu_set_t before_;
+  bool pinned_;
+};
 
 void Signal::wait(uint32_t old) {
   for (const uint64_t start = __rdtsc(); __rdtsc() - start < kSpinCycles; _mm_pause())
@@ -135,20 +156,25 @@ ThreadPool& ThreadPool::instance() {
   return *current.load();
 }
 
+void ThreadPool::start(int count) {
+  const std::lock_guard lock(turn_);
+  grow(std::clamp(count, 1, kMaxThreads));
+}
+
 void ThreadPool::grow(int count) {
-  // Workers inherit what is blocked: signals belong to the interpreter's threads, but not those of a thread's own fault,
-  // which would end the process without a word from whoever handles them (faulthandler, say).
-  sigset_t blocked, before;
-  sigfillset(&blocked);
-  for (int fault : {SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGTRAP, SIGABRT}) sigdelset(&blocked, fault);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before);
+  if (static_cast<int>(workers_.size()) >= count - 1) return;
+  const BlockedSignals blocked;
   while (static_cast<int>(workers_.size()) < count - 1) {
-    workers_.push_back(std::make_unique<Worker>());
-    Worker& worker = *workers_.back();
-    worker.index = static_cast<int>(workers_.size());
-    std::thread([this, &worker] { work(worker); }).detach();
+    workers_.reserve(workers_.size() + 1);  // nothing may fail between the thread's start and its place in the list
+    auto worker = std::make_unique<Worker>();
+    worker->index = static_cast<int>(workers_.size()) + 1;
+    try {
+      std::thread([this, self = worker.get()] { work(*self); }).detach();
+    } catch (const std::system_error& error) {
+      throw ThreadStartError("thread " + std::to_string(worker->index + 1) + " of " + std::to_string(count) + ": " + error.code().message());
+    }
+    workers_.push_back(std::move(worker));
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void ThreadPool::work(Worker& worker) {
@@ -177,12 +203,24 @@ void ThreadPool::run(int count, Job job, void* context) {
   job_ = job;
   context_ = context;
   count_ = count;
-  const PinnedCaller pinned(cpus_[0].number);
+  PinnedCaller caller(cpus_[0].number);
+  caller_ = &caller;
   for (int i = 0; i < count - 1; ++i) workers_[static_cast<size_t>(i)]->called.advance();
   job(context, team);
   barrier(0, count);
+  caller_ = nullptr;
 }
 
+bool ThreadPool::ask_unpinned(const std::function<bool()>& question) {
+  if (caller_ == nullptr) return question();
+  caller_->end();
+  const bool answer = question();
+  caller_->begin();  // with the CPUs that the thread has now, in case the question has changed them
+  return answer;
+}
+
+// Group 0 is released last: thread 0 is in it, and may begin the next run at once. A larger team would use a group whose
+// release of this barrier is still to come, and would take it for one of its own.
 void ThreadPool::barrier(int index, int count) {
   Group& mine = groups_[index / kGroup];
   const uint32_t phase = mine.passed.value();
@@ -190,7 +228,7 @@ void ThreadPool::barrier(int index, int count) {
   next_item_.store(0, std::memory_order_relaxed);
   ++barriers_;
   if (count > 1)
-    for (int first = 0; first < count; first += kGroup) groups_[first / kGroup].passed.advance();
+    for (int group = (count - 1) / kGroup; group >= 0; --group) groups_[group].passed.advance();
 }
 
 // Counters are back at zero before anyone can come to the next barrier.

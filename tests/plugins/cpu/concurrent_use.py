@@ -1,0 +1,209 @@
+"""Uses of native sessions that would hang or crash if they went wrong, each for a process of its own:
+
+python concurrent_use.py NAME
+"""
+
+import contextlib
+import faulthandler
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType
+from ingot.errors import CapacityError, IngotError, RequestError
+from ingot.plan import KvLayout
+from ingot.plugins.cpu.target import CpuSession, barrier_seconds, open_native
+from ingot.plugins.target import SessionOptions
+from tests.plugins.cpu.one_step import batch_of, draws, native_outputs, one_step_plan, open_step, plain_batch
+
+BATCH = batch_of([(20, 2), (0, 1)], [[0, 1], [2]], [1, 2], sample=draws([0, 1]))
+
+
+def open_small(threads: int) -> CpuSession:
+    """A session for BATCH."""
+    batch = batch_of([(0, 60), (0, 2)], [[0, 1, 2, 3], [4]], [0, 1])
+    return open_step("gather_rows.f32.avx2", [np.ones((62, 5), np.float32)], {}, batch, threads=threads)
+
+
+def teams_of_two_sizes() -> None:
+    """The larger one takes threads into a group that the smaller one has in part. Thread 0 is mostly first in both."""
+    x = np.arange(65 * 63, dtype=np.float32).reshape(65, 63)
+    batch = plain_batch(65)
+    sessions = [open_step("add.f32.avx2", [x, x], {}, batch, threads=threads) for threads in (9, 16)]
+    for _ in range(200):
+        for session in sessions:
+            session.run(batch)
+    np.testing.assert_array_equal(native_outputs(sessions[1], batch)[0], x + x)
+
+
+def num_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@contextlib.contextmanager
+def no_more_threads() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+
+
+def threads_that_cannot_start() -> None:
+    """Refused in words as often as it is tried, signals as they were; all is well again when threads can be had."""
+    open_small(2).run(BATCH)
+    if os.getuid() == 0:
+        os.setuid(65534)  # root has no such limit
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    there = num_threads()
+    with no_more_threads():
+        for attempt in (lambda: open_small(5), lambda: barrier_seconds(5), lambda: open_small(5)):
+            with pytest.raises(CapacityError, match=r"(?s)thread 3 of 5.*ulimit"):
+                attempt()
+            assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == signals
+        assert open_small(2).run(BATCH).ids.tolist() == [0, 0]
+        assert num_threads() == there
+    session = open_small(5)
+    assert num_threads() == there + 3  # the step to come starts none
+    assert session.run(BATCH).ids.tolist() == [0, 0]
+    a_child_without_threads(session)
+
+
+def a_child_without_threads(session: CpuSession) -> None:
+    """A forked child has to start its own when it runs a step."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        refused = 0
+        with no_more_threads():
+            for _ in range(3):
+                try:
+                    session.run(BATCH)
+                except CapacityError:
+                    refused += 1
+        os._exit(0 if refused == 3 and session.run(BATCH).ids.tolist() == [0, 0] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _hooks(session: CpuSession) -> dict[str, Callable[[], object]]:
+    native = session.native
+    block = native.read_kv(0, 0, False)
+    return {
+        "time_steps": lambda: native.time_steps(True),
+        "step_seconds": native.step_seconds,
+        "left_out": native.left_out,
+        "keys_only": native.keys_only,
+        "barriers": lambda: native.barriers,
+        "screen_counts": lambda: native.screen_counts,
+        "tap": lambda: native.tap(["step"]),
+        "take_tapped": native.take_tapped,
+        "taken": native.taken,
+        "read_buffer": lambda: native.read_buffer("in0", 3),
+        "write_buffer": lambda: native.write_buffer("in0", np.ones((3, 5), np.float32)),
+        "fill_kv": lambda: native.fill_kv(1.0),
+        "read_kv": lambda: native.read_kv(0, 1, True),
+        "write_kv": lambda: native.write_kv(0, 0, False, block),
+        "slow_down": lambda: session.slow_down(0.0),
+        "run": lambda: session.run(BATCH),
+    }
+
+
+def hooks_beside_a_step() -> None:
+    """The main thread asks for Python's signals in the middle of a step, when others wait for the session."""
+    session = open_small(2)
+    begun = threading.Event()
+
+    def call(hook: Callable[[], object]) -> None:
+        begun.wait()
+        hook()
+
+    signal.signal(signal.SIGALRM, lambda *_: begun.set())  # the step goes on, and asks again 100 ms later
+    others = [threading.Thread(target=call, args=(hook,), name=name) for name, hook in _hooks(session).items()]
+    for other in others:
+        other.start()
+    session.slow_down(0.4)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    session.run(BATCH)
+    assert begun.is_set()
+    for other in others:
+        other.join()
+
+
+def hooks_beside_close() -> None:
+    """Whatever reads or writes the memory of a session is done with it, or refused, when it goes."""
+    x = np.ones((16, 5), np.float32)
+    kv = KvLayout(num_layers=8, kv_heads=8, head_dim=128, tokens_per_block=16, dtype=DType.F32)
+    plan, section = one_step_plan("gather_rows.f32.avx2", [x], {}, BATCH, kv)
+    for round in range(10):
+        session = open_native(plan, section, SessionOptions(num_blocks=16, threads=1 + round % 2), "avx2")
+        hooks = {name: hook for name, hook in _hooks(session).items() if name != "slow_down"}
+        refused: list[str] = []
+        ready = threading.Barrier(len(hooks) + 1)
+
+        def hammer(hook: Callable[[], object], refused: list[str] = refused, ready: threading.Barrier = ready) -> None:
+            ready.wait()
+            try:
+                for _ in range(20):
+                    hook()
+            except (ValueError, RequestError) as error:
+                refused.append(str(error))
+
+        threads = [threading.Thread(target=hammer, args=(hook,)) for hook in hooks.values()]
+        for thread in threads:
+            thread.start()
+        ready.wait()
+        session.close()
+        for thread in threads:
+            thread.join()
+        assert all("closed" in words for words in refused), refused
+
+
+def a_handler_in_a_step() -> None:
+    """It has the CPUs of the caller, and what it starts has them too; using a session is refused, not waited for."""
+    session, other = open_small(2), open_small(3)
+    before = os.sched_getaffinity(0)
+    seen: list[set[int]] = []
+    refused: list[str] = []
+
+    def handle(*_: object) -> None:
+        seen.append(os.sched_getaffinity(0))
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if os.sched_getaffinity(0) == before else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        for use in (lambda: session.run(BATCH), session.close, lambda: other.run(BATCH), lambda: barrier_seconds(2)):
+            try:
+                use()
+            except (IngotError, ValueError) as error:
+                refused.append(str(error))
+
+    signal.signal(signal.SIGALRM, handle)
+    session.slow_down(0.25)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    assert session.run(BATCH).ids.tolist() == [0, 0]
+    assert seen == [before]
+    assert len(refused) == 4
+    assert all("signal handler" in words for words in refused), refused
+    assert os.sched_getaffinity(0) == before
+    session.slow_down(0)
+    assert session.run(BATCH).ids.tolist() == other.run(BATCH).ids.tolist() == [0, 0]
+
+
+USES = {
+    use.__name__: use
+    for use in (
+        teams_of_two_sizes, threads_that_cannot_start, hooks_beside_a_step, hooks_beside_close, a_handler_in_a_step,
+    )
+}  # fmt: skip
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(50, exit=True)  # says where it hangs
+    USES[sys.argv[1]]()

@@ -1,0 +1,46 @@
+"""Native sessions used by several threads, by signal handlers and forked children: nothing hangs or crashes."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ingot.plugins.cpu.target import CpuSession
+from tests.house.project import ROOT
+from tests.plugins.cpu.concurrent_use import USES, open_small
+from tests.runtime.test_repeat import repeat_of
+
+pytestmark = pytest.mark.native
+
+
+@pytest.mark.parametrize("use", USES)
+def test_it_neither_hangs_nor_crashes(use: str) -> None:
+    paths = [str(ROOT), *(os.environ["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in os.environ else [])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore::DeprecationWarning"}
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.plugins.cpu.concurrent_use", use]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_hooks_of_a_closed_session() -> None:
+    """What tells of the last run goes on doing so; no taps can be lifted from what is not there, but taken away."""
+    native = open_small(1).native
+    native.close()
+    native.tap([])
+    assert (native.taken(), native.step_seconds(), native.barriers) == ([0], [], 0)
+    for use in (lambda: native.tap(["step"]), lambda: native.read_kv(0, 0, False), lambda: native.fill_kv(0.0)):
+        with pytest.raises(ValueError, match="closed"):
+            use()
+
+
+def test_done_is_read_where_it_lies() -> None:
+    session: CpuSession = open_small(1)
+    repeat = repeat_of(4, 2)
+    assert session.steps_done(repeat) == 0
+    repeat.done[0] = 3
+    assert session.steps_done(repeat) == 3
+    with pytest.raises(ValueError, match="one entry"):
+        session.steps_done(dataclasses.replace(repeat, done=np.zeros(2, np.int32)))
