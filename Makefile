@@ -6,6 +6,7 @@
 # make haswell      kernel tests on an emulated processor that has AVX2 and nothing newer (needs qemu-user)
 # make tiles        kernels for AMX on a machine with AVX-512 and BF16 but no tile registers: their instructions trapped
 # make sanitize     kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make tsan         kernels, sessions, executor and a server under ThreadSanitizer
 # make mutants      plants faults one by one and names those that no test notices (an hour; MUTANT_ARGS="--only bench")
 
 PYTHON ?= python3
@@ -23,7 +24,7 @@ SOURCES := pyproject.toml $(wildcard CMakeLists.txt) $(shell find $(ROOMS) -type
 
 unexport PYTHONPATH # what is tested is what was installed
 
-.PHONY: quickstart test lint wheel native sanitize tiles haswell mutants clean preflight
+.PHONY: quickstart test lint wheel native sanitize tsan tiles haswell mutants clean preflight
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed
@@ -72,10 +73,16 @@ native: $(VENV)/.installed-dev
 sanitize: $(VENV)/.installed-test
 	rm -rf build/sanitize/site
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/sanitize/site \
-		--config-settings=cmake.define.INGOT_SANITIZE=ON --config-settings=build-dir=build/sanitize/cmake .
+		--config-settings=cmake.define.INGOT_SANITIZE=address --config-settings=build-dir=build/sanitize/cmake .
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitize/site \
 		$(VENV)/bin/python -m pytest -n $(JOBS) tests/plugins -m native -p no:cacheprovider
+
+tsan: $(VENV)/.installed-test
+	rm -rf build/tsan/site
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/tsan/site \
+		--config-settings=cmake.define.INGOT_SANITIZE=thread --config-settings=build-dir=build/tsan/cmake .
+	CXX="$(CXX)" .ci/tsan $(VENV)/bin/python build/tsan/site $(JOBS)
 
 tiles: $(VENV)/.installed-test
 	@grep -qw avx512_bf16 /proc/cpuinfo || { echo "this machine lacks AVX-512 with BF16, which kernels for AMX use beside tiles"; exit 1; }

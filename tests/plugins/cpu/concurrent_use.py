@@ -19,9 +19,10 @@ import pytest
 from ingot.dtypes import DType
 from ingot.errors import CapacityError, IngotError, RequestError
 from ingot.plan import KvLayout
-from ingot.plugins.cpu.target import CpuSession, barrier_seconds, open_native
+from ingot.plugins.cpu.target import CpuSession, barrier_seconds, crc32, open_native
 from ingot.plugins.target import SessionOptions
 from tests.plugins.cpu.one_step import batch_of, draws, native_outputs, one_step_plan, open_step, plain_batch
+from tests.runtime.test_repeat import repeat_of
 
 BATCH = batch_of([(20, 2), (0, 1)], [[0, 1], [2]], [1, 2], sample=draws([0, 1]))
 
@@ -36,8 +37,8 @@ def teams_of_two_sizes() -> None:
     """The larger one takes threads into a group that the smaller one has in part. Thread 0 is mostly first in both."""
     x = np.arange(65 * 63, dtype=np.float32).reshape(65, 63)
     batch = plain_batch(65)
-    sessions = [open_step("add.f32.avx2", [x, x], {}, batch, threads=threads) for threads in (9, 16)]
-    for _ in range(200):
+    sessions = [open_step("add.f32.avx2", [x, x], {}, batch, threads=threads) for threads in (9, 12, 16)]
+    for _ in range(30):
         for session in sessions:
             session.run(batch)
     np.testing.assert_array_equal(native_outputs(sessions[1], batch)[0], x + x)
@@ -197,6 +198,24 @@ def a_handler_in_a_step() -> None:
     assert session.run(BATCH).ids.tolist() == other.run(BATCH).ids.tolist() == [0, 0]
 
 
+def a_planted_race() -> None:
+    """What steps draw is read without asking how many are done: ThreadSanitizer has to report it (.ci/tsan)."""
+    session = open_small(2)
+    repeat = repeat_of(8, 2)
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            crc32(repeat.ids.view(np.uint8).reshape(-1))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    session.slow_down(0.01)
+    session.decode(batch_of([(20, 1), (5, 1)], [[0, 1], [2]], [0, 1], sample=draws([0, 1])), repeat)
+    over.set()
+    reader.join()
+
+
 USES = {
     use.__name__: use
     for use in (
@@ -206,4 +225,4 @@ USES = {
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(50, exit=True)  # says where it hangs
-    USES[sys.argv[1]]()
+    {**USES, "a_planted_race": a_planted_race}[sys.argv[1]]()
