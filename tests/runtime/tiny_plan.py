@@ -177,19 +177,21 @@ def _steps(target: Target | None, kv: DType) -> list[Step]:
     steps: list[Step] = []
     kernels = target.kernels() if target else ()
 
+    def kernel_of(op: str, dtype: str) -> str:
+        kind = f"{op}.{dtype}."
+        return next((name for name in kernels if name.startswith(kind)), f"{kind}nobody")
+
     def add(
         op: str, inputs: tuple[str, ...], outputs: tuple[str, ...], attrs: dict[str, Attr], dtype: str = "f32"
     ) -> None:
-        kind = f"{op}.{dtype}."
-        kernel = next((name for name in kernels if name.startswith(kind)), f"{kind}nobody")
-        name = f"{len(steps)}.{op}"
+        name, kernel = f"{len(steps)}.{op}", kernel_of(op, dtype)
         steps.append(Step(name=name, op=op, kernel=kernel, inputs=inputs, outputs=outputs, attrs=attrs))
 
     def matmul(
         x: str, weight: str, y: str, *, dtype: str, residual: str = "", activation: str = "none", gated: int = 0
     ) -> None:
         attrs: dict[str, Attr] = {"activation": activation, "gated": gated, "group": 0}
-        attrs["activations"] = target.activations(dtype) if target else "f32"
+        attrs["activations"] = target.activations(kernel_of("matmul", dtype)) if target else "f32"
         add("matmul", (x, weight, "", residual), (y,), attrs, dtype)
 
     heads: dict[str, Attr] = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM}
