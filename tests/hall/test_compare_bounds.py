@@ -8,6 +8,7 @@ import pytest
 from ingot.builder.evaluate import Evaluation
 from ingot.builder.expressions import WeightReader
 from ingot.builder.graph import Graph
+from ingot.checkpoint import Checkpoint
 from ingot.compare import walk
 from ingot.compare.ops import KvPools, OutputError, StepChecker
 from ingot.compare.packed import PackedWeights
@@ -165,7 +166,7 @@ def test_the_loss_by_another_expert_is_that_of_its_share(tmp_path_factory: pytes
     (softmax,) = (node for node in graph.nodes if node.op == "Softmax")
     logits, shares = softmax.inputs[0].name, softmax.outputs[0].name
     ids: Int32 = np.array([[1, 2, 3]], np.int32)
-    with WeightReader(model.checkpoint) as reader:
+    with WeightReader(Checkpoint.open(model.checkpoint)) as reader:
         own = Evaluation(graph, reader, ids.astype(np.int64), {shares}).value(shares)
         order = np.argsort(-own, axis=-1)
         given = order[..., :2].copy()
