@@ -72,6 +72,10 @@ class Served:
         finally:
             session.slow_down(0)
 
+    def is_between_steps(self) -> bool:
+        """No step is under way, not even of requests that have been aborted."""
+        return self.runner.executor._stepper is None
+
     def is_empty(self) -> bool:
         """Nothing runs, and no block is held."""
         stats = self.runner.stats()

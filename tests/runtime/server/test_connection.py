@@ -170,7 +170,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 def test_a_client_that_leaves_early_costs_nothing_more(own: Served, busy: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is noticed while the request is prepared, or waits for that; nothing is tokenized, and no step is run."""
     gate, rendered, tokenized = threading.Event(), [], []
-    assert eventually(lambda: not own.runner.executor._stepping), "the last step of a test before"
+    assert eventually(own.is_between_steps), "the last step of a test before"
     encode, steps, gone = Tokenizer.encode, len(own.runner.step_log()), "/v1/completions"
 
     def render(messages: list[dict[str, str]], *_: object, **__: object) -> list[int]:

@@ -87,7 +87,7 @@ def test_a_scrape_tells_what_is_now(engine: Path, monkeypatch: pytest.MonkeyPatc
             http.post("/v1/requests/mine/cancel").raise_for_status()
         assert running.result().status_code == 499
         assert eventually(served.is_empty)
-        assert eventually(lambda: not served.runner.executor._stepping)
+        assert eventually(served.is_between_steps)
         found, steps = read(served), served.runner.executor.work().steps
         assert (found["ingot_requests_running", ""], found["ingot_blocks_used", ""]) == (0, 0)
         assert found["ingot_step_seconds_count", "session"] == steps > 0
