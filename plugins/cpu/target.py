@@ -4,9 +4,7 @@ The only door to the module `ingot._cpu`.
 """
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +13,7 @@ from ingot.errors import CapacityError, EngineError, RequestError, TargetError, 
 from ingot.plan import Attr, KvLayout, Plan, Step
 from ingot.plugins.cpu.homes import weight_homes
 from ingot.plugins.cpu.kv_layout import unpack_keys, unpack_values
+from ingot.plugins.cpu.machine import check_memory, processor_name
 from ingot.plugins.target import Constant, KernelLimits, Product, Progress, SessionOptions, Target
 from ingot.step_io import Float32, Repeat, SampleRows, StepBatch, StepResult, StepTimes
 from ingot.weights_memory import Homes, offers_huge_pages
@@ -301,7 +300,7 @@ class CpuTarget:
 
     def machine(self) -> str:
         """Processor, cores and version of the products."""
-        return f"{_processor()}, {core_count()} cores, {detect_isa()}, products {_TUNING_VERSION}"
+        return f"{processor_name()}, {core_count()} cores, {detect_isa()}, products {_TUNING_VERSION}"
 
     def tactics(self, product: Product, rows: int) -> tuple[str, ...]:
         """How threads share the work; of many rows on tiles (AMX) also how they go over K."""
@@ -351,7 +350,7 @@ def _num_threads(threads: int | None) -> int:
 def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, isa: str) -> CpuSession:
     """A session whose kernels may be of any level up to `isa` (tests also pass the emulated level "avx512emu")."""
     threads = _num_threads(options.threads)
-    _check_memory(plan, options.num_blocks)
+    check_memory(plan, options.num_blocks)
     limits, kv = plan.limits, plan.kv
     try:
         native = _cpu.Session(
@@ -386,26 +385,6 @@ def _step_tuple(plan: Plan, step: Step) -> tuple[str, str, str, list[str], list[
     """A tuned product's tactics come as one more attribute."""
     tuned: dict[str, Attr] = {"tactics": plan.tactics[step.name]} if step.name in plan.tactics else {}
     return step.name, step.op, step.kernel, list(step.inputs), list(step.outputs), {**step.attrs, **tuned}
-
-
-def _processor() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
-
-
-def _check_memory(plan: Plan, num_blocks: int) -> None:
-    """KV memory is committed lazily, so that the system itself would refuse only when it is too late."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    wanted = plan.kv.block_bytes * num_blocks
-    if wanted > physical:
-        raise CapacityError(
-            "the KV cache is larger than this machine's memory", expected=f"at most {physical} bytes",
-            got=f"{wanted} bytes ({num_blocks} blocks)", hint="pass a smaller kv_cache_memory",
-        )  # fmt: skip
 
 
 TARGETS: tuple[Target, ...] = tuple(CpuTarget(level) for level in _LEVELS)
