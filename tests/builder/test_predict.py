@@ -200,7 +200,12 @@ def test_a_sample_takes_the_room_that_there_is(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(prediction, "SMALL", 0)
     asked: list[int] = []
     monkeypatch.setattr(prediction, "last_cache_bytes", lambda: 40 << 20)
-    monkeypatch.setattr(prediction, "Sample", lambda plan, least: (asked.append(least), Sample(plan, 0))[1])
+
+    def small_sample(plan: Plan, least: int) -> Sample:
+        asked.append(least)
+        return Sample(plan, 0)
+
+    monkeypatch.setattr(prediction, "Sample", small_sample)
     plan, target = read_plan(folder / "e"), TARGETS[0]
     monkeypatch.setattr(type(target), "missing", lambda self: None)
     memory = Sample(plan, 0).memory

@@ -8,17 +8,23 @@ import pytest
 from ingot.builder.evaluate import Evaluation
 from ingot.builder.expressions import WeightReader
 from ingot.builder.graph import Graph
+from ingot.builder.source import open_source
 from ingot.checkpoint import Checkpoint
-from ingot.compare import walk
 from ingot.compare.ops import KvPools, OutputError, StepChecker
 from ingot.compare.packed import PackedWeights
+from ingot.compare.run import Run
+from ingot.compare.screened import _differ
 from ingot.compare.taps import no_draws
+from ingot.compare.tokens import read_tokens
+from ingot.compare.walk import TensorError
 from ingot.compare.weights import _not_the_nearest
 from ingot.dtypes import DType
 from ingot.engine import open_engine
 from ingot.plan import Plan, Step
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.ref.session import RefSession
+from ingot.plugins.target import SessionOptions
 from ingot.step_io import Int32, StepBatch
 from tests.hall.planted import step_named
 from tests.hall.test_compare import Built
@@ -154,9 +160,47 @@ def test_the_nearest_integer_of_w8(value: float, code: int, right: bool) -> None
         assert expected[0] == pytest.approx(np.clip(value, -127, 127) * scale if value < 500 else value * scale)
 
 
-def test_the_margin_of_the_models_values() -> None:
-    """What noise makes is measured (test_compare_hard); three times that may be an error, six without taps."""
-    assert (walk.MARGIN, walk.MARGIN_UNSEEN) == (3, 6)
+def test_every_slot_that_was_written_is_compared(llama: Built) -> None:
+    """Two tokens: a wrong value of the second one; what is in slots of no token does not matter."""
+    checked, plan = checker(llama, DType.F32, count=2)
+    attrs = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "layer": 0, "rotary_dim": 0, "interleaved": 0}
+    known = step_named(plan, "layers.0/rope_kv_write")
+    step = dataclasses.replace(known, attrs={**known.attrs, **attrs}, inputs=("qkv", "", "", ""))
+    inputs = {"qkv": np.ones((2, (HEADS + 2 * KV_HEADS) * DIM), np.float32)}
+    for slot, wrong in ((0, True), (1, True), (2, False)):
+        keys, values = (np.ones((1, KV_HEADS, TOKENS, DIM), np.float32) for _ in range(2))
+        values[0, 1, slot, 3] = 7
+        outputs = {step.outputs[0]: np.repeat(ONE, 2, axis=0)}
+        assert (checked.check(step, inputs, outputs, KvPools(keys=keys, values=values)).ratio > 1) == wrong
+
+
+def test_what_is_beyond_a_bound_is_a_finding(llama: Built) -> None:
+    """Of a kernel, and of the model's values."""
+    with open_engine(llama.engine("ref-f32")) as opened:
+        plan = opened.plan
+        tokens = read_tokens(llama.engine("ref-f32"), plan.vocab_size, 8, None, 8)
+        session = RefSession(plan, opened.weights, SessionOptions(num_blocks=8))
+        with open_source(llama.checkpoint, plan.limits, plan.kv.tokens_per_block, adding_products=False) as source:
+            for share, count in ((0.99, 0), (1.01, 1), (float("nan"), 1), (float("inf"), 1)):
+                run = Run(
+                    engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=1
+                )
+                step, own = plan.steps[0], np.zeros((1, 1))
+                run._check_model(step, TensorError(buffer="b", tensor="t", error=2 * share, bound=2, own=own))
+                assert len(run._findings[step.name]) == count
+                ratio = float(np.nan_to_num(share, nan=np.inf))
+                error = OutputError(what="output", place="here", got=share, expected=0, bound=1, ratio=ratio)
+                run._check_kernel(step, error)
+                assert len(run._findings[step.name]) == 2 * count
+
+
+def test_scales_of_a_screen_that_are_nan_in_both_are_alike() -> None:
+    codes = np.ones((3, 2), np.int8)
+    one, other = (
+        QuantisedRows(codes=codes, scale=np.array(scales, np.float32))
+        for scales in ((1, np.nan, np.nan), (1, np.nan, 1))
+    )
+    assert _differ(one, other).tolist() == [False, False, True]
 
 
 def test_the_loss_by_another_expert_is_that_of_its_share(tmp_path_factory: pytest.TempPathFactory) -> None:
