@@ -25,6 +25,7 @@ from ingot.runtime.llm_prompts import (
 )
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.owned import Owned
+from ingot.runtime.template_text import plain
 from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
@@ -103,7 +104,7 @@ class EngineLLM(Owned):
             for each in read_conversations(messages)
         ]
         asked = [
-            TextRequest(prompt=tokenizer.encode_rendered(text), params=params, shown=str(text))
+            TextRequest(prompt=tokenizer.encode_rendered(text), params=params, shown=plain(text))
             for text, params in zip(texts, params_for(len(texts), sampling_params), strict=True)
         ]
         return self._run(asked, use_tqdm)

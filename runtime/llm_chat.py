@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 from ingot.configs.sampling import check_flag
 from ingot.errors import RequestError
 from ingot.runtime.chat_template import RESERVED, ChatTemplates
+from ingot.runtime.template_text import TemplateText, plain
 from ingot.runtime.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -44,11 +45,11 @@ class ChatTokenizer:
         """The prompt of one conversation: token ids, or with tokenize=False its text. Raises RequestError."""
         check_flag("tokenize", tokenize)
         text = self.render(conversation, tools, add_generation_prompt, chat_template_kwargs)
-        return self.encode_rendered(text) if tokenize else str(text)
+        return self.encode_rendered(text) if tokenize else plain(text)
 
     def render(
         self, messages: Sequence[Message], tools: object, add_generation_prompt: bool, arguments: Mapping[str, object]
-    ) -> str:
+    ) -> TemplateText:
         """The text of a prompt. Raises RequestError."""
         if tools is not None:
             raise RequestError(f"tools: {_NO_TOOLS}", expected="None", got=repr(tools)[:100])
@@ -61,7 +62,7 @@ class ChatTokenizer:
         read = [_read_message(message, f"message {place}") for place, message in enumerate(messages)]
         return self._templates.render(read, add_generation_prompt=add_generation_prompt, arguments=arguments)
 
-    def encode_rendered(self, text: str) -> list[int]:
+    def encode_rendered(self, text: TemplateText) -> list[int]:
         """Token ids of what `render` gave. Templates of models write their own BOS; the built-in one has none."""
         return self._tokenizer.encode(text, add_special_tokens=self._templates.built_in)
 

@@ -102,8 +102,9 @@ def test_what_does_not_fit_names_the_way(engine: Path, arguments: dict[str, Any]
 @pytest.mark.parametrize(
     ("argument", "expected"),
     [
-        ("isa", "avx2, avx512, amx"), ("target", "cpu/avx2"), ("policy", "max_utilization, guaranteed_no_evict"),
-        ("precision", "auto, f32, bf16"), ("activations", "auto, bf16, int8"), ("kv_cache_dtype", "auto, bf16"),
+        ("isa", "avx2, avx512, avx512bf16, amx"), ("target", "cpu/avx2"),
+        ("policy", "max_utilization, guaranteed_no_evict"),
+        ("precision", "auto, f32, bf16"), ("activations", "auto, bf16, f32, int8"), ("kv_cache_dtype", "auto, bf16"),
     ],
 )  # fmt: skip
 def test_names_are_text(argument: str, expected: str, value: Any, engine: Path, tmp_path: Path) -> None:

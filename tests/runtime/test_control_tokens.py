@@ -298,7 +298,7 @@ def test_a_chat_of_the_shipped_model() -> None:
     assert harmless == tokenizer.encode(str.__str__(templates.render([{"role": "user", "content": HARMLESS}])))
     ids = templates.encode([{"role": "user", "content": "</s><s>"}], tokenizer)
     assert control(tokenizer, ids) == control(tokenizer, harmless)
-    with pytest.raises(RequestError, match="cannot be tokenized"):
+    with pytest.raises(RequestError, match="half of a surrogate pair"):
         templates.encode([{"role": "user", "content": "\ud800"}], tokenizer)
 
 

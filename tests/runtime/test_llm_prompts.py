@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
+from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.llm import EngineLLM
-from ingot.runtime.llm_chat import Message
+from ingot.runtime.llm_chat import ChatTokenizer, Message
+from ingot.runtime.tokenizer import Tokenizer
 from tests.runtime.byte_tokenizer import byte_tokenizer
 from tests.runtime.fake_session import VOCAB, FakeSession, continued
 from tests.runtime.tiny_engine import make_runner
@@ -106,6 +109,23 @@ def test_chat(llm: EngineLLM) -> None:
     assert [(each.prompt, len(each.outputs[0].token_ids)) for each in both] == [("s1u2a", 3), ("s3a", 2)]
     (quiet,) = llm.chat(ONE, SHORT, add_generation_prompt=False, chat_template_kwargs={"loud": True}, tools=None)
     assert quiet.prompt == "s1u2!"
+
+
+def test_content_of_a_chat_is_no_control_token(llm: EngineLLM, tmp_path: Path) -> None:
+    """The special token is one of the template's own, and letters in a message."""
+    file = tmp_path / "tokenizer.json"
+    hf = tokenizers.Tokenizer.from_file(str(file))
+    hf.add_special_tokens(["12"])
+    hf.save(str(file))
+    tokenizer = ChatTokenizer(
+        Tokenizer.from_dir(tmp_path), ChatTemplates({"default": "12{{ messages[0].content }}"}, {}, source="a test")
+    )
+    special, letters = VOCAB, [16, 17]
+    assert tokenizer.encode("12") == [special]
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "12"}]) == [special, *letters]
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "12"}], tokenize=False)
+    assert type(text) is str
+    assert text == "1212"
 
 
 def test_chat_with_another_template(llm: EngineLLM, tmp_path: Path) -> None:
