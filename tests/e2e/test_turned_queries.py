@@ -60,7 +60,8 @@ class Built:
     def through(self, level: str, dtype: DType) -> Plan:
         """The same steps by kernels of a level, or of one that it includes, over a KV cache of `dtype`."""
         known = kernel_table()
-        levels = {"amxemu": ("amxemu", "avx512emu"), "amx": ("amx", "avx512")}.get(level, (level,))
+        above = {"amxemu": ("amxemu", "avx512emu"), "amx": ("amx", "avx512"), "avx512bf16": ("avx512",)}
+        levels = above.get(level, (level,))
 
         def kernel(step: Step) -> str:
             stem = step.kernel.rsplit(".", 1)[0]

@@ -196,7 +196,11 @@ def test_two_gpus_asked_for(gpu: ctypes.CDLL, engine: Path, checkpoint: Path, tm
         LLM(engine, tensor_parallel_size=2)
     copy = tmp_path / "engine"
     build(checkpoint, copy, "cuda/sm90").succeeds()
-    manifest = dataclasses.replace(read_manifest(copy), ranks=2)
+    manifest = read_manifest(copy)
+    (part,) = (each for each in manifest.parts if each.name == "rank0.engine")
+    shutil.copy(copy / part.name, copy / "rank1.engine")
+    second = dataclasses.replace(part, name="rank1.engine")
+    manifest = dataclasses.replace(manifest, ranks=2, parts=(*manifest.parts, second))
     (copy / MANIFEST_NAME).write_text(manifest.to_json())
     ingot("run", "--engine_dir", copy, *PROMPT).fails(
         "  expected: 2 ranks, a GPU for each\n", "  got: 1 that run cuda/sm90; this version runs engines of one rank\n"
