@@ -76,9 +76,13 @@ def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], N
             "--batch_size is more than the engine runs at once", expected=f"at most {limits.max_batch_size}",
             got=str(most), hint="lower it, or build with a larger --max_batch_size",
         )  # fmt: skip
-    runner = ModelRunner.from_dir(
+    with ModelRunner.from_dir(
         options.engine_dir, threads=options.threads, isa=options.isa, target=options.target, use_mmap=options.use_mmap
-    )
+    ) as runner:
+        return _measure(runner, options, progress)
+
+
+def _measure(runner: ModelRunner, options: LatencyOptions, progress: Callable[[str, int, int], None]) -> LatencyReport:
     plan, target = runner.engine.plan, runner.engine.manifest.target
     buffer_bytes = weight_bytes_per_step(plan)
     machine, batches = [machine_bandwidth(target, buffer_bytes, options.threads) / 1e9], []

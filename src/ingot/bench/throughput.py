@@ -66,10 +66,16 @@ class ThroughputReport:
 def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, int], None]) -> ThroughputReport:
     """Run the same load `repetitions` times after `warmup` untimed rounds."""
     check_lengths(read_manifest(options.engine_dir).limits, input_len=options.input_len, output_len=options.output_len)
-    runner = ModelRunner.from_dir(
+    with ModelRunner.from_dir(
         options.engine_dir, threads=options.threads, isa=options.isa, target=options.target,
         max_batch_size=options.max_batch_size, use_mmap=options.use_mmap,
-    )  # fmt: skip
+    ) as runner:  # fmt: skip
+        return _measure(runner, options, progress)
+
+
+def _measure(
+    runner: ModelRunner, options: ThroughputOptions, progress: Callable[[str, int, int], None]
+) -> ThroughputReport:
     plan, target = runner.engine.plan, runner.engine.manifest.target
     buffer_bytes = weight_bytes_per_step(plan)
     machine = [machine_bandwidth(target, buffer_bytes, options.threads) / 1e9]

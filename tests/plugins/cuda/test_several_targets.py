@@ -200,7 +200,8 @@ def test_two_gpus_asked_for(gpu: ctypes.CDLL, engine: Path, checkpoint: Path, tm
     (part,) = (each for each in manifest.parts if each.name == "rank0.engine")
     shutil.copy(copy / part.name, copy / "rank1.engine")
     second = dataclasses.replace(part, name="rank1.engine")
-    manifest = dataclasses.replace(manifest, ranks=2, parts=(*manifest.parts, second))
+    parts = tuple(sorted((*manifest.parts, second), key=lambda each: each.name))
+    manifest = dataclasses.replace(manifest, ranks=2, parts=parts)
     (copy / MANIFEST_NAME).write_text(manifest.to_json())
     ingot("run", "--engine_dir", copy, *PROMPT).fails(
         "  expected: 2 ranks, a GPU for each\n", "  got: 1 that run cuda/sm90; this version runs engines of one rank\n"
