@@ -4,9 +4,11 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
+from ingot.configs.runtime import ISA_LEVELS
+
 SCREENED = "w4g128-screened"  # ingot with a screened lm_head, beside what w4g128 is beside
 CLASSES = ("w4g128", SCREENED, "w8", "bf16")  # of ingot; every peer's weights stand beside the nearest of them
-ISAS = ("avx2", "avx512", "amx")
+ISAS = ISA_LEVELS
 
 
 class Serving(enum.Enum):
@@ -55,7 +57,8 @@ class Variant:
 
 
 _TORCH = ("torch==2.13.0", "transformers>=5", "safetensors", "sentencepiece")
-_ONEDNN = {"avx2": "AVX2", "avx512": "AVX512_CORE_BF16"}
+_ONEDNN = {"avx2": "AVX2", "avx512": "AVX512_CORE_VNNI", "avx512bf16": "AVX512_CORE_BF16"}
+_CAPABILITY = {"avx2": "avx2", "avx512": "avx512", "avx512bf16": "avx512"}
 
 INGOT = Peer(
     name="ingot", adapter="ingot", weights=[(name, name) for name in CLASSES], environment=None,
@@ -76,7 +79,7 @@ PEERS = (
     ),
     Peer(
         name="ctranslate2", adapter="ctranslate2", weights=[("w8", "int8")], requirements=(*_TORCH, "ctranslate2"),
-        caps={"avx2": {"CT2_FORCE_CPU_ISA": "AVX2"}, "avx512": {"CT2_FORCE_CPU_ISA": "AVX512"}},
+        caps={isa: {"CT2_FORCE_CPU_ISA": capability.upper()} for isa, capability in _CAPABILITY.items()},
     ),
     Peer(
         name="onnxruntime-genai", adapter="onnxruntime_genai", weights=[("w4g128", "int4"), (SCREENED, "int4")],
@@ -84,7 +87,7 @@ PEERS = (
     ),
     Peer(
         name="transformers", adapter="transformers", weights=[("bf16", "bf16"), ("bf16", "f32")], requirements=_TORCH,
-        caps={isa: {"ATEN_CPU_CAPABILITY": isa, "ONEDNN_MAX_CPU_ISA": name} for isa, name in _ONEDNN.items()},
+        caps={isa: {"ATEN_CPU_CAPABILITY": _CAPABILITY[isa], "ONEDNN_MAX_CPU_ISA": name} for isa, name in _ONEDNN.items()},
     ),
 )  # fmt: skip
 

@@ -21,7 +21,8 @@ TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
 SERVER = "llama-server"
 _SWITCHES = {  # each ISA has those before it
     "avx2": ("AVX2", "FMA", "F16C", "BMI2"),
-    "avx512": ("AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"),
+    "avx512": ("AVX512", "AVX512_VBMI", "AVX512_VNNI"),
+    "avx512bf16": ("AVX512_BF16",),
     "amx": ("AMX_TILE", "AMX_INT8", "AMX_BF16"),
 }
 _PLAIN = ("BUILD_SHARED_LIBS", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER", "LLAMA_BUILD_APP",
