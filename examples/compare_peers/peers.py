@@ -87,7 +87,10 @@ PEERS = (
     ),
     Peer(
         name="transformers", adapter="transformers", weights=[("bf16", "bf16"), ("bf16", "f32")], requirements=_TORCH,
-        caps={isa: {"ATEN_CPU_CAPABILITY": _CAPABILITY[isa], "ONEDNN_MAX_CPU_ISA": name} for isa, name in _ONEDNN.items()},
+        caps={
+            isa: {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": _ONEDNN[isa]}
+            for isa, capability in _CAPABILITY.items()
+        },
     ),
 )  # fmt: skip
 
