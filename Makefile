@@ -81,7 +81,8 @@ sanitize: $(VENV)/.installed-test
 tsan: $(VENV)/.installed-test
 	rm -rf build/tsan/site
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/tsan/site \
-		--config-settings=cmake.define.INGOT_SANITIZE=thread --config-settings=build-dir=build/tsan/cmake .
+		--config-settings=cmake.define.INGOT_SANITIZE=thread --config-settings=cmake.define.INGOT_EMULATE=OFF \
+		--config-settings=build-dir=build/tsan/cmake .
 	CXX="$(CXX)" .ci/tsan $(VENV)/bin/python build/tsan/site $(JOBS)
 
 tiles: $(VENV)/.installed-test

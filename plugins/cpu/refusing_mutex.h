@@ -12,9 +12,12 @@ namespace ingot {
 class RefusingMutex {
  public:
   // Throws std::invalid_argument where the calling thread holds it.
-  void lock() {
+  void refuse_holder() const {
     if (holder_.load(std::memory_order_relaxed) == std::this_thread::get_id())
       throw std::invalid_argument("this thread is in the middle of a step: a signal handler must leave sessions alone");
+  }
+  void lock() {
+    refuse_holder();
     mutex_.lock();
     holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   }

@@ -67,9 +67,14 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   ThreadPool::instance().start(threads);
 }
 
+std::unique_lock<RefusingMutex> Session::lock() {
+  ThreadPool::instance().require_outside();
+  return std::unique_lock(running_);
+}
+
 DrawResult Session::run(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
                         std::vector<float>* logits) {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   require_open();
   DrawResult drawn = step(view, draws, interrupted, logits != nullptr);
   if (logits != nullptr) logits->assign(logits_, logits_ + batch_.rows * sample_args_.vocab);
@@ -78,7 +83,7 @@ DrawResult Session::run(const BatchView& view, const DrawView& draws, const std:
 
 int64_t Session::decode(const BatchView& view, const DrawView& draws, const RepeatView& repeat,
                         const std::function<bool()>& interrupted) {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   require_open();
   RepeatedDraws repeated(view, draws, repeat);
   std::vector<int32_t> past(view.past_lengths.begin(), view.past_lengths.end());
@@ -122,7 +127,7 @@ DrawResult Session::step(const BatchView& view, const DrawView& draws, const std
 }
 
 DrawResult Session::draw(const float* logits, int64_t rows, const DrawView& draws) {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   require_open();
   draws_.assign(draws, rows, sample_args_.vocab);
   DrawResult drawn;
@@ -218,35 +223,35 @@ void Session::stamp() {
 }
 
 void Session::time_steps(bool on) {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   timed_ = on;
   stamps_.clear();
 }
 
 std::vector<double> Session::step_seconds() {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   std::vector<double> seconds;
   for (size_t i = 1; i < stamps_.size(); ++i) seconds.push_back(1e-9 * static_cast<double>(stamps_[i] - stamps_[i - 1]));
   return seconds;
 }
 
 int64_t Session::barriers() {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   return barriers_;
 }
 
 Screen::Counts Session::screen_counts() {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   return screen_.counts();
 }
 
 std::vector<int64_t> Session::taken() {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   return taken_;
 }
 
 std::vector<size_t> Session::found(bool Turn::*what) {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   std::vector<size_t> found;
   const std::vector<Turn>& turns = this->turns();
   for (size_t i = 0; i < turns.size(); ++i)
@@ -282,7 +287,7 @@ void Session::require_open() const {
 }
 
 void Session::close() {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   closed_ = true;
   steps_.clear();
   for (Region* region : {&arena_, &kv_, &shared_, &own_}) *region = Region();
@@ -294,7 +299,7 @@ void Session::set_step_delay(double seconds) {
 }
 
 void Session::tap(const std::vector<std::string>& steps) {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   if (!steps.empty()) require_open();
   for (const std::string& name : steps)
     if (std::ranges::none_of(steps_, [&name](const BoundStep& step) { return step.name == name; }))
@@ -304,7 +309,7 @@ void Session::tap(const std::vector<std::string>& steps) {
 }
 
 std::vector<Tapped> Session::take_tapped() {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   return std::exchange(tapped_, {});
 }
 
@@ -318,7 +323,7 @@ const BufferSpec& Session::find_buffer(const std::string& name, int64_t rows) co
 }
 
 std::vector<float> Session::read_buffer(const std::string& name, int64_t rows, int64_t& cols) {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   require_open();
   const BufferSpec& buffer = find_buffer(name, rows);
   cols = buffer.cols;
@@ -327,7 +332,7 @@ std::vector<float> Session::read_buffer(const std::string& name, int64_t rows, i
 }
 
 void Session::write_buffer(const std::string& name, const float* values, int64_t rows, int64_t cols) {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   require_open();
   const BufferSpec& buffer = find_buffer(name, rows);
   if (cols != buffer.cols) throw std::invalid_argument("buffer " + name + " has " + std::to_string(buffer.cols) + " columns");
@@ -335,7 +340,7 @@ void Session::write_buffer(const std::string& name, const float* values, int64_t
 }
 
 void Session::fill_kv(float value) {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   require_open();
   if (kv_sizes_.itemsize == 2) {
     uint32_t bits;
@@ -347,12 +352,12 @@ void Session::fill_kv(float value) {
 }
 
 void Session::read_kv(int64_t layer, int64_t block, bool values, std::span<std::byte> to) {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   std::memcpy(to.data(), kv_block(layer, block, values, to.size()), to.size());
 }
 
 void Session::write_kv(int64_t layer, int64_t block, bool values, std::span<const std::byte> from) {
-  const std::lock_guard lock(running_);
+  const auto held = lock();
   std::memcpy(kv_block(layer, block, values, from.size()), from.data(), from.size());
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <span>
 #include <string>
@@ -79,6 +80,8 @@ class Session {
   int threads() const { return threads_; }
 
  private:
+  // What every call begins with. A handler must not wait for another session either, which may wait for this one's step.
+  std::unique_lock<RefusingMutex> lock();
   DrawResult step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted, bool logits_wanted = false);
   void execute(const Team& team);
   void compute(const BoundStep& step, const Turn& turn, const Team& team);

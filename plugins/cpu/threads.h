@@ -60,6 +60,9 @@ class ThreadPool {
   // Callers take turns. The job must not throw. Throws ThreadStartError before any thread is called.
   void run(int count, Job job, void* context);
 
+  // Throws std::invalid_argument where the calling thread is in the middle of a run.
+  void require_outside() const { turn_.refuse_holder(); }
+
   // For thread 0 in the middle of a run: asks while the thread has the CPUs that were its own before the run, since
   // threads and processes that it starts meanwhile inherit them.
   bool ask_unpinned(const std::function<bool()>& question);

@@ -189,7 +189,12 @@ def a_handler_in_a_step() -> None:
     signal.signal(signal.SIGALRM, handle)
     session.slow_down(0.25)
     signal.setitimer(signal.ITIMER_REAL, 0.01)
+    beside = threading.Timer(
+        0.03, other.run, [BATCH]
+    )  # holds that session when the handler comes, and waits for the step
+    beside.start()
     assert session.run(BATCH).ids.tolist() == [0, 0]
+    beside.join()
     assert seen == [before]
     assert len(refused) == 4
     assert all("signal handler" in words for words in refused), refused
