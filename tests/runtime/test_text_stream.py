@@ -2,13 +2,19 @@
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from ingot.configs.sampling import SamplingParams
+from ingot.errors import RequestError
 from ingot.runtime.generate_text import stream_text
 from ingot.runtime.llm import EngineLLM
-from ingot.runtime.text_stream import TextRequest
+from ingot.runtime.request import FinishReason
+from ingot.runtime.text_stream import TextRequest, make_streams
+from ingot.runtime.tokenizer import Tokenizer
 from tests.runtime.byte_tokenizer import byte_tokenizer
 from tests.runtime.tiny_engine import make_runner, ref_session
 from tests.runtime.tiny_plan import VOCAB, make_model
@@ -80,3 +86,44 @@ def test_a_stop_text_counts_from_the_least_number_of_tokens_on(llm: EngineLLM, f
     assert len(llm.generate("10", later)[0].outputs[0].token_ids) == next(
         (place + 1 for place in places if place + 1 >= 7), 12
     )
+
+
+def whole_and_half(folder: Path) -> Tokenizer:
+    """One token is "a" with the first byte of é."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCAB - 2]
+    table = {symbol: place for place, symbol in enumerate([*symbols, "Ã", "aÃ"])}
+    hf = tokenizers.Tokenizer(models.BPE(table, []))
+    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hf.decoder = decoders.ByteLevel()
+    hf.save(str(folder / "tokenizer.json"))
+    return Tokenizer.from_dir(folder)
+
+
+@pytest.mark.parametrize(("least", "found"), [(0, True), (1, True), (2, False)])
+def test_a_stop_text_in_the_last_part_of_a_text_counts_as_any_other(
+    llm: EngineLLM, least: int, found: bool, tmp_path: Path
+) -> None:
+    """The half character holds it back until somebody ends the request."""
+    params = dataclasses.replace(PARAMS, stop="a", min_tokens=least, logprobs=None, prompt_logprobs=None)
+    tokenizer = whole_and_half(tmp_path)
+    (stream,) = make_streams(llm.runner, tokenizer, 0, TextRequest(prompt=[1], params=params))
+    stream.request.append(VOCAB - 1, -1.0, 0)
+    assert stream.event(stream.take()).text == ""
+    stream.request.finish_reason = FinishReason.ABORT
+    event = stream.event(stream.take())
+    assert (event.text, event.stop_reason) == (("", "a") if found else ("a", None))
+    assert event.finish_reason is (FinishReason.STOP if found else FinishReason.ABORT)
+
+
+def test_what_fails_after_its_stop_text_has_not_failed(llm: EngineLLM) -> None:
+    stop = llm.tokenizer.decode([5])
+    params = dataclasses.replace(PARAMS, stop=stop, logprobs=None, prompt_logprobs=None)
+    for tokens, expected in (([5, 6], FinishReason.STOP), ([6, 7], FinishReason.ABORT)):
+        (stream,) = make_streams(llm.runner, llm.tokenizer, 0, TextRequest(prompt=[1], params=params))
+        for token in tokens:
+            stream.request.append(token, -1.0, 0)
+        stream.request.finish_reason, stream.request.error = FinishReason.ABORT, RequestError("the step failed")
+        event = stream.event(stream.take())
+        assert event.finish_reason is expected
+        assert (event.error is None) == (expected is FinishReason.STOP)
+        assert stream.done
