@@ -66,6 +66,8 @@ def test_available_memory_minds_the_container(tmp_path: Path) -> None:
     assert available_memory(meminfo, tmp_path) == 3000
     (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 600\nactive_file 50\n")
     assert available_memory(meminfo, tmp_path) == 3600
+    (tmp_path / "memory.current").write_text("9000\n")
+    assert available_memory(meminfo, tmp_path) == 0, "more is in use than the container may have"
     assert available_memory() > 0
 
 

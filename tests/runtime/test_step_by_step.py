@@ -60,6 +60,24 @@ def test_a_dying_step_thread_is_no_endless_wait() -> None:
         list(step_by_step(executor, [request_of([1, 2], 10)]))
 
 
+def test_the_callers_own_failure_is_raised_though_the_steps_fail_too() -> None:
+    executor, session = make()
+
+    def die(batch: StepBatch) -> None:
+        raise SystemExit("gone")
+
+    session.before_step = die
+    executor.add([request_of([1, 2], 10)])
+
+    def fail_too() -> None:
+        with StepsAhead(executor) as ahead:
+            executor.wait(ahead.failed, lambda: None, steps=False)
+            raise ValueError("the caller's own")
+
+    with pytest.raises(ValueError, match="own"):
+        fail_too()
+
+
 def _follow(executor: Executor, requests: list[Request], leave_at: int) -> None:
     shown = [0] * len(requests)
     for shown in step_by_step(executor, requests):

@@ -1,6 +1,7 @@
 """Step times become a budget: monotone, learned from steps, kept by the scheduler, refused where it cannot be met."""
 
 import time
+import types
 from typing import Any
 
 import numpy as np
@@ -129,3 +130,26 @@ def test_running_steps_teach_the_table() -> None:
     executor.add([request_of([1], 40)])
     executor.drain()
     assert pace.times.predict(1) > 3
+
+
+def test_a_step_that_took_no_time_does_little() -> None:
+    times = StepTimes([1, 16, 64, 128], [1.0, 2.0, 4.0, 8.0])
+    before = times.predict(64)
+    times.observe(64, 0.0)
+    assert 0.85 * before < times.predict(64) < before
+
+
+def test_the_best_try_counts_and_stands_for_the_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A millisecond a token, the first try ten times as long; the blocks hold 52 of 128 tokens."""
+    now, seen = [0.0], [0]
+
+    def slow(batch: StepBatch) -> None:
+        count = len(batch.ids)
+        now[0] += count * (1e-3 if count == seen[0] else 1e-2)
+        seen[0] = count
+
+    monkeypatch.setattr("ingot.runtime.step_times.time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    session = FakeSession(13, 4, LIMITS)
+    session.before_step = slow
+    times = measure_step_times(session, BlockManager(13, 4), LIMITS, 1e6)
+    assert [times.predict(count) for count in (1, 8, 32, 64, 128)] == pytest.approx([1, 8, 32, 64, 128])

@@ -201,3 +201,29 @@ def test_what_a_prompt_leaves_open(tmp_path: Path) -> None:
     ):  # fmt: skip
         detokenizer = tokenizer.detokenizer(prompt)
         assert detokenizer.push(tokens) + detokenizer.finish() == text, (prompt, tokens)
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_a_bos_that_stands_in_the_text_stays(template: bool, tmp_path: Path) -> None:
+    hf = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
+    hf.add_special_tokens(["<s>"])
+    if template:
+        hf.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = save(hf, tmp_path, '{"bos_token": "<s>", "add_bos_token": false}')
+    assert tokenizer.encode("<s>a") == [0, 1]
+    assert tokenizer.encode("a") == [1]
+
+
+def test_a_word_after_a_space_has_one_space(tmp_path: Path) -> None:
+    tokenizer = byte_level(tmp_path)
+    word, spaced = (tuple(tokenizer.encode(text)) for text in ("ab", " ab"))
+    assert tokenizer.forms("ab") == [word, spaced]
+    assert tokenizer.forms(" ab") == [spaced]
+
+
+def test_what_can_be_no_character_comes_after_sixteen_tokens(tmp_path: Path) -> None:
+    tokenizer = byte_level(tmp_path)
+    (half, _) = tokenizer.encode("\u00e9")
+    detokenizer = tokenizer.detokenizer([])
+    pieces = [detokenizer.push([half]) for _ in range(32)]
+    assert [place for place, piece in enumerate(pieces, 1) if piece] == [16, 32]
