@@ -12,17 +12,28 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ingot.configs.generation import GenerationDefaults
+from ingot.configs.sampling import SamplingParams
 from ingot.errors import CapacityError, RequestError
+from ingot.runtime.executor import Stats, StepReport
 from ingot.runtime.request import FinishReason
 from ingot.runtime.server import serve
-from ingot.runtime.server.api_error import NO_TOKEN, failed, in_one_line, malformed, not_ready, refused, shutting_down
-from ingot.runtime.server.asking import completion_params, text_requests
+from ingot.runtime.server.api_error import (
+    NO_TOKEN,
+    ApiError,
+    failed,
+    in_one_line,
+    malformed,
+    not_ready,
+    refused,
+    shutting_down,
+)
+from ingot.runtime.server.asking import MAX_SCORES, check_logprobs, completion_params, text_requests
 from ingot.runtime.server.body import read_body
 from ingot.runtime.server.guard import Caller
 from ingot.runtime.server.ids import Ids
 from ingot.runtime.server.inbox import Crossing, Inbox
 from ingot.runtime.server.metrics import Metrics
-from ingot.runtime.server.protocol import CompletionRequest
+from ingot.runtime.server.protocol import ChatRequest, CompletionRequest
 from ingot.runtime.server.service import Generation, Order, retry_after
 from ingot.runtime.text_stream import TextEvent
 
@@ -192,3 +203,46 @@ def test_a_step_that_never_ends_does_not_keep_the_process(
     gate.set()
     serve._close(types.SimpleNamespace(close=lambda: None))  # type: ignore[arg-type]
     assert codes == [1]
+
+
+def test_steps_and_blocks_by_kind() -> None:
+    metrics = Metrics()
+    stats: Any = dict.fromkeys(Stats.__annotations__, 0) | {"blocks_total": 10, "blocks_used": 3, "blocks_cached": 2}
+    metrics.watch(lambda: stats)
+    report = StepReport(prefill_tokens=7, decode_rows=2, schedule_seconds=0.25, session_seconds=4.0, finish_seconds=0.5)
+    for _ in range(2):
+        metrics.step(report)
+    metrics.count_steps()
+    value = metrics.registry.get_sample_value
+    assert [value("ingot_step_tokens_sum", {"kind": kind}) for kind in ("prefill", "decode")] == [14, 4]
+    seconds = [value("ingot_step_seconds_sum", {"phase": phase}) for phase in ("schedule", "session", "finish")]
+    assert seconds == [0.5, 8.0, 1.0]
+    assert [value(f"ingot_blocks_{kind}") for kind in ("used", "cached", "free")] == [3, 2, 5]
+
+
+def test_without_a_limit_completions_are_short_and_chats_are_not() -> None:
+    chat = read_body(ChatRequest, b'{"messages": [{"role": "user", "content": "a"}]}')
+    completion = read_body(CompletionRequest, b'{"prompt": "a"}')
+    params = SamplingParams(max_tokens=None)
+    limits = [text_requests(asked, ["a"], params)[0].default_max_tokens for asked in (chat, completion)]
+    assert limits == [None, 16]
+
+
+@pytest.mark.parametrize(
+    ("asked", "most"),
+    [
+        ({"logprobs": 1, "max_new_tokens": MAX_SCORES // 4}, 2),  # two numbers for each of a quarter
+        ({"prompt_logprobs": 3, "num_prompt": MAX_SCORES // 12}, 3),
+        ({"logprobs": 0, "prompt_logprobs": 0, "max_new_tokens": MAX_SCORES // 4, "num_prompt": MAX_SCORES // 4}, 2),
+        ({}, 1000),
+    ],
+)  # fmt: skip
+def test_so_many_probabilities_fit_into_an_answer(asked: dict[str, int], most: int) -> None:
+    values = {"logprobs": None, "prompt_logprobs": None, "max_new_tokens": MAX_SCORES, "num_prompt": MAX_SCORES}
+    stream: Any = types.SimpleNamespace(request=types.SimpleNamespace(**{**values, **asked}))
+    check_logprobs([[stream] * most])
+    check_logprobs([[stream]] * most)
+    if asked:
+        for groups in ([[stream] * (most + 1)], [[stream]] * (most + 1)):
+            with pytest.raises(ApiError, match="logprobs: tokens x n"):
+                check_logprobs(groups)
