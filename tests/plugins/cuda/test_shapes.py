@@ -1,0 +1,107 @@
+"""Sizes, buckets, addresses and keys that the host chooses for a GPU, without one."""
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType
+from ingot.plan import KvLayout
+from ingot.plugins.cuda import products
+from ingot.plugins.cuda.decode_graphs import DecodeGraphs
+from ingot.plugins.cuda.gpu import Gpu
+from ingot.plugins.cuda.products import Product, Products
+from ingot.plugins.cuda.shapes import MAX_SPLITS, attention_tiles, batch_buckets, product_rows, split_count
+from ingot.plugins.cuda.target import TARGETS, CudaTarget
+from ingot.plugins.cuda.work import Addresses, cache_places
+
+
+def test_decode_is_split_until_the_gpu_is_full() -> None:
+    assert split_count(1, 8, 1 << 20, 64) == 4 * 64 // 8
+    assert split_count(4, 8, 1 << 20, 64) == 4 * 64 // 32
+    assert split_count(1, 1, 1 << 20, 132) == MAX_SPLITS
+    assert split_count(1, 8, 1024, 132) == 8, "no part is smaller than two tiles"
+    assert split_count(1, 8, 100, 132) == split_count(1000, 8, 1 << 20, 132) == split_count(0, 0, 0, 1) == 1
+
+
+def test_few_products_need_a_plan() -> None:
+    assert [product_rows(rows, 4096) for rows in (1, 3, 8, 9, 17, 65, 1000)] == [1, 4, 8, 16, 24, 72, 1024]
+    for most in (1, 5, 100, 4095):
+        for rows in {1, most // 2 + 1, most}:
+            assert rows <= product_rows(rows, most) <= most
+
+
+def test_every_size_of_a_decode_step_has_a_bucket() -> None:
+    assert [batch_buckets(largest) for largest in (1, 2, 6, 8)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8)]
+    limits: Any = SimpleNamespace(max_batch_size=8, max_num_tokens=6, max_logit_rows=7)
+    graphs = DecodeGraphs(SimpleNamespace(), limits)  # type: ignore[arg-type]
+
+    def bucket(sequences: int, tokens: int, rows: int) -> int | None:
+        batch = SimpleNamespace(past_lengths=np.zeros(sequences), ids=np.zeros(tokens), logit_rows=np.arange(rows))
+        return graphs.bucket(batch)  # type: ignore[arg-type]
+
+    assert [bucket(size, size, size) for size in (1, 2, 3, 4, 5, 6, 7)] == [1, 2, 4, 4, 6, 6, None]
+    assert bucket(2, 3, 2) is None, "a prompt takes part"
+    assert bucket(2, 2, 1) is None, "not all logits are wanted"
+
+
+def test_tiles_hold_as_many_tokens_as_their_rows_allow() -> None:
+    assert [(tiles.decode, tiles.prefill) for tiles in map(attention_tiles, (1, 3, 16, 64))] == [
+        (16, 64), (5, 21), (1, 4), (0, 1),
+    ]  # fmt: skip
+
+
+def test_keys_and_values_of_layers_follow_one_another() -> None:
+    kv = KvLayout(num_layers=2, kv_heads=2, head_dim=20, tokens_per_block=16, dtype=DType.BF16)
+    nowhere: dict[str, Any] = dict.fromkeys(
+        ("weights", "arena", "sums", "inputs", "partial", "stats", "table_width"), 0
+    )
+    at = Addresses(**nowhere, kv=1000, num_blocks=3, tables={})
+    first, second = (cache_places(kv, at, layer) for layer in (0, 1))
+    assert first == (1000, 1000 + 3 * kv.k_block_bytes)
+    assert second[0] == first[1] + 3 * kv.v_block_bytes
+    assert second[1] - second[0] == 3 * kv.k_block_bytes
+
+
+@pytest.mark.parametrize(
+    ("capability", "names"),
+    [
+        ((8, 0), {"sm80"}), ((8, 6), {"sm80", "sm86"}), ((8, 7), {"sm80", "sm86"}), ((8, 9), {"sm80", "sm86", "sm89"}),
+        ((9, 0), {"sm90"}), ((10, 3), {"sm100"}), ((12, 1), {"sm120"}), ((7, 5), set()), ((11, 0), set()),
+    ],
+)  # fmt: skip
+def test_which_gpus_run_which_code(capability: tuple[int, int], names: set[str]) -> None:
+    gpu = Gpu(index=0, name="g", capability=capability, memory_bytes=1, multiprocessors=1)
+    targets = [target for target in TARGETS if isinstance(target, CudaTarget)]
+    assert {each.name.removeprefix("cuda/") for each in targets if each.architecture.runs_on(gpu)} == names
+
+
+def test_an_algorithm_is_looked_up_once_per_shape_type_and_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for matrices on multiples of 256 bytes may read more at once than those elsewhere allow."""
+    monkeypatch.setattr(products, "find_library", lambda: SimpleNamespace())
+    monkeypatch.setattr(products.Library, "call", lambda *_: None)
+    planned: list[tuple[Any, ...]] = []
+
+    def plan(self: Products, *shape: Any) -> Any:
+        planned.append(shape)
+        heuristic: Any = products._Heuristic()
+        return SimpleNamespace(operation=None, weight=None, x=None, y=None, heuristic=heuristic)
+
+    monkeypatch.setattr(Products, "_plan", plan)
+    with contextlib.closing(Products(0, 0)) as made:
+
+        def run(rows: int, *, x: int = 1024, y0: int = 0, n: int = 8, k: int = 4, out: DType = DType.F32) -> None:
+            product = Product(x=x, weight=512, y=2048, y0=y0, n=n, k=k, dtype=DType.BF16, out=out)
+            made.run(product, rows)
+
+        run(2)
+        run(2, x=4096, y0=256)
+        assert planned == [(2, 8, 4, DType.BF16, DType.F32, 256)]
+        for other in ({"x": 16}, {"y0": 32}, {"n": 4}, {"k": 8}, {"out": DType.BF16}):
+            run(2, **other)  # type: ignore[arg-type]
+            run(2, **other)  # type: ignore[arg-type]
+        run(3)
+    assert len(planned) == len(set(planned)) == 7
+    assert [shape[-1] for shape in planned] == [256, 16, 32, 256, 256, 256, 256]
