@@ -26,6 +26,11 @@ def test_defaults() -> None:
     }  # fmt: skip
 
 
+def test_values_at_the_edges() -> None:
+    params = SamplingParams(max_tokens=3, min_tokens=3, top_k=-1, top_p=1, min_p=1, logit_bias={0: -math.inf})
+    assert (params.min_tokens, params.top_k, params.logit_bias) == (3, -1, {0: -math.inf})
+
+
 def test_the_page_has_a_row_for_every_field_and_argument() -> None:
     page = (Path(__file__).parents[2] / "docs/sampling.md").read_text()
     for field in dataclasses.fields(SamplingParams):

@@ -9,6 +9,7 @@ import pytest
 from ingot.configs.serve import ServeConfig
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.guard import Caller, Guard
+from ingot.runtime.server.inbox import Crossing
 from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.server.request_log import RequestLog
 from ingot.runtime.server.service import Order, Service
@@ -86,6 +87,23 @@ def test_nothing_is_prepared_for_a_client_that_has_left() -> None:
 
     Service._submit(house(), gone, prepare)
     assert gone.groups == []
+
+
+@pytest.mark.parametrize(("own", "words"), [(0.01, "within 0.01 s"), (None, "within 0.5 s")])
+def test_a_request_ends_in_its_own_time_or_the_servers(own: float | None, words: str) -> None:
+    async def start() -> Exception:
+        loop = asyncio.get_running_loop()
+        never = loop.create_future()
+        service = house(
+            config=ServeConfig(request_timeout=0.5), metrics=Metrics(), _admit=lambda order: None, _idle=asyncio.Event(),
+            _crossing=Crossing(loop), _pool=types.SimpleNamespace(run=lambda work: never),
+        )  # fmt: skip
+        generation = await Service.start(service, Order(answer_id="a", caller=caller(), timeout=own), list)
+        return generation.inbox.stopped.result()
+
+    error = asyncio.run(start())
+    assert isinstance(error, ApiError)
+    assert (error.status, words in error.message) == (408, True)
 
 
 def test_keys_are_told_apart() -> None:

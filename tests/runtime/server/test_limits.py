@@ -110,6 +110,7 @@ def test_deadlines(served: Served) -> None:
     with served.slowly(), served.http() as http:
         late = http.post("/v1/completions", json={**LONG, "timeout": 0.05})
         assert (late.status_code, late.json()["error"]["code"]) == (408, "deadline_exceeded")
+        assert late.headers["x-should-retry"] == "false"
         too_much = http.post("/v1/completions", json={**LONG, "timeout": 6000})
         assert (too_much.status_code, too_much.json()["error"]["param"]) == (400, "timeout")
         assert http.post("/v1/completions", json={**LONG, "max_tokens": 1, "timeout": 600}).status_code == 200
