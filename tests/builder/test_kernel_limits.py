@@ -95,6 +95,7 @@ def test_a_window_beyond_32_bits(tmp_path: Path) -> None:
     ("limits", "words"),
     [
         ({"head_dim": 12, "head_dim_multiple": 16}, r"a multiple of 16, at most 12(.|\n)*got: 24"),
+        ({"head_dim_multiple": 16}, r"a multiple of 16, at most(.|\n)*got: 24"),
         ({"heads": 3}, "query heads are more(.|\n)*at most 3(.|\n)*got: 4"),
         ({"heads": 1}, "heads are more(.|\n)*at most 1"),
         ({"group": 1}, "of one key head(.|\n)*at most 1(.|\n)*got: 2"),

@@ -54,6 +54,7 @@ def tensors(tmp_path: Path) -> dict[str, StoredTensor]:
         (Split(Take("a"), parts=2, index=1), A[2:]),
         (Split(Take("a"), parts=3, index=0, axis=1), A[:, :1]),
         (Regroup(Take("a"), parts=2, heads=2), A[[0, 2, 1, 3]]),
+        (Regroup(Concat((Take("a"), Take("a"))), parts=2, heads=4), np.concatenate([A, A])[[0, 2, 4, 6, 1, 3, 5, 7]]),
         (Transpose(Regroup(Take("a"), parts=2, heads=1)), A.T),
         (
             Stack((Concat((Take("a"), Take("b"))), Concat((Take("b"), Take("a"))))),
@@ -120,6 +121,14 @@ def test_missing_and_unclaimed_stop_with_both_lists(tensors: dict[str, StoredTen
     rows = [Row("one", Take("gone")), Row("two", Take("b"))]
     with pytest.raises(CheckpointError, match=r"1 missing: gone(.|\n)*2 unclaimed: a, h"):
         claim(rows, [], tensors, {"one": (4, 3), "two": (2, 3)})
+
+
+def test_a_tensor_too_few_or_too_many_is_enough_to_stop(tensors: dict[str, StoredTensor]) -> None:
+    wanted = {"one": (4, 3), "two": (2, 3)}
+    with pytest.raises(CheckpointError, match=r"1 missing: gone(.|\n)*0 unclaimed: none"):
+        claim([Row("one", Take("gone")), ROWS[1]], [Drop("a"), Drop("h")], tensors, wanted)
+    with pytest.raises(CheckpointError, match=r"0 missing: none(.|\n)*1 unclaimed: h"):
+        claim(ROWS, [], tensors, wanted)
 
 
 def test_long_lists_are_cut(tensors: dict[str, StoredTensor]) -> None:

@@ -95,8 +95,8 @@ def test_a_request_ends_in_its_own_time_or_the_servers(own: float | None, words:
         loop = asyncio.get_running_loop()
         never = loop.create_future()
         service = house(
-            config=ServeConfig(request_timeout=0.5), metrics=Metrics(), _admit=lambda order: None, _idle=asyncio.Event(),
-            _crossing=Crossing(loop), _pool=types.SimpleNamespace(run=lambda work: never),
+            config=ServeConfig(request_timeout=0.5), metrics=Metrics(), _admit=lambda order: None,
+            _idle=asyncio.Event(), _crossing=Crossing(loop), _pool=types.SimpleNamespace(run=lambda work: never),
         )  # fmt: skip
         generation = await Service.start(service, Order(answer_id="a", caller=caller(), timeout=own), list)
         return generation.inbox.stopped.result()
