@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from tests.plugins.cpu.one_step import batch_of, draws, native_outputs, one_step
 from tests.runtime.test_repeat import repeat_of
 
 BATCH = batch_of([(20, 2), (0, 1)], [[0, 1], [2]], [1, 2], sample=draws([0, 1]))
+
+DECODING = batch_of([(20, 1), (5, 1)], [[0, 1], [2]], [0, 1], sample=draws([0, 1]))
 
 
 def open_small(threads: int) -> CpuSession:
@@ -112,9 +115,26 @@ def _hooks(session: CpuSession) -> dict[str, Callable[[], object]]:
         "fill_kv": lambda: native.fill_kv(1.0),
         "read_kv": lambda: native.read_kv(0, 1, True),
         "write_kv": lambda: native.write_kv(0, 0, False, block),
-        "slow_down": lambda: session.slow_down(0.0),
+        "slow_down": lambda: session.slow_down(0.12),
         "run": lambda: session.run(BATCH),
     }
+
+
+def decode_with_signal(session: CpuSession, handle: Callable[[], None], *, steps: int) -> None:
+    """Steps that follow each other, so many at most; a signal handler calls `handle` in the middle of one."""
+    repeat = repeat_of(steps, 2, stop=np.zeros(1, np.int32))
+    session.slow_down(0.12)  # a step asks for signals after 100 ms
+
+    def send() -> None:
+        while session.steps_done(repeat) == 0:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    signal.signal(signal.SIGALRM, lambda *_: handle())
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert session.decode(DECODING, repeat) == steps
+    sender.join()
 
 
 def hooks_beside_a_step() -> None:
@@ -126,14 +146,10 @@ def hooks_beside_a_step() -> None:
         begun.wait()
         hook()
 
-    signal.signal(signal.SIGALRM, lambda *_: begun.set())  # the step goes on, and asks again 100 ms later
     others = [threading.Thread(target=call, args=(hook,), name=name) for name, hook in _hooks(session).items()]
     for other in others:
         other.start()
-    session.slow_down(0.4)
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
-    session.run(BATCH)
-    assert begun.is_set()
+    decode_with_signal(session, begun.set, steps=6)  # the others wait from then on, and the steps ask again
     for other in others:
         other.join()
 
@@ -174,7 +190,7 @@ def a_handler_in_a_step() -> None:
     seen: list[set[int]] = []
     refused: list[str] = []
 
-    def handle(*_: object) -> None:
+    def handle() -> None:
         seen.append(os.sched_getaffinity(0))
         child = os.fork()
         if child == 0:
@@ -186,14 +202,11 @@ def a_handler_in_a_step() -> None:
             except (IngotError, ValueError) as error:
                 refused.append(str(error))
 
-    signal.signal(signal.SIGALRM, handle)
-    session.slow_down(0.25)
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
     beside = threading.Timer(
-        0.03, other.run, [BATCH]
+        0.15, other.run, [BATCH]
     )  # holds that session when the handler comes, and waits for the step
     beside.start()
-    assert session.run(BATCH).ids.tolist() == [0, 0]
+    decode_with_signal(session, handle, steps=4)
     beside.join()
     assert seen == [before]
     assert len(refused) == 4
@@ -216,7 +229,7 @@ def a_planted_race() -> None:
     reader = threading.Thread(target=read)
     reader.start()
     session.slow_down(0.01)
-    session.decode(batch_of([(20, 1), (5, 1)], [[0, 1], [2]], [0, 1], sample=draws([0, 1])), repeat)
+    session.decode(DECODING, repeat)
     over.set()
     reader.join()
 
