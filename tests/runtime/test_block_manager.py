@@ -198,3 +198,30 @@ def test_shuffled_blocks_are_scattered() -> None:
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (4, 1), (5, 2)])
 def test_blocks_for(tokens: int, blocks: int) -> None:
     assert BlockManager(9, 4).blocks_for(tokens) == blocks
+
+
+def test_a_table_says_when_its_blocks_are_others() -> None:
+    table = BlockTable()
+    versions = [table.version]
+    table.extend([3, 5])
+    versions.append(table.version)
+    table.replace(1, 4)
+    versions.append(table.version)
+    table.clear()
+    versions.append(table.version)
+    assert len(set(versions)) == 4
+
+
+def test_a_cached_hit_takes_a_block_and_a_held_one_does_not() -> None:
+    manager, tokens = BlockManager(3, 2), np.array([1, 1, 2, 2], np.int32)
+    manager.release(computed(manager, [1, 1]))
+    others = BlockTable()
+    assert manager.reserve(others, 4)
+    hits = manager.lookup(BlockTable(), tokens, 2)
+    assert hits is not None
+    assert len(hits) == 1
+    assert manager.taken(hits, 4) == 2
+    assert not manager.start(BlockTable(), hits, tokens), "the hit is the last block that is available"
+    holder = BlockTable()
+    assert manager.start(holder, hits, tokens[:2])
+    assert manager.taken(hits, 4) == 1

@@ -184,6 +184,7 @@ def test_without_a_template_chatml_stands_in(tmp_path: Path) -> None:
         "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ namespace(_a=1) }}", "{{ 'a' + 1 }}",
         "{{ messages[0]['x']['y'] }}", "{{ [0] * 2 ** 60 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ range(10 ** 9) | list }}", "{{ strftime_now(5) }}",
+        "{% set ns = namespace(a=1) %}{% set ns._b = 2 %}",
     ],
 )  # fmt: skip
 def test_refusals_are_words(template: str, tmp_path: Path) -> None:
@@ -198,6 +199,8 @@ def test_what_cannot_be_a_template(tmp_path: Path) -> None:
         ChatTemplates.from_dir(write_tokenizer(tmp_path, {"chat_template": "{% if %}"}))
     with pytest.raises(ConfigError, match="neither text nor a list"):
         ChatTemplates.from_dir(write_tokenizer(tmp_path, {"chat_template": [1]}))
+    with pytest.raises(ConfigError, match="neither text nor a list"):
+        ChatTemplates.from_dir(write_tokenizer(tmp_path, {"chat_template": [{"name": "default", "template": "x"}, 1]}))
     with pytest.raises(UsageError, match="cannot be read"):
         ChatTemplates.from_dir(tmp_path, "missing.jinja")
     alone = write_tokenizer(tmp_path, {"chat_template": [{"name": "rag", "template": "x"}]})

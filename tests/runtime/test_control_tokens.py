@@ -291,6 +291,18 @@ def test_tokens_that_count_only_in_some_places(tmp_path: Path) -> None:
         assert tokenizer.decode(ids, skip_special_tokens=False).lstrip() == f"<s>{text}</s> x</s><s> </s>"
 
 
+def test_a_control_token_may_begin_with_another(tmp_path: Path) -> None:
+    hf = tokenizers.Tokenizer(models.BPE({each: place for place, each in enumerate("[]Aab")}, []))
+    hf.add_special_tokens([AddedToken(each, normalized=False) for each in ("[A]", "[A]]")])
+    write(tmp_path, hf, {})
+    template = "{% for m in messages %}[A]]{{ m.content }}[A]{% endfor %}"
+    tokenizer, templates = Tokenizer.from_dir(tmp_path), ChatTemplates({"default": template}, {}, source="")
+    for text in ("ab", "[A]]", "a[A]b"):
+        ids = templates.encode([{"role": "user", "content": text}], tokenizer)
+        assert control(tokenizer, ids) == [hf.token_to_id("[A]]"), hf.token_to_id("[A]")], text
+        assert ids[1:-1] == ["[]Aab".index(each) for each in text]
+
+
 def test_a_chat_of_the_shipped_model() -> None:
     tokenizer, templates = Tokenizer.from_dir(SHIPPED), ChatTemplates.from_dir(SHIPPED, "chatml")
     assert templates.built_in

@@ -190,3 +190,23 @@ def test_close_aborts_and_refuses() -> None:
     assert request.finish_reason is FinishReason.ABORT
     with pytest.raises(RequestError, match="closed"):
         executor.add([request_of([1], 1)])
+
+
+def test_a_request_that_nobody_queued_cannot_be_aborted() -> None:
+    executor, _ = make()
+    request = request_of([1, 2], 3)
+    executor.abort([request])
+    assert not request.finished
+    executor.add([request])
+    executor.drain()
+    assert request.finish_reason is FinishReason.LENGTH
+
+
+def test_a_request_may_need_every_block() -> None:
+    executor = make_executor(FakeSession(12, 4, LIMITS), LIMITS, 4)[0]
+    request = request_of([1] * 40, 9)  # 48 tokens in the KV cache
+    executor.add([request])
+    executor.drain()
+    assert request.generated().tolist() == continued([1] * 40, 9)
+    with pytest.raises(CapacityError, match="too small for this request"):
+        executor.add([request_of([1] * 40, 10)])

@@ -206,3 +206,11 @@ def test_cached_blocks_make_room_for_others() -> None:
     assert stats["blocks_used"] == 0
     assert 0 < stats["blocks_cached"] <= 40
     assert stats["preemptions"] == 0
+
+
+def test_a_block_that_the_last_step_filled_is_kept() -> None:
+    executor, _ = make()
+    request = request_of(list(range(10)), SIZE - 10 + 1)  # the last token is never computed
+    executor.add([request])
+    executor.drain()
+    assert executor.stats()["blocks_cached"] == 1

@@ -12,6 +12,7 @@ import pytest
 from ingot.errors import RequestError
 from ingot.plugins.cpu.target import CpuSession
 from ingot.plugins.registry import find_target
+from ingot.runtime.executor import StepReport
 from ingot.runtime.request import FinishReason
 from ingot.runtime.step_by_step import StepsAhead
 from ingot.step_io import Int32, Repeat, SampleRows, StepBatch
@@ -290,3 +291,14 @@ def test_native_steps_see_the_stop_of_another_thread(model: TinyModel) -> None:
     assert session.decode(batch, repeat) < 30
     thread.join()
     session.close()
+
+
+def test_steps_that_come_at_a_time_share_its_seconds() -> None:
+    executor, session = make()
+    reports: list[StepReport] = []
+    executor.on_step = reports.append
+    executor.add([request_of([1, 2], 60)])
+    executor.drain()
+    assert max(session.repeated) > 4
+    assert len(reports) == executor.work().steps
+    assert sum(report.session_seconds for report in reports) == pytest.approx(executor.work().session_seconds)

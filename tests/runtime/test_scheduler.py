@@ -318,3 +318,12 @@ def test_prompts_beside_decode_rows_come_in_chunks(tmp_path: Path, monkeypatch: 
     assert steps[None][0] == [96, 0]  # nobody decodes yet
     assert max(prefill for prefill, decode in steps[None] if decode) == 16
     assert max(prefill for prefill, decode in steps[64] if decode) > 16  # what the user says holds
+
+
+def test_a_request_starts_though_others_could_one_day_fill_every_block() -> None:
+    shape = limits(batch=3, tokens=64)
+    executor, scheduler, _ = make_executor(FakeSession(8, 4, shape), shape, 4)
+    long, short = request_of([1] * 4, 29), request_of([2] * 4, 3)  # eight blocks in the end, and two
+    executor.add([long, short])
+    executor.step()
+    assert scheduler.running == [long, short]

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -10,8 +11,9 @@ from ingot.runtime.executor import Executor
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.step_by_step import StepsAhead, step_by_step
 from ingot.step_io import StepBatch
-from tests.runtime.fake_session import continued
-from tests.runtime.repeating import check, make, request_of
+from tests.runtime.fake_session import FakeSession, continued
+from tests.runtime.repeating import LIMITS, check, make, request_of
+from tests.runtime.tiny_engine import make_executor
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -47,6 +49,26 @@ def test_dropping_what_comes_step_by_step_aborts_it() -> None:
     assert {request.finish_reason for request in requests} == {FinishReason.ABORT}
     assert requests[0].num_generated < 150
     assert executor.stats()["blocks_used"] == 0
+
+
+def test_steps_wait_for_who_looks_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, _, _ = make_executor(FakeSession(400, 4, LIMITS), LIMITS, 4)
+    looked, over = threading.Event(), threading.Event()
+
+    def run_until(stop: Callable[[], bool], most: Callable[[], int]) -> None:
+        executor.step()
+        looked.wait(30)
+        while most() and executor.step():
+            pass
+        over.set()
+
+    monkeypatch.setattr(executor, "run_until", run_until)
+    request = request_of([1, 2], 150)
+    lengths = step_by_step(executor, [request])
+    assert next(lengths) == [1]
+    looked.set()
+    assert over.wait(30)
+    assert request.num_generated == 3
 
 
 def test_a_dying_step_thread_is_no_endless_wait() -> None:
