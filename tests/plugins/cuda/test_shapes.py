@@ -100,8 +100,8 @@ def test_an_algorithm_is_looked_up_once_per_shape_type_and_alignment(monkeypatch
         run(2, x=4096, y0=256)
         assert planned == [(2, 8, 4, DType.BF16, DType.F32, 256)]
         for other in ({"x": 16}, {"y0": 32}, {"n": 4}, {"k": 8}, {"out": DType.BF16}):
-            run(2, **other)  # type: ignore[arg-type]
-            run(2, **other)  # type: ignore[arg-type]
+            run(2, **other)
+            run(2, **other)
         run(3)
     assert len(planned) == len(set(planned)) == 7
     assert [shape[-1] for shape in planned] == [256, 16, 32, 256, 256, 256, 256]
