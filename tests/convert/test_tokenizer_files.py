@@ -95,6 +95,7 @@ def test_a_conversion_carries_the_made_tokenizer_along(tmp_path: Path) -> None:
         ("tokenizer.model", b"", "it holds no pieces"),
         ("qwen.tiktoken", b"IQ== 0\n", r"not converted(.|\n)*qwen\.tiktoken(.|\n)*save_pretrained"),
         ("tekken.json", b"{}", r"tekken\.json"),
+        ("vocab.json", b"{}", r"not converted(.|\n)*vocab\.json(.|\n)*or vocab\.json with merges\.txt"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
