@@ -90,6 +90,14 @@ def test_what_is_not_http_is_refused_in_openais_form(
     assert f"x-request-id: {said['request_id']}".encode() in head.lower()
 
 
+def test_a_refusal_of_head_has_no_body(own: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with connect(own) as connection:
+        connection.sendall(BOTH.replace(b"POST", b"HEAD"))
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    assert (head.split()[1], body) == (b"400", b"")
+    assert not [record for record in caplog.records if record.name == "asyncio"], "the connection itself has no error"
+
+
 def test_a_head_request_is_refused_without_a_body(own: Served) -> None:
     with connect(own) as connection:
         connection.sendall(BOTH.replace(b"POST", b"HEAD"))

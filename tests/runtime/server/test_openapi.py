@@ -1,6 +1,7 @@
 """The OpenAPI document is true: requests made from it get answers that it describes."""
 
 import dataclasses
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -120,4 +121,6 @@ def test_version_and_fingerprint(served: Served) -> None:
         assert version["engine"]["target"] == served.runner.engine.manifest.target
         answers = [http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).json() for _ in range(2)]
         assert len({answer["system_fingerprint"] for answer in answers}) == 1
+        manifest = (served.runner.engine.directory / "config.json").read_bytes()
+        assert answers[0]["system_fingerprint"].endswith(f"-{hashlib.sha256(manifest).hexdigest()[:12]}")
         assert len({answer["id"] for answer in answers}) == 2

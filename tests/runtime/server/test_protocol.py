@@ -157,6 +157,12 @@ def test_what_clients_mean_is_refused_though_its_company_is_neutral(fields: dict
         assert refusal(ChatRequest, {**CHAT, name: "required"}).param == name
 
 
+def test_the_best_of_several_is_refused() -> None:
+    assert read_body(CompletionRequest, b'{"prompt": "a", "best_of": 1, "n": 1}').n == 1
+    for fields in ({"best_of": 2}, {"best_of": 2, "n": 2}, {"best_of": 1, "n": 2}, {"best_of": True}):
+        assert refusal(CompletionRequest, {"prompt": "a", **fields}).param == "best_of"
+
+
 def test_reasoning_of_earlier_answers_goes_to_the_template_under_its_old_name() -> None:
     def seen(**fields: str) -> dict[str, Any]:
         message = {"role": "assistant", "content": "b", "id": "msg_1", **fields}

@@ -4,6 +4,7 @@ import dataclasses
 import http.server
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def collector() -> Iterator[Collector]:
 
 def test_a_span_per_answer(engine: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the time is over before the request is prepared."""
-    gate = threading.Event()
+    gate, begin = threading.Event(), time.time_ns() - 10**9
     config = dataclasses.replace(CONFIG, otlp_endpoint=f"http://127.0.0.1:{collector.server_port}")
     with serving_engine(engine, config) as served, served.http() as http:
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
@@ -87,6 +88,7 @@ def test_a_span_per_answer(engine: Path, collector: Collector, monkeypatch: pyte
     times = [good.start_time_unix_nano, *(each.time_unix_nano for each in good.events), good.end_time_unix_nano]
     assert [event.name for event in good.events] == ["first_step", "first_token"]
     assert times == sorted(times)
+    assert begin <= times[0] <= times[-1] <= time.time_ns() + 10**9, "clocks may be set"
     for each in (late, unprepared):
         assert (each.status.code, each.status.message) == (trace_pb2.Status.STATUS_CODE_ERROR, "deadline_exceeded")
     assert unprepared.name == "POST /v1/chat/completions"
