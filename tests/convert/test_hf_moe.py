@@ -160,3 +160,13 @@ def test_keys_that_ask_for_nothing_are_accepted() -> None:
     more = {"shared_expert_intermediate_size": 0, "use_qk_norm": True, "qkv_bias": False, "max_window_layers": 2,
             "router_aux_loss_coef": 0.1, "output_router_logits": True}  # fmt: skip
     assert read_model(Section({**tiny, **more}, "config.json"), None)[2] == ()
+
+
+def test_a_token_may_take_every_expert_and_no_more() -> None:
+    def taken(count: int) -> int:
+        section = Section({"num_experts_per_tok": count}, "config.json")
+        return read_experts(section, experts=4, per_token=2, intermediate_size=8, normalized=True).per_token
+
+    assert taken(4) == 4
+    with pytest.raises(ConfigError, match=r"more experts than there are(.|\n)*at most 4"):
+        taken(5)
