@@ -15,6 +15,7 @@ from ingot.configs.model import MoeConfig
 from ingot.configs.read import Section
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family, read_model
+from ingot.convert.hf_moe import read_experts
 from ingot.convert.job import job_from_directory
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError, ConfigError, IngotError, UnsupportedModelError
