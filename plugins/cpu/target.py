@@ -32,7 +32,7 @@ _LIMITS = KernelLimits(
 )  # fmt: skip
 _LEVELS = ("amx", "avx512bf16", "avx512", "avx2")  # best first; each includes those after it
 _ROUNDING_LEVELS = ("amx", "avx512bf16")  # their own products of bf16 and of quantised weights round x to bf16
-_TUNING_VERSION = 4  # of the matrix products: advances when their speed or their tactics change
+_TUNING_VERSION = 5  # of the matrix products: advances when their speed or their tactics change
 _TIMING_SECONDS = 0.002  # of one product in one way
 _PEAK_SECONDS = 0.03
 _STREAMED_ROWS = 32  # on tiles: all sums stay there, which leaves no choice
