@@ -90,7 +90,7 @@ tiles: $(VENV)/.installed-test
 	rm -rf build/tiles/site
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/tiles/site \
 		--config-settings=cmake.define.INGOT_TILE_TRAP=ON --config-settings=build-dir=build/tiles/cmake .
-	@isa=$$(PYTHONPATH=build/tiles/site $(VENV)/bin/python -c 'from ingot.plugins.cpu.target import detect_isa; print(detect_isa())'); \
+	@isa=$$(PYTHONPATH=build/tiles/site $(VENV)/bin/python -c 'from ingot.plugins.cpu.native import detect_isa; print(detect_isa())'); \
 		[ "$$isa" = amx ] || { echo "tiles are trapped, but the machine offers $$isa, expected amx"; exit 1; }
 	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins/cpu tests/e2e -m native -p no:cacheprovider
 	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 $(wildcard tests/runtime/*.py) tests/house/test_support.py \
@@ -99,7 +99,7 @@ tiles: $(VENV)/.installed-test
 HASWELL := qemu-x86_64 -cpu Haswell $(VENV)/bin/python
 haswell: $(VENV)/.installed-test
 	@command -v qemu-x86_64 >/dev/null || { echo "there is no qemu-x86_64: apt install qemu-user"; exit 1; }
-	@isa=$$($(HASWELL) -c 'from ingot.plugins.cpu.target import detect_isa; print(detect_isa())' 2>/dev/null); \
+	@isa=$$($(HASWELL) -c 'from ingot.plugins.cpu.native import detect_isa; print(detect_isa())' 2>/dev/null); \
 		[ "$$isa" = avx2 ] || { echo "the emulated processor offers $${isa:-nothing}, expected avx2"; exit 1; }
 	$(HASWELL) -m pytest --timeout 1800 -p no:cacheprovider tests/plugins/cpu/test_kernels.py tests/plugins/cpu/test_matmul_quantised.py \
 		-k "avx2 and not company and not largest"

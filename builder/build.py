@@ -115,9 +115,12 @@ class BuildReport:
 
 
 def build(
-    config: BuildConfig, checkpoint_dir: Path, output_dir: Path, progress: Progress = lambda what, done, total: None,
+    config: BuildConfig,
+    checkpoint_dir: Path,
+    output_dir: Path,
+    progress: Progress = lambda what, done, total: None,
     say: Say = lambda line: None,
-) -> BuildReport:  # fmt: skip
+) -> BuildReport:
     """Write an Engine for one or more targets. say: gets the forecast before the first byte is written.
 
     Raises an IngotError in words; then, as after Ctrl-C, no output is left behind.
@@ -146,10 +149,14 @@ def build(
                 notes = _write(jobs, shares, made, checkpoint, tokens, out.path, progress)
     reports = tuple(_target_report(job, _share_of(job, shares), Path(output_dir), notes) for job in jobs)
     return BuildReport(
-        output_dir=Path(output_dir), dry_run=config.dry_run, targets=reports, notes=(*common_notes(jobs), *notes),
-        memory=forecast.memory, engine_bytes=sum(map(_engine_bytes, shares)),
+        output_dir=Path(output_dir),
+        dry_run=config.dry_run,
+        targets=reports,
+        notes=(*common_notes(jobs), *notes),
+        memory=forecast.memory,
+        engine_bytes=sum(map(_engine_bytes, shares)),
         seconds=time.monotonic() - begin,
-    )  # fmt: skip
+    )
 
 
 def _require_buildable(targets: Sequence[Target]) -> None:
@@ -157,9 +164,10 @@ def _require_buildable(targets: Sequence[Target]) -> None:
     reasons = {target.name: reason for target in targets if (reason := target.unbuildable()) is not None}
     if reasons:
         raise BuildError(
-            f"this machine cannot build for {', '.join(reasons)}", got="; ".join(dict.fromkeys(reasons.values())),
+            f"this machine cannot build for {', '.join(reasons)}",
+            got="; ".join(dict.fromkeys(reasons.values())),
             hint="see ingot doctor",
-        )  # fmt: skip
+        )
 
 
 @contextlib.contextmanager
@@ -171,15 +179,21 @@ def graph_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise CheckpointError(
-            "the graph of the checkpoint cannot be followed", where=str(path), got=f"{type(error).__name__}: {error}",
+            "the graph of the checkpoint cannot be followed",
+            where=str(path),
+            got=f"{type(error).__name__}: {error}",
             hint="convert the model again; if that does not help, this is a bug of ingot",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _forecast(
-    config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target], output_dir: Path, engine_bytes: int,
+    config: BuildConfig,
+    checkpoint: Checkpoint,
+    targets: Sequence[Target],
+    output_dir: Path,
+    engine_bytes: int,
     sample_memory: int = 0,
-) -> Forecast:  # fmt: skip
+) -> Forecast:
     """Of memory before any work; of disk as soon as the size of the engine is known. sample_memory: to predict."""
     tuning = TUNING_MEMORY if config.autotune else 0
     memory = base_memory(checkpoint) + max(
@@ -227,9 +241,14 @@ def _files(jobs: Sequence[Job], config: BuildConfig, progress: Progress, say: Sa
 
 
 def _write(
-    jobs: Sequence[Job], shares: Sequence[Share], made: Mapping[str, bytes], checkpoint: Checkpoint, tokens: TokenIds,
-    directory: Path, progress: Progress,
-) -> list[str]:  # fmt: skip
+    jobs: Sequence[Job],
+    shares: Sequence[Share],
+    made: Mapping[str, bytes],
+    checkpoint: Checkpoint,
+    tokens: TokenIds,
+    directory: Path,
+    progress: Progress,
+) -> list[str]:
     """Fill the engine directory; returns notes. made: further files, by name."""
     total, done = sum(use.nbytes for each in shares for use in each.lowering.uses), 0
 
@@ -259,18 +278,33 @@ def _manifest(jobs: Sequence[Job], shares: Sequence[Share], checkpoint: Checkpoi
     """Everything but the parts, which are made by writing."""
     first, *others = (
         Variant(
-            target=job.target.name, precision=str(job.precision), files=_share_of(job, shares).files,
-            activation_errors=job.activation_errors, built_with=job.target.tools(),
+            target=job.target.name,
+            precision=str(job.precision),
+            files=_share_of(job, shares).files,
+            activation_errors=job.activation_errors,
+            built_with=job.target.tools(),
         )
         for job in jobs
-    )  # fmt: skip
+    )
     plan = jobs[0].plan
     return Manifest(
-        target=first.target, precision=first.precision, files=first.files, built_with=first.built_with,
-        activation_errors=first.activation_errors, others=tuple(others), ingot_version=__version__,
-        model=model_facts(checkpoint, plan), limits=plan.limits, capabilities=CAPABILITIES, ranks=1, eos_ids=tokens.eos,
-         bos_id=tokens.bos, pad_id=tokens.pad, parts=(), sources=checkpoint.config.sources,
-    )  # fmt: skip
+        target=first.target,
+        precision=first.precision,
+        files=first.files,
+        built_with=first.built_with,
+        activation_errors=first.activation_errors,
+        others=tuple(others),
+        ingot_version=__version__,
+        model=model_facts(checkpoint, plan),
+        limits=plan.limits,
+        capabilities=CAPABILITIES,
+        ranks=1,
+        eos_ids=tokens.eos,
+        bos_id=tokens.bos,
+        pad_id=tokens.pad,
+        parts=(),
+        sources=checkpoint.config.sources,
+    )
 
 
 def _target_report(job: Job, own: Share, output_dir: Path, notes: list[str]) -> TargetReport:
@@ -280,9 +314,14 @@ def _target_report(job: Job, own: Share, output_dir: Path, notes: list[str]) -> 
     if isinstance(found, str):
         notes.append(found)
     return TargetReport(
-        target=job.target.name, precision=str(job.precision), file=file, plan=own.plans[job.target.name],
-        passes=job.reports, timings=job.timings, prediction=None if isinstance(found, str) else found,
-    )  # fmt: skip
+        target=job.target.name,
+        precision=str(job.precision),
+        file=file,
+        plan=own.plans[job.target.name],
+        passes=job.reports,
+        timings=job.timings,
+        prediction=None if isinstance(found, str) else found,
+    )
 
 
 def _share_of(job: Job, shares: Sequence[Share]) -> Share:

@@ -63,10 +63,13 @@ class _Measurement:
         blocks = -(-len(ids) // plan.kv.tokens_per_block)
         self._kv = KvCache(plan.kv, blocks)
         self._batch = StepBatch(
-            ids=np.array(ids, np.int32), query_starts=np.array([0, len(ids)], np.int32),
-            past_lengths=np.zeros(1, np.int32), block_tables=np.arange(blocks, dtype=np.int32)[None],
-            logit_rows=np.arange(len(ids), dtype=np.int32), sample=_no_draws(),
-        )  # fmt: skip
+            ids=np.array(ids, np.int32),
+            query_starts=np.array([0, len(ids)], np.int32),
+            past_lengths=np.zeros(1, np.int32),
+            block_tables=np.arange(blocks, dtype=np.int32)[None],
+            logit_rows=np.arange(len(ids), dtype=np.int32),
+            sample=_no_draws(),
+        )
         self._run = {"matmul": self._product, "moe_gate_up": self._gate_up, "moe_down": self._down}
         self.errors: dict[str, float] = {}
 
@@ -168,6 +171,10 @@ def _squares(rows: Array) -> npt.NDArray[np.float64]:
 def _no_draws() -> SampleRows:
     empty, wide = np.empty(0, np.int32), np.empty(0, np.uint64)
     return SampleRows(
-        row=empty, temperature=empty.astype(np.float32), top_k=empty, top_p=empty.astype(np.float32), seed=wide,
+        row=empty,
+        temperature=empty.astype(np.float32),
+        top_k=empty,
+        top_p=empty.astype(np.float32),
+        seed=wide,
         counter=wide,
-    )  # fmt: skip
+    )

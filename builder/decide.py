@@ -78,9 +78,15 @@ def decide(
 
 
 def _decide_target(
-    config: BuildConfig, checkpoint: Checkpoint, graph: Graph, reports: Sequence[PassReport], errors: SampleErrors,
-    target: Target, shards: int, progress: Progress,
-) -> Job:  # fmt: skip
+    config: BuildConfig,
+    checkpoint: Checkpoint,
+    graph: Graph,
+    reports: Sequence[PassReport],
+    errors: SampleErrors,
+    target: Target,
+    shards: int,
+    progress: Progress,
+) -> Job:
     """The target passes set the same attributes whatever an earlier target has set there."""
     notes: list[str] = []
     precision = choose_main(config, graph, target, notes)
@@ -94,9 +100,12 @@ def _decide_target(
     shape = read_shape(graph)
     limits, lowered = fit_limits(config, shape.positions)
     kv = KvLayout(
-        num_layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
-        tokens_per_block=config.tokens_per_block, dtype=kv_dtype,
-    )  # fmt: skip
+        num_layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tokens_per_block=config.tokens_per_block,
+        dtype=kv_dtype,
+    )
     lowering = Lowering(graph, panels=target.packs_products, adding_products=target.adds_in_products)
     if config.screen_lm_head:
         lowering.screen_head(target)
@@ -111,9 +120,16 @@ def _decide_target(
         notes.extend(tuning.notes)
     sample = _sample(config, checkpoint, plan, target, notes)
     return Job(
-        target=target, precision=precision, activation_errors=activation_errors, plan=plan, lowering=lowering,
-        reports=(*reports, *own), notes=(*notes, *lowered), timings=timings, sample=sample,
-    )  # fmt: skip
+        target=target,
+        precision=precision,
+        activation_errors=activation_errors,
+        plan=plan,
+        lowering=lowering,
+        reports=(*reports, *own),
+        notes=(*notes, *lowered),
+        timings=timings,
+        sample=sample,
+    )
 
 
 def _sample(config: BuildConfig, checkpoint: Checkpoint, plan: Plan, target: Target, notes: list[str]) -> Sample | None:

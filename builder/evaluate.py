@@ -137,17 +137,19 @@ class Evaluation:
         names = [f"in{index}" if value is not None else "" for index, value in enumerate(inputs)]
         try:
             graph = helper.make_graph(
-                [helper.make_node(node.op, names, outputs, domain=node.domain or "", **node.attrs)], "node",
+                [helper.make_node(node.op, names, outputs, domain=node.domain or "", **node.attrs)],
+                "node",
                 [helper.make_tensor_value_info(name, _onnx_type(value), value.shape) for name, value in given.items()],
                 [onnx.ValueInfoProto(name=name) for name in outputs],
-            )  # fmt: skip
+            )
             model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)])
             return tuple(ReferenceEvaluator(model).run(None, given))
         except Exception as error:  # the library raises whatever an op stumbles over
             raise CheckpointError(
-                "a node of the graph cannot be computed in numpy", where=describe(node),
+                "a node of the graph cannot be computed in numpy",
+                where=describe(node),
                 got=f"{type(error).__name__}: {str(error)[:300]}",
-            ) from error  # fmt: skip
+            ) from error
 
     def _take_experts(self, node: gs.Node, inputs: list[Array | None], experts: Array) -> tuple[Array, Array]:
         """Results of TopK: the shares of the given experts, and their numbers."""

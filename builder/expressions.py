@@ -221,9 +221,11 @@ def _dtype(tensor: gs.Constant) -> DType:
     dtype = DType.from_onnx(number)
     if dtype not in (DType.F32, DType.F16, DType.BF16):
         raise BuildError(
-            "a weight is stored in a type that ingot does not build from", where=tensor.name, expected="f32, f16, bf16",
+            "a weight is stored in a type that ingot does not build from",
+            where=tensor.name,
+            expected="f32, f16, bf16",
             got=onnx.TensorProto.DataType.Name(number),
-        )  # fmt: skip
+        )
     return dtype
 
 

@@ -25,7 +25,10 @@ def lower_float(graph: Graph, checkpoint: Checkpoint, *, adding_products: bool =
 def float_plan(lowering: Lowering, shape: ModelShape, limits: Limits, tokens_per_block: int) -> Plan:
     """The plan of what `lower_float` gave."""
     kv = KvLayout(
-        num_layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim, tokens_per_block=tokens_per_block,
+        num_layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tokens_per_block=tokens_per_block,
         dtype=DType.F32,
-    )  # fmt: skip
+    )
     return lowering.plan(limits, kv, shape, 1)

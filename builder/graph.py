@@ -29,9 +29,10 @@ class Graph:
     def __init__(self, surgeon: gs.Graph) -> None:
         if len(surgeon.inputs) != 1 or len(surgeon.outputs) != 1:
             raise CheckpointError(
-                "the graph is not a language model's", expected="one input (token ids) and one output (logits)",
+                "the graph is not a language model's",
+                expected="one input (token ids) and one output (logits)",
                 got=f"{len(surgeon.inputs)} inputs and {len(surgeon.outputs)} outputs",
-            )  # fmt: skip
+            )
         self.surgeon = surgeon
         self._prefix = "ingot."
         while any(name.startswith(self._prefix) for name in surgeon.tensors()):
@@ -49,9 +50,11 @@ class Graph:
             return cls(gs.import_onnx(model))
         except (OSError, DecodeError, ValueError) as error:
             raise CheckpointError(
-                "the graph of the checkpoint cannot be read", where=str(path), got=str(error),
+                "the graph of the checkpoint cannot be read",
+                where=str(path),
+                got=str(error),
                 hint="make the checkpoint again with `ingot convert`",
-            ) from error  # fmt: skip
+            ) from error
 
     def save(self, path: Path) -> None:
         """Write the graph; weights stay where they are."""
@@ -109,9 +112,14 @@ class Graph:
         return node
 
     def insert(
-        self, op: str, inputs: Sequence[gs.Tensor | None], attrs: Mapping[str, Attr], *, domain: str = DOMAIN,
+        self,
+        op: str,
+        inputs: Sequence[gs.Tensor | None],
+        attrs: Mapping[str, Attr],
+        *,
+        domain: str = DOMAIN,
         outputs: int = 1,
-    ) -> list[gs.Variable]:  # fmt: skip
+    ) -> list[gs.Variable]:
         """Add a node with new outputs, which are returned."""
         made = [gs.Variable(self._fresh_name()) for _ in range(outputs)]
         self._new_node(op, domain, inputs, attrs, made)
@@ -166,9 +174,13 @@ class Graph:
         while given and given[-1] is None:
             given.pop()
         node = gs.Node(
-            op=op, name=self._fresh_name(), domain=domain, attrs=dict(attrs), outputs=outputs,
+            op=op,
+            name=self._fresh_name(),
+            domain=domain,
+            attrs=dict(attrs),
+            outputs=outputs,
             inputs=[gs.Variable.empty() if tensor is None else tensor for tensor in given],
-        )  # fmt: skip
+        )
         self.surgeon.nodes.append(node)
         return node
 

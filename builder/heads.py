@@ -84,9 +84,13 @@ def read_side(graph: Graph, tensor: gs.Tensor) -> Side | str:
         return "q, k or v is normed more than once, or not over a head or all heads"
     norm = norms[0] if norms else None
     return Side(
-        source=source, heads=shape[2], head_dim=shape[3], rotation=rotation,
-        norm=None if norm is None else norm.inputs[1], norm_eps=0.0 if norm is None else float(norm.attrs["eps"]),
-    )  # fmt: skip
+        source=source,
+        heads=shape[2],
+        head_dim=shape[3],
+        rotation=rotation,
+        norm=None if norm is None else norm.inputs[1],
+        norm_eps=0.0 if norm is None else float(norm.attrs["eps"]),
+    )
 
 
 def _skip_norm(norms: list[gs.Node], node: gs.Node | None) -> tuple[list[gs.Node], gs.Node | None]:
@@ -133,9 +137,12 @@ def read_rotation(graph: Graph, node: gs.Node) -> Rotation | str:
     if wanted not in (0, 2 * half):
         return f"{half} frequencies do not turn {wanted} dimensions"
     return Rotation(
-        inv_freq=frequencies[0], scale=cos[1], positions=positions, rotary_dim=2 * half,
+        inv_freq=frequencies[0],
+        scale=cos[1],
+        positions=positions,
+        rotary_dim=2 * half,
         interleaved=bool(node.attrs.get("interleaved", 0)),
-    )  # fmt: skip
+    )
 
 
 def _scaled(tensor: gs.Tensor, op: str) -> tuple[gs.Tensor, float] | str:

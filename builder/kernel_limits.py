@@ -29,9 +29,12 @@ def check_plan(plan: Plan, target: Target) -> None:
 def _refuse(target: Target, excess: Excess) -> None:
     what, where, expected, got = excess
     raise BuildError(
-        f"{what} more than the kernels of {target.name} can take", where=where, expected=expected, got=got,
+        f"{what} more than the kernels of {target.name} can take",
+        where=where,
+        expected=expected,
+        got=got,
         hint="build for another target, or with smaller limits; --target ref takes every size",
-    )  # fmt: skip
+    )
 
 
 def _of_graph(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
@@ -43,9 +46,11 @@ def _of_graph(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
     groups = {node.attrs["heads"] // node.attrs["kv_heads"] for node in attentions}
     if limits.one_group and len(groups) > 1:
         yield (
-            "the numbers of query heads per key head are", "the graph", "one number for all layers",
+            "the numbers of query heads per key head are",
+            "the graph",
+            "one number for all layers",
             ", ".join(map(str, sorted(groups))),
-        )  # fmt: skip
+        )
     for node in graph.nodes:
         if ours(node, *PRODUCTS, "Embedding"):
             yield from _of_weight(node, limits)
@@ -86,6 +91,8 @@ def _of_plan(plan: Plan, limits: KernelLimits) -> Iterator[Excess]:
             taken = rows[ids.rows] * ids.cols
             if taken > limits.taken_experts:
                 yield (
-                    "the experts that the tokens of a step take are", step.name, f"at most {limits.taken_experts:,}",
+                    "the experts that the tokens of a step take are",
+                    step.name,
+                    f"at most {limits.taken_experts:,}",
                     f"{taken:,}: max_num_tokens is {plan.limits.max_num_tokens:,}",
-                )  # fmt: skip
+                )

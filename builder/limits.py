@@ -41,18 +41,24 @@ def fit_limits(config: BuildConfig, positions: int) -> tuple[Limits, list[str]]:
             f"{positions} positions"
         )
     limits = Limits(
-        max_batch_size=max_batch_size, max_input_len=max_input_len, max_seq_len=max_seq_len,
-        max_num_tokens=max_num_tokens, max_logit_rows=min(max_num_tokens, max(max_batch_size, _MIN_LOGIT_ROWS)),
-    )  # fmt: skip
+        max_batch_size=max_batch_size,
+        max_input_len=max_input_len,
+        max_seq_len=max_seq_len,
+        max_num_tokens=max_num_tokens,
+        max_logit_rows=min(max_num_tokens, max(max_batch_size, _MIN_LOGIT_ROWS)),
+    )
     return limits, notes
 
 
 def _fit(name: str, given: int | None, default: int, most: int, reason: str, notes: list[str]) -> int:
     if given is not None and given > most:
         raise BuildError(
-            f"{name} is more than is possible", where=f"--{name}", expected=f"at most {most}: {reason}", got=str(given),
+            f"{name} is more than is possible",
+            where=f"--{name}",
+            expected=f"at most {most}: {reason}",
+            got=str(given),
             hint=f"give at most {most}, or leave it out" + ("; raise --max_seq_len" if name == "max_input_len" else ""),
-        )  # fmt: skip
+        )
     if given is not None:
         return given
     if default > most:

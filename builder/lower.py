@@ -62,9 +62,10 @@ def read_shape(graph: Graph) -> ModelShape:
     kinds = {(n.attrs["kv_heads"], n.attrs["head_dim"], n.attrs["dtype"]) for n in attentions}
     if len(kinds) != 1:
         raise PassError(
-            "the layers do not share one KV cache layout", expected="one (kv_heads, head_dim) for all layers",
+            "the layers do not share one KV cache layout",
+            expected="one (kv_heads, head_dim) for all layers",
             got=", ".join(f"{heads} x {dim}" for heads, dim, _ in sorted(kinds)) or "no attention at all",
-        )  # fmt: skip
+        )
     kv_heads, head_dim, dtype = kinds.pop()
     table = next((node.inputs[1] for node in nodes if ours(node, "Embedding")), None)
     head = next(node for node in reversed(nodes) if ours(node, "Matmul"))
@@ -74,14 +75,19 @@ def read_shape(graph: Graph) -> ModelShape:
     if rows < vocab_size:
         raise PassError(
             "the token table has fewer rows than there are logits: a token that is drawn could not be read",
-            expected=f"at least {vocab_size}", got=str(rows),
-        )  # fmt: skip
+            expected=f"at least {vocab_size}",
+            got=str(rows),
+        )
     return ModelShape(
         positions=min(int(node.attrs.get("positions", UNLIMITED)) for node in nodes),
-        vocab_size=vocab_size, hidden_size=weight_shape(table)[1], layers=len(attentions),
-        heads=max(node.attrs["heads"] for node in attentions), kv_heads=kv_heads, head_dim=head_dim,
+        vocab_size=vocab_size,
+        hidden_size=weight_shape(table)[1],
+        layers=len(attentions),
+        heads=max(node.attrs["heads"] for node in attentions),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         kv_dtype=DType(dtype),
-    )  # fmt: skip
+    )
 
 
 class Lowering:
@@ -118,11 +124,23 @@ class Lowering:
                 self._uses[each.name] = each
         x, logits = head.inputs[0], head.outputs[0]
         self._screen = [
-            _Draft(name=codes.name, op="matmul", kernel=product, inputs=(x, codes.name, None, None), outputs=(logits,),
-                   attrs=dict(PRODUCT_ATTRS)),
-            _Draft(name=f"{codes.name}.choice", op="screen", kernel=choice,
-                   inputs=(x, logits, codes.name, dither.name, known), outputs=(), attrs={"group": GROUP}),
-        ]  # fmt: skip
+            _Draft(
+                name=codes.name,
+                op="matmul",
+                kernel=product,
+                inputs=(x, codes.name, None, None),
+                outputs=(logits,),
+                attrs=dict(PRODUCT_ATTRS),
+            ),
+            _Draft(
+                name=f"{codes.name}.choice",
+                op="screen",
+                kernel=choice,
+                inputs=(x, logits, codes.name, dither.name, known),
+                outputs=(),
+                attrs={"group": GROUP},
+            ),
+        ]
 
     @property
     def uses(self) -> list[WeightUse]:
@@ -144,12 +162,18 @@ class Lowering:
         names = [buffer.name for buffer in buffers]
         max_positions = limits.max_seq_len if shape.positions == UNLIMITED else shape.positions
         return Plan(
-            vocab_size=shape.vocab_size, max_positions=max_positions, limits=limits, kv=kv,
-            buffers=tuple(dict.fromkeys(buffers)), weights=tuple(weights),
+            vocab_size=shape.vocab_size,
+            max_positions=max_positions,
+            limits=limits,
+            kv=kv,
+            buffers=tuple(dict.fromkeys(buffers)),
+            weights=tuple(weights),
             steps=tuple(_step(draft, names) for draft in self._drafts),
-            arena_bytes=arena_bytes, weight_bytes=weight_bytes, logits=names[self._logits],
+            arena_bytes=arena_bytes,
+            weight_bytes=weight_bytes,
+            logits=names[self._logits],
             screen=tuple(_step(draft, names) for draft in self._screen),
-        )  # fmt: skip
+        )
 
     def _lower(self, node: gs.Node) -> None:
         kernels = node.attrs["kernel"].split(" ")
@@ -164,9 +188,14 @@ class Lowering:
             self._draft(node, node.name, plan_ops(node.op)[0], kernels[0], node.inputs, node.outputs)
 
     def _draft(
-        self, node: gs.Node, name: str, op_name: str, kernel: str, inputs: Sequence[gs.Tensor | int],
+        self,
+        node: gs.Node,
+        name: str,
+        op_name: str,
+        kernel: str,
+        inputs: Sequence[gs.Tensor | int],
         outputs: Sequence[gs.Tensor | int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """One step of `node`; inputs and outputs are tensors of the graph, or values made here."""
         op = find_op(op_name)
         attrs: dict[str, Attr] = {
@@ -239,9 +268,14 @@ class Lowering:
         dtype = DType(node.attrs["dtype"]) if matrix else DType.F32
         shape = weight_shape(tensor) if len(weight_shape(tensor)) >= 2 and matrix else None
         use = WeightUse(
-            name=name, tensor=tensor, dtype=dtype, shape=shape or (matrix_shape(tensor)[0],), panels=panels,
-            gated=gated, group=node.attrs.get("group", 0) if panels else 0,
-        )  # fmt: skip
+            name=name,
+            tensor=tensor,
+            dtype=dtype,
+            shape=shape or (matrix_shape(tensor)[0],),
+            panels=panels,
+            gated=gated,
+            group=node.attrs.get("group", 0) if panels else 0,
+        )
         known = self._known.setdefault((key(tensor), use.layout, dtype), name)
         self._uses.setdefault(known, use)
         return known
@@ -270,14 +304,19 @@ class Lowering:
 def _use(draft: _Draft) -> Use:
     op = find_op(draft.op)
     return Use(
-        inputs=tuple(ref if isinstance(ref, int) else None for ref in draft.inputs), outputs=draft.outputs,
-        in_place=op.in_place, keeps_inputs=op.keeps_inputs,
-    )  # fmt: skip
+        inputs=tuple(ref if isinstance(ref, int) else None for ref in draft.inputs),
+        outputs=draft.outputs,
+        in_place=op.in_place,
+        keeps_inputs=op.keeps_inputs,
+    )
 
 
 def _step(draft: _Draft, names: Sequence[str]) -> Step:
     return Step(
-        name=draft.name, op=draft.op, kernel=draft.kernel, attrs=draft.attrs,
+        name=draft.name,
+        op=draft.op,
+        kernel=draft.kernel,
+        attrs=draft.attrs,
         inputs=tuple(names[ref] if isinstance(ref, int) else ref or "" for ref in draft.inputs),
         outputs=tuple("" if index is None else names[index] for index in draft.outputs),
-    )  # fmt: skip
+    )

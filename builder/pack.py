@@ -131,11 +131,15 @@ def place_weights(uses: Sequence[WeightUse], shards: int) -> tuple[list[Weight],
             position += use.nbytes
     weights = [
         Weight(
-            name=use.name, dtype=use.dtype, shape=use.shape, layout=use.layout, nbytes=use.nbytes,
+            name=use.name,
+            dtype=use.dtype,
+            shape=use.shape,
+            layout=use.layout,
+            nbytes=use.nbytes,
             pieces=tuple(pieces[use.name]),
         )
         for use in uses
-    ]  # fmt: skip
+    ]
     return weights, position
 
 
@@ -154,10 +158,14 @@ def add_constants(plans: Sequence[Plan], constants: Sequence[Sequence[Constant]]
             piece = Piece(begin=0, end=size, offset=places[what])
             own.append(
                 Weight(
-                    name=constant.name, dtype=DType.I8, shape=(size,), layout=constant.layout, nbytes=size,
+                    name=constant.name,
+                    dtype=DType.I8,
+                    shape=(size,),
+                    layout=constant.layout,
+                    nbytes=size,
                     pieces=(piece,),
                 )
-            )  # fmt: skip
+            )
     return [
         dataclasses.replace(plan, weights=tuple(own), weight_bytes=position)
         for plan, own in zip(plans, weights, strict=True)

@@ -60,9 +60,13 @@ def target_passes(
 
 
 def run_passes(
-    graph: Graph, passes: Sequence[Pass], *, dump: Path | None = None, first: int = 1,
+    graph: Graph,
+    passes: Sequence[Pass],
+    *,
+    dump: Path | None = None,
+    first: int = 1,
     say: Callable[[PassReport], None] | None = None,
-) -> list[PassReport]:  # fmt: skip
+) -> list[PassReport]:
     """Run passes in order. dump: write the graph after each there, numbered from `first`."""
     reports = []
     for number, each in enumerate(passes, first):
@@ -81,8 +85,9 @@ def require_plugins(graph: Graph, reports: Sequence[PassReport]) -> None:
         return
     refusals = [f"{report.name}: {reason}" for report in reports for reason in report.refused]
     raise PassError(
-        f"{len(left)} nodes of the graph fit no pass", where=", ".join(describe(node) for node in left[:5]),
+        f"{len(left)} nodes of the graph fit no pass",
+        where=", ".join(describe(node) for node in left[:5]),
         expected="a graph of the ops that docs/design.md lists",
         got="; ".join(refusals) or f"ops {', '.join(sorted({node.op for node in left}))}",
         hint="look at the graph with --dump_passes DIR, or add a pass to builder/passes",
-    )  # fmt: skip
+    )

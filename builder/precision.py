@@ -87,10 +87,11 @@ def choose_products(config: BuildConfig, main: Precision, products: Sequence[str
         fitting = fnmatch.filter(products, rule.pattern)
         if not fitting:
             raise UsageError(
-                "a pattern of the recipe fits no product of the model", got=repr(rule.pattern),
+                "a pattern of the recipe fits no product of the model",
+                got=repr(rule.pattern),
                 expected=f"names such as {', '.join(products[:4])}, {products[-1]}",
                 hint=nearest(rule.pattern, products),
-            )  # fmt: skip
+            )
         for name in fitting:
             if rule.precision is not None:
                 precisions[name] = Precision.parse(rule.precision)
@@ -119,6 +120,8 @@ def _head(config: BuildConfig, main: Precision) -> Precision:
 def _require_quantised(others: list[str], where: str) -> None:
     if others:
         raise UsageError(
-            "int8 activations go with quantised weights", where=where, expected="w8, w4g128, w4g64 or w4g32",
+            "int8 activations go with quantised weights",
+            where=where,
+            expected="w8, w4g128, w4g64 or w4g32",
             got=", ".join(others[:4]),
-        )  # fmt: skip
+        )

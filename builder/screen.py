@@ -25,9 +25,14 @@ def screen_uses(head: WeightUse) -> tuple[WeightUse, WeightUse, WeightUse]:
     """Codes, dither and table for the weight of lm_head."""
     name, k = head.name.rsplit(".", 1)[0], head.shape[1]
     codes = WeightUse(
-        name=f"{name}.screen", tensor=head.tensor, dtype=DType.W4, shape=head.shape, panels=True, group=GROUP,
+        name=f"{name}.screen",
+        tensor=head.tensor,
+        dtype=DType.W4,
+        shape=head.shape,
+        panels=True,
+        group=GROUP,
         screens=True,
-    )  # fmt: skip
+    )
     drawn = gs.Constant(f"{name}.dither", values=dither(k))
     return (
         codes,
@@ -50,9 +55,12 @@ def screen_kernels(target: Target) -> tuple[str, str]:
         return choose_kernel(target, "matmul", "w4a8"), choose_kernel(target, "screen", "w8")
     except NoKernelError as error:
         raise BuildError(
-            f"{target.name} screens no lm_head", where="--screen_lm_head", expected="a CPU target", got=error.what,
+            f"{target.name} screens no lm_head",
+            where="--screen_lm_head",
+            expected="a CPU target",
+            got=error.what,
             hint="leave --screen_lm_head out, or build for CPUs and GPUs in two calls",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def require_screenable(op: str, attrs: Mapping[str, Attr], extras: bool, head: WeightUse | None) -> None:
@@ -68,7 +76,9 @@ def require_screenable(op: str, attrs: Mapping[str, Attr], extras: bool, head: W
         got = "lm_head has a bias, an activation or something to add"
     if got is not None:
         raise BuildError(
-            "this lm_head cannot be screened", where="--screen_lm_head",
-            expected="a product of w8 weights with int8 activations, and nothing behind it", got=got,
+            "this lm_head cannot be screened",
+            where="--screen_lm_head",
+            expected="a product of w8 weights with int8 activations, and nothing behind it",
+            got=got,
             hint="give --precision w4g128 and --activations int8, or leave --screen_lm_head out",
-        )  # fmt: skip
+        )

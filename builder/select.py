@@ -25,9 +25,10 @@ def choose_kernel(target: Target, op: str, dtype: str, activations: str | None =
     names = target.kernels()
     if not names:
         raise NoKernelError(
-            f"target {target.name} has no kernels in this installation", got=target.missing() or "an empty list",
+            f"target {target.name} has no kernels in this installation",
+            got=target.missing() or "an empty list",
             hint="`ingot doctor` says what can be built here",
-        )  # fmt: skip
+        )
     fitting = [name for name in names if name.startswith(f"{op}.{dtype}.")]
     taking = [name for name in fitting if activations in (None, target.activations(name))]
     if taking:
@@ -35,12 +36,14 @@ def choose_kernel(target: Target, op: str, dtype: str, activations: str | None =
     if fitting:
         raise NoKernelError(
             f"target {target.name} has no kernel for op {op} in {dtype} with {activations} activations",
-            expected=" or ".join(sorted({target.activations(name) for name in fitting})), got=str(activations),
+            expected=" or ".join(sorted({target.activations(name) for name in fitting})),
+            got=str(activations),
             hint="choose another --activations or --target",
-        )  # fmt: skip
+        )
     others = sorted({name.split(".")[1] for name in names if name.startswith(f"{op}.")})
     raise NoKernelError(
         f"target {target.name} has no kernel for op {op} in {dtype}",
-        expected=f"{op}.{dtype}.*", got=f"{op} in {', '.join(others)}" if others else f"no kernel for {op} at all",
+        expected=f"{op}.{dtype}.*",
+        got=f"{op} in {', '.join(others)}" if others else f"no kernel for {op} at all",
         hint="choose another --precision, --activations or --target",
-    )  # fmt: skip
+    )

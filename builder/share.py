@@ -61,10 +61,12 @@ def share(jobs: Sequence[Job], constants: Sequence[tuple[Constant, ...]]) -> lis
         plans = add_constants([job.plan for job in own], added)
         shares.append(
             Share(
-                files=_word(own[0].target.name, taken) if shares else "", lowering=own[0].lowering,
-                plans=dict(zip((job.target.name for job in own), plans, strict=True)), constants=tuple(added),
+                files=_word(own[0].target.name, taken) if shares else "",
+                lowering=own[0].lowering,
+                plans=dict(zip((job.target.name for job in own), plans, strict=True)),
+                constants=tuple(added),
             )
-        )  # fmt: skip
+        )
     return shares
 
 

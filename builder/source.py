@@ -83,6 +83,12 @@ def open_source(directory: Path, limits: Limits, tokens_per_block: int, *, addin
     same = {use.name: first.setdefault(key(use.tensor), use.name) for use in lowering.uses}
     with WeightReader(checkpoint) as reader:
         yield Source(
-            plan=plan, tensors=tensors, hashes=checkpoint.config.sources, same=same, logits=logits,
-            _uses={use.name: use for use in lowering.uses}, _reader=reader, _graph=checkpoint.graph_path,
-        )  # fmt: skip
+            plan=plan,
+            tensors=tensors,
+            hashes=checkpoint.config.sources,
+            same=same,
+            logits=logits,
+            _uses={use.name: use for use in lowering.uses},
+            _reader=reader,
+            _graph=checkpoint.graph_path,
+        )

@@ -39,10 +39,14 @@ def summarise(path: Path) -> GraphSummary:
             itemsize = onnx.helper.tensor_dtype_to_np_dtype(proto.data_type).itemsize
             weights[onnx.TensorProto.DataType.Name(proto.data_type)] += int(np.prod(proto.dims)) * itemsize
     return GraphSummary(
-        opset=graph.opset, inputs=tuple(map(_described, graph.inputs)), outputs=tuple(map(_described, graph.outputs)),
-        ops=dict(sorted(ops.items())), weights=dict(sorted(weights.items())), initializers=len(constants),
+        opset=graph.opset,
+        inputs=tuple(map(_described, graph.inputs)),
+        outputs=tuple(map(_described, graph.outputs)),
+        ops=dict(sorted(ops.items())),
+        weights=dict(sorted(weights.items())),
+        initializers=len(constants),
         files=tuple(sorted(files)),
-    )  # fmt: skip
+    )
 
 
 def _described(tensor: gs.Tensor) -> str:

@@ -38,9 +38,11 @@ class TimingCache:
             part.replace(self._path)
         except OSError as error:
             raise UsageError(
-                "the timing cache cannot be written", where=str(self._path), got=error.strerror,
+                "the timing cache cannot be written",
+                where=str(self._path),
+                got=error.strerror,
                 hint="name another file",
-            ) from error  # fmt: skip
+            ) from error
 
 
 def _read(path: Path) -> dict[str, dict[str, Times]]:
@@ -51,9 +53,11 @@ def _read(path: Path) -> dict[str, dict[str, Times]]:
         return {str(name): _times(entries) for name, entries in document["machines"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            "--timing_cache names a file that is no timing cache of this version", where=str(path), got=repr(error),
+            "--timing_cache names a file that is no timing cache of this version",
+            where=str(path),
+            got=repr(error),
             hint="name another file, or delete it: a new one is written",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _times(entries: dict[str, list[float]]) -> dict[str, Times]:

@@ -71,10 +71,15 @@ def _product(plan: Plan, step: Step) -> Product:
     weight = next(weight for weight in plan.weights if weight.name == step.inputs[WEIGHT_INPUT[step.op]])
     (*experts, n, k), group = weight.shape, group_of(weight.layout)
     return Product(
-        kernel=step.kernel, n=n, k=k, group=group, gated=step.op == "moe_gate_up" or step.attrs.get("gated") == 1,
-        panel_bytes=panel_bytes(k, weight.dtype, group), experts=experts[0] if experts else 0,
+        kernel=step.kernel,
+        n=n,
+        k=k,
+        group=group,
+        gated=step.op == "moe_gate_up" or step.attrs.get("gated") == 1,
+        panel_bytes=panel_bytes(k, weight.dtype, group),
+        experts=experts[0] if experts else 0,
         slots=_buffer(plan, step.inputs[1]).cols if experts else 0,
-    )  # fmt: skip
+    )
 
 
 def _weights(product: Product) -> int:

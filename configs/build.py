@@ -102,9 +102,10 @@ class BuildConfig:
         size = self.tokens_per_block
         if not isinstance(size, int) or size % 16 or not MIN_TOKENS_PER_BLOCK <= size <= MAX_TOKENS_PER_BLOCK:
             raise UsageError(
-                "tokens_per_block does not fit the attention kernels", got=repr(size),
+                "tokens_per_block does not fit the attention kernels",
+                got=repr(size),
                 expected=f"a multiple of 16 from {MIN_TOKENS_PER_BLOCK} to {MAX_TOKENS_PER_BLOCK}",
-            )  # fmt: skip
+            )
 
 
 def _check_name(option: str, value: str, known: tuple[str, ...], not_yet: dict[str, str]) -> None:

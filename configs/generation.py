@@ -14,9 +14,15 @@ _APPLIED = ("temperature", "top_k", "top_p")
 _OTHERS = ("repetition_penalty", "min_p")
 # settings that change which token is chosen, and cannot be followed yet → the value that changes nothing
 _NOT_FOLLOWED = {
-    "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "num_beams": 1,
-    "no_repeat_ngram_size": 0, "bad_words_ids": None, "min_new_tokens": 0, "min_length": 0,
-}  # fmt: skip
+    "typical_p": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "num_beams": 1,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": None,
+    "min_new_tokens": 0,
+    "min_length": 0,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +57,10 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
     section = Section.from_file(path) if path.is_file() else Section({}, str(path))
     numbers = {key: _checked(section, key) for key in (*_APPLIED, *_OTHERS) if section.has(key)}
     not_followed = tuple(
-        f"{key}={section.raw(key)!r}" for key, neutral in _NOT_FOLLOWED.items()
+        f"{key}={section.raw(key)!r}"
+        for key, neutral in _NOT_FOLLOWED.items()
         if section.raw(key) not in (None, neutral)
-    )  # fmt: skip
+    )
     return GenerationDefaults(
         do_sample=section.boolean("do_sample", False),
         temperature=numbers.get("temperature"),

@@ -15,6 +15,7 @@ def check_target(value: object) -> None:
     """Raises UsageError unless `value` is a text; which targets there are, their registry knows."""
     if not isinstance(value, str):
         raise UsageError(
-            "target must be a name", expected='that of a target or of a family: "cpu/avx2", "cpu"',
+            "target must be a name",
+            expected='that of a target or of a family: "cpu/avx2", "cpu"',
             got=repr(value)[:100],
-        )  # fmt: skip
+        )

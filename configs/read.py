@@ -37,9 +37,11 @@ def read_object(path: Path) -> dict[str, object]:
         size = path.stat().st_size
         if size > MAX_JSON:
             raise ConfigError(
-                "the file is too large for what it should hold", where=str(path),
-                expected=f"at most {MAX_JSON:,} bytes", got=f"{size:,} bytes",
-            )  # fmt: skip
+                "the file is too large for what it should hold",
+                where=str(path),
+                expected=f"at most {MAX_JSON:,} bytes",
+                got=f"{size:,} bytes",
+            )
         text = path.read_bytes()
     except OSError as error:
         raise ConfigError("the file cannot be read", where=str(path), got=error.strerror) from error
@@ -189,9 +191,10 @@ def read_record(record: type[Record], section: Section) -> Record:
     assert dataclasses.is_dataclass(record), f"{record} is no dataclass"
     hints = typing.get_type_hints(record)
     required = {
-        field.name for field in dataclasses.fields(record)
+        field.name
+        for field in dataclasses.fields(record)
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }  # fmt: skip
+    }
     values = {
         name: _read_field(hint, section, name)
         for name, hint in hints.items()
@@ -226,8 +229,11 @@ def _read_field(hint: Any, section: Section, key: str) -> object:
     if typing.get_origin(hint) is tuple:
         return _read_tuple(hint, section, key)
     readers: dict[Any, Callable[[str], object]] = {
-        int: section.integer, float: section.number, bool: section.boolean, str: section.text,
-    }  # fmt: skip
+        int: section.integer,
+        float: section.number,
+        bool: section.boolean,
+        str: section.text,
+    }
     return readers[hint](key)
 
 
@@ -249,7 +255,10 @@ def _read_enum(kind: type[enum.Enum], section: Section, key: str) -> enum.Enum:
     names = [str(member.value) for member in kind]
     if name not in names:
         raise ConfigError(
-            "a value is not usable", where=section.place(key), expected=" or ".join(names), got=repr(name),
+            "a value is not usable",
+            where=section.place(key),
+            expected=" or ".join(names),
+            got=repr(name),
             hint=nearest(name, names),
-        )  # fmt: skip
+        )
     return kind(name)

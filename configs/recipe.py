@@ -55,9 +55,11 @@ class Recipe:
             values = tomllib.loads(file.read_bytes().decode("utf-8"))
         except OSError as error:
             raise UsageError(
-                "the recipe cannot be read", where=str(path), got=error.strerror,
+                "the recipe cannot be read",
+                where=str(path),
+                got=error.strerror,
                 expected=f"a TOML file, or one of {', '.join(shipped)}",
-            ) from error  # fmt: skip
+            ) from error
         except ValueError as error:
             raise ConfigError("the recipe is not valid TOML", where=str(file), got=str(error)) from error
         return _recipe(Section(values, str(file)))
@@ -73,19 +75,21 @@ def _recipe(section: Section) -> Recipe:
             got=repr(entries)[:200],
         )
     recipe = Recipe(
-        precision=_word(section, "precision"), lm_head_precision=_word(section, "lm_head_precision"),
+        precision=_word(section, "precision"),
+        lm_head_precision=_word(section, "lm_head_precision"),
         activations=_word(section, "activations"),
         layers=tuple(_rule(Section(each, section.place(f"layers[{i}]"))) for i, each in enumerate(entries)),
-    )  # fmt: skip
+    )
     section.refuse_unknown()
     return recipe
 
 
 def _rule(section: Section) -> LayerRule:
     rule = LayerRule(
-        pattern=section.text("pattern"), precision=_word(section, "precision"),
+        pattern=section.text("pattern"),
+        precision=_word(section, "precision"),
         activations=_word(section, "activations"),
-    )  # fmt: skip
+    )
     section.refuse_unknown()
     if rule.precision is None and rule.activations is None:
         raise ConfigError("an entry sets nothing", where=section.where, expected="precision or activations")

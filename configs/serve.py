@@ -88,7 +88,9 @@ def _check_origin(origin: str) -> None:
     if origin in ("*", "null") or (sent and not (default_port and place.endswith(default_port))):
         return
     raise UsageError(
-        "browsers send no such CORS origin", where="--cors_origin",
+        "browsers send no such CORS origin",
+        where="--cors_origin",
         expected="* or scheme://host[:port] in lower case, without a path and without the port that the scheme implies",
-        got=repr(origin), hint="e.g. https://chat.example or http://localhost:3000",
-    )  # fmt: skip
+        got=repr(origin),
+        hint="e.g. https://chat.example or http://localhost:3000",
+    )

@@ -39,10 +39,12 @@ def check_vocabulary(ids: TokenIds, vocab_size: int, where: str) -> None:
     for key, tokens in (("eos_token_id", ids.eos), ("bos_token_id", () if ids.bos is None else (ids.bos,))):
         if outside := [token for token in tokens if token >= vocab_size]:
             raise ConfigError(
-                "a token is not in the model's vocabulary", where=f"{where}:{key}",
-                expected=f"at most {vocab_size - 1}", got=", ".join(map(str, outside[:5])),
+                "a token is not in the model's vocabulary",
+                where=f"{where}:{key}",
+                expected=f"at most {vocab_size - 1}",
+                got=", ".join(map(str, outside[:5])),
                 hint="check the token ids against vocab_size in config.json",
-            )  # fmt: skip
+            )
 
 
 def _ids(section: Section, key: str) -> tuple[int, ...]:

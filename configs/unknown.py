@@ -45,9 +45,10 @@ def named_arguments_only(ways: Mapping[str, str], kind: type[IngotError]) -> Cal
         def make_of_known(self: object, *places: object, **values: Any) -> None:
             if places:
                 raise kind(
-                    f"{cls.__name__} takes named arguments only", expected=f"{cls.__name__}({known[0]}=...)",
+                    f"{cls.__name__} takes named arguments only",
+                    expected=f"{cls.__name__}({known[0]}=...)",
                     got=repr(places[0])[:100],
-                )  # fmt: skip
+                )
             refuse_unknown(cls.__name__, values, known, ways, kind)
             make(self, **{name: value for name, value in values.items() if name in known})
 

@@ -36,8 +36,14 @@ _QWEN2 = _Kind(
     words=_QWEN_WORDS, normalizer="NFC", special=dict.fromkeys(("eos_token", "unk_token", "pad_token"), _END)
 )
 _CLASSES = {"GPT2Tokenizer": _GPT2, "Qwen2Tokenizer": _QWEN2}
-_MODEL_TYPES = {"gpt2": _GPT2, "qwen2": _QWEN2, "qwen2_moe": _QWEN2, "qwen3": _QWEN2, "qwen3_moe": _QWEN2,
-                "starcoder2": _GPT2}  # fmt: skip
+_MODEL_TYPES = {
+    "gpt2": _GPT2,
+    "qwen2": _QWEN2,
+    "qwen2_moe": _QWEN2,
+    "qwen3": _QWEN2,
+    "qwen3_moe": _QWEN2,
+    "starcoder2": _GPT2,
+}
 
 
 def tokenizer_json(folder: Path, settings: Section) -> dict[str, object]:
@@ -52,8 +58,11 @@ def tokenizer_json(folder: Path, settings: Section) -> dict[str, object]:
         raise CheckpointError("two tokens have the same id, or there are none", where=str(folder / VOCAB_FILE))
     prefix = settings.boolean("add_prefix_space", False)
     byte_level: dict[str, object] = {
-        "type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": kind.words is None,
-    }  # fmt: skip
+        "type": "ByteLevel",
+        "add_prefix_space": prefix,
+        "trim_offsets": True,
+        "use_regex": kind.words is None,
+    }
     cut = {"type": "Split", "pattern": {"Regex": kind.words}, "behavior": "Isolated", "invert": False}
     return {
         "version": "1.0",
@@ -65,11 +74,18 @@ def tokenizer_json(folder: Path, settings: Section) -> dict[str, object]:
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
-            "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-            "vocab": vocab, "merges": _merges(folder / MERGES_FILE, vocab),
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": _merges(folder / MERGES_FILE, vocab),
         },
-    }  # fmt: skip
+    }
 
 
 def _kind(folder: Path, settings: Section) -> _Kind:
@@ -80,10 +96,12 @@ def _kind(folder: Path, settings: Section) -> _Kind:
     kind = _CLASSES.get(name) or _MODEL_TYPES.get(model_type)
     if kind is None:
         raise CheckpointError(
-            "the tokenizer of the model is not converted", where=str(folder / VOCAB_FILE),
+            "the tokenizer of the model is not converted",
+            where=str(folder / VOCAB_FILE),
             expected=f"tokenizer.json, or a tokenizer_class of {', '.join(_CLASSES)}",
-            got=name or f"no tokenizer_class, model_type {model_type!r}", hint=HINT,
-        )  # fmt: skip
+            got=name or f"no tokenizer_class, model_type {model_type!r}",
+            hint=HINT,
+        )
     return kind
 
 
@@ -99,9 +117,12 @@ def _merges(path: Path, vocab: Mapping[str, int]) -> list[list[str]]:
     for pair in pairs:
         if len(pair) != 2 or any(part not in vocab for part in (*pair, "".join(pair))):
             raise CheckpointError(
-                "a merge does not fit the vocabulary", where=str(path), expected="two tokens whose join is a token",
-                got=" ".join(pair)[:200], hint=HINT,
-            )  # fmt: skip
+                "a merge does not fit the vocabulary",
+                where=str(path),
+                expected="two tokens whose join is a token",
+                got=" ".join(pair)[:200],
+                hint=HINT,
+            )
     return pairs
 
 
@@ -131,9 +152,12 @@ def _added(folder: Path, settings: Section, kind: _Kind, vocab: Mapping[str, int
         index = vocab.get(content, ids.get(content, end))
         if content not in vocab and index != end:
             raise CheckpointError(
-                "an added token does not follow the vocabulary", where=f"{folder}: {content}", expected=f"id {end}",
-                got=f"id {index}", hint=HINT,
-            )  # fmt: skip
+                "an added token does not follow the vocabulary",
+                where=f"{folder}: {content}",
+                expected=f"id {end}",
+                got=f"id {index}",
+                hint=HINT,
+            )
         end += content not in vocab
         placed.append({"id": index, "content": content, **flags})
     return sorted(placed, key=lambda token: int(str(token["id"])))
@@ -142,10 +166,12 @@ def _added(folder: Path, settings: Section, kind: _Kind, vocab: Mapping[str, int
 def _flags(token: Section) -> dict[str, object]:
     special = token.boolean("special", False)
     return {
-        "single_word": token.boolean("single_word", False), "lstrip": token.boolean("lstrip", False),
-        "rstrip": token.boolean("rstrip", False), "normalized": token.boolean("normalized", not special),
+        "single_word": token.boolean("single_word", False),
+        "lstrip": token.boolean("lstrip", False),
+        "rstrip": token.boolean("rstrip", False),
+        "normalized": token.boolean("normalized", not special),
         "special": special,
-    }  # fmt: skip
+    }
 
 
 def _special(folder: Path, settings: Section, kind: _Kind) -> list[str]:

@@ -23,22 +23,64 @@ from ingot.errors import ConfigError, UnsupportedModelError
 
 # Keys of a config.json that say nothing about the numbers of a causal language model at inference.
 WITHOUT_EFFECT = (
-    "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "attn_pdrop", "bos_token_id",
-    "cache_implementation", "chunk_size_feed_forward", "classifier_dropout", "embedding_dropout", "hidden_dropout",
-    "residual_dropout", "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token_id",
-    "gradient_checkpointing", "id2label", "initializer_range", "is_decoder", "label2id", "max_length", "model_type",
-    "n_ctx", "n_special", "output_attentions", "output_hidden_states", "output_past",
-    "output_router_logits", "pad_token_id", "router_aux_loss_coef", "router_jitter_noise",
-    "predict_special_tokens", "pretraining_tp", "resid_pdrop", "return_dict", "sep_token_id", "summary_activation",
-    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
-    "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "use_cache",
-)  # fmt: skip
+    "_attn_implementation",
+    "_name_or_path",
+    "architectures",
+    "attention_dropout",
+    "attn_pdrop",
+    "bos_token_id",
+    "cache_implementation",
+    "chunk_size_feed_forward",
+    "classifier_dropout",
+    "embedding_dropout",
+    "hidden_dropout",
+    "residual_dropout",
+    "decoder_start_token_id",
+    "dtype",
+    "embd_pdrop",
+    "eos_token_id",
+    "gradient_checkpointing",
+    "id2label",
+    "initializer_range",
+    "is_decoder",
+    "label2id",
+    "max_length",
+    "model_type",
+    "n_ctx",
+    "n_special",
+    "output_attentions",
+    "output_hidden_states",
+    "output_past",
+    "output_router_logits",
+    "pad_token_id",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+    "predict_special_tokens",
+    "pretraining_tp",
+    "resid_pdrop",
+    "return_dict",
+    "sep_token_id",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "task_specific_params",
+    "tokenizer_class",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "use_cache",
+)
 
 # Keys that change the numbers, or the files, in ways that no family here has.
 REFUSED = (
-    "add_cross_attention", "is_encoder_decoder", "quantization_config", "rope_interleaved",
+    "add_cross_attention",
+    "is_encoder_decoder",
+    "quantization_config",
+    "rope_interleaved",
     "use_bidirectional_attention",
-)  # fmt: skip
+)
 
 # Keys that change the numbers of the families that read them, and would change those of others.
 REFUSED_UNLESS_READ = ("sliding_window",)
@@ -136,13 +178,20 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
     Raises UnsupportedModelError or ConfigError; what transformers would use and ingot would not is always refused.
     """
     if not section.has("model_type"):
-        raise ConfigError("config.json does not say what model it is", where=section.place("model_type"),
-                          expected=", ".join(family_names()))  # fmt: skip
+        raise ConfigError(
+            "config.json does not say what model it is",
+            where=section.place("model_type"),
+            expected=", ".join(family_names()),
+        )
     family = find_family(section.text("model_type"))
     for key in ("num_hidden_layers", "n_layer"):  # before lists of that length are made
         if section.integer(key, 0) > _MOST_LAYERS:
-            raise ConfigError("the model has too many layers", where=section.place(key),
-                              expected=f"at most {_MOST_LAYERS:,}", got=str(section.raw(key)))  # fmt: skip
+            raise ConfigError(
+                "the model has too many layers",
+                where=section.place(key),
+                expected=f"at most {_MOST_LAYERS:,}",
+                got=str(section.raw(key)),
+            )
     for key in REFUSED:
         _refuse(section, key)
     for key in WITHOUT_EFFECT:
@@ -152,9 +201,10 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
     config = family.read(section, names)
     if config.heads % config.kv_heads:
         raise ConfigError(
-            "the query heads cannot be shared evenly among the key heads", where=section.where,
+            "the query heads cannot be shared evenly among the key heads",
+            where=section.where,
             got=f"{config.heads} query heads, {config.kv_heads} key and value heads",
-        )  # fmt: skip
+        )
     if config.rope is not None and config.rope.positions:
         config = dataclasses.replace(config, max_positions=config.rope.positions)
     _refuse_out_of_range(config, section)
@@ -174,19 +224,22 @@ def _refuse_nulls(section: Section, family: Family) -> None:
     for key in section.nulls_read():
         if key.rpartition(".")[2] not in (*NULLABLE, *family.nullable):
             raise ConfigError(
-                "null is no value of this key", where=section.place(key),
+                "null is no value of this key",
+                where=section.place(key),
                 hint="write what the model was trained with, or leave the key out to get the family's default",
-            )  # fmt: skip
+            )
 
 
 def _refuse_other_layers(section: Section, config: ModelConfig) -> None:
     """Raise where layer_types says something else than the layers of a family that does not look at it."""
     if windows_by_type(section, config.num_layers, max(config.windows, default=0), ()) != config.windows:
         raise UnsupportedModelError(
-            "the types of the layers are not those of the family", where=section.place("layer_types"),
+            "the types of the layers are not those of the family",
+            where=section.place("layer_types"),
             expected="sliding_attention" if config.windows else "full_attention",
-            got=repr(section.raw("layer_types"))[:200], hint="leave layer_types out if the family's own are right",
-        )  # fmt: skip
+            got=repr(section.raw("layer_types"))[:200],
+            hint="leave layer_types out if the family's own are right",
+        )
 
 
 def _refuse_aliases(section: Section, family: Family) -> None:
@@ -194,10 +247,12 @@ def _refuse_aliases(section: Section, family: Family) -> None:
     for alias, key in family.aliases.items():
         if section.is_null(alias) or section.raw(alias) not in (None, section.raw(key)):
             raise ConfigError(
-                "two names of one key do not agree", where=section.place(alias),
-                expected=f"{section.raw(key)!r}, as {key}", got=repr(section.raw(alias))[:200],
+                "two names of one key do not agree",
+                where=section.place(alias),
+                expected=f"{section.raw(key)!r}, as {key}",
+                got=repr(section.raw(alias))[:200],
                 hint=f"leave {alias} out if {key} is right",
-            )  # fmt: skip
+            )
 
 
 def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
@@ -220,15 +275,16 @@ def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
             turns = np.array([1.0], np.float32) if rope is None else inverse_frequencies(rope) * np.float32(rope.scale)
             if not (np.isfinite(turns).all() and (turns > 0).all()):
                 raise ConfigError(
-                    "the rotary positions turn infinitely fast, or not at all", where=section.where,
-                    got=repr(rope)[:200], hint="check rope_theta and the scaling of the rotary positions",
-                )  # fmt: skip
+                    "the rotary positions turn infinitely fast, or not at all",
+                    where=section.where,
+                    got=repr(rope)[:200],
+                    hint="check rope_theta and the scaling of the rotary positions",
+                )
 
 
 def _refuse(section: Section, key: str, *, even_falsy: bool = False) -> None:
     """Raise UnsupportedModelError where the key asks for something; even_falsy: where it is there."""
     if section.raw(key) or even_falsy:
         raise UnsupportedModelError(
-            "the model has a feature that is not supported", where=section.place(key),
-            got=repr(section.raw(key))[:200],
-        )  # fmt: skip
+            "the model has a feature that is not supported", where=section.place(key), got=repr(section.raw(key))[:200]
+        )

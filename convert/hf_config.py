@@ -7,11 +7,16 @@ from ingot.configs.read import Section
 from ingot.errors import ConfigError, UnsupportedModelError
 
 _ACTIVATIONS = {
-    "silu": Activation.SILU, "swish": Activation.SILU, "gelu": Activation.GELU, "relu": Activation.RELU,
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "relu": Activation.RELU,
     "gelu_python": Activation.GELU,
-    "gelu_new": Activation.GELU_TANH, "gelu_fast": Activation.GELU_TANH, "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
     "gelu_python_tanh": Activation.GELU_TANH,
-}  # fmt: skip
+}
 
 
 def read_activation(section: Section, key: str, default: str) -> Activation:
@@ -19,9 +24,11 @@ def read_activation(section: Section, key: str, default: str) -> Activation:
     name = section.text(key, default)
     if name not in _ACTIVATIONS:
         raise UnsupportedModelError(
-            "the activation function is not supported", where=section.place(key), expected=", ".join(_ACTIVATIONS),
+            "the activation function is not supported",
+            where=section.place(key),
+            expected=", ".join(_ACTIVATIONS),
             got=name,
-        )  # fmt: skip
+        )
     return _ACTIVATIONS[name]
 
 
@@ -29,9 +36,11 @@ def read_head_dim(section: Section, hidden: int, heads: int, *, hidden_key: str,
     """hidden / heads, which must be whole."""
     if hidden % heads:
         raise ConfigError(
-            "the hidden size cannot be shared evenly among the heads", where=section.place(hidden_key),
-            expected=f"a multiple of {heads_key} ({heads})", got=str(hidden),
-        )  # fmt: skip
+            "the hidden size cannot be shared evenly among the heads",
+            where=section.place(hidden_key),
+            expected=f"a multiple of {heads_key} ({heads})",
+            got=str(hidden),
+        )
     return hidden // heads
 
 
@@ -54,18 +63,23 @@ def windows_by_type(section: Section, layers: int, window: int, usual: Sequence[
     kinds = section.words("layer_types") or tuple("sliding_attention" if each else "full_attention" for each in usual)
     if len(kinds) != layers:
         raise ConfigError(
-            "there is not one type for each layer", where=section.place("layer_types"), expected=str(layers),
+            "there is not one type for each layer",
+            where=section.place("layer_types"),
+            expected=str(layers),
             got=str(len(kinds)),
-        )  # fmt: skip
+        )
     for kind in set(kinds) - {"sliding_attention", "full_attention"}:
         raise UnsupportedModelError(
-            "the layer type is not supported", where=section.place("layer_types"),
-            expected="full_attention, sliding_attention", got=kind,
-        )  # fmt: skip
+            "the layer type is not supported",
+            where=section.place("layer_types"),
+            expected="full_attention, sliding_attention",
+            got=kind,
+        )
     if "sliding_attention" in kinds and not window:
         raise ConfigError(
-            "a layer has a sliding window, but the model has none", where=section.place("layer_types"),
+            "a layer has a sliding window, but the model has none",
+            where=section.place("layer_types"),
             hint="give sliding_window (and use_sliding_window), or name these layers full_attention",
-        )  # fmt: skip
+        )
     windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     return windows if any(windows) else ()

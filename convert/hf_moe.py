@@ -7,16 +7,28 @@ from ingot.errors import ConfigError, UnsupportedModelError
 
 # What other mixtures have: key → the value that asks for nothing.
 _OTHERS: dict[str, tuple[object, ...]] = {
-    "shared_expert_intermediate_size": (0,), "n_shared_experts": (0,), "num_shared_experts": (0,),
-    "moe_num_shared_experts": (0,), "first_k_dense_replace": (0,), "n_group": (1,), "topk_group": (1,),
-    "routed_scaling_factor": (1,), "scoring_func": ("softmax",), "topk_method": ("greedy",),
-}  # fmt: skip
+    "shared_expert_intermediate_size": (0,),
+    "n_shared_experts": (0,),
+    "num_shared_experts": (0,),
+    "moe_num_shared_experts": (0,),
+    "first_k_dense_replace": (0,),
+    "n_group": (1,),
+    "topk_group": (1,),
+    "routed_scaling_factor": (1,),
+    "scoring_func": ("softmax",),
+    "topk_method": ("greedy",),
+}
 
 
 def read_experts(
-    section: Section, *, experts: int, per_token: int, intermediate_size: int, normalized: bool,
+    section: Section,
+    *,
+    experts: int,
+    per_token: int,
+    intermediate_size: int,
+    normalized: bool,
     dense_layers: tuple[int, ...] = (),
-) -> MoeConfig:  # fmt: skip
+) -> MoeConfig:
     """The experts of a model. experts, per_token: the family's defaults; transformers 5 writes num_local_experts where
     4 wrote num_experts.
 
@@ -25,26 +37,35 @@ def read_experts(
     for key, harmless in _OTHERS.items():
         if section.has(key) and section.raw(key) not in harmless:
             raise UnsupportedModelError(
-                "the mixture of experts has a feature that is not supported", where=section.place(key),
-                expected=f"{harmless[0]!r}, or no such key", got=repr(section.raw(key))[:200],
-            )  # fmt: skip
+                "the mixture of experts has a feature that is not supported",
+                where=section.place(key),
+                expected=f"{harmless[0]!r}, or no such key",
+                got=repr(section.raw(key))[:200],
+            )
     keys = [key for key in ("num_local_experts", "num_experts") if section.has(key) or section.is_null(key)]
     counts = [section.integer(key, minimum=1) for key in keys] or [experts]
     if len(set(counts)) > 1:
         raise ConfigError(
-            "the number of experts is given twice", where=section.place(keys[0]), expected=f"as {keys[1]}: {counts[1]}",
+            "the number of experts is given twice",
+            where=section.place(keys[0]),
+            expected=f"as {keys[1]}: {counts[1]}",
             got=str(counts[0]),
-        )  # fmt: skip
+        )
     taken = section.integer("num_experts_per_tok", per_token, minimum=1)
     if taken > counts[0]:
         raise ConfigError(
-            "a token cannot take more experts than there are", where=section.place("num_experts_per_tok"),
-            expected=f"at most {counts[0]}", got=str(taken),
-        )  # fmt: skip
+            "a token cannot take more experts than there are",
+            where=section.place("num_experts_per_tok"),
+            expected=f"at most {counts[0]}",
+            got=str(taken),
+        )
     return MoeConfig(
-        experts=counts[0], per_token=taken, intermediate_size=intermediate_size, normalized=normalized,
+        experts=counts[0],
+        per_token=taken,
+        intermediate_size=intermediate_size,
+        normalized=normalized,
         dense_layers=dense_layers,
-    )  # fmt: skip
+    )
 
 
 def expert_rows(*blocks: str, gate: str, up: str, down: str) -> tuple[Row, ...]:

@@ -14,9 +14,16 @@ KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 
 
 def read_rope(
-    section: Section, head_dim: int, max_positions: int, *, theta_key: str = "rope_theta", theta: float = 10000.0,
-    partial_key: str = "partial_rotary_factor", partial: float | None = None, kinds: Sequence[str] = KINDS,
-) -> RopeConfig:  # fmt: skip
+    section: Section,
+    head_dim: int,
+    max_positions: int,
+    *,
+    theta_key: str = "rope_theta",
+    theta: float = 10000.0,
+    partial_key: str = "partial_rotary_factor",
+    partial: float | None = None,
+    kinds: Sequence[str] = KINDS,
+) -> RopeConfig:
     """transformers 4 spells rope_theta and rope_scaling, transformers 5 one object rope_parameters.
 
     partial: the part of a head that turns where the configuration does not say; None: always all of it.
@@ -31,8 +38,10 @@ def read_rope(
     if (partial is None and factor != 1) or factor > 1:
         raise UnsupportedModelError(
             "partial rotary positions are not supported in this family",
-            where=rope.place("partial_rotary_factor"), expected="1", got=f"{factor:g}",
-        )  # fmt: skip
+            where=rope.place("partial_rotary_factor"),
+            expected="1",
+            got=f"{factor:g}",
+        )
     rotary_dim = int(head_dim * factor)
     return read_frequencies(rope, section, theta, rotary_dim, max_positions, flags=rope, kinds=kinds)
 
@@ -43,9 +52,10 @@ def refuse_kinds_of_layers(section: Section) -> None:
     for key in ("full_attention", "sliding_attention"):
         if rope.has(key):
             raise UnsupportedModelError(
-                "the layers of this family have one rotation, not one for each kind", where=rope.place(key),
+                "the layers of this family have one rotation, not one for each kind",
+                where=rope.place(key),
                 hint="write what stands in it into the object itself",
-            )  # fmt: skip
+            )
 
 
 def read_beside(rope: Section, key: str, section: Section, outer_key: str, default: float) -> float:
@@ -60,16 +70,23 @@ def rope_section(section: Section) -> Section:
     """The object that holds the scaling, whatever it is called; an absent one is empty."""
     if section.has("rope_parameters") and section.has("rope_scaling"):
         raise ConfigError(
-            "rope_parameters and rope_scaling are both given", where=section.place("rope_scaling"),
+            "rope_parameters and rope_scaling are both given",
+            where=section.place("rope_scaling"),
             hint="keep rope_parameters",
-        )  # fmt: skip
+        )
     return section.section("rope_parameters" if section.has("rope_parameters") else "rope_scaling")
 
 
 def read_frequencies(
-    rope: Section, section: Section, theta: float, rotary_dim: int, max_positions: int, *, flags: Section,
+    rope: Section,
+    section: Section,
+    theta: float,
+    rotary_dim: int,
+    max_positions: int,
+    *,
+    flags: Section,
     kinds: Sequence[str] = KINDS,
-) -> RopeConfig:  # fmt: skip
+) -> RopeConfig:
     """The rotation of one kind of layers. flags: where transformers looks for `truncate`.
 
     Raises UnsupportedModelError for a scaling that ingot, or the family, does not have.
@@ -79,9 +96,11 @@ def read_frequencies(
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind not in kinds:
         raise UnsupportedModelError(
-            "the scaling of rotary positions is not supported", where=rope.place("rope_type"),
-            expected=", ".join(kinds), got=kind,
-        )  # fmt: skip
+            "the scaling of rotary positions is not supported",
+            where=rope.place("rope_type"),
+            expected=", ".join(kinds),
+            got=kind,
+        )
     match kind:
         case "default":
             return RopeConfig(theta=theta, rotary_dim=rotary_dim)
@@ -108,9 +127,11 @@ def _llama3(rope: Section, section: Section, max_positions: int) -> Llama3Scalin
     )
     if scaling.high_freq_factor <= scaling.low_freq_factor:
         raise ConfigError(
-            "the frequency factors are in the wrong order", where=rope.place("high_freq_factor"),
-            expected=f"more than low_freq_factor ({scaling.low_freq_factor:g})", got=f"{scaling.high_freq_factor:g}",
-        )  # fmt: skip
+            "the frequency factors are in the wrong order",
+            where=rope.place("high_freq_factor"),
+            expected=f"more than low_freq_factor ({scaling.low_freq_factor:g})",
+            got=f"{scaling.high_freq_factor:g}",
+        )
     return scaling
 
 
@@ -122,22 +143,30 @@ def _yarn(
     original = _original_positions(rope, section, max_positions)
     factor = rope.number("factor", max_positions / original if rope.is_null("factor") else None, above=0)
     scaling = YarnScaling(
-        factor=factor, original_positions=original,
+        factor=factor,
+        original_positions=original,
         truncate=flags.boolean("truncate", True),
-        beta_fast=rope.number("beta_fast", 32.0, above=0), beta_slow=rope.number("beta_slow", 1.0, above=0),
-    )  # fmt: skip
+        beta_fast=rope.number("beta_fast", 32.0, above=0),
+        beta_slow=rope.number("beta_slow", 1.0, above=0),
+    )
     if scaling.beta_fast <= scaling.beta_slow:
         raise ConfigError(
-            "the frequency bounds are in the wrong order", where=rope.place("beta_fast"),
-            expected=f"more than beta_slow ({scaling.beta_slow:g})", got=f"{scaling.beta_fast:g}",
-        )  # fmt: skip
+            "the frequency bounds are in the wrong order",
+            where=rope.place("beta_fast"),
+            expected=f"more than beta_slow ({scaling.beta_slow:g})",
+            got=f"{scaling.beta_fast:g}",
+        )
     if theta <= 1:
-        raise ConfigError("yarn needs waves of growing length", where=rope.place("rope_theta"), expected="above 1",
-                          got=f"{theta:g}")  # fmt: skip
+        raise ConfigError(
+            "yarn needs waves of growing length", where=rope.place("rope_theta"), expected="above 1", got=f"{theta:g}"
+        )
     return RopeConfig(
-        theta=theta, rotary_dim=rotary_dim, yarn=scaling, scale=_yarn_scale(rope, factor),
+        theta=theta,
+        rotary_dim=rotary_dim,
+        yarn=scaling,
+        scale=_yarn_scale(rope, factor),
         positions=max(max_positions, int(original * factor)),
-    )  # fmt: skip
+    )
 
 
 def _yarn_scale(rope: Section, factor: float) -> float:
@@ -168,18 +197,24 @@ def _longrope(rope: Section, section: Section, theta: float, rotary_dim: int, ma
     stretch = rope.number("factor", max_positions / original, above=0)
     usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 and original > 1 else 1.0
     return RopeConfig(
-        theta=theta, rotary_dim=rotary_dim, factors=short, long_factors=long, positions=min(max_positions, original),
+        theta=theta,
+        rotary_dim=rotary_dim,
+        factors=short,
+        long_factors=long,
+        positions=min(max_positions, original),
         scale=rope.number("attention_factor", usual, above=0),
-    )  # fmt: skip
+    )
 
 
 def _factors(rope: Section, key: str, count: int) -> tuple[float, ...]:
     factors = rope.numbers(key)
     if len(factors) != count or min(factors) <= 0:
         raise ConfigError(
-            "the factors of the frequencies do not fit", where=rope.place(key), expected=f"{count} numbers above 0",
+            "the factors of the frequencies do not fit",
+            where=rope.place(key),
+            expected=f"{count} numbers above 0",
             got=f"{len(factors)} numbers",
-        )  # fmt: skip
+        )
     return factors
 
 
@@ -192,9 +227,10 @@ def choose_factors(model: ModelConfig, section: Section, wanted: str | None) -> 
     if rope is None or not rope.long_factors:
         if wanted is not None:
             raise UsageError(
-                f"--rope_factors {wanted}: the model has no longrope factors", where=section.where,
+                f"--rope_factors {wanted}: the model has no longrope factors",
+                where=section.where,
                 hint="leave --rope_factors out",
-            )  # fmt: skip
+            )
         return model, ()
     most = section.integer("max_position_embeddings", model.max_positions)
     if wanted == "long":

@@ -151,8 +151,11 @@ def _generation(config: Section, vocab_size: int, folder: Path | None = None) ->
         check_token_ids(folder, vocab_size)
     else:
         check_vocabulary(ids, vocab_size, config.where)
-    found = {"bos_token_id": ids.bos, "eos_token_id": config.raw("eos_token_id") if ids.eos else None,
-             "pad_token_id": ids.pad}  # fmt: skip
+    found = {
+        "bos_token_id": ids.bos,
+        "eos_token_id": config.raw("eos_token_id") if ids.eos else None,
+        "pad_token_id": ids.pad,
+    }
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -24,10 +24,17 @@ HINT = "save the model as safetensors: from_pretrained(...).save_pretrained(...)
 
 # torch's storage class → (name in safetensors, bytes per element)
 _STORAGES = {
-    "FloatStorage": ("F32", 4), "HalfStorage": ("F16", 2), "BFloat16Storage": ("BF16", 2), "DoubleStorage": ("F64", 8),
-    "LongStorage": ("I64", 8), "IntStorage": ("I32", 4), "ShortStorage": ("I16", 2), "CharStorage": ("I8", 1),
-    "ByteStorage": ("U8", 1), "BoolStorage": ("BOOL", 1),
-}  # fmt: skip
+    "FloatStorage": ("F32", 4),
+    "HalfStorage": ("F16", 2),
+    "BFloat16Storage": ("BF16", 2),
+    "DoubleStorage": ("F64", 8),
+    "LongStorage": ("I64", 8),
+    "IntStorage": ("I32", 4),
+    "ShortStorage": ("I16", 2),
+    "CharStorage": ("I8", 1),
+    "ByteStorage": ("U8", 1),
+    "BoolStorage": ("BOOL", 1),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +127,12 @@ def read_pickled(path: Path) -> dict[str, StoredTensor]:
 
 def _refused(path: Path, got: str) -> CheckpointError:
     return CheckpointError(
-        "the pickle does not hold weights alone", where=str(path),
-        expected="tensors by name, as torch.save writes a state dict", got=got, hint=HINT,
-    )  # fmt: skip
+        "the pickle does not hold weights alone",
+        where=str(path),
+        expected="tensors by name, as torch.save writes a state dict",
+        got=got,
+        hint=HINT,
+    )
 
 
 def _read_archive(file: BinaryIO) -> tuple[object, dict[str, _Range]]:
@@ -175,23 +185,31 @@ def _stored(path: Path, name: object, value: object, members: Mapping[str, _Rang
             pass
         case _:
             raise CheckpointError(
-                "an entry of the pickle is no tensor", where=where, expected="tensors by name",
+                "an entry of the pickle is no tensor",
+                where=where,
+                expected="tensors by name",
                 got="a tensor whose sizes are no numbers" if isinstance(value, _Tensor) else type(value).__name__,
                 hint=HINT,
-            )  # fmt: skip
+            )
     member, elements = members.get(key), math.prod(shape)
     last = begin + (sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1 if elements else 0)
     if member is None or last * kind.itemsize > member.nbytes:
         raise CheckpointError(
-            "a tensor lies beyond its storage", where=where, expected=f"{last * kind.itemsize:,} bytes",
+            "a tensor lies beyond its storage",
+            where=where,
+            expected=f"{last * kind.itemsize:,} bytes",
             got="no such storage" if member is None else f"{member.nbytes:,} bytes",
             hint="copy or download the file again",
-        )  # fmt: skip
+        )
     plain = elements <= 1 or _in_order(shape, strides)
     return StoredTensor(
-        name=name, file=path, dtype_name=kind.dtype_name if plain else f"{kind.dtype_name} with strides {strides}",
-        shape=shape, offset=member.offset + begin * kind.itemsize, nbytes=elements * kind.itemsize,
-    )  # fmt: skip
+        name=name,
+        file=path,
+        dtype_name=kind.dtype_name if plain else f"{kind.dtype_name} with strides {strides}",
+        shape=shape,
+        offset=member.offset + begin * kind.itemsize,
+        nbytes=elements * kind.itemsize,
+    )
 
 
 def _in_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

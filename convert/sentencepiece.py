@@ -37,9 +37,12 @@ def tokenizer_json(path: Path, settings: Section) -> dict[str, object]:
     """
     if path.stat().st_size > _MAX_MODEL:
         raise CheckpointError(
-            "the tokenizer is too large for a sentencepiece model", where=str(path),
-            expected=f"at most {_MAX_MODEL:,} bytes", got=f"{path.stat().st_size:,} bytes", hint=HINT,
-        )  # fmt: skip
+            "the tokenizer is too large for a sentencepiece model",
+            where=str(path),
+            expected=f"at most {_MAX_MODEL:,} bytes",
+            got=f"{path.stat().st_size:,} bytes",
+            hint=HINT,
+        )
     try:
         message = _message(path.read_bytes())
         pieces = [_piece(bytes(data)) for data in message.get(1, ()) if isinstance(data, bytes)]
@@ -64,11 +67,18 @@ def tokenizer_json(path: Path, settings: Section) -> dict[str, object]:
         "post_processor": _bos_first(pieces[bos].text, bos) if 0 <= bos < len(pieces) else None,
         "decoder": _decoder(prefix=bool(_first(normalizer, 3, 1))),
         "model": {
-            "type": "BPE", "dropout": None, "unk_token": unknown, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": bool(_first(trainer, 35, 0)),
-            "ignore_merges": False, "vocab": vocab, "merges": _merges(pieces, vocab),
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": unknown,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": bool(_first(trainer, 35, 0)),
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": _merges(pieces, vocab),
         },
-    }  # fmt: skip
+    }
 
 
 def _check(path: Path, trainer: Fields, normalizer: Fields) -> None:
@@ -81,9 +91,12 @@ def _check(path: Path, trainer: Fields, normalizer: Fields) -> None:
     }
     if found := [words for words, holds in problems.items() if holds]:
         raise CheckpointError(
-            "this kind of sentencepiece model is not converted", where=str(path), expected="byte pairs of plain text",
-            got=", ".join(found), hint=HINT,
-        )  # fmt: skip
+            "this kind of sentencepiece model is not converted",
+            where=str(path),
+            expected="byte pairs of plain text",
+            got=", ".join(found),
+            hint=HINT,
+        )
 
 
 def _merges(pieces: list[_Piece], vocab: Mapping[str, int]) -> list[list[str]]:
@@ -116,10 +129,13 @@ def _added(pieces: list[_Piece], settings: Section) -> list[dict[str, object]]:
             raise ConfigError("a token has no id", where=extra.place(name), expected="a number as the key", got=name)
         token = extra.section(name)
         tokens[int(name)] = {
-            "content": token.text("content"), "normalized": token.boolean("normalized", False),
-            "special": token.boolean("special", False), "lstrip": token.boolean("lstrip", False),
-            "rstrip": token.boolean("rstrip", False), "single_word": token.boolean("single_word", False),
-        }  # fmt: skip
+            "content": token.text("content"),
+            "normalized": token.boolean("normalized", False),
+            "special": token.boolean("special", False),
+            "lstrip": token.boolean("lstrip", False),
+            "rstrip": token.boolean("rstrip", False),
+            "single_word": token.boolean("single_word", False),
+        }
     usual = {"single_word": False, "lstrip": False, "rstrip": False}
     return [{"id": index, **usual, **token} for index, token in sorted(tokens.items())]
 
@@ -132,8 +148,10 @@ def _normalizer(*, prefix: bool) -> dict[str, object]:
 
 def _decoder(*, prefix: bool) -> dict[str, object]:
     parts: list[dict[str, object]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
-    ]  # fmt: skip
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
     if prefix:
         parts.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {"type": "Sequence", "decoders": parts}
@@ -146,9 +164,11 @@ def _bos_first(text: str, index: int) -> dict[str, object]:
         for kind, name in enumerate("AB")
     )
     return {
-        "type": "TemplateProcessing", "single": first, "pair": [*first, *second],
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": [*first, *second],
         "special_tokens": {text: {"id": text, "ids": [index], "tokens": [text]}},
-    }  # fmt: skip
+    }
 
 
 def _piece(data: bytes) -> _Piece:

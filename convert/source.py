@@ -53,9 +53,10 @@ class Source:
         config = Section.from_file(config_file)
         if config.has("schema_version"):
             raise CheckpointError(
-                "this is a Checkpoint or an Engine already, not a Hugging Face directory", where=str(path),
+                "this is a Checkpoint or an Engine already, not a Hugging Face directory",
+                where=str(path),
                 hint="give a Checkpoint to ingot build",
-            )  # fmt: skip
+            )
         _check_entries(path)
         tensors, weight_files = _tensors(path)
         carried = [path / name for name in companions(path)]
@@ -68,10 +69,12 @@ def _check_entries(path: Path) -> None:
     for file in (path / name for name in names if "*" not in name):
         if (file.is_symlink() or file.exists()) and not file.is_file():
             raise CheckpointError(
-                "a file of the model cannot be read", where=str(file), expected="a file",
+                "a file of the model cannot be read",
+                where=str(file),
+                expected="a file",
                 got="a directory or device" if file.exists() else "a link that leads nowhere, or in circles",
                 hint="finish the download, or remove the entry",
-            )  # fmt: skip
+            )
 
 
 def _tensors(path: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
@@ -85,10 +88,12 @@ def _tensors(path: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
             shards = _shards(index)
             return _sharded(index, shards, read), [index, *sorted(set(shards.values()))]
     raise CheckpointError(
-        f"the model directory has neither {SINGLE_FILE} nor {INDEX_FILE}", where=str(path),
-        expected=f"one of them, or {PICKLED_FILE}, or {PICKLED_INDEX_FILE}", got=_listing(path),
+        f"the model directory has neither {SINGLE_FILE} nor {INDEX_FILE}",
+        where=str(path),
+        expected=f"one of them, or {PICKLED_FILE}, or {PICKLED_INDEX_FILE}",
+        got=_listing(path),
         hint="download the weights in one of these forms, or save the model: from_pretrained(...).save_pretrained(...)",
-    )  # fmt: skip
+    )
 
 
 def safetensors_name(file: Path) -> str:
@@ -105,14 +110,18 @@ def _shards(index: Path) -> dict[str, Path]:
     for tensor, file in names.items():
         if Path(file).name != file or file in ("", ".", "..") or len(file) > _LONGEST_NAME:
             raise CheckpointError(
-                "the index points outside its directory", where=f"{index}: {tensor}", expected="a file name",
+                "the index points outside its directory",
+                where=f"{index}: {tensor}",
+                expected="a file name",
                 got=repr(file)[:200],
-            )  # fmt: skip
+            )
         if Path(file).suffix not in (".safetensors", ".bin"):
             raise CheckpointError(
-                "the index names a file of another kind", where=f"{index}: {tensor}",
-                expected="a .safetensors or .bin file", got=repr(file)[:200],
-            )  # fmt: skip
+                "the index names a file of another kind",
+                where=f"{index}: {tensor}",
+                expected="a .safetensors or .bin file",
+                got=repr(file)[:200],
+            )
     missing = sorted({file for file in names.values() if not (index.parent / file).is_file()})
     if missing:
         raise CheckpointError(
@@ -137,9 +146,11 @@ def _sharded(index: Path, shards: Mapping[str, Path], read: Reader) -> dict[str,
             )
         if unlisted := sorted(set(header) - expected):
             raise CheckpointError(
-                "a file holds tensors that the index does not place there", where=str(file),
-                got=", ".join(unlisted[:10]), hint=f"repair {index.name} or download the model again",
-            )  # fmt: skip
+                "a file holds tensors that the index does not place there",
+                where=str(file),
+                got=", ".join(unlisted[:10]),
+                hint=f"repair {index.name} or download the model again",
+            )
         tensors.update(header)
     return tensors
 

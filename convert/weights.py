@@ -267,9 +267,10 @@ def claim(
     for row in chosen:
         if (dtype := infer(row.expr, tensors)[0]) not in WEIGHT_DTYPES.values():
             raise CheckpointError(
-                f"a weight has the unsupported type {dtype.safetensors}", where=", ".join(sources(row.expr)),
+                f"a weight has the unsupported type {dtype.safetensors}",
+                where=", ".join(sources(row.expr)),
                 expected="F32, F16 or BF16",
-            )  # fmt: skip
+            )
     misshapen = [
         f"{', '.join(sources(row.expr))}: expected {list(wanted[row.name])}, got {list(shape)}"
         for row in chosen

@@ -135,9 +135,11 @@ def unpack_quantised(data: Bytes, n: int, k: int, group: int = 0) -> QuantisedRo
     by_group = np.ascontiguousarray(panels[:, HEADER_BYTES : HEADER_BYTES + groups * PANEL]).view(np.int8)
     multipliers = by_group.reshape(count, groups, PANEL).transpose(0, 2, 1).reshape(-1, groups)[:n]
     return QuantisedRows(
-        scale=scale, codes=np.ascontiguousarray(codes[:n, :k]), multipliers=np.ascontiguousarray(multipliers),
+        scale=scale,
+        codes=np.ascontiguousarray(codes[:n, :k]),
+        multipliers=np.ascontiguousarray(multipliers),
         group=group,
-    )  # fmt: skip
+    )
 
 
 def pack_table(rows: QuantisedRows) -> Bytes:

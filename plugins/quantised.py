@@ -60,9 +60,11 @@ def stacked(experts: Sequence[QuantisedRows]) -> QuantisedRows:
     """Matrices of one shape as one weight [experts, N, K]."""
     multipliers = [each.multipliers for each in experts if each.multipliers is not None]
     return QuantisedRows(
-        scale=np.stack([each.scale for each in experts]), codes=np.stack([each.codes for each in experts]),
-        multipliers=np.stack(multipliers) if multipliers else None, group=experts[0].group,
-    )  # fmt: skip
+        scale=np.stack([each.scale for each in experts]),
+        codes=np.stack([each.codes for each in experts]),
+        multipliers=np.stack(multipliers) if multipliers else None,
+        group=experts[0].group,
+    )
 
 
 def round_to_int8(x: Float32) -> tuple[Int8, Float32]:

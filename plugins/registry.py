@@ -66,9 +66,10 @@ def find_target(name: str) -> Target:
     if best := next((target for target, (_, why) in zip(family, lacks, strict=True) if why is None), None):
         return best
     raise TargetError(
-        f"this machine runs no {name} target", got="; ".join(f"{member}: {why}" for member, why in lacks),
+        f"this machine runs no {name} target",
+        got="; ".join(f"{member}: {why}" for member, why in lacks),
         hint="name a target to build for another machine, or use --target ref",
-    )  # fmt: skip
+    )
 
 
 def find_targets(names: str) -> tuple[Target, ...]:
@@ -103,10 +104,12 @@ class Fit:
         lines = [f"\n    {line}" for line in self.lines()]
         common = set(self.reasons.values())
         raise TargetError(
-            "this machine cannot run the engine", where=self.where, expected=" or ".join(self.reasons),
+            "this machine cannot run the engine",
+            where=self.where,
+            expected=" or ".join(self.reasons),
             got=common.pop() if len(common) == 1 else "".join(lines),
             hint="build an engine for this machine: ingot build --target cpu, or see ingot doctor",
-        )  # fmt: skip
+        )
 
 
 def fit_targets(names: Sequence[str], *, where: str, wanted: str | None = None, isa: str | None = None) -> Fit:

@@ -46,9 +46,11 @@ def read_ids(ids: object, vocab_size: int, where: str) -> Int32:
         raise RequestError("token ids cannot be read", where=where, got=str(error)) from error
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise RequestError(
-            "token ids must be a flat list of whole numbers", where=where,
-            got=f"{array.dtype} of shape {list(array.shape)}", hint="batch_input_ids holds one such list per prompt",
-        )  # fmt: skip
+            "token ids must be a flat list of whole numbers",
+            where=where,
+            got=f"{array.dtype} of shape {list(array.shape)}",
+            hint="batch_input_ids holds one such list per prompt",
+        )
     if array.size == 0:
         raise RequestError("there are no tokens", where=where, hint="start from the model's BOS token")
     outside = array[(array < 0) | (array >= vocab_size)]
@@ -102,8 +104,9 @@ def read_words(name: str, words_list: object, num_prompts: int, vocab_size: int)
     if not isinstance(words_list, (list, tuple)) or len(words_list) != num_prompts:
         raise RequestError(
             f"{name} must hold, for each prompt, a list of token sequences",
-            expected=f"a list of {num_prompts} lists, e.g. [[[13], [2, 4]], ...]", got=repr(words_list)[:100],
-        )  # fmt: skip
+            expected=f"a list of {num_prompts} lists, e.g. [[[13], [2, 4]], ...]",
+            got=repr(words_list)[:100],
+        )
     read: list[list[tuple[int, ...]]] = []
     for index, words in enumerate(words_list):
         if words is not None and not isinstance(words, (list, tuple)):
@@ -238,9 +241,11 @@ def _rules(
 ) -> Rules:
     if params.min_tokens > max_new_tokens:
         raise RequestError(
-            "more tokens are asked for at least than at most", where=where, expected=f"at most {max_new_tokens}",
+            "more tokens are asked for at least than at most",
+            where=where,
+            expected=f"at most {max_new_tokens}",
             got=str(params.min_tokens),
-        )  # fmt: skip
+        )
     for token in params.logit_bias or ():
         check_integer("logit_bias: a token id", token, 0, vocab_size - 1)
     for token in params.stop_token_ids:
@@ -269,23 +274,29 @@ def _num_probs(name: str, wanted: int | None, vocab_size: int, where: str) -> in
 def _max_new_tokens(num_prompt: int, given: int | None, default: int | None, limits: Limits, where: str) -> int:
     if num_prompt > limits.max_input_len:
         raise RequestError(
-            "the prompt is longer than the engine allows", where=where,
-            expected=f"at most {limits.max_input_len} tokens (max_input_len)", got=f"{num_prompt} tokens",
+            "the prompt is longer than the engine allows",
+            where=where,
+            expected=f"at most {limits.max_input_len} tokens (max_input_len)",
+            got=f"{num_prompt} tokens",
             hint="shorten it, or build the engine with a larger --max_input_len",
-        )  # fmt: skip
+        )
     room = limits.max_seq_len - num_prompt
     if room < 1:
         raise RequestError(
-            "the prompt leaves no room for a new token", where=where,
+            "the prompt leaves no room for a new token",
+            where=where,
             expected=f"at most {limits.max_seq_len - 1} tokens (max_seq_len counts prompt and new tokens)",
-            got=f"{num_prompt} tokens", hint="shorten it, or build the engine with a larger --max_seq_len",
-        )  # fmt: skip
+            got=f"{num_prompt} tokens",
+            hint="shorten it, or build the engine with a larger --max_seq_len",
+        )
     if given is None:
         return room if default is None else min(default, room)
     if given > room:
         raise RequestError(
-            "prompt and new tokens together are more than the engine allows", where=where,
+            "prompt and new tokens together are more than the engine allows",
+            where=where,
             expected=f"at most {limits.max_seq_len} tokens (max_seq_len), here {room} new ones",
-            got=f"{num_prompt} + {given}", hint="ask for fewer new tokens, or build with a larger --max_seq_len",
-        )  # fmt: skip
+            got=f"{num_prompt} + {given}",
+            hint="ask for fewer new tokens, or build with a larger --max_seq_len",
+        )
     return int(given)

@@ -142,18 +142,20 @@ class ChatTemplates:
         if tokenizer.encode(text) != tokenizer.encode(plain(text)):
             raise ConfigError(
                 "the chat template makes control tokens in a way in which they cannot be told from content",
-                where=self.source, expected="texts that are added, joined, replaced, formatted with %, or printed",
+                where=self.source,
+                expected="texts that are added, joined, replaced, formatted with %, or printed",
                 hint="change the template, or, where all messages are trusted, start with --special_tokens_in_content",
-            )  # fmt: skip
+            )
 
     def _choose(self, tools: object) -> jinja2.Template:
         for name in (*(["tool_use"] if tools is not None else []), "default"):
             if name in self._compiled:
                 return self._compiled[name]
         raise RequestError(
-            "the model has several chat templates and none is the default", expected=", ".join(self._compiled),
+            "the model has several chat templates and none is the default",
+            expected=", ".join(self._compiled),
             hint="start the server with --chat_template FILE",
-        )  # fmt: skip
+        )
 
 
 def _with_reasoning(message: Message) -> dict[str, Any]:
@@ -192,9 +194,10 @@ def _named(value: object, path: Path) -> dict[str, str]:
         if len(pairs) == len(value) and all(isinstance(part, str) for pair in pairs for part in pair):
             return {str(name): str(text) for name, text in pairs}
     raise ConfigError(
-        "the chat template is neither text nor a list of names with texts", where=f"{path}:chat_template",
+        "the chat template is neither text nor a list of names with texts",
+        where=f"{path}:chat_template",
         got=repr(value)[:100],
-    )  # fmt: skip
+    )
 
 
 class _Generation(jinja2.ext.Extension):
@@ -276,9 +279,11 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 def _environment() -> _Environment:
     environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols],
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
         optimized=False,  # a text in a folded list would be nobody's
-    )  # fmt: skip
+    )
     environment.filters.update(tojson=_to_json, join=_join)
     environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
     return environment

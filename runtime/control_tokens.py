@@ -103,9 +103,13 @@ class ControlTokens:
         for number, token in added.items():
             name = self._names[token.content] if number in self._texts else token.content
             same = tokenizers.AddedToken(
-                name, single_word=token.single_word, lstrip=token.lstrip, rstrip=token.rstrip,
-                normalized=token.normalized, special=token.special,
-            )  # fmt: skip
+                name,
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=token.normalized,
+                special=token.special,
+            )
             twin.add_tokens([same])
             known = twin.token_to_id(name)
             assert known is not None, "an added token has a number"

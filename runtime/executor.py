@@ -87,6 +87,18 @@ class Work:
     session_seconds: float = 0.0
 
 
+def _require_fits(request: Request, blocks: BlockManager) -> None:
+    """Raises CapacityError for a request that not even an empty cache holds."""
+    needed = blocks.blocks_for(request.max_cached_tokens)
+    if needed > blocks.num_blocks:
+        raise CapacityError(
+            "the KV cache is too small for this request",
+            expected=f"at most {blocks.num_blocks} blocks of {blocks.tokens_per_block} tokens",
+            got=f"{request.max_cached_tokens} tokens, {needed} blocks",
+            hint="pass a larger kv_cache_memory or a smaller max_new_tokens",
+        )
+
+
 class Executor(Owned):
     """Thread-safe. `session` belongs to the executor: `close` closes it.
 
@@ -117,14 +129,7 @@ class Executor(Owned):
         self.require_here()
         requests = list(requests)
         for request in requests:
-            needed = self._blocks.blocks_for(request.max_cached_tokens)
-            if needed > self._blocks.num_blocks:
-                raise CapacityError(
-                    "the KV cache is too small for this request",
-                    expected=f"at most {self._blocks.num_blocks} blocks of {self._blocks.tokens_per_block} tokens",
-                    got=f"{request.max_cached_tokens} tokens, {needed} blocks",
-                    hint="pass a larger kv_cache_memory or a smaller max_new_tokens",
-                )
+            _require_fits(request, self._blocks)
         with self._turn:
             if self._closed:
                 raise RequestError("the runner is closed", hint="make a new one")
@@ -305,9 +310,12 @@ class Executor(Owned):
             self._finish_step(part, outcome, self._work.steps + num_steps - 1)
         self._work = Work(steps=self._work.steps + num_steps, session_seconds=self._work.session_seconds + taken)
         report = StepReport(
-            prefill_tokens=kinds[0], decode_rows=kinds[1], schedule_seconds=(begin - start) / num_steps,
-            session_seconds=taken / num_steps, finish_seconds=(time.perf_counter() - begin - taken) / num_steps,
-        )  # fmt: skip
+            prefill_tokens=kinds[0],
+            decode_rows=kinds[1],
+            schedule_seconds=(begin - start) / num_steps,
+            session_seconds=taken / num_steps,
+            finish_seconds=(time.perf_counter() - begin - taken) / num_steps,
+        )
         for _ in range(num_steps):
             self._account(report)
         if not outcomes:

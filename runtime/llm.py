@@ -113,9 +113,11 @@ class EngineLLM(Owned):
         """The engine's: encode, decode, apply_chat_template. chat_template: as in `chat`."""
         if isinstance(chat_template, str) and ("{{" in chat_template or "{%" in chat_template):
             raise RequestError(
-                "chat_template must be a file", expected='the path of a jinja2 file, or "chatml"',
-                got=chat_template[:100], hint="write the template to a file",
-            )  # fmt: skip
+                "chat_template must be a file",
+                expected='the path of a jinja2 file, or "chatml"',
+                got=chat_template[:100],
+                hint="write the template to a file",
+            )
         templates = self._templates.get(chat_template)
         if templates is None:
             templates = ChatTemplates.from_dir(self.runner.engine.directory, chat_template)

@@ -56,9 +56,10 @@ class ChatTokenizer:
         check_flag("add_generation_prompt", add_generation_prompt)
         for name in arguments.keys() - self._templates.variables - RESERVED:
             raise RequestError(
-                f"chat_template_kwargs: the chat template asks for no {name!r}", where=self._templates.source,
+                f"chat_template_kwargs: the chat template asks for no {name!r}",
+                where=self._templates.source,
                 hint="leave it out",
-            )  # fmt: skip
+            )
         read = [_read_message(message, f"message {place}") for place, message in enumerate(messages)]
         return self._templates.render(read, add_generation_prompt=add_generation_prompt, arguments=arguments)
 
@@ -77,9 +78,11 @@ def read_conversations(messages: object) -> list[Sequence[Message]]:
     for place, conversation in enumerate(messages):
         if not _is_list(conversation) or not conversation:
             raise RequestError(
-                "a conversation must be a list of messages", where=f"conversation {place}", expected=expected,
+                "a conversation must be a list of messages",
+                where=f"conversation {place}",
+                expected=expected,
                 got=repr(conversation)[:100],
-            )  # fmt: skip
+            )
     return list(messages)
 
 
@@ -100,9 +103,11 @@ def _read_message(message: Any, where: str) -> dict[str, Any]:
     """As templates expect it: text in one piece, `developer` under its old name."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(
-            "a message must be a dictionary with a role", where=where, expected='{"role": "user", "content": "Hi"}',
+            "a message must be a dictionary with a role",
+            where=where,
+            expected='{"role": "user", "content": "Hi"}',
             got=repr(message)[:100],
-        )  # fmt: skip
+        )
     if message.get("tool_calls"):
         raise RequestError(f"tool_calls: {_NO_TOOLS}", where=where)
     read = dict(message)
@@ -120,7 +125,9 @@ def _read_part(part: Any, where: str) -> str:
         return part
     if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
         raise RequestError(
-            "a part of a message must be text: the engine reads nothing else", where=where,
-            expected='{"type": "text", "text": "Hi"}', got=repr(part)[:100],
-        )  # fmt: skip
+            "a part of a message must be text: the engine reads nothing else",
+            where=where,
+            expected='{"type": "text", "text": "Hi"}',
+            got=repr(part)[:100],
+        )
     return str(part["text"])

@@ -57,9 +57,10 @@ def read_requests(
     """One per prompt. prompt_token_ids: in place of prompts, the token ids of one or of several."""
     if (prompts is None) == (prompt_token_ids is None):
         raise RequestError(
-            "prompts or prompt_token_ids: one of them says what to continue", expected=f"{_FORMS}, or a list of these",
+            "prompts or prompt_token_ids: one of them says what to continue",
+            expected=f"{_FORMS}, or a list of these",
             got="neither" if prompts is None else "both",
-        )  # fmt: skip
+        )
     each = _as_list("prompts", prompts) if prompts is not None else _as_list("prompt_token_ids", prompt_token_ids)
     return [
         read_request(prompt, one, index)
@@ -88,9 +89,11 @@ def read_request(prompt: object, params: SamplingParams, index: int = 0) -> Text
     if isinstance(content, str) != (given[0] == "prompt"):
         expected = "text" if given[0] == "prompt" else "a list of token ids"
         raise RequestError(
-            f'"{given[0]}" of a prompt must be {expected}', where=where, got=repr(content)[:100],
+            f'"{given[0]}" of a prompt must be {expected}',
+            where=where,
+            got=repr(content)[:100],
             hint='"prompt" holds text, "prompt_token_ids" token ids',
-        )  # fmt: skip
+        )
     return TextRequest(prompt=content, params=params, cache_salt="" if salt is None else salt)
 
 

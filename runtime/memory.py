@@ -54,9 +54,11 @@ def kv_budget(layout: KvLayout, limits: Limits, wanted: int | None, available: i
     else:
         if wanted > available:
             raise CapacityError(
-                "kv_cache_memory is more than this machine has left", expected=f"at most {format_bytes(available)}",
-                got=format_bytes(wanted), hint="pass a smaller kv_cache_memory",
-            )  # fmt: skip
+                "kv_cache_memory is more than this machine has left",
+                expected=f"at most {format_bytes(available)}",
+                got=format_bytes(wanted),
+                hint="pass a smaller kv_cache_memory",
+            )
         num_blocks = wanted // layout.block_bytes
         source = f"{format_bytes(wanted)} ({num_blocks} blocks)"
     if num_blocks < per_sequence:

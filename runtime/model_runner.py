@@ -95,9 +95,10 @@ class ModelRunner(Owned):
         super().__init__()
         if not isinstance(loaded, LoadedEngine):
             raise UsageError(
-                "a ModelRunner is made of a loaded engine", got=repr(loaded)[:100],
+                "a ModelRunner is made of a loaded engine",
+                got=repr(loaded)[:100],
                 hint="ModelRunner.from_dir opens an engine directory",
-            )  # fmt: skip
+            )
         config = config or RuntimeConfig()
         manifest, plan = loaded.engine.manifest, loaded.engine.plan
         self.engine: Engine = loaded.engine
@@ -118,9 +119,13 @@ class ModelRunner(Owned):
             times = measure_step_times(loaded.session, self.blocks, loaded.limits, config.tpot_target)
             pace = Pace(times=times, tpot_target=config.tpot_target)
         scheduler = Scheduler(
-            loaded.limits, self.blocks, config.policy, mixed=config.enable_chunked_prefill,
-            prefill_chunk=loaded.prefill_chunk, pace=pace,
-        )  # fmt: skip
+            loaded.limits,
+            self.blocks,
+            config.policy,
+            mixed=config.enable_chunked_prefill,
+            prefill_chunk=loaded.prefill_chunk,
+            pace=pace,
+        )
         self.executor = Executor(loaded.session, scheduler, self.blocks)
 
     @classmethod
@@ -167,11 +172,20 @@ class ModelRunner(Owned):
         """
         refuse_unknown("from_dir", others, parameters(cls.from_dir), _OPENING_WAYS, UsageError)
         config = runtime_config(
-            rank=rank, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
-            max_num_tokens=max_num_tokens, max_seq_len=max_seq_len, enable_prefix_cache=enable_prefix_cache,
-            policy=policy, enable_chunked_prefill=enable_chunked_prefill, tpot_target=tpot_target, target=target,
+            rank=rank,
+            threads=threads,
+            isa=isa,
+            kv_cache_memory=kv_cache_memory,
+            max_batch_size=max_batch_size,
+            max_num_tokens=max_num_tokens,
+            max_seq_len=max_seq_len,
+            enable_prefix_cache=enable_prefix_cache,
+            policy=policy,
+            enable_chunked_prefill=enable_chunked_prefill,
+            tpot_target=tpot_target,
+            target=target,
             use_mmap=use_mmap,
-        )  # fmt: skip
+        )
         return cls(load_engine(read_path("engine_dir", engine_dir), config), config)
 
     def generate(
@@ -217,17 +231,27 @@ class ModelRunner(Owned):
         check_flag("streaming", streaming)
         prompts = read_prompts(batch_input_ids, self.facts.vocab_size)
         own = Arguments(
-            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, random_seed=random_seed,
-            num_return_sequences=num_return_sequences, min_length=min_length, repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
-        )  # fmt: skip
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            random_seed=random_seed,
+            num_return_sequences=num_return_sequences,
+            min_length=min_length,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+        )
         params = params_per_prompt(len(prompts), sampling_config, own)
         wanted = Wanted(
-            as_dict=return_dict, log_probs=output_log_probs, cum_log_probs=output_cum_log_probs,
-            generation_logits=output_generation_logits, context_logits=output_context_logits,
+            as_dict=return_dict,
+            log_probs=output_log_probs,
+            cum_log_probs=output_cum_log_probs,
+            generation_logits=output_generation_logits,
+            context_logits=output_context_logits,
             logprobs=any(p.logprobs is not None for p in params),
             prompt_logprobs=any(p.prompt_logprobs is not None for p in params),
-        )  # fmt: skip
+        )
         words, turn = (stop_words_list, bad_words_list), read_turn(priority, cache_salt)
         groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), words, wanted, turn)
         pad = self.facts.pad_id if pad_id is None else read_pad_id(pad_id)
@@ -321,8 +345,10 @@ def _refuse(others: Mapping[str, object]) -> None:
     beams = others.get("num_beams")
     if beams not in (None, 1):
         raise RequestError(
-            "num_beams: beam search does not exist yet", expected="1", got=repr(beams)[:100],
+            "num_beams: beam search does not exist yet",
+            expected="1",
+            got=repr(beams)[:100],
             hint="num_return_sequences gives several samples of one prompt",
-        )  # fmt: skip
+        )
     unknown = {name: value for name, value in others.items() if name != "num_beams"}
     refuse_unknown("generate", unknown, parameters(ModelRunner.generate), _WAYS, RequestError)

@@ -24,9 +24,10 @@ class Owned:
         if not self.is_here:
             raise RequestError(
                 "an engine cannot be used in a forked child of the process that opened it",
-                expected=f"process {self._process}", got=f"process {os.getpid()}",
+                expected=f"process {self._process}",
+                got=f"process {os.getpid()}",
                 hint="open the engine in the child; with use_mmap=True processes share the weights",
-            )  # fmt: skip
+            )
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise UsageError(

@@ -35,12 +35,16 @@ class Repetition:
         most = max(1, min(most, _MOST_BYTES // (12 * len(requests) + 8 * top)))
         end_starts, end_ids = _parts([sorted(request.end_ids) for request in requests])
         self._repeat = Repeat(
-            seconds=seconds, end_starts=end_starts, end_ids=end_ids, course=_course(requests), stop=stop,
+            seconds=seconds,
+            end_starts=end_starts,
+            end_ids=end_ids,
+            course=_course(requests),
+            stop=stop,
             ids=np.empty((most, len(requests)), dtype=np.int32),
             log_probs=np.empty((most, len(requests)), dtype=np.float32),
             probs=None if sample.probs is None else _probs(most, len(requests), top),
             done=np.zeros(1, dtype=np.int32),
-        )  # fmt: skip
+        )
 
     @property
     def done(self) -> int:
@@ -75,9 +79,12 @@ class Repetition:
         if probs is None:
             return StepResult(ids=ids, log_probs=log_probs)
         return StepResult(
-            ids=ids, log_probs=log_probs, ranks=probs.ranks[step], top_ids=probs.top_ids[step],
+            ids=ids,
+            log_probs=log_probs,
+            ranks=probs.ranks[step],
+            top_ids=probs.top_ids[step],
             top_log_probs=probs.top_log_probs[step],
-        )  # fmt: skip
+        )
 
 
 def _course(requests: Sequence[Request]) -> Course | None:
@@ -91,9 +98,13 @@ def _course(requests: Sequence[Request]) -> Course | None:
         min_steps=np.array(
             [max(0, request.rules.min_tokens - request.num_generated) for request in requests], dtype=np.int32
         ),
-        tails=tails, tail_starts=tail_starts, bad_words=bad_words, bad_word_starts=bad_starts, stop_words=stop_words,
+        tails=tails,
+        tail_starts=tail_starts,
+        bad_words=bad_words,
+        bad_word_starts=bad_starts,
+        stop_words=stop_words,
         stop_word_starts=stop_starts,
-    )  # fmt: skip
+    )
 
 
 def _tail(request: Request) -> list[int]:

@@ -89,14 +89,16 @@ def read_processors(processors: Sequence[Callable[..., object]] | None) -> tuple
         except (TypeError, ValueError):  # some callables of compiled modules do not say
             places = 2
         else:
-            places = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-                         for p in parameters)  # fmt: skip
+            places = sum(
+                p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters
+            )
             places = 3 if places == 0 and any(p.kind is p.VAR_POSITIONAL for p in parameters) else places
         if places not in _FORMS:
             raise RequestError(
-                "a logits processor takes the wrong number of arguments", got=str(places),
+                "a logits processor takes the wrong number of arguments",
+                got=str(places),
                 expected="logits; or generated tokens, logits; or prompt tokens, generated tokens, logits",
-            )  # fmt: skip
+            )
         read.append(_FORMS[places](processor))
     return tuple(read)
 

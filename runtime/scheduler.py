@@ -61,9 +61,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, limits: Limits, blocks: BlockManager, policy: Policy, *, mixed: bool = True,
-        prefill_chunk: int | None = None, pace: Pace | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        limits: Limits,
+        blocks: BlockManager,
+        policy: Policy,
+        *,
+        mixed: bool = True,
+        prefill_chunk: int | None = None,
+        pace: Pace | None = None,
+    ) -> None:
         self._limits, self._blocks, self._policy, self._mixed = limits, blocks, policy, mixed
         self._prefill_chunk, self.pace = prefill_chunk, pace
         self._tile = min(_TILE, blocks.tokens_per_block)

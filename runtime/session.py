@@ -11,8 +11,8 @@ from ingot.configs.runtime import RuntimeConfig
 from ingot.engine import Engine, open_engine, read_manifest
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Limits, Plan
-from ingot.plugins.cpu.target import crc32 as native_crc32
-from ingot.plugins.cpu.target import detect_isa
+from ingot.plugins.cpu.native import crc32 as native_crc32
+from ingot.plugins.cpu.native import detect_isa
 from ingot.plugins.registry import fit_targets
 from ingot.plugins.target import SessionOptions, Target, WithHomes, WithMemory
 from ingot.runtime.memory import available_memory, fits_beside, kv_budget
@@ -88,9 +88,11 @@ def _require_lasting(directory: Path) -> None:
         if mode & stat.S_IWOTH:
             raise UsageError(
                 "use_mmap: anybody may write to the engine's file, and shortening it would end this process",
-                where=str(path), expected="a file that its owner alone may write, or its group", got=f"mode {mode:04o}",
+                where=str(path),
+                expected="a file that its owner alone may write, or its group",
+                got=f"mode {mode:04o}",
                 hint=f"chmod o-w {path}, or leave use_mmap out: then the weights are copied",
-            )  # fmt: skip
+            )
 
 
 def _require_one_rank(ranks: int, target: Target, where: str) -> None:
@@ -99,10 +101,12 @@ def _require_one_rank(ranks: int, target: Target, where: str) -> None:
         return
     here = f"{target.devices()} that run {target.name}" if isinstance(target, WithMemory) else "no GPU in use"
     raise TargetError(
-        "this machine cannot run the engine", where=where,
-        expected=f"{ranks} ranks, a GPU for each", got=f"{here}; this version runs engines of one rank",
+        "this machine cannot run the engine",
+        where=where,
+        expected=f"{ranks} ranks, a GPU for each",
+        got=f"{here}; this version runs engines of one rank",
         hint="build the engine with --tp_size 1 --pp_size 1",
-    )  # fmt: skip
+    )
 
 
 def _crc32(data: memoryview) -> int:
@@ -117,9 +121,11 @@ def lowered(limits: Limits, config: RuntimeConfig) -> Limits:
         built, wanted = getattr(limits, name), getattr(config, name)
         if wanted is not None and wanted > built:
             raise UsageError(
-                f"{name} is beyond what the engine was built for", expected=f"at most {built}", got=str(wanted),
+                f"{name} is beyond what the engine was built for",
+                expected=f"at most {built}",
+                got=str(wanted),
                 hint=f"build the engine with --{name} {wanted}",
-            )  # fmt: skip
+            )
         chosen[name] = built if wanted is None else wanted
     chosen["max_input_len"] = min(limits.max_input_len, chosen["max_seq_len"])
     return dataclasses.replace(limits, **chosen)

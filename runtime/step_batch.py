@@ -40,9 +40,12 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
     """
     requests = tuple(chunks)
     if (
-        before is not None and requests == before.sampled and len(requests) == len(before.chunks) and not before.known
+        before is not None
+        and requests == before.sampled
+        and len(requests) == len(before.chunks)
+        and not before.known
         and all([request.num_tokens - request.num_computed == 1 for request in requests])
-    ):  # fmt: skip
+    ):
         return _advance(before, chunks)
     counts = np.fromiter(chunks.values(), dtype=np.int32, count=len(chunks))
     starts = np.zeros(len(chunks) + 1, dtype=np.int32)
@@ -81,9 +84,14 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
     )
     keeps = batch.want_logits or batch.sample.probs is not None or any(r.wants_prompt_rows for r in requests)
     return ScheduledStep(
-        chunks=chunks, row_ends=tuple(row_ends), sampled=tuple(sampled), known=tuple(known), versions=versions,
-        keeps=keeps, batch=batch,
-    )  # fmt: skip
+        chunks=chunks,
+        row_ends=tuple(row_ends),
+        sampled=tuple(sampled),
+        known=tuple(known),
+        versions=versions,
+        keeps=keeps,
+        batch=batch,
+    )
 
 
 def _advance(before: ScheduledStep, chunks: Mapping[Request, int]) -> ScheduledStep:
@@ -105,9 +113,14 @@ def _advance(before: ScheduledStep, chunks: Mapping[Request, int]) -> ScheduledS
         want_logits=last.want_logits,
     )
     return ScheduledStep(
-        chunks=chunks, row_ends=tuple(range(1, len(requests) + 1)), sampled=requests, known=(), versions=versions,
-        keeps=before.keeps, batch=batch,
-    )  # fmt: skip
+        chunks=chunks,
+        row_ends=tuple(range(1, len(requests) + 1)),
+        sampled=requests,
+        known=(),
+        versions=versions,
+        keeps=before.keeps,
+        batch=batch,
+    )
 
 
 def _changed_tables(before: ScheduledStep, versions: tuple[int, ...]) -> Int32:

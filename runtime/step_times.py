@@ -42,8 +42,9 @@ class StepTimes:
         """A step of `tokens` tokens took `ms`."""
         ratio = min(max(ms / self.predict(tokens), 1 / _OUTLIER), _OUTLIER)
         above = int(np.searchsorted(self._tokens, tokens))
-        beside = slice(max(above - 1, 0) if above == len(self._tokens) or self._tokens[above] > tokens else above,
-                       above + 1)  # fmt: skip
+        beside = slice(
+            max(above - 1, 0) if above == len(self._tokens) or self._tokens[above] > tokens else above, above + 1
+        )
         self._measured[beside] *= ratio**_LEARNING
 
     def budget(self, ms: float) -> int:
@@ -76,9 +77,11 @@ def measure_step_times(session: Session, blocks: BlockManager, limits: Limits, t
             times.append(_time_step(session, blocks, limits, size))
     if times[0] > tpot_target:
         raise UsageError(
-            "tpot_target is less than a step with a single token takes here", expected=f"more than {times[0]:.3g} ms",
-            got=f"{tpot_target:g} ms", hint="raise it, or use a smaller or more compressed engine",
-        )  # fmt: skip
+            "tpot_target is less than a step with a single token takes here",
+            expected=f"more than {times[0]:.3g} ms",
+            got=f"{tpot_target:g} ms",
+            hint="raise it, or use a smaller or more compressed engine",
+        )
     return StepTimes(sizes, times)
 
 

@@ -152,7 +152,13 @@ def make_streams(runner: ModelRunner, tokenizer: Tokenizer, index: int, asked: T
     bad_words = [form for word in asked.params.bad_words or () for form in tokenizer.forms(word)]
     priority, salt = read_turn(asked.priority, asked.cache_salt)
     group = make_requests(
-        prompt, asked.params, runner.facts, where=where, default_max_tokens=asked.default_max_tokens,
-        bad_words=bad_words, priority=priority, cache_salt=salt,
-    )  # fmt: skip
+        prompt,
+        asked.params,
+        runner.facts,
+        where=where,
+        default_max_tokens=asked.default_max_tokens,
+        bad_words=bad_words,
+        priority=priority,
+        cache_salt=salt,
+    )
     return [TextStream(index, sequence, asked, request, tokenizer) for sequence, request in enumerate(group)]

@@ -55,9 +55,11 @@ class Tokenizer:
         path = Path(directory) / TOKENIZER_FILE
         if not path.is_file():
             raise ConfigError(
-                "the engine has no tokenizer", where=str(path), expected="tokenizer.json",
+                "the engine has no tokenizer",
+                where=str(path),
+                expected="tokenizer.json",
                 hint="use ModelRunner with token ids, or convert a model that has a tokenizer.json",
-            )  # fmt: skip
+            )
         hf = read_tokenizer(path)
         hf.no_truncation()
         hf.no_padding()
@@ -100,7 +102,7 @@ class Tokenizer:
                 "the text is not Unicode: half of a surrogate pair is no character",
                 got=f"U+{ord(text[error.start]):04X} at place {error.start}",
                 hint="give whole characters; bytes that were not UTF-8 become such halves",
-            ) from error  # fmt: skip
+            ) from error
         with _library(lambda got: RequestError("the text cannot be tokenized", got=got)):
             if isinstance(text, TemplateText):
                 self._controls = self._controls or ControlTokens(self._hf)

@@ -19,14 +19,30 @@ from ingot.dtypes import DType, from_float32
 Bits = npt.NDArray[np.generic]
 
 TINY_LLAMA: dict[str, object] = {
-    "model_type": "llama", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 64,
-    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 TINY_GPT2: dict[str, object] = {
-    "model_type": "gpt2", "vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
-    "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
+    "model_type": "gpt2",
+    "vocab_size": 61,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, tuple[DType, Bits]], *, padding: int = 0) -> None:
@@ -35,8 +51,10 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[DType, Bits]], *, 
     position = 0
     for name, (dtype, bits) in tensors.items():
         header[name] = {
-            "dtype": dtype.safetensors, "shape": list(bits.shape), "data_offsets": [position, position + bits.nbytes],
-        }  # fmt: skip
+            "dtype": dtype.safetensors,
+            "shape": list(bits.shape),
+            "data_offsets": [position, position + bits.nbytes],
+        }
         position += bits.nbytes
     text = json.dumps(header).encode() + b" " * padding
     data = b"".join(bits.tobytes() for _, bits in tensors.values())

@@ -107,13 +107,23 @@ def tiny_llama(
 ) -> TinyModel:
     """hidden: by default heads * 8, so that heads * head_dim is often another number. rope: rope_parameters."""
     values = {
-        "model_type": "llama", "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads, "head_dim": head_dim, "hidden_size": hidden or heads * 8,
-        "intermediate_size": inter, "vocab_size": vocab, "max_position_embeddings": positions,
-        "tie_word_embeddings": tied, "attention_bias": biases, "mlp_bias": biases,
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_size": hidden or heads * 8,
+        "intermediate_size": inter,
+        "vocab_size": vocab,
+        "max_position_embeddings": positions,
+        "tie_word_embeddings": tied,
+        "attention_bias": biases,
+        "mlp_bias": biases,
         "rope_parameters": rope or {"rope_type": "default", "rope_theta": 10000.0},
-        "bos_token_id": 1, "eos_token_id": 2, **config,
-    }  # fmt: skip
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **config,
+    }
     return tiny_model(folder, values, seed=seed, dtype=dtype)
 
 
@@ -133,8 +143,16 @@ def tiny_gpt2(
 ) -> TinyModel:
     """hidden is heads * head_dim; inter None: four times hidden."""
     values = {
-        "model_type": "gpt2", "n_layer": layers, "n_head": heads, "n_embd": heads * head_dim, "n_inner": inter,
-        "vocab_size": vocab, "n_positions": positions, "tie_word_embeddings": tied,
-        "bos_token_id": 0, "eos_token_id": 0, **config,
-    }  # fmt: skip
+        "model_type": "gpt2",
+        "n_layer": layers,
+        "n_head": heads,
+        "n_embd": heads * head_dim,
+        "n_inner": inter,
+        "vocab_size": vocab,
+        "n_positions": positions,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        **config,
+    }
     return tiny_model(folder, values, seed=seed, dtype=dtype)

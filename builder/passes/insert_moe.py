@@ -23,9 +23,7 @@ _SCATTER = Op(
 _SPLIT = Op("Split", Op("MatMul", Op("Unsqueeze", X("x"), name="alike"), W("gate_up")), name="split")
 _GATED = Op("Mul", Op("Activation", _SPLIT, name="activation", domain=DOMAIN), X("up"))
 _WEIGHTED = Op(
-    "Mul",
-    Op("MatMul", _GATED, W("down")),
-    Op("Unsqueeze", Op("Transpose", _SCATTER, name="by_expert"), name="column"),
+    "Mul", Op("MatMul", _GATED, W("down")), Op("Unsqueeze", Op("Transpose", _SCATTER, name="by_expert"), name="column")
 )
 
 

@@ -114,11 +114,5 @@ _ATTENTION = Op("Attention", X("q"), X("k"), X("v"), name="attention")
 
 PASS = Fusion(
     name="insert_paged_attention",
-    rules=[
-        Rule(
-            pattern=Op("Reshape", Op("Transpose", _ATTENTION, name="merge")),
-            check=_check,
-            rewrite=_rewrite,
-        )
-    ],
+    rules=[Rule(pattern=Op("Reshape", Op("Transpose", _ATTENTION, name="merge")), check=_check, rewrite=_rewrite)],
 )

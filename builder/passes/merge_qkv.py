@@ -49,6 +49,5 @@ def _rewrite(graph: Graph, match: Match) -> None:
 
 
 PASS = Fusion(
-    name="merge_qkv",
-    rules=[Rule(pattern=Op("Attention", X("q"), X("k"), X("v")), check=_check, rewrite=_rewrite)],
+    name="merge_qkv", rules=[Rule(pattern=Op("Attention", X("q"), X("k"), X("v")), check=_check, rewrite=_rewrite)]
 )

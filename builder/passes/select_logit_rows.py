@@ -18,9 +18,10 @@ def apply(graph: Graph) -> int:
         node = producer(graph.logits)
         raise PassError(
             "the logits do not come from a product with a weight",
-            where="the graph's output", expected="a last norm and lm_head",
+            where="the graph's output",
+            expected="a last norm and lm_head",
             got=f"a {node.op}" if node else "an input of the graph",
-        )  # fmt: skip
+        )
     gathered: dict[int, gs.Variable] = {}
     for node in behind.values():
         for index, tensor in enumerate(node.inputs):

@@ -58,6 +58,9 @@ class SetPrecision:
 def _check_depth(name: str, k: int, rounded: str) -> None:
     if rounded == "int8" and k > MAX_K:
         raise BuildError(
-            "a product is too deep for int8 activations: its sums could leave int32", where=name,
-            expected=f"at most {MAX_K} columns", got=str(k), hint="give this layer activations bf16 in a recipe",
-        )  # fmt: skip
+            "a product is too deep for int8 activations: its sums could leave int32",
+            where=name,
+            expected=f"at most {MAX_K} columns",
+            got=str(k),
+            hint="give this layer activations bf16 in a recipe",
+        )

@@ -20,7 +20,9 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 
 FAMILY = dataclasses.replace(
-    llama.FAMILY, name="gemma", read=read,
+    llama.FAMILY,
+    name="gemma",
+    read=read,
     nullable=(),
     tiny={**llama.FAMILY.tiny, "model_type": "gemma", "head_dim": 20, "tie_word_embeddings": True},
-)  # fmt: skip
+)

@@ -13,15 +13,23 @@ from ingot.convert.hf_config import read_window, windows_by_type
 def read_gemma(section: Section, *, every: int, positions: int) -> ModelConfig:
     """What Gemma 2 and 3 share. every: each so many-th layer sees all tokens; positions: default."""
     model = llama.read_llama(
-        section, positions=positions, kv_heads=4, head_dim=256, activation_key="hidden_activation",
-        activation="gelu_pytorch_tanh", tied=True,
-    )  # fmt: skip
+        section,
+        positions=positions,
+        kv_heads=4,
+        head_dim=256,
+        activation_key="hidden_activation",
+        activation="gelu_pytorch_tanh",
+        tied=True,
+    )
     usual = [(layer + 1) % every != 0 for layer in range(model.num_layers)]
     return dataclasses.replace(
-        model, post_norms=True, norm_offset=1.0, embedding_scale=model.hidden_size**0.5,
+        model,
+        post_norms=True,
+        norm_offset=1.0,
+        embedding_scale=model.hidden_size**0.5,
         attention_scale=section.number("query_pre_attn_scalar", 256.0, above=0) ** -0.5,
         windows=windows_by_type(section, model.num_layers, read_window(section, 4096), usual),
-    )  # fmt: skip
+    )
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
@@ -49,11 +57,19 @@ _NORMS = {
 _OTHERS = tuple(row for row in llama.FAMILY.rows if "norm" not in row.name.split("/")[1] or row.name == "norm/weight")
 
 FAMILY = dataclasses.replace(
-    llama.FAMILY, name="gemma2", read=read, rows=_OTHERS + takes(_NORMS),
+    llama.FAMILY,
+    name="gemma2",
+    read=read,
+    rows=_OTHERS + takes(_NORMS),
     nullable=("layer_types", "attn_logit_softcapping", "final_logit_softcapping"),
     tiny={
-        **llama.FAMILY.tiny, "model_type": "gemma2", "head_dim": 20, "sliding_window": 16,
-        "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0,
+        **llama.FAMILY.tiny,
+        "model_type": "gemma2",
+        "head_dim": 20,
+        "sliding_window": 16,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 30.0,
         "tie_word_embeddings": True,
     },
-)  # fmt: skip
+)

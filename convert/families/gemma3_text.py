@@ -16,9 +16,12 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     model = gemma2.read_gemma(section, every=section.integer("sliding_window_pattern", 6, minimum=1), positions=131072)
     rope, local_rope = _read_ropes(section, model)
     return dataclasses.replace(
-        model, qk_norm=QkNorm.HEAD, rope=rope, local_rope=local_rope if any(model.windows) else None,
+        model,
+        qk_norm=QkNorm.HEAD,
+        rope=rope,
+        local_rope=local_rope if any(model.windows) else None,
         logit_cap=gemma2.read_cap(section, "final_logit_softcapping", 0.0),
-    )  # fmt: skip
+    )
 
 
 def _read_ropes(section: Section, model: ModelConfig) -> tuple[RopeConfig, RopeConfig]:
@@ -37,18 +40,28 @@ def _read_ropes(section: Section, model: ModelConfig) -> tuple[RopeConfig, RopeC
         if rope.has("type") and not rope.has("rope_type"):
             raise ConfigError(
                 "the kind of the scaling has the name of an older release, which transformers does not read here",
-                where=rope.place("type"), expected="rope_type", got="type",
-            )  # fmt: skip
+                where=rope.place("type"),
+                expected="rope_type",
+                got="type",
+            )
     return (
         read_frequencies(
-            whole, section, read_beside(whole, "rope_theta", section, "rope_theta", 1e6), model.head_dim,
-            model.max_positions, flags=flags,
+            whole,
+            section,
+            read_beside(whole, "rope_theta", section, "rope_theta", 1e6),
+            model.head_dim,
+            model.max_positions,
+            flags=flags,
         ),
         read_frequencies(
-            local, section, read_beside(local, "rope_theta", section, "rope_local_base_freq", 1e4), model.head_dim,
-            model.max_positions, flags=flags,
+            local,
+            section,
+            read_beside(local, "rope_theta", section, "rope_local_base_freq", 1e4),
+            model.head_dim,
+            model.max_positions,
+            flags=flags,
         ),
-    )  # fmt: skip
+    )
 
 
 def _require_kinds(rope: Section) -> None:
@@ -56,15 +69,25 @@ def _require_kinds(rope: Section) -> None:
     for key in ("rope_type", "type", "rope_theta", "factor"):
         if rope.has(key):
             raise ConfigError(
-                "rotary positions are not given for a kind of layers", where=rope.place(key),
-                expected="objects full_attention and sliding_attention", got=repr(rope.raw(key)),
-            )  # fmt: skip
+                "rotary positions are not given for a kind of layers",
+                where=rope.place(key),
+                expected="objects full_attention and sliding_attention",
+                got=repr(rope.raw(key)),
+            )
 
 
 FAMILY = dataclasses.replace(
-    gemma2.FAMILY, name="gemma3_text", read=read, rows=gemma2.FAMILY.rows + QK_NORMS, layer_ropes=True,
+    gemma2.FAMILY,
+    name="gemma3_text",
+    read=read,
+    rows=gemma2.FAMILY.rows + QK_NORMS,
+    layer_ropes=True,
     tiny={
-        **gemma2.FAMILY.tiny, "model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window_pattern": 2,
-        "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        **gemma2.FAMILY.tiny,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 3,
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
     },
-)  # fmt: skip
+)

@@ -72,11 +72,19 @@ FAMILY = Family(
     optional_prefix="transformer.",  # the first GPT-2 files were saved without it
     nullable=("n_inner",),
     aliases={
-        "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
         "num_hidden_layers": "n_layer",
     },
     tiny={
-        "model_type": "gpt2", "vocab_size": 61, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 64,
-        "bos_token_id": 0, "eos_token_id": 0,
+        "model_type": "gpt2",
+        "vocab_size": 61,
+        "n_embd": 48,
+        "n_layer": 2,
+        "n_head": 3,
+        "n_positions": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
     },
-)  # fmt: skip
+)

@@ -72,8 +72,14 @@ FAMILY = Family(
     other_names={"embed_out.weight": "lm_head.weight"},  # as transformers 5 calls it in memory
     drops=tuple(Drop(f"{_LAYER}.attention.{x}") for x in ("bias", "masked_bias", "rotary_emb.inv_freq")),  # old files
     tiny={
-        "model_type": "gpt_neox", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 84,
-        "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 64, "bos_token_id": 0,
+        "model_type": "gpt_neox",
+        "vocab_size": 61,
+        "hidden_size": 48,
+        "intermediate_size": 84,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "max_position_embeddings": 64,
+        "bos_token_id": 0,
         "eos_token_id": 0,
     },
-)  # fmt: skip
+)

@@ -12,11 +12,20 @@ from ingot.convert.weights import Drop
 
 
 def read_llama(
-    section: Section, *, positions: int = 2048, kv_heads: int | None = None, head_dim: int | None = None,
-    eps: float = 1e-6, activation_key: str = "hidden_act", activation: str = "silu", tied: bool = False,
-    theta: float = 10000.0, partial_rotary: float | None = None, has_attention_bias: bool = True,
+    section: Section,
+    *,
+    positions: int = 2048,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    eps: float = 1e-6,
+    activation_key: str = "hidden_act",
+    activation: str = "silu",
+    tied: bool = False,
+    theta: float = 10000.0,
+    partial_rotary: float | None = None,
+    has_attention_bias: bool = True,
     rope_kinds: Sequence[str] = KINDS,
-) -> ModelConfig:  # fmt: skip
+) -> ModelConfig:
     """What a Llama and its twins share. The arguments are the family's defaults in transformers.
 
     kv_heads None: one per query head; head_dim None: hidden_size / num_attention_heads. has_attention_bias: whether
@@ -87,8 +96,15 @@ FAMILY = Family(
     drops=(Drop(f"{_LAYER}.self_attn.rotary_emb.inv_freq"),),  # Llama 2 files; computed from the configuration
     nullable=("head_dim", "num_key_value_heads"),
     tiny={
-        "model_type": "llama", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 84, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
+        "model_type": "llama",
+        "vocab_size": 61,
+        "hidden_size": 48,
+        "intermediate_size": 84,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
         "tie_word_embeddings": False,
     },
-)  # fmt: skip
+)

@@ -17,7 +17,9 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 
 FAMILY = dataclasses.replace(
-    llama.FAMILY, name="mistral", read=read,
+    llama.FAMILY,
+    name="mistral",
+    read=read,
     nullable=("head_dim", "sliding_window"),
     tiny={**llama.FAMILY.tiny, "model_type": "mistral", "sliding_window": 16},
-)  # fmt: skip
+)

@@ -19,13 +19,26 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 
 _EXPERTS = expert_rows(
-    "model.layers.{i}.block_sparse_moe", "model.layers.{i}.mlp",  # as trained; as transformers 5 calls it
-    gate="w1", up="w3", down="w2",
-)  # fmt: skip
+    "model.layers.{i}.block_sparse_moe",
+    "model.layers.{i}.mlp",  # as trained; as transformers 5 calls it
+    gate="w1",
+    up="w3",
+    down="w2",
+)
 
 FAMILY = dataclasses.replace(
-    llama.FAMILY, name="mixtral", read=read, rows=llama.FAMILY.rows + _EXPERTS,
+    llama.FAMILY,
+    name="mixtral",
+    read=read,
+    rows=llama.FAMILY.rows + _EXPERTS,
     nullable=("head_dim", "sliding_window"),
-    tiny={**llama.FAMILY.tiny, "model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2,
-          "intermediate_size": 37, "head_dim": 24, "sliding_window": 16},
-)  # fmt: skip
+    tiny={
+        **llama.FAMILY.tiny,
+        "model_type": "mixtral",
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 37,
+        "head_dim": 24,
+        "sliding_window": 16,
+    },
+)

@@ -23,7 +23,10 @@ _NORMS = {
 _OTHERS = tuple(row for row in llama.FAMILY.rows if not row.name.endswith(("/attn_norm/weight", "/mlp_norm/weight")))
 
 FAMILY = dataclasses.replace(
-    llama.FAMILY, name="olmo2", read=read, rows=_OTHERS + QK_NORMS + takes(_NORMS),
+    llama.FAMILY,
+    name="olmo2",
+    read=read,
+    rows=_OTHERS + QK_NORMS + takes(_NORMS),
     nullable=("num_key_value_heads",),
     tiny={**llama.FAMILY.tiny, "model_type": "olmo2", "head_dim": 12, "eos_token_id": 2},
-)  # fmt: skip
+)

@@ -13,13 +13,17 @@ from ingot.convert.hf_config import read_window
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a Phi3ForCausalLM; defaults are those of transformers."""
     model = llama.read_llama(
-        section, positions=4096, eps=1e-5, partial_rotary=1.0, has_attention_bias=False,
+        section,
+        positions=4096,
+        eps=1e-5,
+        partial_rotary=1.0,
+        has_attention_bias=False,
         rope_kinds=("default", "longrope", "su"),
-    )  # fmt: skip
+    )
     window = read_window(section)
     return dataclasses.replace(
-        model, fused_qkv=True, fused_gate_up=True, windows=(window,) * model.num_layers if window else (),
-    )  # fmt: skip
+        model, fused_qkv=True, fused_gate_up=True, windows=(window,) * model.num_layers if window else ()
+    )
 
 
 _FUSED = {
@@ -28,15 +32,31 @@ _FUSED = {
 }
 
 FAMILY = dataclasses.replace(
-    llama.FAMILY, name="phi3", read=read, rows=llama.FAMILY.rows + takes(_FUSED),
+    llama.FAMILY,
+    name="phi3",
+    read=read,
+    rows=llama.FAMILY.rows + takes(_FUSED),
     nullable=("num_key_value_heads", "sliding_window"),
     tiny={
-        "model_type": "phi3", "vocab_size": 61, "hidden_size": 64, "intermediate_size": 84, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "sliding_window": 24,
-        "original_max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        "model_type": "phi3",
+        "vocab_size": 61,
+        "hidden_size": 64,
+        "intermediate_size": 84,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "sliding_window": 24,
+        "original_max_position_embeddings": 128,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
         "rope_parameters": {
-            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
-            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+            "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
         },
     },
-)  # fmt: skip
+)

@@ -25,8 +25,15 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 
 FAMILY = dataclasses.replace(
-    llama.FAMILY, name="qwen2", read=read,
+    llama.FAMILY,
+    name="qwen2",
+    read=read,
     nullable=("num_key_value_heads", "sliding_window", "layer_types"),
-    tiny={**llama.FAMILY.tiny, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 16,
-          "max_window_layers": 1},
-)  # fmt: skip
+    tiny={
+        **llama.FAMILY.tiny,
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+    },
+)

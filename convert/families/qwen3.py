@@ -21,7 +21,10 @@ QK_NORMS = takes(
 )
 
 FAMILY = dataclasses.replace(
-    llama.FAMILY, name="qwen3", read=read, rows=llama.FAMILY.rows + QK_NORMS,
+    llama.FAMILY,
+    name="qwen3",
+    read=read,
+    rows=llama.FAMILY.rows + QK_NORMS,
     nullable=("num_key_value_heads", "sliding_window", "layer_types"),
     tiny={**llama.FAMILY.tiny, "model_type": "qwen3", "head_dim": 24},
-)  # fmt: skip
+)

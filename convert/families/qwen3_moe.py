@@ -26,13 +26,19 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     section.has("sliding_window")  # switched off, it has no effect
     dense_layers = _dense_layers(section, model.num_layers)
     moe = read_experts(
-        section, experts=128, per_token=8, intermediate_size=section.integer("moe_intermediate_size", 768, minimum=1),
-        normalized=section.boolean("norm_topk_prob", False), dense_layers=dense_layers,
-    )  # fmt: skip
+        section,
+        experts=128,
+        per_token=8,
+        intermediate_size=section.integer("moe_intermediate_size", 768, minimum=1),
+        normalized=section.boolean("norm_topk_prob", False),
+        dense_layers=dense_layers,
+    )
     return dataclasses.replace(
-        model, qk_norm=QkNorm.HEAD, windows=(window,) * model.num_layers if window else (),
+        model,
+        qk_norm=QkNorm.HEAD,
+        windows=(window,) * model.num_layers if window else (),
         moe=None if len(dense_layers) == model.num_layers else moe,
-    )  # fmt: skip
+    )
 
 
 def _dense_layers(section: Section, layers: int) -> tuple[int, ...]:
@@ -40,16 +46,28 @@ def _dense_layers(section: Section, layers: int) -> tuple[int, ...]:
     step, named = section.integer("decoder_sparse_step", 1, minimum=1), section.numbers("mlp_only_layers")
     if not all(isinstance(each, int) and each >= 0 for each in named):
         raise ConfigError(
-            "a value is not usable", where=section.place("mlp_only_layers"), expected="a list of layers",
+            "a value is not usable",
+            where=section.place("mlp_only_layers"),
+            expected="a list of layers",
             got=repr(list(named))[:200],
-        )  # fmt: skip
+        )
     return tuple(layer for layer in range(layers) if layer in named or (layer + 1) % step)
 
 
 FAMILY = dataclasses.replace(
-    qwen3.FAMILY, name="qwen3_moe", read=read,
+    qwen3.FAMILY,
+    name="qwen3_moe",
+    read=read,
     rows=qwen3.FAMILY.rows + expert_rows("model.layers.{i}.mlp", gate="gate_proj", up="up_proj", down="down_proj"),
     nullable=("sliding_window", "mlp_only_layers", *_OF_ALL),
-    tiny={**qwen3.FAMILY.tiny, "model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 9,
-          "num_experts_per_tok": 4, "moe_intermediate_size": 20, "norm_topk_prob": True, "mlp_only_layers": [1]},
-)  # fmt: skip
+    tiny={
+        **qwen3.FAMILY.tiny,
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 3,
+        "num_experts": 9,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+)

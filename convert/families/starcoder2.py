@@ -67,8 +67,16 @@ FAMILY = Family(
     ),
     nullable=("sliding_window",),
     tiny={
-        "model_type": "starcoder2", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 84,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-        "sliding_window": 20, "bos_token_id": 0, "eos_token_id": 0,
+        "model_type": "starcoder2",
+        "vocab_size": 61,
+        "hidden_size": 48,
+        "intermediate_size": 84,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "sliding_window": 20,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
     },
-)  # fmt: skip
+)

@@ -24,7 +24,7 @@ from compare_peers.rounds import Entrant, Outcome, run_rounds
 from compare_peers.steps import Workshop, steps_of
 from ingot.engine import read_plan
 from ingot.errors import IngotError, UsageError
-from ingot.plugins.cpu.target import core_count, detect_isa
+from ingot.plugins.cpu.native import core_count, detect_isa
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,26 +46,35 @@ class Options:
     def job(self, variant: Variant) -> Job:
         """What an adapter is told."""
         return Job(
-            work=self.work, model=self.model, peer=variant.peer.name, weights=variant.weights, isa=self.isa,
-            threads=self.threads, regimes=",".join(regime.name for regime in self.regimes),
-        )  # fmt: skip
+            work=self.work,
+            model=self.model,
+            peer=variant.peer.name,
+            weights=variant.weights,
+            isa=self.isa,
+            threads=self.threads,
+            regimes=",".join(regime.name for regime in self.regimes),
+        )
 
 
 def parse(arguments: Sequence[str], best: str) -> Options:
     """best: ISA of this machine. Ends the process with code 2 and words where something is wrong."""
     names = {peer.name: peer for peer in PEERS}
     parser = argparse.ArgumentParser(
-        prog="compare.py", formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="compare.py",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Compare ingot with other engines on this machine. What is installed and built is kept below "
         "--work and used again.\n\npeers: " + ", ".join(names),
         epilog="Example: compare.py --work DIR --model tinyllama --peers llama.cpp,openvino --rounds 3",
-    )  # fmt: skip
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder for environments, checkpoints and results")
     parser.add_argument("--model", required=True, choices=SHAPES, help="whose shape; the weights are random")
     parser.add_argument("--peers", default="all", help="names, comma between them; all; none")
     parser.add_argument("--precisions", default=",".join(CLASSES), help="classes of weights (%(default)s)")
-    parser.add_argument("--regimes", default=DEFAULT, help="decode:SEQUENCES, decode:SEQUENCES@CONTEXT, "
-                        "prefill:TOKENS; none (%(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--regimes",
+        default=DEFAULT,
+        help="decode:SEQUENCES, decode:SEQUENCES@CONTEXT, prefill:TOKENS; none (%(default)s)",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each engine (%(default)s)")
     parser.add_argument("--threads", type=int, default=core_count(), help="of each engine (%(default)s)")
     parser.add_argument("--isa", choices=ISAS, default=best, help="every engine is held to it (%(default)s)")
@@ -84,10 +93,18 @@ def parse(arguments: Sequence[str], best: str) -> Options:
     except (ValueError, UsageError) as error:
         parser.error(str(error))
     return Options(
-        work=given.work.resolve(), model=given.model, peers=[names[name] for name in peers], precisions=precisions,
-        regimes=regimes, mixed=mixed, rounds=given.rounds, threads=given.threads, isa=given.isa, json=given.json,
+        work=given.work.resolve(),
+        model=given.model,
+        peers=[names[name] for name in peers],
+        precisions=precisions,
+        regimes=regimes,
+        mixed=mixed,
+        rounds=given.rounds,
+        threads=given.threads,
+        isa=given.isa,
+        json=given.json,
         dry_run=given.dry_run,
-    )  # fmt: skip
+    )
 
 
 def _add_mixed(parser: argparse.ArgumentParser) -> None:
@@ -111,9 +128,12 @@ def _mixed(given: argparse.Namespace) -> MixedOptions | None:
     if min(given.requests, given.ttft_ms, given.length_scale, *tpots) <= 0:
         raise ValueError("--requests, --length_scale, --ttft_ms and --tpot_ms must be above 0")
     options = MixedOptions(
-        trace=given.trace.resolve(), requests=given.requests, ttft=given.ttft_ms / 1e3, tpots=tpots,
+        trace=given.trace.resolve(),
+        requests=given.requests,
+        ttft=given.ttft_ms / 1e3,
+        tpots=tpots,
         length_scale=given.length_scale,
-    )  # fmt: skip
+    )
     options.rows()
     return options
 
@@ -167,11 +187,16 @@ def compare(options: Options, best: str) -> int:
         return 0
     outcomes, entrants = prepare(options, chosen, best)
     heading = Heading(
-        model=options.model, date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", machine=_processor(), isa=options.isa,
-        threads=options.threads, rounds=options.rounds, regimes=[regime.name for regime in options.regimes],
+        model=options.model,
+        date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
+        machine=_processor(),
+        isa=options.isa,
+        threads=options.threads,
+        rounds=options.rounds,
+        regimes=[regime.name for regime in options.regimes],
         load=None if options.mixed is None else options.mixed.words,
         tpots=() if options.mixed is None else options.mixed.tpots,
-    )  # fmt: skip
+    )
     folder = options.work / "results" / f"{options.model}-{options.isa}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     try:
         run_rounds(entrants, options.regimes, options.rounds if options.regimes else 1, say)

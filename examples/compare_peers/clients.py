@@ -37,9 +37,15 @@ def ask(peer: Peer, action: str, job: Job, caps: Mapping[str, str], text: str = 
     """What the adapter prints, with `text` on its stdin. Raises FailedError, and SubprocessError beyond the timeout."""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
-            adapter_command(peer, action, job), env=adapter_environment(peer, job.threads, caps), cwd=job.work,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
-        )  # fmt: skip
+            adapter_command(peer, action, job),
+            env=adapter_environment(peer, job.threads, caps),
+            cwd=job.work,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
         try:
             answer, _ = process.communicate(text, timeout)
         except BaseException:
@@ -95,9 +101,13 @@ class _Drive:
 
 async def _complete(client: Client, prompt: Sequence[int], tokens: int, answer: Answer) -> None:
     body = {
-        "model": "model", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+        "model": "model",
+        "prompt": list(prompt),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
         "stream_options": {"include_usage": True},
-    }  # fmt: skip
+    }
     await client.stream("/completions", body, _REQUEST, answer)
 
 
@@ -137,9 +147,13 @@ def _server(peer: Peer, job: Job, caps: Mapping[str, str]) -> Iterator[tuple[str
         port = probe.getsockname()[1]
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
-            [*adapter_command(peer, "serve", job), str(port)], env=adapter_environment(peer, job.threads, caps),
-            cwd=job.work, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
+            [*adapter_command(peer, "serve", job), str(port)],
+            env=adapter_environment(peer, job.threads, caps),
+            cwd=job.work,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
         try:
             yield f"http://127.0.0.1:{port}", process
             if process.poll() is not None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from compare_peers.regimes import Regime
 from ingot.bench.traffic import decode_bytes, kv_bytes_per_token, weight_bytes_per_step
 from ingot.plan import Plan
-from ingot.plugins.cpu.target import live_peak, peak_name, read_bandwidth
+from ingot.plugins.cpu.native import live_peak, peak_name, read_bandwidth
 from ingot.step_work import Load, PlanWork, may_screen
 
 _ARITHMETIC = ("matmul", "paged_attention")  # ops whose operations count

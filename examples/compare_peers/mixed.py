@@ -89,9 +89,11 @@ class Bench:
         trial = self._trial("at once", everyone, [0.0] * len(self._rows), allowed=None, limit=0)
         self.mixed.at_once = trial.ended / trial.seconds
         self._search = Search(
-            start=self.mixed.at_once / 2, highest=4 * self.mixed.at_once, limits=len(self._options.tpots),
+            start=self.mixed.at_once / 2,
+            highest=4 * self.mixed.at_once,
+            limits=len(self._options.tpots),
             possible=self._possible,
-        )  # fmt: skip
+        )
         self.mixed.goodputs = self._search.goodputs
         return trial
 
@@ -107,8 +109,11 @@ class Bench:
         load = Load(
             prompts=[self._prompts[number] for number in numbers],
             outputs=[self._rows[number].output_len for number in numbers],
-            arrivals=arrivals, ttft=options.ttft, tpot=options.tpots[limit], allowed=allowed,
-        )  # fmt: skip
+            arrivals=arrivals,
+            ttft=options.ttft,
+            tpot=options.tpots[limit],
+            allowed=allowed,
+        )
         trial = describe(name, self._run(load), len(numbers), options)
         self.mixed.trials.append(trial)
         if not trial.ended and trial.complete:

@@ -15,25 +15,54 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 BOS, EOS = 256, 257
 _LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 2048,
-    "num_attention_heads": 32, "head_dim": 64, "rms_norm_eps": 1e-5, "attention_bias": False, "mlp_bias": False,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "tinyllama": {
-        **_LLAMA, "vocab_size": 32000, "num_hidden_layers": 22, "num_key_value_heads": 4, "intermediate_size": 5632,
-        "max_position_embeddings": 4096, "rope_theta": 10000.0, "tie_word_embeddings": False,
+        **_LLAMA,
+        "vocab_size": 32000,
+        "num_hidden_layers": 22,
+        "num_key_value_heads": 4,
+        "intermediate_size": 5632,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
     },
     "llama3.2-1b": {
-        **_LLAMA, "vocab_size": 128256, "num_hidden_layers": 16, "num_key_value_heads": 8, "intermediate_size": 8192,
-        "max_position_embeddings": 8192, "rope_theta": 500000.0, "tie_word_embeddings": True,
+        **_LLAMA,
+        "vocab_size": 128256,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 8192,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
     },
     "qwen2.5-0.5b": {
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "hidden_size": 896,
-        "num_attention_heads": 14, "rms_norm_eps": 1e-6, "vocab_size": 151936, "num_hidden_layers": 24,
-        "num_key_value_heads": 2, "intermediate_size": 4864, "max_position_embeddings": 32768,
-        "rope_theta": 1000000.0, "tie_word_embeddings": True, "use_sliding_window": False,
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_act": "silu",
+        "hidden_size": 896,
+        "num_attention_heads": 14,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 151936,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
     },
-}  # fmt: skip
+}
 
 
 def tensors(shape: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -103,10 +132,13 @@ def write_tokenizer(vocab_size: int, directory: Path) -> None:
     tokenizer.add_special_tokens([names[BOS], names[EOS]])
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": names[BOS], "eos_token": names[EOS],
-        "pad_token": names[EOS], "unk_token": names[EOS],  # without, transformers adds one beyond the vocabulary
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": names[BOS],
+        "eos_token": names[EOS],
+        "pad_token": names[EOS],
+        "unk_token": names[EOS],  # without, transformers adds one beyond the vocabulary
         "clean_up_tokenization_spaces": False,
-    }  # fmt: skip
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 

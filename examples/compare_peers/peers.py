@@ -61,38 +61,57 @@ _ONEDNN = {"avx2": "AVX2", "avx512": "AVX512_CORE_VNNI", "avx512bf16": "AVX512_C
 _CAPABILITY = {"avx2": "avx2", "avx512": "avx512", "avx512bf16": "avx512"}
 
 INGOT = Peer(
-    name="ingot", adapter="ingot", weights=[(name, name) for name in CLASSES], environment=None,
-    lengthens=True, serving=Serving.HTTP, caps={isa: {} for isa in ISAS},
-)  # fmt: skip
+    name="ingot",
+    adapter="ingot",
+    weights=[(name, name) for name in CLASSES],
+    environment=None,
+    lengthens=True,
+    serving=Serving.HTTP,
+    caps={isa: {} for isa in ISAS},
+)
 PEERS = (
     Peer(
-        name="llama.cpp", adapter="llama_cpp",
+        name="llama.cpp",
+        adapter="llama_cpp",
         weights=[("w4g128", "Q4_0"), (SCREENED, "Q4_0"), ("w8", "Q8_0"), ("bf16", "BF16")],
-        requirements=(*_TORCH, "gguf", "cmake", "ninja"), installs=True, builds_server=True,
-        serving=Serving.HTTP, caps={isa: {} for isa in ISAS},
+        requirements=(*_TORCH, "gguf", "cmake", "ninja"),
+        installs=True,
+        builds_server=True,
+        serving=Serving.HTTP,
+        caps={isa: {} for isa in ISAS},
     ),
     Peer(
-        name="openvino", adapter="openvino", weights=[("w4g128", "int4 g128"), (SCREENED, "int4 g128"), ("w8", "int8")],
+        name="openvino",
+        adapter="openvino",
+        weights=[("w4g128", "int4 g128"), (SCREENED, "int4 g128"), ("w8", "int8")],
         requirements=("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel[openvino]", "nncf"),
         environment="env-openvino",  # the export wants older packages than the others
         serving=Serving.STEPS,
     ),
     Peer(
-        name="ctranslate2", adapter="ctranslate2", weights=[("w8", "int8")], requirements=(*_TORCH, "ctranslate2"),
+        name="ctranslate2",
+        adapter="ctranslate2",
+        weights=[("w8", "int8")],
+        requirements=(*_TORCH, "ctranslate2"),
         caps={isa: {"CT2_FORCE_CPU_ISA": capability.upper()} for isa, capability in _CAPABILITY.items()},
     ),
     Peer(
-        name="onnxruntime-genai", adapter="onnxruntime_genai", weights=[("w4g128", "int4"), (SCREENED, "int4")],
+        name="onnxruntime-genai",
+        adapter="onnxruntime_genai",
+        weights=[("w4g128", "int4"), (SCREENED, "int4")],
         requirements=(*_TORCH, "onnxruntime-genai", "onnx-ir"),
     ),
     Peer(
-        name="transformers", adapter="transformers", weights=[("bf16", "bf16"), ("bf16", "f32")], requirements=_TORCH,
+        name="transformers",
+        adapter="transformers",
+        weights=[("bf16", "bf16"), ("bf16", "f32")],
+        requirements=_TORCH,
         caps={
             isa: {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": _ONEDNN[isa]}
             for isa, capability in _CAPABILITY.items()
         },
     ),
-)  # fmt: skip
+)
 
 
 def variants(peers: Sequence[Peer], precisions: Sequence[str]) -> list[Variant]:

@@ -69,11 +69,17 @@ def main(arguments: Sequence[str]) -> int:
     (name,) = parts
     part = PARTS[name]
     job = Job(
-        work=given.work, gpu=found.gpus[0], models=given.model or [], sort_model=given.sort_model,
-        shapes=given.shapes.split(","), batches=[int(each) for each in given.batches.split(",")],
-        prompts=[int(each) for each in given.prompts.split(",")], context=given.context, output=given.output,
+        work=given.work,
+        gpu=found.gpus[0],
+        models=given.model or [],
+        sort_model=given.sort_model,
+        shapes=given.shapes.split(","),
+        batches=[int(each) for each in given.batches.split(",")],
+        prompts=[int(each) for each in given.prompts.split(",")],
+        context=given.context,
+        output=given.output,
         repetitions=given.repetitions,
-    )  # fmt: skip
+    )
     job.work.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
     try:

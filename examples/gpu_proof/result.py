@@ -43,10 +43,17 @@ def write(folder: Path, part: str, what: str, command: str, found: Found, result
     """The file of a part; its name tells GPU and time. Numbers that are none become null."""
     gpu = found.gpus[0]
     document = {
-        "part": part, "what": what, "command": command, "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M}",
-        "gpu": gpu.name, "sm": gpu.sm, "memory_bytes": gpu.memory_bytes, "cuda_driver": found.driver,
-        "ingot_version": ingot.__version__, "results": [_finite(dataclasses.asdict(each)) for each in results],
-    }  # fmt: skip
+        "part": part,
+        "what": what,
+        "command": command,
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M}",
+        "gpu": gpu.name,
+        "sm": gpu.sm,
+        "memory_bytes": gpu.memory_bytes,
+        "cuda_driver": found.driver,
+        "ingot_version": ingot.__version__,
+        "results": [_finite(dataclasses.asdict(each)) for each in results],
+    }
     folder.mkdir(parents=True, exist_ok=True)
     name = "-".join([f"gpu-{part}", *gpu.name.lower().split(), f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"])
     path = folder / f"{name}.json"

@@ -31,16 +31,21 @@ def rtx_validity(job: Job) -> Iterator[Result]:
     validity, reasons = runtime.get_engine_validity(data)
     valid, here = validity != trt.EngineValidity.INVALID, target.missing() is None
     figures = {
-        "validity": validity.name, "reasons": str(reasons),
-        "capabilities": ", ".join(read_header(data, name).capabilities), "ingot_runs_it": here,
-        "library": str(library), "sm": job.gpu.sm,
-    }  # fmt: skip
+        "validity": validity.name,
+        "reasons": str(reasons),
+        "capabilities": ", ".join(read_header(data, name).capabilities),
+        "ingot_runs_it": here,
+        "library": str(library),
+        "sm": job.gpu.sm,
+    }
     yield Result(
         name=name, command=f"{command}; Runtime.get_engine_validity(header)", ok=valid == here, figures=figures
     )
     if here:
         found = compare(engine, checkpoint, CompareOptions(target=TARGET))
         yield Result(
-            name="its logits against the Checkpoint", command=f"ingot verify {engine} --against {checkpoint}",
-            ok=not found.findings, figures={**found.passport(), "findings": [each.what for each in found.findings]},
-        )  # fmt: skip
+            name="its logits against the Checkpoint",
+            command=f"ingot verify {engine} --against {checkpoint}",
+            ok=not found.findings,
+            figures={**found.passport(), "findings": [each.what for each in found.findings]},
+        )

@@ -62,9 +62,13 @@ def _engine(job: Job, name: str, shape: Mapping[str, object]) -> tuple[Path, str
         convert(ConvertOptions(config=config, random_weights=1, output_dir=checkpoint))
     longest = max(job.context + job.output, *job.prompts) + 1
     build = BuildConfig(
-        target=job.target, precision="bf16", max_batch_size=max(job.batches), max_input_len=longest - 1,
-        max_seq_len=longest, max_num_tokens=max(job.prompts),
-    )  # fmt: skip
+        target=job.target,
+        precision="bf16",
+        max_batch_size=max(job.batches),
+        max_input_len=longest - 1,
+        max_seq_len=longest,
+        max_num_tokens=max(job.prompts),
+    )
     engine, command = engine_of(checkpoint, build)
     return engine, f"ingot convert --config {config} --random_weights 1 --output_dir {checkpoint}; {command}"
 
@@ -80,13 +84,19 @@ def _decode(name: str, command: str, report: LatencyReport, each: BatchLatency) 
     fraction = each.bandwidth_fraction
     enough = None if fraction is None or each.batch_size > 1 else fraction >= WANTED.decode_of_bandwidth
     return Result(
-        name=f"{name}: decode of {each.batch_size}", command=command, ok=enough,
+        name=f"{name}: decode of {each.batch_size}",
+        command=command,
+        ok=enough,
         figures={
             "tokens_per_second": each.batch_size * 1e3 / each.tpot_ms if each.tpot_ms else None,
-            "tpot_ms": each.tpot_ms, "gbs": each.bandwidth_gbs, "of_bandwidth": fraction,
-            "wanted": WANTED.decode_of_bandwidth, "machine_gbs": report.machine_gbs, "input_len": report.input_len,
+            "tpot_ms": each.tpot_ms,
+            "gbs": each.bandwidth_gbs,
+            "of_bandwidth": fraction,
+            "wanted": WANTED.decode_of_bandwidth,
+            "machine_gbs": report.machine_gbs,
+            "input_len": report.input_len,
         },
-    )  # fmt: skip
+    )
 
 
 def _attention(
@@ -98,10 +108,11 @@ def _attention(
     gbs = nbytes / seconds / 1e9 if seconds > 0 else None
     fraction = gbs / report.machine_gbs if gbs else None
     return Result(
-        name=f"{name}: attention of {each.batch_size}", command=f"{command}, and with --input_len {SHORT}",
+        name=f"{name}: attention of {each.batch_size}",
+        command=f"{command}, and with --input_len {SHORT}",
         ok=None if fraction is None else fraction >= WANTED.attention_of_bandwidth,
         figures={"gbs": gbs, "of_bandwidth": fraction, "wanted": WANTED.attention_of_bandwidth, "seconds": seconds},
-    )  # fmt: skip
+    )
 
 
 def _prefill(job: Job, name: str, engine: Path, plan: Plan, length: int, rate: float | None) -> Result:
@@ -116,10 +127,14 @@ def _prefill(job: Job, name: str, engine: Path, plan: Plan, length: int, rate: f
         command=f"ingot bench latency --engine_dir {engine} --input_len {length} --output_len 1",
         ok=None if fraction is None else fraction >= WANTED.prefill_of_products,
         figures={
-            "tokens_per_second": length / seconds, "ttft_ms": each.ttft_ms, "tflops": operations / seconds / 1e12,
-            "of_products": fraction, "wanted": WANTED.prefill_of_products, "products_tflops": rate and rate / 1e12,
+            "tokens_per_second": length / seconds,
+            "ttft_ms": each.ttft_ms,
+            "tflops": operations / seconds / 1e12,
+            "of_products": fraction,
+            "wanted": WANTED.prefill_of_products,
+            "products_tflops": rate and rate / 1e12,
         },
-    )  # fmt: skip
+    )
 
 
 def _transformers(job: Job, name: str, shape: Mapping[str, object]) -> dict[str, Any]:
@@ -127,9 +142,13 @@ def _transformers(job: Job, name: str, shape: Mapping[str, object]) -> dict[str,
     config = job.work / f"{name}.json"
     numbers = [str(job.context), str(job.output)]
     command = [
-        sys.executable, str(TRANSFORMERS), str(config), *numbers, ",".join(map(str, job.batches)),
+        sys.executable,
+        str(TRANSFORMERS),
+        str(config),
+        *numbers,
+        ",".join(map(str, job.batches)),
         ",".join(map(str, job.prompts)),
-    ]  # fmt: skip
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     except subprocess.TimeoutExpired:
@@ -149,6 +168,8 @@ def _ratios(name: str, theirs: Mapping[str, Any], ours: Mapping[str, float]) -> 
     for regime, speed_of_theirs in theirs["speeds"].items():
         ratio = ours[regime] / speed_of_theirs if speed_of_theirs else None
         yield Result(
-            name=f"{label}: {regime}", command=command, ok=None if ratio is None else ratio >= WANTED.ratio,
+            name=f"{label}: {regime}",
+            command=command,
+            ok=None if ratio is None else ratio >= WANTED.ratio,
             figures={"ratio": ratio, "wanted": WANTED.ratio, "ours": ours[regime], "theirs": speed_of_theirs},
-        )  # fmt: skip
+        )

@@ -31,10 +31,11 @@ def tokens(job: Job) -> Iterator[Result]:
             engine, command = engine_of(checkpoint, BuildConfig(target=job.target, precision=precision))
             found = compare(engine, checkpoint, CompareOptions(target=job.target))
             yield Result(
-                name=f"layers of {model.name} in {precision}", ok=not found.findings,
+                name=f"layers of {model.name} in {precision}",
+                ok=not found.findings,
                 command=f"{command}; ingot verify {engine} --against {checkpoint}",
                 figures={**found.passport(), "findings": [f"{each.step}: {each.what}" for each in found.findings]},
-            )  # fmt: skip
+            )
     if job.sort_model is None:
         yield Result(
             name="729 sorts", command="prove.py --parts c --sort_model DIR", missing="--sort_model names no model"
@@ -54,10 +55,11 @@ def same_tokens(job: Job, checkpoint: Path) -> Result:
     ours, theirs = (_generate(engine, prompts, new) for engine, _ in engines)
     equal = int(sum(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True)))
     return Result(
-        name=f"tokens of {checkpoint.name.removesuffix('-checkpoint')} in f32", ok=equal == len(prompts),
+        name=f"tokens of {checkpoint.name.removesuffix('-checkpoint')} in f32",
+        ok=equal == len(prompts),
         command="; ".join(command for _, command in engines),
         figures={"prompts": len(prompts), "new": new, "equal": equal},
-    )  # fmt: skip
+    )
 
 
 def sorts(job: Job, model: Path) -> Result:

@@ -71,10 +71,20 @@ def mean_loss(model: LlamaForCausalLM, ids: torch.Tensor) -> float:
 
 def new_model() -> LlamaForCausalLM:
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, rope_theta=10000.0,
-        tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=CONTEXT,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     return LlamaForCausalLM(config)
 
 
@@ -114,8 +124,13 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, output: Path) -> None:
     )
     model.save_pretrained(output)
     tokenizer.save(str(output / "tokenizer.json"))
-    facts = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "model_max_length": CONTEXT,
-             "tokenizer_class": "PreTrainedTokenizerFast"}  # fmt: skip
+    facts = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "model_max_length": CONTEXT,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     (output / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 

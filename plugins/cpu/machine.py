@@ -22,6 +22,8 @@ def check_memory(plan: Plan, num_blocks: int) -> None:
     wanted = plan.kv.block_bytes * num_blocks
     if wanted > physical:
         raise CapacityError(
-            "the KV cache is larger than this machine's memory", expected=f"at most {physical} bytes",
-            got=f"{wanted} bytes ({num_blocks} blocks)", hint="pass a smaller kv_cache_memory",
-        )  # fmt: skip
+            "the KV cache is larger than this machine's memory",
+            expected=f"at most {physical} bytes",
+            got=f"{wanted} bytes ({num_blocks} blocks)",
+            hint="pass a smaller kv_cache_memory",
+        )

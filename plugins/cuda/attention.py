@@ -39,16 +39,42 @@ def rope_table_launch(out: int, *, inv_freq: int, positions: int, half: int, sca
 
 
 def write_launch(
-    at: Places, kv: KvLayout, *, qkv: int, cos_sin: int, q_norm: int, k_norm: int, positions: int, sequences: int,
-    heads: int, rotary_dim: int, interleaved: bool, wide_norm: bool, eps: float,
-) -> Launch:  # fmt: skip
+    at: Places,
+    kv: KvLayout,
+    *,
+    qkv: int,
+    cos_sin: int,
+    q_norm: int,
+    k_norm: int,
+    positions: int,
+    sequences: int,
+    heads: int,
+    rotary_dim: int,
+    interleaved: bool,
+    wide_norm: bool,
+    eps: float,
+) -> Launch:
     """Norms, turns, and writes keys and values into the pools. Addresses are 0 where there is nothing."""
     arguments = (
-        pointer(at.q), pointer(at.keys), pointer(at.values), pointer(qkv), pointer(cos_sin), pointer(q_norm),
-        pointer(k_norm), pointer(positions), pointer(sequences), pointer(at.tables), integer(at.width),
-        integer(kv.tokens_per_block), integer(heads), integer(kv.kv_heads), integer(rotary_dim), integer(interleaved),
-        integer(wide_norm), number(eps),
-    )  # fmt: skip
+        pointer(at.q),
+        pointer(at.keys),
+        pointer(at.values),
+        pointer(qkv),
+        pointer(cos_sin),
+        pointer(q_norm),
+        pointer(k_norm),
+        pointer(positions),
+        pointer(sequences),
+        pointer(at.tables),
+        integer(at.width),
+        integer(kv.tokens_per_block),
+        integer(heads),
+        integer(kv.kv_heads),
+        integer(rotary_dim),
+        integer(interleaved),
+        integer(wide_norm),
+        number(eps),
+    )
     groups = -(-(heads + 2 * kv.kv_heads) // _HEADS_PER_BLOCK)
     grid = row_grid(Rows.TOKENS, groups)
     return Launch(kernel="turn_and_store", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)
@@ -62,10 +88,22 @@ def attention_launches(
 
     def launch(kernel: str, items: int, grid: Grid, shared: int) -> Launch:
         arguments = (
-            out, pointer(at.q), pointer(at.keys), pointer(at.values), pointer(items), pointer(at.tables), partial,
-            stats, integer(at.width), integer(heads), integer(kv.kv_heads), integer(window), number(scale),
-            number(softcap), integer(narrow),
-        )  # fmt: skip
+            out,
+            pointer(at.q),
+            pointer(at.keys),
+            pointer(at.values),
+            pointer(items),
+            pointer(at.tables),
+            partial,
+            stats,
+            integer(at.width),
+            integer(heads),
+            integer(kv.kv_heads),
+            integer(window),
+            number(scale),
+            number(softcap),
+            integer(narrow),
+        )
         return Launch(kernel=kernel, grid=grid, threads=_ATTENTION_THREADS, shared=shared, arguments=arguments)
 
     def prefill(counts: Counts, splits: int) -> tuple[int, int, int]:
@@ -80,11 +118,13 @@ def attention_launches(
     if kv.dtype is DType.F32:
         return [launch("attention_rows", at.prefill, prefill, 0), launch("attention_rows", at.decode, whole, 0)]
     combine = Launch(
-        kernel="attention_combine", grid=decode, threads=_ATTENTION_THREADS, shared=0, only_split=True,
-        arguments=(
-            out, pointer(at.decode), partial, stats, integer(heads), integer(kv.kv_heads), integer(narrow),
-        ),
-    )  # fmt: skip
+        kernel="attention_combine",
+        grid=decode,
+        threads=_ATTENTION_THREADS,
+        shared=0,
+        only_split=True,
+        arguments=(out, pointer(at.decode), partial, stats, integer(heads), integer(kv.kv_heads), integer(narrow)),
+    )
     return [
         launch("attention_prefill", at.prefill, prefill, attention_shared_bytes(kv.head_dim, decode=False)),
         launch("attention_decode", at.decode, decode, attention_shared_bytes(kv.head_dim, decode=True)),

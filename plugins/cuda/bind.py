@@ -47,7 +47,7 @@ def specialisation(plan: Plan) -> Specialisation:
             "the attention kernels cannot take these heads",
             expected=f"at most {MAX_HEAD_DIM} dims, and one group of at most {MAX_GROUP} query heads per KV head",
             got=f"{plan.kv.head_dim} dims, groups of {sorted(groups)}",
-        )  # fmt: skip
+        )
     return Specialisation(
         weight=types.pop() if types else plan.kv.dtype,
         kv=plan.kv.dtype,
@@ -145,20 +145,27 @@ class _Binder:
     def embedding(self, step: Step, narrow: bool) -> list[Work]:
         _, hidden = self._shape(step)
         arguments = (
-            pointer(self._buffer(step.outputs[0])), pointer(self._weight(step.inputs[0])),
-            pointer(self._weight(step.inputs[1])), self._table("ids"), self._table("positions"), integer(hidden),
+            pointer(self._buffer(step.outputs[0])),
+            pointer(self._weight(step.inputs[0])),
+            pointer(self._weight(step.inputs[1])),
+            self._table("ids"),
+            self._table("positions"),
+            integer(hidden),
             number(step.attrs["scale"]),
-        )  # fmt: skip
+        )
         return [Launch(kernel="embed", grid=row_grid(Rows.TOKENS), threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
     def rope_table(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)
         return [
             rope_table_launch(
-                self._buffer(step.outputs[0]), inv_freq=self._weight(step.inputs[0]), half=cols // 2,
-                positions=self._at.tables["positions"], scale=float(step.attrs["scale"]),
+                self._buffer(step.outputs[0]),
+                inv_freq=self._weight(step.inputs[0]),
+                half=cols // 2,
+                positions=self._at.tables["positions"],
+                scale=float(step.attrs["scale"]),
             )
-        ]  # fmt: skip
+        ]
 
     def norm(self, step: Step, narrow: bool) -> list[Work]:
         layer = step.op == "layer_norm"
@@ -166,10 +173,17 @@ class _Binder:
         buffer, hidden = self._shape(step)
         total = step.outputs[1] if len(step.outputs) > 1 else ""
         arguments = (
-            pointer(self._buffer(step.outputs[0])), pointer(self._any(total)), pointer(self._buffer(x)),
-            pointer(self._any(residual)), pointer(self._weight(weight)), pointer(self._weight(bias)), integer(hidden),
-            number(step.attrs["eps"]), integer(layer), integer(narrow),
-        )  # fmt: skip
+            pointer(self._buffer(step.outputs[0])),
+            pointer(self._any(total)),
+            pointer(self._buffer(x)),
+            pointer(self._any(residual)),
+            pointer(self._weight(weight)),
+            pointer(self._weight(bias)),
+            integer(hidden),
+            number(step.attrs["eps"]),
+            integer(layer),
+            integer(narrow),
+        )
         grid = row_grid(buffer.rows)
         return [Launch(kernel="residual_norm", grid=grid, threads=_ROW_THREADS, shared=4 * hidden, arguments=arguments)]
 
@@ -186,20 +200,31 @@ class _Binder:
         plain = not bias and not step.attrs["gated"] and step.attrs["activation"] == "none"
         direct = plain and not (residual and narrow)
         product = Product(
-            x=source, weight=self._weight(weight_name), y=y if direct else self._at.sums,
-            y0=self._any(residual) if direct else 0, n=n, k=k, dtype=weight.dtype,
+            x=source,
+            weight=self._weight(weight_name),
+            y=y if direct else self._at.sums,
+            y0=self._any(residual) if direct else 0,
+            n=n,
+            k=k,
+            dtype=weight.dtype,
             out=weight.dtype if direct and narrow else DType.F32,
-        )  # fmt: skip
+        )
         work.append(Multiply(product=product, rows=buffer.rows))
         if not direct:
             half = buffer.cols if step.attrs["gated"] else 0
             work.append(
                 self._epilogue(
-                    buffer, x=self._at.sums, up=self._at.sums + 4 * half if half else 0, bias=self._weight(bias),
-                    up_bias=self._weight(bias) + 4 * half if bias and half else 0, residual=self._any(residual),
-                    ld=n, kind=str(step.attrs["activation"]), narrow=narrow,
+                    buffer,
+                    x=self._at.sums,
+                    up=self._at.sums + 4 * half if half else 0,
+                    bias=self._weight(bias),
+                    up_bias=self._weight(bias) + 4 * half if bias and half else 0,
+                    residual=self._any(residual),
+                    ld=n,
+                    kind=str(step.attrs["activation"]),
+                    narrow=narrow,
                 )
-            )  # fmt: skip
+            )
         return work
 
     def add(self, step: Step, narrow: bool) -> list[Work]:
@@ -217,39 +242,56 @@ class _Binder:
         qkv, cos_sin, q_norm, k_norm = step.inputs
         return [
             write_launch(
-                self._places(step, q=step.outputs[0]), self._plan.kv, qkv=self._buffer(qkv), cos_sin=self._any(cos_sin),
-                q_norm=self._weight(q_norm), k_norm=self._weight(k_norm), positions=self._at.tables["positions"],
-                sequences=self._at.tables["sequences"], heads=int(step.attrs["heads"]),
-                rotary_dim=self._buffers[cos_sin].cols if cos_sin else 0, interleaved=bool(step.attrs["interleaved"]),
+                self._places(step, q=step.outputs[0]),
+                self._plan.kv,
+                qkv=self._buffer(qkv),
+                cos_sin=self._any(cos_sin),
+                q_norm=self._weight(q_norm),
+                k_norm=self._weight(k_norm),
+                positions=self._at.tables["positions"],
+                sequences=self._at.tables["sequences"],
+                heads=int(step.attrs["heads"]),
+                rotary_dim=self._buffers[cos_sin].cols if cos_sin else 0,
+                interleaved=bool(step.attrs["interleaved"]),
                 wide_norm=bool(q_norm) and self._weights[q_norm].shape[0] != self._plan.kv.head_dim,
                 eps=float(step.attrs["norm_eps"]),
             )
-        ]  # fmt: skip
+        ]
 
     def paged_attention(self, step: Step, narrow: bool) -> list[Work]:
         return [
             *attention_launches(
-                self._places(step, q=step.inputs[0]), self._plan.kv, y=self._buffer(step.outputs[0]),
-                heads=int(step.attrs["heads"]), window=int(step.attrs["window"]), scale=float(step.attrs["scale"]),
-                softcap=float(step.attrs["softcap"]), narrow=narrow,
+                self._places(step, q=step.inputs[0]),
+                self._plan.kv,
+                y=self._buffer(step.outputs[0]),
+                heads=int(step.attrs["heads"]),
+                window=int(step.attrs["window"]),
+                scale=float(step.attrs["scale"]),
+                softcap=float(step.attrs["softcap"]),
+                narrow=narrow,
             )
-        ]  # fmt: skip
+        ]
 
     def gather_rows(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)
         x = step.inputs[0]
         arguments = (
-            pointer(self._buffer(step.outputs[0])), pointer(self._buffer(x)), self._table("rows"), integer(cols),
-        )  # fmt: skip
+            pointer(self._buffer(step.outputs[0])),
+            pointer(self._buffer(x)),
+            self._table("rows"),
+            integer(cols),
+        )
         grid = row_grid(Rows.LOGITS)
         return [Launch(kernel="gather_rows", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
     def softcap(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
         arguments = (
-            pointer(self._buffer(step.outputs[0])), pointer(self._buffer(step.inputs[0])), integer(cols),
+            pointer(self._buffer(step.outputs[0])),
+            pointer(self._buffer(step.inputs[0])),
+            integer(cols),
             number(step.attrs["cap"]),
-        )  # fmt: skip
+        )
         grid = row_grid(buffer.rows, -(-cols // _ROW_THREADS))
         return [Launch(kernel="soft_cap", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
@@ -259,30 +301,74 @@ class _Binder:
         keys, values = cache_places(self._plan.kv, self._at, int(step.attrs["layer"]))
         tables = self._at.tables
         return Places(
-            keys=keys, values=values, tables=tables["tables"], width=self._at.table_width, q=self._buffer(q),
-            decode=tables["decode"], prefill=tables["prefill"], partial=self._at.partial, stats=self._at.stats,
-        )  # fmt: skip
+            keys=keys,
+            values=values,
+            tables=tables["tables"],
+            width=self._at.table_width,
+            q=self._buffer(q),
+            decode=tables["decode"],
+            prefill=tables["prefill"],
+            partial=self._at.partial,
+            stats=self._at.stats,
+        )
 
     def _convert(self, to: int, source: int, cols: int, rows: Rows) -> Launch:
         return self._elementwise(to, source, cols=cols, ld=cols, rows=rows, kind="none", narrow=True)
 
     def _epilogue(
-        self, buffer: Buffer, *, x: int, ld: int, kind: str, narrow: bool, up: int = 0, bias: int = 0, up_bias: int = 0,
+        self,
+        buffer: Buffer,
+        *,
+        x: int,
+        ld: int,
+        kind: str,
+        narrow: bool,
+        up: int = 0,
+        bias: int = 0,
+        up_bias: int = 0,
         residual: int = 0,
-    ) -> Launch:  # fmt: skip
+    ) -> Launch:
         return self._elementwise(
-            self._buffer(buffer.name), x, cols=buffer.cols, ld=ld, rows=buffer.rows, kind=kind, narrow=narrow, up=up,
-            bias=bias, up_bias=up_bias, residual=residual,
-        )  # fmt: skip
+            self._buffer(buffer.name),
+            x,
+            cols=buffer.cols,
+            ld=ld,
+            rows=buffer.rows,
+            kind=kind,
+            narrow=narrow,
+            up=up,
+            bias=bias,
+            up_bias=up_bias,
+            residual=residual,
+        )
 
     def _elementwise(
-        self, y: int, x: int, *, cols: int, ld: int, rows: Rows, kind: str, narrow: bool, up: int = 0, bias: int = 0,
-        up_bias: int = 0, residual: int = 0,
-    ) -> Launch:  # fmt: skip
+        self,
+        y: int,
+        x: int,
+        *,
+        cols: int,
+        ld: int,
+        rows: Rows,
+        kind: str,
+        narrow: bool,
+        up: int = 0,
+        bias: int = 0,
+        up_bias: int = 0,
+        residual: int = 0,
+    ) -> Launch:
         arguments = (
-            pointer(y), pointer(x), pointer(up), pointer(bias), pointer(up_bias), pointer(residual), integer(cols),
-            integer(ld), integer(ACTIVATIONS.index(kind)), integer(narrow),
-        )  # fmt: skip
+            pointer(y),
+            pointer(x),
+            pointer(up),
+            pointer(bias),
+            pointer(up_bias),
+            pointer(residual),
+            integer(cols),
+            integer(ld),
+            integer(ACTIVATIONS.index(kind)),
+            integer(narrow),
+        )
         strips = -(-cols // (4 * _ROW_THREADS))
         return Launch(
             kernel="epilogue", grid=row_grid(rows, strips), threads=_ROW_THREADS, shared=0, arguments=arguments

@@ -53,10 +53,12 @@ class Specialisation:
     def macros(self) -> tuple[str, ...]:
         """For the command line of the compiler."""
         return (
-            f"-DINGOT_WEIGHT={self.weight.name}", f"-DINGOT_KV={self.kv.name}", f"-DINGOT_HEAD_DIM={self.head_dim}",
+            f"-DINGOT_WEIGHT={self.weight.name}",
+            f"-DINGOT_KV={self.kv.name}",
+            f"-DINGOT_HEAD_DIM={self.head_dim}",
             f"-DINGOT_TOKENS_PER_BLOCK={self.tokens_per_block}",
             *(("-DINGOT_KV_IS_F32",) if self.kv is DType.F32 else ()),
-        )  # fmt: skip
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,9 +107,11 @@ def _ask(path: Path, origin: str) -> Compiler | None:
         return None
     release = re.search(r"release [\d.]+, V([\d.]+)", version)
     return Compiler(
-        path=path, origin=origin, version=release[1] if release else "of unknown version",
+        path=path,
+        origin=origin,
+        version=release[1] if release else "of unknown version",
         architectures=tuple(architectures),
-    )  # fmt: skip
+    )
 
 
 def _output(command: list[str]) -> str:
@@ -136,10 +140,13 @@ def compile_kernels(
     assert compiler is not None, "why_not found it"
     return _compiled(
         _Work(
-            compiler=compiler, sources=SOURCES, specialisation=specialisation, architecture=architecture,
+            compiler=compiler,
+            sources=SOURCES,
+            specialisation=specialisation,
+            architecture=architecture,
             progress=progress,
         )
-    )  # fmt: skip
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,19 +167,30 @@ def _compiled(work: _Work) -> MachineCode:
         out = Path(folder) / "kernels.cubin"
         virtual = architecture.replace("sm_", "compute_")
         command = [
-            str(compiler.path), "-cubin", "-O3", "-std=c++17", "-Xptxas", "-v",
-            "-gencode", f"arch={virtual},code={architecture}", *work.specialisation.macros,
-            str(work.sources / "kernels.cu"), "-o", str(out),
-        ]  # fmt: skip
+            str(compiler.path),
+            "-cubin",
+            "-O3",
+            "-std=c++17",
+            "-Xptxas",
+            "-v",
+            "-gencode",
+            f"arch={virtual},code={architecture}",
+            *work.specialisation.macros,
+            str(work.sources / "kernels.cu"),
+            "-o",
+            str(out),
+        ]
         code, said = run_program(
             command, f"compiling kernels for {architecture} with nvcc {compiler.version}", work.progress
         )
         if code != 0 or not out.is_file():
             lines = "\n".join(said.strip().splitlines()[:8])
             raise BuildError(
-                "the CUDA compiler failed", where=f"nvcc {compiler.version} ({compiler.origin}), {architecture}",
-                got=lines or f"exit code {code}", hint=INSTALL,
-            )  # fmt: skip
+                "the CUDA compiler failed",
+                where=f"nvcc {compiler.version} ({compiler.origin}), {architecture}",
+                got=lines or f"exit code {code}",
+                hint=INSTALL,
+            )
         return MachineCode(image=out.read_bytes(), kernels=read_report(said))
 
 

@@ -65,11 +65,12 @@ def memory_beside(gpu: Gpu, needed: int) -> int:
         free = device.free_memory()
     if free <= needed:
         raise CapacityError(
-            "the GPU has not enough free memory for the engine", where=f"GPU {gpu.index}, {gpu.name}",
+            "the GPU has not enough free memory for the engine",
+            where=f"GPU {gpu.index}, {gpu.name}",
             expected=f"more than {format_bytes(needed)} free, before any KV cache",
             got=f"{format_bytes(free)} free of {format_bytes(gpu.memory_bytes)}",
             hint="end what else runs on the GPU, or build the engine with a smaller max_num_tokens",
-        )  # fmt: skip
+        )
     return free - needed
 
 
@@ -226,9 +227,14 @@ class Device:
         return Kernel(name, function)
 
     def launch(
-        self, kernel: Kernel, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Arguments,
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_bytes: int,
+        arguments: Arguments,
         stream: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Asynchronous, in the order of the stream. stream: another one, by its address."""
         where = self._stream if stream is None else self._driver.CUstream(stream)
         self._check(

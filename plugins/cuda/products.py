@@ -80,9 +80,7 @@ class Library:
         if status != 0:
             raise TargetError("cuBLASLt reports an error", where=name, got=f"status {status}")
 
-    def describe(
-        self, made: contextlib.ExitStack, rows: int, n: int, k: int, dtype: DType, out: DType
-    ) -> "Planned":  # fmt: skip
+    def describe(self, made: contextlib.ExitStack, rows: int, n: int, k: int, dtype: DType, out: DType) -> "Planned":
         """y^T[n, rows] = weight^T[k, n] transposed * x^T[k, rows], without an algorithm yet. made: gives the
         descriptors back when it is closed."""
         operation = ctypes.c_void_p()
@@ -92,9 +90,12 @@ class Library:
             value, size = ctypes.c_int32(how), ctypes.c_size_t(4)
             self.call("cublasLtMatmulDescSetAttribute", operation, attribute, ctypes.byref(value), size)
         return Planned(
-            operation=operation, weight=self._layout(made, dtype, k, n), x=self._layout(made, dtype, k, rows),
-            y=self._layout(made, out, n, rows), heuristic=_Heuristic(),
-        )  # fmt: skip
+            operation=operation,
+            weight=self._layout(made, dtype, k, n),
+            x=self._layout(made, dtype, k, rows),
+            y=self._layout(made, out, n, rows),
+            heuristic=_Heuristic(),
+        )
 
     def prefer(self, made: contextlib.ExitStack, alignment: int) -> ctypes.c_void_p:
         """What an algorithm may count on: workspace, and that every matrix lies on a multiple of `alignment`."""
@@ -112,9 +113,13 @@ class Library:
         """Column-major without gaps."""
         layout = ctypes.c_void_p()
         self.call(
-            "cublasLtMatrixLayoutCreate", ctypes.byref(layout), _DATA_TYPE[dtype], ctypes.c_uint64(rows),
-            ctypes.c_uint64(cols), ctypes.c_int64(rows),
-        )  # fmt: skip
+            "cublasLtMatrixLayoutCreate",
+            ctypes.byref(layout),
+            _DATA_TYPE[dtype],
+            ctypes.c_uint64(rows),
+            ctypes.c_uint64(cols),
+            ctypes.c_int64(rows),
+        )
         made.callback(self.call, "cublasLtMatrixLayoutDestroy", layout)
         return layout
 
@@ -145,12 +150,24 @@ class Products:
         one, beta = ctypes.c_float(1), ctypes.c_float(1 if product.y0 else 0)
         pointer = ctypes.c_void_p
         self._library.call(
-            "cublasLtMatmul", self._handle, planned.operation, ctypes.byref(one),
-            pointer(product.weight), planned.weight, pointer(product.x), planned.x, ctypes.byref(beta),
-            pointer(product.y0 or product.y), planned.y, pointer(product.y), planned.y,
-            ctypes.byref(planned.heuristic.algo), pointer(self._workspace), ctypes.c_size_t(WORKSPACE_BYTES),
+            "cublasLtMatmul",
+            self._handle,
+            planned.operation,
+            ctypes.byref(one),
+            pointer(product.weight),
+            planned.weight,
+            pointer(product.x),
+            planned.x,
+            ctypes.byref(beta),
+            pointer(product.y0 or product.y),
+            planned.y,
+            pointer(product.y),
+            planned.y,
+            ctypes.byref(planned.heuristic.algo),
+            pointer(self._workspace),
+            ctypes.c_size_t(WORKSPACE_BYTES),
             pointer(self._stream),
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """Give handle and descriptors back."""
@@ -162,9 +179,18 @@ class Products:
         with contextlib.ExitStack() as needed:
             preference = self._library.prefer(needed, alignment)
             self._library.call(
-                "cublasLtMatmulAlgoGetHeuristic", self._handle, planned.operation, planned.weight, planned.x, planned.y,
-                planned.y, preference, 1, ctypes.byref(planned.heuristic), ctypes.byref(found),
-            )  # fmt: skip
+                "cublasLtMatmulAlgoGetHeuristic",
+                self._handle,
+                planned.operation,
+                planned.weight,
+                planned.x,
+                planned.y,
+                planned.y,
+                preference,
+                1,
+                ctypes.byref(planned.heuristic),
+                ctypes.byref(found),
+            )
         if found.value < 1:
             raise TargetError("cuBLASLt has no way to compute a product", got=f"{rows} x {n} x {k} in {dtype.value}")
         return planned

@@ -72,12 +72,17 @@ class CudaSession:
         tables = device.allocate(_INT * layout.total)
         rows = partial_rows(self._gpu.multiprocessors)
         self.addresses = Addresses(
-            weights=device.allocate(weights.nbytes), arena=device.allocate(plan.arena_bytes),
-            kv=device.allocate(kv.block_bytes * (self.num_blocks + 1)), num_blocks=self.num_blocks + 1,
-            sums=device.allocate(scratch.sums), inputs=device.allocate(scratch.inputs),
-            partial=device.allocate(4 * rows * kv.head_dim), stats=device.allocate(8 * rows),
-            tables={name: tables + _INT * offset for name, offset in layout.offsets.items()}, table_width=layout.width,
-        )  # fmt: skip
+            weights=device.allocate(weights.nbytes),
+            arena=device.allocate(plan.arena_bytes),
+            kv=device.allocate(kv.block_bytes * (self.num_blocks + 1)),
+            num_blocks=self.num_blocks + 1,
+            sums=device.allocate(scratch.sums),
+            inputs=device.allocate(scratch.inputs),
+            partial=device.allocate(4 * rows * kv.head_dim),
+            stats=device.allocate(8 * rows),
+            tables={name: tables + _INT * offset for name, offset in layout.offsets.items()},
+            table_width=layout.width,
+        )
         device.upload(self.addresses.weights, weights)
         self._tables_at = tables
         pinned = device.pinned(_INT * layout.total)
@@ -149,9 +154,11 @@ class CudaSession:
         self.device.enter()
         found: list[Float32] = []
         for place, block_bytes, dim in zip(
-            cache_places(kv, self.addresses, layer), (kv.k_block_bytes, kv.v_block_bytes), (kv.head_dim, kv.padded_dim),
+            cache_places(kv, self.addresses, layer),
+            (kv.k_block_bytes, kv.v_block_bytes),
+            (kv.head_dim, kv.padded_dim),
             strict=True,
-        ):  # fmt: skip
+        ):
             stored = np.empty((kv.kv_heads, kv.tokens_per_block, dim), kv.dtype.storage)
             self.device.fetch(stored, place + block * block_bytes)
             self.device.wait()

@@ -39,13 +39,20 @@ class TableLayout:
         limits, draws = plan.limits, plan.limits.max_logit_rows
         width = -(-limits.max_seq_len // plan.kv.tokens_per_block)
         sizes = {
-            "ids": limits.max_num_tokens, "positions": limits.max_num_tokens, "sequences": limits.max_num_tokens,
-            "rows": limits.max_logit_rows, "draw_rows": draws, "temperatures": draws, "top_ks": draws,
-            "top_ps": draws, "seeds": 2 * draws, "counters": 2 * draws,
+            "ids": limits.max_num_tokens,
+            "positions": limits.max_num_tokens,
+            "sequences": limits.max_num_tokens,
+            "rows": limits.max_logit_rows,
+            "draw_rows": draws,
+            "temperatures": draws,
+            "top_ks": draws,
+            "top_ps": draws,
+            "seeds": 2 * draws,
+            "counters": 2 * draws,
             "decode": ITEM * limits.max_batch_size,
             "prefill": ITEM * (limits.max_num_tokens // tiles.prefill + limits.max_batch_size),
             "tables": limits.max_batch_size * width,
-        }  # fmt: skip
+        }
         offsets, end = {}, 0
         for name, size in sizes.items():
             offsets[name] = end
@@ -104,9 +111,13 @@ def idle_batch() -> StepBatch:
     wide, real = np.zeros(0, np.uint64), np.zeros(0, np.float32)
     draws = SampleRows(row=none, temperature=real, top_k=none, top_p=real, seed=wide, counter=wide)
     return StepBatch(
-        ids=none, query_starts=np.zeros(1, np.int32), past_lengths=none, block_tables=np.zeros((0, 0), np.int32),
-        logit_rows=none, sample=draws,
-    )  # fmt: skip
+        ids=none,
+        query_starts=np.zeros(1, np.int32),
+        past_lengths=none,
+        block_tables=np.zeros((0, 0), np.int32),
+        logit_rows=none,
+        sample=draws,
+    )
 
 
 class StepTables:
@@ -114,7 +125,7 @@ class StepTables:
 
     def __init__(
         self, layout: TableLayout, memory: npt.NDArray[np.uint8], tiles: Tiles, limits: Limits, spare_block: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         """memory: layout.total integers. spare_block: which idle rows write to."""
         self._layout, self._tiles, self._limits, self._spare_block = layout, tiles, limits, spare_block
         self._memory = memory[: 4 * layout.total].view(np.int32)
@@ -143,10 +154,13 @@ class StepTables:
         end = self._put_tables(batch.block_tables, len(extra))
         longest = max((position + count for _, _, count, position in decode), default=0)
         counts = Counts(
-            tokens=tokens + len(extra), rows=len(batch.logit_rows) + len(extra), sequences=sequences + len(extra),
-            decode=len(decode), prefill=len(prefill),
+            tokens=tokens + len(extra),
+            rows=len(batch.logit_rows) + len(extra),
+            sequences=sequences + len(extra),
+            decode=len(decode),
+            prefill=len(prefill),
             longest=longest if padded is None else self._limits.max_seq_len,
-        )  # fmt: skip
+        )
         return counts, self._memory[:end]
 
     def _items(
@@ -166,9 +180,13 @@ class StepTables:
     def _put_draws(self, draws: SampleRows) -> None:
         most = self._layout.sizes["draw_rows"]  # of more draws, none is the device's
         arrays: dict[str, npt.NDArray[np.generic]] = {
-            "draw_rows": draws.row, "temperatures": draws.temperature, "top_ks": draws.top_k, "top_ps": draws.top_p,
-            "seeds": draws.seed, "counters": draws.counter,
-        }  # fmt: skip
+            "draw_rows": draws.row,
+            "temperatures": draws.temperature,
+            "top_ks": draws.top_k,
+            "top_ps": draws.top_p,
+            "seeds": draws.seed,
+            "counters": draws.counter,
+        }
         for name, values in arrays.items():
             self._put(name, np.ascontiguousarray(values[:most]).view(np.int32))
 

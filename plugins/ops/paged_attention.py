@@ -42,15 +42,7 @@ OP = Op(
     name="paged_attention",
     inputs=("q",),  # [tokens, heads * head_dim]
     outputs=("y",),  # [tokens, heads * head_dim]
-    attrs={
-        "layer": int,
-        "heads": int,
-        "kv_heads": int,
-        "head_dim": int,
-        "scale": float,
-        "window": 0,
-        "softcap": 0.0,
-    },
+    attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "scale": float, "window": 0, "softcap": 0.0},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
 )

@@ -118,9 +118,14 @@ def _token(logits: Array, rows: SampleRows, q: int) -> int:
         if not np.isfinite(logits.max()):
             return -1
     return draw(
-        logits, float(rows.temperature[q]), int(rows.top_k[q]), float(rows.top_p[q]), int(rows.seed[q]),
-        int(rows.counter[q]), min_p,
-    )  # fmt: skip
+        logits,
+        float(rows.temperature[q]),
+        int(rows.top_k[q]),
+        float(rows.top_p[q]),
+        int(rows.seed[q]),
+        int(rows.counter[q]),
+        min_p,
+    )
 
 
 def reference(call: Call) -> tuple[Array, ...]:

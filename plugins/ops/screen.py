@@ -48,9 +48,7 @@ def half_codes(rows: QuantisedRows) -> QuantisedRows:
     n, k = rows.shape
     wide = rows.codes.astype(np.int16) + np.int16(127) + dither(k).astype(np.int16)
     codes = (wide // np.int16(STEP) - np.int16(8)).astype(np.int8)
-    return QuantisedRows(
-        scale=rows.scale, codes=codes, multipliers=np.ones((n, -(-k // GROUP)), np.int8), group=GROUP
-    )  # fmt: skip
+    return QuantisedRows(scale=rows.scale, codes=codes, multipliers=np.ones((n, -(-k // GROUP)), np.int8), group=GROUP)
 
 
 def bound(codes: Array, scale: float, spread: Array) -> tuple[float, float]:

@@ -19,9 +19,7 @@ from ingot.plugins.registry import find_op, op_names
 _MOST = (1 << 31) - 1
 _PRODUCTS = {"matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → its input that is packed in panels
 _TABLES = {"embedding": (0, 1)}
-_VECTORS = {
-    "matmul": (2,), "rms_norm": (1,), "layer_norm": (1, 2), "rope_table": (0,), "rope_kv_write": (2, 3),
-}  # fmt: skip
+_VECTORS = {"matmul": (2,), "rms_norm": (1,), "layer_norm": (1, 2), "rope_table": (0,), "rope_kv_write": (2, 3)}
 _OF_TOKENS = ("gather_rows", "rope_kv_write", "paged_attention")  # their activations count tokens, never logit rows
 _NO_STEPS = ("sample", "screen")  # what sessions do beside the steps
 _GROUPS = (32, 64, 128)
@@ -52,8 +50,13 @@ class _Checker:
         if len(step.outputs) != len(op.outputs) or not step.outputs[0]:
             return f"gives {len(op.outputs)} outputs, got {len(step.outputs)}"
         checks: Sequence[Callable[[Step, Op], str | None]] = (
-            self._attributes, self._kinds, self._weights_of, self._inputs, self._outputs, self._apart,
-        )  # fmt: skip
+            self._attributes,
+            self._kinds,
+            self._weights_of,
+            self._inputs,
+            self._outputs,
+            self._apart,
+        )
         return next((found for check in checks if (found := check(step, op)) is not None), None)
 
     def _attributes(self, step: Step, op: Op) -> str | None:
@@ -61,7 +64,9 @@ class _Checker:
         allowed: Mapping[str, Callable[[object], bool]] = {
             "activation": lambda value: value in ACTIVATIONS,
             "activations": lambda value: value in ("f32", "bf16", "f16", "int8"),
-            "gated": _is_flag, "normalized": _is_flag, "interleaved": _is_flag,
+            "gated": _is_flag,
+            "normalized": _is_flag,
+            "interleaved": _is_flag,
             "group": lambda value: value in (0, *_GROUPS),
             "layer": lambda value: _is_between(value, 0, kv.num_layers - 1),
             "heads": lambda value: _is_between(value, 1, 4096),
@@ -71,7 +76,7 @@ class _Checker:
             **dict.fromkeys(("eps", "norm_eps", "softcap"), _is_not_negative),
             "cap": lambda value: isinstance(value, float) and value > 0,
             "per_token": lambda value: _is_between(value, 1, _MOST),
-        }  # fmt: skip
+        }
         for key, value in step.attrs.items():
             if key in allowed and not allowed[key](value):
                 return f"attribute {key} cannot be {value!r}"
@@ -127,8 +132,12 @@ class _Checker:
                 return {index: (first,) for index in range(1, len(step.inputs))}
             case "rope_kv_write":
                 heads, dim = int(attrs["heads"]), kv.head_dim
-                return {0: ((heads + 2 * kv.kv_heads) * dim,), 1: tuple(range(2, dim + 1, 2)), 2: (dim, heads * dim),
-                        3: (dim, kv.kv_heads * dim)}  # fmt: skip
+                return {
+                    0: ((heads + 2 * kv.kv_heads) * dim,),
+                    1: tuple(range(2, dim + 1, 2)),
+                    2: (dim, heads * dim),
+                    3: (dim, kv.kv_heads * dim),
+                }
             case "paged_attention":
                 return {0: (int(attrs["heads"]) * kv.head_dim,)}
             case "embedding":

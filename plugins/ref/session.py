@@ -105,7 +105,9 @@ def _fresh_arena(plan: Plan) -> Array:
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if plan.arena_bytes > physical:
         raise CapacityError(
-            "the activations are larger than this machine's memory", expected=f"at most {physical} bytes",
-            got=f"{plan.arena_bytes} bytes", hint="build the engine with a smaller max_num_tokens",
-        )  # fmt: skip
+            "the activations are larger than this machine's memory",
+            expected=f"at most {physical} bytes",
+            got=f"{plan.arena_bytes} bytes",
+            hint="build the engine with a smaller max_num_tokens",
+        )
     return np.full(-(-plan.arena_bytes // 4), np.nan, dtype=np.float32)

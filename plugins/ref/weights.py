@@ -41,10 +41,11 @@ def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array | Quant
     known = weight.dtype in (DType.F32, DType.BF16, DType.W8, DType.W4) and (group > 0) == (weight.dtype is DType.W4)
     if not known or weight.layout.removesuffix(_GATED) != panel_layout(weight.dtype, group):
         raise EngineError(
-            "the ref target cannot read this weight layout", where=weight.name,
+            "the ref target cannot read this weight layout",
+            where=weight.name,
             expected=f"row, row.w8, or {panel_layout(DType.F32)} and the like of bf16, w8, w4g32, also with {_GATED}",
             got=f"{weight.layout} of {weight.dtype.value}",
-        )  # fmt: skip
+        )
     packed = _joined(section, weight, math.prod(experts), panel_bytes(k, weight.dtype, group))
     if weight.dtype.is_quantised:
         rows = [_quantised(panels, n, k, group, gated=gated) for panels in packed]

@@ -62,13 +62,21 @@ class Attention:
     ) -> "Attention":
         """Of a layer's steps. table: that of the angles, if queries and keys are turned; rotary: how many dims are."""
         return cls(
-            layer=int(attend.attrs["layer"]), heads=int(attend.attrs["heads"]), kv_heads=int(attend.attrs["kv_heads"]),
-            head_dim=kv.head_dim, tokens_per_block=kv.tokens_per_block, rotary=rotary,
+            layer=int(attend.attrs["layer"]),
+            heads=int(attend.attrs["heads"]),
+            kv_heads=int(attend.attrs["kv_heads"]),
+            head_dim=kv.head_dim,
+            tokens_per_block=kv.tokens_per_block,
+            rotary=rotary,
             rope_scale=1.0 if table is None else float(table.attrs["scale"]),
-            normed=int(bool(write.inputs[2])), interleaved=int(write.attrs["interleaved"]), narrow=int(narrow),
-            window=int(attend.attrs["window"]), norm_eps=float(write.attrs["norm_eps"]),
-            scale=float(attend.attrs["scale"]), softcap=float(attend.attrs["softcap"]),
-        )  # fmt: skip
+            normed=int(bool(write.inputs[2])),
+            interleaved=int(write.attrs["interleaved"]),
+            narrow=int(narrow),
+            window=int(attend.attrs["window"]),
+            norm_eps=float(write.attrs["norm_eps"]),
+            scale=float(attend.attrs["scale"]),
+            softcap=float(attend.attrs["softcap"]),
+        )
 
     def attributes(self) -> Mapping[str, Any]:
         """By name."""
@@ -90,9 +98,37 @@ def _workspace(attention: Attention, tokens: int) -> Sequence[int]:
     everything is float32."""
     rows = partial_rows(MAX_MULTIPROCESSORS)
     sizes = (
-        tokens * attention.rotary, tokens * attention.heads * attention.head_dim, rows * attention.head_dim, 2 * rows,
-    )  # fmt: skip
+        tokens * attention.rotary,
+        tokens * attention.heads * attention.head_dim,
+        rows * attention.head_dim,
+        2 * rows,
+    )
     return list(itertools.accumulate((-(-4 * size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
+
+
+def _one_layer(attention: Attention, dtype: DType) -> KvLayout:
+    """The pools of one node: TensorRT binds each layer apart."""
+    return KvLayout(
+        num_layers=1,
+        kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
+        tokens_per_block=attention.tokens_per_block,
+        dtype=dtype,
+    )
+
+
+def _rotation(attention: Attention, at: Mapping[str, int], cos_sin: int) -> list[Launch]:
+    if not attention.rotary:
+        return []
+    return [
+        rope_table_launch(
+            cos_sin,
+            inv_freq=at.get("inv_freq", 0),
+            positions=at["positions"],
+            half=attention.rotary // 2,
+            scale=attention.rope_scale,
+        )
+    ]
 
 
 def launches(
@@ -108,41 +144,71 @@ def launches(
     tokens = dims["qkv"][0]
     cos_sin, queries, partial, stats, _ = (workspace + begin for begin in _workspace(attention, tokens))
     places = Places(
-        keys=at["keys"], values=at["values"], tables=at["tables"], width=dims["tables"][1], q=queries,
-        decode=at["decode"], prefill=at["prefill"], partial=partial, stats=stats,
-    )  # fmt: skip
-    kv = KvLayout(
-        num_layers=1, kv_heads=attention.kv_heads, head_dim=attention.head_dim,
-        tokens_per_block=attention.tokens_per_block, dtype=dtype,
-    )  # fmt: skip
-    turn = rope_table_launch(
-        cos_sin, inv_freq=at.get("inv_freq", 0), positions=at["positions"], half=attention.rotary // 2,
-        scale=attention.rope_scale,
-    )  # fmt: skip
+        keys=at["keys"],
+        values=at["values"],
+        tables=at["tables"],
+        width=dims["tables"][1],
+        q=queries,
+        decode=at["decode"],
+        prefill=at["prefill"],
+        partial=partial,
+        stats=stats,
+    )
+    kv = _one_layer(attention, dtype)
     write = write_launch(
-        places, kv, qkv=at["qkv"], cos_sin=cos_sin if attention.rotary else 0, q_norm=at.get("q_norm", 0),
-        k_norm=at.get("k_norm", 0), positions=at["positions"], sequences=at["sequences"], heads=attention.heads,
-        rotary_dim=attention.rotary, interleaved=bool(attention.interleaved),
-        wide_norm=bool(attention.normed) and dims["q_norm"][0] != attention.head_dim, eps=attention.norm_eps,
-    )  # fmt: skip
+        places,
+        kv,
+        qkv=at["qkv"],
+        cos_sin=cos_sin if attention.rotary else 0,
+        q_norm=at.get("q_norm", 0),
+        k_norm=at.get("k_norm", 0),
+        positions=at["positions"],
+        sequences=at["sequences"],
+        heads=attention.heads,
+        rotary_dim=attention.rotary,
+        interleaved=bool(attention.interleaved),
+        wide_norm=bool(attention.normed) and dims["q_norm"][0] != attention.head_dim,
+        eps=attention.norm_eps,
+    )
     attend = attention_launches(
-        places, kv, y=y, heads=attention.heads, window=attention.window, scale=attention.scale,
-        softcap=attention.softcap, narrow=bool(attention.narrow),
-    )  # fmt: skip
+        places,
+        kv,
+        y=y,
+        heads=attention.heads,
+        window=attention.window,
+        scale=attention.scale,
+        softcap=attention.softcap,
+        narrow=bool(attention.narrow),
+    )
     counts = Counts(
-        tokens=tokens, rows=0, sequences=dims["tables"][0], decode=dims["decode"][0], prefill=dims["prefill"][0],
+        tokens=tokens,
+        rows=0,
+        sequences=dims["tables"][0],
+        decode=dims["decode"][0],
+        prefill=dims["prefill"][0],
         longest=0,
-    )  # fmt: skip
-    return [*([turn] if attention.rotary else []), write, *attend], counts, dims["splits"][0]
+    )
+    return [*_rotation(attention, at, cos_sin), write, *attend], counts, dims["splits"][0]
 
 
 def kernels(kv: KvLayout) -> dict[str, int]:
     """Names of what `launches` launches, and how many bytes of dynamic shared memory each may take."""
     nowhere = Places(keys=0, values=0, tables=0, width=0, q=0, decode=0, prefill=0, partial=0, stats=0)
     write = write_launch(
-        nowhere, kv, qkv=0, cos_sin=0, q_norm=0, k_norm=0, positions=0, sequences=0, heads=0, rotary_dim=0,
-        interleaved=False, wide_norm=False, eps=0,
-    )  # fmt: skip
+        nowhere,
+        kv,
+        qkv=0,
+        cos_sin=0,
+        q_norm=0,
+        k_norm=0,
+        positions=0,
+        sequences=0,
+        heads=0,
+        rotary_dim=0,
+        interleaved=False,
+        wide_norm=False,
+        eps=0,
+    )
     attend = attention_launches(nowhere, kv, y=0, heads=0, window=0, scale=0, softcap=0, narrow=False)
     turn = rope_table_launch(0, inv_freq=0, positions=0, half=0, scale=0)
     return {each.kernel: each.shared for each in (turn, write, *attend)}

@@ -78,14 +78,18 @@ class INetworkDefinition(Protocol):
     def add_reduce(self, input: ITensor, op: Any, axes: int, keep_dims: bool) -> ILayer | None: ...
 
     def add_normalization_v2(
-        self, input: ITensor, scale: ITensor, bias: ITensor, axesMask: int  # noqa: N803
-    ) -> INormalizationLayer | None: ...  # fmt: skip
+        self,
+        input: ITensor,
+        scale: ITensor,
+        bias: ITensor,
+        axesMask: int,  # noqa: N803
+    ) -> INormalizationLayer | None: ...
 
     def add_matrix_multiply(self, input0: ITensor, op0: Any, input1: ITensor, op1: Any) -> ILayer | None: ...
 
     def add_plugin_v3(
         self, inputs: Sequence[ITensor], shape_inputs: Sequence[ITensor], plugin: Any
-    ) -> ILayer | None: ...  # fmt: skip
+    ) -> ILayer | None: ...
 
 
 class EngineInspector(Protocol):

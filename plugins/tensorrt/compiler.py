@@ -61,9 +61,12 @@ def compile_plan(
         image = (folder / "rank0.plan").read_bytes()
         report = json.loads((folder / "report.json").read_text())
     compiled = Compiled(
-        image=image, network=report["network"], layers=tuple(read_layers(log)), log=log,
+        image=image,
+        network=report["network"],
+        layers=tuple(read_layers(log)),
+        log=log,
         activation_bytes=tuple(int(each) for each in _ACTIVATIONS.findall(log)),
-    )  # fmt: skip
+    )
     check_compiled(plan, compiled)
     return compiled
 
@@ -90,7 +93,8 @@ def failed(library: Library, code: int, said: str, log: str) -> BuildError:
     errors = [line for line in log.splitlines() if line.startswith(("WARNING", "ERROR", "INTERNAL_ERROR"))]
     ended = [f"its process was ended by {signal.Signals(-code).name}"] if code < 0 else said.strip().splitlines()[-1:]
     return BuildError(
-        f"{library.name} cannot compile the network", where=str(library),
+        f"{library.name} cannot compile the network",
+        where=str(library),
         got="; ".join([*ended, *errors[:_SAID]]) or f"exit code {code}",
         hint="see `ingot doctor`; if the model builds for cuda targets, this is a bug of ingot or of the library",
-    )  # fmt: skip
+    )

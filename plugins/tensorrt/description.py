@@ -70,13 +70,20 @@ def read_description(directory: Path, target: str) -> dict[str, Any] | None:
     built = f"{nbytes} bytes for GPUs of {', '.join(document['capabilities'])} by {version}"
     if said != built:
         raise EngineError(
-            "the header of the TensorRT engine is not the one that was built", where=str(network),
-            expected=built, got=said, hint="copy the engine again, or build the engine again",
-        )  # fmt: skip
+            "the header of the TensorRT engine is not the one that was built",
+            where=str(network),
+            expected=built,
+            got=said,
+            hint="copy the engine again, or build the engine again",
+        )
     return {
-        **document, "file": found[0], "bytes": header.nbytes, "version": header.version, "mask": header.mask,
+        **document,
+        "file": found[0],
+        "bytes": header.nbytes,
+        "version": header.version,
+        "mask": header.mask,
         "capabilities": list(header.capabilities),
-    }  # fmt: skip
+    }
 
 
 def description_lines(document: dict[str, Any]) -> list[str]:

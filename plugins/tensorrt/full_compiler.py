@@ -44,10 +44,12 @@ def compile_fully(plan: Plan, library: Library, *, cache: Path | None, timed: bo
             raise failed(library, code, said, log)
         report = json.loads((folder / "report.json").read_text())
         compiled = Compiled(
-            image=(folder / "rank0.plan").read_bytes(), network=report["network"], log=log,
+            image=(folder / "rank0.plan").read_bytes(),
+            network=report["network"],
+            log=log,
             layers=tuple(inspected_layers((folder / "layers.json").read_text())),
             activation_bytes=tuple(report["activation_bytes"]),
-        )  # fmt: skip
+        )
         check_compiled(plan, compiled)
         if cache is not None and timed:
             fresh = cache.with_name(f".{cache.name}.partial")
@@ -64,6 +66,8 @@ def _copy(source: Path, to: Path, cache: Path) -> None:
         shutil.copyfile(source, to)
     except OSError as error:
         raise UsageError(
-            "the timing cache cannot be read or written", where=str(cache), got=error.strerror,
+            "the timing cache cannot be read or written",
+            where=str(cache),
+            got=error.strerror,
             hint="choose another file",
-        ) from error  # fmt: skip
+        ) from error

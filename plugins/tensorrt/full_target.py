@@ -66,9 +66,12 @@ class TensorRtTarget(TensorRtRtxTarget):
         own = None if cache is None else cache.with_name(f"{cache.name}.{self.name.replace('/', '-')}")
         compiled = compile_fully(plan, library, cache=own, timed=timed, progress=progress)
         words = {
-            "target": self.name, "library": str(library), "version": library.version, "gpu": gpu.name,
+            "target": self.name,
+            "library": str(library),
+            "version": library.version,
+            "gpu": gpu.name,
             "capabilities": [".".join(map(str, gpu.capability))],
-        }  # fmt: skip
+        }
         description = describe(plan, words, compiled)
         return (File(suffix=NETWORK, data=compiled.image), File(suffix=DESCRIPTION, data=description))
 
@@ -99,14 +102,19 @@ def _require_version(description: Path, library: Library) -> None:
         built = json.loads(description.read_text())["version"]
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(
-            "the network's description cannot be read", where=str(description), got=repr(error),
+            "the network's description cannot be read",
+            where=str(description),
+            got=repr(error),
             hint="rebuild the engine",
-        ) from error  # fmt: skip
+        ) from error
     if built != library.version:
         raise TargetError(
-            "the engine needs the very version of TensorRT that built it", where=str(description), expected=built,
-            got=library.version, hint="install that version, or build the engine again",
-        )  # fmt: skip
+            "the engine needs the very version of TensorRT that built it",
+            where=str(description),
+            expected=built,
+            got=library.version,
+            hint="install that version, or build the engine again",
+        )
 
 
 TARGETS: tuple[Target, ...] = tuple(TensorRtTarget(sm) for sm in _FLAVOURS)

@@ -71,10 +71,11 @@ def inspected_layers(text: str) -> list[Layer]:
             found.append(_layer(each["Name"], each["LayerType"], profile, given, made, each.get("Metadata") or ""))
     except (ValueError, KeyError, TypeError) as error:
         raise BuildError(
-            "the layers of the engine cannot be read back", expected="a list with names, types, inputs and outputs",
+            "the layers of the engine cannot be read back",
+            expected="a list with names, types, inputs and outputs",
             got=f"{type(error).__name__}: {error} in {text[:200]}",
             hint="this version of the library describes its layers in another way: this is a bug of ingot",
-        ) from error  # fmt: skip
+        ) from error
     return found
 
 
@@ -86,9 +87,13 @@ def _profile_of(said: str, before: int) -> int:
 def _layer(name: str, kind: str, profile: int, inputs: Sequence[str], outputs: Sequence[str], metadata: str) -> Layer:
     nodes = dict.fromkeys(_without_profile(each) for each in _NODE.findall(metadata))
     return Layer(
-        name=_without_profile(name), kind=kind, profile=profile, inputs=tuple(map(_without_profile, inputs)),
-        outputs=tuple(map(_without_profile, outputs)), nodes=tuple(nodes),
-    )  # fmt: skip
+        name=_without_profile(name),
+        kind=kind,
+        profile=profile,
+        inputs=tuple(map(_without_profile, inputs)),
+        outputs=tuple(map(_without_profile, outputs)),
+        nodes=tuple(nodes),
+    )
 
 
 def _without_profile(name: str) -> str:
@@ -134,9 +139,11 @@ def check_layers(plan: Plan, layers: Sequence[Layer]) -> None:
         found = computed_products(plan, layers, number)
         if hollow := [name for name in products if name not in found]:
             raise BuildError(
-                "the engine is hollow: no layer computes a product", where=f"profile {profile.name}",
-                expected=f"all {len(products)} products of the plan", got=f"none for {', '.join(hollow)}",
-            )  # fmt: skip
+                "the engine is hollow: no layer computes a product",
+                where=f"profile {profile.name}",
+                expected=f"all {len(products)} products of the plan",
+                got=f"none for {', '.join(hollow)}",
+            )
         _check_profile(plan, [layer for layer in layers if layer.profile == number], profile.name)
 
 
@@ -170,14 +177,17 @@ def _check_pools(plan: Plan, layers: Sequence[Layer], where: str) -> None:
     plugins = [layer for layer in layers if layer.kind == PLUGIN_KIND]
     if sorted(node for layer in plugins for node in layer.nodes) != sorted(attentions):
         raise BuildError(
-            f"the engine does not hold one {PLUGIN} per layer", where=f"profile {where}",
-            expected=", ".join(attentions), got=", ".join(layer.name for layer in plugins) or "none",
-        )  # fmt: skip
+            f"the engine does not hold one {PLUGIN} per layer",
+            where=f"profile {where}",
+            expected=", ".join(attentions),
+            got=", ".join(layer.name for layer in plugins) or "none",
+        )
     direct = {name for layer in plugins for name in (*layer.inputs, *layer.outputs)}
     others = [layer for layer in layers if layer.kind != PLUGIN_KIND and names & {*layer.inputs, *layer.outputs}]
     if others or not names <= direct:
         raise BuildError(
             COPIED,
-            where=f"profile {where}", expected="pools that only the attention reads and writes",
+            where=f"profile {where}",
+            expected="pools that only the attention reads and writes",
             got=", ".join(layer.name for layer in others) or f"no attention with {', '.join(sorted(names - direct))}",
-        )  # fmt: skip
+        )

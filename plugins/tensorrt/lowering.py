@@ -24,9 +24,22 @@ from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, Dim, Tensor, outputs
 
 OPSET = 23
 OPS = (
-    "Add", "Cast", "Div", "Gather", "Gelu", "Gemm", "LayerNormalization", "Mul", "RMSNormalization", "Identity", "Relu",
-    "Sigmoid", "Split", "Tanh", PLUGIN,
-)  # fmt: skip
+    "Add",
+    "Cast",
+    "Div",
+    "Gather",
+    "Gelu",
+    "Gemm",
+    "LayerNormalization",
+    "Mul",
+    "RMSNormalization",
+    "Identity",
+    "Relu",
+    "Sigmoid",
+    "Split",
+    "Tanh",
+    PLUGIN,
+)
 
 
 def lower(plan: Plan) -> onnx.ModelProto:
@@ -60,9 +73,12 @@ class _Lowering:
         self._step = LOGITS
         self._node("Identity", [self._now[self._plan.logits]], LOGITS)
         graph = helper.make_graph(
-            self._nodes, "ingot", [_value(each) for each in self._inputs.values()],
-            [_value(each) for each in outputs(self._plan)], list(self._constants.values()),
-        )  # fmt: skip
+            self._nodes,
+            "ingot",
+            [_value(each) for each in self._inputs.values()],
+            [_value(each) for each in outputs(self._plan)],
+            list(self._constants.values()),
+        )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=11, producer_name="ingot")
 
@@ -128,9 +144,13 @@ class _Lowering:
         rotary = self._cols[cos_sin] if cos_sin else 0
         attention = Attention.of(table, rotary, write, step, self._plan.kv, narrow=self._type is not DType.F32)
         known = {
-            "qkv": self._activation(qkv), "keys": f"keys.{layer}", "values": f"values.{layer}",
-            "inv_freq": "" if table is None else table.inputs[0], "q_norm": q_norm, "k_norm": k_norm,
-        }  # fmt: skip
+            "qkv": self._activation(qkv),
+            "keys": f"keys.{layer}",
+            "values": f"values.{layer}",
+            "inv_freq": "" if table is None else table.inputs[0],
+            "q_norm": q_norm,
+            "k_norm": k_norm,
+        }
         names = [known.get(name, name) for name in plugin_inputs(attention)]
         made = [f"{step.name}/y", f"keys.{layer}{UPDATED}", f"values.{layer}{UPDATED}"]
         self._nodes.append(

@@ -21,9 +21,12 @@ from ingot.plugins.tensorrt.layers import NODE
 MakePlugin = Callable[[Attention], Any]
 
 _TYPES: Mapping[int, str] = {
-    onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16",
-    onnx.TensorProto.INT32: "int32", onnx.TensorProto.INT64: "int64",
-}  # fmt: skip
+    onnx.TensorProto.FLOAT: "float32",
+    onnx.TensorProto.FLOAT16: "float16",
+    onnx.TensorProto.BFLOAT16: "bfloat16",
+    onnx.TensorProto.INT32: "int32",
+    onnx.TensorProto.INT64: "int64",
+}
 _COLUMNS = 1 << 1  # of [rows, columns], as a mask of axes
 
 
@@ -53,8 +56,9 @@ class _Adding:
         for node in graph.node:
             add = _NODES.get(node.op_type)
             if add is None:
-                raise BuildError("the network API has no layer for an op of the network", where=node.name,
-                                 got=node.op_type)  # fmt: skip
+                raise BuildError(
+                    "the network API has no layer for an op of the network", where=node.name, got=node.op_type
+                )
             self._node = node.name
             for name, tensor in zip(node.output, add(self, node), strict=True):
                 tensor.name = name

@@ -83,9 +83,14 @@ class AttentionPlugin:
         """There is one."""
 
     def enqueue(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], given: Sequence[int], made: Sequence[int], workspace: int,
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        given: Sequence[int],
+        made: Sequence[int],
+        workspace: int,
         stream: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Launch; inputs and outputs describe tensors, given and made are their addresses.
 
         A builder enqueues a plugin while it times what is around it, with made-up integers that kernels would take for

@@ -128,9 +128,12 @@ class TensorRtSession:
             validity, reasons = runtime.get_engine_validity(image[:HEADER_BYTES])
             if validity == trt.EngineValidity.INVALID:
                 raise TargetError(
-                    "TensorRT refuses the engine on this GPU", where=where, expected=str(self._library),
-                    got=str(reasons), hint="build it again for this GPU, or for a cuda target",
-                )  # fmt: skip
+                    "TensorRT refuses the engine on this GPU",
+                    where=where,
+                    expected=str(self._library),
+                    got=str(reasons),
+                    hint="build it again for this GPU, or for a cuda target",
+                )
         creator = register_attention(trt)
         with _DESERIALISING:
             creator.launcher = self._launch
@@ -146,9 +149,11 @@ class TensorRtSession:
         found = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
         if found != expected:
             raise EngineError(
-                "the TensorRT engine is not that of the plan", where=where,
-                got=f"other inputs and outputs: {', '.join(sorted(found ^ expected))}", hint="build the engine again",
-            )  # fmt: skip
+                "the TensorRT engine is not that of the plan",
+                where=where,
+                got=f"other inputs and outputs: {', '.join(sorted(found ^ expected))}",
+                hint="build the engine again",
+            )
         return engine
 
     def _make_contexts(self, engine: TensorRtEngine) -> None:
@@ -215,10 +220,15 @@ class TensorRtSession:
     def _execute(self, context: Context, counts: Counts) -> None:
         splits = split_count(counts.decode, self._plan.kv.kv_heads, counts.longest, self._multiprocessors)
         shapes = {
-            "ids": (counts.tokens,), "positions": (counts.tokens,), "sequences": (counts.tokens,),
-            "rows": (counts.rows,), "tables": (counts.sequences, self._width), "decode": (counts.decode, ITEM),
-            "prefill": (counts.prefill, ITEM), "splits": (splits,),
-        }  # fmt: skip
+            "ids": (counts.tokens,),
+            "positions": (counts.tokens,),
+            "sequences": (counts.tokens,),
+            "rows": (counts.rows,),
+            "tables": (counts.sequences, self._width),
+            "decode": (counts.decode, ITEM),
+            "prefill": (counts.prefill, ITEM),
+            "splits": (splits,),
+        }
         for name, shape in shapes.items():
             self._require(context.set_input_shape(name, shape))
         self._enqueue(context)
@@ -227,9 +237,14 @@ class TensorRtSession:
         self._require(context.execute_async_v3(self.device.stream_address))
 
     def _launch(
-        self, attention: Attention, shapes: Shapes, given: Sequence[int], made: Sequence[int], workspace: int,
+        self,
+        attention: Attention,
+        shapes: Shapes,
+        given: Sequence[int],
+        made: Sequence[int],
+        workspace: int,
         stream: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """What a plugin's enqueue does."""
         work, counts, splits = launches(attention, self._plan.kv.dtype, shapes, given, made[0], workspace)
         for each in work:

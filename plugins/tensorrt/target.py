@@ -45,14 +45,12 @@ class Flavour:
 
 
 _FLAVOURS = {
-    "": Flavour(
-        capabilities=(), codes=("sm_80", "sm_120"), runs_on=((8, 0), (8, 6), (8, 9), (12, 0), (12, 1))
-    ),
+    "": Flavour(capabilities=(), codes=("sm_80", "sm_120"), runs_on=((8, 0), (8, 6), (8, 9), (12, 0), (12, 1))),
     "/sm120": Flavour(capabilities=("SM120",), codes=("sm_120",), runs_on=((12, 0),)),
     "/sm89": Flavour(capabilities=("SM89",), codes=("sm_89",), runs_on=((8, 9),)),
     "/sm86": Flavour(capabilities=("SM86",), codes=("sm_86",), runs_on=((8, 6),)),
     "/sm80": Flavour(capabilities=("SM80",), codes=("sm_80",), runs_on=((8, 0),)),
-}  # fmt: skip
+}
 
 
 class TensorRtRtxTarget:
@@ -101,10 +99,13 @@ class TensorRtRtxTarget:
         """The machine code of the attention kernels."""
         made = {code: compile_kernels(specialisation(plan), code, progress) for code in self.flavour.codes}
         return tuple(
-            Constant(name="code" if code == self.flavour.codes[0] else f"code.{code}", layout=CODE_LAYOUT + code,
-                     data=each.image)
+            Constant(
+                name="code" if code == self.flavour.codes[0] else f"code.{code}",
+                layout=CODE_LAYOUT + code,
+                data=each.image,
+            )
             for code, each in made.items()
-        )  # fmt: skip
+        )
 
     def files(self, plan: Plan, progress: Progress) -> tuple[File, ...]:
         """The compiled network and its description."""
@@ -169,9 +170,12 @@ class TensorRtRtxTarget:
         header = read_header(image, str(file))
         if header.version != library.version:
             raise TargetError(
-                "the engine needs the very version of TensorRT-RTX that built it", where=str(file),
-                expected=header.version, got=library.version, hint="install that version, or build the engine again",
-            )  # fmt: skip
+                "the engine needs the very version of TensorRT-RTX that built it",
+                where=str(file),
+                expected=header.version,
+                got=library.version,
+                hint="install that version, or build the engine again",
+            )
         network = Network(image=image, where=str(file), library=library)
         return TensorRtSession(plan, weights, options.num_blocks, gpu, network, code_for(plan, gpu))
 

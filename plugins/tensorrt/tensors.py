@@ -72,10 +72,15 @@ def step_inputs(plan: Plan) -> tuple[Tensor, ...]:
     """The integers of a step."""
     width = TableLayout.of(plan, attention_tiles(group_of(plan))).width
     shapes: dict[str, Shape] = {
-        "ids": (Dim.TOKENS,), "positions": (Dim.TOKENS,), "sequences": (Dim.TOKENS,), "rows": (Dim.ROWS,),
-        "tables": (Dim.SEQUENCES, width), "decode": (Dim.DECODE, ITEM), "prefill": (Dim.PREFILL, ITEM),
+        "ids": (Dim.TOKENS,),
+        "positions": (Dim.TOKENS,),
+        "sequences": (Dim.TOKENS,),
+        "rows": (Dim.ROWS,),
+        "tables": (Dim.SEQUENCES, width),
+        "decode": (Dim.DECODE, ITEM),
+        "prefill": (Dim.PREFILL, ITEM),
         "splits": (Dim.SPLITS,),
-    }  # fmt: skip
+    }
     return tuple(Tensor(name=name, dtype=DType.I32, shape=shape) for name, shape in shapes.items())
 
 
@@ -116,11 +121,12 @@ def require_blocks(plan: Plan, num_blocks: int) -> None:
     most = most_blocks(plan) - 1
     if num_blocks > most:
         raise CapacityError(
-            "the KV cache is larger than TensorRT's tensors may be", where="kv_cache_memory",
+            "the KV cache is larger than TensorRT's tensors may be",
+            where="kv_cache_memory",
             expected=f"at most {format_bytes(most * plan.kv.block_bytes)}: {most} blocks",
             got=f"{format_bytes(num_blocks * plan.kv.block_bytes)}: {num_blocks} blocks",
             hint="pass a smaller kv_cache_memory",
-        )  # fmt: skip
+        )
 
 
 def require_lengths(plan: Plan) -> None:
@@ -142,10 +148,12 @@ def require_lengths(plan: Plan) -> None:
         limit, most = rows[kind]
         if most * columns > MOST_ELEMENTS:
             raise BuildError(
-                "a tensor of the largest step is larger than TensorRT's may be", where=name,
-                expected=f"{limit} of at most {MOST_ELEMENTS // columns}", got=f"{most} rows of {columns} numbers",
+                "a tensor of the largest step is larger than TensorRT's may be",
+                where=name,
+                expected=f"{limit} of at most {MOST_ELEMENTS // columns}",
+                got=f"{most} rows of {columns} numbers",
                 hint=f"build with a smaller {limit.replace('max_logit_rows', 'max_num_tokens')}",
-            )  # fmt: skip
+            )
 
 
 def product_node(step: str) -> str:
@@ -178,6 +186,4 @@ def profiles(plan: Plan) -> tuple[Profile, Profile]:
         Dim.DECODE: each if tiles.decode else none,  # groups too large for a decode item make items of prefill
         Dim.PREFILL: none if tiles.decode else each,
     }
-    return (
-        Profile(name="mixed", ranges={**mixed, **shared}), Profile(name="decode", ranges={**decode, **shared}),
-    )  # fmt: skip
+    return (Profile(name="mixed", ranges={**mixed, **shared}), Profile(name="decode", ranges={**decode, **shared}))

@@ -154,9 +154,10 @@ class Answer:
             self._service.tracer.record(self._span(outcome, now))
         state["outcome"] = outcome
         state["facts"] = {
-            "answer_id": generation.answer_id, "prompt_tokens": generation.prompt_tokens(),
+            "answer_id": generation.answer_id,
+            "prompt_tokens": generation.prompt_tokens(),
             "generated_tokens": generation.generated,
-        }  # fmt: skip
+        }
 
     def _span(self, outcome: str, now: float) -> Span:
         generation = self._generation
@@ -173,9 +174,14 @@ class Answer:
             "ingot.sequences": generation.count,
         }
         return Span(
-            name=f"POST {self._route}", traceparent=generation.caller.traceparent, start=generation.arrived, end=now,
-            attributes=attributes, events=generation.moments, error=None if outcome == "done" else outcome,
-        )  # fmt: skip
+            name=f"POST {self._route}",
+            traceparent=generation.caller.traceparent,
+            start=generation.arrived,
+            end=now,
+            attributes=attributes,
+            events=generation.moments,
+            error=None if outcome == "done" else outcome,
+        )
 
 
 def _data(piece: bytes) -> bytes:

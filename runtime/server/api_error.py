@@ -71,9 +71,12 @@ def cancelled() -> ApiError:
 def timed_out(seconds: float) -> ApiError:
     """The request did not end in time."""
     return ApiError(
-        408, f"the request did not end within {seconds:g} s", kind="timeout", code="deadline_exceeded",
+        408,
+        f"the request did not end within {seconds:g} s",
+        kind="timeout",
+        code="deadline_exceeded",
         headers=_NO_RETRY,
-    )  # fmt: skip
+    )
 
 
 def malformed(reason: str, status: int) -> ApiError:
@@ -84,14 +87,20 @@ def malformed(reason: str, status: int) -> ApiError:
 def shutting_down(retry_after: float) -> ApiError:
     """The server goes away; another one may take the request."""
     return ApiError(
-        503, "the server is shutting down", kind="service_unavailable", code="shutting_down",
+        503,
+        "the server is shutting down",
+        kind="service_unavailable",
+        code="shutting_down",
         headers={"retry-after": str(max(1, round(retry_after)))},
-    )  # fmt: skip
+    )
 
 
 def not_ready(reason: str) -> ApiError:
     """The server cannot make tokens now."""
     return ApiError(
-        503, f"the server is not ready: {reason}", kind="service_unavailable", code="not_ready",
+        503,
+        f"the server is not ready: {reason}",
+        kind="service_unavailable",
+        code="not_ready",
         headers={"retry-after": "5"},
-    )  # fmt: skip
+    )

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from ingot import __version__
 from ingot.errors import RequestError
 from ingot.runtime.admission import read_ids
+from ingot.runtime.server.absent_routes import ABSENT
 from ingot.runtime.server.answer import Answer
 from ingot.runtime.server.api_error import ApiError, ClientGoneError, not_ready, refused
 from ingot.runtime.server.asking import chat_params, chat_prompt, completion_params, most_tokens, text_requests
@@ -41,26 +42,6 @@ from ingot.runtime.text_stream import TextRequest
 
 _SMALL = 8 << 10  # bytes of a body
 _PAGE = Path(__file__).with_name("page.html")
-_ELSEWHERE = {
-    "embeddings": "the engine generates text; it gives no embeddings",
-    "responses": "use /v1/chat/completions; the responses API does not exist in this version",
-    "audio": "the engine reads and writes text only",
-    "images": "the engine reads and writes text only",
-    "videos": "the engine reads and writes text only",
-    "realtime": "the engine reads and writes text only",
-    "moderations": "the engine generates text; it judges none",
-    "files": "the server stores nothing",
-    "uploads": "the server stores nothing",
-    "batches": "send the requests themselves: they share every step",
-    "vector_stores": "the server stores nothing",
-    "conversations": "the server stores nothing",
-    "containers": "the server stores nothing",
-    "fine_tuning": "engines are built, not trained",
-    "evals": "engines are measured with ingot bench",
-    "assistants": "assistants do not exist here",
-    "threads": "the server stores nothing",
-}
-"""First part of a path below /v1 → why it is not there."""
 
 
 class Api:
@@ -119,13 +100,23 @@ class Api:
         generation = await self._start(request, asked, "chatcmpl", 1, prepare)
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         writer = ChatWriter(
-            self._head(generation), self._service.tokenizer, asked.n, params.logprobs, with_usage=with_usage,
+            self._head(generation),
+            self._service.tokenizer,
+            asked.n,
+            params.logprobs,
+            with_usage=with_usage,
             prompt_alone=generation.prompt_alone,
-        )  # fmt: skip
+        )
         return Answer(
-            self._service, generation, writer, route="/v1/chat/completions", n=asked.n, stream=asked.stream,
-            with_usage=with_usage, model=self._names[0],
-        )  # fmt: skip
+            self._service,
+            generation,
+            writer,
+            route="/v1/chat/completions",
+            n=asked.n,
+            stream=asked.stream,
+            with_usage=with_usage,
+            model=self._names[0],
+        )
 
     async def completions(self, request: Request) -> Answer:
         """POST /v1/completions."""
@@ -140,14 +131,26 @@ class Api:
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         echoes = await self._service.aside(lambda: self._echoes(asked, prompts, generation))
         writer = CompletionWriter(
-            self._head(generation), self._service.tokenizer, generation.count, n=asked.n,
-            logprobs=params.logprobs is not None, skip_special_tokens=asked.skip_special_tokens, with_usage=with_usage,
-            echoes=echoes, prompt_alone=generation.prompt_alone,
-        )  # fmt: skip
+            self._head(generation),
+            self._service.tokenizer,
+            generation.count,
+            n=asked.n,
+            logprobs=params.logprobs is not None,
+            skip_special_tokens=asked.skip_special_tokens,
+            with_usage=with_usage,
+            echoes=echoes,
+            prompt_alone=generation.prompt_alone,
+        )
         return Answer(
-            self._service, generation, writer, route="/v1/completions", n=asked.n, stream=asked.stream,
-            with_usage=with_usage, model=self._names[0],
-        )  # fmt: skip
+            self._service,
+            generation,
+            writer,
+            route="/v1/completions",
+            n=asked.n,
+            stream=asked.stream,
+            with_usage=with_usage,
+            model=self._names[0],
+        )
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -176,10 +179,13 @@ class Api:
         def work() -> Response:
             if asked.messages is not None:
                 ids = chat_prompt(
-                    asked.messages, self._service.templates, tokenizer,
-                    add_generation_prompt=asked.add_generation_prompt, arguments=asked.chat_template_kwargs,
+                    asked.messages,
+                    self._service.templates,
+                    tokenizer,
+                    add_generation_prompt=asked.add_generation_prompt,
+                    arguments=asked.chat_template_kwargs,
                     special_tokens_in_content=self._config.special_tokens_in_content,
-                )  # fmt: skip
+                )
             else:
                 ids = tokenizer.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens)
             limit = self._service.runner.facts.limits.max_seq_len
@@ -219,9 +225,16 @@ class Api:
         """GET /version."""
         manifest = self._service.runner.engine.manifest
         return JSONResponse(
-            {"version": __version__, "engine": {"target": manifest.target, "precision": manifest.precision,
-                                                "built_with": manifest.ingot_version, **manifest.model}}
-        )  # fmt: skip
+            {
+                "version": __version__,
+                "engine": {
+                    "target": manifest.target,
+                    "precision": manifest.precision,
+                    "built_with": manifest.ingot_version,
+                    **manifest.model,
+                },
+            }
+        )
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
@@ -263,21 +276,20 @@ class Api:
         return work() if len(data) <= _SMALL else await self._service.aside(work)
 
     async def _start(
-        self,
-        request: Request,
-        asked: Generate,
-        prefix: str,
-        prompts: int,
-        prepare: Callable[[], list[TextRequest]],
+        self, request: Request, asked: Generate, prefix: str, prompts: int, prepare: Callable[[], list[TextRequest]]
     ) -> Generation:
         if self._service.texts.failure is not None:
             raise not_ready(str(self._why_not()))
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
         order = Order(
-            answer_id=f"{prefix}-{self._ids.make()}", caller=request.state.caller, prompts=prompts, n=asked.n,
-            timeout=asked.timeout, prompt_alone=most_tokens(asked) == 0,
-        )  # fmt: skip
+            answer_id=f"{prefix}-{self._ids.make()}",
+            caller=request.state.caller,
+            prompts=prompts,
+            n=asked.n,
+            timeout=asked.timeout,
+            prompt_alone=most_tokens(asked) == 0,
+        )
         return await self._service.start(order, prepare, request.receive)
 
     def _echoes(
@@ -304,9 +316,11 @@ class Api:
     def _check_model(self, name: str) -> None:
         if name not in self._names:
             raise ApiError(
-                404, f"the model {name[:100]!r} does not exist; here is {', '.join(self._names)}", param="model",
+                404,
+                f"the model {name[:100]!r} does not exist; here is {', '.join(self._names)}",
+                param="model",
                 code="model_not_found",
-            )  # fmt: skip
+            )
 
     def _model(self, name: str) -> Json:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "ingot"}
@@ -328,13 +342,19 @@ def make_app(service: Service) -> Starlette:
     middleware = [Middleware(Guard, api_keys=config.api_keys, log=service.log)]
     if config.cors_origins:
         cors = Middleware(
-            CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"],
+            CORSMiddleware,
+            allow_origins=list(config.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry"],
-        )  # fmt: skip
+        )
         middleware.insert(0, cors)
     handlers: dict[Any, Any] = {
-        ApiError: _api_error, ClientGoneError: _client_gone, HTTPException: _http_error, Exception: _our_fault,
-    }  # fmt: skip
+        ApiError: _api_error,
+        ClientGoneError: _client_gone,
+        HTTPException: _http_error,
+        Exception: _our_fault,
+    }
     app = Starlette(routes=Api(service).routes(), middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False  # to where the client's Host header says
     return app
@@ -358,8 +378,8 @@ async def _client_gone(request: Request, error: ClientGoneError) -> Response:
 async def _http_error(request: Request, error: HTTPException) -> Response:
     path = request.scope["path"]  # not request.url: the client's Host header is part of that
     first = path.removeprefix("/v1/").split("/")[0]
-    if error.status_code == 404 and path.startswith("/v1/") and first in _ELSEWHERE:
-        message, code = f"{path}: {_ELSEWHERE[first]}", "unsupported_endpoint"
+    if error.status_code == 404 and path.startswith("/v1/") and first in ABSENT:
+        message, code = f"{path}: {ABSENT[first]}", "unsupported_endpoint"
     elif error.status_code == 404:
         message, code = f"there is no {path[:200]}; /openapi.json lists what there is", "unknown_url"
     else:

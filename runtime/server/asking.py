@@ -27,9 +27,11 @@ def chat_params(asked: ChatRequest, defaults: GenerationDefaults) -> SamplingPar
     """Without a limit: as many tokens as the engine allows."""
     if None not in (asked.max_tokens, asked.max_completion_tokens) and asked.max_tokens != asked.max_completion_tokens:
         raise ApiError(
-            400, "max_tokens and max_completion_tokens are two names of one limit, and differ",
-            param="max_completion_tokens", code="invalid_value",
-        )  # fmt: skip
+            400,
+            "max_tokens and max_completion_tokens are two names of one limit, and differ",
+            param="max_completion_tokens",
+            code="invalid_value",
+        )
     if asked.top_logprobs is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
@@ -47,11 +49,14 @@ def text_requests(asked: Generate, prompts: Sequence[str | Sequence[int]], param
     default = _COMPLETION_TOKENS if isinstance(asked, CompletionRequest) else None
     return [
         TextRequest(
-            prompt=prompt, params=params, priority=asked.priority, cache_salt=asked.cache_salt,
+            prompt=prompt,
+            params=params,
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
             default_max_tokens=default,
         )
         for prompt in prompts
-    ]  # fmt: skip
+    ]
 
 
 def check_logprobs(groups: Sequence[Sequence[TextStream]]) -> None:
@@ -64,9 +69,12 @@ def check_logprobs(groups: Sequence[Sequence[TextStream]]) -> None:
         entries += (prompt + generated) * (1 + len(others))
     if entries > MAX_SCORES:
         raise ApiError(
-            400, f"logprobs: tokens x n x (logprobs + 1) may be at most {MAX_SCORES} over all prompts; got {entries}; "
-            "ask for fewer logprobs, or give max_tokens", param="logprobs", code="invalid_value",
-        )  # fmt: skip
+            400,
+            f"logprobs: tokens x n x (logprobs + 1) may be at most {MAX_SCORES} over all prompts; got {entries}; "
+            "ask for fewer logprobs, or give max_tokens",
+            param="logprobs",
+            code="invalid_value",
+        )
 
 
 def chat_prompt(
@@ -81,9 +89,11 @@ def chat_prompt(
     """Token ids of a conversation."""
     for name in arguments.keys() - templates.variables - RESERVED:
         raise ApiError(
-            400, f"chat_template_kwargs: the chat template asks for no {name[:100]!r}",
-            param=f"chat_template_kwargs.{name[:100]}", code="unknown_parameter",
-        )  # fmt: skip
+            400,
+            f"chat_template_kwargs: the chat template asks for no {name[:100]!r}",
+            param=f"chat_template_kwargs.{name[:100]}",
+            code="unknown_parameter",
+        )
     return templates.encode(
         [message.for_template() for message in messages],
         tokenizer,
@@ -94,11 +104,7 @@ def chat_prompt(
 
 
 def _params(
-    asked: Generate,
-    defaults: GenerationDefaults,
-    *,
-    logprobs: int | None,
-    prompt_logprobs: int | None = None,
+    asked: Generate, defaults: GenerationDefaults, *, logprobs: int | None, prompt_logprobs: int | None = None
 ) -> SamplingParams:
     """What the request says, then generation_config.json, then SamplingParams' own defaults.
 

@@ -147,9 +147,11 @@ class Connection(H11Protocol):
             facts = {"reason": error.message}
             self.log.note(error.code or "", route="other", status=error.status, request_id=request_id, facts=facts)
         headers = [
-            ("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close"),
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
             ("x-request-id", request_id),
-        ]  # fmt: skip
+        ]
         head = h11.Response(status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status])
         self.transport.write(self.conn.send(head))
         if self.conn.method != b"HEAD":

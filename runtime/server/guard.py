@@ -23,9 +23,12 @@ _OPEN = ("/health", "/version", "/metrics", "/openapi.json")  # and "/", without
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _CLIENT_GONE = 499  # nobody was there to answer
 _WRONG_KEY = ApiError(
-    401, "the API key is missing or wrong", kind="authentication_error", code="invalid_api_key",
+    401,
+    "the API key is missing or wrong",
+    kind="authentication_error",
+    code="invalid_api_key",
     headers={"www-authenticate": "Bearer"},
-)  # fmt: skip
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,9 +106,12 @@ class Guard:
             status, outcome = state["refusal"].status, state["refusal"].code
         self._log.note(
             outcome,
-            route=routes.get(scope.get("endpoint"), "other"), status=status, request_id=state["caller"].request_id,
-            facts={"seconds": round(seconds, 4), **state.get("facts", {})}, is_quiet=_is_open(scope),
-        )  # fmt: skip
+            route=routes.get(scope.get("endpoint"), "other"),
+            status=status,
+            request_id=state["caller"].request_id,
+            facts={"seconds": round(seconds, 4), **state.get("facts", {})},
+            is_quiet=_is_open(scope),
+        )
 
 
 def _is_open(scope: Scope) -> bool:

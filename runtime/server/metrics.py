@@ -46,9 +46,12 @@ class Metrics:
         self._tokens = self._counter("ingot_generated_tokens", "Tokens generated.")
         self._queue = self._seconds("ingot_queue_seconds", "Arrival of a request to the first step of a sequence.")
         self._step_tokens = Histogram(
-            "ingot_step_tokens", "Tokens of a step by kind, where there are any.", ["kind"], buckets=_TOKENS,
+            "ingot_step_tokens",
+            "Tokens of a step by kind, where there are any.",
+            ["kind"],
+            buckets=_TOKENS,
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._step_seconds = Histogram(
             "ingot_step_seconds", "Time of a step by phase.", ["phase"], buckets=_SECONDS, registry=self.registry
         )

@@ -36,11 +36,14 @@ _ANSWER: Json = {
     "type": "object",
     "required": ["id", "object", "created", "model", "choices"],
     "properties": {
-        "id": {"type": "string"}, "object": {"type": "string"}, "created": {"type": "integer"},
-        "model": {"type": "string"}, "choices": {"type": "array", "items": {"type": "object"}},
+        "id": {"type": "string"},
+        "object": {"type": "string"},
+        "created": {"type": "integer"},
+        "model": {"type": "string"},
+        "choices": {"type": "array", "items": {"type": "object"}},
         "usage": {"type": "object"},
     },
-}  # fmt: skip
+}
 _WORDS = {
     "400": "A field is wrong, unknown or refused.",
     "401": "The API key is missing or wrong.",

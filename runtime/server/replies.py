@@ -27,17 +27,22 @@ class Head:
     def json(self, kind: str) -> Json:
         """The fields, with `object`."""
         return {
-            "id": self.answer_id, "object": kind, "created": self.created, "model": self.model,
+            "id": self.answer_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
             "system_fingerprint": self.fingerprint,
-        }  # fmt: skip
+        }
 
 
 def usage(prompt_tokens: int, cached_tokens: int, generated: int) -> Json:
     """Counts of tokens."""
     return {
-        "prompt_tokens": prompt_tokens, "completion_tokens": generated, "total_tokens": prompt_tokens + generated,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": prompt_tokens + generated,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }  # fmt: skip
+    }
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -115,9 +120,15 @@ class ChatWriter(Writer):
     """chat.completion, or pieces of it; top_logprobs None: without logprobs."""
 
     def __init__(
-        self, head: Head, tokenizer: Tokenizer, choices: int, top_logprobs: int | None, *, with_usage: bool = False,
+        self,
+        head: Head,
+        tokenizer: Tokenizer,
+        choices: int,
+        top_logprobs: int | None,
+        *,
+        with_usage: bool = False,
         prompt_alone: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(choices, prompt_alone=prompt_alone)
         self._head, self._tokenizer, self._top = head, tokenizer, top_logprobs
         self._chunk = head.json("chat.completion.chunk") | ({"usage": None} if with_usage else {})
@@ -135,9 +146,11 @@ class ChatWriter(Writer):
     def part(self, index: int, choice: Choice) -> Json:
         text = "".join(choice.pieces)
         return {
-            "index": index, "delta": {"content": text} if text else {}, "logprobs": self._logprobs(choice.tables),
+            "index": index,
+            "delta": {"content": text} if text else {},
+            "logprobs": self._logprobs(choice.tables),
             **_end(choice),
-        }  # fmt: skip
+        }
 
     def whole(self, counts: Json) -> Json:
         choices = (
@@ -193,16 +206,21 @@ class Scores:
     def copy(self) -> "Scores":
         """To go on in another way."""
         return Scores(
-            text_offset=self.text_offset.copy(), token_logprobs=self.token_logprobs.copy(), tokens=self.tokens.copy(),
-            top_logprobs=self.top_logprobs.copy(), offsets=self.offsets.copy(),
-        )  # fmt: skip
+            text_offset=self.text_offset.copy(),
+            token_logprobs=self.token_logprobs.copy(),
+            tokens=self.tokens.copy(),
+            top_logprobs=self.top_logprobs.copy(),
+            offsets=self.offsets.copy(),
+        )
 
     def json(self) -> Json:
         """As OpenAI has them."""
         return {
-            "text_offset": self.text_offset, "token_logprobs": self.token_logprobs, "tokens": self.tokens,
+            "text_offset": self.text_offset,
+            "token_logprobs": self.token_logprobs,
+            "tokens": self.tokens,
             "top_logprobs": self.top_logprobs,
-        }  # fmt: skip
+        }
 
 
 class CompletionWriter(Writer):
@@ -249,9 +267,11 @@ class CompletionWriter(Writer):
 
     def part(self, index: int, choice: Choice) -> Json:
         return {
-            "index": index, "text": "".join(choice.pieces), **_end(choice),
+            "index": index,
+            "text": "".join(choice.pieces),
+            **_end(choice),
             "logprobs": self._logprobs(index, choice.tables) if self._with_logprobs else None,
-        }  # fmt: skip
+        }
 
     def whole(self, counts: Json) -> Json:
         choices = (self.part(index, each) for index, each in enumerate(self._choices))

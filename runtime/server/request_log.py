@@ -15,9 +15,15 @@ class RequestLog:
         self._metrics, self._lines = metrics, lines
 
     def note(
-        self, outcome: str, *, route: str, status: int, request_id: str, facts: Mapping[str, object],
+        self,
+        outcome: str,
+        *,
+        route: str,
+        status: int,
+        request_id: str,
+        facts: Mapping[str, object],
         is_quiet: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """An answer is out. outcome: in a word; facts: further fields of its line; is_quiet: it is only counted."""
         self._metrics.answered(route, status)
         if self._lines and not is_quiet:

@@ -85,8 +85,10 @@ class _JsonLines(logging.Formatter):
         """See logging.Formatter."""
         document = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
-            "level": record.levelname.lower(), "message": record.getMessage(), **_extras(record),
-        }  # fmt: skip
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            **_extras(record),
+        }
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
         return json.dumps(document, ensure_ascii=False)

@@ -239,9 +239,10 @@ class Service:
         """End every request with this id, the answer's or the client's, that came with this key; False if there is
         none."""
         found = [
-            each for each in self.active.values()
+            each
+            for each in self.active.values()
             if request_id in (each.answer_id, each.caller.request_id) and each.caller.key == key
-        ]  # fmt: skip
+        ]
         for generation in found:
             generation.inbox.interrupt(cancelled())
         return bool(found)
@@ -303,21 +304,27 @@ class Service:
         timeout, count = order.timeout, order.count
         if timeout is not None and timeout > self.config.request_timeout:
             raise ApiError(
-                400, f"timeout: at most {self.config.request_timeout:g} s; got {timeout:g}", param="timeout",
+                400,
+                f"timeout: at most {self.config.request_timeout:g} s; got {timeout:g}",
+                param="timeout",
                 code="invalid_value",
-            )  # fmt: skip
+            )
         if count > self._capacity:
             raise ApiError(
-                400, f"the request asks for {count} sequences ({order.prompts} prompts x n {order.n}), and the server "
-                f"takes {self._capacity} at once", param="prompt" if order.prompts >= order.n else "n",
+                400,
+                f"the request asks for {count} sequences ({order.prompts} prompts x n {order.n}), and the server "
+                f"takes {self._capacity} at once",
+                param="prompt" if order.prompts >= order.n else "n",
                 code="invalid_value",
-            )  # fmt: skip
+            )
         if self.sequences + count > self._capacity:
             raise ApiError(
-                429, f"{self.sequences} sequences run or wait, and the server takes {self._capacity}",
-                kind="rate_limit_error", code="queue_full",
+                429,
+                f"{self.sequences} sequences run or wait, and the server takes {self._capacity}",
+                kind="rate_limit_error",
+                code="queue_full",
                 headers={"retry-after": str(retry_after(self._ends, time.monotonic(), self._capacity))},
-            )  # fmt: skip
+            )
 
     def _submit(self, generation: Generation, prepare: Callable[[], list[TextRequest]]) -> None:
         """On a thread of the pool. Nothing is done, or nothing more, for a client that has left."""

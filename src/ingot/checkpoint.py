@@ -30,10 +30,19 @@ GRAPH_FILE = "model.onnx"
 
 # What a tokenizer or a generation loop may need; a pattern matches at most what it names.
 COMPANION_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-    "vocab.json", "vocab.txt", "merges.txt", "generation_config.json", "chat_template.jinja", "chat_template.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
     "additional_chat_templates/*.jinja",
-)  # fmt: skip
+)
 CHECKPOINT_FILES = ("config.json", GRAPH_FILE, "*.safetensors", *COMPANION_FILES)
 """Patterns of all that a Checkpoint consists of."""
 
@@ -155,11 +164,12 @@ class Checkpoint:
         sums = self.config.weights.get(location)
         if sums is None or size != sums.nbytes:
             raise CheckpointError(
-                "a weight file of the Checkpoint is not the one that was converted", where=where,
+                "a weight file of the Checkpoint is not the one that was converted",
+                where=where,
                 expected="one of those with checksums in config.json" if sums is None else f"{sums.nbytes:,} bytes",
                 got=location if sums is None else f"a file of {size:,} bytes: {location}",
                 hint="copy the Checkpoint again, or convert the model again",
-            )  # fmt: skip
+            )
         return StoredTensor(
             name=name, file=file, dtype_name=dtype.safetensors, shape=shape, offset=offset, nbytes=nbytes
         )

@@ -109,10 +109,11 @@ class CheckedFile:
         data = self._pread(first, max(last, end))
         if zlib.crc32(data) != self._sums.crc32_of(chunk):
             raise CheckpointError(
-                "a weight file of the Checkpoint is damaged: its checksum does not match", where=str(self._path),
+                "a weight file of the Checkpoint is damaged: its checksum does not match",
+                where=str(self._path),
                 expected=f"crc32 {self._sums.crc32_of(chunk):08x} of bytes {first} to {last}",
                 hint="copy the Checkpoint again, or convert the model again",
-            )  # fmt: skip
+            )
         with self._checking:
             self._sound.add(chunk)
         return data[begin - first : end - first]
@@ -123,9 +124,11 @@ class CheckedFile:
             more = os.pread(self._file, end - begin - len(data), begin + len(data))
             if not more:
                 raise CheckpointError(
-                    "a weight file of the Checkpoint is truncated", where=str(self._path),
-                    expected=f"{end - begin} bytes at {begin}", got=f"{len(data)} bytes",
+                    "a weight file of the Checkpoint is truncated",
+                    where=str(self._path),
+                    expected=f"{end - begin} bytes at {begin}",
+                    got=f"{len(data)} bytes",
                     hint="copy the Checkpoint again, or convert the model again",
-                )  # fmt: skip
+                )
             data += more
         return data

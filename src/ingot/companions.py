@@ -76,6 +76,4 @@ def _words(where: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
             raise
-        raise ConfigError(
-            "the tokenizer cannot be read", where=where, got=str(error)[:300], hint=_HINT,
-        ) from error  # fmt: skip
+        raise ConfigError("the tokenizer cannot be read", where=where, got=str(error)[:300], hint=_HINT) from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from ingot.configs.sizes import format_bytes
 from ingot.engine import check_files, read_manifest
 from ingot.errors import IngotError
-from ingot.plugins.cpu.target import read_bandwidth
+from ingot.plugins.cpu.native import read_bandwidth
 from ingot.plugins.cuda.compiler import MISSING as COMPILER_MISSING
 from ingot.plugins.cuda.compiler import find_compiler
 from ingot.plugins.cuda.gpu import find_gpus

@@ -77,21 +77,37 @@ class Precision:
 
 
 _ITEMSIZE = {
-    DType.F32: 4, DType.F16: 2, DType.BF16: 2, DType.I8: 1, DType.I32: 4, DType.I64: 8, DType.BOOL: 1,
-    DType.W8: 1, DType.W4: 1,
-}  # fmt: skip
+    DType.F32: 4,
+    DType.F16: 2,
+    DType.BF16: 2,
+    DType.I8: 1,
+    DType.I32: 4,
+    DType.I64: 8,
+    DType.BOOL: 1,
+    DType.W8: 1,
+    DType.W4: 1,
+}
 _STORAGE: dict[DType, np.dtype[np.generic]] = {
-    DType.F32: np.dtype(np.float32), DType.F16: np.dtype(np.float16), DType.BF16: np.dtype(np.uint16),
-    DType.I8: np.dtype(np.int8), DType.I32: np.dtype(np.int32), DType.I64: np.dtype(np.int64),
-    DType.BOOL: np.dtype(np.bool_), DType.W8: np.dtype(np.uint8), DType.W4: np.dtype(np.uint8),
-}  # fmt: skip
-_ONNX = {
-    DType.F32: 1, DType.F16: 10, DType.BF16: 16, DType.I8: 3, DType.I32: 6, DType.I64: 7, DType.BOOL: 9,
-}  # fmt: skip
+    DType.F32: np.dtype(np.float32),
+    DType.F16: np.dtype(np.float16),
+    DType.BF16: np.dtype(np.uint16),
+    DType.I8: np.dtype(np.int8),
+    DType.I32: np.dtype(np.int32),
+    DType.I64: np.dtype(np.int64),
+    DType.BOOL: np.dtype(np.bool_),
+    DType.W8: np.dtype(np.uint8),
+    DType.W4: np.dtype(np.uint8),
+}
+_ONNX = {DType.F32: 1, DType.F16: 10, DType.BF16: 16, DType.I8: 3, DType.I32: 6, DType.I64: 7, DType.BOOL: 9}
 _SAFETENSORS = {
-    DType.F32: "F32", DType.F16: "F16", DType.BF16: "BF16", DType.I8: "I8", DType.I32: "I32", DType.I64: "I64",
+    DType.F32: "F32",
+    DType.F16: "F16",
+    DType.BF16: "BF16",
+    DType.I8: "I8",
+    DType.I32: "I32",
+    DType.I64: "I64",
     DType.BOOL: "BOOL",
-}  # fmt: skip
+}
 _FROM_SAFETENSORS = {name: dtype for dtype, name in _SAFETENSORS.items()}
 _FROM_ONNX = {number: dtype for dtype, number in _ONNX.items()}
 

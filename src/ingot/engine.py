@@ -42,15 +42,7 @@ import numpy.typing as npt
 from ingot.chunks import CHUNK_BYTES
 from ingot.configs.read import parse_json
 from ingot.errors import REBUILD, ConfigError, EngineError
-from ingot.manifest import (
-    ENGINE_SCHEMA,
-    FORMAT,
-    MANIFEST_NAME,
-    Manifest,
-    Part,
-    parse_manifest,
-    rank_file,
-)
+from ingot.manifest import ENGINE_SCHEMA, FORMAT, MANIFEST_NAME, Manifest, Part, parse_manifest, rank_file
 from ingot.plan import Plan
 from ingot.plan_json import plans_from_json
 from ingot.weights_memory import HUGE_PAGE, Homes, PlanHomes, huge_pages
@@ -81,9 +73,17 @@ class Header:
     def pack(self) -> bytes:
         """The 4096 bytes of the header."""
         fields = _HEADER.pack(
-            MAGIC, self.schema, HEADER_BYTES, self.rank, self.ranks, self.file_bytes,
-            self.plan_offset, self.plan_bytes, self.weights_offset, self.weights_bytes,
-        )  # fmt: skip
+            MAGIC,
+            self.schema,
+            HEADER_BYTES,
+            self.rank,
+            self.ranks,
+            self.file_bytes,
+            self.plan_offset,
+            self.plan_bytes,
+            self.weights_offset,
+            self.weights_bytes,
+        )
         return fields.ljust(HEADER_BYTES, b"\0")
 
 
@@ -122,9 +122,11 @@ def _reading() -> Iterator[None]:
         yield
     except OSError as error:
         raise EngineError(
-            "a file of the engine cannot be read", where=str(error.filename), got=error.strerror or str(error),
+            "a file of the engine cannot be read",
+            where=str(error.filename),
+            got=error.strerror or str(error),
             hint="look at its permissions",
-        ) from error  # fmt: skip
+        ) from error
 
 
 @_reading()
@@ -187,16 +189,20 @@ def _plan(view: memoryview, path: Path, header: Header, whole: Manifest, manifes
     wanted = {each.target for each in (whole, *whole.others) if each.files == manifest.files}
     if plans.keys() != wanted:
         raise EngineError(
-            "the rank file does not hold the plans of its targets", where=str(path),
-            expected=", ".join(sorted(wanted)), got=", ".join(sorted(plans)) or "none",
+            "the rank file does not hold the plans of its targets",
+            where=str(path),
+            expected=", ".join(sorted(wanted)),
+            got=", ".join(sorted(plans)) or "none",
             hint="it is another engine's: copy the engine again, or build it again",
-        )  # fmt: skip
+        )
     for target, plan in plans.items():
         for what, found in _contradictions(plan, header, whole):
             raise EngineError(
-                "plan and manifest of the engine contradict each other", where=f"{path}:{target}.{what}", got=found,
+                "plan and manifest of the engine contradict each other",
+                where=f"{path}:{target}.{what}",
+                got=found,
                 hint=REBUILD,
-            )  # fmt: skip
+            )
     return plans[manifest.target]
 
 
@@ -255,17 +261,23 @@ def check_files(directory: Path, manifest: Manifest) -> None:
         if size != part.nbytes:
             what = "is empty" if size == 0 else "is truncated" if size < part.nbytes else "is longer than it was built"
             raise EngineError(
-                f"a part of the engine {what}", where=str(path), expected=f"{part.nbytes} bytes", got=f"{size} bytes",
+                f"a part of the engine {what}",
+                where=str(path),
+                expected=f"{part.nbytes} bytes",
+                got=f"{size} bytes",
                 hint="copy the engine again, or " + REBUILD,
-            )  # fmt: skip
+            )
     known = {MANIFEST_NAME, *(part.name for part in manifest.parts)}
     found = (path.relative_to(directory) for path in directory.rglob("*") if not path.is_dir())
     foreign = sorted(path.as_posix() for path in found if path.as_posix() not in known and path.name[0] != ".")
     if foreign:
         raise EngineError(
-            "the engine directory holds files that are not part of it", where=str(directory),
-            expected="only what its manifest lists", got=", ".join(foreign), hint="move them elsewhere",
-        )  # fmt: skip
+            "the engine directory holds files that are not part of it",
+            where=str(directory),
+            expected="only what its manifest lists",
+            got=", ".join(foreign),
+            hint="move them elsewhere",
+        )
 
 
 def map_file(path: Path) -> memoryview:
@@ -287,9 +299,12 @@ def _read_header(view: memoryview, path: Path, manifest: Manifest, rank: int) ->
     header = Header(schema=schema, **dict(zip(names, fields, strict=True)))
     if schema != ENGINE_SCHEMA:
         raise EngineError(
-            "the engine file has another schema", where=str(path), expected=str(ENGINE_SCHEMA), got=str(schema),
+            "the engine file has another schema",
+            where=str(path),
+            expected=str(ENGINE_SCHEMA),
+            got=str(schema),
             hint=REBUILD,
-        )  # fmt: skip
+        )
     fits = (
         header_bytes == header.plan_offset == HEADER_BYTES
         and (header.rank, header.ranks) == (rank, manifest.ranks)
@@ -353,10 +368,11 @@ class _Check:
         part, index = chunk
         begin, end = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, part.nbytes)
         raise EngineError(
-            "a part of the engine is damaged: its checksum does not match", where=str(self._directory / part.name),
+            "a part of the engine is damaged: its checksum does not match",
+            where=str(self._directory / part.name),
             expected=f"crc32 {part.crc32_of(index):08x} of bytes {begin} to {end}",
             hint="copy the engine again, or " + REBUILD,
-        )  # fmt: skip
+        )
 
 
 def _pool_on(cores: frozenset[int]) -> ThreadPoolExecutor:

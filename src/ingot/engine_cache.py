@@ -34,17 +34,21 @@ def cached_engine(model_dir: Path, config: BuildConfig, cache_dir: Path | None, 
         return _cached(model_dir, config, cache_dir or default_cache(), say)
     except OSError as error:
         raise IngotError(
-            "a file cannot be read or written", where=str(error.filename), got=error.strerror or str(error),
+            "a file cannot be read or written",
+            where=str(error.filename),
+            got=error.strerror or str(error),
             hint="look at its permissions; cache_dir says where engines are kept",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _cached(model_dir: Path, config: BuildConfig, cache: Path, say: Callable[[str], None]) -> Path:
     if not (model_dir / "config.json").is_file():
         raise UsageError(
-            "this is neither an Engine nor a Hugging Face directory", where=str(model_dir),
-            expected="a directory with config.json", hint="download the model, or give an engine directory",
-        )  # fmt: skip
+            "this is neither an Engine nor a Hugging Face directory",
+            where=str(model_dir),
+            expected="a directory with config.json",
+            hint="download the model, or give an engine directory",
+        )
     engine = cache / "ingot" / "engines" / cache_key(model_dir, config)
     if _usable(engine):
         say(f"using the engine of {model_dir} in {engine}")

@@ -107,9 +107,15 @@ def _write_rank(directory: Path, content: RankFile) -> Part:
     start = aligned(HEADER_BYTES + len(text), SECTION_ALIGNMENT)
     (nbytes,) = {plan.weight_bytes for plan in content.plans.values()}
     header = Header(
-        schema=ENGINE_SCHEMA, rank=0, ranks=1, file_bytes=start + nbytes, plan_offset=HEADER_BYTES,
-        plan_bytes=len(text), weights_offset=start, weights_bytes=nbytes,
-    )  # fmt: skip
+        schema=ENGINE_SCHEMA,
+        rank=0,
+        ranks=1,
+        file_bytes=start + nbytes,
+        plan_offset=HEADER_BYTES,
+        plan_bytes=len(text),
+        weights_offset=start,
+        weights_bytes=nbytes,
+    )
 
     def pieces(writer: _PartWriter) -> None:
         writer.write(header.pack())

@@ -37,6 +37,8 @@ class Forecast:
         """Raise CapacityError if more is needed than --max_mem allows."""
         if max_mem is not None and self.memory > max_mem:
             raise CapacityError(
-                "the work needs more memory than --max_mem allows", expected=f"at least {format_bytes(self.memory)}",
-                got=format_bytes(max_mem), hint=f"give --max_mem {-(-self.memory >> 20)}MiB or more",
-            )  # fmt: skip
+                "the work needs more memory than --max_mem allows",
+                expected=f"at least {format_bytes(self.memory)}",
+                got=format_bytes(max_mem),
+                hint=f"give --max_mem {-(-self.memory >> 20)}MiB or more",
+            )

@@ -75,10 +75,11 @@ def inspect(path: Path | str) -> Inspection:
     if path.is_dir() and (path / MANIFEST_NAME).is_file():
         read_manifest(path)  # says what is wrong with it
     raise UsageError(
-        "there is nothing here that ingot can inspect", where=str(path),
+        "there is nothing here that ingot can inspect",
+        where=str(path),
         expected="an Engine directory, a Checkpoint directory or an .onnx file",
         got="no such file" if not path.exists() else "something else",
-    )  # fmt: skip
+    )
 
 
 def step_facts(plan: Plan, errors: Mapping[str, float | None] | None = None, context: int = CONTEXT) -> list[StepFacts]:
@@ -98,10 +99,16 @@ def _facts(step: Step, work: Work, weights: Mapping[str, Weight], error: float |
     if products:
         precision = str(Precision(dtype=products[0].dtype, group=int(step.attrs["group"])))
     return StepFacts(
-        name=step.name, kernel=step.kernel, precision=precision, activations=str(step.attrs.get("activations", "")),
-        int8_error=error, tactics=tactics, nbytes=work.nbytes, operations=work.operations,
+        name=step.name,
+        kernel=step.kernel,
+        precision=precision,
+        activations=str(step.attrs.get("activations", "")),
+        int8_error=error,
+        tactics=tactics,
+        nbytes=work.nbytes,
+        operations=work.operations,
         bound="compute" if work.operations > BALANCE * work.nbytes else "memory",
-    )  # fmt: skip
+    )
 
 
 def _inspect_engine(path: Path) -> Inspection:
@@ -110,12 +117,16 @@ def _inspect_engine(path: Path) -> Inspection:
     tokens = {"eos_ids": list(manifest.eos_ids), "bos_id": manifest.bos_id, "pad_id": manifest.pad_id}
     limits = dataclasses.asdict(manifest.limits)
     document: dict[str, Any] = {
-        "kind": "engine", "ingot_version": manifest.ingot_version, "model": dict(manifest.model), "limits": limits,
-        "capabilities": list(manifest.capabilities), **tokens,
+        "kind": "engine",
+        "ingot_version": manifest.ingot_version,
+        "model": dict(manifest.model),
+        "limits": limits,
+        "capabilities": list(manifest.capabilities),
+        **tokens,
         "parts": {part.name: {"bytes": part.nbytes, "sha256": part.sha256} for part in manifest.parts},
         "sources": dict(manifest.sources),
         **(targets[0].document if len(targets) == 1 else {"targets": [target.document for target in targets]}),
-    }  # fmt: skip
+    }
     kinds = " and ".join(f"{name} in {manifest.of(name).precision}" for name in manifest.targets)
     head = [
         f"Engine for {kinds}, built by ingot {manifest.ingot_version}",
@@ -143,9 +154,11 @@ def _followed(path: Path, target: str) -> Iterator[None]:
         yield
     except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError) as error:
         raise EngineError(
-            "what the engine says about a target cannot be followed", where=f"{path}: {target}", got=repr(error)[:200],
+            "what the engine says about a target cannot be followed",
+            where=f"{path}: {target}",
+            got=repr(error)[:200],
             hint=REBUILD,
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
@@ -154,14 +167,19 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     file, code = rank_file(0, manifest.files), _machine_code(plan, manifest)
     network = _network(path, manifest)
     document: dict[str, Any] = {
-        "target": manifest.target, "precision": manifest.precision, "file": file,
-        "kv": {**write_record(plan.kv), "bytes_per_token": block}, "arena_bytes": plan.arena_bytes,
-        "weight_bytes": plan.weight_bytes, "screen": [each.name for each in plan.screen],
+        "target": manifest.target,
+        "precision": manifest.precision,
+        "file": file,
+        "kv": {**write_record(plan.kv), "bytes_per_token": block},
+        "arena_bytes": plan.arena_bytes,
+        "weight_bytes": plan.weight_bytes,
+        "screen": [each.name for each in plan.screen],
         "steps": [dataclasses.asdict(each) for each in facts],
-        "built_with": dict(manifest.built_with), "passport": dict(manifest.passport),
+        "built_with": dict(manifest.built_with),
+        "passport": dict(manifest.passport),
         **({"code": code} if code else {}),
         **({"network": network} if network else {}),
-    }  # fmt: skip
+    }
     lines = [
         f"target      {manifest.target} in {manifest.precision}: plan and weights in {file}",
         f"weights     {format_bytes(plan.weight_bytes)} packed, activations {format_bytes(plan.arena_bytes)}",
@@ -198,11 +216,14 @@ def _machine_code(plan: Plan, manifest: Manifest) -> list[dict[str, Any]]:
     part = manifest.part(rank_file(0, manifest.files))
     begin = 0 if part is None else part.nbytes - plan.weight_bytes  # the weights section ends the file
     return [
-        {"architecture": weight.layout.removeprefix(CODE_LAYOUT), "offset": begin + weight.pieces[0].offset,
-         "bytes": weight.nbytes}
+        {
+            "architecture": weight.layout.removeprefix(CODE_LAYOUT),
+            "offset": begin + weight.pieces[0].offset,
+            "bytes": weight.nbytes,
+        }
         for weight in plan.weights
         if weight.layout.startswith(CODE_LAYOUT)
-    ]  # fmt: skip
+    ]
 
 
 def _network(path: Path, manifest: Manifest) -> dict[str, Any] | None:
@@ -212,9 +233,12 @@ def _network(path: Path, manifest: Manifest) -> dict[str, Any] | None:
             found = hashlib.sha256((path / part.name).read_bytes()).hexdigest()
             if found != part.sha256:
                 raise EngineError(
-                    "the engine is damaged: SHA-256 differs", where=str(path / part.name), expected=part.sha256,
-                    got=found, hint="copy the engine again, or build the engine again",
-                )  # fmt: skip
+                    "the engine is damaged: SHA-256 differs",
+                    where=str(path / part.name),
+                    expected=part.sha256,
+                    got=found,
+                    hint="copy the engine again, or build the engine again",
+                )
     return read_description(path, manifest.target)
 
 
@@ -238,9 +262,18 @@ def _step_table(facts: list[StepFacts]) -> list[str]:
         label = f"layers.{_ranges([layer for layer, _ in members])}/{step.name}" if in_layer else step.name
         error = _span([error for _, error in members if error is not None])
         rows.append(
-            (label, step.kernel, step.precision, step.activations, error, step.tactics, f"{step.nbytes:,}",
-             f"{step.operations:,}", step.bound)
-        )  # fmt: skip
+            (
+                label,
+                step.kernel,
+                step.precision,
+                step.activations,
+                error,
+                step.tactics,
+                f"{step.nbytes:,}",
+                f"{step.operations:,}",
+                step.bound,
+            )
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.append(f"one token after at most {CONTEXT} others; bound by compute above {BALANCE:g} operations per byte")
@@ -272,9 +305,14 @@ def _inspect_checkpoint(path: Path) -> Inspection:
     model = {} if config.model is None else write_record(config.model)
     files = sorted(file.as_posix() for file in checkpoint.companions())
     document = {
-        "kind": "checkpoint", "ingot_version": config.ingot_version, "model": model, "sources": dict(config.sources),
-        "nonfinite": dict(config.nonfinite), "files": files, "graph": graph.document,
-    }  # fmt: skip
+        "kind": "checkpoint",
+        "ingot_version": config.ingot_version,
+        "model": model,
+        "sources": dict(config.sources),
+        "nonfinite": dict(config.nonfinite),
+        "files": files,
+        "graph": graph.document,
+    }
     lines = [
         f"Checkpoint, converted by ingot {config.ingot_version or '(unknown)'}",
         "model       " + (", ".join(f"{key} {value}" for key, value in model.items()) or "not described"),

@@ -116,21 +116,34 @@ class LLM(EngineLLM):
         _refuse(tensor_parallel_size, gpu_memory_utilization)
         directory = read_path("model", model)
         build = BuildConfig(
-            target="cpu" if target is None else target, precision=precision, activations=activations,
-            kv_cache_dtype=kv_cache_dtype, max_seq_len=max_model_len, max_batch_size=max_num_seqs,
+            target="cpu" if target is None else target,
+            precision=precision,
+            activations=activations,
+            kv_cache_dtype=kv_cache_dtype,
+            max_seq_len=max_model_len,
+            max_batch_size=max_num_seqs,
             max_num_tokens=max_num_batched_tokens,
-        )  # fmt: skip
+        )
         run = runtime_config(
-            threads=threads, isa=isa, target=target, kv_cache_memory=kv_cache_memory, max_batch_size=max_num_seqs,
-            max_num_tokens=max_num_batched_tokens, max_seq_len=max_model_len,
-            enable_prefix_cache=enable_prefix_caching, policy=policy, use_mmap=use_mmap,
-        )  # fmt: skip
+            threads=threads,
+            isa=isa,
+            target=target,
+            kv_cache_memory=kv_cache_memory,
+            max_batch_size=max_num_seqs,
+            max_num_tokens=max_num_batched_tokens,
+            max_seq_len=max_model_len,
+            enable_prefix_cache=enable_prefix_caching,
+            policy=policy,
+            use_mmap=use_mmap,
+        )
         if is_engine(directory):
             if any(each != "auto" for each in (precision, activations, kv_cache_dtype)) or cache_dir is not None:
                 raise UsageError(
                     "precision, activations, kv_cache_dtype and cache_dir are for building, and this is an Engine "
-                    "already", where=str(directory), hint="leave them out, or give the Hugging Face directory",
-                )  # fmt: skip
+                    "already",
+                    where=str(directory),
+                    hint="leave them out, or give the Hugging Face directory",
+                )
         else:
             cache = None if cache_dir is None else read_path("cache_dir", cache_dir)
             directory = cached_engine(directory, build, cache, _say)
@@ -142,15 +155,17 @@ class LLM(EngineLLM):
 def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> None:
     if not isinstance(tensor_parallel_size, int) or tensor_parallel_size != 1:
         raise UsageError(
-            "tensor_parallel_size: an engine has one rank in this version", expected="1",
+            "tensor_parallel_size: an engine has one rank in this version",
+            expected="1",
             got=f"{tensor_parallel_size!r}; this machine has {len(find_gpus().gpus)} NVIDIA GPUs that can be used",
             hint="ranks are decided at build: ingot build --tp_size",
-        )  # fmt: skip
+        )
     if gpu_memory_utilization is not None:
         raise UsageError(
-            "gpu_memory_utilization: the KV cache has a size, not a share of a GPU", got=repr(gpu_memory_utilization),
+            "gpu_memory_utilization: the KV cache has a size, not a share of a GPU",
+            got=repr(gpu_memory_utilization),
             hint='say how much memory the KV cache may take: kv_cache_memory="4GiB"',
-        )  # fmt: skip
+        )
 
 
 def _say(line: str) -> None:

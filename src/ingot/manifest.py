@@ -109,12 +109,7 @@ class Manifest(Variant):
 
     def to_json(self) -> str:
         """Canonical text. `manifest_sha256` is the hash of this text with that field empty."""
-        document = {
-            "format": FORMAT,
-            "schema_version": ENGINE_SCHEMA,
-            "manifest_sha256": "",
-            **write_record(self),
-        }
+        document = {"format": FORMAT, "schema_version": ENGINE_SCHEMA, "manifest_sha256": "", **write_record(self)}
         document["manifest_sha256"] = hashlib.sha256(_text(document).encode()).hexdigest()
         return _text(document)
 
@@ -132,9 +127,11 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
         newer = type(schema) is int and schema > ENGINE_SCHEMA
         raise EngineError(
             "the engine was written by a newer ingot" if newer else "the engine's schema version cannot be read",
-            where=f"{where}:schema_version", expected=str(ENGINE_SCHEMA), got=repr(schema)[:200],
+            where=f"{where}:schema_version",
+            expected=str(ENGINE_SCHEMA),
+            got=repr(schema)[:200],
             hint="update ingot, or " + REBUILD if newer else REBUILD,
-        )  # fmt: skip
+        )
     found = document.pop("manifest_sha256", None)
     manifest = read_exactly(
         Manifest, document, what="the engine's manifest is damaged", where=where, error=EngineError, hint=REBUILD
@@ -142,10 +139,12 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     text = manifest.to_json()
     if text.encode() != data:
         raise EngineError(
-            "the engine's manifest does not match its own checksum", where=where,
+            "the engine's manifest does not match its own checksum",
+            where=where,
             expected=f"manifest_sha256 {json.loads(text)['manifest_sha256']}, canonical spacing, no other fields",
-            got=f"manifest_sha256 {found!r}"[:200], hint=REBUILD,
-        )  # fmt: skip
+            got=f"manifest_sha256 {found!r}"[:200],
+            hint=REBUILD,
+        )
     for what, wrong in _problems(manifest):
         raise EngineError("the engine's manifest cannot be right", where=f"{where}:{what}", got=wrong, hint=REBUILD)
     return manifest
@@ -189,9 +188,12 @@ def _document(data: bytes, where: str) -> dict[str, Any]:
     if isinstance(document, dict) and document.get("format") == FORMAT:
         return {key: value for key, value in document.items() if key != "format"}
     raise EngineError(
-        "this is not the manifest of an engine", where=where, expected=f'"format": "{FORMAT}"',
-        got=_guess(document), hint=REBUILD,
-    )  # fmt: skip
+        "this is not the manifest of an engine",
+        where=where,
+        expected=f'"format": "{FORMAT}"',
+        got=_guess(document),
+        hint=REBUILD,
+    )
 
 
 def _guess(document: object) -> str:

@@ -136,9 +136,10 @@ class OutputDir:
         if others := self._others():
             raise UsageError(
                 "the output directory holds files that are not of an earlier output, and would be lost",
-                where=str(self.target), got=", ".join(others[:5]),
+                where=str(self.target),
+                got=", ".join(others[:5]),
                 hint="move them elsewhere, or choose another directory",
-            )  # fmt: skip
+            )
 
     def _others(self) -> list[str]:
         """The files in the target that are none of its parts."""
@@ -167,10 +168,11 @@ class OutputDir:
             aside.rename(self.target)
         except OSError as second:
             raise IngotError(
-                "neither the new output nor the earlier one can be moved to its place", where=str(self.target),
+                "neither the new output nor the earlier one can be moved to its place",
+                where=str(self.target),
                 got=f"{failure!r} for the new one, then {second!r} for the earlier one",
                 hint=f"the earlier one is whole; move it back: mv {aside} {self.target}",
-            ) from failure  # fmt: skip
+            ) from failure
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -119,11 +119,12 @@ def _overlaps(plan: Plan) -> dict[str, set[str]]:
     ends = {each.name: each.offset + buffer_bytes(plan, each) for each in plan.buffers}
     return {
         one.name: {
-            other.name for other in plan.buffers
+            other.name
+            for other in plan.buffers
             if other is not one and other.offset < ends[one.name] and one.offset < ends[other.name]
         }
         for one in plan.buffers
-    }  # fmt: skip
+    }
 
 
 def _screen(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -136,5 +137,6 @@ def _screen(plan: Plan) -> Iterable[tuple[str, str]]:
     for step in plan.screen:
         yield from (
             (f"screen.{step.name}", f"there is no buffer or weight {name}")
-            for name in (*step.inputs, *step.outputs) if name not in known
-        )  # fmt: skip
+            for name in (*step.inputs, *step.outputs)
+            if name not in known
+        )

@@ -47,9 +47,12 @@ def _read(document: object, where: str) -> Plan:
     schema = fields.pop("plan_schema", None)
     if type(schema) is not int or schema != PLAN_SCHEMA:
         raise EngineError(
-            "the engine's plan has another schema", where=f"{where}.plan_schema", expected=str(PLAN_SCHEMA),
-            got=repr(schema)[:200], hint="rebuild the engine with this version of ingot",
-        )  # fmt: skip
+            "the engine's plan has another schema",
+            where=f"{where}.plan_schema",
+            expected=str(PLAN_SCHEMA),
+            got=repr(schema)[:200],
+            hint="rebuild the engine with this version of ingot",
+        )
     plan = read_exactly(Plan, fields, what=UNREADABLE, where=where, error=EngineError, hint=REBUILD)
     check_plan(plan, where)
     return plan
@@ -61,9 +64,12 @@ def _require_canonical(written: str, text: str, where: str) -> None:
     at = next((i for i, (a, b) in enumerate(zip(written, text, strict=False)) if a != b), min(len(written), len(text)))
     begin = max(at - 20, 0)
     raise EngineError(
-        "the engine's plan is not in its canonical form", where=f"{where}, character {at}",
-        expected=json.dumps(written[begin : at + 20]), got=json.dumps(text[begin : at + 20]), hint=REBUILD,
-    )  # fmt: skip
+        "the engine's plan is not in its canonical form",
+        where=f"{where}, character {at}",
+        expected=json.dumps(written[begin : at + 20]),
+        got=json.dumps(text[begin : at + 20]),
+        hint=REBUILD,
+    )
 
 
 def _unreadable(where: str, expected: str, got: str) -> EngineError:

@@ -29,9 +29,27 @@ _ALIGN = 64  # where our files begin their tensor bits
 
 # Bits per element of what the format can hold; ingot reads a tensor only if DType knows its type too.
 _BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-    "I32": 32, "U32": 32, "F32": 32, "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-}  # fmt: skip
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+    "C64": 64,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,10 +89,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             length = int.from_bytes(file.read(8), "little")
             if MAX_JSON < length <= size - 8:
                 raise CheckpointError(
-                    "the header of the safetensors file is too large", where=str(path),
-                    expected=f"at most {MAX_JSON:,} bytes", got=f"{length:,} bytes",
+                    "the header of the safetensors file is too large",
+                    where=str(path),
+                    expected=f"at most {MAX_JSON:,} bytes",
+                    got=f"{length:,} bytes",
                     hint="save the model in several files",
-                )  # fmt: skip
+                )
             if size < 8 or length > size - 8:
                 raise _broken(path, "it is shorter than its header says", f"{8 + length:,} bytes", f"{size:,} bytes")
             text = file.read(length)
@@ -133,9 +153,12 @@ def _check_cover(path: Path, tensors: list[StoredTensor], data: int, size: int) 
 
 def _broken(path: Path, what: str, expected: str, got: str) -> CheckpointError:
     return CheckpointError(
-        f"the safetensors file is damaged: {what}", where=str(path), expected=expected, got=got,
+        f"the safetensors file is damaged: {what}",
+        where=str(path),
+        expected=expected,
+        got=got,
         hint="copy or download the file again",
-    )  # fmt: skip
+    )
 
 
 def read_elements(tensor: StoredTensor, begin: int, end: int) -> npt.NDArray[np.generic]:
@@ -193,8 +216,10 @@ class TensorFileWriter:
         header: dict[str, object] = {}
         for spec, begin, end in zip(specs, ends, ends[1:], strict=False):
             header[spec.name] = {
-                "dtype": spec.dtype.safetensors, "shape": list(spec.shape), "data_offsets": [begin, end],
-            }  # fmt: skip
+                "dtype": spec.dtype.safetensors,
+                "shape": list(spec.shape),
+                "data_offsets": [begin, end],
+            }
         assert len(header) == len(specs), f"{path.name}: two tensors share a name"
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(8 + len(text)) % _ALIGN)
@@ -204,11 +229,15 @@ class TensorFileWriter:
         self._sums = Summer()
         self.tensors = {
             spec.name: StoredTensor(
-                name=spec.name, file=path, dtype_name=spec.dtype.safetensors, shape=spec.shape,
-                offset=len(self._head) + begin, nbytes=spec.nbytes,
+                name=spec.name,
+                file=path,
+                dtype_name=spec.dtype.safetensors,
+                shape=spec.shape,
+                offset=len(self._head) + begin,
+                nbytes=spec.nbytes,
             )
             for spec, begin in zip(specs, ends, strict=False)
-        }  # fmt: skip
+        }
 
     def __enter__(self) -> "TensorFileWriter":
         self._file = self.path.open("wb")

@@ -78,7 +78,11 @@ def blocks_needed(plan: Plan, *, sequences: int, length: int) -> int:
 def greedy_draws(count: int) -> SampleRows:
     """The most likely token of each of the first `count` logit rows, and nothing else."""
     return SampleRows(
-        row=np.arange(count, dtype=np.int32), temperature=np.zeros(count, np.float32), top_k=np.zeros(count, np.int32),
-        top_p=np.ones(count, np.float32), seed=np.zeros(count, np.uint64), counter=np.zeros(count, np.uint64),
+        row=np.arange(count, dtype=np.int32),
+        temperature=np.zeros(count, np.float32),
+        top_k=np.zeros(count, np.int32),
+        top_p=np.ones(count, np.float32),
+        seed=np.zeros(count, np.uint64),
+        counter=np.zeros(count, np.uint64),
         log_probs=np.zeros(count, np.bool_),
-    )  # fmt: skip
+    )

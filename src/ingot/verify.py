@@ -46,9 +46,11 @@ def verify(directory: Path | str, progress: Progress | None = None) -> VerifyRep
     wrong = [part for part in manifest.parts if _sha256(directory / part.name, advance) != part.sha256]
     if wrong:
         raise EngineError(
-            "the engine is damaged: SHA-256 differs", where=", ".join(str(directory / part.name) for part in wrong),
-            expected=", ".join(part.sha256 for part in wrong), hint="copy the engine again, or " + REBUILD,
-        )  # fmt: skip
+            "the engine is damaged: SHA-256 differs",
+            where=", ".join(str(directory / part.name) for part in wrong),
+            expected=", ".join(part.sha256 for part in wrong),
+            hint="copy the engine again, or " + REBUILD,
+        )
     for target in manifest.targets:
         open_engine(directory, target=target).close()
     return VerifyReport(directory=directory, manifest=manifest, nbytes=total)

@@ -52,9 +52,11 @@ def huge_pages(nbytes: int) -> npt.NDArray[np.uint8]:
         memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise CapacityError(
-            "there is no address space for a copy of the weights", expected=f"{nbytes} bytes", got=str(error),
+            "there is no address space for a copy of the weights",
+            expected=f"{nbytes} bytes",
+            got=str(error),
             hint="pass use_mmap=True (--use_mmap)",
-        ) from error  # fmt: skip
+        ) from error
     if offers_huge_pages():
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)

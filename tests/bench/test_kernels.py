@@ -11,7 +11,7 @@ from ingot.bench import kernels
 from ingot.bench.kernels import KernelsOptions, Phase, fastest_quarter, op_name, summarise
 from ingot.engine import read_plan
 from ingot.plan import Plan
-from ingot.plugins.cpu.target import detect_isa, peak_name
+from ingot.plugins.cpu.native import detect_isa, peak_name
 from ingot.step_io import StepTimes
 from ingot.step_work import Load, PlanWork
 from ingot.timed_run import TimedStep
@@ -41,8 +41,10 @@ def test_a_report_holds_every_op_and_its_times_add_up(folder: Path) -> None:
     document = json.loads(ingot("bench", "kernels", "--engine_dir", folder / "e", *SHORT).succeeds().out)
     names = [phase["name"] for phase in document["phases"]]
     assert names == [
-        "prefill of 20 tokens", "decode of 1 sequence after 20 tokens", "decode of 8 sequences after 20 tokens",
-    ]  # fmt: skip
+        "prefill of 20 tokens",
+        "decode of 1 sequence after 20 tokens",
+        "decode of 8 sequences after 20 tokens",
+    ]
     assert document["notes"] == ["32 sequences are left out: the engine decodes at most 8 at once"]
     plan = read_plan(folder / "e")
     barriers = 6 * 2 + 4  # of layers, and of embedding, rows of logits, last norm and lm_head
@@ -112,9 +114,12 @@ def test_no_engine_is_refused(tmp_path: Path) -> None:
 
 
 def _turn(
-    plan: Plan, seconds: float, context: int = 9, left_out: frozenset[int] = frozenset(),
+    plan: Plan,
+    seconds: float,
+    context: int = 9,
+    left_out: frozenset[int] = frozenset(),
     keys_only: frozenset[int] = frozenset(),
-) -> list[TimedStep]:  # fmt: skip
+) -> list[TimedStep]:
     """A decode step whose parts take 1, 2, 3, ... shares."""
     shares = np.arange(1, len(plan.steps) + 2, dtype=np.float64)
     parts = 0.8 * seconds * shares / shares.sum()

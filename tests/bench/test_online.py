@@ -52,8 +52,11 @@ def test_percentiles_of_known_times() -> None:
     tpot = gaps * 4 / 8  # five pieces hold nine tokens
     whole = first + 4 * gaps + 250
     for found, expected in (
-        (report.ttft, first), (report.tpot, tpot), (report.itl, np.repeat(gaps, 4)), (report.e2e, whole),
-    ):  # fmt: skip
+        (report.ttft, first),
+        (report.tpot, tpot),
+        (report.itl, np.repeat(gaps, 4)),
+        (report.e2e, whole),
+    ):
         assert found is not None
         assert found.mean == pytest.approx(expected.mean())
         assert [found.p50, found.p90, found.p99] == pytest.approx(np.percentile(expected, [50, 90, 99]).tolist())
@@ -176,9 +179,13 @@ def ask(url: str) -> Answer:
 def test_pieces_come_when_they_come(raw_server: tuple[str, list[bytes]]) -> None:
     url, pieces = raw_server
     text = '{"choices": [{"text": "a\u2028b\u0085c\u2029"}]}'.encode()
-    pieces += [b": a comment\n\n", b"data: " + text[:20], text[20:] + b"\r\n\r\ndata:" + text + b"\n\n",
-               b'data: {"choices": null, "usage": {"completion_tokens": 7, "prompt_tokens": 3}}\n\n',
-               b"data: [DONE]\n\n"]  # fmt: skip
+    pieces += [
+        b": a comment\n\n",
+        b"data: " + text[:20],
+        text[20:] + b"\r\n\r\ndata:" + text + b"\n\n",
+        b'data: {"choices": null, "usage": {"completion_tokens": 7, "prompt_tokens": 3}}\n\n',
+        b"data: [DONE]\n\n",
+    ]
     answer = ask(url)
     assert (answer.error, len(answer.pieces), answer.tokens, answer.prompt_tokens) == (None, 2, 7, 3)
     assert answer.pieces[0] - answer.start > 0.05
@@ -187,10 +194,17 @@ def test_pieces_come_when_they_come(raw_server: tuple[str, list[bytes]]) -> None
 
 @pytest.mark.parametrize(
     ("piece", "words"),
-    [(b'{"error": "plain words"}', "plain words"), (b'{"error": {"message": "in an object"}}', "in an object"),
-     (b"[1]", "no JSON object"), (b'{"choices": [1]}', "AttributeError"), (b'{"choices": 1}', "TypeError"),
-     (b"{", "JSONDecodeError"), (b"\xff", "UnicodeDecodeError"), (b"{}", "held no text")],
-)  # fmt: skip
+    [
+        (b'{"error": "plain words"}', "plain words"),
+        (b'{"error": {"message": "in an object"}}', "in an object"),
+        (b"[1]", "no JSON object"),
+        (b'{"choices": [1]}', "AttributeError"),
+        (b'{"choices": 1}', "TypeError"),
+        (b"{", "JSONDecodeError"),
+        (b"\xff", "UnicodeDecodeError"),
+        (b"{}", "held no text"),
+    ],
+)
 def test_odd_servers_fail_in_words(raw_server: tuple[str, list[bytes]], piece: bytes, words: str) -> None:
     url, pieces = raw_server
     pieces.append(b"data: " + piece + b"\n\n")

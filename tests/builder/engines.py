@@ -18,9 +18,13 @@ def no_draws() -> SampleRows:
     """A step that draws nothing."""
     empty, wide = np.empty(0, np.int32), np.empty(0, np.uint64)
     return SampleRows(
-        row=empty, temperature=empty.astype(np.float32), top_k=empty, top_p=empty.astype(np.float32), seed=wide,
+        row=empty,
+        temperature=empty.astype(np.float32),
+        top_k=empty,
+        top_p=empty.astype(np.float32),
+        seed=wide,
         counter=wide,
-    )  # fmt: skip
+    )
 
 
 def plan_logits(plan: Plan, weights: npt.NDArray[np.uint8], ids: npt.NDArray[np.int64]) -> Float32:
@@ -30,10 +34,14 @@ def plan_logits(plan: Plan, weights: npt.NDArray[np.uint8], ids: npt.NDArray[np.
     rows = []
     for sequence in ids.astype(np.int32):
         batch = StepBatch(
-            ids=sequence, query_starts=np.array([0, len(sequence)], np.int32), past_lengths=np.zeros(1, np.int32),
-            block_tables=np.arange(blocks, 0, -1, dtype=np.int32)[None], sample=no_draws(), want_logits=True,
+            ids=sequence,
+            query_starts=np.array([0, len(sequence)], np.int32),
+            past_lengths=np.zeros(1, np.int32),
+            block_tables=np.arange(blocks, 0, -1, dtype=np.int32)[None],
+            sample=no_draws(),
+            want_logits=True,
             logit_rows=np.arange(len(sequence), dtype=np.int32),
-        )  # fmt: skip
+        )
         logits = session.run(batch).logits
         assert logits is not None, "they were wanted"
         rows.append(logits)

@@ -70,9 +70,12 @@ def test_an_outlier_keeps_its_product_in_float(tmp_path: Path) -> None:
     convert(ConvertOptions(model_dir=folder, output_dir=tmp_path / "c"))
     report = build(BuildConfig(target="ref", precision="w4g32"), tmp_path / "c", tmp_path / "e")
     assert activations(report) == {
-        "layers.0/qkv": "int8", "layers.0/attention_out": "int8", "layers.0/gate_up": "f32", "layers.0/down": "int8",
+        "layers.0/qkv": "int8",
+        "layers.0/attention_out": "int8",
+        "layers.0/gate_up": "f32",
+        "layers.0/down": "int8",
         "lm_head": "int8",
-    }  # fmt: skip
+    }
     assert (read_manifest(tmp_path / "e").activation_errors["layers.0/gate_up"] or 0) > 0.3
     assert any("not rounded: layers.0/gate_up" in note for note in report.notes)
     forced = build(BuildConfig(target="ref", precision="w4g32", activations="int8"), tmp_path / "c", tmp_path / "f")
@@ -86,15 +89,21 @@ def test_products_are_rounded_up_to_the_tolerance(
 ) -> None:
     """lm_head is w8 in both."""
     found = {
-        "layers.0/qkv": tolerance, "layers.0/attention_out": tolerance * 1.001, "layers.0/gate_up": tolerance * 0.999,
-        "layers.0/down": float("nan"), "lm_head": 0.0401,
-    }  # fmt: skip
+        "layers.0/qkv": tolerance,
+        "layers.0/attention_out": tolerance * 1.001,
+        "layers.0/gate_up": tolerance * 0.999,
+        "layers.0/down": float("nan"),
+        "lm_head": 0.0401,
+    }
     monkeypatch.setattr("ingot.builder.activations.SampleErrors.of", lambda self, graph: found)
     report = build(BuildConfig(target="ref", precision=precision), make_checkpoint(tmp_path), tmp_path / "e")
     assert activations(report) == {
-        "layers.0/qkv": "int8", "layers.0/attention_out": "f32", "layers.0/gate_up": "int8", "layers.0/down": "f32",
+        "layers.0/qkv": "int8",
+        "layers.0/attention_out": "f32",
+        "layers.0/gate_up": "int8",
+        "layers.0/down": "f32",
         "lm_head": "f32",
-    }  # fmt: skip
+    }
     assert read_manifest(tmp_path / "e").activation_errors["layers.0/down"] is None
 
 
@@ -149,8 +158,10 @@ def test_options_and_rules_decide(tmp_path: Path) -> None:
     chosen = activations(report)
     assert [chosen[name] for name in ("layers.0/qkv", "layers.0/down", "lm_head")] == ["int8", "f32", "f32"]
     assert set(read_manifest(tmp_path / "e").activation_errors) == {
-        "layers.0/qkv", "layers.0/attention_out", "layers.0/gate_up"
-    }  # fmt: skip
+        "layers.0/qkv",
+        "layers.0/attention_out",
+        "layers.0/gate_up",
+    }
     kernels = {step.name: step.kernel for step in report.plan.steps}
     assert kernels["layers.0/qkv"] == "matmul.w8a8.ref"
     assert kernels["layers.0/down"] == "matmul.w8.ref"

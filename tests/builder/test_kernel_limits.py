@@ -17,7 +17,8 @@ from ingot.convert.convert import convert
 from ingot.convert.family import find_family
 from ingot.engine import open_engine
 from ingot.errors import BuildError, EngineError, PassError
-from ingot.plugins.cpu.target import kernel_table, open_native
+from ingot.plugins.cpu.native import kernel_table
+from ingot.plugins.cpu.session import open_native
 from ingot.plugins.ref.target import RefTarget
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import KernelLimits, SessionOptions

@@ -63,9 +63,11 @@ def test_kept_inputs_stay_as_long_as_the_outputs() -> None:
     """1 = f(0), 2 = g(1), and g may make 1 again from 0."""
     for keeps, places in ((False, 2), (True, 3)):
         uses = [
-            Use(inputs=(), outputs=(0,)), Use(inputs=(0,), outputs=(1,), keeps_inputs=keeps),
-            Use(inputs=(1,), outputs=(2,)), Use(inputs=(2,), outputs=(3,)),
-        ]  # fmt: skip
+            Use(inputs=(), outputs=(0,)),
+            Use(inputs=(0,), outputs=(1,), keeps_inputs=keeps),
+            Use(inputs=(1,), outputs=(2,)),
+            Use(inputs=(2,), outputs=(3,)),
+        ]
         buffers, arena = plan_arena(tokens(16, 16, 16, 16), uses, ROWS, results=[3])
         assert arena == places * 640
         assert (buffers[2] == buffers[0]) != keeps

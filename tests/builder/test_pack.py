@@ -27,9 +27,14 @@ def make_use(
     g = GraphMaker()
     graph = g.finish(g.node("Add", g.input(), g.constant(values.astype(np.float32))))
     return WeightUse(
-        name=name, tensor=graph.logits.inputs[0].inputs[1], dtype=dtype, shape=values.shape, panels=panels,
-        gated=gated, group=group,
-    )  # fmt: skip
+        name=name,
+        tensor=graph.logits.inputs[0].inputs[1],
+        dtype=dtype,
+        shape=values.shape,
+        panels=panels,
+        gated=gated,
+        group=group,
+    )
 
 
 def packed_section(uses: list[WeightUse], shards: int, threads: int = 1) -> tuple[list[Weight], np.ndarray, Packer]:

@@ -42,9 +42,12 @@ def test_the_last_pattern_that_fits_counts() -> None:
         LayerRule(pattern="layers.1/down", precision="w4g64", activations="bf16"),
     )
     assert choose("w4g128", *rules) == {
-        "layers.0/qkv": "w8 int8", "layers.0/down": "bf16 bf16", "layers.1/qkv": "w8 int8",
-        "layers.1/down": "w4g64 bf16", "lm_head": "w8 auto",
-    }  # fmt: skip
+        "layers.0/qkv": "w8 int8",
+        "layers.0/down": "bf16 bf16",
+        "layers.1/qkv": "w8 int8",
+        "layers.1/down": "w4g64 bf16",
+        "lm_head": "w8 auto",
+    }
 
 
 def test_patterns_that_fit_nothing_name_the_nearest() -> None:

@@ -16,7 +16,8 @@ from ingot.convert.convert import convert
 from ingot.engine import open_engine, read_plan
 from ingot.errors import CapacityError
 from ingot.plan import Plan
-from ingot.plugins.cpu.target import TARGETS, detect_isa
+from ingot.plugins.cpu.native import detect_isa
+from ingot.plugins.cpu.target import TARGETS
 from ingot.plugins.ref.target import RefTarget
 from ingot.plugins.registry import find_target
 from ingot.step_io import Int32, StepTimes

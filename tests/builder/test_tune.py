@@ -117,9 +117,17 @@ def test_rows_beyond_the_limits_are_not_timed() -> None:
 
 @pytest.mark.parametrize(
     ("most", "rows"),
-    [(1, [1]), (2, [1, 2]), (8, [1, 8]), (9, [1, 8, 9]), (32, [1, 8, 32]), (33, [1, 8, 32, 33]), (512, [1, 8, 32, 512]),
-     (9999, [1, 8, 32, 512])],
-)  # fmt: skip
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (8, [1, 8]),
+        (9, [1, 8, 9]),
+        (32, [1, 8, 32]),
+        (33, [1, 8, 32, 33]),
+        (512, [1, 8, 32, 512]),
+        (9999, [1, 8, 32, 512]),
+    ],
+)
 def test_a_class_of_rows_is_timed_where_a_step_may_have_its_first(most: int, rows: list[int]) -> None:
     assert list(tuning._row_counts(most)) == rows
 
@@ -169,9 +177,16 @@ def test_each_machine_has_its_own_times(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"timing_cache": 2, "machines": {}}', '{"timing_cache": 1, "machines": {"A": {"p": [0.0, 1.0]}}}',
-     '{"timing_cache": 1, "machines": {"A": {"p": ["x"]}}}', '{"timing_cache": 1, "machines": {"A": {"p": 3}}}'],
-)  # fmt: skip
+    [
+        "",
+        "[]",
+        "{}",
+        '{"timing_cache": 2, "machines": {}}',
+        '{"timing_cache": 1, "machines": {"A": {"p": [0.0, 1.0]}}}',
+        '{"timing_cache": 1, "machines": {"A": {"p": ["x"]}}}',
+        '{"timing_cache": 1, "machines": {"A": {"p": 3}}}',
+    ],
+)
 def test_what_is_no_cache_is_refused_and_kept(tmp_path: Path, text: str) -> None:
     cache = tmp_path / "cache.json"
     cache.write_text(text)

@@ -80,11 +80,12 @@ def test_serve_says_what_to_install() -> None:
 
 def test_serve_refuses_wrong_values(capsys: pytest.CaptureFixture[str]) -> None:
     for args, words in (
-        (["--engine_dir", "e"], "e"), (["--engine_dir", "e", "--request_timeout", "0"], "request_timeout"),
+        (["--engine_dir", "e"], "e"),
+        (["--engine_dir", "e", "--request_timeout", "0"], "request_timeout"),
         (["--engine_dir", "e", "--api_key", " "], "API key"),
         (["--engine_dir", "e", "--otlp_endpoint", "collector:4318"], "OTLP"),
         (["--engine_dir", "e", "--api_key_file", "e"], "API keys"),
-    ):  # fmt: skip
+    ):
         assert app.run(["serve", *args]) in (1, 2)
         err = capsys.readouterr().err
         assert words in err
@@ -111,11 +112,7 @@ def test_serve_refuses_wrong_values(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_errors_become_words_and_a_code(
-    error: BaseException,
-    code: int,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException, code: int, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*args: object, **options: object) -> None:
         raise error

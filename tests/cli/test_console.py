@@ -27,8 +27,13 @@ def test_a_log_gets_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     log = io.StringIO()
     _work(Talk(Level.VERBOSE, log))
     assert log.getvalue().splitlines() == [
-        "weights 0%", "weights 100%", "graph 100%", "warning: a NaN", "lowered", "pass fired 3 times",
-    ]  # fmt: skip
+        "weights 0%",
+        "weights 100%",
+        "graph 100%",
+        "warning: a NaN",
+        "lowered",
+        "pass fired 3 times",
+    ]
     assert capsys.readouterr().out == ""
 
 
@@ -44,9 +49,14 @@ def test_bytes_have_a_rate_and_a_remaining_time(monkeypatch: pytest.MonkeyPatch)
         talk.progress("rounds", 1, 3)
         talk.progress("rounds", 2, 3)
     assert log.getvalue().splitlines() == [
-        "hashing 25%", "weights 25%", "weights 26%, 4 MiB/s, 12:20 left", "weights 27%, 4 MiB/s, 12:10 left",
-        "weights 100%, 100 MiB/s", "rounds 33%", "rounds 67%, 0:10 left",
-    ]  # fmt: skip
+        "hashing 25%",
+        "weights 25%",
+        "weights 26%, 4 MiB/s, 12:20 left",
+        "weights 27%, 4 MiB/s, 12:10 left",
+        "weights 100%, 100 MiB/s",
+        "rounds 33%",
+        "rounds 67%, 0:10 left",
+    ]
     screen = Terminal()
     with Talk(Level.INFO, screen) as talk:
         talk.progress_bytes("weights", 0, 4000 << 20)

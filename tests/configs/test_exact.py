@@ -34,12 +34,19 @@ def test_both_ends_are_included(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("values", "where"),
     [
-        ({"number": 0}, "number"), ({"number": 260}, "number"), ({"number": 6}, "number"), ({"number": True}, "number"),
-        ({"number": 8.0}, "number"), ({"word": "ab1"}, "word"), ({"word": "a\n"}, "word"), ({"word": 1}, "word"),
-        ({"parts": {"x": [1.0, 2]}}, "parts.x.1"), ({"parts": {"y": [float("inf")]}}, "parts.y.0"),
+        ({"number": 0}, "number"),
+        ({"number": 260}, "number"),
+        ({"number": 6}, "number"),
+        ({"number": True}, "number"),
+        ({"number": 8.0}, "number"),
+        ({"word": "ab1"}, "word"),
+        ({"word": "a\n"}, "word"),
+        ({"word": 1}, "word"),
+        ({"parts": {"x": [1.0, 2]}}, "parts.x.1"),
+        ({"parts": {"y": [float("inf")]}}, "parts.y.0"),
         ({"parts": [1.0]}, "parts"),
     ],
-)  # fmt: skip
+)
 def test_what_lies_beyond_is_named_with_its_path(values: dict[str, Any], where: str) -> None:
     with pytest.raises(EngineError) as raised:
         read(values)

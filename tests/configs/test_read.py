@@ -134,10 +134,23 @@ def test_wrong_records(values: dict[str, object], expected: str) -> None:
 def test_a_model_survives_its_json() -> None:
     scaling = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=8192)
     model = ModelConfig(
-        family="llama", vocab_size=1, hidden_size=2, intermediate_size=3, num_layers=4, heads=5, kv_heads=5, head_dim=6,
-        max_positions=7, norm=Norm.LAYER, norm_eps=1e-5, activation=Activation.GELU_TANH, gated_mlp=True,
-        rope=RopeConfig(theta=1e4, rotary_dim=6, llama3=scaling), attention_scale=0.1, tied_embeddings=True,
-    )  # fmt: skip
+        family="llama",
+        vocab_size=1,
+        hidden_size=2,
+        intermediate_size=3,
+        num_layers=4,
+        heads=5,
+        kv_heads=5,
+        head_dim=6,
+        max_positions=7,
+        norm=Norm.LAYER,
+        norm_eps=1e-5,
+        activation=Activation.GELU_TANH,
+        gated_mlp=True,
+        rope=RopeConfig(theta=1e4, rotary_dim=6, llama3=scaling),
+        attention_scale=0.1,
+        tied_embeddings=True,
+    )
     assert read_record(ModelConfig, Section(write_record(model), "config.json:model")) == model
 
 

@@ -35,9 +35,11 @@ def test_every_key(tmp_path: Path) -> None:
         activations = "bf16"
     """
     assert load(tmp_path, text) == Recipe(
-        precision="w4g128", lm_head_precision="bf16", activations="int8",
+        precision="w4g128",
+        lm_head_precision="bf16",
+        activations="int8",
         layers=(LayerRule(pattern="layers.0/*", precision="w8"), LayerRule(pattern="*/down", activations="bf16")),
-    )  # fmt: skip
+    )
     assert load(tmp_path, "") == Recipe()
 
 

@@ -16,9 +16,17 @@ from ingot.runtime.tokenizer import Tokenizer
 from tests.handmade import write_model
 
 TEXTS = [
-    "Hello  world", " lead", "\n\ttabs", "caf\u00e9 \u65e5\u672c \U0001f642", "lo<|endoftext|>lo <|im_start|>user", "",
-    "it's 12345 x'LL", "e\u0301 \u212b", "  \n\n  x   ", "<mark> lo",
-]  # fmt: skip
+    "Hello  world",
+    " lead",
+    "\n\ttabs",
+    "caf\u00e9 \u65e5\u672c \U0001f642",
+    "lo<|endoftext|>lo <|im_start|>user",
+    "",
+    "it's 12345 x'LL",
+    "e\u0301 \u212b",
+    "  \n\n  x   ",
+    "<mark> lo",
+]
 MERGES = ["l o", "\u0120 lo", "h e", "he l", "hel lo", "1 2", "12 3", "\u00c3 \u00a9", "' s"]
 BYTES = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
 SETTINGS: dict[str, dict[str, Any] | None] = {
@@ -26,7 +34,10 @@ SETTINGS: dict[str, dict[str, Any] | None] = {
     "GPT-2, a space in front": {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": True},
     "Qwen": {"tokenizer_class": "Qwen2Tokenizer"},
     "Qwen, named tokens": {
-        "tokenizer_class": "Qwen2TokenizerFast", "bos_token": None, "eos_token": "<|im_start|>", "unk_token": None,
+        "tokenizer_class": "Qwen2TokenizerFast",
+        "bos_token": None,
+        "eos_token": "<|im_start|>",
+        "unk_token": None,
         "additional_special_tokens": ["<|im_start|>"],
         "added_tokens_decoder": {
             "266": {"content": "<|im_start|>", "special": True, "normalized": False},
@@ -34,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any] | None] = {
         },
     },
     "by model_type": None,
-}  # fmt: skip
+}
 
 
 def write_tokenizer(folder: Path, settings: dict[str, Any] | None = None, merges: list[str] = MERGES) -> Path:

@@ -117,10 +117,15 @@ def test_weight_shapes_are_the_tensors_of_the_model() -> None:
 def test_a_graph_of_a_large_model_needs_no_weights(tmp_path: Path) -> None:
     """Llama 3.1 405B: 126 layers; only headers are looked at."""
     config = {
-        "model_type": "llama", "vocab_size": 128256, "hidden_size": 16384, "intermediate_size": 53248,
-        "num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8,
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 16384,
+        "intermediate_size": 53248,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 8,
         "max_position_embeddings": 131072,
-    }  # fmt: skip
+    }
     model = read_model(Section(config, "config.json"), None)[1]
     specs = [TensorSpec(name=name, dtype=DType.BF16, shape=shape) for name, shape in weight_shapes(model).items()]
     assert sum(spec.nbytes for spec in specs) == 2 * 405_853_388_800

@@ -16,14 +16,10 @@ from ingot.convert.weights import sources
 from ingot.errors import ConfigError, IngotError, UnsupportedModelError, UsageError
 from tests.handmade import TINY_GPT2, TINY_LLAMA
 
-LLAMA3 = {
-    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-}  # fmt: skip
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-LONG = {
-    "type": "longrope", "short_factor": [1.0] * 6, "long_factor": [3.0] * 6, "original_max_position_embeddings": 32,
-}  # fmt: skip
+LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [3.0] * 6, "original_max_position_embeddings": 32}
 
 
 def read(config: dict[str, object], **changes: object) -> ModelConfig:
@@ -44,19 +40,21 @@ def read(config: dict[str, object], **changes: object) -> ModelConfig:
         (
             {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
             RopeConfig(
-                theta=5e5, rotary_dim=12,
+                theta=5e5,
+                rotary_dim=12,
                 llama3=Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_positions=8192),
             ),
         ),
         (
             {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **LLAMA3}},
             RopeConfig(
-                theta=5e5, rotary_dim=12,
+                theta=5e5,
+                rotary_dim=12,
                 llama3=Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_positions=8192),
             ),
         ),
     ],
-)  # fmt: skip
+)
 def test_spellings_of_rotary_positions(changes: dict[str, object], expected: RopeConfig) -> None:
     assert read(TINY_LLAMA, **changes).rope == expected
 
@@ -102,8 +100,9 @@ def test_truncate_stands_beside_the_layer_types_not_in_them() -> None:
         values = {**tiny, "rope_parameters": {**inner, "truncate": truncate}}
         _, model, unknown = read_model(Section(values, "config.json"), None)
         assert [rope is not None and rope.yarn and rope.yarn.truncate for rope in (model.rope, model.local_rope)] == [
-            truncate, truncate,
-        ]  # fmt: skip
+            truncate,
+            truncate,
+        ]
         assert unknown == tuple(f"rope_parameters.{kind}.truncate" for kind in kinds)
 
 
@@ -125,8 +124,13 @@ def test_longrope_is_for_the_short_factors_or_the_long() -> None:
 
 
 def test_defaults_are_those_of_transformers() -> None:
-    sizes: dict[str, Any] = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-                             "num_attention_heads": 2}  # fmt: skip
+    sizes: dict[str, Any] = {
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     full = AutoConfig.for_model("llama", **sizes).to_dict()
     assert read({"model_type": "llama", **sizes}) == read(full)
     sizes = {"vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2}
@@ -163,9 +167,14 @@ def test_gpt2_score_scales() -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("silu", Activation.SILU), ("gelu", Activation.GELU), ("gelu_new", Activation.GELU_TANH),
-     ("gelu_pytorch_tanh", Activation.GELU_TANH), ("relu", Activation.RELU)],
-)  # fmt: skip
+    [
+        ("silu", Activation.SILU),
+        ("gelu", Activation.GELU),
+        ("gelu_new", Activation.GELU_TANH),
+        ("gelu_pytorch_tanh", Activation.GELU_TANH),
+        ("relu", Activation.RELU),
+    ],
+)
 def test_activations(name: str, expected: Activation) -> None:
     assert read(TINY_LLAMA, hidden_act=name).activation is expected
     assert read(TINY_GPT2, activation_function=name).activation is expected
@@ -200,13 +209,19 @@ def test_activations(name: str, expected: Activation) -> None:
         ({"vocab_size": None}, ConfigError, "missing(.|\n)*config.json:vocab_size"),
         ({"rms_norm_eps": "1e-5"}, ConfigError, "config.json:rms_norm_eps"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(changes: dict[str, object], error: type[IngotError], words: str) -> None:
     with pytest.raises(error, match=words):
         read(TINY_LLAMA, **changes)
 
 
 def test_keys_without_effect_are_told_apart() -> None:
-    values = {**TINY_LLAMA, "transformers_version": "5.0", "use_cache": True, "soft_cap": 3.0,
-              "rope_scaling": {"rope_type": "default", "attention_factor": 2.0}, "spare": None}  # fmt: skip
+    values = {
+        **TINY_LLAMA,
+        "transformers_version": "5.0",
+        "use_cache": True,
+        "soft_cap": 3.0,
+        "rope_scaling": {"rope_type": "default", "attention_factor": 2.0},
+        "spare": None,
+    }
     assert read_model(Section(values, "config.json"), None)[2] == ("rope_scaling.attention_factor", "soft_cap")

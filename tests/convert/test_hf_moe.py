@@ -158,8 +158,14 @@ def test_what_is_refused(name: str, changes: dict[str, Any], error: type[IngotEr
 
 def test_keys_that_ask_for_nothing_are_accepted() -> None:
     tiny = find_family("qwen3_moe").tiny
-    more = {"shared_expert_intermediate_size": 0, "use_qk_norm": True, "qkv_bias": False, "max_window_layers": 2,
-            "router_aux_loss_coef": 0.1, "output_router_logits": True}  # fmt: skip
+    more = {
+        "shared_expert_intermediate_size": 0,
+        "use_qk_norm": True,
+        "qkv_bias": False,
+        "max_window_layers": 2,
+        "router_aux_loss_coef": 0.1,
+        "output_router_logits": True,
+    }
     assert read_model(Section({**tiny, **more}, "config.json"), None)[2] == ()
 
 

@@ -17,8 +17,12 @@ from ingot.convert.refused import MISSING
 from ingot.errors import ConfigError, IngotError, UnsupportedModelError
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 9, "hidden_size": 512, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 32,
-}  # fmt: skip
+    "vocab_size": 9,
+    "hidden_size": 512,
+    "intermediate_size": 8,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 32,
+}
 GPT2_SIZES = {"vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2}
 
 
@@ -82,12 +86,22 @@ def shrunken(config: dict[str, Any]) -> dict[str, Any]:
     """The same structure with two layers of four small heads, and few tokens."""
     small = {key: value for key, value in config.items() if not key.endswith("_token_id")}
     if config["model_type"] == "gpt2":
-        return {**small, "n_layer": 2, "n_embd": 4 * (config["n_embd"] // config["n_head"]), "n_head": 4,
-                "vocab_size": 97}  # fmt: skip
+        return {
+            **small,
+            "n_layer": 2,
+            "n_embd": 4 * (config["n_embd"] // config["n_head"]),
+            "n_head": 4,
+            "vocab_size": 97,
+        }
     heads = config.get("num_attention_heads", 8)
     kv_heads = config.get("num_key_value_heads") or heads
-    small |= {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 97,
-              "hidden_size": 4 * (config["hidden_size"] // heads)}  # fmt: skip
+    small |= {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "vocab_size": 97,
+        "hidden_size": 4 * (config["hidden_size"] // heads),
+    }
     if "moe_intermediate_size" in config:
         small |= {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     if "num_key_value_heads" in config:

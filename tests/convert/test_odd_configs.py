@@ -37,28 +37,50 @@ ABSENT = object()
 
 # Sizes that ingot wants to be told: a model of transformers' default size is a surprise.
 SIZES = {
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "n_embd", "n_head",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "n_embd",
+    "n_head",
     "n_layer",
-}  # fmt: skip
+}
 # Keys that not every tiny configuration has, nor transformers writes.
 OTHERS: Config = {
-    "rope_theta": 1e4, "rope_scaling": None, "rope_parameters": None, "partial_rotary_factor": 1.0, "rotary_pct": 0.25,
-    "rotary_emb_base": 1e4, "sliding_window_pattern": 2, "rope_local_base_freq": 1e4, "use_sliding_window": False,
-    "layer_types": None, "qkv_bias": False, "use_qk_norm": True,
-    "scale_attn_weights": True, "tie_word_embeddings": False,
-}  # fmt: skip
+    "rope_theta": 1e4,
+    "rope_scaling": None,
+    "rope_parameters": None,
+    "partial_rotary_factor": 1.0,
+    "rotary_pct": 0.25,
+    "rotary_emb_base": 1e4,
+    "sliding_window_pattern": 2,
+    "rope_local_base_freq": 1e4,
+    "use_sliding_window": False,
+    "layer_types": None,
+    "qkv_bias": False,
+    "use_qk_norm": True,
+    "scale_attn_weights": True,
+    "tie_word_embeddings": False,
+}
 FACTORS = {"short_factor": [2.0] * 8, "long_factor": [3.0] * 8, "original_max_position_embeddings": 32}
 ROTATIONS: dict[str, Config] = {
     "default": {},
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 4.0},
     "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16.0, "beta_slow": 2.0,
-             "attention_factor": 1.5, "truncate": False},
+    "yarn": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "attention_factor": 1.5,
+        "truncate": False,
+    },
     "longrope": FACTORS,
     "su": FACTORS,
     "proportional": {"factor": 2.0},
-}  # fmt: skip
+}
 
 
 def base_of(name: str) -> Config:
@@ -250,10 +272,15 @@ def test_what_transformers_refuses_or_reads_otherwise_is_refused(name: str, chan
         read_model(Section({**base_of(name), **change}, "config.json"), None)
 
 
-@pytest.mark.parametrize(("name", "change"), [(name, {}) for name in family_names()] + [
-    ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}), ("qwen3_moe", {"decoder_sparse_step": 4}),
-    ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [(name, {}) for name in family_names()]
+    + [
+        ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}),
+        ("qwen3_moe", {"decoder_sparse_step": 4}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ],
+)
 def test_random_weights_have_the_shapes_of_files(name: str, change: Config, tmp_path: Path) -> None:
     config = {**base_of(name), **change}
     made = of_transformers(config)

@@ -71,8 +71,9 @@ def test_shards(tmp_path: Path) -> None:
     found = converted(folder, tmp_path / "c")
     assert found.keys() == converted(write_model(tmp_path / "s"), tmp_path / "e").keys()
     assert sorted(file.name for file in (tmp_path / "c").glob("*.safetensors")) == [
-        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
-    ]  # fmt: skip
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
     os.truncate(folder / "pytorch_model-00002-of-00002.bin", 999)
     with pytest.raises(CheckpointError, match="00002-of-00002"):
         converted(folder, tmp_path / "c2")
@@ -80,8 +81,15 @@ def test_shards(tmp_path: Path) -> None:
 
 def test_views_parameters_and_shared_storages(tmp_path: Path) -> None:
     whole = torch.arange(24.0).reshape(4, 6)
-    tensors = {"whole": whole, "rows": whole[1:3], "same": whole, "cell": whole[2, 3],
-               "parameter": torch.nn.Parameter(whole[3]), "columns": whole[:, 2:4], "empty": whole[:0]}  # fmt: skip
+    tensors = {
+        "whole": whole,
+        "rows": whole[1:3],
+        "same": whole,
+        "cell": whole[2, 3],
+        "parameter": torch.nn.Parameter(whole[3]),
+        "columns": whole[:, 2:4],
+        "empty": whole[:0],
+    }
     torch.save(tensors, tmp_path / "x.bin")
     found = read_pickled(tmp_path / "x.bin")
     for name in set(tensors) - {"columns", "cell"}:
@@ -139,7 +147,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         ("data/0", lambda data: data, zipfile.ZIP_DEFLATED, "is compressed"),
         ("data.pkl", lambda data: data[:20], zipfile.ZIP_STORED, "weights alone"),
         ("byteorder", lambda _: b"big", zipfile.ZIP_STORED, "little-endian"),
-    ):  # fmt: skip
+    ):
         torch.save({"data": torch.arange(6.0)}, file)
         rewritten(file, member, edit, compression)
         with pytest.raises(CheckpointError, match=words):

@@ -23,9 +23,10 @@ def test_single_and_sharded_are_the_same_model(tmp_path: Path) -> None:
     sharded = Source.open(write_model(tmp_path / "sharded", shards=3, padding=5))
     assert set(single.tensors) == set(sharded.tensors) == set(random_tensors(TINY_LLAMA))
     assert [file.name for file in sharded.files] == [
-        "config.json", "model.safetensors.index.json",
+        "config.json",
+        "model.safetensors.index.json",
         *(f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)),
-    ]  # fmt: skip
+    ]
 
 
 def test_tokenizer_files_are_part_of_the_source(tmp_path: Path) -> None:
@@ -35,12 +36,7 @@ def test_tokenizer_files_are_part_of_the_source(tmp_path: Path) -> None:
     (folder / "additional_chat_templates" / "rag.jinja").write_text("x")
     (folder / "README.md").write_text("x")
     names = {file.relative_to(folder).as_posix() for file in Source.open(folder).files}
-    assert names == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "additional_chat_templates/rag.jinja",
-    }
+    assert names == {"config.json", "model.safetensors", "tokenizer.json", "additional_chat_templates/rag.jinja"}
 
 
 def test_links_are_followed(tmp_path: Path) -> None:

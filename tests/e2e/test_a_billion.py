@@ -22,15 +22,25 @@ pytestmark = pytest.mark.slow
 
 LAYERS, HIDDEN, INNER, VOCAB, HEADS, KV_HEADS = 22, 2048, 5632, 32000, 32, 4
 SHAPE = {
-    "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "vocab_size": VOCAB, "tie_word_embeddings": False,
-    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "bos_token_id": 1,
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "vocab_size": VOCAB,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
     "eos_token_id": 2,
-}  # fmt: skip
+}
 KINDS = [
-    ("f32", "auto"), ("bf16", "auto"),
+    ("f32", "auto"),
+    ("bf16", "auto"),
     *((precision, activations) for precision in ("w8", "w4g128", "w4g64", "w4g32") for activations in ("int8", "bf16")),
-]  # fmt: skip
+]
 POSITIONS = 64
 ROUNDING = 4 * math.sqrt(INNER) * 2.0**-24  # of sums of INNER numbers in float32, in parts of the largest logit
 ALLOWANCE = 150 << 20  # bytes beside engine and KV cache

@@ -11,7 +11,8 @@ import pytest
 from ingot.configs.runtime import runtime_config
 from ingot.engine import read_plan
 from ingot.plan import Plan, Step
-from ingot.plugins.cpu.target import CpuSession, detect_isa, kernel_table, open_native
+from ingot.plugins.cpu.native import detect_isa, kernel_table
+from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.op import Array
 from ingot.plugins.target import SessionOptions
 from ingot.runtime.session import LoadedEngine, load_engine
@@ -20,9 +21,7 @@ from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
 from tests.plugins.cpu.one_step import batch_of
 
-pytestmark = [
-    pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target"),
-]  # fmt: skip
+pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")]
 
 HIDDEN = 1024  # 16 rows of it are the most that every thread norms for itself
 KINDS = {"int8": ("--precision", "w8", "--activations", "int8"), "bf16": ("--precision", "bf16")}

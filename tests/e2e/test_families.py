@@ -22,28 +22,52 @@ PROMPTS, NEW_TOKENS = (3, 21), 40
 VARIANTS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None, "head_dim": 80, "num_key_value_heads": 1},
     "qwen2": {"use_sliding_window": False, "tie_word_embeddings": True, "vocab_size": 517},
-    "qwen3": {"attention_bias": True, "head_dim": 80, "use_sliding_window": True, "sliding_window": 16,
-              "max_window_layers": 1},
-    "phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
-             "sliding_window": None, "num_key_value_heads": 4},
+    "qwen3": {
+        "attention_bias": True,
+        "head_dim": 80,
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+    },
+    "phi3": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        "sliding_window": None,
+        "num_key_value_heads": 4,
+    },
     "starcoder2": {"use_bias": False, "sliding_window": None, "tie_word_embeddings": False},
-    "gpt_neox": {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
-                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+    "gpt_neox": {
+        "use_parallel_residual": False,
+        "attention_bias": False,
+        "hidden_act": "gelu_new",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    },
     "olmo2": {"num_key_value_heads": 4, "attention_bias": True},
     "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": None, "hidden_act": "gelu"},
-    "qwen3_moe": {"norm_topk_prob": False, "num_experts_per_tok": 1, "decoder_sparse_step": 2, "mlp_only_layers": [],
-                  "num_experts": 17, "moe_intermediate_size": 33, "use_sliding_window": True, "sliding_window": 16,
-                  "attention_bias": True},
-    "gemma2": {"attn_logit_softcapping": None, "final_logit_softcapping": None,
-               "layer_types": ["full_attention", "sliding_attention"]},
+    "qwen3_moe": {
+        "norm_topk_prob": False,
+        "num_experts_per_tok": 1,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [],
+        "num_experts": 17,
+        "moe_intermediate_size": 33,
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "attention_bias": True,
+    },
+    "gemma2": {
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "gemma3_text": {
-        "final_logit_softcapping": 30.0, "sliding_window_pattern": 6,
+        "final_logit_softcapping": 30.0,
+        "sliding_window_pattern": 6,
         "rope_parameters": {
             "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
-}  # fmt: skip
+}
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in family_names()] + list(VARIANTS.items())
 
 
@@ -58,9 +82,13 @@ def test_logits_and_tokens_are_those_of_transformers(name: str, changes: dict[st
     prompts = [np.random.default_rng(length).integers(0, 61, length).tolist() for length in PROMPTS]
     with ModelRunner.from_dir(tmp_path / "cpu") as runner:
         out = runner.generate(
-            prompts, max_new_tokens=NEW_TOKENS, end_id=-1, return_dict=True, output_context_logits=True,
+            prompts,
+            max_new_tokens=NEW_TOKENS,
+            end_id=-1,
+            return_dict=True,
+            output_context_logits=True,
             output_generation_logits=True,
-        )  # fmt: skip
+        )
     for index, prompt in enumerate(prompts):
         text = out["output_ids"][index][0][: len(prompt) + NEW_TOKENS]
         expected = model.logits([text[:-1]])[0]

@@ -12,9 +12,14 @@ from tests.oracle.plan_float64 import ATTENDED, compare_with_float64
 
 POSITIONS = 64
 KINDS = [
-    ("f32", "auto", "auto"), ("bf16", "auto", "auto"), ("w8", "int8", "int8"), ("w8", "bf16", "auto"),
-    ("w4g128", "int8", "bf16"), ("w4g64", "bf16", "int8"), ("w4g32", "int8", "f32"),
-]  # fmt: skip
+    ("f32", "auto", "auto"),
+    ("bf16", "auto", "auto"),
+    ("w8", "int8", "int8"),
+    ("w8", "bf16", "auto"),
+    ("w4g128", "int8", "bf16"),
+    ("w4g64", "bf16", "int8"),
+    ("w4g32", "int8", "f32"),
+]
 ERROR = 1e-6  # of the largest logit
 DOUBT = 2e-6  # of the largest value of a row
 

@@ -37,9 +37,14 @@ def test_resident_memory_while_generating(large_checkpoint: Path, tmp_path: Path
 
 
 NEOX = {
-    "model_type": "gpt_neox", "vocab_size": 500, "hidden_size": 1536, "intermediate_size": 1024,
-    "num_hidden_layers": 2, "num_attention_heads": 12, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "gpt_neox",
+    "vocab_size": 500,
+    "hidden_size": 1536,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 64,
+}
 
 
 def resident(output: Path, *args: object) -> tuple[int, int]:

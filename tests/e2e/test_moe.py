@@ -44,9 +44,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bits(runner: ModelRunner, prompts: list[list[int]]) -> list[bytes]:
     """Of all logits of each prompt."""
     out = runner.generate(
-        prompts, max_new_tokens=7, return_dict=True, output_context_logits=True, output_generation_logits=True,
+        prompts,
+        max_new_tokens=7,
+        return_dict=True,
+        output_context_logits=True,
+        output_generation_logits=True,
         end_id=-1,
-    )  # fmt: skip
+    )
     parts = zip(out["context_logits"], out["generation_logits"], strict=True)
     return [b"".join(each.tobytes() for each in pair) for pair in parts]
 

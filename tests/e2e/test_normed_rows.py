@@ -12,14 +12,13 @@ from ingot.configs.convert import ConvertOptions
 from ingot.configs.runtime import runtime_config
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
-from ingot.plugins.cpu.target import CpuSession, detect_isa
+from ingot.plugins.cpu.native import detect_isa
+from ingot.plugins.cpu.session import CpuSession
 from ingot.runtime.session import load_engine
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of
 
-pytestmark = [
-    pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target"),
-]  # fmt: skip
+pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")]
 
 SEQUENCES, LENGTH = 40, 50  # rows of 24 numbers and more are many, see kOwnElements of plugins/include/ingot/kernel.h
 NO_NORM_BEFORE_PRODUCTS = QUERIES_NORMED_TOGETHER = {"olmo2"}
@@ -30,18 +29,25 @@ def test_company_changes_no_bit(name: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", find_family(name).tiny)
     convert(ConvertOptions(model_dir=model, output_dir=tmp_path / "c"))
     config = BuildConfig(
-        precision="w8", activations="int8", autotune=False, tokens_per_block=16, max_num_tokens=SEQUENCES * LENGTH,
+        precision="w8",
+        activations="int8",
+        autotune=False,
+        tokens_per_block=16,
+        max_num_tokens=SEQUENCES * LENGTH,
         max_batch_size=SEQUENCES,
-    )  # fmt: skip
+    )
     build(config, tmp_path / "c", tmp_path / "e")
     ids = np.random.default_rng(5).integers(0, 61, (SEQUENCES, LENGTH)).astype(np.int32)
     loaded = load_engine(tmp_path / "e", runtime_config(threads=2))
     session, blocks = loaded.session, -(-LENGTH // 16)
     assert isinstance(session, CpuSession)
     together = batch_of(
-        [(0, LENGTH)] * SEQUENCES, np.arange(SEQUENCES * blocks).reshape(SEQUENCES, blocks).tolist(),
-        range(LENGTH - 1, SEQUENCES * LENGTH, LENGTH), ids=ids.reshape(-1), want_logits=True,
-    )  # fmt: skip
+        [(0, LENGTH)] * SEQUENCES,
+        np.arange(SEQUENCES * blocks).reshape(SEQUENCES, blocks).tolist(),
+        range(LENGTH - 1, SEQUENCES * LENGTH, LENGTH),
+        ids=ids.reshape(-1),
+        want_logits=True,
+    )
     result, times = session.run_timed(together)
     assert result.logits is not None
     for own, row in zip(ids[::13], result.logits[::13], strict=True):

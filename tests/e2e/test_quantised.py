@@ -14,13 +14,22 @@ from tests.handmade import TINY_LLAMA, write_model
 
 # K = 40, 172 and 48, N = 61: nothing is a multiple of a panel, a tile or a group
 ODD = {
-    **TINY_LLAMA, "hidden_size": 40, "intermediate_size": 172, "tie_word_embeddings": True, "num_hidden_layers": 3,
+    **TINY_LLAMA,
+    "hidden_size": 40,
+    "intermediate_size": 172,
+    "tie_word_embeddings": True,
+    "num_hidden_layers": 3,
     "model_type": "qwen3",
-}  # fmt: skip
+}
 KINDS = [
-    ("w8", "int8"), ("w8", "bf16"), ("w4g32", "int8"), ("w4g32", "bf16"), ("w4g64", "int8"), ("w4g128", "int8"),
+    ("w8", "int8"),
+    ("w8", "bf16"),
+    ("w4g32", "int8"),
+    ("w4g32", "bf16"),
+    ("w4g64", "int8"),
+    ("w4g128", "int8"),
     ("w4g128", "bf16"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +60,15 @@ def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Path:
 def bits(runner: ModelRunner, prompts: list[list[int]], count: int = 12) -> list[tuple[bytes, bytes]]:
     """Of all logits of each prompt, drawn so that every bit counts."""
     out = runner.generate(
-        prompts, max_new_tokens=count, temperature=0.9, random_seed=5, end_id=-1, return_dict=True,
-        output_context_logits=True, output_generation_logits=True,
-    )  # fmt: skip
+        prompts,
+        max_new_tokens=count,
+        temperature=0.9,
+        random_seed=5,
+        end_id=-1,
+        return_dict=True,
+        output_context_logits=True,
+        output_generation_logits=True,
+    )
     return [(out["context_logits"][i].tobytes(), out["generation_logits"][i].tobytes()) for i in range(len(prompts))]
 
 

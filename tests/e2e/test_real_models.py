@@ -78,8 +78,12 @@ def test_greedy_tokens_are_those_of_float64(stories_engine: Path, stories: list[
 
 # Of the stories: perplexity at most, KL divergence from f32 at most.
 LOSSES = {
-    "bf16": (4.958, 3e-4), "w8": (4.968, 2e-3), "w4g32": (5.40, 0.11), "w4g64": (5.56, 0.14), "w4g128": (5.60, 0.14),
-}  # fmt: skip
+    "bf16": (4.958, 3e-4),
+    "w8": (4.968, 2e-3),
+    "w4g32": (5.40, 0.11),
+    "w4g64": (5.56, 0.14),
+    "w4g128": (5.60, 0.14),
+}
 
 
 @pytest.mark.parametrize("precision", LOSSES)

@@ -16,7 +16,8 @@ from ingot.errors import RequestError
 from ingot.inspect import inspect
 from ingot.llm import LLM
 from ingot.plan import Plan
-from ingot.plugins.cpu.target import CpuSession, detect_isa
+from ingot.plugins.cpu.native import detect_isa
+from ingot.plugins.cpu.session import CpuSession
 from ingot.plugins.layouts import unpack_quantised, unpack_table
 from ingot.plugins.ops.screen import half_codes
 from ingot.runtime.admission import make_requests
@@ -27,15 +28,17 @@ from tests.e2e.command import ingot
 from tests.hall.planted import Bytes, floats, replant
 from tests.handmade import TINY_LLAMA, write_model
 
-pytestmark = [
-    pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target"),
-]  # fmt: skip
+pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")]
 
 VOCAB, HIDDEN = 3000, 96
 MODEL = {
-    **TINY_LLAMA, "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": 2, "tie_word_embeddings": True,
+    **TINY_LLAMA,
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "tie_word_embeddings": True,
     "max_position_embeddings": 512,
-}  # fmt: skip
+}
 QUANTISED = ("--precision", "w4g32", "--activations", "int8", "--target", "cpu/avx2", "--no_autotune")
 PROMPTS = [np.random.default_rng(n).integers(3, VOCAB, 5 + n).tolist() for n in range(6)]
 
@@ -84,9 +87,13 @@ def test_hundreds_of_tokens_are_the_same(folder: Path, threads: int) -> None:
 def test_in_company_of_others(folder: Path) -> None:
     """Of more sequences, of sampled ones, of streams, and with penalties: the same tokens, screened or not."""
     cases: list[tuple[int, dict[str, Any]]] = [
-        (6, {}), (2, {"temperature": 0.8, "random_seed": 3}), (2, {"repetition_penalty": 1.3}), (1, {"min_length": 5}),
-        (2, {"stop_words_list": [[[7, 8]], []]}), (1, {"num_return_sequences": 3}),
-    ]  # fmt: skip
+        (6, {}),
+        (2, {"temperature": 0.8, "random_seed": 3}),
+        (2, {"repetition_penalty": 1.3}),
+        (1, {"min_length": 5}),
+        (2, {"stop_words_list": [[[7, 8]], []]}),
+        (1, {"num_return_sequences": 3}),
+    ]
     with runner(folder / "plain") as (plain, _), runner(folder / "screened") as (screened, session):
         for count, options in cases:
             expected = tokens(plain, PROMPTS[:count], max_new_tokens=24, **options)
@@ -168,8 +175,10 @@ def test_weights_of_the_screen(folder: Path) -> None:
     """The codes are made of lm_head's, the exact rows are those of the token table."""
     with open_engine(folder / "screened") as engine:
         plan, weights = engine.plan, {weight.name: weight for weight in engine.plan.weights}
-        section = {name: np.concatenate([engine.weights[p.offset :] for p in each.pieces])[: each.nbytes]
-                   for name, each in weights.items()}  # fmt: skip
+        section = {
+            name: np.concatenate([engine.weights[p.offset :] for p in each.pieces])[: each.nbytes]
+            for name, each in weights.items()
+        }
         product, choice = plan.screen
         assert choice.inputs[4] == next(step for step in plan.steps if step.op == "embedding").inputs[0]
         full = unpack_quantised(section[plan.steps[-1].inputs[1]], VOCAB, HIDDEN)

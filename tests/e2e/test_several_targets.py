@@ -12,7 +12,7 @@ import pytest
 
 from ingot.engine import open_engine, read_manifest, read_plan
 from ingot.errors import EngineError
-from ingot.plugins.cpu.target import detect_isa
+from ingot.plugins.cpu.native import detect_isa
 from tests.e2e.command import finish, ingot, start
 
 TARGETS = "cpu/amx,ref,cpu/avx2,cpu/avx512"

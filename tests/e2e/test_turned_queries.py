@@ -17,15 +17,14 @@ from ingot.convert.family import find_family
 from ingot.dtypes import DType
 from ingot.engine import open_engine
 from ingot.plan import Plan, Step
-from ingot.plugins.cpu.target import CpuSession, detect_isa, kernel_table, open_native
+from ingot.plugins.cpu.native import detect_isa, kernel_table
+from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import StepBatch
 from tests.handmade import TINY_LLAMA, write_model
 from tests.plugins.cpu.one_step import LEVELS, batch_of
 
-pytestmark = [
-    pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target"),
-]  # fmt: skip
+pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")]
 
 SEQUENCES, LENGTH, BLOCK = 40, 50, 16  # rows of 48 numbers that are many, see kOwnElements of ingot/kernel.h
 NORMED_TOGETHER, INTERLEAVED = "olmo2", "interleaved"
@@ -41,14 +40,20 @@ THROUGH = [
     (level, dtype)
     for level, dtypes in {
         **dict.fromkeys(HERE, (DType.F32, DType.BF16, DType.I8)),
-        "avx512emu": (DType.F32, DType.I8), "amxemu": (DType.BF16,),
+        "avx512emu": (DType.F32, DType.I8),
+        "amxemu": (DType.BF16,),
     }.items()
     for dtype in dtypes
-]  # fmt: skip
+]
 CONFIG = BuildConfig(
-    precision="w8", activations="int8", autotune=False, tokens_per_block=BLOCK, max_num_tokens=SEQUENCES * LENGTH,
-    max_batch_size=SEQUENCES, target="cpu/avx2",
-)  # fmt: skip
+    precision="w8",
+    activations="int8",
+    autotune=False,
+    tokens_per_block=BLOCK,
+    max_num_tokens=SEQUENCES * LENGTH,
+    max_batch_size=SEQUENCES,
+    target="cpu/avx2",
+)
 
 
 @dataclasses.dataclass(frozen=True)

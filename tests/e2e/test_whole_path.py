@@ -9,7 +9,7 @@ import pytest
 
 from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import BuildDefaults
-from ingot.plugins.cpu.target import CpuSession
+from ingot.plugins.cpu.session import CpuSession
 from ingot.quickstart import SHIPPED
 from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
@@ -225,9 +225,17 @@ def test_random_weights_of_a_given_shape(tmp_path: Path) -> None:
 def test_what_convert_was_told_is_the_build_default(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", TINY_LLAMA)
     ingot(
-        "convert", "--model-dir", model, "--output-dir", tmp_path / "c", "--use-weight-only", "--weight-only-precision",
-        "int4", "--tp-size", 2,
-    ).succeeds()  # fmt: skip
+        "convert",
+        "--model-dir",
+        model,
+        "--output-dir",
+        tmp_path / "c",
+        "--use-weight-only",
+        "--weight-only-precision",
+        "int4",
+        "--tp-size",
+        2,
+    ).succeeds()
     assert Checkpoint.open(tmp_path / "c").config.build_defaults == BuildDefaults(precision="w4g128", tp_size=2)
     build = ("build", "--checkpoint_dir", tmp_path / "c", "--output_dir", tmp_path / "e")
     ingot(*build).fails("--tp_size 2, recorded by convert", code=2)

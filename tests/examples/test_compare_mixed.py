@@ -24,8 +24,16 @@ from compare_peers.report import Heading, markdown
 from compare_peers.rounds import Mixed, Outcome, Trial
 from ingot.bench.http_client import Answer
 
-TINY = {**SHAPES["tinyllama"], "vocab_size": 32000, "num_hidden_layers": 1, "hidden_size": 64, "head_dim": 16,
-        "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+TINY = {
+    **SHAPES["tinyllama"],
+    "vocab_size": 32000,
+    "num_hidden_layers": 1,
+    "hidden_size": 64,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 def write_trace(path: Path, rows: Sequence[tuple[float, int, int]]) -> Path:
@@ -36,8 +44,14 @@ def write_trace(path: Path, rows: Sequence[tuple[float, int, int]]) -> Path:
 
 
 def load(count: int, **changes: Any) -> Load:
-    plain = Load(prompts=[[400 + number] * 4 for number in range(count)], outputs=[3] * count, arrivals=[0.0] * count,
-                 ttft=1.0, tpot=1.0, allowed=None)  # fmt: skip
+    plain = Load(
+        prompts=[[400 + number] * 4 for number in range(count)],
+        outputs=[3] * count,
+        arrivals=[0.0] * count,
+        ttft=1.0,
+        tpot=1.0,
+        allowed=None,
+    )
     return dataclasses.replace(plain, **changes)
 
 
@@ -253,14 +267,32 @@ def test_ingot_serves_a_load(tmp_path: Path) -> None:
 
 
 def outcome(engine: str, at_once: float, *goodputs: float) -> Outcome:
-    alone = Trial(name="alone", requests=5, ended=5, complete=True, seconds=1.0, shares=[1.0, 1.0], ttft=(0.5, 0.6),
-                  tpot=(0.04, 0.05), error=None)  # fmt: skip
+    alone = Trial(
+        name="alone",
+        requests=5,
+        ended=5,
+        complete=True,
+        seconds=1.0,
+        shares=[1.0, 1.0],
+        ttft=(0.5, 0.6),
+        tpot=(0.04, 0.05),
+        error=None,
+    )
     mixed = Mixed(at_once=at_once, goodputs=goodputs, trials=[alone])
     return Outcome(engine=engine, precision="w8", weights="w", version="1.0", mixed=mixed)
 
 
-HEADING = Heading(model="tinyllama", date="2026-01-02 03:04", machine="a machine", isa="avx2", threads=2, rounds=3,
-                  regimes=[], load="200 requests", tpots=[0.2, 0.05])  # fmt: skip
+HEADING = Heading(
+    model="tinyllama",
+    date="2026-01-02 03:04",
+    machine="a machine",
+    isa="avx2",
+    threads=2,
+    rounds=3,
+    regimes=[],
+    load="200 requests",
+    tpots=[0.2, 0.05],
+)
 
 
 def test_table_compares_with_the_best_peer_and_picture_shows_it(tmp_path: Path) -> None:

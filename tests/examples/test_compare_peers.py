@@ -26,8 +26,16 @@ from ingot.bench.traffic import decode_bytes
 from ingot.engine import read_plan
 from tests.house.project import ROOT
 
-TINY = {**SHAPES["tinyllama"], "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256}  # fmt: skip
+TINY = {
+    **SHAPES["tinyllama"],
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
 MACHINE = Limits(bandwidth=20e9, buffer_bytes=1000, peaks={"int8.avx2": 200e9})
 
 
@@ -41,15 +49,27 @@ def outcome(engine: str, *speeds: float, weights: str = "w", reason: str | None 
     return Outcome(engine=engine, precision="w8", weights=weights, version="1.0", turns=turns, reason=reason)
 
 
-HEADING = Heading(model="tinyllama", date="2026-01-02 03:04", machine="a machine", isa="avx2", threads=2, rounds=3,
-                  regimes=["decode:1"])  # fmt: skip
+HEADING = Heading(
+    model="tinyllama",
+    date="2026-01-02 03:04",
+    machine="a machine",
+    isa="avx2",
+    threads=2,
+    rounds=3,
+    regimes=["decode:1"],
+)
 
 
 def test_regimes_are_read_or_refused_in_words() -> None:
     regimes = parse_regimes(DEFAULT)
     assert [(each.sequences, each.prompt) for each in regimes] == [
-        (1, 64), (8, 64), (32, 64), (1, 512), (1, 4096), (1, 4096 - 64),
-    ]  # fmt: skip
+        (1, 64),
+        (8, 64),
+        (32, 64),
+        (1, 512),
+        (1, 4096),
+        (1, 4096 - 64),
+    ]
     assert [each.timed_tokens for each in regimes] == [64, 8 * 32, 32 * 16, 512, 4096, 64]
     assert [each.long for each in regimes] == [False] * 4 + [True] * 2
     assert ",".join(each.name for each in regimes) == DEFAULT

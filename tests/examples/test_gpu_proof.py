@@ -50,9 +50,12 @@ def test_without_a_gpu_each_part_says_what_is_missing(tmp_path: Path) -> None:
     """As a command: one line per part, no file."""
     command = [sys.executable, str(ROOT / "examples/gpu_proof/prove.py"), "--work", str(tmp_path / "w")]
     done = subprocess.run(
-        [*command, "--results", str(tmp_path / "r")], capture_output=True, text=True, check=False,
+        [*command, "--results", str(tmp_path / "r")],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert [line.split(" ")[0] for line in lines] == list(PARTS)
@@ -151,9 +154,12 @@ def test_speed_of_a_shape(
     assert run(*given) == 1, "without transformers it is not done"
     results = {each["name"]: each for each in document_of(tmp_path / "r", "d")["results"]}  # type: ignore[attr-defined]
     assert set(results) == {
-        "tiny: decode of 1", "tiny: decode of 2", "tiny: attention of 2", "tiny: prefill of 20",
+        "tiny: decode of 1",
+        "tiny: decode of 2",
+        "tiny: attention of 2",
+        "tiny: prefill of 20",
         "tiny: beside transformers",
-    }  # fmt: skip
+    }
     assert results["tiny: decode of 2"]["figures"]["of_bandwidth"] > 0
     assert results["tiny: decode of 1"]["ok"] in (True, False)
     assert results["tiny: prefill of 20"]["figures"]["tflops"] > 0
@@ -228,8 +234,10 @@ def test_shapes_are_those_of_the_models() -> None:
         name: (shape["hidden_size"], shape["num_hidden_layers"], shape["vocab_size"]) for name, shape in SHAPES.items()
     }
     assert sizes == {
-        "llama-3.2-1b": (2048, 16, 128256), "llama-3.1-8b": (4096, 32, 128256), "qwen3-8b": (4096, 36, 151936)
-    }  # fmt: skip
+        "llama-3.2-1b": (2048, 16, 128256),
+        "llama-3.1-8b": (4096, 32, 128256),
+        "qwen3-8b": (4096, 36, 151936),
+    }
 
 
 def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:

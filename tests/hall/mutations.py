@@ -7,9 +7,37 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 ODD: tuple[Any, ...] = (
-    None, True, False, -1, 0, 1, 2, 63, 64, (1 << 31) - 1, 1 << 31, 1 << 63, 1 << 80, -0.0, 0.5, 1e308, float("nan"),
-    float("inf"), "", "x", "0", "\0", "\ud800", "ref", [], {}, [[]], {"": None}, [0], "0" * 5000,
-)  # fmt: skip
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    2,
+    63,
+    64,
+    (1 << 31) - 1,
+    1 << 31,
+    1 << 63,
+    1 << 80,
+    -0.0,
+    0.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "0",
+    "\0",
+    "\ud800",
+    "ref",
+    [],
+    {},
+    [[]],
+    {"": None},
+    [0],
+    "0" * 5000,
+)
 
 
 def mutated(document: Any, rng: random.Random, count: int = 1) -> Any:
@@ -27,10 +55,15 @@ def retold(text: str, rng: random.Random) -> str:
     """The same JSON in other words, or what is no JSON any more: a change of the text itself."""
     at = rng.randrange(len(text))
     end = min(at + rng.randrange(1, 40), len(text))
-    return rng.choice([
-        text[:at] + text[end:], text[:end] + text[at:end] + text[end:], text[:at] + " " + text[at:],
-        text[:at] + rng.choice('{}[]",:019.eE-\\/') + text[at + 1 :], text[:at] + "[" * 100_000 + text[at:],
-    ])  # fmt: skip
+    return rng.choice(
+        [
+            text[:at] + text[end:],
+            text[:end] + text[at:end] + text[end:],
+            text[:at] + " " + text[at:],
+            text[:at] + rng.choice('{}[]",:019.eE-\\/') + text[at + 1 :],
+            text[:at] + "[" * 100_000 + text[at:],
+        ]
+    )
 
 
 def _places(holder: Any) -> Iterator[tuple[Any, Any]]:

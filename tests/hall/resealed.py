@@ -32,9 +32,15 @@ def edit_plans(engine: Path, edit: Edit, file: str = "rank0.engine") -> None:
     text = edit(data[HEADER_BYTES : HEADER_BYTES + header.plan_bytes].decode()).encode("utf-8", "surrogatepass")
     weights, start = data[header.weights_offset :], aligned(HEADER_BYTES + len(text), SECTION_ALIGNMENT)
     fresh = Header(
-        schema=ENGINE_SCHEMA, rank=header.rank, ranks=header.ranks, file_bytes=start + len(weights),
-        plan_offset=HEADER_BYTES, plan_bytes=len(text), weights_offset=start, weights_bytes=len(weights),
-    )  # fmt: skip
+        schema=ENGINE_SCHEMA,
+        rank=header.rank,
+        ranks=header.ranks,
+        file_bytes=start + len(weights),
+        plan_offset=HEADER_BYTES,
+        plan_bytes=len(text),
+        weights_offset=start,
+        weights_bytes=len(weights),
+    )
     path.write_bytes((fresh.pack() + text).ljust(start, b"\0") + weights)
     seal_part(engine, file)
 
@@ -44,9 +50,10 @@ def seal_part(engine: Path, name: str) -> None:
     data = (engine / name).read_bytes()
     chunks = (data[begin : begin + CHUNK_BYTES] for begin in range(0, len(data), CHUNK_BYTES))
     found = {
-        "crc32": "".join(f"{zlib.crc32(chunk):08x}" for chunk in chunks), "nbytes": len(data),
+        "crc32": "".join(f"{zlib.crc32(chunk):08x}" for chunk in chunks),
+        "nbytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
-    }  # fmt: skip
+    }
 
     def change(manifest: dict[str, Any]) -> None:
         next(part for part in manifest["parts"] if part["name"] == name).update(found)
@@ -78,10 +85,18 @@ def in_plan(change: Callable[[Any], object]) -> Edit:
 
 
 def _header(data: bytes) -> Header:
-    fields = [int.from_bytes(data[at : at + size], "little") for at, size in
-              ((8, 4), (16, 4), (20, 4), (24, 8), (32, 8), (40, 8), (48, 8), (56, 8))]  # fmt: skip
+    fields = [
+        int.from_bytes(data[at : at + size], "little")
+        for at, size in ((8, 4), (16, 4), (20, 4), (24, 8), (32, 8), (40, 8), (48, 8), (56, 8))
+    ]
     schema, rank, ranks, file_bytes, plan_offset, plan_bytes, weights_offset, weights_bytes = fields
     return Header(
-        schema=schema, rank=rank, ranks=ranks, file_bytes=file_bytes, plan_offset=plan_offset, plan_bytes=plan_bytes,
-        weights_offset=weights_offset, weights_bytes=weights_bytes,
-    )  # fmt: skip
+        schema=schema,
+        rank=rank,
+        ranks=ranks,
+        file_bytes=file_bytes,
+        plan_offset=plan_offset,
+        plan_bytes=plan_bytes,
+        weights_offset=weights_offset,
+        weights_bytes=weights_bytes,
+    )

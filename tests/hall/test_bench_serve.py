@@ -80,9 +80,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_search_brackets_the_goodput(engine: Path, tmp_path: Path) -> None:
     options = ServeOptions(
-        engine_dir=engine, trace=write_trace(tmp_path / "t.csv"), num_requests=12, ttft_ms=300, tpot_ms=200,
-        max_output=6, precision=1.0,
-    )  # fmt: skip
+        engine_dir=engine,
+        trace=write_trace(tmp_path / "t.csv"),
+        num_requests=12,
+        ttft_ms=300,
+        tpot_ms=200,
+        max_output=6,
+        precision=1.0,
+    )
     report = bench_serve(options, lambda stage, done, total: None)
     assert [mode.mode for mode in report.modes] == ["chunked_mixed", "neither"]
     assert (report.max_input, report.max_output) == (48, 6)
@@ -122,8 +127,9 @@ def test_a_machine_that_changes_its_speed_is_told(
 
 def test_the_modes_take_turns(engine: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    options = ServeOptions(engine_dir=engine, trace=write_trace(tmp_path / "t.csv"), num_requests=2, tpot_ms=1e-4,
-                           start_rate=500.0)  # fmt: skip
+    options = ServeOptions(
+        engine_dir=engine, trace=write_trace(tmp_path / "t.csv"), num_requests=2, tpot_ms=1e-4, start_rate=500.0
+    )
     bench_serve(options, lambda stage, done, total: said.append(stage.split(",")[0]))
     assert said[:4] == ["chunked_mixed", "neither", "chunked_mixed", "neither"]
 

@@ -22,8 +22,14 @@ Change = Callable[[Path], object]
 
 GOOD = {"model": {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}}
 # merges whose second token is shorter than its prefix: the library slices beyond the end
-PANIC = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]],
-                   "continuing_subword_prefix": "##"}}  # fmt: skip
+PANIC = {
+    "model": {
+        "type": "BPE",
+        "vocab": {"a": 0, "b": 1, "ab": 2},
+        "merges": [["a", "b"]],
+        "continuing_subword_prefix": "##",
+    }
+}
 
 
 def write(name: str, text: str) -> Change:

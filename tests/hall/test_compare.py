@@ -151,7 +151,7 @@ PLANTED: list[tuple[Edit, str, str]] = [
     (transposed_gate, "layers.0/gate_up", "(gate|up) row"),
     (token, "embed", "token 7"),
     (nan, "lm_head", "lm_head.weight, token"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("edit", "step", "where"), PLANTED, ids=[edit.__name__ for edit, _, _ in PLANTED])
@@ -199,7 +199,7 @@ QUANTISED: list[tuple[str, Edit, str, str]] = [
     ("w4g32", multiplier, "layers.1/attention_out", r"row 18, column (3[2-9]|4\d|5\d|6[0-3]) "),
     ("w4g32", swapped_query_heads, "layers.0/qkv", r"\(query head [01]\)"),
     ("w4g128", tiny_scale, "layers.1/down", "row 3,"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("target", ["cpu", "ref"])
@@ -234,7 +234,7 @@ def test_an_error_in_one_expert_is_named(kind: str, tmp_path: Path) -> None:
         ("layers.1/gate_up", {"activation": "gelu"}, "activation silu(.|\n)*activation gelu"),
         ("layers.1/rope_kv_write", {"interleaved": 1}, "interleaved 0(.|\n)*interleaved 1"),
     ],
-)  # fmt: skip
+)
 def test_an_error_in_the_plan_is_named(
     step: str, attrs: dict[str, float | str], field: str, llama: Built, tmp_path: Path
 ) -> None:
@@ -329,8 +329,9 @@ def test_what_is_right_by_itself_but_not_in_the_model_is_named(llama: Built) -> 
         with open_source(llama.checkpoint, plan.limits, plan.kv.tokens_per_block, adding_products=False) as source:
             names = dict(source.tensors)
             names["layers.0/attention_out"], names["layers.0/down"] = (
-                names["layers.0/down"], names["layers.0/attention_out"],
-            )  # fmt: skip
+                names["layers.0/down"],
+                names["layers.0/attention_out"],
+            )
             source = dataclasses.replace(source, tensors=names)
             run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=2)
             run.compare_group(0, tokens.sequences)
@@ -355,7 +356,7 @@ def test_another_model_of_the_same_shape(llama: Built, tmp_path: Path) -> None:
         ({"rms_norm_eps": 1e-4}, r"step layers.0/attention_norm: attrs(.|\n)*eps 9.99\d+e-05|eps 0.0001"),
         ({"model_type": "mistral", "sliding_window": 16}, r"step layers.0/attention: attrs(.|\n)*window 16"),
     ],
-)  # fmt: skip
+)
 def test_a_model_of_another_shape(change: dict[str, object], words: str, llama: Built, tmp_path: Path) -> None:
     other = built(tmp_path, {**LLAMA, **change})
     with pytest.raises(EngineError, match=rf"not built from this source(.|\n)*({words})"):

@@ -44,10 +44,13 @@ def checker(llama: Built, kv: DType, count: int = 1) -> tuple[StepChecker, Plan]
             kv=dataclasses.replace(opened.plan.kv, dtype=kv, kv_heads=KV_HEADS, head_dim=DIM, tokens_per_block=TOKENS),
         )
         batch = StepBatch(
-            ids=np.zeros(count, np.int32), query_starts=np.array([0, count], np.int32),
-            past_lengths=np.zeros(1, np.int32), block_tables=np.zeros((1, 1), np.int32), sample=no_draws(),
+            ids=np.zeros(count, np.int32),
+            query_starts=np.array([0, count], np.int32),
+            past_lengths=np.zeros(1, np.int32),
+            block_tables=np.zeros((1, 1), np.int32),
+            sample=no_draws(),
             logit_rows=np.arange(count, dtype=np.int32),
-        )  # fmt: skip
+        )
         return StepChecker(PackedWeights(plan, opened.weights.copy()), plan, batch, 1), plan
 
 
@@ -77,9 +80,13 @@ def test_a_float32_kernel(llama: Built) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "dtype", "relative"),
-    [("paged_attention.bf16.avx512", DType.BF16, 0.0), ("paged_attention.bf16.amx", DType.BF16, 2.0**-6),
-     ("paged_attention.f16.sm80", DType.F16, 2.0**-9), ("paged_attention.f32.sm80", DType.F32, 0.0)],
-)  # fmt: skip
+    [
+        ("paged_attention.bf16.avx512", DType.BF16, 0.0),
+        ("paged_attention.bf16.amx", DType.BF16, 2.0**-6),
+        ("paged_attention.f16.sm80", DType.F16, 2.0**-9),
+        ("paged_attention.f32.sm80", DType.F32, 0.0),
+    ],
+)
 def test_attention_with_and_without_matrix_units(kernel: str, dtype: DType, relative: float, llama: Built) -> None:
     """Of one token, whose value it is. Matrix units: four halves of a step of the cache's type."""
     checked, plan = checker(llama, dtype)
@@ -145,9 +152,18 @@ def test_what_products_read_may_be_half_a_step_off_where_it_is_stored_so(llama: 
 
 @pytest.mark.parametrize(
     ("value", "code", "right"),
-    [(5.49, 5, True), (5.51, 5, False), (-5.51, -6, True), (0.51, 0, False), (127.49, 127, True),
-     (127 * 3.9, 127, True), (127 * 4.1, 127, False), (127 * 3.9, 126, False), (-127 * 3.9, -127, True)],
-)  # fmt: skip
+    [
+        (5.49, 5, True),
+        (5.51, 5, False),
+        (-5.51, -6, True),
+        (0.51, 0, False),
+        (127.49, 127, True),
+        (127 * 3.9, 127, True),
+        (127 * 4.1, 127, False),
+        (127 * 3.9, 126, False),
+        (-127 * 3.9, -127, True),
+    ],
+)
 def test_the_nearest_integer_of_w8(value: float, code: int, right: bool) -> None:
     """Half a step; what a search has clipped is at most four times the outermost integer."""
     scale = np.float32(0.25)
@@ -223,7 +239,17 @@ def test_the_loss_by_another_expert_is_that_of_its_share(tmp_path_factory: pytes
 
 
 MIXTRAL_OF_ONE = {
-    "model_type": "mixtral", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "num_local_experts": 5,
-    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "sliding_window": None,
-}  # fmt: skip
+    "model_type": "mixtral",
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "num_local_experts": 5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "sliding_window": None,
+}

@@ -85,18 +85,29 @@ def test_an_engine_without_a_tokenizer_gets_the_same_random_tokens_every_time(tm
 def _comparison(*findings: Finding, notes: tuple[str, ...] = ()) -> Comparison:
     steps = tuple(
         StepFigures(
-            name=f"layers.{index}/down", kernel="matmul.f32.ref", weight_error=0.1, kernel_error=ratio,
-            model_error=0.2 * index, model_bound=0.5,
+            name=f"layers.{index}/down",
+            kernel="matmul.f32.ref",
+            weight_error=0.1,
+            kernel_error=ratio,
+            model_error=0.2 * index,
+            model_bound=0.5,
         )
         for index, ratio in enumerate((0.5, float("inf")))
-    )  # fmt: skip
+    )
     logits = LogitFigures(
         positions=3, left_out=0, kl_mean=0.5, kl_max=1.0, top1_agreement=1.0, perplexity=None, source_perplexity=None
     )
     return Comparison(
-        engine=Path("engine"), target="ref", source=Path("source"), text="a text", steps=steps, findings=findings,
-        logits=logits, notes=notes, layers="compared",
-    )  # fmt: skip
+        engine=Path("engine"),
+        target="ref",
+        source=Path("source"),
+        text="a text",
+        steps=steps,
+        findings=findings,
+        logits=logits,
+        notes=notes,
+        layers="compared",
+    )
 
 
 def test_the_first_finding_is_the_error_and_the_rest_is_counted() -> None:

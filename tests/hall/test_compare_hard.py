@@ -192,12 +192,17 @@ def test_the_shares_of_experts_are_compared(chaotic: Built, tmp_path: Path) -> N
 
 
 SPOILED = [
-    ("layers.0.mlp.gate_proj.weight", NAN, "cpu-w8"), ("layers.0.mlp.gate_proj.weight", -INF, "cpu-bf16"),
-    ("layers.0.self_attn.v_proj.weight", NAN, "cpu-bf16-int8"), ("layers.0.self_attn.k_proj.weight", INF, "ref-w4g32"),
-    ("embed_tokens.weight", NAN, "cpu-f32"), ("embed_tokens.weight", INF, "cpu-w8"), ("lm_head.weight", NAN, "ref-w8"),
-    ("layers.1.post_attention_layernorm.weight", NAN, "cpu-f32"), ("layers.1.mlp.down_proj.weight", INF, "cpu-w8"),
+    ("layers.0.mlp.gate_proj.weight", NAN, "cpu-w8"),
+    ("layers.0.mlp.gate_proj.weight", -INF, "cpu-bf16"),
+    ("layers.0.self_attn.v_proj.weight", NAN, "cpu-bf16-int8"),
+    ("layers.0.self_attn.k_proj.weight", INF, "ref-w4g32"),
+    ("embed_tokens.weight", NAN, "cpu-f32"),
+    ("embed_tokens.weight", INF, "cpu-w8"),
+    ("lm_head.weight", NAN, "ref-w8"),
+    ("layers.1.post_attention_layernorm.weight", NAN, "cpu-f32"),
+    ("layers.1.mlp.down_proj.weight", INF, "cpu-w8"),
     ("layers.1.mlp.down_proj.weight", -INF, "ref-f32"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "value", "kind"), SPOILED)

@@ -67,11 +67,17 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.mark.parametrize(
     ("family", "kind"),
     [
-        ("llama", "ref-f32"), ("llama", "ref-bf16"), ("llama", "ref-w4g32"), ("gpt2", "ref-bf16"),
-        ("mixtral", "ref-bf16"), ("qwen3", "ref-bf16"), ("gemma3_text", "ref-f32"), ("gpt_neox", "ref-bf16"),
+        ("llama", "ref-f32"),
+        ("llama", "ref-bf16"),
+        ("llama", "ref-w4g32"),
+        ("gpt2", "ref-bf16"),
+        ("mixtral", "ref-bf16"),
+        ("qwen3", "ref-bf16"),
+        ("gemma3_text", "ref-f32"),
+        ("gpt_neox", "ref-bf16"),
         ("phi3", "ref-f32-int8"),
     ],
-)  # fmt: skip
+)
 def test_a_sound_engine(family: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is compared has the figures that it has with taps; roundings add up, and so does what they explain."""
     model = built(tmp_path, find_family(family).tiny)

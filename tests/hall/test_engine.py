@@ -25,23 +25,36 @@ WEIGHT_BYTES = CHUNK_BYTES + 1000
 
 def make_plan() -> Plan:
     weight = Weight(
-        name="w", dtype=DType.F32, shape=(25,), layout="row", nbytes=100,
-        pieces=(Piece(begin=0, end=25, offset=64),),
-    )  # fmt: skip
+        name="w", dtype=DType.F32, shape=(25,), layout="row", nbytes=100, pieces=(Piece(begin=0, end=25, offset=64),)
+    )
     return Plan(
-        vocab_size=5, max_positions=7, limits=LIMITS,
+        vocab_size=5,
+        max_positions=7,
+        limits=LIMITS,
         kv=KvLayout(num_layers=1, kv_heads=1, head_dim=4, tokens_per_block=16, dtype=DType.F32),
-        buffers=(Buffer(name="b", rows=Rows.LOGITS, cols=5, offset=0),), weights=(weight,),
+        buffers=(Buffer(name="b", rows=Rows.LOGITS, cols=5, offset=0),),
+        weights=(weight,),
         steps=(Step(name="s", op="embedding", kernel="embedding.f32.ref", inputs=("w",), outputs=("b",), attrs={}),),
-        arena_bytes=128, weight_bytes=WEIGHT_BYTES, logits="b",
-    )  # fmt: skip
+        arena_bytes=128,
+        weight_bytes=WEIGHT_BYTES,
+        logits="b",
+    )
 
 
 def make_manifest() -> Manifest:
     return Manifest(
-        ingot_version="0.1.0", model={"model_type": "tiny", "layers": 1}, target="ref", precision="f32", limits=LIMITS,
-        capabilities=("sampling",), ranks=1, eos_ids=(2,), bos_id=1, pad_id=None, parts=(),
-    )  # fmt: skip
+        ingot_version="0.1.0",
+        model={"model_type": "tiny", "layers": 1},
+        target="ref",
+        precision="f32",
+        limits=LIMITS,
+        capabilities=("sampling",),
+        ranks=1,
+        eos_ids=(2,),
+        bos_id=1,
+        pad_id=None,
+        parts=(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +132,32 @@ def test_any_flipped_byte_is_found(engine: Path) -> None:
     rank = engine / "rank0.engine"
     size = rank.stat().st_size
     start = size - WEIGHT_BYTES
-    edges = [0, 7, 8, 12, 16, 20, 24, 32, 40, 48, 56, 63, 64, HEADER_BYTES - 1, HEADER_BYTES, start - 1, start,
-             start + 63, start + 64, start + 164, CHUNK_BYTES - 1, CHUNK_BYTES, size - 20, size - 1]  # fmt: skip
+    edges = [
+        0,
+        7,
+        8,
+        12,
+        16,
+        20,
+        24,
+        32,
+        40,
+        48,
+        56,
+        63,
+        64,
+        HEADER_BYTES - 1,
+        HEADER_BYTES,
+        start - 1,
+        start,
+        start + 63,
+        start + 64,
+        start + 164,
+        CHUNK_BYTES - 1,
+        CHUNK_BYTES,
+        size - 20,
+        size - 1,
+    ]
     spread = np.random.default_rng(0).integers(0, size, 12).tolist()
     for path, offsets in (
         (engine / "config.json", range((engine / "config.json").stat().st_size)),
@@ -192,7 +229,7 @@ def overwrite(offset: int, data: bytes) -> Callable[[Path], None]:
         (overwrite(HEADER_BYTES - 1, b"x"), "checksum does not match(.|\n)*bytes 0 to"),
         (overwrite(CHUNK_BYTES, b"x"), f"checksum does not match(.|\n)*bytes {CHUNK_BYTES} to"),
     ],
-)  # fmt: skip
+)
 def test_damage_is_refused_in_words(engine: Path, damage: Callable[[Path], None], words: str) -> None:
     damage(engine)
     with pytest.raises(EngineError, match=words):

@@ -87,12 +87,15 @@ def test_logprobs_and_stop_texts_through_the_door(engine: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"tensor_parallel_size": 2}, "--tp_size"), ({"gpu_memory_utilization": 0.9}, "kv_cache_memory"),
-        ({"max_model_len": 65}, "--max_seq_len 65"), ({"max_num_seqs": 9}, "--max_batch_size 9"),
-        ({"precision": "f32"}, "an Engine already"), ({"kv_cache_dtype": "int8"}, "an Engine already"),
+        ({"tensor_parallel_size": 2}, "--tp_size"),
+        ({"gpu_memory_utilization": 0.9}, "kv_cache_memory"),
+        ({"max_model_len": 65}, "--max_seq_len 65"),
+        ({"max_num_seqs": 9}, "--max_batch_size 9"),
+        ({"precision": "f32"}, "an Engine already"),
+        ({"kv_cache_dtype": "int8"}, "an Engine already"),
         ({"activations": "int8"}, "an Engine already"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_names_the_way(engine: Path, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         LLM(engine, **arguments)
@@ -102,11 +105,14 @@ def test_what_does_not_fit_names_the_way(engine: Path, arguments: dict[str, Any]
 @pytest.mark.parametrize(
     ("argument", "expected"),
     [
-        ("isa", "avx2, avx512, avx512bf16, amx"), ("target", "cpu/avx2"),
+        ("isa", "avx2, avx512, avx512bf16, amx"),
+        ("target", "cpu/avx2"),
         ("policy", "max_utilization, guaranteed_no_evict"),
-        ("precision", "auto, f32, bf16"), ("activations", "auto, bf16, f32, int8"), ("kv_cache_dtype", "auto, bf16"),
+        ("precision", "auto, f32, bf16"),
+        ("activations", "auto, bf16, f32, int8"),
+        ("kv_cache_dtype", "auto, bf16"),
     ],
-)  # fmt: skip
+)
 def test_names_are_text(argument: str, expected: str, value: Any, engine: Path, tmp_path: Path) -> None:
     """Whatever else is given is refused before it is compared with one, and before anything is built."""
     for model, cache_dir in ((engine, None), (SHIPPED, tmp_path)):

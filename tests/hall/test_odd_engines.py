@@ -81,9 +81,7 @@ MANIFESTS: dict[str, tuple[Edit, str]] = {
     "a part in a word": (in_manifest(lambda m: m.update(parts=["rank0.engine"])), r"parts\.0(.|\n)*an object"),
     "the manifest as a part": (part(lambda p: p.update(name="config.json")), "the manifest is one of them"),
     "a part too many keys": (part(lambda p: p.update(crc64="")), "too many or too few: crc64"),
-    "a target twice": (
-        in_manifest(lambda m: m["others"].append({key: m[key] for key in VARIANT})), "is there twice"
-    ),
+    "a target twice": (in_manifest(lambda m: m["others"].append({key: m[key] for key in VARIANT})), "is there twice"),
     "a target without a plan": (
         in_manifest(lambda m: m["others"].append({key: m[key] for key in VARIANT} | {"target": "cpu/mmx"})),
         r"not hold the plans of its targets(.|\n)*expected: .*cpu/mmx",
@@ -124,7 +122,7 @@ MANIFESTS: dict[str, tuple[Edit, str]] = {
     "a schema with a point": (lambda text: text.replace('"schema_version": 3', '"schema_version": 3.0'), "cannot be"),
     "capabilities in a word": (in_manifest(lambda m: m.update(capabilities="all")), "capabilities(.|\n)*a list"),
     "a passport in words": (in_manifest(lambda m: m.update(passport="yes")), "passport(.|\n)*an object"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("pristine", ["ref"], indirect=True)
@@ -174,9 +172,7 @@ PLANS: dict[str, tuple[Edit, str]] = {
     "no first step": (on("steps", lambda steps: steps[1:]), "reads x, which no step before has written"),
     "a step twice": (on("steps", lambda steps: [*steps, steps[-1]]), "two are called"),
     "steps in words": (on("steps", lambda steps: "all"), "steps(.|\n)*a list"),
-    "two buffers of logits": (
-        on("buffers", lambda b: [*b, b[-1] | {"offset": 0}]), "two are called logits"
-    ),
+    "two buffers of logits": (on("buffers", lambda b: [*b, b[-1] | {"offset": 0}]), "two are called logits"),
     "a weight called as a buffer": (first("weights", name="x"), "two are called x"),
     "a weight without name": (first("weights", name=""), "a name"),
     "no logits": (on("logits", lambda name: "kept"), "kept is no buffer of logit rows"),
@@ -191,16 +187,19 @@ PLANS: dict[str, tuple[Edit, str]] = {
     "fewer weights": (on("weight_bytes", lambda size: size - 64), "they end at"),
     "more weights": (on("weight_bytes", lambda size: size + 64), "contradict each other"),
     "weights in the same place": (
-        on("weights", lambda w: [w[0], w[1] | {"pieces": [w[1]["pieces"][0] | {"offset": 0}]}, *w[2:]]), "same place"
+        on("weights", lambda w: [w[0], w[1] | {"pieces": [w[1]["pieces"][0] | {"offset": 0}]}, *w[2:]]),
+        "same place",
     ),
     "weights outside": (
-        on("weights", lambda w: [w[0] | {"pieces": [w[0]["pieces"][0] | {"offset": 1 << 40}]}, *w[1:]]), "they end at"
+        on("weights", lambda w: [w[0] | {"pieces": [w[0]["pieces"][0] | {"offset": 1 << 40}]}, *w[1:]]),
+        "they end at",
     ),
     "a weight without pieces": (first("weights", pieces=[]), r"weights\.table(.|\n)*0 equal parts"),
     "a weight of five dimensions": (first("weights", shape=[1, 1, 1, 51, 24]), "5 dimensions"),
     "a weight without shape": (first("weights", shape=[]), "0 dimensions"),
     "a piece that begins late": (
-        on("weights", lambda w: [w[0] | {"pieces": [w[0]["pieces"][0] | {"begin": 1}]}, *w[1:]]), "1 to 51 after 0"
+        on("weights", lambda w: [w[0] | {"pieces": [w[0]["pieces"][0] | {"begin": 1}]}, *w[1:]]),
+        "1 to 51 after 0",
     ),
     "an unknown type": (first("weights", dtype="f8"), r"weights\.0\.dtype"),
     "an unknown weight": (first("steps", inputs=["tables", ""]), "there is no buffer or weight tables"),
@@ -212,7 +211,8 @@ PLANS: dict[str, tuple[Edit, str]] = {
     "an attribute that is nothing": (first("steps", attrs={"scale": None}), r"steps\.0\.attrs\.scale"),
     "an attribute beyond all": (first("steps", attrs={"scale": 1 << 80}), r"steps\.0\.attrs\.scale"),
     "an attribute without end": (
-        lambda text: text.replace('"scale":1.0', '"scale":Infinity', 1), r"steps\.0\.attrs\.scale"
+        lambda text: text.replace('"scale":1.0', '"scale":Infinity', 1),
+        r"steps\.0\.attrs\.scale",
     ),
     "tactics in a list": (on("tactics", lambda tactics: []), "tactics(.|\n)*an object"),
     "tactics of nobody": (on("tactics", lambda tactics: {"x": "0000"}), "there is no step x"),
@@ -236,7 +236,7 @@ PLANS: dict[str, tuple[Edit, str]] = {
     ),
     "another number": (lambda text: text.replace('"eps":1e-05', '"eps":0.00001'), "canonical form"),
     "a space": (lambda text: text + " ", "canonical form"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("odd", PLANS)

@@ -113,8 +113,11 @@ def test_a_screen_takes_the_place_of_lm_head_and_of_the_draws(tmp_path: Path) ->
     whole, half = (weight_bytes_per_step(plan, screened=way) for way in (False, True))
     assert whole - half == 4 * (full_panel - half_panel)
     for sampling, requests, taken in (
-        (GREEDY, 1, True), (GREEDY, SCREEN_ROWS + 1, False), (SamplingParams(temperature=0, max_tokens=9), 2, True),
-        (SamplingParams(temperature=0, logprobs=1), 1, False), (SamplingParams(temperature=0.5), 1, False),
-    ):  # fmt: skip
+        (GREEDY, 1, True),
+        (GREEDY, SCREEN_ROWS + 1, False),
+        (SamplingParams(temperature=0, max_tokens=9), 2, True),
+        (SamplingParams(temperature=0, logprobs=1), 1, False),
+        (SamplingParams(temperature=0.5), 1, False),
+    ):
         assert takes_screen(plan, sampling, requests) == taken
     assert not takes_screen(dataclasses.replace(plan, screen=()), GREEDY, 1)

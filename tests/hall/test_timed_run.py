@@ -7,7 +7,7 @@ import pytest
 
 from ingot.configs.runtime import runtime_config
 from ingot.engine import read_plan
-from ingot.plugins.cpu.target import detect_isa
+from ingot.plugins.cpu.native import detect_isa
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import load_engine
 from ingot.step_io import Int32, TimedSession
@@ -15,10 +15,7 @@ from ingot.timed_run import TimedRun, TimedStep, blocks_needed
 from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
 
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target"),
-]
+pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")]
 PROMPT = np.array([5, 9, 1, 44, 17, 60, 3, 3, 8, 21, 30, 2, 7], np.int32)
 
 

@@ -115,9 +115,10 @@ def test_huge_pages_are_zeros_at_whole_pages() -> None:
         huge_pages(1 << 60)
 
 
-@pytest.mark.parametrize(("text", "offered"), [
-    ("always [madvise] never", True), ("[always] madvise never", True), ("always madvise [never]", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "offered"),
+    [("always [madvise] never", True), ("[always] madvise never", True), ("always madvise [never]", False)],
+)
 def test_what_the_system_says_of_huge_pages(tmp_path: Path, text: str, offered: bool) -> None:
     setting = tmp_path / "enabled"
     assert not offers_huge_pages(setting)

@@ -73,12 +73,21 @@ FENCES = {
     "opentelemetry": ("ingot.runtime.server.tracing",),
     "uvicorn": ("ingot.runtime.server.http_server", "ingot.runtime.server.connection"),
     "h11": ("ingot.runtime.server.connection",),
-    "ingot._cpu": ("ingot.plugins.cpu.target",),
+    "ingot._cpu": ("ingot.plugins.cpu.native",),
 }
 OPTIONAL = {  # extras: may be imported inside functions
-    "tensorrt", "cuda", "pydantic", "pydantic_core", "prometheus_client", "starlette", "uvicorn", "h11",
-    "httpx", "matplotlib", "opentelemetry",
-}  # fmt: skip
+    "tensorrt",
+    "cuda",
+    "pydantic",
+    "pydantic_core",
+    "prometheus_client",
+    "starlette",
+    "uvicorn",
+    "h11",
+    "httpx",
+    "matplotlib",
+    "opentelemetry",
+}
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
@@ -106,16 +115,23 @@ def problems(path: Path, text: str) -> list[str]:
     """Every import in the text of `path` that breaks a rule."""
     module, tree, found = module_name(path), ast.parse(text), []
     top = _within(module, TOP[1:]) or module == "ingot"
-    inside = {id(child) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-              for child in ast.walk(node)}  # fmt: skip
+    inside = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in ast.walk(node)
+    }
     for node, name in imports(tree):
         place = f"{path.relative_to(ROOT)}:{node.lineno}: import {name}"
         if name.startswith("."):
             found.append(f"{place}: relative")
         if id(node) in inside and name.split(".")[0] not in OPTIONAL:
             found.append(f"{place}: inside a function")
-        found += [f"{place}: only in {', '.join(where) or 'tests'}" for fence, where in FENCES.items()
-                  if _within(name, [fence]) and not _within(module, where)]  # fmt: skip
+        found += [
+            f"{place}: only in {', '.join(where) or 'tests'}"
+            for fence, where in FENCES.items()
+            if _within(name, [fence]) and not _within(module, where)
+        ]
         if not name.startswith("ingot.") or name == "ingot.__version__" or top:
             continue
         rule = _rule(module)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.run import Fault, MutationError, read_faults, run_faults
+from tests.mutation.run import LIST, REPOSITORY, Fault, MutationError, read_faults, run_faults
 
 SUM = "def add(a, b):\n    return a + b\n\n\ndef forever(n):\n    while n > 0:\n        n -= 1\n"
 TEST = "from small import add, forever\n\n\ndef test_add():\n    assert add(2, 2) == 4\n    forever(3)\n"
@@ -48,10 +48,13 @@ def test_a_fault_that_makes_tests_endless_is_noticed(tree: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "tests", "words"),
-    [(("gone", "a / b", "a"), "test_code.py", "is there 0 times"), (("twice", "n", "m"), "test_code.py", "times"),
-     (("same", "a + b", "a + b"), "test_code.py", "expected once"),
-     (("no test", "a + b", "a"), "test_gone.py", "there is no test_gone.py")],
-)  # fmt: skip
+    [
+        (("gone", "a / b", "a"), "test_code.py", "is there 0 times"),
+        (("twice", "n", "m"), "test_code.py", "times"),
+        (("same", "a + b", "a + b"), "test_code.py", "expected once"),
+        (("no test", "a + b", "a"), "test_gone.py", "there is no test_gone.py"),
+    ],
+)
 def test_a_list_that_does_not_fit_is_an_error(fault: tuple[str, str, str], tests: str, words: str, tree: Path) -> None:
     with pytest.raises(MutationError, match=words):
         faults_of(tree, fault, tests=tests)
@@ -66,3 +69,7 @@ def test_tests_must_pass_without_faults(tree: Path) -> None:
 def test_a_test_that_is_not_there_notices_nothing(tree: Path) -> None:
     with pytest.raises(MutationError, match="fail without a fault"):
         run_faults(faults_of(tree, FAULTS[0], tests="test_code.py::test_gone"), tree, 1, 60.0, lambda *_: None)
+
+
+def test_the_list_fits_the_tree() -> None:
+    assert read_faults(LIST, REPOSITORY)

@@ -9,10 +9,10 @@ from tests.house.project import ROOT, files
 PYTHON_FILE, CPP_FILE, FUNCTION, CLASS = 400, 600, 60, 300  # lines
 
 
-def _length(node: ast.AST) -> int:
-    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+def _length(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+    """Without the signature, which the formatter may spread over one line per argument."""
     assert node.end_lineno is not None
-    return node.end_lineno - node.lineno + 1
+    return node.end_lineno - node.body[0].lineno + 2
 
 
 def too_large(path: Path, text: str) -> list[str]:
@@ -52,6 +52,9 @@ def test_modules_begin_with_a_docstring() -> None:
 
 def test_intrinsics_appear_only_in_isa_files() -> None:
     isa = re.compile(r"(^simd_|_(avx2|avx512|amx|pclmul)$)")
-    offenders = [path for path in files(".cpp", ".h", under="plugins")
-                 if "immintrin.h" in path.read_text() and not isa.search(path.stem)]  # fmt: skip
+    offenders = [
+        path
+        for path in files(".cpp", ".h", under="plugins")
+        if "immintrin.h" in path.read_text() and not isa.search(path.stem)
+    ]
     assert offenders == []

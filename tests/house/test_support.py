@@ -21,8 +21,16 @@ def test_what_is_not_proven_stands_below() -> None:
 
 
 def test_a_table_reads_back() -> None:
-    found = {("llama", "f32"): {"cpu/amx": Support.BUILDS, "cpu/avx512bf16": Support.BUILDS,
-                                "cpu/avx512": Support.BUILDS, "cpu/avx2": Support.TESTED,
-                                "cuda/smXX": Support.UNPROVEN, "ref": Support.TESTED,
-                                "tensorrt/smXX": Support.UNPROVEN, "tensorrt-rtx": Support.REFUSED}}  # fmt: skip
+    found = {
+        ("llama", "f32"): {
+            "cpu/amx": Support.BUILDS,
+            "cpu/avx512bf16": Support.BUILDS,
+            "cpu/avx512": Support.BUILDS,
+            "cpu/avx2": Support.TESTED,
+            "cuda/smXX": Support.UNPROVEN,
+            "ref": Support.TESTED,
+            "tensorrt/smXX": Support.UNPROVEN,
+            "tensorrt-rtx": Support.REFUSED,
+        }
+    }
     assert parse(table(found)) == found

@@ -26,9 +26,13 @@ def test_a_test_that_waits_for_ever_ends_the_run(tmp_path: Path) -> None:
     limited = ["-c", f"{REPOSITORY}/pyproject.toml", "--rootdir", f"{tmp_path}", "--timeout", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *limited, "-p", "no:cacheprovider", f"{tmp_path}/test_hangs.py"],
-        capture_output=True, text=True, timeout=200, check=False, cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=REPOSITORY,
         env={**os.environ, "PYTEST_ADDOPTS": ""},
-    )  # fmt: skip
+    )
     assert done.returncode != 0
     assert "Timeout" in done.stdout + done.stderr
     assert "condition.wait()" in done.stdout + done.stderr, "where it waited is told"

@@ -128,10 +128,13 @@ def _in_a_copy(copies: "queue.Queue[Path]", tests: Sequence[str], seconds: float
 def _pytest(copy: Path, tests: Sequence[str], seconds: float) -> int | None:
     """Its exit status; None where it did not end in time."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests], cwd=copy,
-        env={**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -70,10 +70,14 @@ class _PlanFloat64:
 
     def figures(self) -> Figures:
         compute: dict[str, Callable[[Step], tuple[Float64, ...]]] = {
-            "embedding": self._embedding, "rope_table": self._rope_table, "rms_norm": self._rms_norm,
-            "matmul": self._matmul, "rope_kv_write": self._rope_kv_write, "paged_attention": self._paged_attention,
+            "embedding": self._embedding,
+            "rope_table": self._rope_table,
+            "rms_norm": self._rms_norm,
+            "matmul": self._matmul,
+            "rope_kv_write": self._rope_kv_write,
+            "paged_attention": self._paged_attention,
             "gather_rows": lambda step: (self._values[step.inputs[0]],),  # the logits of every row are wanted
-        }  # fmt: skip
+        }
         for step, (_, outputs) in zip(self._plan.steps, self._run.steps(), strict=True):
             results = compute[step.op](step)
             if step.op == "paged_attention" and step.kernel.endswith(MATRIX_UNITS):
@@ -83,9 +87,11 @@ class _PlanFloat64:
         logits, theirs = self._values[self._plan.logits], self._theirs[self._plan.logits]
         assert logits.shape == theirs.shape == (len(self._ids), self._plan.vocab_size)
         return Figures(
-            error=float(np.abs(logits - theirs).max() / np.abs(logits).max()), doubt=self._doubt,
-            decided=self._other / max(1, self._rounded), attended=self._attended,
-        )  # fmt: skip
+            error=float(np.abs(logits - theirs).max() / np.abs(logits).max()),
+            doubt=self._doubt,
+            decided=self._other / max(1, self._rounded),
+            attended=self._attended,
+        )
 
     def _embedding(self, step: Step) -> tuple[Float64, ...]:
         table = self._packed.weights[step.inputs[0]]

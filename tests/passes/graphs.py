@@ -119,11 +119,12 @@ class GraphMaker:
     def finish(self, output: str) -> Graph:
         """The graph whose logits are `output`."""
         graph = helper.make_graph(
-            self._nodes, "handmade",
+            self._nodes,
+            "handmade",
             [helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "sequence"])],
             [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", "sequence", None])],
             self._initializers,
-        )  # fmt: skip
+        )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
         return Graph(gs.import_onnx(model))
 
@@ -192,15 +193,21 @@ def _batch(ids: npt.NDArray[np.int64]) -> StepBatch:
     """Every row of ids is one sequence with one block of its own."""
     count, length = ids.shape
     return StepBatch(
-        ids=ids.reshape(-1).astype(np.int32), query_starts=np.arange(count + 1, dtype=np.int32) * length,
-        past_lengths=np.zeros(count, np.int32), block_tables=np.arange(count, dtype=np.int32)[:, None],
-        logit_rows=np.arange(ids.size, dtype=np.int32), sample=no_draws(),
-    )  # fmt: skip
+        ids=ids.reshape(-1).astype(np.int32),
+        query_starts=np.arange(count + 1, dtype=np.int32) * length,
+        past_lengths=np.zeros(count, np.int32),
+        block_tables=np.arange(count, dtype=np.int32)[:, None],
+        logit_rows=np.arange(ids.size, dtype=np.int32),
+        sample=no_draws(),
+    )
 
 
 def _cache(attrs: dict[str, Any], ids: npt.NDArray[np.int64]) -> KvCache:
     layout = KvLayout(
-        num_layers=attrs.get("layer", 0) + 1, kv_heads=attrs.get("kv_heads", 1), head_dim=attrs.get("head_dim", 4),
-        tokens_per_block=16 * -(-ids.shape[1] // 16), dtype=DType.F32,
-    )  # fmt: skip
+        num_layers=attrs.get("layer", 0) + 1,
+        kv_heads=attrs.get("kv_heads", 1),
+        head_dim=attrs.get("head_dim", 4),
+        tokens_per_block=16 * -(-ids.shape[1] // 16),
+        dtype=DType.F32,
+    )
     return KvCache(layout, num_blocks=len(ids))

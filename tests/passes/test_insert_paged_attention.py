@@ -31,9 +31,16 @@ def test_rotated(interleaved: int, scale: float) -> None:
     table, attention = graph.nodes[-2:]
     assert table.attrs == {"scale": pytest.approx(scale), "positions": 32}
     assert attention.attrs == {
-        "layer": 0, "heads": 4, "kv_heads": 2, "head_dim": 4, "scale": pytest.approx(0.3), "interleaved": interleaved,
-        "window": 0, "softcap": 0.0, "norm_eps": 0.0,
-    }  # fmt: skip
+        "layer": 0,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 4,
+        "scale": pytest.approx(0.3),
+        "interleaved": interleaved,
+        "window": 0,
+        "softcap": 0.0,
+        "norm_eps": 0.0,
+    }
 
 
 def test_partly_rotated() -> None:

@@ -95,9 +95,9 @@ def test_names() -> None:
     assert [group_of(name) for name in ("row", "panel16.w4g128.gated", "panel16.bf16")] == [0, 128, 0]
 
 
-@pytest.mark.parametrize(("dtype", "group", "bits"), [
-    (DType.W8, 0, 8), (DType.W4, 128, 4.0625), (DType.W4, 64, 4.125), (DType.W4, 32, 4.25),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "group", "bits"), [(DType.W8, 0, 8), (DType.W4, 128, 4.0625), (DType.W4, 64, 4.125), (DType.W4, 32, 4.25)]
+)
 def test_panels_are_as_large_as_their_bits(dtype: DType, group: int, bits: float) -> None:
     """Beside scale and sum, 8 bytes a column."""
     assert panel_bytes(2048, dtype, group) * 8 / (16 * 2048) == bits + 64 / 2048

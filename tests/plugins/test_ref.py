@@ -21,10 +21,14 @@ def model() -> TinyModel:
 
 def batch_of(tokens: list[int], blocks: list[int], wanted: list[int]) -> StepBatch:
     return StepBatch(
-        ids=np.array(tokens, np.int32), query_starts=np.array([0, len(tokens)], np.int32),
-        past_lengths=np.array([0], np.int32), block_tables=np.array([blocks], np.int32),
-        logit_rows=np.array(wanted, np.int32), sample=sample_rows([], []), want_logits=True,
-    )  # fmt: skip
+        ids=np.array(tokens, np.int32),
+        query_starts=np.array([0, len(tokens)], np.int32),
+        past_lengths=np.array([0], np.int32),
+        block_tables=np.array([blocks], np.int32),
+        logit_rows=np.array(wanted, np.int32),
+        sample=sample_rows([], []),
+        want_logits=True,
+    )
 
 
 def test_every_op_has_a_ref_kernel() -> None:
@@ -43,8 +47,14 @@ def test_weights_come_back(model: TinyModel) -> None:
 
 
 def test_unknown_layout_is_refused() -> None:
-    weight = Weight(name="w", dtype=DType.F32, shape=(2, 2), layout="panel7.f32", nbytes=16,
-                    pieces=(Piece(begin=0, end=1, offset=0),))  # fmt: skip
+    weight = Weight(
+        name="w",
+        dtype=DType.F32,
+        shape=(2, 2),
+        layout="panel7.f32",
+        nbytes=16,
+        pieces=(Piece(begin=0, end=1, offset=0),),
+    )
     with pytest.raises(EngineError, match="panel7"):
         read_weight(np.zeros(16, np.uint8), weight)
 

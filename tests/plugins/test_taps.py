@@ -16,10 +16,14 @@ SHOWING = [target.name for target in targets() if not isinstance(target, WithFil
 
 def _batch() -> StepBatch:
     return StepBatch(
-        ids=np.arange(TOKENS, dtype=np.int32) * 7 % VOCAB, query_starts=np.array([0, TOKENS], np.int32),
-        past_lengths=np.zeros(1, np.int32), block_tables=np.array([[3, 1]], np.int32), sample=no_draws(),
-        want_logits=True, logit_rows=np.arange(2, TOKENS, dtype=np.int32),
-    )  # fmt: skip
+        ids=np.arange(TOKENS, dtype=np.int32) * 7 % VOCAB,
+        query_starts=np.array([0, TOKENS], np.int32),
+        past_lengths=np.zeros(1, np.int32),
+        block_tables=np.array([[3, 1]], np.int32),
+        sample=no_draws(),
+        want_logits=True,
+        logit_rows=np.arange(2, TOKENS, dtype=np.int32),
+    )
 
 
 def _session(name: str, model: TinyModel) -> TapSession:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ingot.plan import Limits
-from ingot.plugins.cpu.target import CpuSession
+from ingot.plugins.cpu.session import CpuSession
 from ingot.runtime.executor import Executor
 from ingot.runtime.request import Request
 from ingot.step_io import Repeat, StepBatch

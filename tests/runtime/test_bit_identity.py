@@ -29,9 +29,16 @@ def model(request: pytest.FixtureRequest, target: Target) -> TinyModel:
 def everything(runner: ModelRunner, prompts: list[list[int]], count: int = 12) -> list[tuple[bytes, bytes]]:
     """Bits of all logits of each prompt, sampled so that every draw counts."""
     out = runner.generate(
-        prompts, max_new_tokens=count, temperature=0.9, top_k=20, top_p=0.95, random_seed=11, return_dict=True,
-        output_generation_logits=True, output_context_logits=True,
-    )  # fmt: skip
+        prompts,
+        max_new_tokens=count,
+        temperature=0.9,
+        top_k=20,
+        top_p=0.95,
+        random_seed=11,
+        return_dict=True,
+        output_generation_logits=True,
+        output_context_logits=True,
+    )
     return [(out["context_logits"][i].tobytes(), out["generation_logits"][i].tobytes()) for i in range(len(prompts))]
 
 
@@ -86,9 +93,14 @@ def test_staggered_arrivals_share_steps_and_change_no_bit(model: TinyModel, targ
 def generations(runner: ModelRunner, prompts: list[list[int]], count: int = 14) -> list[bytes]:
     """Bits of the logits of each prompt's generated tokens. Asks for nothing that a prefix hit would not give."""
     out = runner.generate(
-        prompts, max_new_tokens=count, temperature=0.9, random_seed=3, return_dict=True, output_generation_logits=True,
+        prompts,
+        max_new_tokens=count,
+        temperature=0.9,
+        random_seed=3,
+        return_dict=True,
+        output_generation_logits=True,
         num_return_sequences=2,
-    )  # fmt: skip
+    )
     return [logits.tobytes() for logits in out["generation_logits"]]
 
 

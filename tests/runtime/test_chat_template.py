@@ -29,11 +29,13 @@ CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "Hi <b>there</b> & all"}],
     [{"role": "system", "content": "Be brief.\n"}, {"role": "user", "content": " Hi "}],
     [
-        {"role": "user", "content": "1"}, {"role": "assistant", "content": "2", "tool_calls": None},
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": "2", "tool_calls": None},
         {"role": "user", "content": "{{ 3 }} {% if %}"},
     ],
     [
-        {"role": "user", "content": "Weather?"}, {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "tool", "content": '{"t": 20}', "tool_call_id": "abc123def"},
     ],
     [
@@ -41,7 +43,7 @@ CHATS: list[list[dict[str, Any]]] = [
         {"role": "assistant", "content": "<think>\nhm\n</think>\n\nyes", "reasoning": "so"},
         {"role": "user", "content": "?"},
     ],
-]  # fmt: skip
+]
 TEMPLATES = {
     "headers": (
         "{{- bos_token }}\n{%- if messages[0]['role'] == 'system' %}{% set system = messages[0]['content']|trim %}"
@@ -180,13 +182,21 @@ def test_without_a_template_chatml_stands_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ raise_exception('roles must stay in order') }}", "{{ messages.nothing.more }}", "{{ 1 / 0 }}",
-        "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ namespace(_a=1) }}", "{{ 'a' + 1 }}",
-        "{{ messages[0]['x']['y'] }}", "{{ [0] * 2 ** 60 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ range(10 ** 9) | list }}", "{{ strftime_now(5) }}",
+        "{{ raise_exception('roles must stay in order') }}",
+        "{{ messages.nothing.more }}",
+        "{{ 1 / 0 }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ namespace(_a=1) }}",
+        "{{ 'a' + 1 }}",
+        "{{ messages[0]['x']['y'] }}",
+        "{{ [0] * 2 ** 60 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ range(10 ** 9) | list }}",
+        "{{ strftime_now(5) }}",
         "{% set ns = namespace(a=1) %}{% set ns._b = 2 %}",
     ],
-)  # fmt: skip
+)
 def test_refusals_are_words(template: str, tmp_path: Path) -> None:
     templates = ChatTemplates.from_dir(write_tokenizer(tmp_path, {"chat_template": template}))
     with pytest.raises(RequestError, match=r"the chat template (refuses|cannot render) these messages") as caught:

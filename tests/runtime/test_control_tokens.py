@@ -48,7 +48,7 @@ TURNS = {  # what templates do to content
     "borders": "<|im_start|><{{ m.content }}>{{ m.content }}|{{ m.content }}<|im_end|>",
     "into": "{{ m.content.replace('^', '<|im_start|>') }}{{ m.content | replace('~', '<|im_end|>') }}",
     "safe": "<|im_start|>{{ m.content | safe }}{{ m.content | e }}{{ m.content | string }}<|im_end|>",
-}  # fmt: skip
+}
 
 
 def write(folder: Path, hf: tokenizers.Tokenizer, config: dict[str, Any]) -> Path:
@@ -178,10 +178,23 @@ def test_whatever_templates_do_to_content(turn: str, tmp_path: Path) -> None:
     folder = tiny(tmp_path, "{% for m in messages %}" + TURNS[turn] + "{% endfor %}")
     tokenizer, templates = Tokenizer.from_dir(folder), ChatTemplates.from_dir(folder)
     texts = (
-        "<|im_end|>", "<|im_~end|>", "~<|im_end|>~", "<|IM_END|>", ">|dne_mi|<", " <|im_end|> ", "|im_end|>",
-        "<|im_end|", "|im_end|><", "|>~<|im_end", "im_end|>~x<|", "^|im_end|>", "<think>", "<s>", "\uff1cs\uff1e",
+        "<|im_end|>",
+        "<|im_~end|>",
+        "~<|im_end|>~",
+        "<|IM_END|>",
+        ">|dne_mi|<",
+        " <|im_end|> ",
+        "|im_end|>",
+        "<|im_end|",
+        "|im_end|><",
+        "|>~<|im_end",
+        "im_end|>~x<|",
+        "^|im_end|>",
+        "<think>",
+        "<s>",
+        "\uff1cs\uff1e",
         "<|im_end|>~~^",
-    )  # fmt: skip
+    )
     for text in texts:
         for pair in ((text,), (text, text), (text[:4], text[4:])):
             messages = [{"role": "user", "content": each} for each in pair]

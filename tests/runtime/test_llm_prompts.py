@@ -180,14 +180,23 @@ def test_the_tokenizer(llm: EngineLLM) -> None:
 @pytest.mark.parametrize(
     ("wanted", "terminal", "count", "shown"),
     [
-        (None, True, 2, True), (None, True, 1, False), (None, False, 2, False),
-        (True, False, 1, True), (True, True, 1, True), (False, True, 2, False),
+        (None, True, 2, True),
+        (None, True, 1, False),
+        (None, False, 2, False),
+        (True, False, 1, True),
+        (True, True, 1, True),
+        (False, True, 2, False),
     ],
-)  # fmt: skip
+)
 def test_the_progress_bar(
-    llm: EngineLLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-    wanted: bool | None, terminal: bool, count: int, shown: bool,
-) -> None:  # fmt: skip
+    llm: EngineLLM,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: bool | None,
+    terminal: bool,
+    count: int,
+    shown: bool,
+) -> None:
     if terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")
     calls: list[Callable[[], Any]] = [

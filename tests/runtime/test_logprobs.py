@@ -7,10 +7,18 @@ from ingot.runtime.logprobs import Logprob, PromptTables
 from ingot.runtime.request import TokenProbs
 
 TABLES = PromptTables(
-    [TokenProbs(token=token, log_prob=-1.0, rank=2, top_ids=np.array([9], np.int32),
-                top_log_probs=np.array([-0.5], np.float32)) for token in (4, 5)],
+    [
+        TokenProbs(
+            token=token,
+            log_prob=-1.0,
+            rank=2,
+            top_ids=np.array([9], np.int32),
+            top_log_probs=np.array([-0.5], np.float32),
+        )
+        for token in (4, 5)
+    ],
     str,
-)  # fmt: skip
+)
 
 
 def test_places_are_those_of_a_list() -> None:

@@ -76,9 +76,14 @@ def test_forms_of_prompts(runner: ModelRunner, form: str) -> None:
 def test_dictionary(runner: ModelRunner, model: TinyModel) -> None:
     end = model.greedy(PROMPTS[1], 4)[-1]
     out = runner.generate(
-        PROMPTS, max_new_tokens=6, end_id=[end], return_dict=True, output_log_probs=True,
-        output_generation_logits=True, output_context_logits=True,
-    )  # fmt: skip
+        PROMPTS,
+        max_new_tokens=6,
+        end_id=[end],
+        return_dict=True,
+        output_log_probs=True,
+        output_generation_logits=True,
+        output_context_logits=True,
+    )
     assert out["sequence_lengths"].dtype == np.int32
     assert out["log_probs"].shape == (3, 1, 6)
     assert out["generation_logits"].shape == (3, 1, 6, VOCAB)
@@ -270,12 +275,16 @@ def test_wrong_calls_are_refused_before_anything_runs(
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ({"stop": ["x"]}, "stop_words_list"), ({"bad_words": ["x"]}, "bad_words_list"),
-        ({"include_stop_str": True}, "token ids"), ({"skip_special_tokens": False}, "token ids"),
-        ({"logit_bias": {51: 1.0}}, "logit_bias"), ({"logprobs": 52}, "at most 51"), ({"logprobs": 1}, "return_dict"),
+        ({"stop": ["x"]}, "stop_words_list"),
+        ({"bad_words": ["x"]}, "bad_words_list"),
+        ({"include_stop_str": True}, "token ids"),
+        ({"skip_special_tokens": False}, "token ids"),
+        ({"logit_bias": {51: 1.0}}, "logit_bias"),
+        ({"logprobs": 52}, "at most 51"),
+        ({"logprobs": 1}, "return_dict"),
         ({"logits_processors": [lambda a, b, c, d: d]}, "wrong number"),
     ],
-)  # fmt: skip
+)
 def test_sampling_params_that_token_ids_cannot_follow(runner: ModelRunner, field: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         runner.generate([[1, 2]], sampling_config=SamplingParams(**field), return_dict=words != "return_dict")
@@ -359,12 +368,6 @@ def test_return_sequences_share_their_prompt(model: TinyModel) -> None:
 def test_from_dir_refuses(directory: Path, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         ModelRunner.from_dir(directory, **arguments)
-
-
-@pytest.mark.parametrize("name", [None, 3, b"engine", ["engine"]])
-def test_engine_directories_are_paths(name: Any) -> None:
-    with pytest.raises(UsageError, match="engine_dir must be a path"):
-        ModelRunner.from_dir(name)
 
 
 def test_foreign_target_is_refused(model: TinyModel, tmp_path: Path) -> None:

@@ -12,17 +12,33 @@ from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.tokenizer import Tokenizer
 
 MODEL: dict[str, object] = {
-    "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
-    "fuse_unk": False, "byte_fallback": False, "vocab": {"x": 0, "y": 1, "xy": 2}, "merges": [["x", "y"]],
-}  # fmt: skip
+    "type": "BPE",
+    "dropout": None,
+    "unk_token": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "fuse_unk": False,
+    "byte_fallback": False,
+    "vocab": {"x": 0, "y": 1, "xy": 2},
+    "merges": [["x", "y"]],
+}
 SOUND: dict[str, object] = {
-    "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-    "pre_tokenizer": None, "post_processor": None, "decoder": None, "model": MODEL,
-}  # fmt: skip
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": None,
+    "post_processor": None,
+    "decoder": None,
+    "model": MODEL,
+}
 TEMPLATE: dict[str, object] = {
-    "type": "TemplateProcessing", "pair": [], "special_tokens": {},
+    "type": "TemplateProcessing",
+    "pair": [],
+    "special_tokens": {},
     "single": [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-}  # fmt: skip
+}
 
 
 def tokenizer(folder: Path, **changes: object) -> Tokenizer:
@@ -38,14 +54,18 @@ def test_the_unchanged_one_works(tmp_path: Path) -> None:
 # The library panics on each of these, at once or at some text: what it raises then is no Exception.
 PANICS: dict[str, tuple[dict[str, object], type[IngotError], str]] = {
     "characters": (
-        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, ConfigError, "cannot be read"
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        ConfigError,
+        "cannot be read",
     ),
     "prefix": ({"model": {**MODEL, "continuing_subword_prefix": "####"}}, ConfigError, "cannot be read"),
     "template": ({"post_processor": TEMPLATE}, ConfigError, "cannot be read"),
     "decoder": (
-        {"decoder": {"type": "Strip", "content": "x", "start": 5, "stop": 5}}, RequestError, "turned into text"
+        {"decoder": {"type": "Strip", "content": "x", "start": 5, "stop": 5}},
+        RequestError,
+        "turned into text",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("odd", PANICS)

@@ -53,9 +53,7 @@ def test_pieces_of_a_stream_stay_as_they_were() -> None:
     assert request.finish_reason is FinishReason.LENGTH
     pieces = [collected(outputs, [count]) for count in (1, 2, 3)]
     assert [piece["finish_reasons"] for piece in pieces] == [[[None]], [[None]], [["length"]]]
-    assert [piece["log_probs"][0, 0].tolist() for piece in pieces] == [
-        [-1, 0, 0], [-1, -2, 0], [-1, -2, -3],
-    ]  # fmt: skip
+    assert [piece["log_probs"][0, 0].tolist() for piece in pieces] == [[-1, 0, 0], [-1, -2, 0], [-1, -2, -3]]
     assert [piece["cum_log_probs"][0, 0] for piece in pieces] == [-1, -3, -6]
     tables = [piece["logprobs"][0][0] for piece in pieces]
     assert [[next(iter(table)) for table in own] for own in tables] == [[0], [0, 1], [0, 1, 2]]

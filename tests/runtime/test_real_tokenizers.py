@@ -10,10 +10,18 @@ from transformers import LlamaTokenizer
 from ingot.runtime.tokenizer import Tokenizer
 
 TEXTS = [
-    "Hello world", "  two  spaces ", "\n\n\ttabs\r\n", "caf\u00e9 na\u00efve", "\u65e5\u672c\u8a9e \u0440\u0443\u0441",
-    "\U0001f469\u200d\U0001f4bb \U0001f642", "def f(x):\n    return x ** 2  # \u00b2", "12345 3.14", "\u2581 \u0120",
-    "<|endoftext|> <s> <|im_start|>user", "",
-]  # fmt: skip
+    "Hello world",
+    "  two  spaces ",
+    "\n\n\ttabs\r\n",
+    "caf\u00e9 na\u00efve",
+    "\u65e5\u672c\u8a9e \u0440\u0443\u0441",
+    "\U0001f469\u200d\U0001f4bb \U0001f642",
+    "def f(x):\n    return x ** 2  # \u00b2",
+    "12345 3.14",
+    "\u2581 \u0120",
+    "<|endoftext|> <s> <|im_start|>user",
+    "",
+]
 
 
 @pytest.mark.shared

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import RequestError
-from ingot.plugins.cpu.target import CpuSession
+from ingot.plugins.cpu.session import CpuSession
 from ingot.plugins.registry import find_target
 from ingot.runtime.executor import StepReport
 from ingot.runtime.request import FinishReason
@@ -28,10 +28,14 @@ NEVER = np.zeros(1, np.int32)
 def repeat_of(most: int, sequences: int, ends: list[Int32] | None = None, stop: Int32 = NEVER) -> Repeat:
     ends = [np.zeros(0, np.int32)] * sequences if ends is None else ends
     return Repeat(
-        seconds=60, end_ids=np.concatenate(ends), end_starts=np.cumsum([0, *map(len, ends)], dtype=np.int32), stop=stop,
-        ids=np.full((most, sequences), -7, np.int32), log_probs=np.full((most, sequences), -7, np.float32),
+        seconds=60,
+        end_ids=np.concatenate(ends),
+        end_starts=np.cumsum([0, *map(len, ends)], dtype=np.int32),
+        stop=stop,
+        ids=np.full((most, sequences), -7, np.int32),
+        log_probs=np.full((most, sequences), -7, np.float32),
         done=np.zeros(1, np.int32),
-    )  # fmt: skip
+    )
 
 
 def test_short_steps_come_several_at_a_time() -> None:
@@ -191,15 +195,23 @@ def _decoding(rng: np.random.Generator, session: CpuSession, sequences: int) -> 
         counter=np.zeros(sequences, np.uint64),
     )
     prompts = StepBatch(
-        ids=ids, query_starts=starts, past_lengths=np.zeros(sequences, np.int32), block_tables=tables,
-        logit_rows=starts[1:] - np.int32(1), sample=sample,
-    )  # fmt: skip
+        ids=ids,
+        query_starts=starts,
+        past_lengths=np.zeros(sequences, np.int32),
+        block_tables=tables,
+        logit_rows=starts[1:] - np.int32(1),
+        sample=sample,
+    )
     assert size * width >= 20 + 30
     one_each = np.arange(sequences + 1, dtype=np.int32)
     return StepBatch(
-        ids=session.run(prompts).ids, query_starts=one_each, past_lengths=lengths.astype(np.int32), block_tables=tables,
-        logit_rows=one_each[:-1], sample=dataclasses.replace(sample, counter=sample.counter + np.uint64(1)),
-    )  # fmt: skip
+        ids=session.run(prompts).ids,
+        query_starts=one_each,
+        past_lengths=lengths.astype(np.int32),
+        block_tables=tables,
+        logit_rows=one_each[:-1],
+        sample=dataclasses.replace(sample, counter=sample.counter + np.uint64(1)),
+    )
 
 
 @pytest.mark.native

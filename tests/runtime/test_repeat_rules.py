@@ -9,7 +9,7 @@ import pytest
 
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import RequestError
-from ingot.plugins.cpu.target import CpuSession
+from ingot.plugins.cpu.session import CpuSession
 from ingot.plugins.registry import find_target
 from ingot.runtime import executor, repetition
 from ingot.step_io import Course, Int32, ProbRows, Repeat, RepeatProbs, SampleRows, StepBatch
@@ -44,10 +44,15 @@ def _course(rng: np.random.Generator, lasting: list[int]) -> Course:
     stop_starts, stop = _words(rng, sequences, 3)
     tail_starts, tails = joined([rng.integers(0, VOCAB, rng.integers(0, 3)).tolist() for _ in range(sequences)])
     return Course(
-        num_lasting=np.array(lasting, np.int32), min_steps=rng.choice([0, 0, 8], sequences).astype(np.int32),
-        tails=tails, tail_starts=tail_starts, bad_words=bad, bad_word_starts=bad_starts, stop_words=stop,
+        num_lasting=np.array(lasting, np.int32),
+        min_steps=rng.choice([0, 0, 8], sequences).astype(np.int32),
+        tails=tails,
+        tail_starts=tail_starts,
+        bad_words=bad,
+        bad_word_starts=bad_starts,
+        stop_words=stop,
         stop_word_starts=stop_starts,
-    )  # fmt: skip
+    )
 
 
 def _rule(rng: np.random.Generator) -> Rule:
@@ -65,19 +70,28 @@ def _batch(rng: np.random.Generator, session: CpuSession, sequences: int) -> tup
     one_each = np.arange(sequences + 1, dtype=np.int32)
     rules = [_rule(rng) for _ in range(sequences)]
     sample = SampleRows(
-        row=one_each[:-1], temperature=rng.choice([0, 0.8, 2], sequences).astype(np.float32),
-        top_k=rng.choice([0, 9], sequences).astype(np.int32), top_p=rng.choice([1, 0.9], sequences).astype(np.float32),
-        seed=rng.integers(0, 99, sequences).astype(np.uint64), counter=np.zeros(sequences, np.uint64),
+        row=one_each[:-1],
+        temperature=rng.choice([0, 0.8, 2], sequences).astype(np.float32),
+        top_k=rng.choice([0, 9], sequences).astype(np.int32),
+        top_p=rng.choice([1, 0.9], sequences).astype(np.float32),
+        seed=rng.integers(0, 99, sequences).astype(np.uint64),
+        counter=np.zeros(sequences, np.uint64),
         rules=make_rules(rules),
-        probs=None if rng.random() < 0.5 else ProbRows(
+        probs=None
+        if rng.random() < 0.5
+        else ProbRows(
             given=np.full(sequences, -1, np.int32),
             top_starts=np.cumsum([0, *rng.integers(0, 4, sequences)]).astype(np.int32),
         ),
-    )  # fmt: skip
+    )
     batch = StepBatch(
-        ids=rng.integers(0, VOCAB, sequences).astype(np.int32), query_starts=one_each,
-        past_lengths=np.zeros(sequences, np.int32), block_tables=tables, logit_rows=one_each[:-1], sample=sample,
-    )  # fmt: skip
+        ids=rng.integers(0, VOCAB, sequences).astype(np.int32),
+        query_starts=one_each,
+        past_lengths=np.zeros(sequences, np.int32),
+        block_tables=tables,
+        logit_rows=one_each[:-1],
+        sample=sample,
+    )
     session.run(batch)
     batch = dataclasses.replace(batch, past_lengths=batch.past_lengths + np.int32(1))
     return batch, [int(rng.integers(0, len(rule[0]) + 1)) for rule in rules]
@@ -87,14 +101,22 @@ def _repeat(batch: StepBatch, ends: tuple[Int32, Int32], course: Course | None, 
     sequences, probs = len(batch.past_lengths), batch.sample.probs
     top = 0 if probs is None else int(probs.top_starts[-1])
     return Repeat(
-        seconds=60, end_starts=ends[0], end_ids=ends[1], course=course, stop=np.zeros(1, np.int32),
-        ids=np.full((most, sequences), -7, np.int32), log_probs=np.full((most, sequences), -7, np.float32),
-        probs=None if probs is None else RepeatProbs(
-            ranks=np.full((most, sequences), -7, np.int32), top_ids=np.full((most, top), -7, np.int32),
+        seconds=60,
+        end_starts=ends[0],
+        end_ids=ends[1],
+        course=course,
+        stop=np.zeros(1, np.int32),
+        ids=np.full((most, sequences), -7, np.int32),
+        log_probs=np.full((most, sequences), -7, np.float32),
+        probs=None
+        if probs is None
+        else RepeatProbs(
+            ranks=np.full((most, sequences), -7, np.int32),
+            top_ids=np.full((most, top), -7, np.int32),
             top_log_probs=np.full((most, top), -7, np.float32),
         ),
         done=np.zeros(1, np.int32),
-    )  # fmt: skip
+    )
 
 
 def _bits(repeat: Repeat) -> list[bytes]:
@@ -133,10 +155,15 @@ def test_a_stop_word_may_begin_before_the_first_step(model: TinyModel) -> None:
     drawn = free.ids[:, 0].tolist()
     stop_starts, stop_words = joined([[33, 44, *drawn[:2], -1]])
     course = Course(
-        num_lasting=np.zeros(1, np.int32), min_steps=np.zeros(1, np.int32), tails=np.array([33, 44], np.int32),
-        tail_starts=np.array([0, 2], np.int32), bad_words=nothing[1], bad_word_starts=nothing[0],
-        stop_words=stop_words, stop_word_starts=stop_starts,
-    )  # fmt: skip
+        num_lasting=np.zeros(1, np.int32),
+        min_steps=np.zeros(1, np.int32),
+        tails=np.array([33, 44], np.int32),
+        tail_starts=np.array([0, 2], np.int32),
+        bad_words=nothing[1],
+        bad_word_starts=nothing[0],
+        stop_words=stop_words,
+        stop_word_starts=stop_starts,
+    )
     assert session.decode(batch, _repeat(batch, nothing, course)) == 2
     late = dataclasses.replace(course, min_steps=np.array([3], np.int32))
     with pytest.raises(RequestError, match="need rules"):
@@ -158,9 +185,15 @@ def test_a_course_that_makes_no_sense_is_refused(model: TinyModel) -> None:
     batch = dataclasses.replace(batch, sample=sample)
     ends, empty = joined([[], []]), np.zeros(0, np.int32)
     course = Course(
-        num_lasting=np.zeros(2, np.int32), min_steps=np.zeros(2, np.int32), tails=empty, tail_starts=ends[0],
-        bad_words=empty, bad_word_starts=ends[0], stop_words=empty, stop_word_starts=ends[0],
-    )  # fmt: skip
+        num_lasting=np.zeros(2, np.int32),
+        min_steps=np.zeros(2, np.int32),
+        tails=empty,
+        tail_starts=ends[0],
+        bad_words=empty,
+        bad_word_starts=ends[0],
+        stop_words=empty,
+        stop_word_starts=ends[0],
+    )
     repeat = _repeat(batch, ends, course, 2)
     assert session.decode(batch, repeat) == 2
     given = dataclasses.replace(probs, given=np.array([3, -1], np.int32))

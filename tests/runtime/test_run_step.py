@@ -59,5 +59,7 @@ def test_everybody_has_their_own_row_though_one_fails(runner: ModelRunner) -> No
     run(runner, bad, five, free, six)
     assert bad.error is not None
     assert [request.generated().tolist() for request in (five, free, six)] == [
-        [5, 5], alone.generated().tolist(), [6, 6],
-    ]  # fmt: skip
+        [5, 5],
+        alone.generated().tolist(),
+        [6, 6],
+    ]

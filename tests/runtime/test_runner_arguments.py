@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ingot.errors import UsageError
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import Request
 from tests.runtime.tiny_engine import make_runner, ref_session
@@ -27,9 +28,13 @@ def test_rows_are_filled_up_with_what_was_said(runner: ModelRunner, pad_id: int 
 
 @pytest.mark.parametrize(
     ("said", "wanted"),
-    [({}, (0, False)), ({"priority": -3}, (-3, False)), ({"output_log_probs": True}, (0, True)),
-     ({"output_cum_log_probs": True}, (0, True))],
-)  # fmt: skip
+    [
+        ({}, (0, False)),
+        ({"priority": -3}, (-3, False)),
+        ({"output_log_probs": True}, (0, True)),
+        ({"output_cum_log_probs": True}, (0, True)),
+    ],
+)
 def test_requests_are_as_they_were_asked(
     runner: ModelRunner, said: dict[str, Any], wanted: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,3 +48,9 @@ def test_requests_are_as_they_were_asked(
     monkeypatch.setattr(runner.executor, "add", watched)
     runner.generate([[1, 2]], max_new_tokens=1, return_dict=True, **said)
     assert [(request.priority, request.want_log_probs) for request in seen] == [wanted]
+
+
+@pytest.mark.parametrize("name", [None, 3, b"engine", ["engine"]])
+def test_engine_directories_are_paths(name: Any) -> None:
+    with pytest.raises(UsageError, match="engine_dir must be a path"):
+        ModelRunner.from_dir(name)

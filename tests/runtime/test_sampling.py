@@ -187,10 +187,14 @@ def test_all_logits_in_chunks(model: TinyModel, request: pytest.FixtureRequest) 
         with open_runner(model, request, limits) as runner:
             outs.append(
                 runner.generate(
-                    [PROMPT], max_new_tokens=3, end_id=-1, return_dict=True, output_generation_logits=True,
+                    [PROMPT],
+                    max_new_tokens=3,
+                    end_id=-1,
+                    return_dict=True,
+                    output_generation_logits=True,
                     output_context_logits=True,
                 )
-            )  # fmt: skip
+            )
     for key in ("generation_logits", "context_logits"):
         np.testing.assert_array_equal(outs[0][key], outs[1][key])
     assert outs[0]["generation_logits"][0, 0].argmax(-1).tolist() == outs[0]["output_ids"][0, 0, len(PROMPT) :].tolist()

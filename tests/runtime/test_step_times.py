@@ -70,8 +70,10 @@ def test_measuring_stops_where_the_target_is_reached() -> None:
 
 def test_every_size_fits_the_limits() -> None:
     """More tokens than one prompt may have are spread; more than the blocks hold are scaled."""
-    for shape, blocks in ((Limits(max_batch_size=3, max_input_len=40, max_seq_len=48, max_num_tokens=100,
-                                  max_logit_rows=2), 100), (LIMITS, 13)):  # fmt: skip
+    for shape, blocks in (
+        (Limits(max_batch_size=3, max_input_len=40, max_seq_len=48, max_num_tokens=100, max_logit_rows=2), 100),
+        (LIMITS, 13),
+    ):
         times = measure_step_times(FakeSession(blocks, 4, shape), BlockManager(blocks, 4), shape, 1e6)
         assert times.budget(1e6) == shape.max_num_tokens
 

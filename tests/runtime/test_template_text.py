@@ -34,25 +34,50 @@ def pieces(value: Any) -> Iterable[str]:
 
 
 OPERATIONS: list[Callable[[Any, Any, Any], Any]] = [
-    lambda a, b, c: a + b + c, lambda a, b, c: b * 2 + 2 * a, lambda a, b, c: a[1:], lambda a, b, c: a[::-1],
-    lambda a, b, c: a[-3:-1] + a[:1], lambda a, b, c: list(a), lambda a, b, c: a.join([b, c, b]),
-    lambda a, b, c: a.replace(b or "x", c), lambda a, b, c: a.replace(b or "a", c, 1),
+    lambda a, b, c: a + b + c,
+    lambda a, b, c: b * 2 + 2 * a,
+    lambda a, b, c: a[1:],
+    lambda a, b, c: a[::-1],
+    lambda a, b, c: a[-3:-1] + a[:1],
+    lambda a, b, c: list(a),
+    lambda a, b, c: a.join([b, c, b]),
+    lambda a, b, c: a.replace(b or "x", c),
+    lambda a, b, c: a.replace(b or "a", c, 1),
     lambda a, b, c: a.replace(c[:1] or "q", b),
-    lambda a, b, c: a.split(), lambda a, b, c: a.split(None, 1), lambda a, b, c: a.rsplit(None, 1),
-    lambda a, b, c: a.split(b[:1] or "x"), lambda a, b, c: a.split(b[:1] or "x", 2),
-    lambda a, b, c: a.rsplit(b[:2] or "x", 1), lambda a, b, c: a.splitlines(), lambda a, b, c: a.splitlines(True),
-    lambda a, b, c: a.partition(b[:1] or "x"), lambda a, b, c: a.rpartition(b[:1] or "x"),
-    lambda a, b, c: a.strip(), lambda a, b, c: a.strip(b), lambda a, b, c: a.lstrip("ax"),
-    lambda a, b, c: a.rstrip("\n "), lambda a, b, c: a.removeprefix(b[:1]), lambda a, b, c: a.removesuffix(b[:1]),
-    lambda a, b, c: a.lower(), lambda a, b, c: a.title(), lambda a, b, c: a.capitalize(), lambda a, b, c: str(a),
-]  # fmt: skip
+    lambda a, b, c: a.split(),
+    lambda a, b, c: a.split(None, 1),
+    lambda a, b, c: a.rsplit(None, 1),
+    lambda a, b, c: a.split(b[:1] or "x"),
+    lambda a, b, c: a.split(b[:1] or "x", 2),
+    lambda a, b, c: a.rsplit(b[:2] or "x", 1),
+    lambda a, b, c: a.splitlines(),
+    lambda a, b, c: a.splitlines(True),
+    lambda a, b, c: a.partition(b[:1] or "x"),
+    lambda a, b, c: a.rpartition(b[:1] or "x"),
+    lambda a, b, c: a.strip(),
+    lambda a, b, c: a.strip(b),
+    lambda a, b, c: a.lstrip("ax"),
+    lambda a, b, c: a.rstrip("\n "),
+    lambda a, b, c: a.removeprefix(b[:1]),
+    lambda a, b, c: a.removesuffix(b[:1]),
+    lambda a, b, c: a.lower(),
+    lambda a, b, c: a.title(),
+    lambda a, b, c: a.capitalize(),
+    lambda a, b, c: str(a),
+]
 UNKNOWN: list[Callable[[Any, Any, Any], Any]] = [
-    lambda a, b, c: a.center(30), lambda a, b, c: a.zfill(30), lambda a, b, c: a.expandtabs(),
-    lambda a, b, c: a.upper(), lambda a, b, c: a.swapcase(), lambda a, b, c: a.replace("", b),
+    lambda a, b, c: a.center(30),
+    lambda a, b, c: a.zfill(30),
+    lambda a, b, c: a.expandtabs(),
+    lambda a, b, c: a.upper(),
+    lambda a, b, c: a.swapcase(),
+    lambda a, b, c: a.replace("", b),
     lambda a, b, c: "".join([a, b]),
-    lambda a, b, c: f"{a}{b}", lambda a, b, c: a.translate({97: "x"}),
-    lambda a, b, c: a.casefold(), lambda a, b, c: repr(a),
-]  # fmt: skip
+    lambda a, b, c: f"{a}{b}",
+    lambda a, b, c: a.translate({97: "x"}),
+    lambda a, b, c: a.casefold(),
+    lambda a, b, c: repr(a),
+]
 
 
 def test_every_operation_is_that_of_str_and_keeps_the_marks() -> None:
@@ -95,8 +120,12 @@ def test_a_percent_sign() -> None:
 def test_it_is_a_text_like_any_other() -> None:
     text = marked("ax b")
     assert (text == "ax b", hash(text) == hash("ax b"), {"ax b": 1}[text], "x b" in text, text.find("x")) == (
-        True, True, 1, True, 1,
-    )  # fmt: skip
+        True,
+        True,
+        1,
+        True,
+        1,
+    )
     assert type(plain(text)) is str
     assert list(stretches(text)) == [(0, 1), (2, 4)]
     assert list(stretches("ab")) == []

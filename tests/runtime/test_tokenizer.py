@@ -196,9 +196,13 @@ def test_what_a_prompt_leaves_open(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer(tmp_path, 60)
     c3, a9, mark = 55, 56, 0
     for prompt, tokens, text in (
-        ([mark, c3], [a9], "\u00e9"), ([mark, c3], [mark], "\ufffd!"), ([c3, a9], [mark], "!"),
-        ([a9], [mark], "!"), ([a9, a9, c3, c3], [a9], "\u00e9"), ([a9, a9], [c3, a9], "\u00e9"),
-    ):  # fmt: skip
+        ([mark, c3], [a9], "\u00e9"),
+        ([mark, c3], [mark], "\ufffd!"),
+        ([c3, a9], [mark], "!"),
+        ([a9], [mark], "!"),
+        ([a9, a9, c3, c3], [a9], "\u00e9"),
+        ([a9, a9], [c3, a9], "\u00e9"),
+    ):
         detokenizer = tokenizer.detokenizer(prompt)
         assert detokenizer.push(tokens) + detokenizer.finish() == text, (prompt, tokens)
 

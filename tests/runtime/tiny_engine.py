@@ -11,7 +11,7 @@ from ingot.engine import Engine
 from ingot.engine_writer import RankFile, write_engine
 from ingot.manifest import Manifest
 from ingot.plan import Limits
-from ingot.plugins.cpu.target import CpuSession
+from ingot.plugins.cpu.session import CpuSession
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.target import SessionOptions, Target
 from ingot.runtime.block_manager import BlockManager
@@ -25,9 +25,18 @@ from tests.runtime.tiny_plan import LAYERS, TinyModel
 
 def make_manifest(limits: Limits, target: str = "ref", eos_ids: tuple[int, ...] = ()) -> Manifest:
     return Manifest(
-        ingot_version="0.1.0", model={"model_type": "tiny"}, target=target, precision="f32", limits=limits,
-        capabilities=(), ranks=1, eos_ids=eos_ids, bos_id=1, pad_id=None, parts=(),
-    )  # fmt: skip
+        ingot_version="0.1.0",
+        model={"model_type": "tiny"},
+        target=target,
+        precision="f32",
+        limits=limits,
+        capabilities=(),
+        ranks=1,
+        eos_ids=eos_ids,
+        bos_id=1,
+        pad_id=None,
+        parts=(),
+    )
 
 
 def write_tiny(directory: Path, model: TinyModel, target: str = "ref") -> Path:

@@ -149,21 +149,32 @@ def make_model(target: Target | None = None, limits: Limits = LIMITS, kv: DType 
 
     buffers, arena = _buffers(limits)
     plan = Plan(
-        vocab_size=VOCAB, max_positions=POSITIONS, limits=limits,
-        kv=KvLayout(
-            num_layers=LAYERS, kv_heads=KV_HEADS, head_dim=DIM, tokens_per_block=TOKENS_PER_BLOCK, dtype=kv
-        ),
-        buffers=buffers, weights=tuple(section.weights), steps=tuple(_steps(target, kv)), arena_bytes=arena,
-        weight_bytes=section.size, logits="logits",
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        max_positions=POSITIONS,
+        limits=limits,
+        kv=KvLayout(num_layers=LAYERS, kv_heads=KV_HEADS, head_dim=DIM, tokens_per_block=TOKENS_PER_BLOCK, dtype=kv),
+        buffers=buffers,
+        weights=tuple(section.weights),
+        steps=tuple(_steps(target, kv)),
+        arena_bytes=arena,
+        weight_bytes=section.size,
+        logits="logits",
+    )
     return TinyModel(plan=plan, weights=section.data(), logical=section.logical)
 
 
 def _buffers(limits: Limits) -> tuple[tuple[Buffer, ...], int]:
     columns = {
-        "x": HIDDEN, "cos_sin": DIM, "normed": HIDDEN, "qkv": (HEADS + 2 * KV_HEADS) * DIM, "q": HEADS * DIM,
-        "attended": HEADS * DIM, "inner": INTER, "kept": HIDDEN, "logits": VOCAB,
-    }  # fmt: skip
+        "x": HIDDEN,
+        "cos_sin": DIM,
+        "normed": HIDDEN,
+        "qkv": (HEADS + 2 * KV_HEADS) * DIM,
+        "q": HEADS * DIM,
+        "attended": HEADS * DIM,
+        "inner": INTER,
+        "kept": HIDDEN,
+        "logits": VOCAB,
+    }
     buffers, offset = [], 0
     for name, cols in columns.items():
         rows = Rows.LOGITS if name in ("kept", "logits") else Rows.TOKENS

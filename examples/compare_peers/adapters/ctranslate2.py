@@ -36,9 +36,14 @@ def measure(job: Job) -> tuple[str, dict[str, float]]:
 
         start = time.perf_counter()
         engine.generate_batch(
-            [[f"<x{token}>" for token in prompt] for prompt in prompts], max_length=tokens, min_length=tokens,
-            sampling_topk=1, include_prompt_in_result=False, max_batch_size=64, callback=note,
-        )  # fmt: skip
+            [[f"<x{token}>" for token in prompt] for prompt in prompts],
+            max_length=tokens,
+            min_length=tokens,
+            sampling_topk=1,
+            include_prompt_in_result=False,
+            max_batch_size=64,
+            callback=note,
+        )
         end = time.perf_counter()
         if waiting or seen != len(prompts) * tokens:
             raise RuntimeError(f"{seen} tokens came, of {len(prompts)} x {tokens}")

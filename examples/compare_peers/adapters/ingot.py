@@ -72,10 +72,26 @@ def start_server(job: Job) -> None:
     """`ingot serve`, as it is but for patience: whoever waits longer than a limit has missed it."""
     patience = ["--max_queue", 100_000, "--request_timeout", 86_400]
     become(
-        sys.executable, "-m", "ingot", "serve", "--engine_dir", engine_dir(job), "--port", sys.argv[3],
-        "--served_model_name", "model", "--threads", job.threads, "--isa", job.isa, "--max_batch_size", RUNNING,
-        "--log_level", "warning", *patience,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "ingot",
+        "serve",
+        "--engine_dir",
+        engine_dir(job),
+        "--port",
+        sys.argv[3],
+        "--served_model_name",
+        "model",
+        "--threads",
+        job.threads,
+        "--isa",
+        job.isa,
+        "--max_batch_size",
+        RUNNING,
+        "--log_level",
+        "warning",
+        *patience,
+    )
 
 
 if __name__ == "__main__":

@@ -25,8 +25,16 @@ _SWITCHES = {  # each ISA has those before it
     "avx512bf16": ("AVX512_BF16",),
     "amx": ("AMX_TILE", "AMX_INT8", "AMX_BF16"),
 }
-_PLAIN = ("BUILD_SHARED_LIBS", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER", "LLAMA_BUILD_APP",
-          "LLAMA_USE_PREBUILT_UI", "LLAMA_OPENSSL", "GGML_NATIVE")  # fmt: skip
+_PLAIN = (
+    "BUILD_SHARED_LIBS",
+    "LLAMA_BUILD_TESTS",
+    "LLAMA_BUILD_EXAMPLES",
+    "LLAMA_BUILD_SERVER",
+    "LLAMA_BUILD_APP",
+    "LLAMA_USE_PREBUILT_UI",
+    "LLAMA_OPENSSL",
+    "GGML_NATIVE",
+)
 _CONVERT = """
 import sys
 sys.path[:0] = [".", "gguf-py"]
@@ -128,10 +136,26 @@ def _decode(job: Job, regimes: list[Regime]) -> dict[str, float]:
     speeds: dict[str, float] = {}
     for attention in ("auto",) if regimes[0].context is None else ("on", "off"):
         text = _output(
-            _tool(job, "llama-batched-bench"), "-m", _gguf(job), "-t", job.threads, "-tb", job.threads,
-            "-c", max(sizes) * (prompt + tokens), "-npp", prompt, "-ntg", tokens, "-npl", ",".join(map(str, sizes)),
-            "-fa", attention, "--output-format", "jsonl",
-        )  # fmt: skip
+            _tool(job, "llama-batched-bench"),
+            "-m",
+            _gguf(job),
+            "-t",
+            job.threads,
+            "-tb",
+            job.threads,
+            "-c",
+            max(sizes) * (prompt + tokens),
+            "-npp",
+            prompt,
+            "-ntg",
+            tokens,
+            "-npl",
+            ",".join(map(str, sizes)),
+            "-fa",
+            attention,
+            "--output-format",
+            "jsonl",
+        )
         by_size = {row["pl"]: row["speed_tg"] for row in map(json.loads, _json_lines(text))}
         for regime in regimes:
             speeds[regime.name] = max(speeds.get(regime.name, 0.0), by_size[regime.sequences])
@@ -146,9 +170,23 @@ def _prefill(job: Job, regime: Regime) -> float:
     """It would warm up with a prompt of the same length: beyond a length that only costs minutes."""
     warm_up = ["--no-warmup"] if regime.prompt > WARM_UP else []
     text = _output(
-        _tool(job, "llama-bench"), "-m", _gguf(job), "-t", job.threads, "-p", regime.prompt, "-n", 0, "-r", 1,
-        "-fa", "0,1", "-o", "json", *warm_up,
-    )  # fmt: skip
+        _tool(job, "llama-bench"),
+        "-m",
+        _gguf(job),
+        "-t",
+        job.threads,
+        "-p",
+        regime.prompt,
+        "-n",
+        0,
+        "-r",
+        1,
+        "-fa",
+        "0,1",
+        "-o",
+        "json",
+        *warm_up,
+    )
     return max(float(row["avg_ts"]) for row in json.loads(text))
 
 
@@ -156,10 +194,27 @@ def start_server(job: Job) -> None:
     """Its defaults, but for slots that hold the longest request each, and no cache of prompts."""
     slot = MAX_INPUT + MAX_OUTPUT + 256
     become(
-        _tool(job, SERVER), "-m", _gguf(job), "--alias", "model", "-t", job.threads, "-tb", job.threads,
-        "--parallel", RUNNING, "-c", RUNNING * slot, "--no-cache-prompt", "--cache-ram", 0,
-        "--host", "127.0.0.1", "--port", sys.argv[3],
-    )  # fmt: skip
+        _tool(job, SERVER),
+        "-m",
+        _gguf(job),
+        "--alias",
+        "model",
+        "-t",
+        job.threads,
+        "-tb",
+        job.threads,
+        "--parallel",
+        RUNNING,
+        "-c",
+        RUNNING * slot,
+        "--no-cache-prompt",
+        "--cache-ram",
+        0,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        sys.argv[3],
+    )
 
 
 def _run(*command: object, cwd: Path | None = None) -> None:

@@ -17,10 +17,7 @@ from compare_peers.adapters.protocol import Job, Prompts, regimes_of, serve, tim
 from compare_peers.adapters.stepping import run_load
 from compare_peers.load import RUNNING, Load
 
-_FORMATS = {
-    "int4 g128": ["int4", "--sym", "--group-size", "128", "--ratio", "1.0"],
-    "int8": ["int8"],
-}
+_FORMATS = {"int4 g128": ["int4", "--sym", "--group-size", "128", "--ratio", "1.0"], "int8": ["int8"]}
 
 
 def prepare(job: Job) -> None:

@@ -71,8 +71,11 @@ class Job:
         return Job(**{**fields, "work": Path(fields["work"])})
 
 
-def serve(prepare: Callable[[Job], None], measure: Callable[[Job], tuple[str, dict[str, float]]],
-          others: Mapping[str, Callable[[Job], str | None]] = MappingProxyType({})) -> None:  # fmt: skip
+def serve(
+    prepare: Callable[[Job], None],
+    measure: Callable[[Job], tuple[str, dict[str, float]]],
+    others: Mapping[str, Callable[[Job], str | None]] = MappingProxyType({}),
+) -> None:
     """Do what the command line asks; others: further actions. Whatever libraries print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

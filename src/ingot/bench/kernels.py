@@ -20,7 +20,7 @@ from ingot.configs.runtime import runtime_config
 from ingot.engine import read_plan
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan, Step
-from ingot.plugins.cpu.target import barrier_seconds, core_count, live_peak, peak_name, read_bandwidth
+from ingot.plugins.cpu.native import barrier_seconds, core_count, live_peak, peak_name, read_bandwidth
 from ingot.runtime.session import load_engine
 from ingot.step_io import Int32, TimedSession
 from ingot.step_work import PlanWork, Work
@@ -125,10 +125,12 @@ def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
     try:
         if not isinstance(session, TimedSession):
             raise TargetError(
-                "sessions of this target do not say where their time goes", where=str(options.engine_dir),
-                expected="cpu/avx2, cpu/avx512, cpu/avx512bf16 or cpu/amx", got=loaded.engine.manifest.target,
+                "sessions of this target do not say where their time goes",
+                where=str(options.engine_dir),
+                expected="cpu/avx2, cpu/avx512, cpu/avx512bf16 or cpu/amx",
+                got=loaded.engine.manifest.target,
                 hint="build for --target cpu, or take `ingot bench latency`",
-            )  # fmt: skip
+            )
         sizes, notes = _fitting(options.batch_sizes, plan, session.num_blocks, shape.length)
         run = TimedRun(session, plan, sequences=max(sizes, default=1), length=shape.length)
         measure = _Measure(plan, options, progress)
@@ -154,10 +156,15 @@ def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
         loaded.engine.close()
     manifest = loaded.engine.manifest
     return KernelsReport(
-        engine=str(options.engine_dir), target=manifest.target, precision=manifest.precision,
-        kv_dtype=plan.kv.dtype.value, threads=measure.threads, buffer_bytes=measure.buffer_bytes, notes=notes,
+        engine=str(options.engine_dir),
+        target=manifest.target,
+        precision=manifest.precision,
+        kv_dtype=plan.kv.dtype.value,
+        threads=measure.threads,
+        buffer_bytes=measure.buffer_bytes,
+        notes=notes,
         phases=tuple(phases),
-    )  # fmt: skip
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,17 +189,19 @@ def _shape(options: KernelsOptions, plan: Plan) -> _Shape:
     context = options.context or min(input_len, max(1, longest - least))
     if context > input_len:
         raise UsageError(
-            "--context is more than the prompt leaves in the KV cache", expected=f"at most {input_len} (--input_len)",
-            got=str(context), hint="give a larger --input_len",
-        )  # fmt: skip
+            "--context is more than the prompt leaves in the KV cache",
+            expected=f"at most {input_len} (--input_len)",
+            got=str(context),
+            hint="give a larger --input_len",
+        )
     if context + least > longest:
         raise UsageError(
-            "decode steps after so many tokens are more than the engine holds", expected=f"at most {longest} tokens",
-            got=f"--context {context} and {least} steps", hint="lower --context or --repetitions",
-        )  # fmt: skip
-    return _Shape(
-        input_len=input_len, context=context, steps=min(max(least, MOST_REPETITIONS), longest - context)
-    )  # fmt: skip
+            "decode steps after so many tokens are more than the engine holds",
+            expected=f"at most {longest} tokens",
+            got=f"--context {context} and {least} steps",
+            hint="lower --context or --repetitions",
+        )
+    return _Shape(input_len=input_len, context=context, steps=min(max(least, MOST_REPETITIONS), longest - context))
 
 
 def _fitting(
@@ -206,9 +215,11 @@ def _fitting(
     too_many = [size for size in asked or BATCH_SIZES if size > most]
     if asked and too_many:
         raise UsageError(
-            "--batch_size is more than the engine can decode at once", expected=f"at most {most}",
-            got=", ".join(map(str, too_many)), hint="lower it or --context, or build with a larger --max_batch_size",
-        )  # fmt: skip
+            "--batch_size is more than the engine can decode at once",
+            expected=f"at most {most}",
+            got=", ".join(map(str, too_many)),
+            hint="lower it or --context, or build with a larger --max_batch_size",
+        )
     notes = tuple(f"{size} sequences are left out: the engine decodes at most {most} at once" for size in too_many)
     return [size for size in asked or BATCH_SIZES if size <= most], notes
 
@@ -254,9 +265,13 @@ def _seconds(turn: Sequence[TimedStep]) -> float:
 
 
 def summarise(
-    plan: Plan, work: PlanWork, name: str, turns: Sequence[Sequence[TimedStep]], limits: Mapping[str, float],
+    plan: Plan,
+    work: PlanWork,
+    name: str,
+    turns: Sequence[Sequence[TimedStep]],
+    limits: Mapping[str, float],
     barrier: float,
-) -> Phase:  # fmt: skip
+) -> Phase:
     """Means of the fastest quarter, op by op. limits: bytes per second under "", operations per second by name;
     barrier: seconds of one."""
     repetitions, median = len(turns), statistics.median(map(_seconds, turns))
@@ -282,12 +297,21 @@ def summarise(
     tokens = sum(timed.load.tokens for timed in turns[0])
     barriers = sum(timed.times.barriers for timed in turns[0])
     return Phase(
-        name=name, sequences=len(load.sequences), tokens=tokens, repetitions=repetitions, median_seconds=median,
-        seconds=seconds, outside_seconds=seconds - sum(op.seconds for op in ops), tokens_per_second=tokens / seconds,
-        fraction_of_limit=sum(op.limit_seconds for op in ops) / seconds, barriers=barriers,
-        barrier_seconds=barriers * barrier, machine_gbs=limits[""] / 1e9,
-        peaks={key: value for key, value in limits.items() if key}, ops=tuple(ops),
-    )  # fmt: skip
+        name=name,
+        sequences=len(load.sequences),
+        tokens=tokens,
+        repetitions=repetitions,
+        median_seconds=median,
+        seconds=seconds,
+        outside_seconds=seconds - sum(op.seconds for op in ops),
+        tokens_per_second=tokens / seconds,
+        fraction_of_limit=sum(op.limit_seconds for op in ops) / seconds,
+        barriers=barriers,
+        barrier_seconds=barriers * barrier,
+        machine_gbs=limits[""] / 1e9,
+        peaks={key: value for key, value in limits.items() if key},
+        ops=tuple(ops),
+    )
 
 
 def op_name(step: Step) -> str:
@@ -316,9 +340,14 @@ class _Sum:
     def times(self, name: str, kernel: str, repetitions: int, whole: float) -> OpTimes:
         """Of one repetition, which took `whole` seconds."""
         return OpTimes(
-            name=name, kernel=kernel, calls=self._calls // repetitions, seconds=self._seconds / repetitions,
-            share=self._seconds / repetitions / whole, nbytes=self._work.nbytes // repetitions,
+            name=name,
+            kernel=kernel,
+            calls=self._calls // repetitions,
+            seconds=self._seconds / repetitions,
+            share=self._seconds / repetitions / whole,
+            nbytes=self._work.nbytes // repetitions,
             operations=self._work.operations // repetitions,
-            bound="compute" if self._compute > self._memory else "memory", limit_seconds=self._limit / repetitions,
+            bound="compute" if self._compute > self._memory else "memory",
+            limit_seconds=self._limit / repetitions,
             fraction_of_limit=self._limit / self._seconds if self._seconds else 0.0,
-        )  # fmt: skip
+        )

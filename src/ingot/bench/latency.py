@@ -73,9 +73,11 @@ def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], N
     check_lengths(limits, input_len=options.input_len, output_len=options.output_len)
     if (most := max(options.batch_sizes)) > limits.max_batch_size:
         raise UsageError(
-            "--batch_size is more than the engine runs at once", expected=f"at most {limits.max_batch_size}",
-            got=str(most), hint="lower it, or build with a larger --max_batch_size",
-        )  # fmt: skip
+            "--batch_size is more than the engine runs at once",
+            expected=f"at most {limits.max_batch_size}",
+            got=str(most),
+            hint="lower it, or build with a larger --max_batch_size",
+        )
     with ModelRunner.from_dir(
         options.engine_dir, threads=options.threads, isa=options.isa, target=options.target, use_mmap=options.use_mmap
     ) as runner:

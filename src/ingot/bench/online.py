@@ -20,11 +20,45 @@ from ingot.bench.trace import TraceRow, arrivals_at, read_trace, scale_lengths
 from ingot.errors import IngotError, UsageError
 
 _WORDS = (
-    "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
-    "family", "student", "group", "country", "problem", "part", "place", "case", "week", "company", "system", "program",
-    "question", "work", "government", "number", "night", "point", "home", "water", "room", "mother", "area", "money",
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+    "student",
+    "group",
+    "country",
+    "problem",
+    "part",
+    "place",
+    "case",
+    "week",
+    "company",
+    "system",
+    "program",
+    "question",
+    "work",
+    "government",
+    "number",
+    "night",
+    "point",
+    "home",
+    "water",
+    "room",
+    "mother",
+    "area",
+    "money",
     "hand",
-)  # fmt: skip
+)
 _CALIBRATION = 200  # words, or as many as the server takes
 
 
@@ -140,9 +174,13 @@ class _Bench:
         runs = [await self._closed(count) for count in options.concurrencies]
         runs += [await self._open(rate) for rate in options.rates]
         return OnlineReport(
-            url=options.url, model=self._model, trace=None if options.trace is None else str(options.trace),
-            ttft_ms=options.ttft_ms, tpot_ms=options.tpot_ms, runs=tuple(runs),
-        )  # fmt: skip
+            url=options.url,
+            model=self._model,
+            trace=None if options.trace is None else str(options.trace),
+            ttft_ms=options.ttft_ms,
+            tpot_ms=options.tpot_ms,
+            runs=tuple(runs),
+        )
 
     async def _meet(self) -> None:
         """Find the model, and how many words make a token."""
@@ -151,9 +189,11 @@ class _Bench:
                 self._model = str((await self._client.get_json("/models"))["data"][0]["id"])
         except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
             raise IngotError(
-                "the server lists no model", where=self._options.url, got=f"{type(error).__name__}: {error}",
+                "the server lists no model",
+                where=self._options.url,
+                got=f"{type(error).__name__}: {error}",
                 hint="is the server up? --model NAME and --api_key KEY, if it wants them",
-            ) from error  # fmt: skip
+            ) from error
         words = _CALIBRATION
         answer = await self._ask(self._prompt(words), 2)
         while answer.error is not None and answer.error.startswith("status 400") and words > 1:  # too long, perhaps
@@ -209,9 +249,11 @@ class _Bench:
     async def _ask(self, prompt: str, tokens: int) -> Answer:
         options = self._options
         body: dict[str, Any] = {
-            "model": self._model, "max_tokens": tokens, "temperature": options.temperature,
+            "model": self._model,
+            "max_tokens": tokens,
+            "temperature": options.temperature,
             "stream_options": {"include_usage": True},
-        }  # fmt: skip
+        }
         if options.ignore_eos:
             body["ignore_eos"] = True
         if options.chat:

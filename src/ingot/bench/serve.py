@@ -146,10 +146,15 @@ def bench_serve(options: ServeOptions, progress: Callable[[str, int, int], None]
 
 def _open(options: ServeOptions, *, chunked: bool) -> ModelRunner:
     return ModelRunner.from_dir(
-        options.engine_dir, threads=options.threads, isa=options.isa, target=options.target,
-        max_batch_size=options.max_batch_size, max_num_tokens=options.max_num_tokens, enable_chunked_prefill=chunked,
+        options.engine_dir,
+        threads=options.threads,
+        isa=options.isa,
+        target=options.target,
+        max_batch_size=options.max_batch_size,
+        max_num_tokens=options.max_num_tokens,
+        enable_chunked_prefill=chunked,
         tpot_target=options.tpot_target if chunked else None,
-    )  # fmt: skip
+    )
 
 
 class _Load:

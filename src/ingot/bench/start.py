@@ -75,28 +75,40 @@ def bench_start(options: StartOptions, progress: Callable[[str, int, int], None]
     progress("processes", total, total)
     medians = {name: statistics.median(told[name] for told in found) for name in found[0] if name != "target"}
     return StartReport(
-        engine=str(options.engine_dir), target=found[0]["target"], input_len=options.input_len,
-        repetitions=options.repetitions, peak_bytes=int(medians.pop("peak_bytes")),
-        beside_bytes=int(medians.pop("beside_bytes")), **medians,
-    )  # fmt: skip
+        engine=str(options.engine_dir),
+        target=found[0]["target"],
+        input_len=options.input_len,
+        repetitions=options.repetitions,
+        peak_bytes=int(medians.pop("peak_bytes")),
+        beside_bytes=int(medians.pop("beside_bytes")),
+        **medians,
+    )
 
 
 def _process(options: StartOptions, prompt: list[int]) -> dict[str, Any]:
     """What a process says of itself."""
     asked = {
-        "engine_dir": str(options.engine_dir), "threads": options.threads, "isa": options.isa, "target": options.target,
-        "use_mmap": options.use_mmap, "prompt": prompt,
-    }  # fmt: skip
+        "engine_dir": str(options.engine_dir),
+        "threads": options.threads,
+        "isa": options.isa,
+        "target": options.target,
+        "use_mmap": options.use_mmap,
+        "prompt": prompt,
+    }
     start = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", _CODE], input=json.dumps({**asked, "start": start}), capture_output=True, text=True,
+        [sys.executable, "-c", _CODE],
+        input=json.dumps({**asked, "start": start}),
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     if done.returncode:
         raise EngineError(
-            "a process could not start the engine", where=str(options.engine_dir),
+            "a process could not start the engine",
+            where=str(options.engine_dir),
             got="\n" + textwrap.indent(done.stderr.strip() or f"exit status {done.returncode}", "    "),
-        )  # fmt: skip
+        )
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 
@@ -114,9 +126,12 @@ def first_token(began: float) -> None:
     except IngotError as error:
         sys.exit(str(error))
     times = {
-        "interpreter_ms": began - start, "import_ms": imported - began, "open_ms": opened - imported,
-        "first_token_ms": ended - opened, "total_ms": ended - start,
-    }  # fmt: skip
+        "interpreter_ms": began - start,
+        "import_ms": imported - began,
+        "open_ms": opened - imported,
+        "first_token_ms": ended - opened,
+        "total_ms": ended - start,
+    }
     peak = _peak()
     memory = {"peak_bytes": peak, "beside_bytes": peak - runner.engine.plan.weight_bytes}
     milliseconds = {name: 1e3 * seconds for name, seconds in times.items()}

@@ -67,9 +67,13 @@ def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, i
     """Run the same load `repetitions` times after `warmup` untimed rounds."""
     check_lengths(read_manifest(options.engine_dir).limits, input_len=options.input_len, output_len=options.output_len)
     with ModelRunner.from_dir(
-        options.engine_dir, threads=options.threads, isa=options.isa, target=options.target,
-        max_batch_size=options.max_batch_size, use_mmap=options.use_mmap,
-    ) as runner:  # fmt: skip
+        options.engine_dir,
+        threads=options.threads,
+        isa=options.isa,
+        target=options.target,
+        max_batch_size=options.max_batch_size,
+        use_mmap=options.use_mmap,
+    ) as runner:
         return _measure(runner, options, progress)
 
 

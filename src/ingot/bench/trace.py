@@ -73,8 +73,12 @@ def _read_csv(path: Path, count: int) -> list[TraceRow]:
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         if not set(_COLUMNS) <= set(reader.fieldnames or ()):
-            raise UsageError("the trace lacks columns", where=str(path), expected=",".join(_COLUMNS),
-                             got=",".join(reader.fieldnames or ()))  # fmt: skip
+            raise UsageError(
+                "the trace lacks columns",
+                where=str(path),
+                expected=",".join(_COLUMNS),
+                got=",".join(reader.fieldnames or ()),
+            )
         found = [_read_row(row, f"{path}:{line}") for line, row in zip(range(2, count + 2), reader, strict=False)]
     return [
         TraceRow(arrival=(when - found[0][0]).total_seconds(), input_len=context, output_len=generated)
@@ -91,9 +95,11 @@ def _read_lines(path: Path, count: int) -> list[TraceRow]:
                 arrival, lengths = float(values["arrival"]), (values["input_len"], values["output_len"])
             except (ValueError, KeyError, TypeError) as error:
                 raise UsageError(
-                    "a line of the trace cannot be read", where=f"{path}:{line}", got=repr(error),
+                    "a line of the trace cannot be read",
+                    where=f"{path}:{line}",
+                    got=repr(error),
                     expected='{"arrival": seconds, "input_len": tokens, "output_len": tokens}',
-                ) from error  # fmt: skip
+                ) from error
             if not all(isinstance(length, int) and length >= 1 for length in lengths):
                 raise UsageError("a line of the trace has no tokens", where=f"{path}:{line}", got=str(lengths))
             rows.append(TraceRow(arrival=arrival, input_len=lengths[0], output_len=lengths[1]))

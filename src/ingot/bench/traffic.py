@@ -5,7 +5,7 @@ import dataclasses
 from ingot.bench.timing import GREEDY
 from ingot.configs.sampling import SamplingParams
 from ingot.plan import Plan
-from ingot.plugins.cpu.target import read_bandwidth
+from ingot.plugins.cpu.native import read_bandwidth
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import WithMemory
 from ingot.step_work import EXPERTS, expert_bytes, may_screen

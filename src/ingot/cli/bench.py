@@ -70,8 +70,15 @@ def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @command.command()
-@click.option("--batch_size", "batch_sizes", type=positive, multiple=True, default=(1,), show_default=True,
-              help="Requests at once; may be given several times.")  # fmt: skip
+@click.option(
+    "--batch_size",
+    "batch_sizes",
+    type=positive,
+    multiple=True,
+    default=(1,),
+    show_default=True,
+    help="Requests at once; may be given several times.",
+)
 @_shared
 def latency(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **options: Any) -> None:
     """TTFT, TPOT and ITL of batches that start together.

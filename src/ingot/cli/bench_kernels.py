@@ -17,10 +17,20 @@ from ingot.cli.values import as_json, log_level, positive, target_isa
 @click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to measure.")
 @click.option("--input_len", type=positive, help="Prompt tokens of the prefill phase; 512, or what the engine takes.")
 @click.option("--context", type=positive, help="Tokens before a decode step; --input_len unless given.")
-@click.option("--batch_size", "batch_sizes", type=positive, multiple=True,
-              help="Sequences that decode together; may be given several times. 1, 8 and 32 unless given.")  # fmt: skip
-@click.option("--repetitions", type=positive, default=3, show_default=True,
-              help="Timed rounds of each phase, at least; short ones are repeated for a second.")  # fmt: skip
+@click.option(
+    "--batch_size",
+    "batch_sizes",
+    type=positive,
+    multiple=True,
+    help="Sequences that decode together; may be given several times. 1, 8 and 32 unless given.",
+)
+@click.option(
+    "--repetitions",
+    type=positive,
+    default=3,
+    show_default=True,
+    help="Timed rounds of each phase, at least; short ones are repeated for a second.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts.")
 @click.option("--threads", type=positive, help="Threads; every core unless given.")
 @target_isa
@@ -71,10 +81,20 @@ def _show(report: KernelsReport) -> None:
 def _table(phase: Phase) -> list[str]:
     rows = [_HEADS]
     for op in phase.ops:
-        rows.append((
-            op.name, op.kernel, str(op.calls), f"{1e3 * op.seconds:.3f}", f"{op.share:.1%}", f"{op.nbytes / 1e6:,.2f}",
-            f"{op.operations / 1e6:,.1f}", op.bound, f"{1e3 * op.limit_seconds:.3f}", f"{op.fraction_of_limit:.0%}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                op.name,
+                op.kernel,
+                str(op.calls),
+                f"{1e3 * op.seconds:.3f}",
+                f"{op.share:.1%}",
+                f"{op.nbytes / 1e6:,.2f}",
+                f"{op.operations / 1e6:,.1f}",
+                op.bound,
+                f"{1e3 * op.limit_seconds:.3f}",
+                f"{op.fraction_of_limit:.0%}",
+            )
+        )
     share = phase.outside_seconds / phase.seconds
     rows.append(("outside", "", "", f"{1e3 * phase.outside_seconds:.3f}", f"{share:.1%}", "", "", "", "", ""))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]

@@ -30,18 +30,37 @@ _OFFLINE = (
     "isa",
     "target",
 )
-_ONLINE = ("url", "model", "api_key", "chat", "rates", "concurrencies", "input_len", "output_len", "ignore_eos",
-           "temperature", "timeout", "plot_file")  # fmt: skip
+_ONLINE = (
+    "url",
+    "model",
+    "api_key",
+    "chat",
+    "rates",
+    "concurrencies",
+    "input_len",
+    "output_len",
+    "ignore_eos",
+    "temperature",
+    "timeout",
+    "plot_file",
+)
 
 
 @click.command()
 @click.option("--url", help="Load on the OpenAI-compatible server there.")
 @click.option("--offline", is_flag=True, help="Measure the executor in this process, without HTTP.")
-@click.option("--trace", type=click.Path(path_type=Path),
-              help="CSV: TIMESTAMP,ContextTokens,GeneratedTokens (Azure's traces); or JSONL: arrival, input_len, "
-              "output_len.")  # fmt: skip
-@click.option("--num_requests", type=click.IntRange(min=2), default=100, show_default=True,
-              help="Per run; the first of the trace.")  # fmt: skip
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="CSV: TIMESTAMP,ContextTokens,GeneratedTokens (Azure's traces); or JSONL: arrival, input_len, output_len.",
+)
+@click.option(
+    "--num_requests",
+    type=click.IntRange(min=2),
+    default=100,
+    show_default=True,
+    help="Per run; the first of the trace.",
+)
 @click.option("--ttft_ms", type=_milliseconds, default=1000.0, show_default=True, help="A good request's TTFT at most.")
 @click.option("--tpot_ms", type=_milliseconds, default=100.0, show_default=True, help="A good request's TPOT at most.")
 @click.option(
@@ -51,10 +70,20 @@ _ONLINE = ("url", "model", "api_key", "chat", "rates", "concurrencies", "input_l
 @click.option("--max_output", type=positive, help="Longest answer (offline: 256, or what the engine holds).")
 @click.option("--poisson", is_flag=True, help="Poisson arrivals instead of the trace's own times.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of prompts and Poisson gaps.")
-@click.option("--rate", "rates", type=_above_zero, multiple=True,
-              help="--url: open loop, requests per second; may be given several times.")  # fmt: skip
-@click.option("--concurrency", "concurrencies", type=positive, multiple=True,
-              help="--url: closed loop, requests at once; may be given several times.")  # fmt: skip
+@click.option(
+    "--rate",
+    "rates",
+    type=_above_zero,
+    multiple=True,
+    help="--url: open loop, requests per second; may be given several times.",
+)
+@click.option(
+    "--concurrency",
+    "concurrencies",
+    type=positive,
+    multiple=True,
+    help="--url: closed loop, requests at once; may be given several times.",
+)
 @click.option("--model", help="--url: as the server calls it; the first that it lists unless given.")
 @click.option("--api_key", help="--url: of the server.")
 @click.option("--chat", is_flag=True, default=None, help="--url: chat completions instead of completions.")
@@ -65,10 +94,16 @@ _ONLINE = ("url", "model", "api_key", "chat", "rates", "concurrencies", "input_l
 @click.option("--timeout", type=_above_zero, help="--url: seconds that a request may take (600).")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="PNG", help="--url: draw the latencies.")
 @click.option("--engine_dir", type=click.Path(path_type=Path), help="--offline: engine to measure.")
-@click.option("--start_rate", type=_above_zero,
-              help="--offline: requests per second to begin with; else half of what the engine can do.")  # fmt: skip
-@click.option("--precision", type=click.FloatRange(min=0.01, max=1),
-              help="--offline: how close the search comes, relatively (0.1).")  # fmt: skip
+@click.option(
+    "--start_rate",
+    type=_above_zero,
+    help="--offline: requests per second to begin with; else half of what the engine can do.",
+)
+@click.option(
+    "--precision",
+    type=click.FloatRange(min=0.01, max=1),
+    help="--offline: how close the search comes, relatively (0.1).",
+)
 @click.option("--tpot_target", type=_milliseconds, help="--offline: let the runner bound its steps by so many ms.")
 @click.option("--max_batch_size", type=positive, help="--offline: requests running at once; else the engine's limit.")
 @click.option("--max_num_tokens", type=positive, help="--offline: tokens per step; else as `ingot serve`.")
@@ -125,9 +160,14 @@ def _show_online(report: OnlineReport) -> None:
     table = Table("load", "requests/s", "tokens/s", "good", "TTFT ms p50, p90, p99", "TPOT ms", "ITL ms", title=title)
     for run in report.runs:
         table.add_row(
-            run.load, f"{run.requests_per_second:.2f}", f"{run.output_tokens_per_second:.1f}", f"{run.good_share:.0%}",
-            _three(run.ttft), _three(run.tpot), _three(run.itl),
-        )  # fmt: skip
+            run.load,
+            f"{run.requests_per_second:.2f}",
+            f"{run.output_tokens_per_second:.1f}",
+            f"{run.good_share:.0%}",
+            _three(run.ttft),
+            _three(run.tpot),
+            _three(run.itl),
+        )
     Console().print(table)
     for run in report.runs:
         print(f"goodput, {run.load}: {run.goodput:.3f} requests/s" + (f"; {run.failed} failed" if run.failed else ""))

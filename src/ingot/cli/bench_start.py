@@ -15,8 +15,13 @@ from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
 @click.command()
 @click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to measure.")
 @click.option("--input_len", type=positive, default=32, show_default=True, help="Prompt tokens.")
-@click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True,
-              help="Untimed processes; after one the engine's files are in the page cache.")  # fmt: skip
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Untimed processes; after one the engine's files are in the page cache.",
+)
 @click.option("--repetitions", type=positive, default=5, show_default=True, help="Processes; medians are shown.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts.")
 @click.option("--threads", type=positive, help="Threads; every core unless given.")
@@ -44,9 +49,11 @@ def _show(report: StartReport) -> None:
         f"{report.total_ms:.0f} ms, median of {report.repetitions} processes"
     )
     parts = (
-        ("Python", report.interpreter_ms), ("imports", report.import_ms), ("open and check", report.open_ms),
+        ("Python", report.interpreter_ms),
+        ("imports", report.import_ms),
+        ("open and check", report.open_ms),
         ("prefill and draw", report.first_token_ms),
-    )  # fmt: skip
+    )
     for name, milliseconds in parts:
         print(f"  {name:<16} {milliseconds:8.1f} ms")
     peak, beside = report.peak_bytes / 2**20, report.beside_bytes / 2**20

@@ -23,18 +23,32 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.command()
 @click.option("--checkpoint_dir", type=click.Path(path_type=Path), required=True, help="Checkpoint to build from.")
 @click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Engine to write.")
-@click.option("--target", default="cpu", show_default=True, metavar="NAME,...",
-              help="Kinds of machine, one or more in one engine; `ingot doctor` lists them.")  # fmt: skip
-@click.option("--precision", help="Of the weights: f32, bf16, f16 (GPU), w8, w4g128, w4g64, w4g32; "
-              "auto (the default) keeps what the checkpoint stores.")  # fmt: skip
-@click.option("--activations", type=click.Choice(ACTIVATIONS),
-              help="Inputs of matrix products: f32 (not rounded), bf16 (rounded where the target multiplies in bf16), "
-              "int8 (per token, with quantised weights), or auto (the default): int8 where the error on a sample text "
-              "is small, else bf16.")  # fmt: skip
+@click.option(
+    "--target",
+    default="cpu",
+    show_default=True,
+    metavar="NAME,...",
+    help="Kinds of machine, one or more in one engine; `ingot doctor` lists them.",
+)
+@click.option(
+    "--precision",
+    help="Of the weights: f32, bf16, f16 (GPU), w8, w4g128, w4g64, w4g32; "
+    "auto (the default) keeps what the checkpoint stores.",
+)
+@click.option(
+    "--activations",
+    type=click.Choice(ACTIVATIONS),
+    help="Inputs of matrix products: f32 (not rounded), bf16 (rounded where the target multiplies in bf16), "
+    "int8 (per token, with quantised weights), or auto (the default): int8 where the error on a sample text "
+    "is small, else bf16.",
+)
 @click.option("--lm_head_precision", help="Precision of the last product; w8 in w4 engines unless given.")
-@click.option("--screen_lm_head", is_flag=True,
-              help="Store a w8 lm_head in 4 bits too: greedy steps of at most 4 sequences read half of it to find the "
-              "tokens that can be the best, and compute these exactly. Tokens are the same.")  # fmt: skip
+@click.option(
+    "--screen_lm_head",
+    is_flag=True,
+    help="Store a w8 lm_head in 4 bits too: greedy steps of at most 4 sequences read half of it to find the "
+    "tokens that can be the best, and compute these exactly. Tokens are the same.",
+)
 @click.option("--max_batch_size", type=positive, help="Requests running at once (64).")
 @click.option("--max_input_len", type=positive, help="Prompt tokens of a request (2048).")
 @click.option("--max_seq_len", type=positive, help="Prompt plus generated tokens of a request (4096).")
@@ -55,19 +69,31 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--max_mem", type=byte_size("--max_mem"), metavar="SIZE", help="Memory that the build may use, e.g. 8GiB."
 )
-@click.option("--timing_cache", type=click.Path(path_type=Path), metavar="FILE",
-              help="Times of kernels: read, and written with what this build has timed. TensorRT's own are beside it, "
-              "in FILE.tensorrt-sm90.")  # fmt: skip
-@click.option("--no_autotune", is_flag=True,
-              help="Time nothing: products are cut into work as shipped, and no speed is predicted.")  # fmt: skip
+@click.option(
+    "--timing_cache",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Times of kernels: read, and written with what this build has timed. TensorRT's own are beside it, "
+    "in FILE.tensorrt-sm90.",
+)
+@click.option(
+    "--no_autotune",
+    is_flag=True,
+    help="Time nothing: products are cut into work as shipped, and no speed is predicted.",
+)
 @click.option("--dry_run", is_flag=True, help="Decide everything, write nothing.")
 @click.option("--dump_passes", type=click.Path(path_type=Path), metavar="DIR", help="Write the graph after each pass.")
 @click.option(
     "--use_weight_only", is_flag=True, help="Weight-only precision: w8, or what --weight_only_precision says."
 )
 @click.option("--weight_only_precision", type=click.Choice(list(WEIGHT_ONLY)), help="int8 is w8, int4 is w4g128.")
-@click.option("--gemm_plugin", type=click.Choice(["auto", "disable", *_COMPUTE]), default="auto", show_default=True,
-              help="Compute type of products, so the precision; float16 runs as bf16 on CPUs.")  # fmt: skip
+@click.option(
+    "--gemm_plugin",
+    type=click.Choice(["auto", "disable", *_COMPUTE]),
+    default="auto",
+    show_default=True,
+    help="Compute type of products, so the precision; float16 runs as bf16 on CPUs.",
+)
 @spelling_options
 @log_level
 def command(checkpoint_dir: Path, output_dir: Path, log_level: str, **options: Any) -> None:
@@ -92,13 +118,29 @@ def _config(options: dict[str, Any], defaults: BuildDefaults, talk: Talk) -> Bui
     activations = _activations(options, recipe, precision)
     _note_gemm_plugin(options, talk)
     head = _agreed("--lm_head_precision", options["lm_head_precision"], recipe.lm_head_precision)
-    kept = ("max_batch_size", "max_input_len", "max_seq_len", "max_output_len", "max_num_tokens", "tokens_per_block",
-            "kv_cache_dtype", "max_mem", "dry_run", "dump_passes", "target", "timing_cache",
-            "screen_lm_head")  # fmt: skip
+    kept = (
+        "max_batch_size",
+        "max_input_len",
+        "max_seq_len",
+        "max_output_len",
+        "max_num_tokens",
+        "tokens_per_block",
+        "kv_cache_dtype",
+        "max_mem",
+        "dry_run",
+        "dump_passes",
+        "target",
+        "timing_cache",
+        "screen_lm_head",
+    )
     return BuildConfig(
-        precision=precision, lm_head_precision=head, activations=activations, layers=recipe.layers,
-        autotune=not options["no_autotune"], **{name: options[name] for name in kept},
-    )  # fmt: skip
+        precision=precision,
+        lm_head_precision=head,
+        activations=activations,
+        layers=recipe.layers,
+        autotune=not options["no_autotune"],
+        **{name: options[name] for name in kept},
+    )
 
 
 def _agreed(option: str, given: str | None, recipe: str | None) -> str | None:
@@ -142,9 +184,11 @@ def _activations(options: dict[str, Any], recipe: Recipe, precision: str) -> str
         return given or "auto"
     if compute != "bf16" or given not in (None, "bf16"):
         raise UsageError(
-            "--gemm_plugin does not fit quantised weights", expected="bfloat16 or float16, with --activations bf16",
-            got=f"{options['gemm_plugin']}, with --activations {given or 'auto'}", hint="leave --gemm_plugin out",
-        )  # fmt: skip
+            "--gemm_plugin does not fit quantised weights",
+            expected="bfloat16 or float16, with --activations bf16",
+            got=f"{options['gemm_plugin']}, with --activations {given or 'auto'}",
+            hint="leave --gemm_plugin out",
+        )
     return compute
 
 
@@ -153,9 +197,10 @@ def _on_gpu(options: dict[str, Any]) -> bool:
     kinds = {target.on_gpu for target in find_targets(options["target"])}
     if len(kinds) > 1 and options["gemm_plugin"] == "float16":
         raise UsageError(
-            "--gemm_plugin float16 is f16 on GPUs and bf16 on CPUs", where=f"--target {options['target']}",
+            "--gemm_plugin float16 is f16 on GPUs and bf16 on CPUs",
+            where=f"--target {options['target']}",
             hint="give --precision, or build for CPUs and GPUs in two calls",
-        )  # fmt: skip
+        )
     return True in kinds
 
 

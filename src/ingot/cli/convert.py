@@ -21,8 +21,12 @@ from ingot.convert.convert import convert
     show_default=True,
     help="Type of the stored weights; auto keeps each as it is.",
 )
-@click.option("--rope_factors", type=click.Choice(ROPE_FACTORS), help="Of longrope models (Phi 3 128k): "
-              "the short ones hold up to the original positions, the long ones for texts of any length.")  # fmt: skip
+@click.option(
+    "--rope_factors",
+    type=click.Choice(ROPE_FACTORS),
+    help="Of longrope models (Phi 3 128k): "
+    "the short ones hold up to the original positions, the long ones for texts of any length.",
+)
 @click.option(
     "--max_mem", type=byte_size("--max_mem"), metavar="SIZE", help="Memory that the conversion may use, e.g. 8GiB."
 )

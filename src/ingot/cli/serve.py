@@ -15,8 +15,11 @@ from ingot.errors import UsageError
 from ingot.runtime.model_runner import ModelRunner
 
 _LOGGED = {
-    Level.ERROR: logging.ERROR, Level.WARNING: logging.WARNING, Level.INFO: logging.INFO, Level.VERBOSE: logging.DEBUG
-}  # fmt: skip
+    Level.ERROR: logging.ERROR,
+    Level.WARNING: logging.WARNING,
+    Level.INFO: logging.INFO,
+    Level.VERBOSE: logging.DEBUG,
+}
 _seconds = click.FloatRange(min=0)
 
 
@@ -25,11 +28,17 @@ _seconds = click.FloatRange(min=0)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option("--api_key", "api_keys", multiple=True, metavar="KEY", help="Opens the door; may be given several times.")
-@click.option("--api_key_file", type=click.Path(path_type=Path), help="One key per line, in UTF-8, beside lines of "
-              "comment that begin with #; not seen in process lists.")  # fmt: skip
+@click.option(
+    "--api_key_file",
+    type=click.Path(path_type=Path),
+    help="One key per line, in UTF-8, beside lines of comment that begin with #; not seen in process lists.",
+)
 @click.option("--chat_template", metavar="F|chatml", help="jinja2 file, or chatml. Unless given: the engine's own.")
-@click.option("--special_tokens_in_content", is_flag=True,
-              help="Let chat messages hold control tokens: who writes one can speak as another role.")  # fmt: skip
+@click.option(
+    "--special_tokens_in_content",
+    is_flag=True,
+    help="Let chat messages hold control tokens: who writes one can speak as another role.",
+)
 @click.option(
     "--served_model_name",
     "model_names",
@@ -37,16 +46,26 @@ _seconds = click.FloatRange(min=0)
     metavar="NAME,...",
     help="Names of the model; may be given several times. Unless given: the directory's.",
 )
-@click.option("--max_queue", type=click.IntRange(min=0), default=256, show_default=True,
-              help="Sequences that may wait; more are answered 429.")  # fmt: skip
+@click.option(
+    "--max_queue",
+    type=click.IntRange(min=0),
+    default=256,
+    show_default=True,
+    help="Sequences that may wait; more are answered 429.",
+)
 @click.option(
     "--max_body_size", type=byte_size("--max_body_size"), default="1MiB", show_default=True, help="Of one request."
 )
 @click.option("--request_timeout", type=_seconds, default=600, show_default=True, help="Seconds for a whole request.")
 @click.option("--body_timeout", type=_seconds, default=30, show_default=True, help="Seconds for a body to arrive.")
 @click.option("--write_timeout", type=_seconds, default=60, show_default=True, help="Seconds a client may not read.")
-@click.option("--stall_timeout", type=_seconds, default=4, show_default=True,
-              help="Seconds without a finished step until the server is not ready.")  # fmt: skip
+@click.option(
+    "--stall_timeout",
+    type=_seconds,
+    default=4,
+    show_default=True,
+    help="Seconds without a finished step until the server is not ready.",
+)
 @click.option("--drain_timeout", type=_seconds, default=30, show_default=True, help="Seconds to finish after a signal.")
 @click.option("--cors_origin", "cors_origins", multiple=True, metavar="URL", help="Pages of it may call; * is all.")
 @click.option("--no_log_requests", is_flag=True, help="No line per request; they are still counted.")
@@ -58,12 +77,25 @@ _seconds = click.FloatRange(min=0)
     "--kv_cache_memory", type=byte_size("--kv_cache_memory"), metavar="SIZE", help="Memory of the KV cache, e.g. 2GiB."
 )
 @click.option("--max_batch_size", type=positive, help="Sequences running at once; at most the engine's.")
-@click.option("--max_num_tokens", type=positive, help="Tokens per step; at most the engine's. Unless given, on CPUs "
-              "prompts have no more than 512 of them beside requests that decode.")  # fmt: skip
-@click.option("--policy", type=click.Choice([policy.value for policy in Policy]), default="max_utilization",
-              show_default=True, help="Preempt when blocks run out, or start only what surely fits.")  # fmt: skip
-@click.option("--tpot_target", type=click.FloatRange(min=0, min_open=True), metavar="MS",
-              help="Milliseconds that steps with decode rows should take at most.")  # fmt: skip
+@click.option(
+    "--max_num_tokens",
+    type=positive,
+    help="Tokens per step; at most the engine's. Unless given, on CPUs "
+    "prompts have no more than 512 of them beside requests that decode.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice([policy.value for policy in Policy]),
+    default="max_utilization",
+    show_default=True,
+    help="Preempt when blocks run out, or start only what surely fits.",
+)
+@click.option(
+    "--tpot_target",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="MS",
+    help="Milliseconds that steps with decode rows should take at most.",
+)
 @use_mmap
 @target_isa
 @log_level
@@ -97,25 +129,37 @@ def command(
     keys = (*api_keys, *(_read_keys(api_key_file) if api_key_file else ()))
     names = tuple(name.strip() for text in model_names for name in text.split(","))
     config = ServeConfig(
-        api_keys=keys, model_names=names, max_body_bytes=max_body_size, log_level=_LOGGED[LEVELS[log_level]],
-        log_requests=not no_log_requests, **others,
-    )  # fmt: skip
+        api_keys=keys,
+        model_names=names,
+        max_body_bytes=max_body_size,
+        log_level=_LOGGED[LEVELS[log_level]],
+        log_requests=not no_log_requests,
+        **others,
+    )
     try:
         room = importlib.import_module("ingot.runtime.server.serve")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ingot"):
             raise
         raise UsageError(
-            "ingot serve needs packages that are not installed", got=f"no module {error.name}",
+            "ingot serve needs packages that are not installed",
+            got=f"no module {error.name}",
             hint="pip install 'ingot[serve]'",
-        ) from error  # fmt: skip
+        ) from error
 
     def open_runner() -> ModelRunner:
         return ModelRunner.from_dir(
-            engine_dir, threads=threads, isa=isa, kv_cache_memory=kv_cache_memory, max_batch_size=max_batch_size,
-            max_num_tokens=max_num_tokens, policy=policy, tpot_target=tpot_target, target=target,
+            engine_dir,
+            threads=threads,
+            isa=isa,
+            kv_cache_memory=kv_cache_memory,
+            max_batch_size=max_batch_size,
+            max_num_tokens=max_num_tokens,
+            policy=policy,
+            tpot_target=tpot_target,
+            target=target,
             use_mmap=use_mmap,
-        )  # fmt: skip
+        )
 
     def on_start(host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host

@@ -108,11 +108,7 @@ SPELLINGS = (
         way="an engine is self-contained; the file without packed weights is the Checkpoint, which builds in seconds",
     ),
     *(
-        Spelling(
-            name=name,
-            accepted=(),
-            way="--timing_cache FILE is read before and written after timing",
-        )
+        Spelling(name=name, accepted=(), way="--timing_cache FILE is read before and written after timing")
         for name in ("input_timing_cache", "output_timing_cache")
     ),
 )

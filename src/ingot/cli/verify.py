@@ -20,11 +20,17 @@ from ingot.verify import VerifyReport, verify
 @click.command()
 @click.argument("engine", type=click.Path(path_type=Path))
 @click.option(
-    "--against", type=click.Path(path_type=Path), metavar="SOURCE",
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="SOURCE",
     help="Checkpoint or Hugging Face directory: compare weights, every step and the logits with it.",
-)  # fmt: skip
-@click.option("--text", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
-              help="What to compare on; a text that ships with ingot unless given.")  # fmt: skip
+)
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="What to compare on; a text that ships with ingot unless given.",
+)
 @click.option("--tokens", type=click.IntRange(min=2), help=f"Tokens of the text to compare on ({DEFAULT_TOKENS}).")
 @click.option("--store_passport", "store", is_flag=True, help="Write the summary into the engine; `inspect` prints it.")
 @click.option("--threads", type=positive, help="Threads of the engine's kernels; every core unless given.")

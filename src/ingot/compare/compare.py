@@ -77,9 +77,13 @@ def compare(
             at_once = max(1, group // tokens.sequences.shape[1])
             with _session(engine, target, tokens.sequences[:at_once], options) as session:
                 run = Run(
-                    engine=engine, source=source, session=session, progress=progress, tokens=tokens,
+                    engine=engine,
+                    source=source,
+                    session=session,
+                    progress=progress,
+                    tokens=tokens,
                     threads=options.threads or cores(),
-                )  # fmt: skip
+                )
                 for begin in range(0, len(tokens.sequences), at_once):
                     run.compare_group(begin, tokens.sequences[begin : begin + at_once])
         return run.result(directory, against)
@@ -93,10 +97,12 @@ def _checkpoint_of(against: Path, progress: Progress) -> Iterator[Path]:
         return
     if not (against / "config.json").is_file():
         raise UsageError(
-            "this is neither a Checkpoint nor a Hugging Face directory", where=f"--against {against}",
-            expected="a directory with config.json", got="no such directory" if not against.exists() else None,
+            "this is neither a Checkpoint nor a Hugging Face directory",
+            where=f"--against {against}",
+            expected="a directory with config.json",
+            got="no such directory" if not against.exists() else None,
             hint="give what the engine was built from",
-        )  # fmt: skip
+        )
     with tempfile.TemporaryDirectory(prefix="ingot-verify-") as work:
         checkpoint = Path(work) / "checkpoint"
         convert(ConvertOptions(model_dir=against, output_dir=checkpoint), progress)

@@ -44,10 +44,14 @@ class LogitMeter:
         has_perplexity = self._is_text and surprise.size > 0
         ours, theirs = np.exp(surprise.mean(axis=1)).tolist() if has_perplexity else (None, None)
         return LogitFigures(
-            positions=len(kl), left_out=self._left_out, kl_mean=float(kl.mean()) if len(kl) else None,
-            kl_max=float(kl.max()) if len(kl) else None, top1_agreement=float(agree.mean()) if len(kl) else None,
-            perplexity=ours, source_perplexity=theirs,
-        )  # fmt: skip
+            positions=len(kl),
+            left_out=self._left_out,
+            kl_mean=float(kl.mean()) if len(kl) else None,
+            kl_max=float(kl.max()) if len(kl) else None,
+            top1_agreement=float(agree.mean()) if len(kl) else None,
+            perplexity=ours,
+            source_perplexity=theirs,
+        )
 
 
 def _log_softmax(logits: Float64) -> Float64:

@@ -178,9 +178,11 @@ class StepChecker:
 
         def columns(block: Block) -> Array:
             operands = [
-                inputs[x], self._packed.read(block), None if bias_values is None else bias_values[block.numbers],
+                inputs[x],
+                self._packed.read(block),
+                None if bias_values is None else bias_values[block.numbers],
                 inputs[residual][:, block.begin : block.end] if residual else None,
-            ]  # fmt: skip
+            ]
             return self._reference(step, operands, KvCache(self._kv, 0))[0]
 
         return np.concatenate(list(in_order(columns, self._packed.blocks(weight), self._threads)), axis=1)
@@ -270,6 +272,10 @@ def _worst(step: Step, what: str, got: Array, expected: Array, bound: Array) -> 
     row, col = np.unravel_index(np.argmax(ratio), ratio.shape)
     place = f"{'slot' if what in CACHE else 'token'} {row}, column {col}"
     return OutputError(
-        what=what, place=place, got=float(got[row, col]), expected=float(expected[row, col]),
-        bound=float(bound[row, col]), ratio=float(ratio[row, col]),
-    )  # fmt: skip
+        what=what,
+        place=place,
+        got=float(got[row, col]),
+        expected=float(expected[row, col]),
+        bound=float(bound[row, col]),
+        ratio=float(ratio[row, col]),
+    )

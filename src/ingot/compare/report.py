@@ -92,24 +92,34 @@ class Comparison:
         others = f"; {later} later {'step is' if later == 1 else 'steps are'} beyond theirs, too" if later else ""
         raise EngineError(
             f"the engine does not compute what its source says: {which}",
-            where=f"{self.engine}, {self.target}: {first.what}", expected=first.expected, got=first.got + others,
+            where=f"{self.engine}, {self.target}: {first.what}",
+            expected=first.expected,
+            got=first.got + others,
             hint=" ".join([*self.notes, "build the engine again; if it stays so, this is a bug of ingot"]),
-        )  # fmt: skip
+        )
 
     def passport(self) -> dict[str, Fact]:
         """What an engine keeps of a comparison."""
         return {
-            "text": self.text, **dataclasses.asdict(self.logits), "worst_step": self.worst_step.name,
-            "worst_error": self.worst_step.model_error, "layers": self.layers,
-        }  # fmt: skip
+            "text": self.text,
+            **dataclasses.asdict(self.logits),
+            "worst_step": self.worst_step.name,
+            "worst_error": self.worst_step.model_error,
+            "layers": self.layers,
+        }
 
     def document(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {
-            "engine": str(self.engine), "target": self.target, "source": str(self.source), "ok": not self.findings,
-            "findings": [dataclasses.asdict(finding) for finding in self.findings], "summary": _finite(self.passport()),
-            "steps": [_finite(dataclasses.asdict(step)) for step in self.steps], "notes": list(self.notes),
-        }  # fmt: skip
+            "engine": str(self.engine),
+            "target": self.target,
+            "source": str(self.source),
+            "ok": not self.findings,
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "summary": _finite(self.passport()),
+            "steps": [_finite(dataclasses.asdict(step)) for step in self.steps],
+            "notes": list(self.notes),
+        }
 
     def lines(self) -> list[str]:
         """One screen."""
@@ -133,7 +143,7 @@ class Comparison:
             f"weights     farthest from the source: {weight.name}, {_share(weight.weight_error)}",
             *outputs,
             *passport_lines(self.passport()),
-        ]  # fmt: skip
+        ]
 
 
 def passport_lines(passport: Mapping[str, Fact]) -> list[str]:

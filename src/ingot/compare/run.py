@@ -104,27 +104,40 @@ class Run:
         if not error <= bound:
             row = int(np.argmax(np.nan_to_num(np.linalg.norm(logits - wanted, axis=1), nan=np.inf)))
             self._find(
-                LOGITS, "model", f"logits, farthest off at token {row}",
-                f"at most {bound:.2e} off: what the roundings up to here explain", _off(error),
-            )  # fmt: skip
+                LOGITS,
+                "model",
+                f"logits, farthest off at token {row}",
+                f"at most {bound:.2e} off: what the roundings up to here explain",
+                _off(error),
+            )
         self._meter.add(sequences, logits, wanted)
 
     def result(self, directory: Path, against: Path) -> Comparison:
         """What was found in all groups."""
         steps = tuple(
             StepFigures(
-                name=step.name, kernel=step.kernel, weight_error=worst.weight, kernel_error=worst.kernel,
-                model_error=worst.model, model_bound=worst.bound,
+                name=step.name,
+                kernel=step.kernel,
+                weight_error=worst.weight,
+                kernel_error=worst.kernel,
+                model_error=worst.model,
+                model_bound=worst.bound,
             )
             for step, worst in ((step, self._worst[step.name]) for step in self._plan.steps)
-        )  # fmt: skip
+        )
         target = self._engine.manifest.target
         findings = tuple(finding for by_kind in self._findings.values() for finding in by_kind.values())
         return Comparison(
-            engine=directory, target=target, source=against, text=self._tokens.origin,
-            steps=steps, findings=findings, logits=self._meter.figures(), notes=self._notes(),
+            engine=directory,
+            target=target,
+            source=against,
+            text=self._tokens.origin,
+            steps=steps,
+            findings=findings,
+            logits=self._meter.figures(),
+            notes=self._notes(),
             layers=COMPARED if isinstance(self._session, TapSession) else f"not compared: {target} has no taps",
-        )  # fmt: skip
+        )
 
     def _numbers(self, step: Step) -> int:
         """How much there is to compute with: time follows the weights, if there are many."""
@@ -146,10 +159,12 @@ class Run:
                 value = error.worst
                 many = f" ({error.wrong_values:,} values in {error.wrong_rows:,} rows are wrong)"
                 self._find(
-                    step.name, "weight", f"weight {name}, {place(self._plan, step, name, value.row, value.col)}",
+                    step.name,
+                    "weight",
+                    f"weight {name}, {place(self._plan, step, name, value.row, value.col)}",
                     f"{value.expected:.7g} within {value.bound:.2g}: the source's value in this precision",
                     f"{value.got:.7g}{many if error.wrong_values > 1 else ''}",
-                )  # fmt: skip
+                )
 
     def _check_screen(self) -> None:
         """Once: of its steps' outputs nothing is compared, since tokens do not depend on them."""
@@ -157,29 +172,36 @@ class Run:
         if wrong is not None:
             last = self._plan.steps[-1]
             self._find(
-                last.name, "screen", f"weight {wrong.weight} of the screen, row {wrong.row}",
-                f"what is made of the same row of {last.inputs[1]}", "other codes or another scale",
-            )  # fmt: skip
+                last.name,
+                "screen",
+                f"weight {wrong.weight} of the screen, row {wrong.row}",
+                f"what is made of the same row of {last.inputs[1]}",
+                "other codes or another scale",
+            )
 
     def _check_kernel(self, step: Step, error: OutputError) -> None:
         worst = self._worst[step.name]
         worst.kernel = max(worst.kernel or 0.0, error.ratio)
         if error.ratio > 1:
             self._find(
-                step.name, "kernel", f"{error.what} of kernel {step.kernel}, {error.place}",
+                step.name,
+                "kernel",
+                f"{error.what} of kernel {step.kernel}, {error.place}",
                 f"{error.expected:.7g} within {error.bound:.2g}: the op's reference on the same inputs",
                 f"{error.got:.7g}",
-            )  # fmt: skip
+            )
 
     def _check_model(self, step: Step, error: TensorError) -> None:
         worst = self._worst[step.name]
         worst.bound, worst.model = max(worst.bound, error.bound), max(worst.model or 0.0, error.error)
         if not error.error <= error.bound:
             self._find(
-                step.name, "model", f"output {error.buffer} beside {error.tensor} of the source's graph",
+                step.name,
+                "model",
+                f"output {error.buffer} beside {error.tensor} of the source's graph",
                 f"at most {error.bound:.2e} off: what the roundings since the last tensor explain",
                 _off(error.error),
-            )  # fmt: skip
+            )
 
     def _rounding(self, step: Step, inputs: Mapping[str, Array]) -> float:
         """Relative error that the precision of this step brings: of its weights, inputs and keys and values."""

@@ -41,9 +41,12 @@ def require_same_structure(
 
 def _sizes(plan: Plan) -> dict[str, int]:
     return {
-        "vocab_size": plan.vocab_size, "max_positions": plan.max_positions, "num_layers": plan.kv.num_layers,
-        "kv_heads": plan.kv.kv_heads, "head_dim": plan.kv.head_dim,
-    }  # fmt: skip
+        "vocab_size": plan.vocab_size,
+        "max_positions": plan.max_positions,
+        "num_layers": plan.kv.num_layers,
+        "kv_heads": plan.kv.kv_heads,
+        "head_dim": plan.kv.head_dim,
+    }
 
 
 def _outlines(plan: Plan, same: Mapping[str, str]) -> Iterator[_Outline]:
@@ -56,9 +59,12 @@ def _outlines(plan: Plan, same: Mapping[str, str]) -> Iterator[_Outline]:
             for name in step.inputs
         )
         yield _Outline(
-            name=step.name, op=step.op, inputs=inputs, outputs=tuple(name and cols[name] for name in step.outputs),
+            name=step.name,
+            op=step.op,
+            inputs=inputs,
+            outputs=tuple(name and cols[name] for name in step.outputs),
             attrs={key: value for key, value in step.attrs.items() if key not in PRECISION_ATTRS},
-        )  # fmt: skip
+        )
         made_by |= {name: f"output {index} of {step.name}" for index, name in enumerate(step.outputs)}
 
 
@@ -70,7 +76,9 @@ def _words(value: object) -> str:
 
 def _foreign(engine: str, where: str, expected: str, got: str, source: str) -> EngineError:
     return EngineError(
-        "the engine was not built from this source: they describe different models", where=f"{engine}: {where}",
-        expected=f"{expected} (in {source})", got=got,
+        "the engine was not built from this source: they describe different models",
+        where=f"{engine}: {where}",
+        expected=f"{expected} (in {source})",
+        got=got,
         hint="give the Checkpoint or Hugging Face directory that it was built from, or build it again with this ingot",
-    )  # fmt: skip
+    )

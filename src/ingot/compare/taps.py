@@ -47,10 +47,13 @@ class PlainRun:
         for begin in [*range(0, last, most), last]:
             chunk = ids[begin : min(begin + most, last) if begin < last else last + 1]
             yield StepBatch(
-                ids=chunk, query_starts=np.array([0, len(chunk)], np.int32), past_lengths=np.array([begin], np.int32),
-                block_tables=self._tables[number : number + 1], logit_rows=np.arange(len(chunk), dtype=np.int32),
+                ids=chunk,
+                query_starts=np.array([0, len(chunk)], np.int32),
+                past_lengths=np.array([begin], np.int32),
+                block_tables=self._tables[number : number + 1],
+                logit_rows=np.arange(len(chunk), dtype=np.int32),
                 sample=no_draws(),
-            )  # fmt: skip
+            )
 
 
 class TappedRun(PlainRun):
@@ -65,10 +68,13 @@ class TappedRun(PlainRun):
         """All sequences as one step, as the references of the ops take them."""
         count, length = self._sequences.shape
         return StepBatch(
-            ids=self._sequences.reshape(-1), query_starts=np.arange(count + 1, dtype=np.int32) * length,
-            past_lengths=np.zeros(count, np.int32), block_tables=self._tables, sample=no_draws(),
+            ids=self._sequences.reshape(-1),
+            query_starts=np.arange(count + 1, dtype=np.int32) * length,
+            past_lengths=np.zeros(count, np.int32),
+            block_tables=self._tables,
+            sample=no_draws(),
             logit_rows=np.arange(count * length, dtype=np.int32),
-        )  # fmt: skip
+        )
 
     def steps(self) -> Iterator[tuple[str, Outputs]]:
         """Every step of the plan in order, with what it wrote."""
@@ -120,6 +126,10 @@ def no_draws() -> SampleRows:
     """A step that draws nothing."""
     empty, wide = np.empty(0, np.int32), np.empty(0, np.uint64)
     return SampleRows(
-        row=empty, temperature=empty.astype(np.float32), top_k=empty, top_p=empty.astype(np.float32), seed=wide,
+        row=empty,
+        temperature=empty.astype(np.float32),
+        top_k=empty,
+        top_p=empty.astype(np.float32),
+        seed=wide,
         counter=wide,
-    )  # fmt: skip
+    )

@@ -32,9 +32,12 @@ def read_tokens(engine: Path, vocab_size: int, wanted: int, text: Path | None, l
         raise UsageError("the text is too short", where=str(text), expected="at least two tokens", got=f"{len(ids)}")
     if ids.max() >= vocab_size:
         raise UsageError(
-            "the tokenizer knows tokens that the model does not", where=str(engine), expected=f"ids below {vocab_size}",
-            got=str(ids.max()), hint="give another --text",
-        )  # fmt: skip
+            "the tokenizer knows tokens that the model does not",
+            where=str(engine),
+            expected=f"ids below {vocab_size}",
+            got=str(ids.max()),
+            hint="give another --text",
+        )
     return Tokens(sequences=_cut(ids, longest), origin="the sample text" if text is None else text.name, is_text=True)
 
 

@@ -71,8 +71,9 @@ def weight_error(name: str, packed: PackedWeights, source: Source, threads: int)
     return WeightError(
         relative=float(np.sqrt(difference / squares)) if squares else 0.0,
         worst=max(wrong, key=lambda value: value.excess, default=None),
-        wrong_values=sum(each.wrong_values for each in found), wrong_rows=sum(each.wrong_rows for each in found),
-    )  # fmt: skip
+        wrong_values=sum(each.wrong_values for each in found),
+        wrong_rows=sum(each.wrong_rows for each in found),
+    )
 
 
 def _block_error(name: str, block: Block, packed: PackedWeights, source: Source) -> _BlockError:
@@ -86,9 +87,12 @@ def _block_error(name: str, block: Block, packed: PackedWeights, source: Source)
     else:
         at, expected, bound = _not_the_rounded(wanted, got, block.weight.dtype)
     return _BlockError(
-        squares=squares, difference=difference, wrong_values=len(at[0]), wrong_rows=len(np.unique(at[0])),
+        squares=squares,
+        difference=difference,
+        wrong_values=len(at[0]),
+        wrong_rows=len(np.unique(at[0])),
         worst=_worst(block, at, got[at], expected, bound) if len(at[0]) else None,
-    )  # fmt: skip
+    )
 
 
 def _source_rows(name: str, block: Block, source: Source) -> Array:
@@ -134,9 +138,12 @@ def _not_the_nearest(wanted: Array, got: Array, rows: QuantisedRows) -> tuple[Pl
 def _worst(block: Block, at: Places, got: Array, expected: Array, bound: Array) -> WrongValue:
     index = int(np.argmax(np.nan_to_num(np.abs(got - expected) - bound, nan=np.inf)))
     return WrongValue(
-        row=int(block.numbers[at[0][index]]), col=int(at[1][index]), got=float(got[index]),
-        expected=float(expected[index]), bound=float(bound[index]),
-    )  # fmt: skip
+        row=int(block.numbers[at[0][index]]),
+        col=int(at[1][index]),
+        got=float(got[index]),
+        expected=float(expected[index]),
+        bound=float(bound[index]),
+    )
 
 
 def place(plan: Plan, step: Step, weight: str, row: int, col: int) -> str:

@@ -20,7 +20,8 @@ import pytest
 from ingot.dtypes import DType
 from ingot.errors import CapacityError, IngotError, RequestError
 from ingot.plan import KvLayout
-from ingot.plugins.cpu.target import CpuSession, barrier_seconds, crc32, open_native
+from ingot.plugins.cpu.native import barrier_seconds, crc32
+from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.target import SessionOptions
 from tests.plugins.cpu.one_step import batch_of, draws, native_outputs, one_step_plan, open_step, plain_batch
 from tests.runtime.test_repeat import repeat_of
@@ -237,9 +238,13 @@ def a_planted_race() -> None:
 USES = {
     use.__name__: use
     for use in (
-        teams_of_two_sizes, threads_that_cannot_start, hooks_beside_a_step, hooks_beside_close, a_handler_in_a_step,
+        teams_of_two_sizes,
+        threads_that_cannot_start,
+        hooks_beside_a_step,
+        hooks_beside_close,
+        a_handler_in_a_step,
     )
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(50, exit=True)  # says where it hangs

@@ -12,7 +12,8 @@ import pytest
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, Buffer, KvLayout, Limits, Piece, Plan, Rows, Step, Weight
 from ingot.plugins.cpu.kv_layout import pack_keys, pack_values, unpack_keys, unpack_values
-from ingot.plugins.cpu.target import CpuSession, detect_isa, open_native
+from ingot.plugins.cpu.native import detect_isa
+from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.layouts import (
     ROW,
     ROW_W8,
@@ -151,9 +152,14 @@ def draws(rows: Sequence[int] = (), **changes: Sequence[float]) -> SampleRows:
 
 
 def batch_of(
-    lengths: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], logit_rows: Sequence[int] = (), *,
-    sample: SampleRows | None = None, want_logits: bool = False, ids: npt.NDArray[np.int32] | None = None,
-) -> StepBatch:  # fmt: skip
+    lengths: Sequence[tuple[int, int]],
+    tables: Sequence[Sequence[int]],
+    logit_rows: Sequence[int] = (),
+    *,
+    sample: SampleRows | None = None,
+    want_logits: bool = False,
+    ids: npt.NDArray[np.int32] | None = None,
+) -> StepBatch:
     """lengths: (past, new) tokens per sequence; tables: blocks per sequence."""
     new = [each[1] for each in lengths]
     width = max(len(table) for table in tables)
@@ -190,9 +196,12 @@ def one_step_plan(
     op = find_op(kernel.split(".")[0])
     tokens, positions = len(batch.ids), int((batch.past_lengths + np.diff(batch.query_starts)).max())
     limits = Limits(
-        max_batch_size=len(batch.past_lengths), max_input_len=positions, max_seq_len=positions + 1,
-        max_num_tokens=tokens, max_logit_rows=max(1, len(batch.logit_rows)),
-    )  # fmt: skip
+        max_batch_size=len(batch.past_lengths),
+        max_input_len=positions,
+        max_seq_len=positions + 1,
+        max_num_tokens=tokens,
+        max_logit_rows=max(1, len(batch.logit_rows)),
+    )
     section, weights, buffers, names = bytearray(), [], [], []
     end = 0
 
@@ -219,9 +228,17 @@ def one_step_plan(
     logits = outputs[0] if gives_logits else add_buffer("logits", Rows.LOGITS, VOCAB)
     step = Step(name="step", op=op.name, kernel=kernel, inputs=tuple(names), outputs=tuple(outputs), attrs=attrs)
     plan = Plan(
-        vocab_size=buffers[-1].cols, max_positions=positions, limits=limits, kv=kv, buffers=tuple(buffers),
-        weights=tuple(weights), steps=(step,), arena_bytes=end, weight_bytes=len(section), logits=logits,
-    )  # fmt: skip
+        vocab_size=buffers[-1].cols,
+        max_positions=positions,
+        limits=limits,
+        kv=kv,
+        buffers=tuple(buffers),
+        weights=tuple(weights),
+        steps=(step,),
+        arena_bytes=end,
+        weight_bytes=len(section),
+        logits=logits,
+    )
     assert op.problem(step.inputs, attrs) is None, op.problem(step.inputs, attrs)
     return plan, np.frombuffer(bytes(section) or bytes(64), dtype=np.uint8)
 
@@ -246,9 +263,16 @@ def packed_weight(name: str, value: Packed, offset: int, pieces: int) -> Weight:
 
 
 def open_step(
-    kernel: str, inputs: Sequence[Input], attrs: Mapping[str, Attr], batch: StepBatch, *, cache: KvCache | None = None,
-    threads: int = 1, pieces: int = 1, tactics: str | None = None,
-) -> CpuSession:  # fmt: skip
+    kernel: str,
+    inputs: Sequence[Input],
+    attrs: Mapping[str, Attr],
+    batch: StepBatch,
+    *,
+    cache: KvCache | None = None,
+    threads: int = 1,
+    pieces: int = 1,
+    tactics: str | None = None,
+) -> CpuSession:
     """A session with the inputs in place and the cache's slots copied in."""
     plan, section = one_step_plan(kernel, inputs, attrs, batch, cache.layout if cache else NO_KV, pieces=pieces)
     if tactics is not None:

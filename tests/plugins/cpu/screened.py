@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.plan import Attr, Buffer, Limits, Plan, Rows, Step, Weight
-from ingot.plugins.cpu.target import CpuSession, open_native
+from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.op import Array
 from ingot.plugins.ops.screen import GROUP, dither, half_codes
 from ingot.plugins.quantised import QuantisedRows
@@ -15,6 +15,29 @@ from tests.plugins.cpu.one_step import NO_KV, Packed, Quantised, packed_weight, 
 PRODUCT: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "int8"}
 
 
+def _screen(isa: str) -> tuple[Step, ...]:
+    """Product with the codes of four bits, and the choice among its best rows."""
+    level = {"amx": "avx512"}.get(isa, isa)
+    return (
+        Step(
+            name="screen",
+            op="matmul",
+            kernel=f"matmul.w4a8.{isa}",
+            inputs=("x", "codes", "", ""),
+            outputs=("logits",),
+            attrs={**PRODUCT, "group": GROUP},
+        ),
+        Step(
+            name="choice",
+            op="screen",
+            kernel=f"screen.w8.{level}",
+            inputs=("x", "logits", "codes", "dither", "table"),
+            outputs=(),
+            attrs={"group": GROUP},
+        ),
+    )
+
+
 def screened_plan(isa: str, x: Array, head: QuantisedRows, pieces: int = 1) -> tuple[Plan, npt.NDArray[np.uint8]]:
     """Buffers x and logits, the product of both, and its screen; and the weights section."""
     (rows, k), vocab = x.shape, len(head.scale)
@@ -22,9 +45,11 @@ def screened_plan(isa: str, x: Array, head: QuantisedRows, pieces: int = 1) -> t
         max_batch_size=rows, max_input_len=rows, max_seq_len=rows + 1, max_num_tokens=rows, max_logit_rows=rows
     )
     values: dict[str, Packed] = {
-        "full": Quantised.of(head), "codes": Quantised.of(half_codes(head)), "dither": Packed(values=dither(k)),
+        "full": Quantised.of(head),
+        "codes": Quantised.of(half_codes(head)),
+        "dither": Packed(values=dither(k)),
         "table": Quantised.of(head, panels=False),
-    }  # fmt: skip
+    }
     section, weights = bytearray(), list[Weight]()
     for name, value in values.items():
         section.extend(bytes(-len(section) % 64))
@@ -35,21 +60,27 @@ def screened_plan(isa: str, x: Array, head: QuantisedRows, pieces: int = 1) -> t
         Buffer(name="x", rows=Rows.LOGITS, cols=k, offset=0),
         Buffer(name="logits", rows=Rows.LOGITS, cols=vocab, offset=end),
     )
-    level = {"amx": "avx512"}.get(isa, isa)
     full = Step(
-        name="full", op="matmul", kernel=f"matmul.w8a8.{isa}", inputs=("x", "full", "", ""), outputs=("logits",),
+        name="full",
+        op="matmul",
+        kernel=f"matmul.w8a8.{isa}",
+        inputs=("x", "full", "", ""),
+        outputs=("logits",),
         attrs={**PRODUCT, "group": 0},
-    )  # fmt: skip
-    screen = (
-        Step(name="screen", op="matmul", kernel=f"matmul.w4a8.{isa}", inputs=("x", "codes", "", ""),
-             outputs=("logits",), attrs={**PRODUCT, "group": GROUP}),
-        Step(name="choice", op="screen", kernel=f"screen.w8.{level}",
-             inputs=("x", "logits", "codes", "dither", "table"), outputs=(), attrs={"group": GROUP}),
-    )  # fmt: skip
+    )
     plan = Plan(
-        vocab_size=vocab, max_positions=rows, limits=limits, kv=NO_KV, buffers=buffers, weights=tuple(weights),
-        steps=(full,), arena_bytes=end + rows * vocab * 4, weight_bytes=len(section), logits="logits", screen=screen,
-    )  # fmt: skip
+        vocab_size=vocab,
+        max_positions=rows,
+        limits=limits,
+        kv=NO_KV,
+        buffers=buffers,
+        weights=tuple(weights),
+        steps=(full,),
+        arena_bytes=end + rows * vocab * 4,
+        weight_bytes=len(section),
+        logits="logits",
+        screen=_screen(isa),
+    )
     return plan, np.frombuffer(bytes(section), np.uint8)
 
 
@@ -64,15 +95,24 @@ def open_screened(isa: str, x: Array, head: QuantisedRows, *, threads: int = 1, 
 def greedy(rows: int, *, log_probs: bool = False, temperature: float = 0.0) -> SampleRows:
     """A draw from each row."""
     return SampleRows(
-        row=np.arange(rows, dtype=np.int32), temperature=np.full(rows, temperature, np.float32),
-        top_k=np.zeros(rows, np.int32), top_p=np.ones(rows, np.float32), seed=np.zeros(rows, np.uint64),
-        counter=np.zeros(rows, np.uint64), log_probs=np.full(rows, log_probs),
-    )  # fmt: skip
+        row=np.arange(rows, dtype=np.int32),
+        temperature=np.full(rows, temperature, np.float32),
+        top_k=np.zeros(rows, np.int32),
+        top_p=np.ones(rows, np.float32),
+        seed=np.zeros(rows, np.uint64),
+        counter=np.zeros(rows, np.uint64),
+        log_probs=np.full(rows, log_probs),
+    )
 
 
 def step_of(rows: int, sample: SampleRows, *, want_logits: bool = False) -> StepBatch:
     batch = plain_batch(rows, range(rows))
     return StepBatch(
-        ids=batch.ids, query_starts=batch.query_starts, past_lengths=batch.past_lengths,
-        block_tables=batch.block_tables, logit_rows=batch.logit_rows, sample=sample, want_logits=want_logits,
-    )  # fmt: skip
+        ids=batch.ids,
+        query_starts=batch.query_starts,
+        past_lengths=batch.past_lengths,
+        block_tables=batch.block_tables,
+        logit_rows=batch.logit_rows,
+        sample=sample,
+        want_logits=want_logits,
+    )

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from ingot.plugins.cpu.target import CpuSession
+from ingot.plugins.cpu.session import CpuSession
 from tests.house.project import ROOT
 from tests.plugins.cpu.concurrent_use import USES, open_small
 from tests.runtime.test_repeat import repeat_of

@@ -8,7 +8,7 @@ from ingot.dtypes import DType
 from ingot.errors import UsageError
 from ingot.plan import Piece, Plan, Weight
 from ingot.plugins.cpu.homes import weight_homes
-from ingot.plugins.cpu.target import core_count
+from ingot.plugins.cpu.native import core_count
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import WithHomes
 from ingot.weights_memory import offers_huge_pages
@@ -16,9 +16,13 @@ from tests.hall.test_engine import make_plan
 
 MB = 1 << 20
 TABLE = Weight(
-    name="t", dtype=DType.W8, shape=(64, 4), layout="row.w8", nbytes=64 * MB,
+    name="t",
+    dtype=DType.W8,
+    shape=(64, 4),
+    layout="row.w8",
+    nbytes=64 * MB,
     pieces=(Piece(begin=0, end=64, offset=128 * MB),),
-)  # fmt: skip
+)
 
 
 def sharded(shards: int) -> Plan:

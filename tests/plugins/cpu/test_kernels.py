@@ -8,7 +8,7 @@ import pytest
 from ingot.dtypes import DType
 from ingot.plan import Attr, KvLayout
 from ingot.plugins.activations import ACTIVATIONS
-from ingot.plugins.cpu.target import kernel_table
+from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array, KvCache
 from ingot.step_io import StepBatch
 from tests.plugins.cpu.one_step import (
@@ -199,9 +199,13 @@ def test_rope_kv_write(kernel: str, interleaved: int) -> None:
         batch = batch_of([(0, 17), (31, 1), (15, 2)], [[9, 4], [2, 7], [0, 5]])
         inputs: list[Input] = [_normal(dim, 20, (group + 2) * kv_heads * dim), _normal(1, 20, dim // 4 * 2)]
         attrs: dict[str, Attr] = {
-            "layer": 1, "heads": group * kv_heads, "kv_heads": kv_heads, "head_dim": dim, "interleaved": interleaved,
+            "layer": 1,
+            "heads": group * kv_heads,
+            "kv_heads": kv_heads,
+            "head_dim": dim,
+            "interleaved": interleaved,
             "norm_eps": 1e-5,
-        }  # fmt: skip
+        }
         one, all_heads = (Packed(values=1 + 0.2 * _normal(n, n)) for n in (dim, group * kv_heads * dim))
         keys_together = Packed(values=1 + 0.2 * _normal(3, kv_heads * dim))
         for given in (
@@ -240,8 +244,13 @@ def test_rope_kv_write_gives_the_same_bits_in_chunks(kernel: str, dim: int) -> N
     """Tokens that fill lines of the cache are written together, others one by one."""
     layout = KvLayout(num_layers=1, kv_heads=2, head_dim=dim, tokens_per_block=48, dtype=DType(kernel.split(".")[1]))
     attrs: dict[str, Attr] = {
-        "layer": 0, "heads": 2, "kv_heads": 2, "head_dim": dim, "interleaved": 0, "norm_eps": 1e-5,
-    }  # fmt: skip
+        "layer": 0,
+        "heads": 2,
+        "kv_heads": 2,
+        "head_dim": dim,
+        "interleaved": 0,
+        "norm_eps": 1e-5,
+    }
     qkv, angles = _normal(dim, 110, 6 * dim), _normal(1, 110, dim)
     qkv[[3, 40], 2 * dim + 1], qkv[[4, 41], 4 * dim + 3] = np.nan, np.inf
     norm = Packed(values=1 + 0.2 * _normal(2, dim))

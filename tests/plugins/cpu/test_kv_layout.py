@@ -22,8 +22,9 @@ def test_what_was_packed_comes_back(dtype: DType) -> None:
     layout, generator = layout_of(dtype), np.random.default_rng(1)
     scales = generator.random((3, 32), np.float32) if dtype is DType.I8 else np.ones((3, 32), np.float32)
     for dim, size, pack, unpack in (
-        (20, layout.k_block_bytes, pack_keys, unpack_keys), (32, layout.v_block_bytes, pack_values, unpack_values),
-    ):  # fmt: skip
+        (20, layout.k_block_bytes, pack_keys, unpack_keys),
+        (32, layout.v_block_bytes, pack_values, unpack_values),
+    ):
         numbers = generator.integers(-100, 100, (3, 32, dim)).astype(np.float32)
         data = pack(numbers, scales, layout)
         assert len(data) == size

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingot.plugins.cpu.target import core_count, detect_isa, kernel_table, live_peak, peak_name
+from ingot.plugins.cpu.native import core_count, detect_isa, kernel_table, live_peak, peak_name
 
 pytestmark = pytest.mark.native
 

@@ -10,7 +10,8 @@ import pytest
 from ingot.dtypes import DType, round_to_bf16
 from ingot.plan import Attr
 from ingot.plugins.activations import ACTIVATIONS
-from ingot.plugins.cpu.target import CpuSession, kernel_table, open_native
+from ingot.plugins.cpu.native import kernel_table
+from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.op import Array
 from ingot.plugins.target import SessionOptions
 from tests.plugins.cpu.one_step import (

@@ -10,7 +10,8 @@ import pytest
 from ingot.errors import EngineError
 from ingot.plan import Attr
 from ingot.plugins.activations import ACTIVATIONS
-from ingot.plugins.cpu.target import CpuSession, kernel_table, open_native
+from ingot.plugins.cpu.native import kernel_table
+from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import MAX_K, QuantisedRows
 from ingot.plugins.target import SessionOptions

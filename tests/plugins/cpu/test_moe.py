@@ -9,7 +9,9 @@ import pytest
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plan import Attr
-from ingot.plugins.cpu.target import TARGETS, CpuSession, kernel_table
+from ingot.plugins.cpu.native import kernel_table
+from ingot.plugins.cpu.session import CpuSession
+from ingot.plugins.cpu.target import TARGETS
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.target import Product, Tunable
@@ -96,9 +98,11 @@ def test_rows_keep_their_bits_in_every_company(kernel: str) -> None:
         sessions = [
             open_step(kernel, inputs, attrs, batch, threads=threads, pieces=pieces, tactics=tactics)
             for threads, pieces, tactics in (
-                (1, 1, None), (2, 2, _tactics(kernel, 1)), (1 + index % 5, 1 + index % 3, _tactics(kernel, index % 3)),
+                (1, 1, None),
+                (2, 2, _tactics(kernel, 1)),
+                (1 + index % 5, 1 + index % 3, _tactics(kernel, index % 3)),
             )
-        ]  # fmt: skip
+        ]
         for session in sessions:
             assert _run(session, max(ROWS)).tobytes() == _run(sessions[0], max(ROWS)).tobytes()
         whole = _run(sessions[0], max(ROWS))

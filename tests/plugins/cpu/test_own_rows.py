@@ -5,7 +5,7 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.plan import Attr
-from ingot.plugins.cpu.target import kernel_table
+from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, activations_of, native_outputs, open_step, plain_batch
 from tests.plugins.ops.calls import random_rows

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, KvLayout
-from ingot.plugins.cpu.target import kernel_table
+from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array, KvCache
 from ingot.step_io import StepBatch
 from tests.plugins.cpu.one_step import batch_of, native_outputs, open_step, reference_outputs
@@ -41,9 +41,7 @@ class Sequences:
         self.totals = totals
         self.random = np.random.default_rng(seed)
         dtype = DType(kernel.split(".")[1])
-        self.layout = KvLayout(
-            num_layers=1, kv_heads=kv_heads, head_dim=dim, tokens_per_block=block_size, dtype=dtype
-        )  # fmt: skip
+        self.layout = KvLayout(num_layers=1, kv_heads=kv_heads, head_dim=dim, tokens_per_block=block_size, dtype=dtype)
         needed = [-(-total // block_size) for total in totals]
         order = self.random.permutation(sum(needed) + 3)
         self.tables = [
@@ -57,9 +55,14 @@ class Sequences:
             for position, (block, slot) in enumerate(zip(*self.slots(s, total), strict=True)):
                 self.cache.write(0, block, slot, keys[position], values[position])
         self.attrs: dict[str, Attr] = {
-            "layer": 0, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "scale": dim**-0.5,
-            "window": window, "softcap": softcap,
-        }  # fmt: skip
+            "layer": 0,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": dim,
+            "scale": dim**-0.5,
+            "window": window,
+            "softcap": softcap,
+        }
 
     def _normal(self, *shape: int) -> Array:
         return self.random.standard_normal(shape).astype(np.float32)

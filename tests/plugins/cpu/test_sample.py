@@ -7,7 +7,8 @@ import numpy.typing as npt
 import pytest
 
 from ingot.errors import RequestError
-from ingot.plugins.cpu.target import CpuSession, kernel_table, open_native
+from ingot.plugins.cpu.native import kernel_table
+from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.op import Array
 from ingot.plugins.ops.sample import sample, uniform
 from ingot.plugins.target import SessionOptions
@@ -88,9 +89,13 @@ def test_ties_masks_and_extremes(level: str) -> None:
     logits[2] = 1e30
     logits[2, 20] = 3e38
     rows = draws(
-        [0, 0, 0, 1, 1, 2, 2, 3], temperature=[0, 1, 1, 0, 1, 0, 1, 1e-3], top_k=[0, 12, 1, 0, 20, 0, 0, 0],
-        top_p=[1, 1, 1, 1, 0.7, 1, 0.5, 1], seed=range(8), counter=range(8),
-    )  # fmt: skip
+        [0, 0, 0, 1, 1, 2, 2, 3],
+        temperature=[0, 1, 1, 0, 1, 0, 1, 1e-3],
+        top_k=[0, 12, 1, 0, 20, 0, 0, 0],
+        top_p=[1, 1, 1, 1, 0.7, 1, 0.5, 1],
+        seed=range(8),
+        counter=range(8),
+    )
     _check(_run(level, logits, rows), logits, rows)
 
 

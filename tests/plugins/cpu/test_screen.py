@@ -7,7 +7,8 @@ import pytest
 
 from ingot.errors import EngineError
 from ingot.plan import Step
-from ingot.plugins.cpu.target import kernel_table, open_native
+from ingot.plugins.cpu.native import kernel_table
+from ingot.plugins.cpu.session import open_native
 from ingot.plugins.op import Array
 from ingot.plugins.ops.matmul import product
 from ingot.plugins.ops.screen import decide, dither, half_codes

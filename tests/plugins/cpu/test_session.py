@@ -16,7 +16,7 @@ import pytest
 from ingot.dtypes import DType
 from ingot.errors import CapacityError, EngineError, RequestError, UsageError
 from ingot.plan import Attr, Plan
-from ingot.plugins.cpu.target import CpuSession, open_native
+from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import StepBatch
 from tests.plugins.cpu.one_step import Packed, batch_of, draws, native_outputs, one_step_plan, open_step, plain_batch
@@ -156,7 +156,7 @@ HOSTILE = [
     (_attention_plan, _kv(kv_heads=3), "kv_heads"),
     (_attention_plan, _kv(dtype=DType.BF16), "takes f32"),
     (_attention_plan, _kv(num_layers=0), "layer"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("make", "change", "words"), HOSTILE)
@@ -221,7 +221,7 @@ BAD = [
     ({"sample": draws([0, 1], top_p=[0, 1])}, "top_p"),
     ({"sample": draws([0, 1], top_k=[0, -1])}, "top_k"),
     ({"sample": dataclasses.replace(draws([0, 1]), seed=np.zeros(1, np.uint64))}, "equal lengths"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("changes", "words"), BAD)

@@ -10,7 +10,7 @@ import pytest
 import ingot
 from ingot import _cpu
 from ingot.errors import UsageError
-from ingot.plugins.cpu import target as cpu
+from ingot.plugins.cpu import native as cpu
 from ingot.plugins.registry import find_op, find_target
 
 pytestmark = pytest.mark.native

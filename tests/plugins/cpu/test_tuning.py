@@ -8,7 +8,8 @@ import pytest
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plan import Attr
-from ingot.plugins.cpu.target import TARGETS, detect_isa, kernel_table
+from ingot.plugins.cpu.native import detect_isa, kernel_table
+from ingot.plugins.cpu.target import TARGETS
 from ingot.plugins.layouts import panel_bytes
 from ingot.plugins.op import Array
 from ingot.plugins.target import Product, Tunable
@@ -99,9 +100,13 @@ def test_products_are_timed(dtype: str) -> None:
     assert "avx" in target.machine() or "amx" in target.machine()
     group = 32 if dtype == "w4a8" else 0
     product = Product(
-        kernel=f"matmul.{dtype}.avx2", n=64, k=100, group=group, gated=True,
+        kernel=f"matmul.{dtype}.avx2",
+        n=64,
+        k=100,
+        group=group,
+        gated=True,
         panel_bytes=panel_bytes(100, DType.W4 if group else DType.F32, group),
-    )  # fmt: skip
+    )
     for rows in (1, 40):
         for tactic in range(len(target.tactics(product, rows))):
             assert 0 < target.time_product(product, rows, tactic) < 1
@@ -113,9 +118,15 @@ def test_products_are_timed(dtype: str) -> None:
 def test_products_of_experts_are_timed(op: str, dtype: str) -> None:
     group = 32 if dtype == "w4a8" else 0
     product = Product(
-        kernel=f"{op}.{dtype}.avx2", n=64, k=100, group=group, gated=op == "moe_gate_up",
-        panel_bytes=panel_bytes(100, DType.W4 if group else DType.BF16, group), experts=5, slots=3,
-    )  # fmt: skip
+        kernel=f"{op}.{dtype}.avx2",
+        n=64,
+        k=100,
+        group=group,
+        gated=op == "moe_gate_up",
+        panel_bytes=panel_bytes(100, DType.W4 if group else DType.BF16, group),
+        experts=5,
+        slots=3,
+    )
     for rows in (1, 40):
         ways = len(_avx2().tactics(product, rows))
         for tactic in range(ways):

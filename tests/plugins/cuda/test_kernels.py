@@ -66,8 +66,11 @@ def _matmuls(dtype: DType) -> Iterator[Case]:
             weight = Packed(values=_normal(k, n, k) / np.float32(k**0.5), dtype=dtype)
             out = n // 2 if gated else n
             attrs: dict[str, Attr] = {
-                "activation": (*ACTIVATIONS,)[index], "gated": gated, "activations": dtype.value, "group": 0,
-            }  # fmt: skip
+                "activation": (*ACTIVATIONS,)[index],
+                "gated": gated,
+                "activations": dtype.value,
+                "group": 0,
+            }
             bias, residual = Packed(values=_normal(2, n)), _normal(3, rows, out)
             extra = ([None, None], [bias, residual], [None, residual], [bias, None])[(index + n) % 4]
             yield f"matmul.{dtype.value}.sm80", [_normal(1, rows, k), weight, *extra], attrs, plain_batch(rows)
@@ -110,9 +113,13 @@ def test_rope_and_cache(gpu: ctypes.CDLL, dtype: DType, interleaved: int, rotary
     width = {"": (), "head": (dim, dim), "wide": (heads * dim, kv_heads * dim)}[norm]
     norms: list[Input] = [Packed(values=1 + _normal(3, n) / np.float32(4)) for n in width] or [None, None]
     attrs: dict[str, Attr] = {
-        "layer": 1, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "interleaved": interleaved,
+        "layer": 1,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": dim,
+        "interleaved": interleaved,
         "norm_eps": 1e-6 if norm else 0.0,
-    }  # fmt: skip
+    }
     kernel, inputs = f"rope_kv_write.{dtype.value}.sm80", [qkv, cos_sin, *norms]
     expected = reference_outputs(kernel, inputs, attrs, batch, expected_cache)
     (q,) = run_step(gpu, kernel, inputs, attrs, batch, cache)

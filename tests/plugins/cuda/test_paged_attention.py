@@ -50,9 +50,14 @@ def check(
     q = _rounded(random.standard_normal((tokens, heads * dim)).astype(np.float32) + np.float32(shift), dtype)
     batch = batch_of(parts, tables)
     attrs: dict[str, Attr] = {
-        "layer": 1, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "scale": dim**-0.5, "window": window,
+        "layer": 1,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": dim,
+        "scale": dim**-0.5,
+        "window": window,
         "softcap": softcap,
-    }  # fmt: skip
+    }
     kernel = f"paged_attention.{dtype.value}.sm80"
     (expected,) = reference_outputs(kernel, [q], attrs, batch, cache)
     (found,) = run_step(driver, kernel, [q], attrs, batch, cache)

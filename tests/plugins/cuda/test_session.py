@@ -70,9 +70,13 @@ def _generate(
 ) -> dict[str, Any]:
     with _runner(engine, make) as runner:
         out = runner.generate(
-            list(prompts), max_new_tokens=count, end_id=-1, return_dict=True, output_log_probs=True,
+            list(prompts),
+            max_new_tokens=count,
+            end_id=-1,
+            return_dict=True,
+            output_log_probs=True,
             output_context_logits=True,
-        )  # fmt: skip
+        )
     return dict(out)
 
 
@@ -154,10 +158,16 @@ def test_sampled_tokens_are_those_of_the_specification(gpu: ctypes.CDLL, folder:
         with _runner(engine, make) as runner:
             outs.append(
                 runner.generate(
-                    PROMPTS, max_new_tokens=10, end_id=-1, temperature=1.2, top_k=20, top_p=0.9, random_seed=7,
+                    PROMPTS,
+                    max_new_tokens=10,
+                    end_id=-1,
+                    temperature=1.2,
+                    top_k=20,
+                    top_p=0.9,
+                    random_seed=7,
                     repetition_penalty=1.1,
                 )
-            )  # fmt: skip
+            )
     assert outs[0].tolist() == outs[1].tolist()
 
 
@@ -188,9 +198,13 @@ def test_random_draws_are_those_of_the_specification(gpu: ctypes.CDLL, top_k: in
     rows = [row for row in range(6) for _ in range(8)]
     count = len(rows)
     given = draws(
-        rows, temperature=random.uniform(0.3, 2, count).tolist(), top_k=[top_k] * count, top_p=[top_p] * count,
-        seed=random.integers(0, 2**63, count).tolist(), counter=range(count),
-    )  # fmt: skip
+        rows,
+        temperature=random.uniform(0.3, 2, count).tolist(),
+        top_k=[top_k] * count,
+        top_p=[top_p] * count,
+        seed=random.integers(0, 2**63, count).tolist(),
+        counter=range(count),
+    )
     found, expected = _draw(gpu, logits, given)
     assert found.ids.tolist() == expected.ids.tolist()
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)

@@ -18,7 +18,7 @@ from ingot.engine import open_engine, read_manifest
 from ingot.errors import UsageError
 from ingot.llm import LLM
 from ingot.manifest import MANIFEST_NAME
-from ingot.plugins.cpu.target import detect_isa
+from ingot.plugins.cpu.native import detect_isa
 from ingot.plugins.cuda import compiler, products
 from ingot.plugins.cuda.bind import code_weight
 from ingot.plugins.registry import find_target
@@ -171,11 +171,15 @@ def _without_library(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
         (_with_another_gpu, "    cuda/sm89 needs a GPU that runs sm_89; this machine has Emulated GPU (sm_120)"),
         (_without_library, "    cuda/sm90: cuBLASLt is not here; pip install nvidia-cublas"),
     ],
-)  # fmt: skip
+)
 def test_every_command_says_in_a_line_what_is_missing(
-    gpu: ctypes.CDLL, engine: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch,
-    lack: Callable[[ctypes.CDLL, pytest.MonkeyPatch], None], line: str,
-) -> None:  # fmt: skip
+    gpu: ctypes.CDLL,
+    engine: Path,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lack: Callable[[ctypes.CDLL, pytest.MonkeyPatch], None],
+    line: str,
+) -> None:
     lack(gpu, monkeypatch)
     for command in (
         ("run", "--engine_dir", engine, *PROMPT),

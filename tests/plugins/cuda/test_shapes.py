@@ -49,8 +49,11 @@ def test_every_size_of_a_decode_step_has_a_bucket() -> None:
 
 def test_tiles_hold_as_many_tokens_as_their_rows_allow() -> None:
     assert [(tiles.decode, tiles.prefill) for tiles in map(attention_tiles, (1, 3, 16, 64))] == [
-        (16, 64), (5, 21), (1, 4), (0, 1),
-    ]  # fmt: skip
+        (16, 64),
+        (5, 21),
+        (1, 4),
+        (0, 1),
+    ]
 
 
 def test_keys_and_values_of_layers_follow_one_another() -> None:
@@ -68,10 +71,17 @@ def test_keys_and_values_of_layers_follow_one_another() -> None:
 @pytest.mark.parametrize(
     ("capability", "names"),
     [
-        ((8, 0), {"sm80"}), ((8, 6), {"sm80", "sm86"}), ((8, 7), {"sm80", "sm86"}), ((8, 9), {"sm80", "sm86", "sm89"}),
-        ((9, 0), {"sm90"}), ((10, 3), {"sm100"}), ((12, 1), {"sm120"}), ((7, 5), set()), ((11, 0), set()),
+        ((8, 0), {"sm80"}),
+        ((8, 6), {"sm80", "sm86"}),
+        ((8, 7), {"sm80", "sm86"}),
+        ((8, 9), {"sm80", "sm86", "sm89"}),
+        ((9, 0), {"sm90"}),
+        ((10, 3), {"sm100"}),
+        ((12, 1), {"sm120"}),
+        ((7, 5), set()),
+        ((11, 0), set()),
     ],
-)  # fmt: skip
+)
 def test_which_gpus_run_which_code(capability: tuple[int, int], names: set[str]) -> None:
     gpu = Gpu(index=0, name="g", capability=capability, memory_bytes=1, multiprocessors=1)
     targets = [target for target in TARGETS if isinstance(target, CudaTarget)]

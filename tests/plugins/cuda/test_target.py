@@ -108,8 +108,14 @@ def test_another_gpu_is_refused(
     gpu: ctypes.CDLL, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code for sm_80 runs on 8.9, code for sm_90a on 9.0 alone."""
-    for capability, runs in (("89", {"sm80", "sm86", "sm89"}), ("86", {"sm80", "sm86"}), ("90", {"sm90"}),
-                             ("103", {"sm100"}), ("121", {"sm120"}), ("75", set())):  # fmt: skip
+    for capability, runs in (
+        ("89", {"sm80", "sm86", "sm89"}),
+        ("86", {"sm80", "sm86"}),
+        ("90", {"sm90"}),
+        ("103", {"sm100"}),
+        ("121", {"sm120"}),
+        ("75", set()),
+    ):
         monkeypatch.setenv("INGOT_EMULATED_SM", capability)
         assert {name.removeprefix("cuda/") for name in NAMES if find_target(name).missing() is None} == runs
 

@@ -42,14 +42,21 @@ def make_batch(
     """counts[s] of the ids belong to sequence s, after past[s] tokens in the cache."""
     empty, wide = np.empty(0, np.int32), np.empty(0, np.uint64)
     draws = SampleRows(
-        row=empty, temperature=empty.astype(np.float32), top_k=empty, top_p=empty.astype(np.float32), seed=wide,
+        row=empty,
+        temperature=empty.astype(np.float32),
+        top_k=empty,
+        top_p=empty.astype(np.float32),
+        seed=wide,
         counter=wide,
-    )  # fmt: skip
+    )
     return StepBatch(
-        ids=np.array(ids, np.int32), query_starts=np.cumsum([0, *counts]).astype(np.int32),
-        past_lengths=np.array(past, np.int32), block_tables=np.array(tables, np.int32),
-        logit_rows=np.array(logit_rows, np.int32), sample=draws,
-    )  # fmt: skip
+        ids=np.array(ids, np.int32),
+        query_starts=np.cumsum([0, *counts]).astype(np.int32),
+        past_lengths=np.array(past, np.int32),
+        block_tables=np.array(tables, np.int32),
+        logit_rows=np.array(logit_rows, np.int32),
+        sample=draws,
+    )
 
 
 ONE_TOKEN = make_batch([0], [1], [0], [[0]])

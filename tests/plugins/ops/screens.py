@@ -96,7 +96,15 @@ def _extreme_codes(k: int) -> tuple[Array, QuantisedRows]:
 
 
 CASES: Mapping[str, Case] = {
-    "usual": _usual, "equal rows": _equal_rows, "ties": _ties_at_the_top, "near ties": _near_ties, "zeros": _zeros,
-    "rows of zeros": _rows_of_zeros, "outlier rows": _outlier_rows, "outlier columns": _outlier_columns,
-    "one hot": _one_hot, "negative": _negative, "extreme codes": _extreme_codes,
-}  # fmt: skip
+    "usual": _usual,
+    "equal rows": _equal_rows,
+    "ties": _ties_at_the_top,
+    "near ties": _near_ties,
+    "zeros": _zeros,
+    "rows of zeros": _rows_of_zeros,
+    "outlier rows": _outlier_rows,
+    "outlier columns": _outlier_columns,
+    "one hot": _one_hot,
+    "negative": _negative,
+    "extreme codes": _extreme_codes,
+}

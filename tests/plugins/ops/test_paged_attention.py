@@ -46,8 +46,14 @@ def test_scores_are_capped() -> None:
         cache.write(0, 5, slot, keys[slot], values[slot])
     q = random_array(1, 2 * DIM, seed=3) * 9
     attrs: dict[str, Attr] = {
-        "layer": 0, "heads": 2, "kv_heads": 2, "head_dim": DIM, "scale": 0.7, "window": 0, "softcap": 1.5,
-    }  # fmt: skip
+        "layer": 0,
+        "heads": 2,
+        "kv_heads": 2,
+        "head_dim": DIM,
+        "scale": 0.7,
+        "window": 0,
+        "softcap": 1.5,
+    }
     (y,) = evaluate("paged_attention", [q], attrs, batch, cache)
     scores = 1.5 * np.tanh(np.einsum("hd,nhd->hn", q.reshape(2, DIM), keys) * 0.7 / 1.5)
     weights = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)

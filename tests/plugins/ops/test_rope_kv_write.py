@@ -35,9 +35,13 @@ def test_rotation_and_slots(interleaved: int, half: int) -> None:
     cache = KvCache(LAYOUT, 6)
     batch = make_batch([0, 0, 0], [2, 1], [2, 0], [[4, 1], [3, -1]])
     attrs: dict[str, Attr] = {
-        "layer": 1, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "interleaved": interleaved,
+        "layer": 1,
+        "heads": HEADS,
+        "kv_heads": KV_HEADS,
+        "head_dim": DIM,
+        "interleaved": interleaved,
         "norm_eps": 0.0,
-    }  # fmt: skip
+    }
     (q,) = evaluate("rope_kv_write", [qkv, cos_sin, None, None], attrs, batch, cache)
     parts = np.split(qkv.reshape(3, -1, DIM), [HEADS, HEADS + KV_HEADS], axis=1)
     np.testing.assert_allclose(q.reshape(3, HEADS, DIM), turned(parts[0], angle, bool(interleaved)), atol=1e-6)
@@ -54,8 +58,13 @@ def test_an_int8_cache_rounds_what_has_been_turned() -> None:
     cache, exact = KvCache(dataclasses.replace(LAYOUT, dtype=DType.I8), 6), KvCache(LAYOUT, 6)
     qkv, angle = random_array(3, (HEADS + 2 * KV_HEADS) * DIM), random_array(3, 2, seed=1)
     attrs: dict[str, Attr] = {
-        "layer": 1, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "interleaved": 0, "norm_eps": 0.0,
-    }  # fmt: skip
+        "layer": 1,
+        "heads": HEADS,
+        "kv_heads": KV_HEADS,
+        "head_dim": DIM,
+        "interleaved": 0,
+        "norm_eps": 0.0,
+    }
     for each in (cache, exact):
         inputs = [qkv, np.hstack([np.cos(angle), np.sin(angle)]), None, None]
         evaluate("rope_kv_write", inputs, attrs, make_batch([0] * 3, [3], [0], [[4]]), each)
@@ -85,8 +94,13 @@ def test_norms_come_before_the_rotation(together: bool) -> None:
     weights = [1 + random_array(n * DIM if together else DIM, seed=n) for n in (HEADS, KV_HEADS)]
     cache = KvCache(LAYOUT, 6)
     attrs: dict[str, Attr] = {
-        "layer": 1, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "interleaved": 0, "norm_eps": 0.1,
-    }  # fmt: skip
+        "layer": 1,
+        "heads": HEADS,
+        "kv_heads": KV_HEADS,
+        "head_dim": DIM,
+        "interleaved": 0,
+        "norm_eps": 0.1,
+    }
     inputs = [qkv, np.hstack([np.cos(angle), np.sin(angle)]), *weights]
     (q,) = evaluate("rope_kv_write", inputs, attrs, make_batch([0] * 3, [3], [0], [[4]]), cache)
     parts = np.split(qkv, [HEADS * DIM, (HEADS + KV_HEADS) * DIM], axis=1)

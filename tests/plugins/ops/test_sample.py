@@ -38,10 +38,18 @@ def chi_square(counts: dict[int, int], expected: dict[int, float], draws: int) -
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "min_p"),
     [
-        (1.0, 0, 1.0, 0), (0.5, 0, 1.0, 0), (2.0, 5, 1.0, 0), (1.0, 0, 0.7, 0), (1.3, 8, 0.8, 0), (1.0, 1, 1.0, 0),
-        (1.0, 0, 1e-9, 0), (1.5, 0, 1.0, 0.1), (2.0, 6, 0.9, 0.2), (1.0, 0, 1.0, 1.0),
+        (1.0, 0, 1.0, 0),
+        (0.5, 0, 1.0, 0),
+        (2.0, 5, 1.0, 0),
+        (1.0, 0, 0.7, 0),
+        (1.3, 8, 0.8, 0),
+        (1.0, 1, 1.0, 0),
+        (1.0, 0, 1e-9, 0),
+        (1.5, 0, 1.0, 0.1),
+        (2.0, 6, 0.9, 0.2),
+        (1.0, 0, 1.0, 1.0),
     ],
-)  # fmt: skip
+)
 def test_draws_follow_the_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     logits = np.random.default_rng(1).standard_normal(24).astype(np.float32) * 2
     expected = kept(logits, temperature, top_k, top_p, min_p)
@@ -81,10 +89,13 @@ def test_a_draw_depends_on_its_row_alone() -> None:
 
     def rows(order: list[int]) -> SampleRows:
         return SampleRows(
-            row=np.array(order, np.int32), temperature=np.array([0, 1.5, 0.7], np.float32)[order],
-            top_k=np.array([0, 0, 9], np.int32)[order], top_p=np.array([1, 0.9, 1], np.float32)[order],
-            seed=np.array([1, 2**64 - 1, 3], np.uint64)[order], counter=np.array([0, 2**40, 5], np.uint64)[order],
-        )  # fmt: skip
+            row=np.array(order, np.int32),
+            temperature=np.array([0, 1.5, 0.7], np.float32)[order],
+            top_k=np.array([0, 0, 9], np.int32)[order],
+            top_p=np.array([1, 0.9, 1], np.float32)[order],
+            seed=np.array([1, 2**64 - 1, 3], np.uint64)[order],
+            counter=np.array([0, 2**40, 5], np.uint64)[order],
+        )
 
     drawn, other = sample(logits, rows([0, 1, 2])), sample(logits, rows([2, 0, 1]))
     ids, log_probs = drawn.ids, drawn.log_probs
@@ -128,11 +139,15 @@ def test_probabilities_are_those_of_the_raw_logits() -> None:
     logits[1, 5] = logits[1, 9] = logits[1].max() + 1  # a tie: the lower id is ahead
     ban = {int(logits[0].argmax()): -np.inf}
     rows = SampleRows(
-        row=np.array([0, 1, 1], np.int32), temperature=np.zeros(3, np.float32), top_k=np.zeros(3, np.int32),
-        top_p=np.ones(3, np.float32), seed=np.zeros(3, np.uint64), counter=np.zeros(3, np.uint64),
+        row=np.array([0, 1, 1], np.int32),
+        temperature=np.zeros(3, np.float32),
+        top_k=np.zeros(3, np.int32),
+        top_p=np.ones(3, np.float32),
+        seed=np.zeros(3, np.uint64),
+        counter=np.zeros(3, np.uint64),
         rules=make_rules([(ban, [], [], (1.0, 0.0, 0.0), 0.0), *[({}, [], [], (1.0, 0.0, 0.0), 0.0)] * 2]),
         probs=ProbRows(given=np.array([-1, 9, 3], np.int32), top_starts=np.array([0, 3, 3, 43], np.int32)),
-    )  # fmt: skip
+    )
     result = sample(logits, rows)
     order = np.argsort(-logits, axis=1, kind="stable")
     wide = logits.astype(np.float64)
@@ -150,10 +165,14 @@ def test_probabilities_are_those_of_the_raw_logits() -> None:
 
 def test_rules_that_leave_nothing() -> None:
     rows = SampleRows(
-        row=np.zeros(1, np.int32), temperature=np.ones(1, np.float32), top_k=np.zeros(1, np.int32),
-        top_p=np.ones(1, np.float32), seed=np.zeros(1, np.uint64), counter=np.zeros(1, np.uint64),
+        row=np.zeros(1, np.int32),
+        temperature=np.ones(1, np.float32),
+        top_k=np.zeros(1, np.int32),
+        top_p=np.ones(1, np.float32),
+        seed=np.zeros(1, np.uint64),
+        counter=np.zeros(1, np.uint64),
         rules=make_rules([({token: -np.inf for token in range(4)}, [], [], (1.0, 0.0, 0.0), 0.0)]),
-    )  # fmt: skip
+    )
     result = sample(np.ones((1, 4), np.float32), rows)
     assert result.ids.tolist() == [-1]
     assert result.log_probs.tolist() == [-np.inf]

@@ -137,9 +137,14 @@ def _said(layer: NumpyLayer, profile: int) -> dict[str, Any]:
         [{"Name": each.name + end, "Dimensions": [-1]} for each in part] for part in (layer.reads, layer.outputs)
     ]
     return {
-        "Name": layer.name + end, "LayerType": _TYPES.get(layer.kind, "kgen"), "Inputs": tensors[0],
-        "Outputs": tensors[1], "TacticName": "", "StreamId": 0, "Metadata": layer.metadata,
-    }  # fmt: skip
+        "Name": layer.name + end,
+        "LayerType": _TYPES.get(layer.kind, "kgen"),
+        "Inputs": tensors[0],
+        "Outputs": tensors[1],
+        "TacticName": "",
+        "StreamId": 0,
+        "Metadata": layer.metadata,
+    }
 
 
 class Runtime:
@@ -188,11 +193,17 @@ BuilderFlag = types.SimpleNamespace(TF32="TF32")
 LayerInformationFormat = types.SimpleNamespace(JSON="JSON")
 ProfilingVerbosity = types.SimpleNamespace(DETAILED="DETAILED")
 float32, float16, bfloat16, int32, int64 = (
-    NumpyTrt.float32, NumpyTrt.float16, NumpyTrt.bfloat16, NumpyTrt.int32, NumpyTrt.int64
-)  # fmt: skip
+    NumpyTrt.float32,
+    NumpyTrt.float16,
+    NumpyTrt.bfloat16,
+    NumpyTrt.int32,
+    NumpyTrt.int64,
+)
 UnaryOperation, ActivationType, ReduceOperation = (
-    NumpyTrt.UnaryOperation, NumpyTrt.ActivationType, NumpyTrt.ReduceOperation
-)  # fmt: skip
+    NumpyTrt.UnaryOperation,
+    NumpyTrt.ActivationType,
+    NumpyTrt.ReduceOperation,
+)
 ElementWiseOperation, MatrixOperation = NumpyTrt.ElementWiseOperation, NumpyTrt.MatrixOperation
 Weights = NumpyTrt.Weights
 

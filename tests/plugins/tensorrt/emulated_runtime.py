@@ -245,8 +245,14 @@ class EmulatedTensorRt(types.ModuleType):
         self._calls: list[Callable[[], None]] = []
         self._call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(self._done)
         self.valid = True
-        for name in ("IPluginV3", "IPluginV3OneCore", "IPluginV3OneBuildV2", "IPluginV3OneRuntime",
-                     "IPluginCreatorV3One", "ILogger"):  # fmt: skip
+        for name in (
+            "IPluginV3",
+            "IPluginV3OneCore",
+            "IPluginV3OneBuildV2",
+            "IPluginV3OneRuntime",
+            "IPluginCreatorV3One",
+            "ILogger",
+        ):
             setattr(self, name, type(name, (), {}))
         self.PluginField, self.PluginFieldType, self.PluginFieldCollection = Field, FieldType, list
         self.EngineValidity, self.ExecutionContextAllocationStrategy = Validity, Strategy

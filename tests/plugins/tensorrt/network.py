@@ -50,9 +50,11 @@ class NumpyAttention:
             table = Call(inputs=[given["inv_freq"]], attrs=scale, batch=self.batch, kv=self.cache)
             (cos_sin,) = rope_table.OP.reference(table)
         write = Call(
-            inputs=[given["qkv"], cos_sin, given.get("q_norm"), given.get("k_norm")], attrs=attrs, batch=self.batch,
+            inputs=[given["qkv"], cos_sin, given.get("q_norm"), given.get("k_norm")],
+            attrs=attrs,
+            batch=self.batch,
             kv=self.cache,
-        )  # fmt: skip
+        )
         (queries,) = rope_kv_write.OP.reference(write)
         attend = Call(inputs=[queries], attrs=attrs, batch=self.batch, kv=self.cache)
         (y,) = paged_attention.OP.reference(attend)

@@ -153,8 +153,12 @@ class NumpyNetwork:
         return self._layer("REDUCE", (input,), lambda layer: [op(input.value, axis=chosen, keepdims=keep_dims)])
 
     def add_normalization_v2(
-        self, input: NumpyTensor, scale: NumpyTensor, bias: NumpyTensor, axesMask: int  # noqa: N803
-    ) -> NumpyLayer:  # fmt: skip
+        self,
+        input: NumpyTensor,
+        scale: NumpyTensor,
+        bias: NumpyTensor,
+        axesMask: int,  # noqa: N803
+    ) -> NumpyLayer:
         assert scale.shape == bias.shape == (1, input.shape[1])
         assert axesMask == 2
 

@@ -174,11 +174,17 @@ def test_lines_of_the_log_are_layers() -> None:
         "Name: c, LayerType: kgen, Inputs: [], Outputs: [], TacticName: , StreamId: 0, Metadata: \n"
     )
     assert read_layers(log) == [
-        Layer(name="a_myl1", kind="gemm", profile=0, inputs=("x", "w", "one"), outputs=("y",),
-              nodes=("a/product", "a/bias")),
+        Layer(
+            name="a_myl1",
+            kind="gemm",
+            profile=0,
+            inputs=("x", "w", "one"),
+            outputs=("y",),
+            nodes=("a/product", "a/bias"),
+        ),
         Layer(name="b", kind="PluginV3", profile=1, inputs=("y",), outputs=("z",), nodes=("b",)),
         Layer(name="c", kind="kgen", profile=1, inputs=(), outputs=(), nodes=()),
-    ]  # fmt: skip
+    ]
 
 
 def test_what_an_inspector_says_is_layers() -> None:
@@ -188,18 +194,35 @@ def test_what_an_inspector_says_is_layers() -> None:
         return [{"Name": name, "Dimensions": [-1, 4], "Format/Datatype": "Float"} for name in names]
 
     said = [
-        {"Name": "a_myl1", "LayerType": "gemm", "Inputs": tensors("x", "w"), "Constants": tensors("one"),
-         "Outputs": tensors("y"), "Metadata": "[ONNX Layer: a/product]\x1e[ONNX Layer: a/bias]"},
-        {"Name": "b [profile 1]", "LayerType": "PluginV3", "Inputs": tensors("y [profile 1]"),
-         "Outputs": tensors("z [profile 1]"), "Metadata": "[ONNX Layer: b]"},
+        {
+            "Name": "a_myl1",
+            "LayerType": "gemm",
+            "Inputs": tensors("x", "w"),
+            "Constants": tensors("one"),
+            "Outputs": tensors("y"),
+            "Metadata": "[ONNX Layer: a/product]\x1e[ONNX Layer: a/bias]",
+        },
+        {
+            "Name": "b [profile 1]",
+            "LayerType": "PluginV3",
+            "Inputs": tensors("y [profile 1]"),
+            "Outputs": tensors("z [profile 1]"),
+            "Metadata": "[ONNX Layer: b]",
+        },
         {"Name": "c", "LayerType": "kgen", "Inputs": [], "Outputs": []},
-    ]  # fmt: skip
+    ]
     assert inspected_layers(json.dumps({"Layers": said, "Bindings": ["x", "x [profile 1]"]})) == [
-        Layer(name="a_myl1", kind="gemm", profile=0, inputs=("x", "w", "one"), outputs=("y",),
-              nodes=("a/product", "a/bias")),
+        Layer(
+            name="a_myl1",
+            kind="gemm",
+            profile=0,
+            inputs=("x", "w", "one"),
+            outputs=("y",),
+            nodes=("a/product", "a/bias"),
+        ),
         Layer(name="b", kind="PluginV3", profile=1, inputs=("y",), outputs=("z",), nodes=("b",)),
         Layer(name="c", kind="kgen", profile=1, inputs=(), outputs=(), nodes=()),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("said", ['{"Layers": ["a", "b"]}', '{"Layers": [{"Name": "a"}]}', "no JSON", "[]", "{}"])
@@ -250,12 +273,21 @@ def test_the_command_line(library: Library, monkeypatch: pytest.MonkeyPatch, tmp
         monkeypatch.setattr(module, "why_not", lambda architecture: None)
     engine, out = tmp_path / "engine", _checkpoint(tmp_path, "qwen3")
     ingot(
-        "build", "--checkpoint_dir", out, "--output_dir", engine, "--target", "tensorrt-rtx/sm89,cuda/sm89",
-        "--precision", "f32",
-    ).succeeds()  # fmt: skip
+        "build",
+        "--checkpoint_dir",
+        out,
+        "--output_dir",
+        engine,
+        "--target",
+        "tensorrt-rtx/sm89,cuda/sm89",
+        "--precision",
+        "f32",
+    ).succeeds()
     assert [part.name for part in read_manifest(engine).parts if part.name.startswith("rank0")] == [
-        "rank0.engine", "rank0.plan", "rank0.plan.json",
-    ]  # fmt: skip
+        "rank0.engine",
+        "rank0.plan",
+        "rank0.plan.json",
+    ]
     inspected = json.loads(ingot("inspect", engine, "--json").succeeds().out)
     rtx, cuda = inspected["targets"]
     assert rtx["file"] == cuda["file"] == "rank0.engine"
@@ -275,7 +307,7 @@ def test_the_command_line(library: Library, monkeypatch: pytest.MonkeyPatch, tmp
         ("rank0.plan", 16, 0, ("header of the TensorRT engine is not the one",)),
         ("rank0.plan", 0, 0, ("this is no TensorRT-RTX engine",)),
         ("rank0.plan.json", 0, ord("["), ("the engine is damaged: SHA-256 differs", "rank0.plan.json")),
-    ):  # fmt: skip
+    ):
         whole = (engine / name).read_bytes()
         (engine / name).write_bytes(whole[:place] + bytes([byte]) + whole[place + 1 :])
         ingot("inspect", engine).fails(*words)

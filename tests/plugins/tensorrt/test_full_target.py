@@ -71,11 +71,7 @@ def _with_wheels(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], modu
 @pytest.mark.parametrize(
     ("versions", "module", "words"),
     [
-        (
-            {},
-            "not_here",
-            "TensorRT is not installed (no Python module tensorrt); pip install 'ingot[tensorrt]'",
-        ),
+        ({}, "not_here", "TensorRT is not installed (no Python module tensorrt); pip install 'ingot[tensorrt]'"),
         ({WHEEL: "10.15.1.29"}, "json", "TensorRT must be 10.16 to 11.x; here is 10.15.1.29; pip install"),
         ({WHEEL: "12.0.0.1"}, "json", "TensorRT must be 10.16 to 11.x; here is 12.0.0.1; pip install"),
         ({WHEEL: "10.16.1.11"}, "json", "libnvinfer.so.10 is not: pip install tensorrt-cu13-libs==10.16.1.11, or put"),
@@ -110,10 +106,7 @@ def test_the_library_in_its_wheel_is_found(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_it_is_built_on_the_gpu_that_runs_it(
-    driver: ctypes.CDLL,
-    installed: Library,
-    checkpoint: Path,
-    tmp_path: Path,
+    driver: ctypes.CDLL, installed: Library, checkpoint: Path, tmp_path: Path
 ) -> None:
     """Another GPU, and none."""
     build(checkpoint, tmp_path / "e", "tensorrt/sm89").fails(
@@ -130,8 +123,11 @@ def test_an_engine_with_exact_versions(installed: Library, checkpoint: Path, tmp
     assert (tmp_path / "e" / "rank0.plan").read_bytes().endswith(b"timed, whole")
     manifest = read_manifest(tmp_path / "e")
     assert manifest.of("tensorrt/sm90").built_with == {
-        "TensorRT": "11.4.0.106", "nvcc": "13.0.0", "GPU": "Emulated GPU", "CUDA driver": "13.0",
-    }  # fmt: skip
+        "TensorRT": "11.4.0.106",
+        "nvcc": "13.0.0",
+        "GPU": "Emulated GPU",
+        "CUDA driver": "13.0",
+    }
     assert manifest.of("cuda/sm90").built_with == {"nvcc": "13.0.0"}
     assert manifest.of("tensorrt/sm90").files == manifest.of("cuda/sm90").files == ""
     document = json.loads(ingot("inspect", tmp_path / "e", "--json").succeeds().out)
@@ -192,9 +188,13 @@ class Runtime(emulated_builder.Runtime):
     ],
 )
 def test_what_the_builder_made_is_read_back(
-    fault: str, words: tuple[str, ...], driver: ctypes.CDLL, checkpoint: Path, tmp_path: Path,
+    fault: str,
+    words: tuple[str, ...],
+    driver: ctypes.CDLL,
+    checkpoint: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """The checks of TensorRT-RTX's engines, on what the inspector says."""
     (tmp_path / "faulty_builder.py").write_text(FAULTS.replace("FAULT", fault))
     monkeypatch.syspath_prepend(tmp_path)
@@ -232,11 +232,7 @@ class FullRuntime:
 
 
 def test_it_runs_like_any_other(
-    driver: ctypes.CDLL,
-    installed: Library,
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    driver: ctypes.CDLL, installed: Library, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers against the checkpoint, with the real plugin; another version of the library is refused."""
     engine = tmp_path / "e"

@@ -21,9 +21,14 @@ from tests.handmade import TINY_LLAMA, write_model
 
 NAMES = ["tensorrt-rtx", "tensorrt-rtx/sm120", "tensorrt-rtx/sm89", "tensorrt-rtx/sm86", "tensorrt-rtx/sm80"]
 WHEEL_CLASSES = {
-    "Context": "IExecutionContext", "TensorRtEngine": "ICudaEngine", "Runtime": "Runtime", "JudgesEngines": "Runtime",
-    "JudgesStreams": "IExecutionContext", "RuntimeConfig": "IRuntimeConfig", "Specialises": "IRuntimeConfig",
-}  # fmt: skip
+    "Context": "IExecutionContext",
+    "TensorRtEngine": "ICudaEngine",
+    "Runtime": "Runtime",
+    "JudgesEngines": "Runtime",
+    "JudgesStreams": "IExecutionContext",
+    "RuntimeConfig": "IRuntimeConfig",
+    "Specialises": "IRuntimeConfig",
+}
 
 
 def test_every_target_takes_every_op_but_drawing_and_experts() -> None:
@@ -122,9 +127,16 @@ def test_quantised_weights_and_caches_are_refused(checkpoint: Path, tmp_path: Pa
     """Also where the wheels are: nothing is built."""
     out = tmp_path / "engine"
     done = ingot(
-        "build", "--checkpoint_dir", checkpoint, "--output_dir", out, "--target", "tensorrt-rtx/sm89", "--dry_run",
+        "build",
+        "--checkpoint_dir",
+        checkpoint,
+        "--output_dir",
+        out,
+        "--target",
+        "tensorrt-rtx/sm89",
+        "--dry_run",
         *options,
-    )  # fmt: skip
+    )
     assert done.code == 1
     assert "target tensorrt-rtx/sm89 has no kernel for op" in done.err
     assert not out.exists()

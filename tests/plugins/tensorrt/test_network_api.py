@@ -47,8 +47,12 @@ from tests.plugins.tensorrt.test_lowering import (
 )
 
 STUB = Path(__file__).with_name("stub")
-SESSION_CLASSES = {"Context": "IExecutionContext", "TensorRtEngine": "ICudaEngine", "Runtime": "Runtime",
-                   "RuntimeConfig": "IRuntimeConfig"}  # fmt: skip
+SESSION_CLASSES = {
+    "Context": "IExecutionContext",
+    "TensorRtEngine": "ICudaEngine",
+    "Runtime": "Runtime",
+    "RuntimeConfig": "IRuntimeConfig",
+}
 
 
 def _compare(built: Built, precision: str) -> Counter[str]:
@@ -116,9 +120,12 @@ def test_a_real_builder_compiles_every_other_layer(
     (tmp_path / "plan.json").write_text(plan.to_json())
     script = Path(__file__).with_name("rtx_network_api.py")
     done = subprocess.run(
-        [sys.executable, script, tmp_path / "plan.json"], capture_output=True, text=True, check=False,
+        [sys.executable, script, tmp_path / "plan.json"],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["errors"] == []
@@ -142,9 +149,13 @@ def _surface(paths: list[list[str]], folder: Path) -> list[str | None]:
         command = ["g++", "-shared", "-fPIC", str(STUB / "nvinfer.cpp"), f"-Wl,-soname,{file}", "-o"]
         subprocess.run([*command, str(folder / file)], check=True)
     done = subprocess.run(
-        [sys.executable, STUB / "surface.py"], input=json.dumps(paths), capture_output=True, text=True, check=True,
+        [sys.executable, STUB / "surface.py"],
+        input=json.dumps(paths),
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
+    )
     answer = json.loads(done.stdout)
     assert answer["version"] == version
     found: list[str | None] = answer["found"]
@@ -188,11 +199,14 @@ def test_the_bindings_have_every_name_that_is_used(tmp_path: Path) -> None:
     assert ("MatrixOperation",) in paths
     paths |= {(each,) for each in network_api._TYPES.values()}
     for kind, members in (
-        ("UnaryOperation", ("SQRT",)), ("MatrixOperation", ("NONE", "TRANSPOSE")),
+        ("UnaryOperation", ("SQRT",)),
+        ("MatrixOperation", ("NONE", "TRANSPOSE")),
         ("ActivationType", ("SIGMOID", "TANH", "RELU", "GELU_TANH", "GELU_ERF")),
-        ("ElementWiseOperation", ("SUM", "PROD", "DIV")), ("LayerType", ("MATRIX_MULTIPLY", "PLUGIN_V3")),
-        ("PluginFieldType", ("INT32", "FLOAT32")), ("LayerInformationFormat", ("JSON",)),
-    ):  # fmt: skip
+        ("ElementWiseOperation", ("SUM", "PROD", "DIV")),
+        ("LayerType", ("MATRIX_MULTIPLY", "PLUGIN_V3")),
+        ("PluginFieldType", ("INT32", "FLOAT32")),
+        ("LayerInformationFormat", ("JSON",)),
+    ):
         paths |= {(kind, member) for member in members}
     ordered = sorted(paths)
     found = _surface([list(path) for path in ordered], tmp_path)

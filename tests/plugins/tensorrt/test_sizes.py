@@ -28,11 +28,15 @@ def test_both_words_of_a_header_are_looked_at() -> None:
 @pytest.mark.parametrize(
     ("capability", "codes", "found"),
     [
-        ((8, 6), ("80",), "80"), ((8, 9), ("89", "86", "80"), "89"), ((8, 6), ("89", "86", "80"), "86"),
-        ((9, 0), ("80", "90a"), "90a"), ((12, 1), ("80", "120"), "120"), ((8, 0), ("86", "89"), None),
+        ((8, 6), ("80",), "80"),
+        ((8, 9), ("89", "86", "80"), "89"),
+        ((8, 6), ("89", "86", "80"), "86"),
+        ((9, 0), ("80", "90a"), "90a"),
+        ((12, 1), ("80", "120"), "120"),
+        ((8, 0), ("86", "89"), None),
         ((9, 0), ("80",), None),
     ],
-)  # fmt: skip
+)
 def test_a_gpu_runs_code_of_its_major_number_and_no_later_minor_one(
     capability: tuple[int, int], codes: tuple[str, ...], found: str | None
 ) -> None:
@@ -52,9 +56,21 @@ def test_a_gpu_runs_code_of_its_major_number_and_no_later_minor_one(
 
 def test_the_workspace_has_room_for_all_parts() -> None:
     attention = Attention(
-        layer=0, heads=4, kv_heads=2, head_dim=64, tokens_per_block=16, rotary=32, normed=0, interleaved=0, narrow=0,
-        window=0, rope_scale=1.0, norm_eps=0.0, scale=1.0, softcap=0.0,
-    )  # fmt: skip
+        layer=0,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        tokens_per_block=16,
+        rotary=32,
+        normed=0,
+        interleaved=0,
+        narrow=0,
+        window=0,
+        rope_scale=1.0,
+        norm_eps=0.0,
+        scale=1.0,
+        softcap=0.0,
+    )
     rows = partial_rows(MAX_MULTIPROCESSORS)
     assert rows == 16 * 4 * 256
     assert workspace_bytes(attention, 8) == 4 * (8 * 32 + 8 * 4 * 64 + rows * 64 + 2 * rows)

@@ -17,7 +17,7 @@ import openai
 
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.serve import ServeConfig
-from ingot.plugins.cpu.target import CpuSession
+from ingot.plugins.cpu.session import CpuSession
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.server.connection import Connection
@@ -84,10 +84,7 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    runner: ModelRunner,
-    tokenizer: Tokenizer,
-    config: ServeConfig = CONFIG,
-    directory: Path | None = None,
+    runner: ModelRunner, tokenizer: Tokenizer, config: ServeConfig = CONFIG, directory: Path | None = None
 ) -> Iterator[Served]:
     """A server in a thread; it closes the runner. directory: with chat templates and generation_config.json."""
     templates = ChatTemplates.from_dir(directory or Path("nowhere"), config.chat_template)
@@ -147,8 +144,10 @@ class ServeProcess:
     def __init__(self, engine: Path, options: Sequence[object] = ()) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ingot", "serve", "--engine_dir", str(engine), "--port", "0", *map(str, options)],
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
         assert self.process.stderr is not None
         self.lines: list[str] = []
         for line in self.process.stderr:

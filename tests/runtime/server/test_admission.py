@@ -37,12 +37,18 @@ def refusal(service: Any, **order: Any) -> ApiError | None:
 @pytest.mark.parametrize(
     ("running", "order", "status", "param"),
     [
-        (0, {"prompts": 4}, None, None), (3, {}, None, None), (2, {"n": 2}, None, None),
-        (4, {}, 429, None), (1, {"prompts": 2, "n": 2}, 429, None),
-        (0, {"prompts": 5}, 400, "prompt"), (0, {"n": 5}, 400, "n"), (0, {"prompts": 3, "n": 2}, 400, "prompt"),
-        (0, {"timeout": 20.0}, None, None), (0, {"timeout": 20.5}, 400, "timeout"),
+        (0, {"prompts": 4}, None, None),
+        (3, {}, None, None),
+        (2, {"n": 2}, None, None),
+        (4, {}, 429, None),
+        (1, {"prompts": 2, "n": 2}, 429, None),
+        (0, {"prompts": 5}, 400, "prompt"),
+        (0, {"n": 5}, 400, "n"),
+        (0, {"prompts": 3, "n": 2}, 400, "prompt"),
+        (0, {"timeout": 20.0}, None, None),
+        (0, {"timeout": 20.5}, 400, "timeout"),
     ],
-)  # fmt: skip
+)
 def test_there_is_room_for_so_many(running: int, order: dict[str, Any], status: int | None, param: str | None) -> None:
     found = refusal(house(sequences=running), **order)
     assert (found and found.status, found and found.param) == (status, param)
@@ -95,9 +101,13 @@ def test_a_request_ends_in_its_own_time_or_the_servers(own: float | None, words:
         loop = asyncio.get_running_loop()
         never = loop.create_future()
         service = house(
-            config=ServeConfig(request_timeout=0.5), metrics=Metrics(), _admit=lambda order: None,
-            _idle=asyncio.Event(), _crossing=Crossing(loop), _pool=types.SimpleNamespace(run=lambda work: never),
-        )  # fmt: skip
+            config=ServeConfig(request_timeout=0.5),
+            metrics=Metrics(),
+            _admit=lambda order: None,
+            _idle=asyncio.Event(),
+            _crossing=Crossing(loop),
+            _pool=types.SimpleNamespace(run=lambda work: never),
+        )
         generation = await Service.start(service, Order(answer_id="a", caller=caller(), timeout=own), list)
         return generation.inbox.stopped.result()
 

@@ -33,10 +33,29 @@ def test_closed_and_open_loops(behind_a_key: Served, capsys: pytest.CaptureFixtu
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with behind_a_key.slowly(0.0001):  # a stream of one piece has no TPOT
         code = run(
-            "--url", behind_a_key.url, "--api_key", "key", "--concurrency", 3, "--rate", 40, "--trace", trace,
-            "--ignore_eos", "--num_requests", 8, "--length_scale", 1, "--ttft_ms", 1e5, "--tpot_ms", 1e5,
-            "--plot", picture, "--json",
-        )  # fmt: skip
+            "--url",
+            behind_a_key.url,
+            "--api_key",
+            "key",
+            "--concurrency",
+            3,
+            "--rate",
+            40,
+            "--trace",
+            trace,
+            "--ignore_eos",
+            "--num_requests",
+            8,
+            "--length_scale",
+            1,
+            "--ttft_ms",
+            1e5,
+            "--tpot_ms",
+            1e5,
+            "--plot",
+            picture,
+            "--json",
+        )
     assert code == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert report["model"] == "tiny"
@@ -85,10 +104,14 @@ def test_servers_that_cannot_be_used(behind_a_key: Served) -> None:
 
 @pytest.mark.parametrize(
     ("args", "words"),
-    [((), "say what is measured"), (("--url", "u", "--offline"), "say what is measured"),
-     (("--url", "http://u", "--threads", 2), "--threads goes with --offline"),
-     (("--offline", "--rate", 2), "--rates goes with --url"), (("--offline", "--trace", "t"), "needs --engine_dir")],
-)  # fmt: skip
+    [
+        ((), "say what is measured"),
+        (("--url", "u", "--offline"), "say what is measured"),
+        (("--url", "http://u", "--threads", 2), "--threads goes with --offline"),
+        (("--offline", "--rate", 2), "--rates goes with --url"),
+        (("--offline", "--trace", "t"), "needs --engine_dir"),
+    ],
+)
 def test_options_that_do_not_go_together(
     args: tuple[object, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,9 +122,10 @@ def test_options_that_do_not_go_together(
 def test_traces_in_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "t.jsonl"
     for text, words in (
-        ("{}\n{}\n", "cannot be read"), ('{"arrival": 0, "input_len": 0, "output_len": 1}\n' * 2, "no tokens"),
+        ("{}\n{}\n", "cannot be read"),
+        ('{"arrival": 0, "input_len": 0, "output_len": 1}\n' * 2, "no tokens"),
         ('{"arrival": 0, "input_len": 1, "output_len": 1}\n', "too few"),
-    ):  # fmt: skip
+    ):
         trace.write_text(text)
         assert run("--url", "http://x", "--rate", 1, "--trace", trace, "--num_requests", 2) == 2
         assert words in capsys.readouterr().err

@@ -72,9 +72,15 @@ def watch(served: Served, monkeypatch: pytest.MonkeyPatch) -> Watch:
         monkeypatch.setattr(place, name, call)
 
     for place, name in (
-        (app, "read_body"), (json, "loads"), (json, "dumps"), (json_pieces, "dump"), (Tokenizer, "decode"),
-        (Tokenizer, "encode"), (replies.CompletionWriter, "_of_prompt"), (replies.Scores, "json"),
-    ):  # fmt: skip
+        (app, "read_body"),
+        (json, "loads"),
+        (json, "dumps"),
+        (json_pieces, "dump"),
+        (Tokenizer, "decode"),
+        (Tokenizer, "encode"),
+        (replies.CompletionWriter, "_of_prompt"),
+        (replies.Scores, "json"),
+    ):
         spy(place, name)
     real_blocks = json_pieces.json_blocks
 
@@ -101,16 +107,25 @@ def watch(served: Served, monkeypatch: pytest.MonkeyPatch) -> Watch:
         ("/v1/completions", {"prompt": "ab " * 9000}, {"read_body", "encode"}),
         ("/v1/completions", {"prompt": [7] * 20000}, {"read_body"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 900}, {"read_body"}),
-        ("/v1/completions", {"prompt": list(range(5, 405)), "max_tokens": 0, "echo": True, "logprobs": 9},
-         {"json_blocks", "rows"}),
-        ("/v1/completions", {"prompt": list(range(5, 405)), "max_tokens": 2, "echo": True, "logprobs": 9,
-                             "stream": True}, {"json_blocks", "rows"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 90, "logprobs": True,
-                                  "top_logprobs": 20}, {"json_blocks"}),
+        (
+            "/v1/completions",
+            {"prompt": list(range(5, 405)), "max_tokens": 0, "echo": True, "logprobs": 9},
+            {"json_blocks", "rows"},
+        ),
+        (
+            "/v1/completions",
+            {"prompt": list(range(5, 405)), "max_tokens": 2, "echo": True, "logprobs": 9, "stream": True},
+            {"json_blocks", "rows"},
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "max_tokens": 90, "logprobs": True, "top_logprobs": 20},
+            {"json_blocks"},
+        ),
         ("/tokenize", {"prompt": "ab " * 9000, "return_token_strs": True}, {"read_body", "encode", "json_blocks"}),
         ("/detokenize", {"tokens": [9] * 20000}, {"read_body", "decode"}),
     ],
-)  # fmt: skip
+)
 def test_large_bodies_and_answers(
     served: Served, watch: Watch, path: str, body: dict[str, Any], beside: set[str]
 ) -> None:
@@ -129,8 +144,15 @@ def test_probabilities_of_a_prompt_are_put_together_once(served: Served, monkeyp
         real(self, scores, *rest)
 
     monkeypatch.setattr(replies.CompletionWriter, "_add", count)
-    body = {"prompt": list(range(5, 105)), "max_tokens": 2, "echo": True, "logprobs": 2, "n": 8, "seed": 1,
-            "ignore_eos": True}  # fmt: skip
+    body = {
+        "prompt": list(range(5, 105)),
+        "max_tokens": 2,
+        "echo": True,
+        "logprobs": 2,
+        "n": 8,
+        "seed": 1,
+        "ignore_eos": True,
+    }
     with served.http() as http:
         found = http.post("/v1/completions", json=body).json()
     assert len(seen) == 100 + 8 * 2
@@ -158,9 +180,15 @@ def test_an_answer_holds_so_many_probabilities(served: Served, body: dict[str, A
 def test_json_in_pieces_is_json() -> None:
     def document(large: Callable[[Any], Any], rows: Callable[[Any], Any]) -> dict[str, Any]:
         return {
-            "a": "\u00e9\"\n", "b": None, "c": [], "d": {}, "e": 1.5, "f": list(range(200)), "g": (1, "x"),
+            "a": '\u00e9"\n',
+            "b": None,
+            "c": [],
+            "d": {},
+            "e": 1.5,
+            "f": list(range(200)),
+            "g": (1, "x"),
             "h": large([{"x": rows({"y": [n]} for n in range(130)), "z": large([])}, {"x": rows([]), "z": {}}]),
-        }  # fmt: skip
+        }
 
     expected = json.dumps(document(list, list), ensure_ascii=False, separators=(",", ":")).encode()
     assert b"".join(pieces_of(document(iter, Rows))) == expected
@@ -217,10 +245,16 @@ def test_places_after_bytes_that_are_no_character(tmp_path: Path) -> None:
     bytewise, fallback = byte_tokenizer(tmp_path / "bytes", 60), fallback_tokenizer(tmp_path / "fallback")
     halves = dict(zip((b"\xc3", b"\xa9", b"\xe4", b"\xbd", b"\xa0"), range(55, 60), strict=True))
     for data, places in (
-        (b"\xc3!", [0, 1]), (b"!\xc3!", [0, 1, 2]), (b"\xc3\xa9!", [0, 0, 1]), (b"\xe4\xbd!", [0, 0, 1]),
-        (b"\xe4\xbd\xa0!", [0, 0, 0, 1]), (b"\xc3\xc3!", [0, 1, 2]), (b"\xa9!", [0, 1]),
-        (b"\xe4\xc3\xa9!", [0, 1, 1, 2]), (b"\xa9\xa9\xe4\xbd\xe4!!", [0, 1, 2, 2, 3, 4, 5]),
-    ):  # fmt: skip
+        (b"\xc3!", [0, 1]),
+        (b"!\xc3!", [0, 1, 2]),
+        (b"\xc3\xa9!", [0, 0, 1]),
+        (b"\xe4\xbd!", [0, 0, 1]),
+        (b"\xe4\xbd\xa0!", [0, 0, 0, 1]),
+        (b"\xc3\xc3!", [0, 1, 2]),
+        (b"\xa9!", [0, 1]),
+        (b"\xe4\xc3\xa9!", [0, 1, 1, 2]),
+        (b"\xa9\xa9\xe4\xbd\xe4!!", [0, 1, 2, 2, 3, 4, 5]),
+    ):
         ids = [halves.get(bytes([byte]), 0) for byte in data]
         offsets, text = TextOffsets(bytewise, skip_special_tokens=True), bytewise.decode(ids)
         assert [offsets.place(token) for token in ids] == places, data

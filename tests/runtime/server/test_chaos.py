@@ -15,15 +15,35 @@ PATIENT = {"model": "tiny", "prompt": "The prince looked at", "max_tokens": 24, 
 AT_ONCE = 40
 
 BROKEN = (
-    b"{", b"", b"[]", b'"x"', b"null", b"\xff\xfe", b'{"prompt": NaN}', b'{"prompt": "\\ud800"}', b'{"prompt": []}',
-    b'{"prompt": [[]]}', b'{"prompt": [99999999]}', b'{"prompt": "a", "n": 0}', b'{"prompt": "a", "max_tokens": -1}',
-    b'{"prompt": "a", "temperature": 1e999}', b'{"prompt": "a", "seed": 1e30}', b'{"prompt": "a", "top_p": 0}',
-    b'{"prompt": "a", "logit_bias": {"999999999": 1}}', b'{"prompt": "a", "stop": [""]}', b'{"prompt": "a", "x": 1}',
-    b'{"prompt": "a", "stop_token_ids": [4294967296], "min_tokens": 3}', b'{"prompt": "a", "n": 100000}',
-    b'{"prompt": "a", "logit_bias": {"5": 1e308}}', b'{"prompt": "a", "temperature": 1e-300}',
-    b'{"prompt": "a", "stream_options": {}}', b"[" * 5000, b'{"prompt": "' + b"a" * 20_000 + b'"}',
-    b'{"messages": []}', b'{"messages": [{"role": "user"}], "top_logprobs": 3}',
-)  # fmt: skip
+    b"{",
+    b"",
+    b"[]",
+    b'"x"',
+    b"null",
+    b"\xff\xfe",
+    b'{"prompt": NaN}',
+    b'{"prompt": "\\ud800"}',
+    b'{"prompt": []}',
+    b'{"prompt": [[]]}',
+    b'{"prompt": [99999999]}',
+    b'{"prompt": "a", "n": 0}',
+    b'{"prompt": "a", "max_tokens": -1}',
+    b'{"prompt": "a", "temperature": 1e999}',
+    b'{"prompt": "a", "seed": 1e30}',
+    b'{"prompt": "a", "top_p": 0}',
+    b'{"prompt": "a", "logit_bias": {"999999999": 1}}',
+    b'{"prompt": "a", "stop": [""]}',
+    b'{"prompt": "a", "x": 1}',
+    b'{"prompt": "a", "stop_token_ids": [4294967296], "min_tokens": 3}',
+    b'{"prompt": "a", "n": 100000}',
+    b'{"prompt": "a", "logit_bias": {"5": 1e308}}',
+    b'{"prompt": "a", "temperature": 1e-300}',
+    b'{"prompt": "a", "stream_options": {}}',
+    b"[" * 5000,
+    b'{"prompt": "' + b"a" * 20_000 + b'"}',
+    b'{"messages": []}',
+    b'{"messages": [{"role": "user"}], "top_logprobs": 3}',
+)
 
 
 class Chaos:
@@ -88,10 +108,16 @@ class Chaos:
     def _body(self) -> tuple[str, bytes]:
         rng = self._random
         body: dict[str, Any] = {
-            "max_tokens": rng.randint(1, 200), "stream": rng.random() < 0.5, "n": rng.randint(1, 3),
-            "temperature": rng.choice([0, 0.7, 1.5]), "ignore_eos": rng.random() < 0.5, "min_p": rng.random(),
-            "frequency_penalty": rng.choice([0, 0.5]), "priority": rng.randint(-2, 2), "timeout": rng.choice([0.02, 5]),
-        }  # fmt: skip
+            "max_tokens": rng.randint(1, 200),
+            "stream": rng.random() < 0.5,
+            "n": rng.randint(1, 3),
+            "temperature": rng.choice([0, 0.7, 1.5]),
+            "ignore_eos": rng.random() < 0.5,
+            "min_p": rng.random(),
+            "frequency_penalty": rng.choice([0, 0.5]),
+            "priority": rng.randint(-2, 2),
+            "timeout": rng.choice([0.02, 5]),
+        }
         if rng.random() < 0.5:
             words = ["the", "prince", "count", "looked", "said", "and", "of", "war", "peace"]
             body |= {"prompt": " ".join(rng.choices(words, k=rng.randint(1, 60))), "echo": rng.random() < 0.2}

@@ -68,7 +68,7 @@ SMUGGLED = b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n"
         (b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n", 400, "illegal header"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 20_000, 431, "too long"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_http_is_refused_in_openais_form(
     own: Served, data: bytes, status: int, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -136,9 +136,11 @@ def test_a_dead_loop_fails_its_requests_and_is_told(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_loop_ends_the_server(
-    own: Served, dying: tuple[str, Callable[[], None]], monkeypatch: pytest.MonkeyPatch,
+    own: Served,
+    dying: tuple[str, Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr("ingot.runtime.server.http_server._LAST_LOOK", 0.1)
     loop, die = dying
     die()

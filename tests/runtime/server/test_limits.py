@@ -93,9 +93,11 @@ def test_cancel_by_either_id(served: Served) -> None:
 
 def test_nobody_cancels_for_another_key(strict: Served) -> None:
     with (
-        strict.slowly(), strict.http(KEYS[0]) as mine, strict.http(KEYS[1]) as other,
+        strict.slowly(),
+        strict.http(KEYS[0]) as mine,
+        strict.http(KEYS[1]) as other,
         concurrent.futures.ThreadPoolExecutor() as pool,
-    ):  # fmt: skip
+    ):
         whole = pool.submit(mine.post, "/v1/completions", json=LONG, headers={"x-request-id": "mine"})
         assert running(strict)
         (answer_id,) = strict.service.active
@@ -277,8 +279,14 @@ def test_one_request_fails_and_the_others_go_on(served: Served) -> None:
     """Every token but the last is banned by name, then that one too."""
     vocab = served.runner.facts.vocab_size
     words = [f"{served.service.tokenizer.token_text(token)}" for token in range(vocab)]
-    bad = {"prompt": "a", "max_tokens": 4, "bad_words": [word for word in words if word.strip()], "ignore_eos": True,
-           "min_tokens": 4, "stop_token_ids": list(range(vocab))}  # fmt: skip
+    bad = {
+        "prompt": "a",
+        "max_tokens": 4,
+        "bad_words": [word for word in words if word.strip()],
+        "ignore_eos": True,
+        "min_tokens": 4,
+        "stop_token_ids": list(range(vocab)),
+    }
     results: list[httpx.Response] = []
     with served.http() as http:
         thread = threading.Thread(target=lambda: results.append(http.post("/v1/completions", json=LONG)))

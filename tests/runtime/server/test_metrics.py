@@ -114,13 +114,24 @@ def test_refusals_are_counted_and_logged(engine: Path, caplog: pytest.LogCapture
         assert eventually(lambda: len(caplog.records) == 8)
         found = {key[1]: value for key, value in read(served).items() if key[0] == "ingot_requests_total"}
     assert found == {
-        "/v1/completions,400": 2, "/v1/completions,413": 1, "other,401": 1, "/v1/models/{model},404": 1, "other,404": 1,
-        "/v1/completions,405": 1, "/tokenize,200": 1,
-    }  # fmt: skip
+        "/v1/completions,400": 2,
+        "/v1/completions,413": 1,
+        "other,401": 1,
+        "/v1/models/{model},404": 1,
+        "other,404": 1,
+        "/v1/completions,405": 1,
+        "/tokenize,200": 1,
+    }
     assert [(record.getMessage(), vars(record)["status"]) for record in caplog.records] == [
-        ("unknown_parameter", 400), ("context_length_exceeded", 400), ("body_too_large", 413), ("invalid_api_key", 401),
-        ("model_not_found", 404), ("refused", 404), ("refused", 405), ("done", 200),
-    ]  # fmt: skip
+        ("unknown_parameter", 400),
+        ("context_length_exceeded", 400),
+        ("body_too_large", 413),
+        ("invalid_api_key", 401),
+        ("model_not_found", 404),
+        ("refused", 404),
+        ("refused", 405),
+        ("done", 200),
+    ]
     assert [vars(record)["request_id"] for record in caplog.records[:3]] == ["r0", "r1", "r2"]
 
 

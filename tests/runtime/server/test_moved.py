@@ -11,15 +11,21 @@ from tests.runtime.server.served import Served, serving_engine
 pytestmark = pytest.mark.native
 
 CALLS: tuple[tuple[str, str, dict[str, object] | None], ...] = (
-    ("GET", "/v1/models", None), ("GET", "/v1/models/tiny", None), ("GET", "/version", None), ("GET", "/", None),
-    ("GET", "/openapi.json", None), ("GET", "/metrics", None), ("GET", "/health/ready", None),
-    ("GET", "/health/live", None), ("POST", "/tokenize", {"prompt": "The prince"}),
+    ("GET", "/v1/models", None),
+    ("GET", "/v1/models/tiny", None),
+    ("GET", "/version", None),
+    ("GET", "/", None),
+    ("GET", "/openapi.json", None),
+    ("GET", "/metrics", None),
+    ("GET", "/health/ready", None),
+    ("GET", "/health/live", None),
+    ("POST", "/tokenize", {"prompt": "The prince"}),
     ("POST", "/tokenize", {"messages": [{"role": "user", "content": "a"}], "return_token_strs": True}),
     ("POST", "/detokenize", {"tokens": [5, 6]}),
     ("POST", "/v1/completions", {"prompt": "The prince", "max_tokens": 3, "echo": True, "logprobs": 2}),
     ("POST", "/v1/completions", {"prompt": ["The", "prince"], "max_tokens": 3, "stream": True, "bad_words": ["the"]}),
     ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "stop": ["x"]}),
-)  # fmt: skip
+)
 
 
 def call_all(served: Served) -> dict[str, int]:

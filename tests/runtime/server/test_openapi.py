@@ -27,9 +27,8 @@ def test_schemathesis(served: Served) -> None:
             continue
 
         @hypothesis.settings(
-            max_examples=3, database=None, derandomize=True,
-            suppress_health_check=list(hypothesis.HealthCheck),
-        )  # fmt: skip
+            max_examples=3, database=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+        )
         @hypothesis.given(case=operation.as_strategy())
         def holds(case: Any) -> None:
             case.call_and_validate(excluded_checks=[schemathesis.checks.CHECKS.get_one("positive_data_acceptance")])
@@ -43,9 +42,12 @@ def test_errors_look_as_described(served: Served) -> None:
     schema = document["components"]["schemas"]["Error"]
     with served.http() as http:
         for answer in (
-            http.post("/v1/completions", json={}), http.get("/v1/completions"), http.get("/v1/embeddings"),
-            http.get("/nowhere"), http.post("/v1/chat/completions", content=b"{"),
-        ):  # fmt: skip
+            http.post("/v1/completions", json={}),
+            http.get("/v1/completions"),
+            http.get("/v1/embeddings"),
+            http.get("/nowhere"),
+            http.post("/v1/chat/completions", content=b"{"),
+        ):
             assert 400 <= answer.status_code < 500
             jsonschema.validate(answer.json(), schema)
             assert answer.headers["x-request-id"]
@@ -98,10 +100,11 @@ def test_control_tokens_in_messages(engine: Path, common: bool) -> None:
         assert len(eos) == 1
         call = {"id": "</s>", "type": "function", "function": {"name": "</s>", "arguments": '{"</s>": "</s>"}'}}
         for message in (
-            {"role": "user", "content": "a</s>"}, {"role": "user", "content": [{"type": "text", "text": "</s>"}]},
+            {"role": "user", "content": "a</s>"},
+            {"role": "user", "content": [{"type": "text", "text": "</s>"}]},
             {"role": "tool", "content": "</s>", "name": "</s>", "tool_call_id": "</s>"},
             {"role": "assistant", "content": "</s>", "tool_calls": [call], "reasoning_content": "</s>"},
-        ):  # fmt: skip
+        ):
             body = {"messages": [{"role": "user", "content": "q"}, message]}
             ids = http.post("/tokenize", json=body).json()["tokens"]
             assert ids.count(eos[0]) == common

@@ -32,8 +32,11 @@ class Browser:
             "--disable-dev-shm-usage",
             f"--user-data-dir={profile}",
         ]
-        wanted = {"browserName": "chrome", "goog:chromeOptions": {"args": arguments},
-                  "goog:loggingPrefs": {"browser": "ALL"}}  # fmt: skip
+        wanted = {
+            "browserName": "chrome",
+            "goog:chromeOptions": {"args": arguments},
+            "goog:loggingPrefs": {"browser": "ALL"},
+        }
         session = self._post("/session", {"capabilities": {"alwaysMatch": wanted}})
         self._session = f"/session/{session['sessionId']}"
 

@@ -41,12 +41,15 @@ from ingot.runtime.text_stream import TextEvent
 @pytest.mark.parametrize(
     ("ends", "now", "capacity", "seconds"),
     [
-        ([], 9.0, 320, 1), ([5.0], 9.0, 320, 1),
+        ([], 9.0, 320, 1),
+        ([5.0], 9.0, 320, 1),
         ([0.0, 5.0, 10.0, 15.0], 20.0, 40, 20),  # one in 5 s: a tenth of 40 takes 20 s
-        ([0.0, 0.001], 0.002, 320, 1), ([0.0, 1.0], 2.0, 100, 10), ([0.0, 1.0], 2.1, 100, 11),
+        ([0.0, 0.001], 0.002, 320, 1),
+        ([0.0, 1.0], 2.0, 100, 10),
+        ([0.0, 1.0], 2.1, 100, 11),
         ([0.0, 100.0], 200.0, 320, 60),
     ],
-)  # fmt: skip
+)
 def test_retry_after_is_in_seconds(ends: list[float], now: float, capacity: int, seconds: int) -> None:
     assert retry_after(ends, now, capacity) == seconds
 
@@ -93,11 +96,14 @@ def test_latencies_have_the_values_of_the_clock() -> None:
     metrics = Metrics()
     made = generation(metrics)
     for when, what in (
-        (102.0, event(0, 1)), (102.25, event(1, 1)),
-        (103.0, event(0, 2)), (103.0, event(1, 1)),  # two tokens share a second
+        (102.0, event(0, 1)),
+        (102.25, event(1, 1)),
+        (103.0, event(0, 2)),
+        (103.0, event(1, 1)),  # two tokens share a second
         (103.5, event(0, 0)),  # text that waited for its end
-        (104.0, event(0, 1, FinishReason.LENGTH)), (107.0, event(1, 0, FinishReason.ABORT)),
-    ):  # fmt: skip
+        (104.0, event(0, 1, FinishReason.LENGTH)),
+        (107.0, event(1, 0, FinishReason.ABORT)),
+    ):
         made._count(when, what)
     found = sums(metrics)
     assert found["ingot_queue_seconds"] == (2, 1.0)
@@ -151,11 +157,25 @@ def test_errors_in_openais_words() -> None:
 
 def test_every_field_reaches_its_parameter() -> None:
     given: dict[str, Any] = {
-        "max_tokens": 9, "temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "seed": 11, "n": 3,
-        "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5, "min_tokens": 2,
-        "stop": ["x"], "stop_token_ids": [4], "bad_words": ["y"], "ignore_eos": True, "logit_bias": {"3": 1.0},
-        "skip_special_tokens": False, "logprobs": 2,
-    }  # fmt: skip
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 7,
+        "min_p": 0.125,
+        "seed": 11,
+        "n": 3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "min_tokens": 2,
+        "stop": ["x"],
+        "stop_token_ids": [4],
+        "bad_words": ["y"],
+        "ignore_eos": True,
+        "logit_bias": {"3": 1.0},
+        "skip_special_tokens": False,
+        "logprobs": 2,
+    }
     body = {"prompt": "a", "include_stop_str_in_output": True, "priority": -3, "cache_salt": "s", **given}
     asked = read_body(CompletionRequest, json.dumps(body).encode())
     params = completion_params(asked, GenerationDefaults())
@@ -236,7 +256,7 @@ def test_without_a_limit_completions_are_short_and_chats_are_not() -> None:
         ({"logprobs": 0, "prompt_logprobs": 0, "max_new_tokens": MAX_SCORES // 4, "num_prompt": MAX_SCORES // 4}, 2),
         ({}, 1000),
     ],
-)  # fmt: skip
+)
 def test_so_many_probabilities_fit_into_an_answer(asked: dict[str, int], most: int) -> None:
     values = {"logprobs": None, "prompt_logprobs": None, "max_new_tokens": MAX_SCORES, "num_prompt": MAX_SCORES}
     stream: Any = types.SimpleNamespace(request=types.SimpleNamespace(**{**values, **asked}))

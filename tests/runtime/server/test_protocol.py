@@ -53,21 +53,37 @@ def test_refusals_give_the_reason(name: str) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({**TEXT, "temprature": 1}, "temprature"), ({**TEXT, "zzz": None}, "zzz"), ({}, "prompt"),
-        ({"prompt": 5}, "prompt"), ({"prompt": [1, -2]}, "prompt.1"), ({"prompt": [[1], ["a"]]}, "prompt.1.0"),
-        ({"prompt": []}, "prompt"), ({"prompt": ["a"] * 2049}, "prompt"), ({**TEXT, "n": "2"}, "n"),
-        ({**TEXT, "n": 2.0}, "n"), ({**TEXT, "n": True}, "n"), ({**TEXT, "stream": 1}, "stream"),
-        ({**TEXT, "stop": [""]}, "stop.0"), ({**TEXT, "logit_bias": {"x": 1}}, "logit_bias.x"),
-        ({**TEXT, "logit_bias": {"5": 101}}, "logit_bias.5"), ({**TEXT, "store": True}, "store"),
-        ({**TEXT, "service_tier": "flex"}, "service_tier"), ({**TEXT, "logprobs": 21}, "logprobs"),
-        ({**TEXT, "stream_options": {"x": 1}}, "stream_options.x"), ({**TEXT, "timeout": 0}, "timeout"),
-        ({**TEXT, "stop": [None]}, "stop.0"), ({**TEXT, "stop": 5}, "stop"), ({**TEXT, "best_of": True}, "best_of"),
-        ({**TEXT, "best_of": 1, "n": 2}, "best_of"), ({**TEXT, "use_beam_search": 0}, "use_beam_search"),
+        ({**TEXT, "temprature": 1}, "temprature"),
+        ({**TEXT, "zzz": None}, "zzz"),
+        ({}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": [1, -2]}, "prompt.1"),
+        ({"prompt": [[1], ["a"]]}, "prompt.1.0"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a"] * 2049}, "prompt"),
+        ({**TEXT, "n": "2"}, "n"),
+        ({**TEXT, "n": 2.0}, "n"),
+        ({**TEXT, "n": True}, "n"),
+        ({**TEXT, "stream": 1}, "stream"),
+        ({**TEXT, "stop": [""]}, "stop.0"),
+        ({**TEXT, "logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({**TEXT, "logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({**TEXT, "store": True}, "store"),
+        ({**TEXT, "service_tier": "flex"}, "service_tier"),
+        ({**TEXT, "logprobs": 21}, "logprobs"),
+        ({**TEXT, "stream_options": {"x": 1}}, "stream_options.x"),
+        ({**TEXT, "timeout": 0}, "timeout"),
+        ({**TEXT, "stop": [None]}, "stop.0"),
+        ({**TEXT, "stop": 5}, "stop"),
+        ({**TEXT, "best_of": True}, "best_of"),
+        ({**TEXT, "best_of": 1, "n": 2}, "best_of"),
+        ({**TEXT, "use_beam_search": 0}, "use_beam_search"),
         ({**TEXT, "logit_bias": {"\u0663": 1}}, "logit_bias.\u0663"),
         ({**TEXT, "logit_bias": {"07": 1}}, "logit_bias.07"),
-        ({**TEXT, "stop_token_ids": [1] * 5000}, "stop_token_ids"), ({**TEXT, "bad_words": ["a"] * 5000}, "bad_words"),
+        ({**TEXT, "stop_token_ids": [1] * 5000}, "stop_token_ids"),
+        ({**TEXT, "bad_words": ["a"] * 5000}, "bad_words"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
     error = refusal(CompletionRequest, body)
     assert error.param == param
@@ -83,9 +99,12 @@ def test_typos_and_broken_json() -> None:
 
 @pytest.mark.parametrize(
     ("data", "name"),
-    [(b'{"prompt": "a", "n": 1, "n": 2}', "n"), (b'{"prompt": "a", "stream_options": {"x": 1, "x": 1}}', "x"),
-     (b'{"prompt": "a", "metadata": {"b": [{"c": 1, "c": 2}]}}', "c")],
-)  # fmt: skip
+    [
+        (b'{"prompt": "a", "n": 1, "n": 2}', "n"),
+        (b'{"prompt": "a", "stream_options": {"x": 1, "x": 1}}', "x"),
+        (b'{"prompt": "a", "metadata": {"b": [{"c": 1, "c": 2}]}}', "c"),
+    ],
+)
 def test_a_field_cannot_be_there_twice(data: bytes, name: str) -> None:
     error = refusal(CompletionRequest, data)
     assert (error.param, error.message) == (name, f"the field {name!r} is there twice")
@@ -101,7 +120,7 @@ def test_a_field_cannot_be_there_twice(data: bytes, name: str) -> None:
         (ChatRequest, b'{"messages": [{"role": "user", "content": [' + b"{}," * 300_000 + b"{}]}]}"),
         (ChatRequest, b'{"messages": [{"role": "assistant", "tool_calls": [' + b"1," * 300_000 + b"1]}]}"),
     ],
-)  # fmt: skip
+)
 def test_hostile_bodies_are_refused_quickly(kind: Any, data: bytes) -> None:
     """Nothing else runs meanwhile: a complaint about each of a million values would stop every stream for seconds."""
     begin = time.thread_time()
@@ -117,8 +136,15 @@ def test_only_the_first_of_many_mistakes_is_looked_at() -> None:
 
 
 def test_an_answer_can_be_sent_back_as_a_message() -> None:
-    message: Any = {"role": "assistant", "content": "b", "refusal": None, "annotations": [], "audio": None,
-               "function_call": None, "tool_calls": None}  # fmt: skip
+    message: Any = {
+        "role": "assistant",
+        "content": "b",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
     asked = read_body(ChatRequest, json.dumps({"messages": [*CHAT["messages"], message]}).encode())
     assert asked.messages[1].for_template() == {"role": "assistant", "content": "b"}
     assert refusal(ChatRequest, {"messages": [{**message, "audio": {"id": "x"}}]}).param == "messages.0.audio"
@@ -137,19 +163,23 @@ def test_only_an_assistant_may_say_nothing(role: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": []}, {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}, {"tool_choice": "none"},
-        {"parallel_tool_calls": False}, {"functions": [], "function_call": "auto"}, {"service_tier": "default"},
-        {"stream": True, "stream_options": {"include_obfuscation": True}}, {"response_format": {"type": "text"}},
+        {"tools": []},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"tool_choice": "none"},
+        {"parallel_tool_calls": False},
+        {"functions": [], "function_call": "auto"},
+        {"service_tier": "default"},
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        {"response_format": {"type": "text"}},
     ],
-)  # fmt: skip
+)
 def test_what_clients_send_by_themselves_changes_nothing(fields: dict[str, Any]) -> None:
     asked = read_body(ChatRequest, json.dumps({**CHAT, **fields}).encode())
     assert chat_params(asked, NOTHING) == chat_params(read_body(ChatRequest, json.dumps(CHAT).encode()), NOTHING)
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"tools": [{"type": "function"}], "tool_choice": "auto"}, {"parallel_tool_calls": True, "tools": [{}]}],
+    "fields", [{"tools": [{"type": "function"}], "tool_choice": "auto"}, {"parallel_tool_calls": True, "tools": [{}]}]
 )
 def test_what_clients_mean_is_refused_though_its_company_is_neutral(fields: dict[str, Any]) -> None:
     assert refusal(ChatRequest, {**CHAT, **fields}).param == "tools"
@@ -249,10 +279,13 @@ def test_generation_config_speaks_where_the_request_does_not() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"), ({"top_logprobs": 2}, "top_logprobs"),
-     ({"max_tokens": 0, "min_tokens": 1}, "min_tokens"), ({"max_tokens": 0, "max_completion_tokens": 1},
-     "max_completion_tokens")],
-)  # fmt: skip
+    [
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_tokens": 0, "min_tokens": 1}, "min_tokens"),
+        ({"max_tokens": 0, "max_completion_tokens": 1}, "max_completion_tokens"),
+    ],
+)
 def test_contradictions_in_chats(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         chat_params(chat(**fields), NOTHING)

@@ -15,9 +15,11 @@ from ingot.runtime.text_stream import TextEvent
 HEAD = Head(answer_id="a", created=1, model="m", fingerprint="f")
 COUNTS = usage(7, 3, 5)
 TOKENIZER: Any = types.SimpleNamespace(
-    token_bytes=lambda token: chr(token).encode(), special_ids=frozenset(), halves_apart=True,
+    token_bytes=lambda token: chr(token).encode(),
+    special_ids=frozenset(),
+    halves_apart=True,
     decode=lambda tokens, skip_special_tokens: "".join(map(chr, tokens)),
-)  # fmt: skip
+)
 
 
 def table(text: str, *others: str) -> dict[int, Logprob]:
@@ -54,8 +56,18 @@ def test_every_choice_begins_with_its_own_prompt() -> None:
     for choice in range(4):
         prompt, sequence = divmod(choice, 2)
         own = (None, table("bd"[prompt])) if sequence == 0 else None
-        writer.take(choice, TextEvent(index=prompt, sequence=sequence, text="x", token_ids=(120,), prompt_logprobs=own,
-                                      logprobs=(table("x"),), finish_reason=FinishReason.LENGTH))  # fmt: skip
+        writer.take(
+            choice,
+            TextEvent(
+                index=prompt,
+                sequence=sequence,
+                text="x",
+                token_ids=(120,),
+                prompt_logprobs=own,
+                logprobs=(table("x"),),
+                finish_reason=FinishReason.LENGTH,
+            ),
+        )
     choices = written(writer.whole(COUNTS))["choices"]
     assert [each["text"] for each in choices] == ["abx", "abx", "cdx", "cdx"]
     assert [each["logprobs"]["tokens"] for each in choices] == [[*text] for text in ("abx", "abx", "cdx", "cdx")]

@@ -1,0 +1,104 @@
+"""The only door to the compiled module `ingot._cpu`: whether it is here, what the machine offers, how fast it is."""
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.errors import CapacityError, RequestError, TargetError, UsageError
+
+try:
+    from ingot import _cpu as _cpu  # session and target import it from here
+except ImportError as error:  # a checkout without the compiled module: `ref` still works
+    why_not: str | None = str(error)
+else:
+    why_not = None
+
+ROUNDING_LEVELS = ("amx", "avx512bf16")  # their own products of bf16 and of quantised weights round x to bf16
+_PEAK_SECONDS = 0.03
+
+
+def require_native() -> None:
+    if why_not is not None:
+        raise TargetError("ingot's compiled CPU module is not here", got=why_not, hint="install ingot, or: make native")
+
+
+@contextlib.contextmanager
+def enough_threads() -> Iterator[None]:
+    """Raises TargetError without the module, CapacityError where the system starts no more threads. Those that there
+    are stay of use.
+    """
+    require_native()
+    try:
+        yield
+    except _cpu.ThreadStartError as error:
+        raise CapacityError(
+            "the system starts no more threads",
+            got=str(error),
+            hint="pass fewer threads, or raise the limit on processes (ulimit -u, pids.max of the control group)",
+        ) from error
+
+
+@contextlib.contextmanager
+def contract(problem: str) -> Iterator[None]:
+    """Raises RequestError where the native session refuses its arguments, CapacityError for want of threads."""
+    try:
+        with enough_threads():
+            yield
+    except (ValueError, TypeError) as error:
+        raise RequestError(problem, got=str(error)) from error
+
+
+def detect_isa() -> str:
+    """The best of amx, avx512bf16, avx512 and avx2 that this machine offers, or "none"."""
+    return "none" if why_not is not None else _cpu.detect_isa()
+
+
+def kernel_table() -> tuple[str, ...]:
+    """Every compiled kernel, those of other machines and the emulated ones of test builds included."""
+    return () if why_not is not None else tuple(_cpu.kernel_names())
+
+
+def core_count() -> int:
+    """Cores that this process may use (affinity, SMT and the control group's quota counted)."""
+    require_native()
+    return len(_cpu.cores())
+
+
+def crc32(data: npt.NDArray[np.uint8], crc: int = 0) -> int:
+    """zlib's CRC-32 at memory speed; other Python threads run meanwhile."""
+    require_native()
+    return _cpu.crc32(data, crc)
+
+
+@enough_threads()
+def read_bandwidth(nbytes: int, threads: int | None = None) -> float:
+    """Bytes per second that `threads` (default: all cores) read from a buffer of nbytes."""
+    return _cpu.read_bandwidth(nbytes, core_count() if threads is None else threads)
+
+
+def peak_name(kernel: str) -> str:
+    """The arithmetic that a kernel of this name is made of, for `live_peak`: "f32.avx2", "int8.amx", ..."""
+    _, dtype, isa = kernel.split(".")
+    kind = "int8" if dtype.endswith("a8") else "bf16" if isa in ROUNDING_LEVELS else "f32"
+    return f"{kind}.{isa}"
+
+
+@enough_threads()
+def barrier_seconds(threads: int | None = None) -> float:
+    """What it takes `threads` (default: all cores) to wait for each other, one time after another."""
+    return _cpu.barrier_seconds(core_count() if threads is None else threads)
+
+
+@enough_threads()
+def live_peak(name: str, threads: int | None = None) -> float:
+    """Operations per second that `threads` (default: all cores) reach on random operands in L1; takes 30 ms."""
+    return _cpu.live_peak(name, core_count() if threads is None else threads, _PEAK_SECONDS)
+
+
+def num_threads(threads: int | None) -> int:
+    """None: one per core."""
+    if threads is not None and not 1 <= threads <= 256:
+        raise UsageError("threads is out of range", expected="1 to 256", got=str(threads))
+    return core_count() if threads is None else threads
