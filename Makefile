@@ -1,6 +1,6 @@
 # make quickstart   its own environment, ingot installed, the whole path on the model that ships here
 # make test         test extras, then every test, JOBS at a time
-# make lint         ruff and mypy
+# make lint         ruff, clang-format and mypy
 # make wheel        dist/ingot-*.whl, which needs no compiler where it is installed
 # make native       the native module in place, for PYTHONPATH=src
 # make haswell      kernel tests on an emulated processor that has AVX2 and nothing newer (needs qemu-user)
@@ -36,6 +36,7 @@ test: $(VENV)/.installed-test
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run --Werror
 	$(VENV)/bin/mypy
 
 wheel: dist/.built

@@ -7,9 +7,9 @@
 namespace ingot {
 namespace {
 
-// x / (1 + e^-z) within 3 x 2^-24 of it, where z is no nearer to zero than x. z counts as -87 .. 87, at whose ends this is
-// 1e-38 x and x, and x as -87 at least. NaN in x stays NaN.
-// e^-z as in simd_math.h, z = n ln 2 + r, without what other users of exp ask for at the ends.
+// x / (1 + e^-z) within 3 x 2^-24 of it, where z is no nearer to zero than x. z counts as -87 .. 87, at whose ends this
+// is 1e-38 x and x, and x as -87 at least. NaN in x stays NaN. e^-z as in simd_math.h, z = n ln 2 + r, without what
+// other users of exp ask for at the ends.
 template <typename S>
 [[gnu::always_inline]] inline typename S::V over_logistic(typename S::V x, typename S::V z) {
   using V = typename S::V;
@@ -50,11 +50,16 @@ template <typename S>
 template <typename S>
 [[gnu::always_inline]] inline typename S::V activate(Activation activation, typename S::V x) {
   switch (activation) {
-    case Activation::kSilu: return over_logistic<S>(x, x);
-    case Activation::kGelu: return gelu_erf<S>(x);
-    case Activation::kGeluTanh: return gelu_tanh<S>(x);
-    case Activation::kRelu: return S::max(S::zero(), x);  // in this order NaN stays
-    case Activation::kNone: break;
+    case Activation::kSilu:
+      return over_logistic<S>(x, x);
+    case Activation::kGelu:
+      return gelu_erf<S>(x);
+    case Activation::kGeluTanh:
+      return gelu_tanh<S>(x);
+    case Activation::kRelu:
+      return S::max(S::zero(), x);  // in this order NaN stays
+    case Activation::kNone:
+      break;
   }
   return x;
 }

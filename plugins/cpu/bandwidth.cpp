@@ -13,8 +13,8 @@
 namespace ingot {
 namespace {
 
-// The first pass writes, so that pages exist and lie near the thread that reads them. What reads fastest depends on the CPU:
-// on some its own prefetching does, on others lines have to be asked for at two distances.
+// The first pass writes, so that pages exist and lie near the thread that reads them. What reads fastest depends on the
+// CPU: on some its own prefetching does, on others lines have to be asked for at two distances.
 enum class Way { kFill, kPlain, kAhead };
 
 struct Reading {
@@ -40,9 +40,14 @@ void read_share(void* context, const Team& team) {
   uint64_t* const begin = reading.words + lines.begin * 8;
   uint64_t* const end = reading.words + lines.end * 8;
   switch (reading.way) {
-    case Way::kFill: return std::fill(begin, end, 1);
-    case Way::kPlain: reading.sum.fetch_add(sum_of<false>(begin, end)); break;
-    case Way::kAhead: reading.sum.fetch_add(sum_of<true>(begin, end)); break;
+    case Way::kFill:
+      return std::fill(begin, end, 1);
+    case Way::kPlain:
+      reading.sum.fetch_add(sum_of<false>(begin, end));
+      break;
+    case Way::kAhead:
+      reading.sum.fetch_add(sum_of<true>(begin, end));
+      break;
   }
 }
 

@@ -59,8 +59,10 @@ void Batch::check_sequences(const BatchView& view) const {
           "a step carries 1 to " + std::to_string(limits_.max_batch_size) + " sequences, got " + std::to_string(count));
   require(total >= 1 && total <= limits_.max_num_tokens,
           "a step carries 1 to " + std::to_string(limits_.max_num_tokens) + " tokens, got " + std::to_string(total));
-  require(static_cast<int64_t>(view.query_starts.size()) == count + 1, "query_starts must have one entry per sequence and one more");
-  require(view.query_starts.front() == 0 && view.query_starts.back() == total, "query_starts must begin at 0 and end at the number of tokens");
+  require(static_cast<int64_t>(view.query_starts.size()) == count + 1,
+          "query_starts must have one entry per sequence and one more");
+  require(view.query_starts.front() == 0 && view.query_starts.back() == total,
+          "query_starts must begin at 0 and end at the number of tokens");
   require(view.table_width >= 0 && static_cast<int64_t>(view.block_tables.size()) == count * view.table_width,
           "block_tables must have one row per sequence");
   for (int64_t s = 0; s < count; ++s) {
@@ -68,8 +70,8 @@ void Batch::check_sequences(const BatchView& view) const {
     require(new_tokens >= 1, "query_starts must ascend: sequence " + std::to_string(s) + " has no tokens");
     const int64_t past = view.past_lengths[s];
     require(past >= 0 && past + new_tokens <= limits_.max_positions,
-            "sequence " + std::to_string(s) + " reaches " + std::to_string(past + new_tokens) + " tokens, the limit is " +
-                std::to_string(limits_.max_positions));
+            "sequence " + std::to_string(s) + " reaches " + std::to_string(past + new_tokens) +
+                " tokens, the limit is " + std::to_string(limits_.max_positions));
     require(blocks_for(past + new_tokens, block_size_) <= view.table_width,
             "sequence " + std::to_string(s) + " needs " + std::to_string(blocks_for(past + new_tokens, block_size_)) +
                 " blocks, block_tables has " + std::to_string(view.table_width));

@@ -9,8 +9,8 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kPanel = 16;            // plugins/layouts.py
-constexpr int64_t kMaxInt8K = 131000;     // MAX_K of plugins/quantised.py
+constexpr int64_t kPanel = 16;         // plugins/layouts.py
+constexpr int64_t kMaxInt8K = 131000;  // MAX_K of plugins/quantised.py
 
 // Bytes of a panel, as in plugins/layouts.py.
 int64_t panel_bytes_of(const std::string& dtype, int64_t k, int64_t group) {
@@ -45,18 +45,30 @@ class Binder {
           "kernel " + step.kernel + " needs " + std::string(kernel->isa()) + ", this machine offers " + memory_.isa);
     kernel_ = kernel;
     BoundStep bound{step.name, kernel, {}, {}, {}, false, {}, {}, {}};
-    if (step.op == "matmul") bind_matmul(bound);
-    else if (step.op == "embedding") bind_embedding(bound);
-    else if (step.op == "rms_norm" || step.op == "layer_norm") bind_norm(bound);
-    else if (step.op == "activation" || step.op == "add" || step.op == "softcap") bind_elementwise(bound);
-    else if (step.op == "gather_rows") bind_gather_rows(bound);
-    else if (step.op == "rope_table") bind_rope_table(bound);
-    else if (step.op == "rope_kv_write") bind_rope_kv_write(bound);
-    else if (step.op == "paged_attention") bind_paged_attention(bound);
-    else if (step.op == "moe_route") bind_moe_route(bound);
-    else if (step.op == "moe_gate_up" || step.op == "moe_down") bind_moe_matmul(bound);
-    else if (step.op == "screen") bind_screen(bound);
-    else check(false, "op " + step.op + " is not a step of CPU plans");
+    if (step.op == "matmul")
+      bind_matmul(bound);
+    else if (step.op == "embedding")
+      bind_embedding(bound);
+    else if (step.op == "rms_norm" || step.op == "layer_norm")
+      bind_norm(bound);
+    else if (step.op == "activation" || step.op == "add" || step.op == "softcap")
+      bind_elementwise(bound);
+    else if (step.op == "gather_rows")
+      bind_gather_rows(bound);
+    else if (step.op == "rope_table")
+      bind_rope_table(bound);
+    else if (step.op == "rope_kv_write")
+      bind_rope_kv_write(bound);
+    else if (step.op == "paged_attention")
+      bind_paged_attention(bound);
+    else if (step.op == "moe_route")
+      bind_moe_route(bound);
+    else if (step.op == "moe_gate_up" || step.op == "moe_down")
+      bind_moe_matmul(bound);
+    else if (step.op == "screen")
+      bind_screen(bound);
+    else
+      check(false, "op " + step.op + " is not a step of CPU plans");
     for (const std::string& input : step.inputs)
       if (const auto found = buffers_.find(input); found != buffers_.end()) bound.inputs.push_back(found->second);
     for (const std::string& output : step.outputs)
@@ -84,7 +96,8 @@ class Binder {
   // A required buffer of `cols` columns.
   const BufferSpec* buffer(const std::string& name, int64_t cols) const {
     const BufferSpec* found = find_buffer(name);
-    check(found->cols == cols, "buffer " + name + " must have " + std::to_string(cols) + " columns, has " + std::to_string(found->cols));
+    check(found->cols == cols,
+          "buffer " + name + " must have " + std::to_string(cols) + " columns, has " + std::to_string(found->cols));
     return found;
   }
 
@@ -97,7 +110,8 @@ class Binder {
   }
 
   void same_rows(const BufferSpec* a, const BufferSpec* b) const {
-    check(a == nullptr || b == nullptr || a->rows == b->rows, "inputs and outputs must all count tokens or all count logit rows");
+    check(a == nullptr || b == nullptr || a->rows == b->rows,
+          "inputs and outputs must all count tokens or all count logit rows");
   }
 
   void counts_tokens(const BufferSpec* buffer) const {
@@ -124,12 +138,13 @@ class Binder {
   const WeightSpec* row_weight(const std::string& name, const std::string& dtype, std::vector<int64_t> shape) const {
     const WeightSpec* weight = find_weight(name);
     const std::string layout = row_layout_of(dtype);
-    check(weight->layout == layout && weight->dtype == dtype, "weight " + name + " must be " + dtype + " of layout " + layout);
+    check(weight->layout == layout && weight->dtype == dtype,
+          "weight " + name + " must be " + dtype + " of layout " + layout);
     check(weight->shape.size() == shape.size() && weight->pieces.size() == 1, "weight " + name + " has a wrong shape");
     for (size_t i = 0; i < shape.size(); ++i)
-      check(shape[i] < 0 || weight->shape[i] == shape[i],
-            "weight " + name + " must have " + std::to_string(shape[i]) + " in dimension " + std::to_string(i) + ", has " +
-                std::to_string(weight->shape[i]));
+      check(shape[i] < 0 || weight->shape[i] == shape[i], "weight " + name + " must have " + std::to_string(shape[i]) +
+                                                              " in dimension " + std::to_string(i) + ", has " +
+                                                              std::to_string(weight->shape[i]));
     return weight;
   }
 
@@ -150,13 +165,15 @@ class Binder {
   int64_t attr_int(const char* key, int64_t lowest, int64_t highest) const {
     const int64_t* value = std::get_if<int64_t>(&attr(key));
     check(value != nullptr && *value >= lowest && *value <= highest,
-          std::string("attribute ") + key + " must be an integer from " + std::to_string(lowest) + " to " + std::to_string(highest));
+          std::string("attribute ") + key + " must be an integer from " + std::to_string(lowest) + " to " +
+              std::to_string(highest));
     return *value;
   }
 
   float attr_float(const char* key) const {
     const double* value = std::get_if<double>(&attr(key));
-    check(value != nullptr && std::isfinite(*value), std::string("attribute ") + key + " must be a number with a point");
+    check(value != nullptr && std::isfinite(*value),
+          std::string("attribute ") + key + " must be a number with a point");
     return static_cast<float>(*value);
   }
 
@@ -214,14 +231,16 @@ const WeightSpec* Binder::product_weight(const std::string& name, size_t dimensi
   const WeightSpec* weight = find_weight(name);
   const std::string& dtype = weight->dtype;
   const std::string rounded = attr_word("activations"), taken(kernel_->dtype());
-  check(taken == dtype + (rounded == "int8" ? "a8" : ""), std::string("kernel ") + kernel_->name + " does not take " + dtype + " weights with " + rounded + " activations");
+  check(taken == dtype + (rounded == "int8" ? "a8" : ""), std::string("kernel ") + kernel_->name + " does not take " +
+                                                              dtype + " weights with " + rounded + " activations");
   check(rounded == "int8" || rounded == (kernel_->rounds_to_bf16() ? "bf16" : "f32"),
         std::string("kernel ") + kernel_->name + " does not take " + rounded + " activations");
   const int64_t group = attr_group(dtype);
   const std::string layout = panel_layout_of(dtype, group) + (gated ? ".gated" : "");
   check(weight->layout == layout && weight->shape.size() == dimensions,
         "weight " + name + " must be " + (dimensions == 2 ? "[N, K]" : "[experts, N, K]") + " of layout " + layout);
-  check(rounded != "int8" || weight->shape.back() <= kMaxInt8K, "K = " + std::to_string(weight->shape.back()) + " is too long for int8 activations");
+  check(rounded != "int8" || weight->shape.back() <= kMaxInt8K,
+        "K = " + std::to_string(weight->shape.back()) + " is too long for int8 activations");
   check(!gated || weight->shape[dimensions - 2] % 2 == 0, "a gated product needs an even number of weight rows");
   return weight;
 }
@@ -232,16 +251,20 @@ std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels, 
   std::vector<Piece> pieces;
   int64_t next = 0;
   for (const PieceSpec& piece : weight->pieces) {
-    check(piece.begin == next && piece.end > piece.begin && piece.end <= num_panels, "the pieces of weight " + weight->name + " are not in order");
+    check(piece.begin == next && piece.end > piece.begin && piece.end <= num_panels,
+          "the pieces of weight " + weight->name + " are not in order");
     const int64_t bytes = product(piece.end - piece.begin, panel_bytes);
     check(piece.offset >= 0 && piece.offset % kAlignment == 0 && bytes <= memory_.weight_bytes - piece.offset,
           "weight " + weight->name + " lies outside the weights section");
-    check(!gated || (piece.begin % 2 == 0 && piece.end % 2 == 0), "a piece of weight " + weight->name + " parts gate from up");
+    check(!gated || (piece.begin % 2 == 0 && piece.end % 2 == 0),
+          "a piece of weight " + weight->name + " parts gate from up");
     pieces.push_back({piece.begin, piece.end, memory_.weights + piece.offset});
     next = piece.end;
   }
-  check(next == num_panels, "the pieces of weight " + weight->name + " hold " + std::to_string(next) + " panels, expected " + std::to_string(num_panels));
-  check(weight->nbytes == product(num_panels, panel_bytes), "weight " + weight->name + " says that it has " + std::to_string(weight->nbytes) + " bytes");
+  check(next == num_panels, "the pieces of weight " + weight->name + " hold " + std::to_string(next) +
+                                " panels, expected " + std::to_string(num_panels));
+  check(weight->nbytes == product(num_panels, panel_bytes),
+        "weight " + weight->name + " says that it has " + std::to_string(weight->nbytes) + " bytes");
   return pieces;
 }
 
@@ -279,9 +302,19 @@ void Binder::bind_matmul(BoundStep& bound) {
   apart(y, residual, true);
   bound.pieces = panels(weight, num_panels, panel_bytes_of(weight->dtype, k, group), gated);
   bound.counts_logits = x->rows == "logits";
-  bound.args = MatmulArgs{.x = at(x), .pieces = bound.pieces.data(), .num_pieces = static_cast<int64_t>(bound.pieces.size()),
-                          .num_panels = num_panels, .bias = vector(step_->inputs[2], n), .residual = at(residual), .y = at(y),
-                          .rows = 0, .n = n, .k = k, .activation = attr_activation(), .gated = gated, .group = group};
+  bound.args = MatmulArgs{.x = at(x),
+                          .pieces = bound.pieces.data(),
+                          .num_pieces = static_cast<int64_t>(bound.pieces.size()),
+                          .num_panels = num_panels,
+                          .bias = vector(step_->inputs[2], n),
+                          .residual = at(residual),
+                          .y = at(y),
+                          .rows = 0,
+                          .n = n,
+                          .k = k,
+                          .activation = attr_activation(),
+                          .gated = gated,
+                          .group = group};
 }
 
 void Binder::bind_embedding(BoundStep& bound) {
@@ -292,9 +325,15 @@ void Binder::bind_embedding(BoundStep& bound) {
   const WeightSpec* table = row_weight(step_->inputs[0], dtype, {-1, y->cols});
   const WeightSpec* positions = step_->inputs[1].empty() ? nullptr : row_weight(step_->inputs[1], dtype, {-1, y->cols});
   check(table->shape[0] >= plan_.limits.vocab_size, "the token table has fewer rows than the vocabulary");
-  check(positions == nullptr || positions->shape[0] >= plan_.limits.max_positions, "the position table has fewer rows than there are positions");
-  bound.args = EmbeddingArgs{.ids = batch_.ids.data(), .positions = batch_.positions.data(), .table = at(table),
-                             .position_table = at(positions), .y = at(y), .tokens = 0, .hidden = y->cols,
+  check(positions == nullptr || positions->shape[0] >= plan_.limits.max_positions,
+        "the position table has fewer rows than there are positions");
+  bound.args = EmbeddingArgs{.ids = batch_.ids.data(),
+                             .positions = batch_.positions.data(),
+                             .table = at(table),
+                             .position_table = at(positions),
+                             .y = at(y),
+                             .tokens = 0,
+                             .hidden = y->cols,
                              .scale = attr_float("scale")};
 }
 
@@ -314,8 +353,14 @@ void Binder::bind_norm(BoundStep& bound) {
   const float* weight = vector(step_->inputs[1], x->cols);
   check(weight != nullptr, "input weight is missing");
   bound.counts_logits = x->rows == "logits";
-  bound.args = NormArgs{.x = at(x), .weight = weight, .bias = has_bias ? vector(step_->inputs[2], x->cols) : nullptr,
-                        .residual = at(residual), .y = at(y), .sum = at(sum), .rows = 0, .hidden = x->cols,
+  bound.args = NormArgs{.x = at(x),
+                        .weight = weight,
+                        .bias = has_bias ? vector(step_->inputs[2], x->cols) : nullptr,
+                        .residual = at(residual),
+                        .y = at(y),
+                        .sum = at(sum),
+                        .rows = 0,
+                        .hidden = x->cols,
                         .eps = attr_not_negative("eps")};
 }
 
@@ -333,8 +378,13 @@ void Binder::bind_elementwise(BoundStep& bound) {
   apart(y, a, true);
   apart(y, b, true);
   bound.counts_logits = a->rows == "logits";
-  bound.args = ElementwiseArgs{.a = at(a), .b = at(b), .y = at(y), .rows = 0, .cols = a->cols,
-                               .activation = is_add || is_cap ? Activation::kNone : attr_activation(), .cap = cap};
+  bound.args = ElementwiseArgs{.a = at(a),
+                               .b = at(b),
+                               .y = at(y),
+                               .rows = 0,
+                               .cols = a->cols,
+                               .activation = is_add || is_cap ? Activation::kNone : attr_activation(),
+                               .cap = cap};
 }
 
 void Binder::bind_gather_rows(BoundStep& bound) {
@@ -355,23 +405,37 @@ void Binder::bind_rope_table(BoundStep& bound) {
   check(y->cols % 2 == 0, "its output must have an even number of columns");
   const float* inv_freq = vector(step_->inputs[0], y->cols / 2);
   check(inv_freq != nullptr, "input inv_freq is missing");
-  bound.args = RopeTableArgs{.inv_freq = inv_freq, .positions = batch_.positions.data(), .y = at(y), .tokens = 0,
-                             .half = y->cols / 2, .scale = attr_float("scale")};
+  bound.args = RopeTableArgs{.inv_freq = inv_freq,
+                             .positions = batch_.positions.data(),
+                             .y = at(y),
+                             .tokens = 0,
+                             .half = y->cols / 2,
+                             .scale = attr_float("scale")};
 }
 
 // The step's layer of the KV cache; attributes must agree with the plan's KV layout.
 PagedKv Binder::layer_kv() const {
   const KvSpec& kv = plan_.kv;
-  check(kernel_->dtype() == kv.dtype, "the KV cache is " + kv.dtype + ", kernel " + kernel_->name + " takes " + std::string(kernel_->dtype()));
+  check(kernel_->dtype() == kv.dtype,
+        "the KV cache is " + kv.dtype + ", kernel " + kernel_->name + " takes " + std::string(kernel_->dtype()));
   const int64_t layer = attr_int("layer", 0, kv.num_layers - 1);
   attr_int("kv_heads", kv.kv_heads, kv.kv_heads);
   attr_int("head_dim", kv.head_dim, kv.head_dim);
-  return PagedKv{.keys = memory_.kv + kv_.offset(layer, false), .values = memory_.kv + kv_.offset(layer, true),
-                 .block_bytes = kv_.block, .kv_heads = kv.kv_heads,
-                 .head_dim = kv.head_dim, .padded_dim = kv_.padded_dim, .block_size = kv.tokens_per_block,
-                 .block_tables = nullptr, .table_width = 0, .query_starts = batch_.query_starts.data(),
-                 .past_lengths = batch_.past_lengths.data(), .positions = batch_.positions.data(),
-                 .sequence_of = batch_.sequence_of.data(), .sequences = 0, .tokens = 0};
+  return PagedKv{.keys = memory_.kv + kv_.offset(layer, false),
+                 .values = memory_.kv + kv_.offset(layer, true),
+                 .block_bytes = kv_.block,
+                 .kv_heads = kv.kv_heads,
+                 .head_dim = kv.head_dim,
+                 .padded_dim = kv_.padded_dim,
+                 .block_size = kv.tokens_per_block,
+                 .block_tables = nullptr,
+                 .table_width = 0,
+                 .query_starts = batch_.query_starts.data(),
+                 .past_lengths = batch_.past_lengths.data(),
+                 .positions = batch_.positions.data(),
+                 .sequence_of = batch_.sequence_of.data(),
+                 .sequences = 0,
+                 .tokens = 0};
 }
 
 void Binder::bind_rope_kv_write(BoundStep& bound) {
@@ -381,7 +445,8 @@ void Binder::bind_rope_kv_write(BoundStep& bound) {
   const BufferSpec* qkv = buffer(step_->inputs[0], (heads + 2 * kv.kv_heads) * kv.head_dim);
   const BufferSpec* q = buffer(step_->outputs[0], heads * kv.head_dim);
   const BufferSpec* cos_sin = step_->inputs[1].empty() ? nullptr : find_buffer(step_->inputs[1]);
-  check(cos_sin == nullptr || (cos_sin->cols % 2 == 0 && cos_sin->cols <= kv.head_dim), "cos_sin must have an even number of columns up to head_dim");
+  check(cos_sin == nullptr || (cos_sin->cols % 2 == 0 && cos_sin->cols <= kv.head_dim),
+        "cos_sin must have an even number of columns up to head_dim");
   for (const BufferSpec* each : {qkv, q, cos_sin}) counts_tokens(each);
   apart(q, qkv, false);
   apart(q, cos_sin, false);
@@ -392,10 +457,17 @@ void Binder::bind_rope_kv_write(BoundStep& bound) {
     return n;
   };
   const int64_t q_run = run(step_->inputs[2], heads), k_run = run(step_->inputs[3], kv.kv_heads);
-  bound.args = RopeKvWriteArgs{.qkv = at(qkv), .cos_sin = at(cos_sin), .q = at(q),
-                               .q_norm = vector(step_->inputs[2], q_run), .k_norm = vector(step_->inputs[3], k_run),
-                               .kv = kv, .heads = heads, .half = cos_sin == nullptr ? 0 : cos_sin->cols / 2,
-                               .q_run = q_run, .k_run = k_run, .norm_eps = attr_not_negative("norm_eps"),
+  bound.args = RopeKvWriteArgs{.qkv = at(qkv),
+                               .cos_sin = at(cos_sin),
+                               .q = at(q),
+                               .q_norm = vector(step_->inputs[2], q_run),
+                               .k_norm = vector(step_->inputs[3], k_run),
+                               .kv = kv,
+                               .heads = heads,
+                               .half = cos_sin == nullptr ? 0 : cos_sin->cols / 2,
+                               .q_run = q_run,
+                               .k_run = k_run,
+                               .norm_eps = attr_not_negative("norm_eps"),
                                .interleaved = attr_int("interleaved", 0, 1) == 1};
 }
 
@@ -410,8 +482,13 @@ void Binder::bind_paged_attention(BoundStep& bound) {
   counts_tokens(y);
   apart(y, q, false);
   const int64_t window = attr_int("window", 0, kMaxCount);
-  bound.args = PagedAttentionArgs{.q = at(q), .y = at(y), .kv = kv, .heads = heads,
-                                  .window = window == 0 ? kMaxCount : window, .scale = attr_float("scale"), .softcap = attr_not_negative("softcap")};
+  bound.args = PagedAttentionArgs{.q = at(q),
+                                  .y = at(y),
+                                  .kv = kv,
+                                  .heads = heads,
+                                  .window = window == 0 ? kMaxCount : window,
+                                  .scale = attr_float("scale"),
+                                  .softcap = attr_not_negative("softcap")};
 }
 
 void Binder::bind_moe_route(BoundStep& bound) {
@@ -425,8 +502,13 @@ void Binder::bind_moe_route(BoundStep& bound) {
   apart(ids, logits, false);
   apart(weights, logits, false);
   apart(ids, weights, false);
-  bound.args = MoeRouteArgs{.logits = at(logits), .ids = at(ids), .weights = at(weights), .rows = 0,
-                            .experts = logits->cols, .slots = slots, .normalized = attr_int("normalized", 0, 1) == 1};
+  bound.args = MoeRouteArgs{.logits = at(logits),
+                            .ids = at(ids),
+                            .weights = at(weights),
+                            .rows = 0,
+                            .experts = logits->cols,
+                            .slots = slots,
+                            .normalized = attr_int("normalized", 0, 1) == 1};
 }
 
 void Binder::bind_moe_matmul(BoundStep& bound) {
@@ -447,9 +529,19 @@ void Binder::bind_moe_matmul(BoundStep& bound) {
   for (const BufferSpec* input : {x, ids, weights}) apart(y, input, false);
   const int64_t num_panels = gated ? 2 * round_up(n / 2, kPanel) / kPanel : round_up(n, kPanel) / kPanel;
   bound.pieces = panels(weight, num_panels, product(experts, panel_bytes_of(weight->dtype, k, group)), gated);
-  bound.args = MoeMatmulArgs{.x = at(x), .ids = at(ids), .weights = at(weights), .pieces = bound.pieces.data(),
-                             .num_panels = num_panels, .y = at(y), .rows = 0, .slots = slots, .experts = experts, .n = n,
-                             .k = k, .group = group, .activation = gated ? attr_activation() : Activation::kNone};
+  bound.args = MoeMatmulArgs{.x = at(x),
+                             .ids = at(ids),
+                             .weights = at(weights),
+                             .pieces = bound.pieces.data(),
+                             .num_panels = num_panels,
+                             .y = at(y),
+                             .rows = 0,
+                             .slots = slots,
+                             .experts = experts,
+                             .n = n,
+                             .k = k,
+                             .group = group,
+                             .activation = gated ? attr_activation() : Activation::kNone};
 }
 
 void Binder::bind_screen(BoundStep& bound) {
@@ -465,52 +557,31 @@ void Binder::bind_screen(BoundStep& bound) {
   const int64_t panel_bytes = panel_bytes_of("w4", k, group);
   for (const Piece& piece : panels(codes, round_up(vocab, kPanel) / kPanel, panel_bytes, false))
     for (const std::byte* at = piece.data; at < piece.data + (piece.end - piece.begin) * panel_bytes; at += panel_bytes)
-      bound.scales.insert(bound.scales.end(), reinterpret_cast<const float*>(at), reinterpret_cast<const float*>(at) + kPanel);
+      bound.scales.insert(bound.scales.end(), reinterpret_cast<const float*>(at),
+                          reinterpret_cast<const float*>(at) + kPanel);
   bound.counts_logits = true;
-  bound.args = ScreenArgs{.x = at(x), .centres = at(buffer(step_->inputs[1], vocab)), .scales = bound.scales.data(),
-                          .dither = dither, .table = at(table), .rows = 0, .vocab = vocab, .k = k, .row_bytes = row_bytes_of("w8", k), .ids = nullptr, .candidates = nullptr};
+  bound.args = ScreenArgs{.x = at(x),
+                          .centres = at(buffer(step_->inputs[1], vocab)),
+                          .scales = bound.scales.data(),
+                          .dither = dither,
+                          .table = at(table),
+                          .rows = 0,
+                          .vocab = vocab,
+                          .k = k,
+                          .row_bytes = row_bytes_of("w8", k),
+                          .ids = nullptr,
+                          .candidates = nullptr};
 }
 
 }  // namespace
 
-std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSpec>& steps, const PlanMemory& memory, const Batch& batch) {
+std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSpec>& steps, const PlanMemory& memory,
+                                  const Batch& batch) {
   for (const WeightSpec& weight : plan.weights) check_weight(weight, memory.weight_bytes);
   Binder binder(plan, memory, batch);
   std::vector<BoundStep> bound;
   for (const StepSpec& step : steps) bound.push_back(binder.bind(step));
   return bound;
-}
-
-const void* BoundStep::arguments() const {
-  return std::visit([](const auto& each) -> const void* { return &each; }, args);
-}
-
-void BoundStep::set_counts(const Batch& batch) {
-  const int64_t rows = counts_logits ? batch.rows : batch.tokens;
-  const auto set_kv = [&batch](PagedKv& kv) {
-    kv.tokens = batch.tokens;
-    kv.sequences = batch.sequences;
-    kv.block_tables = batch.block_tables.data();
-    kv.table_width = batch.table_width;
-  };
-  const int32_t tactic = tactics[rows <= 1 ? 0 : rows <= 8 ? 1 : rows <= 32 ? 2 : 3];
-  if (auto* matmul = std::get_if<MatmulArgs>(&args)) {
-    matmul->rows = rows;
-    matmul->tactic = tactic;
-  }
-  if (auto* embedding = std::get_if<EmbeddingArgs>(&args)) embedding->tokens = rows;
-  if (auto* norm = std::get_if<NormArgs>(&args)) norm->rows = rows;
-  if (auto* elementwise = std::get_if<ElementwiseArgs>(&args)) elementwise->rows = rows;
-  if (auto* gather = std::get_if<GatherRowsArgs>(&args)) gather->num_rows = rows;
-  if (auto* table = std::get_if<RopeTableArgs>(&args)) table->tokens = rows;
-  if (auto* route = std::get_if<MoeRouteArgs>(&args)) route->rows = rows;
-  if (auto* experts = std::get_if<MoeMatmulArgs>(&args)) {
-    experts->rows = rows;
-    experts->tactic = tactic;
-  }
-  if (auto* screen = std::get_if<ScreenArgs>(&args)) screen->rows = rows;
-  if (auto* write = std::get_if<RopeKvWriteArgs>(&args)) set_kv(write->kv);
-  if (auto* attention = std::get_if<PagedAttentionArgs>(&args)) set_kv(attention->kv);
 }
 
 }  // namespace ingot

@@ -24,7 +24,7 @@ struct BoundStep {
   std::vector<const BufferSpec*> inputs, outputs;
   bool counts_logits;  // rows are the step's logit rows, else its tokens
   std::vector<Piece> pieces;
-  std::vector<float> scales;  // of a screen, copied: in the panels they lie pages apart
+  std::vector<float> scales;         // of a screen, copied: in the panels they lie pages apart
   std::array<int32_t, 4> tactics{};  // of a product with 1, 2-8, 9-32 and more rows
 
   const void* arguments() const;
@@ -41,6 +41,7 @@ struct PlanMemory {
 };
 
 // Throws std::invalid_argument that names the step or buffer and what is wrong.
-std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSpec>& steps, const PlanMemory& memory, const Batch& batch);
+std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSpec>& steps, const PlanMemory& memory,
+                                  const Batch& batch);
 
 }  // namespace ingot

@@ -28,7 +28,8 @@ constexpr uint32_t bits(std::initializer_list<int> positions) {
 }
 
 bool has_avx2() {
-  const uint32_t leaf1_c = bits({0, 1, 9, 12, 19, 20, 22, 23, 28, 29});  // SSE3 PCLMUL SSSE3 FMA SSE4 MOVBE POPCNT AVX F16C
+  const uint32_t leaf1_c =
+      bits({0, 1, 9, 12, 19, 20, 22, 23, 28, 29});  // SSE3 PCLMUL SSSE3 FMA SSE4 MOVBE POPCNT AVX F16C
   return all_bits(saved_states(), 0x6) && all_bits(cpuid(1).c, leaf1_c) && all_bits(cpuid(7).b, bits({3, 5, 8}));
 }
 

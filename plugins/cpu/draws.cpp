@@ -19,8 +19,9 @@ void require_within(const char* what, std::span<const int32_t> values, int64_t b
 }
 
 void check_rules(const RulesView& rules, size_t count, int64_t vocab) {
-  require(rules.min_p.size() == count && rules.repetition_penalty.size() == count && rules.frequency_penalty.size() == count &&
-              rules.presence_penalty.size() == count && rules.num_prompt.size() == count,
+  require(rules.min_p.size() == count && rules.repetition_penalty.size() == count &&
+              rules.frequency_penalty.size() == count && rules.presence_penalty.size() == count &&
+              rules.num_prompt.size() == count,
           "the arrays of rules must have equal lengths");
   require_starts("history_starts", rules.history_starts, count, rules.history.size());
   require_starts("bias_starts", rules.bias_starts, count, rules.bias_ids.size());
@@ -29,10 +30,13 @@ void check_rules(const RulesView& rules, size_t count, int64_t vocab) {
   require_within("a biased token", rules.bias_ids, 0, vocab);
   for (size_t q = 0; q < count; ++q) {
     require(rules.min_p[q] >= 0 && rules.min_p[q] <= 1, "min_p must be 0 to 1");
-    require(std::isfinite(rules.repetition_penalty[q]) && rules.repetition_penalty[q] > 0, "repetition_penalty must be > 0");
-    require(std::isfinite(rules.frequency_penalty[q]) && std::isfinite(rules.presence_penalty[q]), "penalties must be numbers");
+    require(std::isfinite(rules.repetition_penalty[q]) && rules.repetition_penalty[q] > 0,
+            "repetition_penalty must be > 0");
+    require(std::isfinite(rules.frequency_penalty[q]) && std::isfinite(rules.presence_penalty[q]),
+            "penalties must be numbers");
     const int32_t length = rules.history_starts[q + 1] - rules.history_starts[q];
-    require(rules.num_prompt[q] >= 0 && (length == 0 || rules.num_prompt[q] <= length), "num_prompt is beyond the history");
+    require(rules.num_prompt[q] >= 0 && (length == 0 || rules.num_prompt[q] <= length),
+            "num_prompt is beyond the history");
   }
   for (const float bias : rules.bias) require(bias < HUGE_VALF, "a bias must be a number or -inf");
 }
@@ -47,7 +51,8 @@ void copy(std::vector<T>& to, std::span<const T> from) {
 void require_starts(const char* what, std::span<const int32_t> starts, size_t count, size_t end) {
   const std::string name(what);
   require(starts.size() == count + 1, name + " must have one entry per draw or sequence and one more");
-  require(starts.front() == 0 && starts.back() == static_cast<int64_t>(end), name + " must begin at 0 and end at the number of entries");
+  require(starts.front() == 0 && starts.back() == static_cast<int64_t>(end),
+          name + " must begin at 0 and end at the number of entries");
   for (size_t q = 0; q < count; ++q) require(starts[q] <= starts[q + 1], name + " must not descend");
 }
 
@@ -103,7 +108,8 @@ void Draws::assign(const DrawView& view, int64_t rows, int64_t vocab) {
 }
 
 bool Draws::only_best() const {
-  return !has_rules_ && !has_probs_ && !hidden_.empty() && std::ranges::all_of(hidden_, [](uint8_t each) { return each != 0; }) &&
+  return !has_rules_ && !has_probs_ && !hidden_.empty() &&
+         std::ranges::all_of(hidden_, [](uint8_t each) { return each != 0; }) &&
          std::ranges::all_of(temperature_, [](float each) { return each == 0; });
 }
 

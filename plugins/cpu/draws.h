@@ -39,7 +39,8 @@ struct DrawResult {
   std::vector<float> top_log_probs;
 };
 
-// Throws std::invalid_argument unless `starts` says where each of `count` parts begins, the last of which ends at `end`.
+// Throws std::invalid_argument unless `starts` says where each of `count` parts begins, the last of which ends at
+// `end`.
 void require_starts(const char* what, std::span<const int32_t> starts, size_t count, size_t end);
 
 // What stands for a log probability that nobody wants and a session need not work out.

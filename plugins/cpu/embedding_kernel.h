@@ -55,8 +55,7 @@ void embedding(const EmbeddingArgs& args, const Team& team) {
     for (int64_t i = 0; i < args.hidden; i += S::kWidth) {
       const int64_t left = args.hidden - i;
       typename S::V v = S::mul(row.lanes(i, left), S::set1(args.scale));
-      if (args.position_table)
-        v = S::add(v, position_table.template row<S>(args.positions[t]).lanes(i, left));
+      if (args.position_table) v = S::add(v, position_table.template row<S>(args.positions[t]).lanes(i, left));
       store_lanes<S>(y + i, v, left);
     }
   }

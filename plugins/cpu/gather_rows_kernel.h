@@ -11,7 +11,8 @@ namespace {
 void gather_rows(const GatherRowsArgs& args, const Team& team) {
   const Team::Range mine = team.share(args.num_rows);
   for (int64_t r = mine.begin; r < mine.end; ++r)
-    std::memcpy(args.y + r * args.cols, args.x + args.rows[r] * args.cols, static_cast<size_t>(args.cols) * sizeof(float));
+    std::memcpy(args.y + r * args.cols, args.x + args.rows[r] * args.cols,
+                static_cast<size_t>(args.cols) * sizeof(float));
 }
 
 }  // namespace

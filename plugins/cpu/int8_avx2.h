@@ -147,7 +147,9 @@ struct Int8Avx2 : SimdAvx2 {
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       __m256i pairs;
-      asm("vpsignb %2, %3, %0\n\tvpmaddubsw %0, %1, %0" : "=&x"(pairs) : "x"(weights.size[i]), "x"(weights.line[i]), "x"(x));
+      asm("vpsignb %2, %3, %0\n\tvpmaddubsw %0, %1, %0"
+          : "=&x"(pairs)
+          : "x"(weights.size[i]), "x"(weights.line[i]), "x"(x));
       sum.half[i] = _mm256_add_epi32(sum.half[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
   }

@@ -14,15 +14,15 @@ struct Int8Avx512 : SimdAvx512 {
     prefetch_far(static_cast<const char*>(next) + 8192);
   }
 
-  // For low nibbles, and for high ones, which stay in their place: the upper half of their products is what the lower half
-  // would be.
+  // For low nibbles, and for high ones, which stay in their place: the upper half of their products is what the lower
+  // half would be.
   struct Multipliers {
     __m512i low_size, low_flip, high_size, high_flip, zero;
   };
   INGOT_INLINE Multipliers multipliers(const int8_t* m) {
     const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(m)));
-    const __m512i four_times = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                                                  _mm512_set1_epi32(0x01010101));
+    const __m512i four_times = _mm512_mullo_epi32(
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(0x01010101));
     const __m512i bytes = _mm512_shuffle_epi8(all, four_times), size = _mm512_abs_epi8(bytes);
     const __m512i high_flip = _mm512_and_si512(bytes, high_nibbles()), low_flip = _mm512_srli_epi16(high_flip, 4);
     const __m512i zero = _mm512_sub_epi8(_mm512_slli_epi16(size, 3), _mm512_and_si512(size, low_flip));
@@ -60,8 +60,8 @@ struct Int8Avx512 : SimdAvx512 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
   }
 
-  // Sums of (code - 8) * x over 32, 64 or 128 k, in int32: a code is unsigned, as VPDPBUSD wants it, so that nothing need be
-  // unpacked. They begin at -8 * (sum of x).
+  // Sums of (code - 8) * x over 32, 64 or 128 k, in int32: a code is unsigned, as VPDPBUSD wants it, so that nothing
+  // need be unpacked. They begin at -8 * (sum of x).
   using Short = __m512i;
   static constexpr int64_t kLongestRun = 128;
   static constexpr int kCodePanels = 2, kCodeRows = 8;  // more cost less unpacked: see matmul_codes_or_bytes
@@ -69,7 +69,8 @@ struct Int8Avx512 : SimdAvx512 {
   template <int kRun>
   INGOT_INLINE int32_t short_start(const int8_t* x) {
     const __m256i ones = _mm256_set1_epi8(1);
-    __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+    __m256i sums =
+        _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
     if constexpr (kRun == 64)
       sums = _mm256_dpbusd_epi32(sums, ones, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 32)));
     __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
@@ -88,8 +89,8 @@ struct Int8Avx512 : SimdAvx512 {
     _mm512_storeu_si512(sums, _mm512_add_epi32(_mm512_loadu_si512(sums), _mm512_mullo_epi32(sum, multipliers)));
   }
 
-  // Sums in int32, a lane per column. VPDPBUSD wants one operand unsigned: x gets 128 more, and the sums begin at -128 *
-  // (sum of the column's weights); they may wrap on the way.
+  // Sums in int32, a lane per column. VPDPBUSD wants one operand unsigned: x gets 128 more, and the sums begin at -128
+  // * (sum of the column's weights); they may wrap on the way.
   using Sum = __m512i;
   static constexpr uint32_t kFlipX = 0x80808080u;
   static constexpr int kByteRows = 14, kBytePanels = 2;
@@ -108,7 +109,8 @@ struct Int8Avx512 : SimdAvx512 {
   }
   // A line of codes → the line of its low or of its high nibbles.
   INGOT_INLINE Weights low_weights(const void* codes, const Multipliers& m) {
-    const __m512i code = _mm512_ternarylogic_epi32(_mm512_loadu_si512(codes), low_nibbles(), m.low_flip, 0x6A);  // (a & b) ^ c
+    const __m512i code =
+        _mm512_ternarylogic_epi32(_mm512_loadu_si512(codes), low_nibbles(), m.low_flip, 0x6A);  // (a & b) ^ c
     return _mm512_sub_epi8(_mm512_mullo_epi16(code, m.low_size), m.zero);
   }
   INGOT_INLINE Weights high_weights(const void* codes, const Multipliers& m) {

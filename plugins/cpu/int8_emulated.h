@@ -79,9 +79,15 @@ struct Int8Emulated : SimdEmulated {
     std::memcpy(&four, x, sizeof(four));
     return Sum{} + four;
   }
-  INGOT_INLINE Sum start_sum(const int32_t* columns) { return std::bit_cast<Sum>(Words{} - (std::bit_cast<Words>(load_sum(columns)) << 7)); }
-  INGOT_INLINE Weights low_weights(const void* codes, const Multipliers& m) { return times(load_codes(codes, false), m); }
-  INGOT_INLINE Weights high_weights(const void* codes, const Multipliers& m) { return times(load_codes(codes, true), m); }
+  INGOT_INLINE Sum start_sum(const int32_t* columns) {
+    return std::bit_cast<Sum>(Words{} - (std::bit_cast<Words>(load_sum(columns)) << 7));
+  }
+  INGOT_INLINE Weights low_weights(const void* codes, const Multipliers& m) {
+    return times(load_codes(codes, false), m);
+  }
+  INGOT_INLINE Weights high_weights(const void* codes, const Multipliers& m) {
+    return times(load_codes(codes, true), m);
+  }
   INGOT_INLINE Weights load_weights(const void* p) { return load_sum(static_cast<const int32_t*>(p)); }
   INGOT_INLINE void store_weights(void* p, Weights w) { std::memcpy(p, &w, sizeof(w)); }
   // VPDPBUSD: unsigned bytes and signed ones, the sum of four products modulo 2^32.

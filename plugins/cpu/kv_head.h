@@ -4,8 +4,8 @@
 //   keys    [block_size / 16][dim / pair][16 tokens][pair]          pair: two dims in bf16, else one
 //   values  [padded_dim / 16][block_size / pair][16 dims][pair]     pair: two tokens in bf16, else one
 //
-// A line is 16 lanes of pairs, in bf16 64 bytes: one row of the right operand of an AMX product, and for others one load
-// whose low and high halves are two vectors. 16 lines of bf16 are a tile register. In numpy: kv_layout.py.
+// A line is 16 lanes of pairs, in bf16 64 bytes: one row of the right operand of an AMX product, and for others one
+// load whose low and high halves are two vectors. 16 lines of bf16 are a tile register. In numpy: kv_layout.py.
 #pragma once
 
 #include <cstdint>

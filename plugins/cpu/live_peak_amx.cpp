@@ -4,14 +4,15 @@
 namespace ingot {
 namespace {
 
-constexpr int kSteps = 4;            // of four tiles of 1 KiB
+constexpr int kSteps = 4;               // of four tiles of 1 KiB
 constexpr int64_t kProducts = 16 * 16;  // sums of a tile
 
 // 2 x 2 tiles of sums; kInt8: 64 k a step, else 32.
 template <bool kInt8>
 void peak_tiles(const PeakData& data, std::byte* sums, int64_t rounds) {
   static_assert(kSteps * 4096 <= sizeof(data.bytes) && sizeof(data.bytes) == sizeof(data.halves));
-  const std::byte* const begin = reinterpret_cast<const std::byte*>(kInt8 ? static_cast<const void*>(data.bytes) : data.halves);
+  const std::byte* const begin =
+      reinterpret_cast<const std::byte*>(kInt8 ? static_cast<const void*>(data.bytes) : data.halves);
   TilesAmx tiles(16);
   tiles.zero<0>(), tiles.zero<1>(), tiles.zero<2>(), tiles.zero<3>();
   const auto dot = [&tiles]<int kSums, int kX, int kWeight>() {

@@ -18,7 +18,8 @@ template <typename V, int kRows>
   }
 }
 
-// kRows x 2 vectors of sums; per step of k kRows numbers of x and two vectors of weights. kPairs: pairs of bf16 numbers.
+// kRows x 2 vectors of sums; per step of k kRows numbers of x and two vectors of weights. kPairs: pairs of bf16
+// numbers.
 template <typename S, int kRows, bool kPairs = false>
 void peak_f32(const PeakData& data, std::byte* sums, int64_t rounds) {
   constexpr int kSteps = 64, kX = 2048;  // of numbers: the first half are weights, the second is x

@@ -2,13 +2,14 @@
 // instruction set and number of rows gives the same bits. plugins/ops/matmul.py and plugins/quantised.py say what they
 // mean.
 //
-// Floors: N * K bytes (w8) or half of that (w4) over the bandwidth of memory. AVX2 adds up 32 products in two operations
-// for int4 and in four for int8, where an fma makes 8: at most four times and twice the peak of fma. By `ingot bench
-// kernels`, two cores of a Zen 3, shape of TinyLlama in w4g128: prefill of 512 at 92 to 101 % of the peak of int8, decode
-// of one at 82 to 93 % of the bandwidth. VPDPBUSD adds up 64 in one. Two cores of an Emerald Rapids (AVX-512, 1,523 Gop/s,
-// 33 GB/s): prefill of 512 at 72 to 86 % of the peak (the tile by itself 98 %; epilogues and unpacking take most of the
-// rest), decode of one in w4g128 at 95 to 101 % of the bandwidth, of eight at 80 %. One of these cores, weights from memory,
-// K 2048, N 11264: 32 rows at 84 % of the peak in w8, 79 % in w4g128, 16 rows at 54 % (the bandwidth's limit) and 68 %.
+// Floors: N * K bytes (w8) or half of that (w4) over the bandwidth of memory. AVX2 adds up 32 products in two
+// operations for int4 and in four for int8, where an fma makes 8: at most four times and twice the peak of fma. By
+// `ingot bench kernels`, two cores of a Zen 3, shape of TinyLlama in w4g128: prefill of 512 at 92 to 101 % of the peak
+// of int8, decode of one at 82 to 93 % of the bandwidth. VPDPBUSD adds up 64 in one. Two cores of an Emerald Rapids
+// (AVX-512, 1,523 Gop/s, 33 GB/s): prefill of 512 at 72 to 86 % of the peak (the tile by itself 98 %; epilogues and
+// unpacking take most of the rest), decode of one in w4g128 at 95 to 101 % of the bandwidth, of eight at 80 %. One of
+// these cores, weights from memory, K 2048, N 11264: 32 rows at 84 % of the peak in w8, 79 % in w4g128, 16 rows at 54 %
+// (the bandwidth's limit) and 68 %.
 #pragma once
 
 #include <array>
@@ -77,7 +78,7 @@ struct RoundedRows {
 
   int64_t padded_k() const { return ceil_div(k, 2 * kTileK) * 2 * kTileK; }
   int64_t stride() const { return padded_k() + kLineBytes; }  // bytes; no multiple of a page
-  int64_t run_stride() const { return padded_k() / 32; }  // of the shortest runs
+  int64_t run_stride() const { return padded_k() / 32; }      // of the shortest runs
   int64_t bytes() const { return header_bytes() + rows * stride(); }
 
   float* scales() const { return reinterpret_cast<float*>(data); }
@@ -109,11 +110,12 @@ struct Int8Tile {
 
 using Int8TileFn = void (*)(const Int8Tile&);
 
-// Rounds a group of rows of at most kMost: four codes of each row lie beside each other, then the next four, so that a tile
-// reads them in one stream. A part of K after another, which stays in L1 until all rows have written to it.
+// Rounds a group of rows of at most kMost: four codes of each row lie beside each other, then the next four, so that a
+// tile reads them in one stream. A part of K after another, which stays in L1 until all rows have written to it.
 // seen(row of the group, k, the 64 codes from k on)
 template <typename I, int kMost, int64_t kPart, uint32_t kFlip, typename Seen>
-[[gnu::always_inline]] inline void round_group(const RoundedRows& to, int64_t first, int64_t count, const float* const* x, const Seen& seen) {
+[[gnu::always_inline]] inline void round_group(const RoundedRows& to, int64_t first, int64_t count,
+                                               const float* const* x, const Seen& seen) {
   RowCode code[kMost];
   for (int64_t r = 0; r < count; ++r) {
     code[r] = row_code<I>(x[r], to.k);
@@ -139,7 +141,8 @@ template <typename I, int kMost, int64_t kPart, uint32_t kFlip, typename Seen>
     }
 }
 
-// Products of whole bytes, added up in int32. The first group of rows unpacks int4 while it multiplies, for the others too.
+// Products of whole bytes, added up in int32. The first group of rows unpacks int4 while it multiplies, for the others
+// too.
 template <typename I, typename Format>
 struct ByteProducts {
   static constexpr bool kUnpacks = Format::kTiles != 1;
@@ -161,14 +164,14 @@ struct ByteProducts {
   template <int kBegin, int kEnd, int kP, typename F>
   [[gnu::always_inline]] static inline void each(F f) {
     if constexpr (kBegin < kEnd)
-      for_each(std::make_integer_sequence<int, (kEnd - kBegin) * kP>(), [f]<int kI>() __attribute__((always_inline)) {
-        f.template operator()<kBegin + kI / kP, kI % kP>();
-      });
+      for_each(std::make_integer_sequence<int, (kEnd - kBegin) * kP>(),
+               [f]<int kI>() __attribute__((always_inline)) { f.template operator()<kBegin + kI / kP, kI % kP>(); });
   }
   template <int kR, int kP>
   [[gnu::always_inline]] static inline void begin(const Int8Tile& t, Sums<kR, kP>& sum) {
     each<0, kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
-      sum[r][p] = t.panels ? I::start_sum(panel_sums(t.panels[p])) : I::load_sum(t.sums + p * t.panel_stride + r * kPanel);
+      sum[r][p] =
+          t.panels ? I::start_sum(panel_sums(t.panels[p])) : I::load_sum(t.sums + p * t.panel_stride + r * kPanel);
     });
   }
   template <int kR, int kP>
@@ -214,8 +217,8 @@ struct ByteProducts {
     end<kR, kP>(t, sum);
   }
 
-  // The same of int4 for the first group of rows. Weights are made amid the products of those before them: made after these,
-  // they would keep their own products waiting.
+  // The same of int4 for the first group of rows. Weights are made amid the products of those before them: made after
+  // these, they would keep their own products waiting.
   template <int kR, int kP>
   static void unpack_tile(const Int8Tile& t) {
     constexpr int kMiddle = kR / 2;
@@ -280,8 +283,10 @@ struct ByteProducts {
   // kOther: see tile_of.
   template <bool kOther, int kP, size_t... kR>
   static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
-    if constexpr (kUnpacks && !kOther) return {unpack_tile<kR + 1, kP>...};
-    else return {tile<kOther, kR + 1, kP>...};
+    if constexpr (kUnpacks && !kOther)
+      return {unpack_tile<kR + 1, kP>...};
+    else
+      return {tile<kOther, kR + 1, kP>...};
   }
   template <bool kOther>
   static constexpr std::array<std::array<Int8TileFn, kRows>, 2> tables() {
@@ -298,8 +303,8 @@ struct ByteProducts {
 };
 
 // Products of int4 as it is stored: sums of codes from 0 to 15 over kRun k, which are then multiplied into int32 by the
-// group's multipliers. With AVX2 such a sum stays in int16, and no sum of two products saturates. A run of 128 k is one of
-// whole bytes: both nibbles have the same multipliers and add up to one sum.
+// group's multipliers. With AVX2 such a sum stays in int16, and no sum of two products saturates. A run of 128 k is one
+// of whole bytes: both nibbles have the same multipliers and add up to one sum.
 template <typename I, int64_t kRun>
 struct CodeProducts {
   static constexpr int64_t kRunK = kRun;
@@ -313,7 +318,8 @@ struct CodeProducts {
     std::fill_n(to.runs(first), count * to.run_stride(), 0);
     round_group<I, kRows, kPart, 0>(to, first, count, x, [&to, first](int64_t row, int64_t k, const int8_t* line) {
       constexpr int64_t kStep = std::min(kRunK, kTileK);
-      for (int64_t i = 0; i < kTileK; i += kStep) to.runs(first + row)[(k + i) / kRunK] += I::template short_start<kStep>(line + i);
+      for (int64_t i = 0; i < kTileK; i += kStep)
+        to.runs(first + row)[(k + i) / kRunK] += I::template short_start<kStep>(line + i);
     });
   }
 
@@ -365,7 +371,8 @@ struct CodeProducts {
 #pragma GCC unroll 2
         for (int p = 0; p < kP; ++p)
 #pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) codes[p][v] = I::load_codes(at[p] + v * I::kWidth * 4, kFirst + h == kHigh);
+          for (int v = 0; v < kVectors; ++v)
+            codes[p][v] = I::load_codes(at[p] + v * I::kWidth * 4, kFirst + h == kHigh);
 #pragma GCC unroll 16
         for (int r = 0; r < kR; ++r) {
           const typename I::Short xr = I::load_x(x[h] + (i * kR + r) * 4);
@@ -425,7 +432,8 @@ struct CodeProducts {
   }
   static Int8TileFn tile_of(int64_t rows, int64_t panels, bool, bool) {
     using Indices = std::make_index_sequence<kRows>;
-    static constexpr std::array<std::array<Int8TileFn, kRows>, 2> kTiles{table<1>(Indices()), table<kPanels>(Indices())};
+    static constexpr std::array<std::array<Int8TileFn, kRows>, 2> kTiles{table<1>(Indices()),
+                                                                         table<kPanels>(Indices())};
     return kTiles[panels > 1][static_cast<size_t>(rows - 1)];
   }
   // One row waits for memory anyway, which gives more to one stream.
@@ -437,11 +445,11 @@ inline size_t matmul_int8_scratch(const void* args) {
   return static_cast<size_t>(RoundedRows{matmul.rows, matmul.k, nullptr}.bytes());
 }
 
-// Sums of some groups of rows and some panels, a part of K after another, to [panel][row][16]. at(panel): where it lies.
-// after: the panel that will probably be multiplied next, or null.
+// Sums of some groups of rows and some panels, a part of K after another, to [panel][row][16]. at(panel): where it
+// lies. after: the panel that will probably be multiplied next, or null.
 template <typename Format, typename Products, typename PanelAt>
-void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_t groups, int64_t panels, const PanelAt& at,
-               const std::byte* after, int32_t* sums, std::byte* unpacked) {
+void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_t groups, int64_t panels,
+               const PanelAt& at, const std::byte* after, int32_t* sums, std::byte* unpacked) {
   const RowGroups all{x.rows, Products::kRows};
   const int64_t row = all.first(group), stride = (all.first(group + groups) - row) * kPanel;
   const int group_bits = std::countr_zero(static_cast<uint64_t>(format.group));
@@ -467,11 +475,19 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
       const int64_t next_bytes = tiles * kTileBytes / Format::kTiles / groups;  // while a group of rows is multiplied
       for (int64_t g = group; g < group + groups; ++g) {
         const int64_t first = all.first(g), count = all.first(g + 1) - first;
-        const Int8Tile tile{.x = x.codes(first) + k * count, .runs = x.runs(first) + k / Products::kRunK, .run_stride = x.run_stride(),
-                            .panels = k == 0 ? begun : nullptr, .lines = lines,
-                            .multipliers = multipliers, .group_bits = group_bits, .tiles = tiles, .unpacked = unpacked,
-                            .sums = sums + p * stride + (first - row) * kPanel, .panel_stride = stride,
-                            .next = next, .next_step = ceil_div(next_bytes, tiles * kTileLines)};
+        const Int8Tile tile{.x = x.codes(first) + k * count,
+                            .runs = x.runs(first) + k / Products::kRunK,
+                            .run_stride = x.run_stride(),
+                            .panels = k == 0 ? begun : nullptr,
+                            .lines = lines,
+                            .multipliers = multipliers,
+                            .group_bits = group_bits,
+                            .tiles = tiles,
+                            .unpacked = unpacked,
+                            .sums = sums + p * stride + (first - row) * kPanel,
+                            .panel_stride = stride,
+                            .next = next,
+                            .next_step = ceil_div(next_bytes, tiles * kTileLines)};
         Products::tile_of(count, step, g == group, groups == 1)(tile);
         for (int64_t i = 0; i < step; ++i) {
           if (Products::kUnpackedBytes != 0) lines[i] = unpacked + i * Products::kUnpackedBytes;
@@ -482,7 +498,8 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
   }
 }
 
-// Some groups of rows, panels [panel, panel + panels); next_panel will probably be next. scratch: sums, then unpacked parts.
+// Some groups of rows, panels [panel, panel + panels); next_panel will probably be next. scratch: sums, then unpacked
+// parts.
 template <typename I, typename Format, typename Products>
 void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows& x, int64_t group, int64_t groups,
                 int64_t panel, int64_t panels, int64_t next_panel, std::byte* scratch) {
@@ -490,10 +507,10 @@ void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows&
   const RowGroups all{x.rows, Products::kRows};
   const int64_t row = all.first(group), rows = all.first(group + groups) - row;
   const int64_t stride = rows * kPanel, bytes = format.panel_bytes();
-  int8_sums<Format, Products>(format, x, group, groups, panels,
-                              [&](int64_t p) { return panel_at(args, panel + p, bytes); },
-                              panel_at(args, std::min(next_panel, args.num_panels - 1), bytes), sums,
-                              scratch + panels * stride * static_cast<int64_t>(sizeof(int32_t)));
+  int8_sums<Format, Products>(
+      format, x, group, groups, panels, [&](int64_t p) { return panel_at(args, panel + p, bytes); },
+      panel_at(args, std::min(next_panel, args.num_panels - 1), bytes), sums,
+      scratch + panels * stride * static_cast<int64_t>(sizeof(int32_t)));
   const Int8Sums<I> scaled{{args, bytes}, x.scales()};
   epilogue<I>(args, row, rows, panel, panels, static_cast<const int32_t*>(sums), stride, scaled);
 }
@@ -557,9 +574,9 @@ void matmul_bytes(const MatmulArgs& args, const Team& team) {
   matmul_int8<I, Format, ByteProducts<I, Format>>(args, team);
 }
 
-// int4 with VNNI: few rows multiply codes where they lie. A line of these costs them 3 operations beside 2 of each row, and
-// each row 3 more for the multipliers of 16 lines, in groups of less than 128 for those of each half; to unpack it costs 6
-// in all and two lines of stores.
+// int4 with VNNI: few rows multiply codes where they lie. A line of these costs them 3 operations beside 2 of each row,
+// and each row 3 more for the multipliers of 16 lines, in groups of less than 128 for those of each half; to unpack it
+// costs 6 in all and two lines of stores.
 template <typename I>
 void matmul_codes_or_bytes(const MatmulArgs& args, const Team& team) {
   if (passes_over_panels(args, I::kCodeRows)) {

@@ -8,9 +8,9 @@
 //   rows 16: bf16 85-89 % of peak, f32 64 %; rows 128-512: bf16 84-93 %, f32 80-88 %
 // Quantised weights cost their widening: w8 at one row is bound by it (16-18 GB/s, 60-75 % of the bandwidth), so is w4
 // (6 GB/s, 25 %); rows 6: 79 % and 67 % of peak, rows 96: 86 % and 61 %. Products with int8 rows are faster throughout.
-// Two cores of an Emerald Rapids (AVX-512, 356 GFLOP/s, 33 GB/s), 11264 x 2048 weights: a tile of many rows by itself 98 % of
-// peak; rows 512: f32 90 %, bf16 88 %, w8 87 %; rows 32: 84, 84 and 81 %; rows 16: f32 77 % of the bandwidth, bf16 75 %, w8
-// 74 % of peak.
+// Two cores of an Emerald Rapids (AVX-512, 356 GFLOP/s, 33 GB/s), 11264 x 2048 weights: a tile of many rows by itself
+// 98 % of peak; rows 512: f32 90 %, bf16 88 %, w8 87 %; rows 32: 84, 84 and 81 %; rows 16: f32 77 % of the bandwidth,
+// bf16 75 %, w8 74 % of peak.
 #pragma once
 
 #include <array>
@@ -59,15 +59,15 @@ struct PanelInt8 {
 
 constexpr int64_t kBlockedK = 256;  // k of a part, in lines of float32
 
-// How a weight comes to its lines in a part of K: those that tiles read once, and those that the first of many tiles leaves
-// widened to the others (Blocked). Float lines are used where they lie.
+// How a weight comes to its lines in a part of K: those that tiles read once, and those that the first of many tiles
+// leaves widened to the others (Blocked). Float lines are used where they lie.
 template <typename Panel>
 struct FloatWeight {
   using Stream = Panel;
   using Blocked = Panel;
-  static constexpr bool kScaled = false;  // whether panels begin with scales
-  static constexpr int64_t kStreamRows = INT64_MAX;  // more of them are faster in blocks
-  static constexpr int64_t kStreamPart = INT64_MAX;  // most k at once
+  static constexpr bool kScaled = false;                         // whether panels begin with scales
+  static constexpr int64_t kStreamRows = INT64_MAX;              // more of them are faster in blocks
+  static constexpr int64_t kStreamPart = INT64_MAX;              // most k at once
   static constexpr int64_t kStreamBytes = 0, kBlockedBytes = 0;  // of scratch for a part of one panel
   int64_t k;
 
@@ -75,7 +75,9 @@ struct FloatWeight {
   explicit FloatWeight(const Args& args) : k(args.k) {}
   int64_t panel_bytes() const { return Panel::bytes(k); }
   const std::byte* lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const { return stored(panel, at); }
-  const std::byte* stored(const std::byte* panel, int64_t at) const { return panel + at / Panel::kPerLine * kLineBytes; }
+  const std::byte* stored(const std::byte* panel, int64_t at) const {
+    return panel + at / Panel::kPerLine * kLineBytes;
+  }
   static int64_t stored_bytes(int64_t part) { return ceil_div(part, Panel::kPerLine) * kLineBytes; }
   template <typename S>
   PlainSums<S> sums(const MatmulArgs&) const {
@@ -132,8 +134,8 @@ struct TileArgs {
   int64_t widened_stride = 0;              // floats from a panel to the next one
 };
 
-// kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order. kLeaves: lines widened.
-// GCC would keep arrays of vectors in memory if the loops over them were not unrolled: hence the pragmas.
+// kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order. kLeaves: lines
+// widened. GCC would keep arrays of vectors in memory if the loops over them were not unrolled: hence the pragmas.
 template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride, bool kLeaves>
 void tile(const TileArgs& args) {
   using V = typename S::V;
@@ -217,22 +219,25 @@ struct Tiles {
   static constexpr int kRows = S::kRegisters >= 32 ? 14 : kWide ? 5 : 6;
   static constexpr int kPanels = kWide ? 2 : 1;
 
-  // Panels of a tile of few rows: with vectors of 8 lanes, enough chains of fma to hide the latency of each; of 16, half as
-  // many, which are still faster than memory, and memory is faster with fewer streams.
+  // Panels of a tile of few rows: with vectors of 8 lanes, enough chains of fma to hide the latency of each; of 16,
+  // half as many, which are still faster than memory, and memory is faster with fewer streams.
   static constexpr int stream_panels(int rows) { return std::max(4 / rows, kPanels); }
 
   template <int kCount, int64_t kXStride, bool kLeaves, size_t... kR>
   static constexpr std::array<TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
+    // clang-format off: it takes the brackets of the template for comparisons
     return {tile<S, Panel, kR + 1, kCount == 0 ? stream_panels(kR + 1) : kCount, kXStride, kLeaves>...};
+    // clang-format on
   }
   using Indices = std::make_index_sequence<kRows>;
   static constexpr auto kOne = table<1, 0, false>(Indices()), kStream = table<0, 0, false>(Indices());
   template <int64_t kXStride, bool kLeaves>
-  static constexpr std::array kMany{table<1, kXStride, kLeaves>(Indices()), table<kPanels, kXStride, kLeaves>(Indices())};
+  static constexpr std::array kMany{table<1, kXStride, kLeaves>(Indices()),
+                                    table<kPanels, kXStride, kLeaves>(Indices())};
 };
 
-// Few rows: all of them in one tile, so that each weight is read once, in order. Threads own contiguous panels, the same
-// ones in every call.
+// Few rows: all of them in one tile, so that each weight is read once, in order. Threads own contiguous panels, the
+// same ones in every call.
 template <typename S, typename Weight>
 void stream(const MatmulArgs& args, const Team& team) {
   using T = Tiles<S, typename Weight::Stream>;
@@ -286,8 +291,8 @@ struct Blocked {
   // Sums of rows x panels to [panel][row][16]. row_of(row): its x; at(panel): where it lies; after: the panel that will
   // probably be multiplied next, or null.
   template <typename RowOf, typename PanelAt>
-  static void sums(const Weight& weight, int64_t k, int64_t rows, const RowOf& row_of, int64_t panels, const PanelAt& at,
-                   const std::byte* after, float* to, std::byte* scratch) {
+  static void sums(const Weight& weight, int64_t k, int64_t rows, const RowOf& row_of, int64_t panels,
+                   const PanelAt& at, const std::byte* after, float* to, std::byte* scratch) {
     float* const x = reinterpret_cast<float*>(scratch);
     std::byte* const widened = reinterpret_cast<std::byte*>(x + rows * kXStride);
     std::byte* const narrow = widened + T::kPanels * Weight::kBlockedBytes;
@@ -313,12 +318,19 @@ struct Blocked {
           const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles;
           const bool first = kWidens && i == 0;
           const int64_t per_line = first ? First::kPerLine : Panel::kPerLine;
-          const TileArgs tile{.x = x + r * kXStride, .x_stride = kXStride, .panels = lines, .k = part,
-                              .sums = to + p * stride + r * kPanel, .panel_stride = stride, .first = begin == 0,
-                              .next = next, .next_step = ceil_div(next_bytes, ceil_div(part, per_line)),
+          const TileArgs tile{.x = x + r * kXStride,
+                              .x_stride = kXStride,
+                              .panels = lines,
+                              .k = part,
+                              .sums = to + p * stride + r * kPanel,
+                              .panel_stride = stride,
+                              .first = begin == 0,
+                              .next = next,
+                              .next_step = ceil_div(next_bytes, ceil_div(part, per_line)),
                               .widened = reinterpret_cast<float*>(widened),
                               .widened_stride = Weight::kBlockedBytes / int64_t{sizeof(float)}};
-          constexpr auto &kFirst = Tiles<S, First>::template kMany<kXStride, kWidens>, &kOther = T::template kMany<kXStride, false>;
+          constexpr auto &kFirst = Tiles<S, First>::template kMany<kXStride, kWidens>,
+                         &kOther = T::template kMany<kXStride, false>;
           (first ? kFirst : kOther)[step > 1][static_cast<size_t>(end - r - 1)](tile);
           for (int64_t each = 0; each < step; ++each) {
             if (first) lines[each] = widened + each * Weight::kBlockedBytes;
@@ -346,11 +358,13 @@ void blocked(const MatmulArgs& args, const Team& team) {
   float* const sums = reinterpret_cast<float*>(team.scratch(scratch));
   for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
     const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
-    const int64_t rows = std::min(blocks.rows, args.rows - row), panels = std::min(blocks.panels, args.num_panels - panel);
+    const int64_t rows = std::min(blocks.rows, args.rows - row),
+                  panels = std::min(blocks.panels, args.num_panels - panel);
     const int64_t next = std::min(blocks.next_panel(item, team.count), args.num_panels - 1);
-    B::sums(weight, args.k, rows, [&](int64_t r) { return args.x + (row + r) * args.k; }, panels,
-            [&](int64_t p) { return panel_at(args, panel + p, bytes); }, panel_at(args, next, bytes), sums,
-            reinterpret_cast<std::byte*>(sums + num_sums));
+    B::sums(
+        weight, args.k, rows, [&](int64_t r) { return args.x + (row + r) * args.k; }, panels,
+        [&](int64_t p) { return panel_at(args, panel + p, bytes); }, panel_at(args, next, bytes), sums,
+        reinterpret_cast<std::byte*>(sums + num_sums));
     epilogue<S>(args, row, rows, panel, panels, sums, rows * kPanel, scaled);
   }
 }

@@ -1,7 +1,7 @@
-// Products of bf16 by the CPU's own dot product: x is rounded to bf16, and every output is one sum, started at 0 and fed
-// with a pair of k per instruction, k ascending, whatever the blocking. A pair of bf16 numbers has the size of a float32
-// and its lines are those of bf16 panels as they are stored, so the tiles of matmul_kernel.h multiply them as K / 2
-// elements; S::accumulate takes both products of a pair.
+// Products of bf16 by the CPU's own dot product: x is rounded to bf16, and every output is one sum, started at 0 and
+// fed with a pair of k per instruction, k ascending, whatever the blocking. A pair of bf16 numbers has the size of a
+// float32 and its lines are those of bf16 panels as they are stored, so the tiles of matmul_kernel.h multiply them as K
+// / 2 elements; S::accumulate takes both products of a pair.
 //
 // Floors: 2 * N * K bytes of weights over the bandwidth of memory, 2 * rows * N * K operations over the peak of the dot
 // product, which on AMD is twice that of fma.
@@ -77,7 +77,9 @@ class PairsProduct {
   static size_t scratch(const MoeMatmulArgs& args) { return rounded_bytes(args) + Product::scratch(in_pairs(args)); }
 
   PairsProduct(const MoeMatmulArgs& args, std::byte* memory)
-      : k_(args.k), rounded_(reinterpret_cast<float*>(memory)), product_(in_pairs(args), memory + rounded_bytes(args)) {}
+      : k_(args.k),
+        rounded_(reinterpret_cast<float*>(memory)),
+        product_(in_pairs(args), memory + rounded_bytes(args)) {}
 
   int64_t panel_bytes() const { return product_.panel_bytes(); }
 

@@ -1,5 +1,5 @@
-// What all matrix products share: where a panel lies, what a sum is multiplied by, the epilogue, and the cut into pieces
-// of work.
+// What all matrix products share: where a panel lies, what a sum is multiplied by, the epilogue, and the cut into
+// pieces of work.
 #pragma once
 
 #include <algorithm>
@@ -57,13 +57,15 @@ class OwnOrShared {
   bool own_;
 };
 
-// Rows of x for those who prepare them. One that has to be normed first lies in a place of the thread's scratch, until the
-// next that is to lie there.
+// Rows of x for those who prepare them. One that has to be normed first lies in a place of the thread's scratch, until
+// the next that is to lie there.
 class RowsOfX {
  public:
   RowsOfX(const MatmulArgs& args, const Team& team, int64_t places = 1)
-      : args_(args), team_(team),
-        normed_(args.norm ? reinterpret_cast<float*>(team.scratch(static_cast<size_t>(places * args.k) * sizeof(float))) : nullptr) {}
+      : args_(args),
+        team_(team),
+        normed_(args.norm ? reinterpret_cast<float*>(team.scratch(static_cast<size_t>(places * args.k) * sizeof(float)))
+                          : nullptr) {}
 
   const float* operator()(int64_t row, int64_t place = 0) const {
     if (args_.norm == nullptr) return args_.x + row * args_.k;
@@ -120,8 +122,8 @@ struct Int8Sums {
   Columns columns(int64_t panel, int64_t i) const { return {weight.columns(panel, i).scale, x_scales}; }
 };
 
-// Whether y goes past the caches, where S can do that: what L2 would not hold comes back from beyond anyway, and a line that
-// is not read before it is written is worth no room there. Lines of a residual are there already.
+// Whether y goes past the caches, where S can do that: what L2 would not hold comes back from beyond anyway, and a line
+// that is not read before it is written is worth no room there. Lines of a residual are there already.
 template <typename S>
 bool streams_y(const MatmulArgs& args) {
   constexpr int64_t kBytes = 2 << 20;
@@ -193,15 +195,27 @@ void epilogue(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, 
   for (int64_t r = 0; r < rows; r += kAtOnce) {
     const auto some = [&]<Activation kActivation>() {
       const int64_t count = std::min(kAtOnce, rows - r);
-      if (args.gated) epilogue_of<S, kActivation, true>(args, row + r, count, panel, panels, sums + r * kPanel, panel_stride, made);
-      else epilogue_of<S, kActivation, false>(args, row + r, count, panel, panels, sums + r * kPanel, panel_stride, made);
+      if (args.gated)
+        epilogue_of<S, kActivation, true>(args, row + r, count, panel, panels, sums + r * kPanel, panel_stride, made);
+      else
+        epilogue_of<S, kActivation, false>(args, row + r, count, panel, panels, sums + r * kPanel, panel_stride, made);
     };
     switch (args.activation) {
-      case Activation::kNone: some.template operator()<Activation::kNone>(); break;
-      case Activation::kSilu: some.template operator()<Activation::kSilu>(); break;
-      case Activation::kGelu: some.template operator()<Activation::kGelu>(); break;
-      case Activation::kGeluTanh: some.template operator()<Activation::kGeluTanh>(); break;
-      case Activation::kRelu: some.template operator()<Activation::kRelu>(); break;
+      case Activation::kNone:
+        some.template operator()<Activation::kNone>();
+        break;
+      case Activation::kSilu:
+        some.template operator()<Activation::kSilu>();
+        break;
+      case Activation::kGelu:
+        some.template operator()<Activation::kGelu>();
+        break;
+      case Activation::kGeluTanh:
+        some.template operator()<Activation::kGeluTanh>();
+        break;
+      case Activation::kRelu:
+        some.template operator()<Activation::kRelu>();
+        break;
     }
   }
 }
@@ -216,8 +230,8 @@ struct Blocks {
   int64_t next_panel(int64_t item, int threads) const { return (item + threads) / row_blocks * panels; }
 };
 
-// The largest blocks. Tactic 1 is the other choice that a build may time: blocks also for the few rows that otherwise pass
-// over contiguous panels, and for many rows blocks of twice as many rows and half as many panels.
+// The largest blocks. Tactic 1 is the other choice that a build may time: blocks also for the few rows that otherwise
+// pass over contiguous panels, and for many rows blocks of twice as many rows and half as many panels.
 struct BlockLimits {
   int64_t rows, panels;
 };
@@ -231,9 +245,12 @@ inline BlockLimits block_limits(const MatmulArgs& args, int64_t few_rows, int64_
 }
 
 // Blocks within the limits (of rows: a multiple of row_step), and smaller ones until every thread has several.
-inline Blocks cut(const MatmulArgs& args, int threads, int64_t row_step, const BlockLimits& limits, int64_t several = 6) {
+inline Blocks cut(const MatmulArgs& args, int threads, int64_t row_step, const BlockLimits& limits,
+                  int64_t several = 6) {
   constexpr int64_t kMinPanels = 4;
-  const auto even = [](int64_t all, int64_t most, int64_t step) { return ceil_div(ceil_div(all, ceil_div(all, most)), step) * step; };
+  const auto even = [](int64_t all, int64_t most, int64_t step) {
+    return ceil_div(ceil_div(all, ceil_div(all, most)), step) * step;
+  };
   const auto blocks = [&](int64_t rows, int64_t panels) {
     const int64_t even_rows = even(args.rows, rows, row_step), even_panels = even(args.num_panels, panels, 2);
     return Blocks{even_rows, even_panels, ceil_div(args.rows, even_rows), ceil_div(args.num_panels, even_panels)};

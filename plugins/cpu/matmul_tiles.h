@@ -1,20 +1,21 @@
-// Products on tile registers (AMX): of bf16, x rounded to bf16, or of int8, x rounded to int8. A sum takes its k in steps
-// of a tile, 32 or 64, ascending, each step by one tile instruction; one row of bf16 goes the same way as many, so it gets
-// the same bits. Sums of int8 are exact, so that few rows may take another way (matmul_int8_kernel.h).
+// Products on tile registers (AMX): of bf16, x rounded to bf16, or of int8, x rounded to int8. A sum takes its k in
+// steps of a tile, 32 or 64, ascending, each step by one tile instruction; one row of bf16 goes the same way as many,
+// so it gets the same bits. Sums of int8 are exact, so that few rows may take another way (matmul_int8_kernel.h).
 //
 // Floors: the bytes of the weights over the bandwidth of memory; 2 * rows * N * K operations, rows and N rounded up to
-// whole tiles, at 1024 (bf16) or 2048 (int8) per cycle. A step of a 2 x 2 block is 64 cycles of products and 4 KiB of tile
-// loads. Weights that are stored otherwise than multiplied are unpacked: for few rows into a ring of tiles in L1, ahead of
-// their use and between the products, for many rows a part of two panels (32 KiB) at once. The blocking follows probes on a
-// machine with AMX; these loops themselves have been checked for their bits and counted:
+// whole tiles, at 1024 (bf16) or 2048 (int8) per cycle. A step of a 2 x 2 block is 64 cycles of products and 4 KiB of
+// tile loads. Weights that are stored otherwise than multiplied are unpacked: for few rows into a ring of tiles in L1,
+// ahead of their use and between the products, for many rows a part of two panels (32 KiB) at once. The blocking
+// follows probes on a machine with AMX; these loops themselves have been checked for their bits and counted:
 //   16 rows of w4: a KiB of weights is 70 cycles of unpacking and 32 of products; memory takes 190 (3 GHz, 16 GB/s)
-//   512 rows, 32 columns, 1,024 k of int8: 16,384 cycles of products, 1,100 of unpacking w4, 2,000 at most of sums that are
-//   stored and taken up again; SiLU of these sums, 17 cycles for 16 numbers, hides between the products of the next ones
-// and timed on a machine without AMX, an Emerald Rapids, with loads, stores and waits of the same number in place of tile
-// instructions: 512 rows take not quite twice the time of their products. Lines of tiles, every second one from L2, and
-// epilogues take as long, and hide the products rather than the other way round; rows come from beyond L2 at 10 cycles a line
-// to be rounded. A line of y that was to be read before it is written took 20 and more, so large ones go past the caches
-// (matmul_parts.h).
+//   512 rows, 32 columns, 1,024 k of int8: 16,384 cycles of products, 1,100 of unpacking w4, 2,000 at most of sums that
+//   are stored and taken up again; SiLU of these sums, 17 cycles for 16 numbers, hides between the products of the next
+//   ones
+// and timed on a machine without AMX, an Emerald Rapids, with loads, stores and waits of the same number in place of
+// tile instructions: 512 rows take not quite twice the time of their products. Lines of tiles, every second one from
+// L2, and epilogues take as long, and hide the products rather than the other way round; rows come from beyond L2 at 10
+// cycles a line to be rounded. A line of y that was to be read before it is written took 20 and more, so large ones go
+// past the caches (matmul_parts.h).
 #pragma once
 
 #include <utility>
@@ -27,8 +28,8 @@ namespace {
 
 constexpr int64_t kTileRows = 16, kFewRows = 4, kFloatsOfLine = kLineBytes / int64_t{sizeof(float)};
 
-// What a build may time for many rows beside the ways of matmul_parts.h: what is best depends on caches, and on how much
-// of an epilogue hides between products.
+// What a build may time for many rows beside the ways of matmul_parts.h: what is best depends on caches, and on how
+// much of an epilogue hides between products.
 constexpr int32_t kPartsOfK = 2;       // a part of K of all of a block's panels before the next one
 constexpr int32_t kEpilogueApart = 3;  // behind the last product of its sums
 constexpr int32_t kHalfParts = 4;      // of K: 16 KiB
@@ -48,7 +49,9 @@ struct PackedRows {
     return data + (row_tile / 2 * steps() + step) * step_bytes() + row_tile % 2 * kTileBytes;
   }
   int64_t padded_rows() const { return row_tiles() * tile_rows(); }  // those of whole tiles
-  std::byte* line(int64_t row, int64_t step) const { return tile(row / kTileRows, step) + row % kTileRows * kLineBytes; }
+  std::byte* line(int64_t row, int64_t step) const {
+    return tile(row / kTileRows, step) + row % kTileRows * kLineBytes;
+  }
 };
 
 // x in bf16.
@@ -129,14 +132,16 @@ void stream_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
   using Ring = TileRing<Weight, kPanels>;
   const Weight weight(args);
   const PackedRows& packed = x.packed;
-  const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes(), units = ceil_div(packed.steps(), Weight::kTiles);
+  const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes(),
+                units = ceil_div(packed.steps(), Weight::kTiles);
   const Team::Range mine = team.share(args.num_panels / width);
   const int64_t end = mine.end * width;
   Tiles tiles(packed.tile_rows());
   alignas(64) typename Rows::Sum sums[4 * kTileRows * kPanel];
   std::byte* slots = nullptr;
   if constexpr (!Weight::kInPlace) slots = team.scratch(Ring::kBytes);
-  const auto place = [&](const std::byte** data, int64_t panel) {  // where all kPanels lie; beyond the last one, that one
+  const auto place = [&](const std::byte** data,
+                         int64_t panel) {  // where all kPanels lie; beyond the last one, that one
     for (int64_t p = 0; p < kPanels; ++p)
       data[p] = panel_at(args, std::min(panel + p, end - 1), bytes) + (Weight::kInPlace ? weight.data_offset() : 0);
   };
@@ -151,8 +156,8 @@ void stream_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
       for (int64_t at = 0; at < weight.data_offset(); at += kLineBytes)
         S::prefetch(next[p] - (Weight::kInPlace ? weight.data_offset() : 0) + at);
     for (int64_t p = 0; p < count; p += count == kPanels ? kPanels : 1) {
-      const BlockArgs<typename Rows::Sum> part{packed.data, packed.step_bytes(), packed.steps(),
-                                               sums + p * kStride, kStride, true};
+      const BlockArgs<typename Rows::Sum> part{
+          packed.data, packed.step_bytes(), packed.steps(), sums + p * kStride, kStride, true};
       const auto multiply = [&](const auto& source) {
         if (count == kPanels) {
           block<Rows, kRowTiles, kPanels, kOnce>(tiles, part, source);
@@ -175,9 +180,9 @@ void stream_tiles(const MatmulArgs& args, const Rows& x, const Team& team) {
   }
 }
 
-// Many rows: blocks of rows x panels. Two panels' part of K (32 KiB of tiles) stays in L1, where the rows stream past it
-// from L2: all of K where a block's rows fit there, else a part after another, between which sums rest in L2 too. While a
-// part is used the next one is read ahead, and between its products the sums before it become numbers of y.
+// Many rows: blocks of rows x panels. Two panels' part of K (32 KiB of tiles) stays in L1, where the rows stream past
+// it from L2: all of K where a block's rows fit there, else a part after another, between which sums rest in L2 too.
+// While a part is used the next one is read ahead, and between its products the sums before it become numbers of y.
 template <typename S, typename Tiles, typename Rows, typename Weight>
 class BlockedTiles {
   using Sum = typename Rows::Sum;
@@ -186,7 +191,11 @@ class BlockedTiles {
 
  public:
   BlockedTiles(const MatmulArgs& args, const Rows& x, const Team& team)
-      : args_(args), packed_(x.packed), team_(team), weight_(args), made_(x.sums(args, weight_)),
+      : args_(args),
+        packed_(x.packed),
+        team_(team),
+        weight_(args),
+        made_(x.sums(args, weight_)),
         part_steps_(args.tactic == kHalfParts ? kMostSteps / 2 : kMostSteps) {
     BlockLimits limits = block_limits(args, kPairRows, 512, 16);
     const auto fits = [&](int64_t rows) {
@@ -211,9 +220,12 @@ class BlockedTiles {
         for (int64_t p = 0; p < here.panels; p += 2)
           for (int64_t step = begin; step < end; step += part_steps_) {
             Part next{then.panel, 0};  // of the block that this thread is likely to take
-            if (step + part_steps_ < end) next = {here.panel + p, step + part_steps_};
-            else if (p + 2 < here.panels) next = {here.panel + p + 2, begin};
-            else if (end < packed_.steps()) next = {here.panel, end};
+            if (step + part_steps_ < end)
+              next = {here.panel + p, step + part_steps_};
+            else if (p + 2 < here.panels)
+              next = {here.panel + p + 2, begin};
+            else if (end < packed_.steps())
+              next = {here.panel, end};
             multiply(tiles, here, {here.panel + p, step}, next);
           }
       }
@@ -299,17 +311,26 @@ class BlockedTiles {
     for (int64_t tile = 0; tile < row_tiles; tile += 2) {
       const int64_t done = tile / 2 * steps * lines_a_step;
       for (int64_t i = 0; i < 2; ++i) ahead[i] = fetched[i] + done * kLineBytes;
-      const BlockArgs<Sum> args{packed_.tile(here.row / kTileRows + tile, part.step), packed_.step_bytes(), steps,
-                                sums + tile * kTileRows * kPanel, stride, part.step == 0};
+      const BlockArgs<Sum> args{packed_.tile(here.row / kTileRows + tile, part.step),
+                                packed_.step_bytes(),
+                                steps,
+                                sums + tile * kTileRows * kPanel,
+                                stride,
+                                part.step == 0};
       const Source source{{data, ahead, done < lines ? lines_a_step : 0}, *this};
       const bool two = tile + 1 < row_tiles;
       rows_at_once_ = ceil_div(pending_.rows, ceil_div(steps, 2));
-      (two ? pair == 2 ? block<Rows, 2, 2, true, Tiles, Source> : block<Rows, 2, 1, true, Tiles, Source>
-           : pair == 2 ? block<Rows, 1, 2, true, Tiles, Source> : block<Rows, 1, 1, true, Tiles, Source>)(tiles, args, source);
+      (two         ? pair == 2 ? block<Rows, 2, 2, true, Tiles, Source> : block<Rows, 2, 1, true, Tiles, Source>
+       : pair == 2 ? block<Rows, 1, 2, true, Tiles, Source>
+                   : block<Rows, 1, 1, true, Tiles, Source>)(tiles, args, source);
       pending_.rows = 0;
       if (part.step + steps == packed_.steps())
-        pending_ = {here.row + tile * kTileRows, std::min(kPairRows, here.rows - tile * kTileRows), part.panel, pair,
-                    args.sums, stride};
+        pending_ = {here.row + tile * kTileRows,
+                    std::min(kPairRows, here.rows - tile * kTileRows),
+                    part.panel,
+                    pair,
+                    args.sums,
+                    stride};
       if (args_.tactic == kEpilogueApart) {
         finish(0, pending_.rows);
         pending_.rows = 0;
@@ -321,7 +342,8 @@ class BlockedTiles {
   const PackedRows& packed_;
   const Team& team_;
   const Weight weight_;
-  const decltype(std::declval<const Rows&>().sums(std::declval<const MatmulArgs&>(), std::declval<const Weight&>())) made_;
+  const decltype(std::declval<const Rows&>().sums(std::declval<const MatmulArgs&>(),
+                                                  std::declval<const Weight&>())) made_;
   const int64_t part_steps_;
   Blocks blocks_{};
   bool whole_;  // whether a block's rows stay in L2 over all of K

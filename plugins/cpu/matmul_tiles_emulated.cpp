@@ -3,7 +3,8 @@
 #include "tile_emulated.h"
 
 INGOT_KERNEL("matmul.bf16.amxemu", MatmulArgs,
-             (ingot::matmul_tiles<ingot::SimdEmulated, ingot::TilesEmulated, ingot::Bf16Rows<ingot::SimdEmulated>, ingot::Bf16Tiles>),
+             (ingot::matmul_tiles<ingot::SimdEmulated, ingot::TilesEmulated, ingot::Bf16Rows<ingot::SimdEmulated>,
+                                  ingot::Bf16Tiles>),
              (ingot::matmul_tiles_scratch<ingot::Bf16Rows<ingot::SimdEmulated>>))
 INGOT_KERNEL("matmul.w8.amxemu", MatmulArgs,
              (ingot::matmul_tiles<ingot::Int8Emulated, ingot::TilesEmulated, ingot::Bf16Rows<ingot::Int8Emulated>,

@@ -8,7 +8,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
-
 #include <unistd.h>
 
 #include <cstring>
@@ -44,7 +43,8 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 
 using PieceTuple = std::tuple<int64_t, int64_t, int64_t>;
 using BufferTuple = std::tuple<std::string, std::string, int64_t, int64_t>;
-using WeightTuple = std::tuple<std::string, std::string, std::vector<int64_t>, std::string, int64_t, std::vector<PieceTuple>>;
+using WeightTuple =
+    std::tuple<std::string, std::string, std::vector<int64_t>, std::string, int64_t, std::vector<PieceTuple>>;
 using StepTuple = std::tuple<std::string, std::string, std::string, std::vector<std::string>, std::vector<std::string>,
                              std::map<std::string, ingot::AttrSpec>>;
 using LimitsTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
@@ -90,12 +90,18 @@ std::vector<ingot::WeightSpec> weight_specs(const std::vector<WeightTuple>& tupl
 
 void make_session(Session* self, const Bytes& weights, const std::vector<BufferTuple>& buffers,
                   const std::vector<WeightTuple>& weight_tuples, const std::vector<StepTuple>& steps,
-                  const std::vector<StepTuple>& screen, const LimitsTuple& limits, const KvTuple& kv, int64_t arena_bytes, const std::string& logits,
-                  int threads, const std::string& isa) {
+                  const std::vector<StepTuple>& screen, const LimitsTuple& limits, const KvTuple& kv,
+                  int64_t arena_bytes, const std::string& logits, int threads, const std::string& isa) {
   const auto spec = [](const auto&... field) { return ingot::LimitsSpec{field...}; };
   const auto kv_spec = [](const auto&... field) { return ingot::KvSpec{field...}; };
-  ingot::PlanSpec plan{std::apply(spec, limits), std::apply(kv_spec, kv), specs<ingot::BufferSpec>(buffers),
-                       weight_specs(weight_tuples), specs<ingot::StepSpec>(steps), specs<ingot::StepSpec>(screen), arena_bytes, logits};
+  ingot::PlanSpec plan{std::apply(spec, limits),
+                       std::apply(kv_spec, kv),
+                       specs<ingot::BufferSpec>(buffers),
+                       weight_specs(weight_tuples),
+                       specs<ingot::StepSpec>(steps),
+                       specs<ingot::StepSpec>(screen),
+                       arena_bytes,
+                       logits};
   const nb::gil_scoped_release release;
   new (self) Session(std::move(plan), reinterpret_cast<const std::byte*>(weights.data()),
                      static_cast<int64_t>(weights.size()), threads, isa);
@@ -124,8 +130,13 @@ std::optional<View> spans(const std::optional<Tuple>& arrays) {
 
 ingot::DrawView draw_view(const DrawTuple& arrays) {
   const auto& [row, temperature, top_k, top_p, seed, counter, rules, probs, log_probs] = arrays;
-  return {.row = span_of(row), .temperature = span_of(temperature), .top_k = span_of(top_k), .top_p = span_of(top_p),
-          .seed = span_of(seed), .counter = span_of(counter), .rules = spans<ingot::RulesView>(rules),
+  return {.row = span_of(row),
+          .temperature = span_of(temperature),
+          .top_k = span_of(top_k),
+          .top_p = span_of(top_p),
+          .seed = span_of(seed),
+          .counter = span_of(counter),
+          .rules = spans<ingot::RulesView>(rules),
           .probs = spans<ingot::ProbsView>(probs),
           .log_probs = log_probs ? std::optional(span_of(*log_probs)) : std::nullopt};
 }
@@ -135,7 +146,8 @@ using RunResult = std::tuple<Out<int32_t>, Out<float>, std::optional<OutRows>, s
                              std::optional<Out<int32_t>>, std::optional<Out<float>>>;
 
 RunResult run_result(ingot::DrawResult&& drawn, std::optional<OutRows>&& logits, bool probs) {
-  RunResult result{vector_out(std::move(drawn.ids)), vector_out(std::move(drawn.log_probs)), std::move(logits), {}, {}, {}};
+  RunResult result{
+      vector_out(std::move(drawn.ids)), vector_out(std::move(drawn.log_probs)), std::move(logits), {}, {}, {}};
   if (probs) {
     std::get<3>(result) = vector_out(std::move(drawn.ranks));
     std::get<4>(result) = vector_out(std::move(drawn.top_ids));
@@ -146,8 +158,11 @@ RunResult run_result(ingot::DrawResult&& drawn, std::optional<OutRows>&& logits,
 
 ingot::BatchView batch_view(const In<int32_t>& ids, const In<int32_t>& query_starts, const In<int32_t>& past_lengths,
                             const InRows<int32_t>& block_tables, const In<int32_t>& logit_rows) {
-  return {.ids = span_of(ids), .query_starts = span_of(query_starts), .past_lengths = span_of(past_lengths),
-          .block_tables = {block_tables.data(), block_tables.size()}, .logit_rows = span_of(logit_rows),
+  return {.ids = span_of(ids),
+          .query_starts = span_of(query_starts),
+          .past_lengths = span_of(past_lengths),
+          .block_tables = {block_tables.data(), block_tables.size()},
+          .logit_rows = span_of(logit_rows),
           .table_width = static_cast<int64_t>(block_tables.shape(1))};
 }
 
@@ -170,8 +185,8 @@ RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32
 }
 
 // Course, RepeatProbs and Repeat of src/ingot/step_io.py, in the order of their fields.
-using CourseTuple = std::tuple<In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>,
-                               In<int32_t>, In<int32_t>>;
+using CourseTuple =
+    std::tuple<In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>>;
 using RepeatProbsTuple = std::tuple<FilledRows<int32_t>, FilledRows<int32_t>, FilledRows<float>>;
 using RepeatTuple = std::tuple<double, In<int32_t>, In<int32_t>, std::optional<CourseTuple>, In<int32_t>,
                                FilledRows<int32_t>, FilledRows<float>, std::optional<RepeatProbsTuple>, FilledInts>;
@@ -179,14 +194,21 @@ using RepeatTuple = std::tuple<double, In<int32_t>, In<int32_t>, std::optional<C
 ingot::RepeatView repeat_view(const RepeatTuple& arrays) {
   const auto& [seconds, end_starts, end_ids, course, stop, ids, log_probs, probs, done] = arrays;
   if (stop.size() != 1 || done.size() != 1) throw std::invalid_argument("stop and done must have one entry each");
-  return {.seconds = seconds, .end_starts = span_of(end_starts), .end_ids = span_of(end_ids),
-          .course = spans<ingot::CourseView>(course), .stop = stop.data(), .steps = static_cast<int64_t>(ids.shape(0)),
-          .ids = span_of(ids), .log_probs = span_of(log_probs), .probs = spans<ingot::RepeatProbsView>(probs),
+  return {.seconds = seconds,
+          .end_starts = span_of(end_starts),
+          .end_ids = span_of(end_ids),
+          .course = spans<ingot::CourseView>(course),
+          .stop = stop.data(),
+          .steps = static_cast<int64_t>(ids.shape(0)),
+          .ids = span_of(ids),
+          .log_probs = span_of(log_probs),
+          .probs = spans<ingot::RepeatProbsView>(probs),
           .done = done.data()};
 }
 
 int64_t decode(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths,
-               InRows<int32_t> block_tables, In<int32_t> logit_rows, const DrawTuple& sample, const RepeatTuple& repeat) {
+               InRows<int32_t> block_tables, In<int32_t> logit_rows, const DrawTuple& sample,
+               const RepeatTuple& repeat) {
   const ingot::BatchView view = batch_view(ids, query_starts, past_lengths, block_tables, logit_rows);
   const ingot::DrawView draws = draw_view(sample);
   const ingot::RepeatView repeated = repeat_view(repeat);
@@ -272,8 +294,8 @@ using Released = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_session(nb::module_& m) {
   nb::class_<Session>(m, "Session", "A plan bound to its weights, arena and KV pools. Arguments: target.py.")
-      .def("__init__", &make_session, "weights"_a.noconvert(), "buffers"_a, "weight_specs"_a, "steps"_a, "screen"_a, "limits"_a,
-           "kv"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a, nb::keep_alive<1, 2>())
+      .def("__init__", &make_session, "weights"_a.noconvert(), "buffers"_a, "weight_specs"_a, "steps"_a, "screen"_a,
+           "limits"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a, nb::keep_alive<1, 2>())
       .def("run", &run, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
            "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "sample"_a.noconvert(), "want_logits"_a,
            "One step: ids, log_probs, logits if wanted, and where the draws want them ranks, top_ids, top_log_probs.")
@@ -285,16 +307,20 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("kv_bytes", &Session::kv_bytes, "Address space of the KV pools.")
       .def_prop_ro("threads", &Session::threads, "Threads that share each step.")
       .def("set_step_delay", &Session::set_step_delay, "seconds"_a, "Slow every plan step down, for tests.")
-      .def_prop_ro("barriers", &Session::barriers, Released(), "How often the threads of the last run waited for each other.")
+      .def_prop_ro("barriers", &Session::barriers, Released(),
+                   "How often the threads of the last run waited for each other.")
       .def_prop_ro("screen_counts", &screen_counts, Released(),
                    "Steps that tried the screen, those that it did not decide; rows and candidates of all others.")
       .def("time_steps", &Session::time_steps, "on"_a, Released(), "Note in every run when its plan steps end.")
       .def("step_seconds", &Session::step_seconds, Released(), "Of each plan step of the last run, then of the draws.")
-      .def("left_out", &Session::left_out, Released(), "Plan steps of the last run that another one computed along with itself.")
-      .def("keys_only", &Session::keys_only, Released(), "Steps of rope_kv_write in the last run whose queries attention turned.")
+      .def("left_out", &Session::left_out, Released(),
+           "Plan steps of the last run that another one computed along with itself.")
+      .def("keys_only", &Session::keys_only, Released(),
+           "Steps of rope_kv_write in the last run whose queries attention turned.")
       .def("tap", &Session::tap, "steps"_a, Released(), "Copy the outputs of these plan steps in every run.")
       .def("take_tapped", &take_tapped, "Step, buffer and values copied since the last call.")
-      .def("taken", &Session::taken, Released(), "Of each plan step in the last run on one thread: how often it took blocks in turn.")
+      .def("taken", &Session::taken, Released(),
+           "Of each plan step in the last run on one thread: how often it took blocks in turn.")
       .def("read_buffer", &read_buffer, "name"_a, "rows"_a, "First rows of an arena buffer.")
       .def("write_buffer", &write_buffer, "name"_a, "values"_a, "Set the first rows of an arena buffer.")
       .def("fill_kv", &Session::fill_kv, "value"_a, Released(), "Set every slot of the KV pools.")
@@ -308,11 +334,14 @@ NB_MODULE(_cpu, m) {
   m.doc() = "Kernels and sessions of the CPU targets; used through ingot.plugins.cpu.target.";
   nb::exception<ingot::ThreadStartError>(m, "ThreadStartError");
   m.def("detect_isa", &ingot::detect_isa, "Best of amx, avx512, avx2 that CPU and operating system offer, or none.");
-  m.def("cores", [] {
-    std::vector<std::tuple<int, int>> cores;
-    for (const ingot::Cpu& cpu : ingot::ThreadPool::instance().cpus()) cores.emplace_back(cpu.number, cpu.node);
-    return cores;
-  }, "CPU and memory node of each core that this process may use, in the order of threads.");
+  m.def(
+      "cores",
+      [] {
+        std::vector<std::tuple<int, int>> cores;
+        for (const ingot::Cpu& cpu : ingot::ThreadPool::instance().cpus()) cores.emplace_back(cpu.number, cpu.node);
+        return cores;
+      },
+      "CPU and memory node of each core that this process may use, in the order of threads.");
   // A process may end while a daemon thread is inside a step: what that thread holds then is nobody's mistake.
   nb::set_leak_warnings(false);
   m.def(
@@ -330,10 +359,11 @@ NB_MODULE(_cpu, m) {
         return ingot::crc32(crc, data.data(), data.size());
       },
       "data"_a, "crc"_a = 0, "zlib's CRC-32 of a buffer, continued from crc.");
-  m.def("read_bandwidth", &ingot::read_bandwidth, "bytes"_a, "threads"_a, "passes"_a = 3,
-        Released(), "Bytes per second that threads read from memory, best of the passes.");
-  m.def("barrier_seconds", [](int threads) { return ingot::ThreadPool::instance().barrier_seconds(threads); },
-        "threads"_a, Released(), "What one barrier of so many threads takes.");
+  m.def("read_bandwidth", &ingot::read_bandwidth, "bytes"_a, "threads"_a, "passes"_a = 3, Released(),
+        "Bytes per second that threads read from memory, best of the passes.");
+  m.def(
+      "barrier_seconds", [](int threads) { return ingot::ThreadPool::instance().barrier_seconds(threads); },
+      "threads"_a, Released(), "What one barrier of so many threads takes.");
   m.def("live_peak", &ingot::live_peak, "name"_a, "threads"_a, "seconds"_a, Released(),
         "Operations per second of an arithmetic (f32.avx2, int8.amx, ...) on random operands in L1.");
   m.def("time_matmul", &ingot::time_matmul, "kernel"_a, "rows"_a, "n"_a, "k"_a, "group"_a, "gated"_a, "panel_bytes"_a,

@@ -16,5 +16,6 @@ INGOT_KERNEL("moe_gate_up.w8a8.avx512", MoeMatmulArgs, (ingot::moe_gate_up<ingot
 INGOT_KERNEL("moe_down.w8a8.avx512", MoeMatmulArgs, (ingot::moe_down<ingot::Int8Avx512, ingot::W8A8Product>))
 INGOT_KERNEL("moe_gate_up.w4.avx512", MoeMatmulArgs, (ingot::moe_gate_up<ingot::Int8Avx512, ingot::W4Product>))
 INGOT_KERNEL("moe_down.w4.avx512", MoeMatmulArgs, (ingot::moe_down<ingot::Int8Avx512, ingot::W4Product>))
-INGOT_KERNEL("moe_gate_up.w4a8.avx512", MoeMatmulArgs, (ingot::moe_gate_up_codes<ingot::Int8Avx512, ingot::W4A8Product>))
+INGOT_KERNEL("moe_gate_up.w4a8.avx512", MoeMatmulArgs,
+             (ingot::moe_gate_up_codes<ingot::Int8Avx512, ingot::W4A8Product>))
 INGOT_KERNEL("moe_down.w4a8.avx512", MoeMatmulArgs, (ingot::moe_down_codes<ingot::Int8Avx512, ingot::W4A8Product>))

@@ -1,6 +1,6 @@
-// Products of quantised experts with rows that are rounded to int8, as in matmul_int8_kernel.h, whose tiles do the work:
-// sums are exact, so that every number of rows gives the same bits. The rows that take an expert are rounded where its
-// panels are multiplied, which costs K operations of each row's N * K.
+// Products of quantised experts with rows that are rounded to int8, as in matmul_int8_kernel.h, whose tiles do the
+// work: sums are exact, so that every number of rows gives the same bits. The rows that take an expert are rounded
+// where its panels are multiplied, which costs K operations of each row's N * K.
 #pragma once
 
 #include "matmul_int8_kernel.h"
@@ -20,7 +20,9 @@ class Int8Product {
   }
 
   Int8Product(const MoeMatmulArgs& args, std::byte* memory)
-      : format_(args), rows_{0, args.k, memory + kSumBytes + kUnpackedBytes}, sums_(reinterpret_cast<int32_t*>(memory)),
+      : format_(args),
+        rows_{0, args.k, memory + kSumBytes + kUnpackedBytes},
+        sums_(reinterpret_cast<int32_t*>(memory)),
         unpacked_(memory + kSumBytes) {}
 
   int64_t panel_bytes() const { return format_.panel_bytes(); }
@@ -34,8 +36,8 @@ class Int8Product {
 
   void multiply(const std::byte* const* panels, int64_t count) {
     const int64_t groups = RowGroups{rows_.rows, Products::kRows}.count();
-    int8_sums<Format, Products>(format_, rows_, 0, groups, count, [panels](int64_t p) { return panels[p]; }, nullptr, sums_,
-                                unpacked_);
+    int8_sums<Format, Products>(
+        format_, rows_, 0, groups, count, [panels](int64_t p) { return panels[p]; }, nullptr, sums_, unpacked_);
     scale_sums<I>(panels, count, rows_.rows, sums_, stride(), rows_.scales());
   }
   const float* sums() const { return reinterpret_cast<const float*>(sums_); }
@@ -57,7 +59,8 @@ using ByteProduct = Int8Product<I, Format, ByteProducts<I, Format>>;
 template <typename I, int64_t kRun>
 using CodeProduct = Int8Product<I, W4, CodeProducts<I, kRun>>;
 
-// One product of up to kRows rows, another of more, as each block of an expert's rows has them; their bits are the same.
+// One product of up to kRows rows, another of more, as each block of an expert's rows has them; their bits are the
+// same.
 template <int64_t kRows, typename Few, typename Many>
 class FewOrMany {
  public:

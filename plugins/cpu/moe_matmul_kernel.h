@@ -27,7 +27,10 @@ class VectorProduct {
   }
 
   VectorProduct(const MoeMatmulArgs& args, std::byte* memory)
-      : weight_(args), k_(args.k), lines_(memory), sums_(reinterpret_cast<float*>(memory + kLinesBytes)),
+      : weight_(args),
+        k_(args.k),
+        lines_(memory),
+        sums_(reinterpret_cast<float*>(memory + kLinesBytes)),
         x_(sums_ + kMaxPanels * kPanel * kMaxRows) {}
 
   int64_t panel_bytes() const { return weight_.panel_bytes(); }
@@ -45,8 +48,9 @@ class VectorProduct {
     if (count_ <= kFewRows) {
       stream(panels, count);
     } else {
-      Many::sums(weight_, k_, count_, [this](int64_t r) { return rows_[r]; }, count,
-                 [panels](int64_t p) { return panels[p]; }, nullptr, sums_, reinterpret_cast<std::byte*>(x_));
+      Many::sums(
+          weight_, k_, count_, [this](int64_t r) { return rows_[r]; }, count, [panels](int64_t p) { return panels[p]; },
+          nullptr, sums_, reinterpret_cast<std::byte*>(x_));
     }
     if constexpr (Weight::kScaled) scale_sums<S>(panels, count, count_, sums_, stride(), nullptr);
   }
@@ -68,8 +72,8 @@ class VectorProduct {
         const std::byte* lines[kAtOnce];
         for (int64_t i = 0; i < step; ++i)
           lines[i] = weight_.lines(panels[p + i], k, part, lines_ + i * Weight::kStreamBytes);
-        (step == at_once ? Few::kStream : Few::kOne)[row](
-            {few_ + k, k_, lines, part, sums_ + p * stride(), stride(), k == 0});
+        (step == at_once ? Few::kStream
+                         : Few::kOne)[row]({few_ + k, k_, lines, part, sums_ + p * stride(), stride(), k == 0});
       }
     }
   }

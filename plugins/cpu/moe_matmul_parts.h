@@ -124,8 +124,10 @@ class ExpertProducts {
  public:
   // slots_per_row: how many slots share a row of x.
   ExpertProducts(const MoeMatmulArgs& args, int64_t slots_per_row, const Team& team)
-      : args_(args), slots_per_row_(slots_per_row),
-        memory_(team.scratch(SlotLists::bytes(args) + Product::scratch(args))), lists_(args, memory_),
+      : args_(args),
+        slots_per_row_(slots_per_row),
+        memory_(team.scratch(SlotLists::bytes(args) + Product::scratch(args))),
+        lists_(args, memory_),
         product_(args, memory_ + SlotLists::bytes(args)) {}
 
   int64_t row_blocks(int64_t expert) const { return ceil_div(lists_.count(expert), Product::kMaxRows); }
@@ -142,8 +144,7 @@ class ExpertProducts {
     const std::byte* data[Product::kMaxPanels];
     for (int64_t panels; panel < end; panel += panels) {
       panels = std::min<int64_t>(Product::kMaxPanels, end - panel);
-      for (int64_t p = 0; p < panels; ++p)
-        data[p] = expert_panel(args_, expert, panel + p, product_.panel_bytes());
+      for (int64_t p = 0; p < panels; ++p) data[p] = expert_panel(args_, expert, panel + p, product_.panel_bytes());
       product_.multiply(data, panels);
       finish(ExpertSums{slots, count, panel, panels, product_.sums(), product_.stride()});
     }
@@ -171,15 +172,15 @@ enum class Share {
   kExperts,    // blocks of all panels that an expert has: its rows are gathered and rounded once
 };
 
-// Few rows, whose time goes into reading weights, are shipped with panels for each thread, many with blocks. A build may
-// time the other of these two (tactic 1), and whole experts for moe_gate_up (tactic 2).
+// Few rows, whose time goes into reading weights, are shipped with panels for each thread, many with blocks. A build
+// may time the other of these two (tactic 1), and whole experts for moe_gate_up (tactic 2).
 inline Share share_of(const MoeMatmulArgs& args, int64_t few_rows) {
   if (args.tactic == 2) return Share::kExperts;
   return (args.rows <= few_rows) == (args.tactic == 0) ? Share::kOwnPanels : Share::kBlocks;
 }
 
-// Few rows: threads share the pairs of panels of all experts that are taken, one expert's after the other's. Many, which
-// experts share unevenly: each expert's pairs.
+// Few rows: threads share the pairs of panels of all experts that are taken, one expert's after the other's. Many,
+// which experts share unevenly: each expert's pairs.
 template <typename S, typename Product>
 void gate_up_own_panels(const MoeMatmulArgs& args, const Team& team, ExpertProducts<Product>& products) {
   const auto finish = [&args](const ExpertSums& made) { store_gated<S>(args, made); };
@@ -222,9 +223,12 @@ template <typename S, typename Product>
 void moe_gate_up(const MoeMatmulArgs& args, const Team& team) {
   ExpertProducts<Product> products(args, args.slots, team);
   switch (share_of(args, Product::kFewRows)) {
-    case Share::kOwnPanels: return gate_up_own_panels<S>(args, team, products);
-    case Share::kBlocks: return gate_up_blocks<S>(args, team, products, Product::kMaxPanels, 6 * team.count);
-    case Share::kExperts: return gate_up_blocks<S>(args, team, products, args.num_panels, team.count);
+    case Share::kOwnPanels:
+      return gate_up_own_panels<S>(args, team, products);
+    case Share::kBlocks:
+      return gate_up_blocks<S>(args, team, products, Product::kMaxPanels, 6 * team.count);
+    case Share::kExperts:
+      return gate_up_blocks<S>(args, team, products, args.num_panels, team.count);
   }
 }
 

@@ -19,10 +19,14 @@ class TileProduct {
  public:
   static constexpr int64_t kFewRows = kTileRows, kMaxRows = 8 * kTileRows, kMaxPanels = 16;
 
-  static size_t scratch(const MoeMatmulArgs& args) { return kSumBytes + kUnpackedBytes + Rows::bytes(kMaxRows, args.k); }
+  static size_t scratch(const MoeMatmulArgs& args) {
+    return kSumBytes + kUnpackedBytes + Rows::bytes(kMaxRows, args.k);
+  }
 
   TileProduct(const MoeMatmulArgs& args, std::byte* memory)
-      : weight_(args), sums_(reinterpret_cast<Sum*>(memory)), unpacked_(memory + kSumBytes),
+      : weight_(args),
+        sums_(reinterpret_cast<Sum*>(memory)),
+        unpacked_(memory + kSumBytes),
         rows_(0, args.k, unpacked_ + kUnpackedBytes) {}
 
   int64_t panel_bytes() const { return weight_.panel_bytes(); }
@@ -62,8 +66,8 @@ class TileProduct {
     constexpr int64_t kAheadBytes = 4096;
     for (int64_t p = 0, step; p < count; p += step) {
       step = count - p >= kAtOnce ? kAtOnce : 1;
-      const BlockArgs<Sum> part{packed().data, packed().step_bytes(), packed().steps(),
-                                sums_ + p * stride(), stride(), true};
+      const BlockArgs<Sum> part{packed().data, packed().step_bytes(), packed().steps(), sums_ + p * stride(), stride(),
+                                true};
       const auto multiply = [&](const auto& source) {
         if (step == 1) {
           block<Rows, 1, 1, false>(tiles, part, source);
@@ -101,15 +105,21 @@ class TileProduct {
           for (int64_t i = 0; i < 2; ++i) {
             const int64_t next = p + pair + i;
             ahead[i] = (next < count ? stored(panels[next], step)
-                                     : stored(panels[std::min(i, count - 1)], step) + kStoredBytes) + done;
+                                     : stored(panels[std::min(i, count - 1)], step) + kStoredBytes) +
+                       done;
           }
-          const BlockArgs<Sum> part{rows_.packed.tile(tile, step), packed().step_bytes(), steps,
-                                    sums_ + p * stride() + tile * kTileRows * kPanel, stride(), step == 0};
+          const BlockArgs<Sum> part{rows_.packed.tile(tile, step),
+                                    packed().step_bytes(),
+                                    steps,
+                                    sums_ + p * stride() + tile * kTileRows * kPanel,
+                                    stride(),
+                                    step == 0};
           const TilesInMemory<S> source{data, ahead, lines};
           const bool two = tile + 1 < row_tiles;
-          (two ? pair == 2 ? block<Rows, 2, 2, true, Tiles, TilesInMemory<S>> : block<Rows, 2, 1, true, Tiles, TilesInMemory<S>>
-               : pair == 2 ? block<Rows, 1, 2, true, Tiles, TilesInMemory<S>> : block<Rows, 1, 1, true, Tiles, TilesInMemory<S>>)(
-              tiles, part, source);
+          (two         ? pair == 2 ? block<Rows, 2, 2, true, Tiles, TilesInMemory<S>>
+                                   : block<Rows, 2, 1, true, Tiles, TilesInMemory<S>>
+           : pair == 2 ? block<Rows, 1, 2, true, Tiles, TilesInMemory<S>>
+                       : block<Rows, 1, 1, true, Tiles, TilesInMemory<S>>)(tiles, part, source);
         }
       }
     }

@@ -19,5 +19,6 @@ INGOT_KERNEL("moe_gate_up.w8a8.amxemu", MoeMatmulArgs, (ingot::moe_gate_up<ingot
 INGOT_KERNEL("moe_down.w8a8.amxemu", MoeMatmulArgs, (ingot::moe_down<ingot::Int8Emulated, ingot::W8A8Product>))
 INGOT_KERNEL("moe_gate_up.w4.amxemu", MoeMatmulArgs, (ingot::moe_gate_up<ingot::Int8Emulated, ingot::W4Product>))
 INGOT_KERNEL("moe_down.w4.amxemu", MoeMatmulArgs, (ingot::moe_down<ingot::Int8Emulated, ingot::W4Product>))
-INGOT_KERNEL("moe_gate_up.w4a8.amxemu", MoeMatmulArgs, (ingot::moe_gate_up_codes<ingot::Int8Emulated, ingot::W4A8Product>))
+INGOT_KERNEL("moe_gate_up.w4a8.amxemu", MoeMatmulArgs,
+             (ingot::moe_gate_up_codes<ingot::Int8Emulated, ingot::W4A8Product>))
 INGOT_KERNEL("moe_down.w4a8.amxemu", MoeMatmulArgs, (ingot::moe_down_codes<ingot::Int8Emulated, ingot::W4A8Product>))

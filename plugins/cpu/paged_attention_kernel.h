@@ -8,12 +8,13 @@
 // or its thread: lanes beyond a row's position, or before its window, are selected away, never multiplied, so slots
 // there may hold anything, the other half of a pair too. Tiles before the windows of all rows of an item are skipped.
 //
-// Floors, of a row, token and head: 4 * head_dim operations by FMA; 2 * head_dim * itemsize bytes per token and KV head,
-// and 8 of scales in an int8 cache, which decode reads once. Widening a line takes the ports of FMAs (AVX-512, bf16: an
-// eighth of the FMAs of 8 rows), so of the rows of an item, which share a tile, the first ones leave lines widened to the
-// others, in a panel of 8 KB or so; and so does the softmax, an eighth to a sixth of the FMAs at head_dim 64.
-// int8 codes are multiplied as floats. Their scales never touch a code: a key's scale multiplies the finished sum over
-// the dims, before the soft cap; a value's scale multiplies the weight, after the weight went into the sum of weights.
+// Floors, of a row, token and head: 4 * head_dim operations by FMA; 2 * head_dim * itemsize bytes per token and KV
+// head, and 8 of scales in an int8 cache, which decode reads once. Widening a line takes the ports of FMAs (AVX-512,
+// bf16: an eighth of the FMAs of 8 rows), so of the rows of an item, which share a tile, the first ones leave lines
+// widened to the others, in a panel of 8 KB or so; and so does the softmax, an eighth to a sixth of the FMAs at
+// head_dim 64. int8 codes are multiplied as floats. Their scales never touch a code: a key's scale multiplies the
+// finished sum over the dims, before the soft cap; a value's scale multiplies the weight, after the weight went into
+// the sum of weights.
 #pragma once
 
 #include <utility>
@@ -61,8 +62,8 @@ class FloatAttention {
   // Whether products are about as fast as memory; with vectors of 8 lanes they take twice as long.
   static constexpr bool kMemoryBound = S::kRegisters >= 32;
   static constexpr int64_t kNear = 512 / sizeof(T);  // what few rows fetch from L2, ahead of its use
-  // Between queries, whatever head_dim is (256 at most), so that a register and constants are their addresses; no power of
-  // two, which would share few cache sets.
+  // Between queries, whatever head_dim is (256 at most), so that a register and constants are their addresses; no power
+  // of two, which would share few cache sets.
   static constexpr int64_t kQueryStride = 256 + kKvLanes;
 
   explicit FloatAttention(const AttentionRows& rows) : rows_(rows), kv_(rows.kv) {}
@@ -104,10 +105,11 @@ class FloatAttention {
   template <bool kWhole>
   void softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state);
   template <int kR>
-  void weigh(int64_t first, int64_t begin, int64_t end, const Tile& tile, const Tile& next, const RowState& state) const;
+  void weigh(int64_t first, int64_t begin, int64_t end, const Tile& tile, const Tile& next,
+             const RowState& state) const;
   template <int kR, int kG, Lines kLines>
-  [[gnu::noinline]] void weigh_dims(int64_t first, int64_t begin, int64_t end, int64_t at, const Tile& tile, const Tile& next,
-                                    const RowState& state) const;
+  [[gnu::noinline]] void weigh_dims(int64_t first, int64_t begin, int64_t end, int64_t at, const Tile& tile,
+                                    const Tile& next, const RowState& state) const;
 
   const AttentionRows& rows_;
   const PagedKv& kv_;
@@ -138,7 +140,8 @@ void FloatAttention<S, T>::load_queries(const AttentionItem& item, float* turned
 
 // The tile from token `begin` on; nobody sees tokens from `end` on.
 template <typename S, typename T>
-typename FloatAttention<S, T>::Tile FloatAttention<S, T>::locate(const AttentionItem& item, int64_t begin, int64_t end) const {
+typename FloatAttention<S, T>::Tile FloatAttention<S, T>::locate(const AttentionItem& item, int64_t begin,
+                                                                 int64_t end) const {
   Tile tile;
   tile.begin = begin;
   tile.groups = begin + kTile <= end ? kGroups : (end - begin + kKvLanes - 1) / kKvLanes;
@@ -164,13 +167,15 @@ typename FloatAttention<S, T>::Tile FloatAttention<S, T>::locate(const Attention
   return tile;
 }
 
-// Asks memory for the groups of a tile from `first` on; loops over the tile before it do so for the groups that they read.
+// Asks memory for the groups of a tile from `first` on; loops over the tile before it do so for the groups that they
+// read.
 template <typename S, typename T>
 void FloatAttention<S, T>::fetch(const Tile& tile, int64_t first) const {
   for (int64_t g = first; g < tile.groups; ++g) {
     for (int64_t d = 0; d < kv_.head_dim; d += kPair<T>) S::prefetch_far(tile.keys[g] + d * kKvLanes);
     for (int64_t d = 0; d < kv_.padded_dim; d += kKvLanes)
-      for (int64_t t = 0; t < kKvLanes; t += kPair<T>) S::prefetch_far(tile.values[g] + d * kv_.block_size + t * kKvLanes);
+      for (int64_t t = 0; t < kKvLanes; t += kPair<T>)
+        S::prefetch_far(tile.values[g] + d * kv_.block_size + t * kKvLanes);
   }
 }
 
@@ -222,8 +227,8 @@ int64_t FloatAttention<S, T>::pass_end(const AttentionItem& item, int64_t first)
   return (whole > item.begin + first ? whole : most) - item.begin;
 }
 
-// A tile that all rows of the item see. Where these take several passes, the first one leaves the lines to the others, a
-// panel after the other.
+// A tile that all rows of the item see. Where these take several passes, the first one leaves the lines to the others,
+// a panel after the other.
 template <typename S, typename T>
 void FloatAttention<S, T>::attend_whole(int64_t rows, const Tile& tile, const Tile& next, const RowState& state) {
   if (rows <= kRows) {
@@ -240,7 +245,8 @@ void FloatAttention<S, T>::attend_whole(int64_t rows, const Tile& tile, const Ti
                         [&]<int kR>() { pass.template operator()<kR, Lines::kPanel>(first); });
   };
   for (int64_t group = 0; group < kGroups; group += kPanelGroups)
-    in_passes([&]<int kR, Lines kLines>(int64_t first) { score_groups<kR, kPanelGroups, kLines>(first, group, tile, next); });
+    in_passes(
+        [&]<int kR, Lines kLines>(int64_t first) { score_groups<kR, kPanelGroups, kLines>(first, group, tile, next); });
   softmax<true>(0, rows, tile, next, state);
   int64_t at = 0;
   for (; at + kPanelGroups * kKvLanes <= kv_.padded_dim; at += kPanelGroups * kKvLanes)
@@ -319,8 +325,10 @@ void FloatAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
     V k[kN];
 #pragma GCC unroll 16
     for (int j = 0; j < kN; ++j) {
-      if constexpr (kLines == Lines::kPanel) k[j] = S::load(panel + (kHalf * kN + j) * S::kWidth);
-      else k[j] = load_half<S, kHalf>(lines[j / kVectors] + j % kVectors * S::kWidth * kPair<T>);
+      if constexpr (kLines == Lines::kPanel)
+        k[j] = S::load(panel + (kHalf * kN + j) * S::kWidth);
+      else
+        k[j] = load_half<S, kHalf>(lines[j / kVectors] + j % kVectors * S::kWidth * kPair<T>);
       if constexpr (kLines == Lines::kKept) S::store(panel + (kHalf * kN + j) * S::kWidth, k[j]);
     }
 #pragma GCC unroll 16
@@ -335,7 +343,8 @@ void FloatAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
     }
   };
   constexpr int kParts = kLines == Lines::kPanel ? 1 : kG;
-  for (int part = 0; part < kParts; ++part) {  // the next tile's groups one after the other: memory is read fastest in order
+  for (int part = 0; part < kParts;
+       ++part) {  // the next tile's groups one after the other: memory is read fastest in order
     const T* ahead = next.keys[group + part];
     const auto first_dim = [dim](int64_t p) { return dim / kPair<T> * p / kParts * kPair<T>; };
     for (int64_t d = first_dim(part); d < first_dim(part + 1); d += kPair<T>) {
@@ -366,12 +375,13 @@ void FloatAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
     }
 }
 
-// p of the tokens that rows see becomes exp(p - top), where values are codes times their scale; top and sum follow a new
-// maximum, by which what was gathered so far is still to be multiplied. kWhole: the rows see the whole tile. Memory, which
-// would be idle, is asked meanwhile for the first dims of the next tile's values.
+// p of the tokens that rows see becomes exp(p - top), where values are codes times their scale; top and sum follow a
+// new maximum, by which what was gathered so far is still to be multiplied. kWhole: the rows see the whole tile.
+// Memory, which would be idle, is asked meanwhile for the first dims of the next tile's values.
 template <typename S, typename T>
 template <bool kWhole>
-void FloatAttention<S, T>::softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state) {
+void FloatAttention<S, T>::softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next,
+                                   const RowState& state) {
   const auto inside = [&](int64_t n) { return n < tile.begin ? 0 : n < tile.begin + kTile ? n - tile.begin : kTile; };
   constexpr int64_t kTokensOfLine = 64 / (kKvLanes * sizeof(T));  // of memory
   int64_t asked = 0;                                              // tokens
@@ -400,14 +410,15 @@ void FloatAttention<S, T>::weigh(int64_t first, int64_t begin, int64_t end, cons
   for (; at + kG * kKvLanes <= kv_.padded_dim; at += kG * kKvLanes)
     weigh_dims<kR, kG, Lines::kCached>(first, begin, end, at, tile, next, state);
   if constexpr (kG > 1)
-    for (; at < kv_.padded_dim; at += kKvLanes) weigh_dims<kR, 1, Lines::kCached>(first, begin, end, at, tile, next, state);
+    for (; at < kv_.padded_dim; at += kKvLanes)
+      weigh_dims<kR, 1, Lines::kCached>(first, begin, end, at, tile, next, state);
 }
 
 // Of kG times 16 dims from `at` on.
 template <typename S, typename T>
 template <int kR, int kG, Lines kLines>
-void FloatAttention<S, T>::weigh_dims(int64_t first, int64_t begin, int64_t end, int64_t at, const Tile& tile, const Tile& next,
-                                      const RowState& state) const {
+void FloatAttention<S, T>::weigh_dims(int64_t first, int64_t begin, int64_t end, int64_t at, const Tile& tile,
+                                      const Tile& next, const RowState& state) const {
   constexpr int kN = kG * kVectors;
   const int64_t dim = kv_.padded_dim, next_dims = kKvLanes * kv_.block_size;
   const float* p = p_ + first * kTile;
@@ -426,8 +437,10 @@ void FloatAttention<S, T>::weigh_dims(int64_t first, int64_t begin, int64_t end,
     V v[kN];
 #pragma GCC unroll 16
     for (int j = 0; j < kN; ++j) {
-      if constexpr (kLines == Lines::kPanel) v[j] = S::load(panel + (kHalf * kN + j) * S::kWidth);
-      else v[j] = load_half<S, kHalf>(line + j / kVectors * next_dims + j % kVectors * S::kWidth * kPair<T>);
+      if constexpr (kLines == Lines::kPanel)
+        v[j] = S::load(panel + (kHalf * kN + j) * S::kWidth);
+      else
+        v[j] = load_half<S, kHalf>(line + j / kVectors * next_dims + j % kVectors * S::kWidth * kPair<T>);
       if constexpr (kLines == Lines::kKept) S::store(panel + (kHalf * kN + j) * S::kWidth, v[j]);
     }
 #pragma GCC unroll 16

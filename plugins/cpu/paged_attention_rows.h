@@ -11,9 +11,11 @@
 //   Inner(rows), floats(kv)          floats of scratch that a thread needs, given by
 //   allocate(memory)
 //   load_queries(item, turned)       turned: room for the queries of a token
-//   attend(item, begin, end, state)  fills state [item rows] from the tokens begin .. end-1; a row that sees none of them
+//   attend(item, begin, end, state)  fills state [item rows] from the tokens begin .. end-1; a row that sees none of
+//   them
 //                                    keeps top = -infinity and sum = 0, and its out is 0
-//   kSetsOut                         whether it sets all of state.out where there are tokens, or adds to the zeros there
+//   kSetsOut                         whether it sets all of state.out where there are tokens, or adds to the zeros
+//   there
 #pragma once
 
 #include <algorithm>
@@ -71,7 +73,8 @@ struct AttentionRows {
   // Calls f for each token of an item. turned [rows of a token * head_dim] takes queries that are turned here.
   template <typename F>
   void tokens(const AttentionItem& item, float* turned, F f) const {
-    const int64_t first = item.begin / group, past = kv.past_lengths[item.sequence], start = kv.query_starts[item.sequence];
+    const int64_t first = item.begin / group, past = kv.past_lengths[item.sequence],
+                  start = kv.query_starts[item.sequence];
     const float* const q = source(item, item.begin);
     TokenRows rows{item.begin, 0, 0, 0, nullptr, nullptr};
     for (int64_t token = first; rows.begin < item.end; ++token, rows.begin = rows.end) {
@@ -79,7 +82,8 @@ struct AttentionRows {
       rows.visible = past + token + 1;
       rows.hidden = std::max<int64_t>(rows.visible - args.window, 0);
       // those of the first token may begin with another one than its first
-      rows.source = q + (token - first) * source_stride() - (token > first ? (item.begin - first * group) * kv.head_dim : 0);
+      rows.source =
+          q + (token - first) * source_stride() - (token > first ? (item.begin - first * group) * kv.head_dim : 0);
       rows.queries = rows.source;
       if (args.rope != nullptr) {
         turn(start + token, rows.source, rows.end - rows.begin, turned);
@@ -150,14 +154,17 @@ class PagedAttention {
     return {s, head, begin, begin + kItemRows < count ? begin + kItemRows : count};
   }
 
-  int64_t first_split_of(const AttentionItem& item) const { return rows_.hidden(item.sequence, item.begin) / kSplitTokens; }
+  int64_t first_split_of(const AttentionItem& item) const {
+    return rows_.hidden(item.sequence, item.begin) / kSplitTokens;
+  }
   // Tokens begin .. end-1 of a split that some row of the item sees.
   struct Tokens {
     int64_t begin, end;
   };
   Tokens tokens_of(const AttentionItem& item, int64_t split) const {
     const int64_t begin = split * kSplitTokens, end = begin + kSplitTokens;
-    const int64_t unseen = rows_.hidden(item.sequence, item.begin), longest = rows_.visible(item.sequence, item.end - 1);
+    const int64_t unseen = rows_.hidden(item.sequence, item.begin),
+                  longest = rows_.visible(item.sequence, item.end - 1);
     return {begin < unseen ? unseen : begin, end < longest ? end : longest};
   }
 
@@ -190,7 +197,8 @@ class PagedAttention {
 
 template <typename S, typename Inner>
 void PagedAttention<S, Inner>::allocate(const Team& team) {
-  const int64_t state = kItemRows * (kv_.padded_dim + 2);  // padded_dim, kItemRows: multiples of 16, so all stays aligned
+  const int64_t state =
+      kItemRows * (kv_.padded_dim + 2);  // padded_dim, kItemRows: multiples of 16, so all stays aligned
   const int64_t turned = kItemRows * kv_.padded_dim;
   float* next = reinterpret_cast<float*>(
       team.scratch(static_cast<size_t>(2 * state + turned + Inner::floats(kv_)) * sizeof(float)));
@@ -238,8 +246,10 @@ void PagedAttention<S, Inner>::run_whole(const Team& team) {
     const int64_t splits = rows_.splits(s, item.end - 1);
     for (int64_t split = first_split; split < splits; ++split) {
       int64_t next_s = s, next_before = before;
-      if (split + 1 < splits) expect(item, split + 1);
-      else if (find(turn + team.count, next_s, next_before, next)) expect(next, first_split_of(next));  // likely its next one
+      if (split + 1 < splits)
+        expect(item, split + 1);
+      else if (find(turn + team.count, next_s, next_before, next))
+        expect(next, first_split_of(next));  // likely its next one
       attend(item, split, split == first_split ? first_ : later_);
       for (int64_t row = item.begin; split > first_split && row < item.end; ++row)
         if (split < rows_.splits(s, row)) merge(first_, row - item.begin, later_, row - item.begin);
@@ -277,7 +287,8 @@ void PagedAttention<S, Inner>::run_split(const Team& team) {
   for (int64_t turn = team.take(); find_part(turn, false, place, part); turn = team.take()) {
     inner_.load_queries(part.item, turned_);
     Place later = place;
-    if (find_part(turn + team.count, false, later, next)) expect(next.item, next.split);  // likely this thread's next one
+    if (find_part(turn + team.count, false, later, next))
+      expect(next.item, next.split);  // likely this thread's next one
     attend(part.item, part.split, state(part.at));
   }
   team.barrier();
@@ -307,7 +318,8 @@ void PagedAttention<S, Inner>::attend(const AttentionItem& item, int64_t split, 
 template <typename S, typename Inner>
 void PagedAttention<S, Inner>::expect(const AttentionItem& item, int64_t split) {
   const Tokens tokens = tokens_of(item, split);
-  if constexpr (requires { inner_.expect(item, tokens.begin, tokens.end); }) inner_.expect(item, tokens.begin, tokens.end);
+  if constexpr (requires { inner_.expect(item, tokens.begin, tokens.end); })
+    inner_.expect(item, tokens.begin, tokens.end);
 }
 
 // Joins a later split to an earlier one.
@@ -327,7 +339,8 @@ void PagedAttention<S, Inner>::merge(const RowState& into, int64_t row, const Ro
 }
 
 template <typename S, typename Inner>
-void PagedAttention<S, Inner>::finish(const AttentionItem& item, int64_t row, const RowState& state, int64_t state_row) const {
+void PagedAttention<S, Inner>::finish(const AttentionItem& item, int64_t row, const RowState& state,
+                                      int64_t state_row) const {
   float* y = rows_.output(item, row);
   const float* out = state.out + state_row * kv_.padded_dim;
   for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth)

@@ -11,12 +11,13 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// Scores p [rows][kTile] become weights exp(score - top), each step for all rows, so that none waits for its maximum; top and
-// sum follow them. What a row has gathered so far is left to be multiplied by its factor. seen(row): begin and end of the
-// tokens that it sees; store(p of a row, i, weights): 0 where it sees nothing. kWhole: the rows see all of the tile.
+// Scores p [rows][kTile] become weights exp(score - top), each step for all rows, so that none waits for its maximum;
+// top and sum follow them. What a row has gathered so far is left to be multiplied by its factor. seen(row): begin and
+// end of the tokens that it sees; store(p of a row, i, weights): 0 where it sees nothing. kWhole: the rows see all of
+// the tile.
 template <typename S, int64_t kTile, bool kWhole, typename Seen, typename Store>
-[[gnu::always_inline]] inline void softmax_rows(int64_t rows, float* p, float softcap, float* top, float* sum, float* factors,
-                                                Seen seen, Store store) {
+[[gnu::always_inline]] inline void softmax_rows(int64_t rows, float* p, float softcap, float* top, float* sum,
+                                                float* factors, Seen seen, Store store) {
   using V = typename S::V;
   // f(i, kept) for the vectors of a row; kept(v, otherwise) is v where the lane is a token that the row sees
   const auto each = [&](int64_t row, auto f) __attribute__((always_inline)) {
@@ -26,7 +27,9 @@ template <typename S, int64_t kTile, bool kWhole, typename Seen, typename Store>
       const auto [begin, end] = seen(row);
       for (int64_t i = begin / S::kWidth * S::kWidth; i < end; i += S::kWidth)
         f(i, [&](V v, V otherwise) {
-          const auto before = [i](int64_t n) { return S::first_lanes(n < i ? 0 : n - i < S::kWidth ? n - i : S::kWidth); };
+          const auto before = [i](int64_t n) {
+            return S::first_lanes(n < i ? 0 : n - i < S::kWidth ? n - i : S::kWidth);
+          };
           return S::select(before(begin), otherwise, S::select(before(end), v, otherwise));
         });
     }

@@ -1,18 +1,20 @@
-// Causal attention over a bf16 KV cache on tile registers (AMX): queries and weights rounded to bf16, sums in float32; an
-// online softmax over tiles of 128 tokens, anchored to positions. Items, splits and threads: paged_attention_rows.h.
+// Causal attention over a bf16 KV cache on tile registers (AMX): queries and weights rounded to bf16, sums in float32;
+// an online softmax over tiles of 128 tokens, anchored to positions. Items, splits and threads: paged_attention_rows.h.
 //
-//   scores [32 rows][128 tokens] += q [32 rows][32 dims] x keys [32 dims][16 tokens]    the cache's lines are the operand
-//   out    [32 rows][dims]       += p [32 rows][32 tokens] x values [32 tokens][16 dims]
+//   scores [32 rows][128 tokens] += q [32 rows][32 dims] x keys [32 dims][16 tokens]    the cache's lines are the
+//   operand out    [32 rows][dims]       += p [32 rows][32 tokens] x values [32 tokens][16 dims]
 //
-// A row's sums take dims and tokens in steps of 32 through the same instructions whatever rows share its tile, one row of
-// a decode step too, so its bits depend on nothing else. What a row does not see has weight zero, and zero times a number
-// adds nothing; but zero times NaN does. So values that not all rows see are copied first, with zeros where nobody looks;
-// and where one of these is not finite, row by row (`weigh_apart`): it spoils those who see it and nobody else.
+// A row's sums take dims and tokens in steps of 32 through the same instructions whatever rows share its tile, one row
+// of a decode step too, so its bits depend on nothing else. What a row does not see has weight zero, and zero times a
+// number adds nothing; but zero times NaN does. So values that not all rows see are copied first, with zeros where
+// nobody looks; and where one of these is not finite, row by row (`weigh_apart`): it spoils those who see it and nobody
+// else.
 //
-// Floors, of 32 rows x 128 tokens x 64 dims: 64 products of 16 cycles; the weights of 256 vectors of 16, 18 operations for
-// two ports each, which bound it; 32 KiB of the cache for all rows of the item. Timed on an Emerald Rapids, with nothing in
-// place of tile instructions: a prompt of 512 with 32 heads takes some 8 million cycles, more than half of them for weights and
-// maxima, under which half of the products may hide; outputs are divided, and queries come from beyond L2.
+// Floors, of 32 rows x 128 tokens x 64 dims: 64 products of 16 cycles; the weights of 256 vectors of 16, 18 operations
+// for two ports each, which bound it; 32 KiB of the cache for all rows of the item. Timed on an Emerald Rapids, with
+// nothing in place of tile instructions: a prompt of 512 with 32 heads takes some 8 million cycles, more than half of
+// them for weights and maxima, under which half of the products may hide; outputs are divided, and queries come from
+// beyond L2.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +29,8 @@
 namespace ingot {
 namespace {
 
-// The right operands of some products: where each step's tile lies for the first panel, and how far the next panel's is.
+// The right operands of some products: where each step's tile lies for the first panel, and how far the next panel's
+// is.
 template <typename S>
 struct CacheTiles {
   static constexpr int kMostSteps = 8;  // of 32: dims of a head, tokens of a tile
@@ -38,7 +41,8 @@ struct CacheTiles {
   const std::byte* tile(int panel, int64_t step) const { return tiles[step] + panel * stride[step]; }
   void work(int panel, int64_t step) const {
     if (ahead[step] == nullptr) return;
-    for (int64_t line = 0; line < kTileBytes; line += kLineBytes) S::prefetch(ahead[step] + panel * stride[step] + line);
+    for (int64_t line = 0; line < kTileBytes; line += kLineBytes)
+      S::prefetch(ahead[step] + panel * stride[step] + line);
   }
 };
 
@@ -57,8 +61,8 @@ class TileAttention {
   explicit TileAttention(const AttentionRows& rows) : rows_(rows), kv_(rows.kv) {}
 
   static int64_t floats(const PagedKv& kv) {
-    return kItemRows / kPairRows * dim_steps(kv) * 2 * kTileFloats + 2 * kGroups * kPairFloats + kSteps * 2 * kTileFloats +
-           (kGroups + kSteps * panels(kv)) * kTileFloats + 3 * panels(kv) * kPairFloats;
+    return kItemRows / kPairRows * dim_steps(kv) * 2 * kTileFloats + 2 * kGroups * kPairFloats +
+           kSteps * 2 * kTileFloats + (kGroups + kSteps * panels(kv)) * kTileFloats + 3 * panels(kv) * kPairFloats;
   }
   void allocate(float* memory) {
     const auto take = [&memory](int64_t count) {
@@ -121,19 +125,20 @@ class TileAttention {
   void weigh(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next);
   void weigh_apart(Tiles& tiles, const Pair& pair, const Groups& groups);
   bool copy_values(int64_t step, Range seen, const Groups& groups);
-  void products(Tiles& tiles, const Pair& pair, const uint16_t* x, int64_t steps, int64_t panels, const CacheTiles<S>& right,
-                float* sums, bool first) const;
+  void products(Tiles& tiles, const Pair& pair, const uint16_t* x, int64_t steps, int64_t panels,
+                const CacheTiles<S>& right, float* sums, bool first) const;
 
   const AttentionRows& rows_;
   const PagedKv& kv_;
-  Range seen_[kItemRows];       // tokens that the item's rows see
-  uint16_t* q_ = nullptr;       // [pair][dims / 32][2][16 rows][32], scaled, zeros beyond head_dim
+  Range seen_[kItemRows];                        // tokens that the item's rows see
+  uint16_t* q_ = nullptr;                        // [pair][dims / 32][2][16 rows][32], scaled, zeros beyond head_dim
   float *scores_ = nullptr, *coming_ = nullptr;  // [group][2][16 rows][16 tokens] of a tile and of the next one
-  uint16_t* p_ = nullptr;       // [tokens / 32][2][16 rows][32]
-  uint16_t* tails_ = nullptr;   // [group][16 lines]: the last dims of keys, then zeros, where head_dim is no multiple of 32
+  uint16_t* p_ = nullptr;                        // [tokens / 32][2][16 rows][32]
+  uint16_t* tails_ =
+      nullptr;  // [group][16 lines]: the last dims of keys, then zeros, where head_dim is no multiple of 32
   uint16_t* copies_ = nullptr;  // [tokens / 32][dims / 16][16 lines]: values that not all rows see
   float *out_ = nullptr, *apart_ = nullptr, *picked_ = nullptr;  // [dims / 16][2][16 rows][16]
-  bool fresh_ = true;  // whether out_ is yet to be written
+  bool fresh_ = true;                                            // whether out_ is yet to be written
 };
 
 template <typename S, typename Tiles>
@@ -149,31 +154,34 @@ void TileAttention<S, Tiles>::load_queries(const AttentionItem& item, float* tur
       for (int64_t d = 0; d < steps * kStep; d += S::kWidth) {
         S::prefetch(source + std::min(d, dims));
         const int64_t n = dims - d;
-        S::store_bf16(to + d / kStep * kPairRows * kStep + d % kStep, n > 0 ? S::mul(load_lanes<S>(q + d, n), scale) : S::zero());
+        S::store_bf16(to + d / kStep * kPairRows * kStep + d % kStep,
+                      n > 0 ? S::mul(load_lanes<S>(q + d, n), scale) : S::zero());
       }
     }
   });
 }
 
 template <typename S, typename Tiles>
-typename TileAttention<S, Tiles>::Groups TileAttention<S, Tiles>::locate(const AttentionItem& item, const Pair& pair, int64_t tile,
-                                                                         int64_t end) const {
+typename TileAttention<S, Tiles>::Groups TileAttention<S, Tiles>::locate(const AttentionItem& item, const Pair& pair,
+                                                                         int64_t tile, int64_t end) const {
   Groups groups{tile, {0, 0}, {}, {}};
   if (tile >= end) return groups;
-  groups.used = {seen(pair.first, tile).begin / kStep, (seen(pair.first + pair.rows - 1, tile).end + kStep - 1) / kStep};
+  groups.used = {seen(pair.first, tile).begin / kStep,
+                 (seen(pair.first + pair.rows - 1, tile).end + kStep - 1) / kStep};
   for (int64_t g = 0; g < kGroups; ++g) {
     const int64_t token = tile + g * kKvLanes < end ? tile + g * kKvLanes : tile, slot = token % kv_.block_size;
     const int64_t place = rows_.block(item.sequence, token) * kv_.block_bytes;
     const auto* keys = reinterpret_cast<const uint16_t*>(kv_.keys + place) + item.head * kv_.head_dim * kv_.block_size;
-    const auto* values = reinterpret_cast<const uint16_t*>(kv_.values + place) + item.head * kv_.padded_dim * kv_.block_size;
+    const auto* values =
+        reinterpret_cast<const uint16_t*>(kv_.values + place) + item.head * kv_.padded_dim * kv_.block_size;
     groups.keys[g] = key_lines(keys, kv_.head_dim, slot);
     groups.values[g] = value_line(values, slot);
   }
   return groups;
 }
 
-// Two tiles of rows after the other, each through the whole split, which lies in L2 by then. Scores of a tile are computed
-// between the rows of the softmax before it, which leaves the tile registers idle.
+// Two tiles of rows after the other, each through the whole split, which lies in L2 by then. Scores of a tile are
+// computed between the rows of the softmax before it, which leaves the tile registers idle.
 template <typename S, typename Tiles>
 void TileAttention<S, Tiles>::attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state) {
   const int64_t rows = item.end - item.begin;
@@ -182,7 +190,9 @@ void TileAttention<S, Tiles>::attend(const AttentionItem& item, int64_t begin, i
   for (int64_t first = 0; first < rows; first += kPairRows) {
     const int64_t count = rows - first < kPairRows ? rows - first : kPairRows;
     const Pair pair{first, count, (count + kTileRows - 1) / kTileRows};
-    const auto fetched = [first, end](const Groups& groups) { return first == 0 && groups.tile < end ? &groups : nullptr; };
+    const auto fetched = [first, end](const Groups& groups) {
+      return first == 0 && groups.tile < end ? &groups : nullptr;
+    };
     fresh_ = true;
     Groups here = locate(item, pair, begin / kTile * kTile, end), next = locate(item, pair, here.tile + kTile, end);
     for (int64_t step = 0; step < kSteps; ++step) score(tiles, pair, here, fetched(next), step);
@@ -205,7 +215,8 @@ void TileAttention<S, Tiles>::attend(const AttentionItem& item, int64_t begin, i
     const int64_t dims = kv_.padded_dim, all = panels(kv_);
     float* to = state.out + first * dims;
     for (int64_t row = 0; row < count; ++row, to += dims)
-      for (int64_t panel = 0; panel < all; ++panel) S::store(to + panel * kKvLanes, S::load(out_ + panel * kPairFloats + row * kKvLanes));
+      for (int64_t panel = 0; panel < all; ++panel)
+        S::store(to + panel * kKvLanes, S::load(out_ + panel * kPairFloats + row * kKvLanes));
   }
 }
 
@@ -216,11 +227,12 @@ void TileAttention<S, Tiles>::products(Tiles& tiles, const Pair& pair, const uin
   using Source = CacheTiles<S>;
   CacheTiles<S> at = right;
   for (int64_t panel = 0; panel < panels; panel += 2) {
-    const BlockArgs<float> part{reinterpret_cast<const std::byte*>(x), 2 * kTileBytes, steps, sums + panel * kPairFloats,
-                                kPairFloats, first};
+    const BlockArgs<float> part{
+        reinterpret_cast<const std::byte*>(x), 2 * kTileBytes, steps, sums + panel * kPairFloats, kPairFloats, first};
     const bool two = panel + 1 < panels;
     (pair.tiles == 2 ? two ? block<Rows, 2, 2, false, Tiles, Source> : block<Rows, 2, 1, false, Tiles, Source>
-                     : two ? block<Rows, 1, 2, false, Tiles, Source> : block<Rows, 1, 1, false, Tiles, Source>)(tiles, part, at);
+     : two           ? block<Rows, 1, 2, false, Tiles, Source>
+                     : block<Rows, 1, 1, false, Tiles, Source>)(tiles, part, at);
     for (int64_t step = 0; step < steps; ++step) {
       at.tiles[step] += 2 * at.stride[step];
       if (at.ahead[step] != nullptr) at.ahead[step] += 2 * at.stride[step];
@@ -230,9 +242,11 @@ void TileAttention<S, Tiles>::products(Tiles& tiles, const Pair& pair, const uin
 
 // Of the two groups of a step, to `coming_`.
 template <typename S, typename Tiles>
-void TileAttention<S, Tiles>::score(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next, int64_t step) {
+void TileAttention<S, Tiles>::score(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next,
+                                    int64_t step) {
   if (step < groups.used.begin || step >= groups.used.end) return;
-  const int64_t g = 2 * step, steps = dim_steps(kv_), whole = kv_.head_dim / kStep, tail = kv_.head_dim % kStep;  // dims
+  const int64_t g = 2 * step, steps = dim_steps(kv_), whole = kv_.head_dim / kStep,
+                tail = kv_.head_dim % kStep;  // dims
   CacheTiles<S> right{};
   const auto as_bytes = [](const uint16_t* p) { return reinterpret_cast<const std::byte*>(p); };
   for (int64_t i = 0; i < whole; ++i) {
@@ -244,8 +258,8 @@ void TileAttention<S, Tiles>::score(Tiles& tiles, const Pair& pair, const Groups
   if (tail > 0) {
     for (int64_t i = 0; i < 2; ++i) {
       uint16_t* to = tails_ + (g + i) * kStep * kKvLanes;
-      std::fill(std::copy_n(groups.keys[g + i] + whole * kStep * kKvLanes, tail * kKvLanes, to),
-                to + kStep * kKvLanes, uint16_t{0});
+      std::fill(std::copy_n(groups.keys[g + i] + whole * kStep * kKvLanes, tail * kKvLanes, to), to + kStep * kKvLanes,
+                uint16_t{0});
     }
     right.tiles[whole] = as_bytes(tails_ + g * kStep * kKvLanes);
     right.stride[whole] = kTileBytes;
@@ -254,11 +268,12 @@ void TileAttention<S, Tiles>::score(Tiles& tiles, const Pair& pair, const Groups
   products(tiles, pair, x, steps, 2, right, coming_ + g * kPairFloats, true);
 }
 
-// The softmax of some rows at a time, so that one row's sums and maxima do not wait for another's; meanwhile(rows) is called
-// when the first `rows` are done.
+// The softmax of some rows at a time, so that one row's sums and maxima do not wait for another's; meanwhile(rows) is
+// called when the first `rows` are done.
 template <typename S, typename Tiles>
 template <typename Meanwhile>
-void TileAttention<S, Tiles>::softmax(const Pair& pair, const Groups& groups, const RowState& state, Meanwhile meanwhile) {
+void TileAttention<S, Tiles>::softmax(const Pair& pair, const Groups& groups, const RowState& state,
+                                      Meanwhile meanwhile) {
   for (int64_t row = 0; row < pair.rows; meanwhile(row)) {
     const int64_t count = std::min(kRowsAtOnce, pair.rows - row), first = pair.first + row;
     Range mine[kRowsAtOnce];
@@ -283,7 +298,8 @@ template <typename F>
     return;
   }
   for (int64_t step = seen.begin / kStep; step * kStep < seen.end; ++step)
-    seen.begin <= step * kStep && (step + 1) * kStep <= seen.end ? f.template operator()<true>(step) : f.template operator()<false>(step);
+    seen.begin <= step * kStep && (step + 1) * kStep <= seen.end ? f.template operator()<true>(step)
+                                                                 : f.template operator()<false>(step);
 }
 
 // Lanes of the group of tokens from i on that are seen, `otherwise` in the others.
@@ -314,7 +330,8 @@ void TileAttention<S, Tiles>::raise_tops(const Range* mine, int64_t row, int64_t
     });
     tops[r] = highest;
   }
-  const V old = load_lanes<S>(top, count), highest = S::reduce_max(tops), now = S::select(S::less(old, highest), highest, old);
+  const V old = load_lanes<S>(top, count), highest = S::reduce_max(tops),
+          now = S::select(S::less(old, highest), highest, old);
   store_lanes<S>(top, now, count);
   if (fresh_) return;  // nothing was gathered
   const V factor = S::select(S::less(old, now), exp<S>(S::sub(old, now)), S::set1(1.0f));
@@ -352,7 +369,8 @@ typename S::V TileAttention<S, Tiles>::weigh_row(Range mine, Range used, int64_t
 #pragma GCC unroll 2
     for (int64_t g = 0; g < 2; ++g) {
       const V score = S::load(scores + (2 * step + g) * kPairFloats);
-      weights[g] = kept<kWhole>(mine, step * kStep + g * kKvLanes, exp_weight<S>(S::sub(score, S::set1(top))), S::zero());
+      weights[g] =
+          kept<kWhole>(mine, step * kStep + g * kKvLanes, exp_weight<S>(S::sub(score, S::set1(top))), S::zero());
       sums = S::add(sums, weights[g]);
     }
     store(step, weights[0], weights[1]);
@@ -363,11 +381,13 @@ typename S::V TileAttention<S, Tiles>::weigh_row(Range mine, Range used, int64_t
 // out += p x values. Steps that all rows see whole come from the cache, where their lines lie together there.
 template <typename S, typename Tiles>
 void TileAttention<S, Tiles>::weigh(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next) {
-  const Range used = groups.used, first = seen(pair.first, groups.tile), last = seen(pair.first + pair.rows - 1, groups.tile);
+  const Range used = groups.used, first = seen(pair.first, groups.tile),
+              last = seen(pair.first + pair.rows - 1, groups.tile);
   CacheTiles<S> right{};
   const auto as_bytes = [](const uint16_t* p) { return reinterpret_cast<const std::byte*>(p); };
   for (int64_t step = used.begin; step < used.end; ++step) {
-    const int64_t i = step - used.begin, begin = step * kStep, cached = kKvLanes * kv_.block_size * int64_t{sizeof(uint16_t)};
+    const int64_t i = step - used.begin, begin = step * kStep,
+                  cached = kKvLanes * kv_.block_size * int64_t{sizeof(uint16_t)};
     const bool whole = last.begin <= begin && begin + kStep <= first.end;
     if (whole && groups.values[2 * step + 1] - groups.values[2 * step] == kKvLanes * kKvLanes) {
       right.tiles[i] = as_bytes(groups.values[2 * step]);
@@ -383,8 +403,8 @@ void TileAttention<S, Tiles>::weigh(Tiles& tiles, const Pair& pair, const Groups
   fresh_ = false;
 }
 
-// The same with values that not all rows see and that are not finite: each row by itself, with zeros for what it does not
-// see. A row gets the bits that it would get otherwise.
+// The same with values that not all rows see and that are not finite: each row by itself, with zeros for what it does
+// not see. A row gets the bits that it would get otherwise.
 template <typename S, typename Tiles>
 void TileAttention<S, Tiles>::weigh_apart(Tiles& tiles, const Pair& pair, const Groups& groups) {
   const Range used = groups.used;
@@ -418,7 +438,9 @@ bool TileAttention<S, Tiles>::copy_values(int64_t step, Range seen, const Groups
       const auto kept = [seen](int64_t t) { return seen.begin <= t && t < seen.end ? kLow : 0u; };
       const uint32_t mask = kept(token) | kept(token + 1) << 16;
       uint32_t pairs[kKvLanes];
-      std::memcpy(pairs, value_line(groups.values[token / kKvLanes], token % kKvLanes) + panel * kKvLanes * kv_.block_size, sizeof(pairs));
+      std::memcpy(pairs,
+                  value_line(groups.values[token / kKvLanes], token % kKvLanes) + panel * kKvLanes * kv_.block_size,
+                  sizeof(pairs));
       for (uint32_t& pair : pairs) pair &= mask;
       for (int64_t i = 0; i < kKvLanes; ++i) spoilt[i] |= (pairs[i] & kExponents) + kOnes;
       std::memcpy(to, pairs, sizeof(pairs));

@@ -20,7 +20,8 @@ void require_count(const std::string& what, int64_t value, int64_t end = kMaxCou
 void check_names(const PlanSpec& plan) {
   std::set<std::string> known, steps;
   const auto add = [](std::set<std::string>& names, const std::string& name) {
-    require(!name.empty() && names.insert(name).second, name.empty() ? "a buffer, weight or step has no name" : "two are called " + name);
+    require(!name.empty() && names.insert(name).second,
+            name.empty() ? "a buffer, weight or step has no name" : "two are called " + name);
   };
   for (const BufferSpec& buffer : plan.buffers) add(known, buffer.name);
   for (const WeightSpec& weight : plan.weights) add(known, weight.name);
@@ -53,23 +54,29 @@ int64_t product(int64_t a, int64_t b, int64_t c) {
 void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
   const std::string where = "weight " + weight.name + ": ";
   require(itemsize_of(weight.dtype) > 0, where + "unknown type " + weight.dtype);
-  require(!weight.shape.empty() && weight.shape.size() <= (weight.layout == "row" ? 2 : 3) && !weight.pieces.empty(), where + "wrong shape");
+  require(!weight.shape.empty() && weight.shape.size() <= (weight.layout == "row" ? 2 : 3) && !weight.pieces.empty(),
+          where + "wrong shape");
   for (const int64_t extent : weight.shape) require_count(where + "extent", extent);
   if (weight.layout != row_layout_of(weight.dtype)) return;  // panels are checked by the step that multiplies with them
-  const int64_t bytes = product(weight.shape[0], row_bytes_of(weight.dtype, weight.shape.size() == 2 ? weight.shape[1] : 1));
-  require(bytes == weight.nbytes, where + "says that it has " + std::to_string(weight.nbytes) + " bytes, its rows have " + std::to_string(bytes));
+  const int64_t bytes =
+      product(weight.shape[0], row_bytes_of(weight.dtype, weight.shape.size() == 2 ? weight.shape[1] : 1));
+  require(bytes == weight.nbytes, where + "says that it has " + std::to_string(weight.nbytes) +
+                                      " bytes, its rows have " + std::to_string(bytes));
   const PieceSpec& piece = weight.pieces[0];
-  require(weight.pieces.size() == 1 && piece.begin == 0 && piece.end == weight.shape[0], where + "layout " + weight.layout + " has one piece with all rows");
+  require(weight.pieces.size() == 1 && piece.begin == 0 && piece.end == weight.shape[0],
+          where + "layout " + weight.layout + " has one piece with all rows");
   require(piece.offset >= 0 && piece.offset % kAlignment == 0 && bytes <= weight_bytes - piece.offset,
           where + "lies outside the weights section");
 }
 
 KvSizes::KvSizes(const KvSpec& kv) {
   itemsize = itemsize_of(kv.dtype);
-  require(kv.dtype == "f32" || kv.dtype == "bf16" || kv.dtype == "int8", "KV caches are f32, bf16 or int8, got " + kv.dtype);
+  require(kv.dtype == "f32" || kv.dtype == "bf16" || kv.dtype == "int8",
+          "KV caches are f32, bf16 or int8, got " + kv.dtype);
   require(kv.num_layers >= 1 && kv.num_layers < 65536, "the number of KV layers is out of range");
   require(kv.kv_heads >= 1 && kv.kv_heads <= 4096, "kv_heads is out of range");
-  require(kv.head_dim >= 4 && kv.head_dim <= 256 && kv.head_dim % 4 == 0, "head_dim must be a multiple of 4 from 4 to 256, got " + std::to_string(kv.head_dim));
+  require(kv.head_dim >= 4 && kv.head_dim <= 256 && kv.head_dim % 4 == 0,
+          "head_dim must be a multiple of 4 from 4 to 256, got " + std::to_string(kv.head_dim));
   require(kv.tokens_per_block >= 16 && kv.tokens_per_block <= 512 && kv.tokens_per_block % 16 == 0,
           "tokens_per_block must be a multiple of 16 from 16 to 512, got " + std::to_string(kv.tokens_per_block));
   require_count("num_blocks", kv.num_blocks);
@@ -100,7 +107,8 @@ void check_plan(const PlanSpec& plan) {
     require(buffer.rows == "tokens" || buffer.rows == "logits", where + "counts neither tokens nor logits");
     require_count(where + "cols", buffer.cols);
     const int64_t bytes = product(buffer_rows(plan, buffer), buffer.cols, 4);
-    require(buffer.offset >= 0 && buffer.offset % kAlignment == 0 && bytes <= plan.arena_bytes - buffer.offset, where + "lies outside the arena");
+    require(buffer.offset >= 0 && buffer.offset % kAlignment == 0 && bytes <= plan.arena_bytes - buffer.offset,
+            where + "lies outside the arena");
     if (buffer.name == plan.logits) logits = &buffer;
   }
   require(logits != nullptr && logits->rows == "logits" && logits->cols == plan.limits.vocab_size,

@@ -22,14 +22,14 @@ struct KvSizes {
 // Throws std::invalid_argument that names the buffer and what is wrong.
 void check_plan(const PlanSpec& plan);
 
-// Throws std::invalid_argument for a weight whose rows do not lie in the weights section; panels are checked by the step
-// that multiplies with them.
+// Throws std::invalid_argument for a weight whose rows do not lie in the weights section; panels are checked by the
+// step that multiplies with them.
 void check_weight(const WeightSpec& weight, int64_t weight_bytes);
 
 int64_t buffer_rows(const PlanSpec& plan, const BufferSpec& buffer);  // of the largest step
 
-int64_t itemsize_of(const std::string& dtype);                // 0: no such type
-int64_t row_bytes_of(const std::string& dtype, int64_t k);    // as in plugins/layouts.py
+int64_t itemsize_of(const std::string& dtype);              // 0: no such type
+int64_t row_bytes_of(const std::string& dtype, int64_t k);  // as in plugins/layouts.py
 std::string row_layout_of(const std::string& dtype);
 
 int64_t product(int64_t a, int64_t b, int64_t c = 1);  // of counts; throws where it exceeds int64

@@ -8,8 +8,8 @@ namespace ingot {
 // All ones, or 0 where the CPU's own prefetching reads such a stream faster if software does not ask (cpu_isa.cpp).
 extern const int64_t kAskAhead;
 
-// How far ahead of a line to prefetch where memory, not arithmetic, sets the pace: `bytes`, or 0 where the CPU prefetches
-// better by itself. Prefetching the line that is read anyway costs nothing.
+// How far ahead of a line to prefetch where memory, not arithmetic, sets the pace: `bytes`, or 0 where the CPU
+// prefetches better by itself. Prefetching the line that is read anyway costs nothing.
 inline int64_t ahead_of_reading(int64_t bytes) { return bytes & kAskAhead; }
 
 }  // namespace ingot

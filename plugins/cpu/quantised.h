@@ -1,6 +1,6 @@
-// How weights of int8 (w8) and int4 (w4) lie in panels, see plugins/layouts.py: a header, then tiles of 1 KiB. A tile of
-// int8 is 64 k of 16 columns, line r holding k = 4r .. 4r+3 of each column; a tile of codes is two of those, in its low
-// and its high nibbles.
+// How weights of int8 (w8) and int4 (w4) lie in panels, see plugins/layouts.py: a header, then tiles of 1 KiB. A tile
+// of int8 is 64 k of 16 columns, line r holding k = 4r .. 4r+3 of each column; a tile of codes is two of those, in its
+// low and its high nibbles.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kTileK = 64;        // k in a tile of int8
+constexpr int64_t kTileK = 64;  // k in a tile of int8
 constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kTileLines = 16;
-constexpr int64_t kQuantLine = 64;    // bytes
+constexpr int64_t kQuantLine = 64;     // bytes
 constexpr int64_t kHeaderBytes = 128;  // of 16 columns: scales, float32, and sums, int32
 
 inline int64_t tiles_of(int64_t k) { return (k + kTileK - 1) / kTileK; }
@@ -49,8 +49,11 @@ struct W4 {
 
   template <typename Args>
   explicit W4(const Args& args)
-      : k(args.k), group(args.group), group_bits_(std::countr_zero(static_cast<uint64_t>(group))),
-        data_offset_(kHeaderBytes + (((blocks() * 2 * kTileK + group - 1) >> group_bits_) * 16 + kQuantLine - 1) / kQuantLine * kQuantLine) {}
+      : k(args.k),
+        group(args.group),
+        group_bits_(std::countr_zero(static_cast<uint64_t>(group))),
+        data_offset_(kHeaderBytes + (((blocks() * 2 * kTileK + group - 1) >> group_bits_) * 16 + kQuantLine - 1) /
+                                        kQuantLine * kQuantLine) {}
   int64_t blocks() const { return (tiles_of(k) + 1) / 2; }
   int64_t data_offset() const { return data_offset_; }
   int64_t panel_bytes() const { return data_offset() + blocks() * kTileBytes; }
@@ -93,8 +96,9 @@ struct W4 {
 
  private:
   template <typename I, int64_t kLines, typename Multipliers>
-  [[gnu::always_inline]] static inline void unpack_lines(const std::byte* codes, const Multipliers& low, const Multipliers& high,
-                                                         std::byte* to, const std::byte* ahead) {
+  [[gnu::always_inline]] static inline void unpack_lines(const std::byte* codes, const Multipliers& low,
+                                                         const Multipliers& high, std::byte* to,
+                                                         const std::byte* ahead) {
 #pragma GCC unroll 8
     for (int64_t at = 0; at < kLines * kQuantLine; at += kQuantLine) {
       I::prefetch_codes(ahead + at);

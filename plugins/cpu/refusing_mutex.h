@@ -1,5 +1,5 @@
-// A mutex that refuses the thread that holds it. Python runs signal handlers in the middle of a step, on the thread that
-// asked for the step: a handler that uses the session again would wait for itself.
+// A mutex that refuses the thread that holds it. Python runs signal handlers in the middle of a step, on the thread
+// that asked for the step: a handler that uses the session again would wait for itself.
 #pragma once
 
 #include <atomic>

@@ -21,7 +21,7 @@ struct Kernel {
   int32_t tactics() const;      // ways that a plan may choose from
 };
 
-const std::vector<Kernel>& kernel_table();           // in order of names
-const Kernel* find_kernel(std::string_view name);    // null where there is none
+const std::vector<Kernel>& kernel_table();         // in order of names
+const Kernel* find_kernel(std::string_view name);  // null where there is none
 
 }  // namespace ingot

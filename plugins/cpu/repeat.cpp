@@ -31,20 +31,24 @@ bool any_word(Words words, F f) {
 }
 
 bool ends_with(const std::vector<int32_t>& tokens, Words word) {
-  return word.size() <= tokens.size() && std::equal(word.begin(), word.end(), tokens.end() - static_cast<int64_t>(word.size()));
+  return word.size() <= tokens.size() &&
+         std::equal(word.begin(), word.end(), tokens.end() - static_cast<int64_t>(word.size()));
 }
 
-void require_words(const char* what, std::span<const int32_t> words, std::span<const int32_t> starts, size_t count, size_t shortest) {
+void require_words(const char* what, std::span<const int32_t> words, std::span<const int32_t> starts, size_t count,
+                   size_t shortest) {
   require_starts(what, starts, count, words.size());
   for (size_t s = 0; s < count; ++s) {
     const Words own = part(words, starts, s);
     require(own.empty() || own.back() == -1, std::string(what) + " must have a -1 behind each word");
-    require(!any_word(own, [&](Words word) { return word.size() < shortest; }), std::string(what) + " holds a word that is too short");
+    require(!any_word(own, [&](Words word) { return word.size() < shortest; }),
+            std::string(what) + " holds a word that is too short");
   }
 }
 
 void check_course(const CourseView& course, size_t count, const std::optional<RulesView>& rules) {
-  require(course.num_lasting.size() == count && course.min_steps.size() == count, "num_lasting and min_steps must have one entry per sequence");
+  require(course.num_lasting.size() == count && course.min_steps.size() == count,
+          "num_lasting and min_steps must have one entry per sequence");
   require_starts("tail_starts", course.tail_starts, count, course.tails.size());
   require_words("bad_words", course.bad_words, course.bad_word_starts, count, 2);
   require_words("stop_words", course.stop_words, course.stop_word_starts, count, 1);
@@ -52,12 +56,14 @@ void check_course(const CourseView& course, size_t count, const std::optional<Ru
     const int32_t biases = rules ? rules->bias_starts[s + 1] - rules->bias_starts[s] : 0;
     require(course.num_lasting[s] >= 0 && course.num_lasting[s] <= biases, "num_lasting is more than there are biases");
   }
-  require(rules || (course.bad_words.empty() && std::ranges::all_of(course.min_steps, [](int32_t steps) { return steps <= 0; })),
+  require(rules || (course.bad_words.empty() &&
+                    std::ranges::all_of(course.min_steps, [](int32_t steps) { return steps <= 0; })),
           "bad words and min_steps need rules");
 }
 
 void check_probs(const RepeatView& repeat, const ProbsView& wanted, size_t count) {
-  require(std::ranges::all_of(wanted.given, [](int32_t token) { return token < 0; }), "draws that follow each other are given no token");
+  require(std::ranges::all_of(wanted.given, [](int32_t token) { return token < 0; }),
+          "draws that follow each other are given no token");
   const auto steps = static_cast<size_t>(repeat.steps), top = static_cast<size_t>(wanted.top_starts.back());
   require(repeat.probs->ranks.size() == steps * count && repeat.probs->top_ids.size() == steps * top &&
               repeat.probs->top_log_probs.size() == steps * top,
@@ -66,13 +72,16 @@ void check_probs(const RepeatView& repeat, const ProbsView& wanted, size_t count
 
 void check_repeat(const BatchView& batch, const DrawView& draws, const RepeatView& repeat) {
   const size_t count = batch.past_lengths.size();
-  require(batch.ids.size() == count && batch.logit_rows.size() == count && draws.row.size() == count && draws.counter.size() == count,
+  require(batch.ids.size() == count && batch.logit_rows.size() == count && draws.row.size() == count &&
+              draws.counter.size() == count,
           "steps can follow each other where every sequence has one token, one row of logits and one draw");
   for (size_t s = 0; s < count; ++s)
-    require(draws.row[s] == static_cast<int32_t>(s), "where steps follow each other, draw s must be that of sequence s");
+    require(draws.row[s] == static_cast<int32_t>(s),
+            "where steps follow each other, draw s must be that of sequence s");
   require(repeat.steps >= 1, "there must be at least one step");
   const size_t drawn = static_cast<size_t>(repeat.steps) * count;
-  require(repeat.ids.size() == drawn && repeat.log_probs.size() == drawn, "ids and log_probs must have one entry per step and sequence");
+  require(repeat.ids.size() == drawn && repeat.log_probs.size() == drawn,
+          "ids and log_probs must have one entry per step and sequence");
   require_starts("end_starts", repeat.end_starts, count, repeat.end_ids.size());
   if (draws.rules) {
     require_starts("history_starts", draws.rules->history_starts, count, draws.rules->history.size());
@@ -80,10 +89,12 @@ void check_repeat(const BatchView& batch, const DrawView& draws, const RepeatVie
     require(draws.rules->bias.size() == draws.rules->bias_ids.size(), "bias_ids and bias must have equal lengths");
   }
   if (repeat.course) check_course(*repeat.course, count, draws.rules);
-  require(draws.probs.has_value() == repeat.probs.has_value(), "probabilities must be wanted of the draws and of their repetition, or of neither");
+  require(draws.probs.has_value() == repeat.probs.has_value(),
+          "probabilities must be wanted of the draws and of their repetition, or of neither");
   if (!draws.probs) return;
   require(draws.probs->given.size() == count, "given must have one entry per draw");
-  require(!draws.probs->top_starts.empty() && draws.probs->top_starts.back() >= 0, "top_starts must have one entry per draw and one more");
+  require(!draws.probs->top_starts.empty() && draws.probs->top_starts.back() >= 0,
+          "top_starts must have one entry per draw and one more");
   check_probs(repeat, *draws.probs, count);
 }
 

@@ -13,7 +13,8 @@ namespace ingot {
 
 // Course, RepeatProbs and Repeat of src/ingot/step_io.py.
 struct CourseView {
-  std::span<const int32_t> num_lasting, min_steps, tails, tail_starts, bad_words, bad_word_starts, stop_words, stop_word_starts;
+  std::span<const int32_t> num_lasting, min_steps, tails, tail_starts, bad_words, bad_word_starts, stop_words,
+      stop_word_starts;
 };
 
 struct RepeatProbsView {
@@ -25,12 +26,12 @@ struct RepeatView {
   double seconds;
   std::span<const int32_t> end_starts, end_ids;
   std::optional<CourseView> course;
-  const int32_t* stop;         // other threads write it
+  const int32_t* stop;  // other threads write it
   int64_t steps;
-  std::span<int32_t> ids;      // [steps, sequences], as log_probs
+  std::span<int32_t> ids;  // [steps, sequences], as log_probs
   std::span<float> log_probs;
   std::optional<RepeatProbsView> probs;
-  int32_t* done;               // other threads read it
+  int32_t* done;  // other threads read it
 };
 
 // The draws of one step after another. The views must outlive it.
@@ -41,7 +42,8 @@ class RepeatedDraws {
 
   // Of the step to come.
   const DrawView& view() const { return view_; }
-  // Keeps what the step drew; whether a sequence ended with it: by its token or a word, or for want of a token or number.
+  // Keeps what the step drew; whether a sequence ended with it: by its token or a word, or for want of a token or
+  // number.
   bool take(const DrawResult& drawn);
   // To the next step.
   void advance();
@@ -54,7 +56,7 @@ class RepeatedDraws {
   const RulesView* first_rules_;  // null where no draw has any
   const RepeatView& repeat_;
   DrawView view_;
-  int64_t steps_ = 0;             // taken
+  int64_t steps_ = 0;               // taken
   std::span<const int32_t> drawn_;  // by the last of them
   std::vector<uint64_t> counter_;
   std::vector<std::vector<int32_t>> histories_;  // of the draws that have one

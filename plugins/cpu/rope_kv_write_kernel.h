@@ -1,13 +1,15 @@
 // Norms queries and keys where the model does, turns queries and keys by their positions' angles and stores keys and
-// values in the KV cache, in the lines of kv_head.h; dims of values beyond head_dim are zeros. Either part may be missing:
-// queries that attention turns itself (q is null), and keys and values where it does (no KV heads; a team of one, without
-// scratch).
+// values in the KV cache, in the lines of kv_head.h; dims of values beyond head_dim are zeros. Either part may be
+// missing: queries that attention turns itself (q is null), and keys and values where it does (no KV heads; a team of
+// one, without scratch).
 //
-//   positions   5 . . 15 | 16 . . . 31 | 32 . . . 47 | 48 49      16 tokens that fill lines of keys are written together,
+//   positions   5 . . 15 | 16 . . . 31 | 32 . . . 47 | 48 49      16 tokens that fill lines of keys are written
+//   together,
 //               one by one    whole lines, by vectors   by one     of others nothing but their own elements
 //
-// Floor: a key and a value of a head are 8 * head_dim bytes to read and 2 * head_dim * itemsize to write, both from beyond
-// L2. A token alone waits for the lines of its key, head_dim / pair of them, of which it writes a sixteenth each.
+// Floor: a key and a value of a head are 8 * head_dim bytes to read and 2 * head_dim * itemsize to write, both from
+// beyond L2. A token alone waits for the lines of its key, head_dim / pair of them, of which it writes a sixteenth
+// each.
 #pragma once
 
 #include <cmath>
@@ -64,8 +66,8 @@ void norm_runs(const float* x, const float* weight, int64_t width, int64_t run, 
 }
 
 // What a row of x [dim] is multiplied by to become codes, 0 where these are all zeros; and their scale. The rule is
-// round_to_int8 of plugins/quantised.py: a row that is not finite gets the scale NaN, one that is too small for 127 over
-// it gets zeros.
+// round_to_int8 of plugins/quantised.py: a row that is not finite gets the scale NaN, one that is too small for 127
+// over it gets zeros.
 struct Codes {
   float factor = 1.0f, scale = 1.0f;
 };
@@ -80,9 +82,12 @@ Codes codes_of(const float* x, int64_t dim) {
 // kWidth pairs of a line of the cache; `second` is of no consequence where a pair is one number.
 template <typename S, typename T>
 [[gnu::always_inline]] inline void store_pairs(T* line, typename S::V first, typename S::V second) {
-  if constexpr (kPair<T> == 2) S::store_bf16_pairs(line, first, second);
-  else if constexpr (kScaled<T>) S::store_i8(line, first);
-  else S::store(line, first);
+  if constexpr (kPair<T> == 2)
+    S::store_bf16_pairs(line, first, second);
+  else if constexpr (kScaled<T>)
+    S::store_i8(line, first);
+  else
+    S::store(line, first);
 }
 
 // A head of a block, and a token of it.
@@ -97,8 +102,10 @@ template <typename S, typename T>
 void store_row(const float* x, Codes codes, int64_t dim, int64_t padded, T* y) {
   for (int64_t i = 0; i < dim; i += S::kWidth) {
     const typename S::V v = load_lanes<S>(x + i, dim - i);
-    if constexpr (kScaled<T>) S::store_i8(y + i, codes.factor > 0.0f ? S::mul(v, S::set1(codes.factor)) : S::zero());
-    else store_lanes<S>(y + i, v, dim - i);
+    if constexpr (kScaled<T>)
+      S::store_i8(y + i, codes.factor > 0.0f ? S::mul(v, S::set1(codes.factor)) : S::zero());
+    else
+      store_lanes<S>(y + i, v, dim - i);
   }
   for (int64_t i = dim; i < padded; ++i) y[i] = T{};
 }
@@ -187,7 +194,8 @@ void turn_queries(const RopeKvWriteArgs& args, const float* q, const float* cos_
     norm_runs<S>(q, args.q_norm, args.heads * dim, args.q_run, args.norm_eps, y);
     q = y;
   }
-  for (int64_t h = 0; h < args.heads; ++h) rotate<S>(q + h * dim, cos_sin, args.half, dim, args.interleaved, y + h * dim);
+  for (int64_t h = 0; h < args.heads; ++h)
+    rotate<S>(q + h * dim, cos_sin, args.half, dim, args.interleaved, y + h * dim);
 }
 
 // Whether token t is the first of a sequence or of a line of keys, where what a thread writes may begin.
@@ -218,10 +226,13 @@ void write_tokens(const RopeKvWriteArgs& args, int64_t t, int64_t count, float* 
       const float* cos_sin = args.cos_sin + (args.cos_sin ? (t + i) * 2 * args.half : 0);
       rotate<S>(k + i * from_token, cos_sin, args.half, dim, args.interleaved, turned + i * stride);
     }
-    KvSlot<T> to{keys + h * kv_head_size<T>(dim, kv.block_size), values + h * kv_head_size<T>(stride, kv.block_size), slot};
+    KvSlot<T> to{keys + h * kv_head_size<T>(dim, kv.block_size), values + h * kv_head_size<T>(stride, kv.block_size),
+                 slot};
     if (count == 1) {
-      if constexpr (kPair<T> == 2) write_half<S>(v, kv, to);
-      else write_values<S>(v, width, kv, to);
+      if constexpr (kPair<T> == 2)
+        write_half<S>(v, kv, to);
+      else
+        write_values<S>(v, width, kv, to);
       write_key<S>(turned, kv, to);
       continue;
     }
@@ -237,7 +248,8 @@ void rope_kv_write(const RopeKvWriteArgs& args, const Team& team) {
   Team::Range mine = team.share(kv.tokens);
   if (args.q)
     for (int64_t t = mine.begin; t < mine.end; ++t)
-      turn_queries<S>(args, args.qkv + t * width, args.cos_sin + (args.cos_sin ? t * 2 * args.half : 0), args.q + t * q_width);
+      turn_queries<S>(args, args.qkv + t * width, args.cos_sin + (args.cos_sin ? t * 2 * args.half : 0),
+                      args.q + t * q_width);
   if (kv.kv_heads == 0) return;
   const size_t keys = static_cast<size_t>(kKvLanes * kv.kv_heads * dim);
   float* normed = args.k_norm ? reinterpret_cast<float*>(team.scratch(keys * sizeof(float))) : nullptr;

@@ -56,9 +56,9 @@ double philox_uniform(uint64_t seed, uint64_t counter) {
 }
 
 struct RowSummary {
-  int32_t best;     // lowest index of the maximum; of the first NaN where there is one (as in argmax)
-  double log_sum;   // log(sum(exp(logits - max)))
-  bool finite;      // no NaN and a finite maximum: the row is a distribution
+  int32_t best;    // lowest index of the maximum; of the first NaN where there is one (as in argmax)
+  double log_sum;  // log(sum(exp(logits - max)))
+  bool finite;     // no NaN and a finite maximum: the row is a distribution
 };
 
 // f(vector, which of four to gather it in) of [begin, end) of a row; lanes beyond the end are minus infinity.
@@ -70,7 +70,8 @@ template <typename S, typename F>
     for (int i = 0; i < 4; ++i) f(S::load(row + at + i * S::kWidth), i);
   for (; at < end; at += S::kWidth) {
     const int64_t left = std::min<int64_t>(end - at, S::kWidth);
-    f(S::select(S::first_lanes(left), load_lanes<S>(row + at, left), S::set1(-std::numeric_limits<float>::infinity())), 0);
+    f(S::select(S::first_lanes(left), load_lanes<S>(row + at, left), S::set1(-std::numeric_limits<float>::infinity())),
+      0);
   }
 }
 
@@ -132,8 +133,8 @@ DrawSpace draw_space(const Team& team, int64_t vocab) {
 }
 
 bool changes_logits(const SampleArgs& args, int64_t q) {
-  return args.min_p != nullptr && (args.bias_starts[q] < args.bias_starts[q + 1] ||
-                                   args.history_starts[q] < args.history_starts[q + 1]);
+  return args.min_p != nullptr &&
+         (args.bias_starts[q] < args.bias_starts[q + 1] || args.history_starts[q] < args.history_starts[q + 1]);
 }
 
 // The row with biases and penalties in space.logits.
@@ -190,7 +191,8 @@ int64_t keep_head(const DrawSpace& space, int64_t vocab, double top, double top_
   for (int64_t i = 0; i < vocab; ++i) buckets[bucket(i)] += space.weights[i];
   for (int64_t i = 0; i <= (vocab - 1) / kChunk; ++i) total += space.sums[i];
   int32_t last_bucket = 0;
-  while (last_bucket < kBuckets - 1 && running + buckets[last_bucket] < top_p * total) running += buckets[last_bucket++];
+  while (last_bucket < kBuckets - 1 && running + buckets[last_bucket] < top_p * total)
+    running += buckets[last_bucket++];
   const int64_t count = collect(space, vocab, [&](int64_t i) { return bucket(i) == last_bucket; });
   if (count == 0) return collect(space, vocab, [](int64_t) { return true; });  // all sums fell short by rounding
   std::sort(space.order, space.order + count, likelier(scaled));
@@ -235,7 +237,8 @@ void weigh(const float* logits, int64_t vocab, double temperature, double top, c
     for (; i + 8 <= end; i += 8)
       for (int64_t j = 0; j < 8; ++j) lanes[j] += space.weights[i + j];
     for (; i < end; ++i) lanes[0] += space.weights[i];
-    space.sums[begin / kChunk] = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+    space.sums[begin / kChunk] =
+        ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
   }
 }
 
@@ -273,7 +276,8 @@ int32_t draw_token(const SampleArgs& args, int64_t q, const float* logits, int64
 
 // The given token, or the drawn one; -1 if the rules leave none.
 template <typename S>
-int32_t choose_token(const SampleArgs& args, int64_t q, const float* logits, const RowSummary& row, const DrawSpace& space) {
+int32_t choose_token(const SampleArgs& args, int64_t q, const float* logits, const RowSummary& row,
+                     const DrawSpace& space) {
   if (args.given != nullptr && args.given[q] >= 0) return args.given[q];
   if (!row.finite) return row.best;
   int32_t best = row.best;
@@ -288,7 +292,8 @@ int32_t choose_token(const SampleArgs& args, int64_t q, const float* logits, con
 }
 
 // Rank of the token, and the most likely tokens.
-void report(const SampleArgs& args, int64_t q, int32_t id, const float* logits, const RowSummary& row, const DrawSpace& space) {
+void report(const SampleArgs& args, int64_t q, int32_t id, const float* logits, const RowSummary& row,
+            const DrawSpace& space) {
   int64_t ahead = 0;
   if (id >= 0) {
     const float x = logits[id];

@@ -54,13 +54,15 @@ class TurnMaker {
   }
   static bool meet(const Bytes& a, const Bytes& b) { return a.begin < b.end && b.begin < a.end; }
   static bool meet(const std::vector<Bytes>& a, const std::vector<Bytes>& b) {
-    return std::ranges::any_of(a, [&b](const Bytes& x) { return std::ranges::any_of(b, [&x](const Bytes& y) { return meet(x, y); }); });
+    return std::ranges::any_of(
+        a, [&b](const Bytes& x) { return std::ranges::any_of(b, [&x](const Bytes& y) { return meet(x, y); }); });
   }
   bool touches(const std::vector<const BufferSpec*>& buffers, const BufferSpec* other) const {
     return std::ranges::any_of(buffers, [&](const BufferSpec* each) { return meet(bytes(each), bytes(other)); });
   }
 
-  // The products that read norm i and are all that do, before another norm may take its place; none if there are others.
+  // The products that read norm i and are all that do, before another norm may take its place; none if there are
+  // others.
   std::vector<size_t> readers(size_t i) const {
     const auto* norm = std::get_if<NormArgs>(&steps_[i].args);
     if (norm == nullptr || norm->sum != nullptr) return {};
@@ -70,7 +72,8 @@ class TurnMaker {
     for (size_t j = i + 1; j < steps_.size(); ++j) {
       const BoundStep& step = steps_[j];
       if (touches(step.inputs, y)) {
-        const bool product = std::holds_alternative<MatmulArgs>(step.args) || std::holds_alternative<MoeMatmulArgs>(step.args);
+        const bool product =
+            std::holds_alternative<MatmulArgs>(step.args) || std::holds_alternative<MoeMatmulArgs>(step.args);
         const bool as_x = step.inputs.front() == y && !touches({step.inputs.begin() + 1, step.inputs.end()}, y);
         if (taken || !product || !as_x) return {};
         readers.push_back(j);
@@ -91,15 +94,16 @@ class TurnMaker {
     return true;
   }
 
-  // Whether step i writes keys whose queries the next step may turn: an attention, which alone reads them and leaves what
-  // they are made of as it is.
+  // Whether step i writes keys whose queries the next step may turn: an attention, which alone reads them and leaves
+  // what they are made of as it is.
   bool leaves_queries(size_t i) const {
     const BoundStep &write = steps_[i], &attention = steps_[i + 1];
     const auto* args = std::get_if<RopeKvWriteArgs>(&write.args);
     if (args == nullptr || !std::holds_alternative<PagedAttentionArgs>(attention.args)) return false;
     const BufferSpec* q = write.outputs.front();
     if (attention.inputs.front() != q || (args->q_norm != nullptr && args->q_run != args->kv.head_dim)) return false;
-    if (std::ranges::any_of(write.inputs, [&](const BufferSpec* each) { return touches(attention.outputs, each); })) return false;
+    if (std::ranges::any_of(write.inputs, [&](const BufferSpec* each) { return touches(attention.outputs, each); }))
+      return false;
     for (size_t j = i + 2; j < steps_.size(); ++j) {
       if (touches(steps_[j].inputs, q)) return false;
       if (touches(steps_[j].outputs, q)) break;

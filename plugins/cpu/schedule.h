@@ -6,10 +6,10 @@
 //
 // A barrier stands between two steps if one writes what the other reads or writes, or if both use what the team shares:
 // its scratch and the numbers that it gives out. A norm of few rows that only products read is computed by every thread
-// into memory of its own, all rows, so that the products need not wait for it. A norm of many rows that one product reads
-// which prepares its rows is computed there, row by row: what is normed neither goes to memory nor comes back. For many
-// rows, too, attention turns the queries that it loads, and rope_kv_write only keys and values, where what it reads lies
-// apart from what attention writes, and no norm takes several heads of a token together.
+// into memory of its own, all rows, so that the products need not wait for it. A norm of many rows that one product
+// reads which prepares its rows is computed there, row by row: what is normed neither goes to memory nor comes back.
+// For many rows, too, attention turns the queries that it loads, and rope_kv_write only keys and values, where what it
+// reads lies apart from what attention writes, and no norm takes several heads of a token together.
 #pragma once
 
 #include <optional>
@@ -20,13 +20,13 @@
 namespace ingot {
 
 struct Turn {
-  bool waits = true;            // a barrier follows the step
-  bool own = false;             // a norm that every thread computes into its own memory
-  bool takes_own = false;       // a product whose x is there
-  bool left_out = false;        // a norm that a product computes
-  std::optional<RowNorm> norm;  // of such a product
-  size_t normed = 0;            // the step that it computes
-  bool keys_only = false;       // rope_kv_write without queries, which the next step turns
+  bool waits = true;                // a barrier follows the step
+  bool own = false;                 // a norm that every thread computes into its own memory
+  bool takes_own = false;           // a product whose x is there
+  bool left_out = false;            // a norm that a product computes
+  std::optional<RowNorm> norm;      // of such a product
+  size_t normed = 0;                // the step that it computes
+  bool keys_only = false;           // rope_kv_write without queries, which the next step turns
   std::optional<RopeQueries> rope;  // of such an attention
 };
 

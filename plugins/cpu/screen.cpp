@@ -25,15 +25,16 @@ bool is_plain_product(const PlanSpec& plan, const StepSpec& step) {
 
 }  // namespace
 
-Screen::Screen(const PlanSpec& plan, const PlanMemory& memory, const Batch& batch) : ids_(kScreenRows), candidates_(kScreenRows) {
+Screen::Screen(const PlanSpec& plan, const PlanMemory& memory, const Batch& batch)
+    : ids_(kScreenRows), candidates_(kScreenRows) {
   if (plan.screen.empty()) return;
   steps_ = bind_steps(plan, plan.screen, memory, batch);
   require(!plan.steps.empty() && steps_.size() == 2, "a screen is two steps beside others");
   const StepSpec &full = plan.steps.back(), &product = plan.screen[0], &choice = plan.screen[1];
   require(is_plain_product(plan, full) && is_plain_product(plan, product) && choice.op == "screen",
           "a screen is a product of int8 rows and a choice, and takes the place of such a product");
-  require(product.inputs[0] == full.inputs[0] && choice.inputs[0] == full.inputs[0] && choice.inputs[1] == plan.logits &&
-              choice.inputs[2] == product.inputs[1],
+  require(product.inputs[0] == full.inputs[0] && choice.inputs[0] == full.inputs[0] &&
+              choice.inputs[1] == plan.logits && choice.inputs[2] == product.inputs[1],
           "a screen reads the rows of the last step and its own codes");
   auto& args = std::get<ScreenArgs>(steps_[1].args);
   args.ids = ids_.data();
@@ -66,7 +67,8 @@ void Screen::count() {
     return;
   }
   counts_.rows += static_cast<int64_t>(rows_);
-  counts_.candidates += std::accumulate(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(rows_), int64_t{0});
+  counts_.candidates +=
+      std::accumulate(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(rows_), int64_t{0});
 }
 
 }  // namespace ingot

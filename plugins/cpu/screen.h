@@ -1,5 +1,5 @@
-// The two steps that may take the place of the last one where nothing but its best tokens is wanted: a product with 4-bit
-// codes, and the choice of the tokens. Where that does not decide every row, the last step is computed after all.
+// The two steps that may take the place of the last one where nothing but its best tokens is wanted: a product with
+// 4-bit codes, and the choice of the tokens. Where that does not decide every row, the last step is computed after all.
 #pragma once
 
 #include <cstdint>

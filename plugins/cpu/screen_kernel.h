@@ -1,7 +1,8 @@
-// The best token of each row, of products that a screen has estimated: the algorithm of plugins/ops/screen.py, where its
-// proof is.
+// The best token of each row, of products that a screen has estimated: the algorithm of plugins/ops/screen.py, where
+// its proof is.
 //
-//   likeliest token of my share | its exact logit, then candidates of my share | every n-th candidate | best     | = barrier
+//   likeliest token of my share | its exact logit, then candidates of my share | every n-th candidate | best     | =
+//   barrier
 #pragma once
 
 #include <algorithm>
@@ -67,7 +68,8 @@ ScreenRow screen_row(const ScreenArgs& args, const float* x, int8_t* codes) {
     known += static_cast<int32_t>(kScreenStep - args.dither[k]) * code;
     squares += code * code;
   }
-  const double reach = std::min(kScreenSpread * std::sqrt(24.0 * static_cast<double>(squares)), 8.0 * size) + kScreenSlack * size;
+  const double reach =
+      std::min(kScreenSpread * std::sqrt(24.0 * static_cast<double>(squares)), 8.0 * size) + kScreenSlack * size;
   return {codes, scale, static_cast<float>(known), static_cast<float>(known + reach)};
 }
 
@@ -91,7 +93,8 @@ void each_estimate(const ScreenArgs& args, int64_t row, float row_scale, float o
   for (int64_t token = tokens.begin; token < tokens.end; token += I::kWidth) {
     const int64_t left = tokens.end - token;
     const V of_token = I::mul(scale, load_lanes<I>(args.scales + token, left));
-    f(token, std::min<int64_t>(left, I::kWidth), I::add(I::mul(step, load_lanes<I>(centres + token, left)), I::mul(of_token, add)));
+    f(token, std::min<int64_t>(left, I::kWidth),
+      I::add(I::mul(step, load_lanes<I>(centres + token, left)), I::mul(of_token, add)));
   }
 }
 
@@ -116,7 +119,8 @@ ScreenFound likeliest(const ScreenArgs& args, int64_t r, const ScreenRow& row, T
 
 // Those of some tokens that reach `least`, to `to`; how many they are.
 template <typename I>
-int64_t list_candidates(const ScreenArgs& args, int64_t r, const ScreenRow& row, float least, Team::Range tokens, int32_t* to) {
+int64_t list_candidates(const ScreenArgs& args, int64_t r, const ScreenRow& row, float least, Team::Range tokens,
+                        int32_t* to) {
   using V = typename I::V;
   int64_t count = 0;
   alignas(64) float lanes[I::kWidth];
@@ -150,7 +154,8 @@ ScreenFound together(const ScreenFound* found, int threads) {
 }
 
 // The best of every n-th candidate of all threads' lists.
-ScreenFound best_candidate(const ScreenArgs& args, const ScreenRow& row, const ScreenSpace& space, int64_t r, const Team& team) {
+ScreenFound best_candidate(const ScreenArgs& args, const ScreenRow& row, const ScreenSpace& space, int64_t r,
+                           const Team& team) {
   ScreenFound best{0, -1, 0, true};
   int64_t number = team.index;  // of the next one, counted from the list at hand
   for (int thread = 0; thread < team.count; ++thread) {
@@ -191,7 +196,8 @@ void screen(const ScreenArgs& args, const Team& team) {
   for (int64_t r = 0; r < args.rows; ++r) {
     const ScreenFound all = together(space.found(Space::kListed, r), team.count);
     ScreenFound best{0, -1, 0, false};
-    if (all.token >= 0 && all.candidates * kScreenMost <= args.vocab) best = best_candidate(args, rows[r], space, r, team);
+    if (all.token >= 0 && all.candidates * kScreenMost <= args.vocab)
+      best = best_candidate(args, rows[r], space, r, team);
     best.candidates = team.index == 0 ? all.candidates : 0;
     space.found(Space::kBest, r)[team.index] = best;
   }

@@ -57,7 +57,8 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   schedules_ = make_schedules(plan_, steps_);
   one_by_one_.resize(steps_.size());
   taken_.resize(steps_.size());
-  shared_ = Region(std::max(shared_bytes(steps_, plan_.limits, plan_.kv.tokens_per_block), screen_.scratch_bytes()), false);
+  shared_ =
+      Region(std::max(shared_bytes(steps_, plan_.limits, plan_.kv.tokens_per_block), screen_.scratch_bytes()), false);
   own_ = Region(static_cast<size_t>(threads) * kOwnElements * sizeof(float), false);
   sample_ = find_kernel("sample.f32." + std::string(isa == "amx" || isa == "avx512bf16" ? "avx512" : isa));
   if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
@@ -92,7 +93,8 @@ int64_t Session::decode(const BatchView& view, const DrawView& draws, const Repe
   DrawResult drawn;
   const double begin = static_cast<double>(now_ns());
   const auto over = [&] {
-    return static_cast<double>(now_ns()) - begin >= 1e9 * repeat.seconds || __atomic_load_n(repeat.stop, __ATOMIC_ACQUIRE) != 0;
+    return static_cast<double>(now_ns()) - begin >= 1e9 * repeat.seconds ||
+           __atomic_load_n(repeat.stop, __ATOMIC_ACQUIRE) != 0;
   };
   for (int64_t done = 1;; ++done) {
     drawn = step(next, repeated.view(), interrupted);
@@ -104,7 +106,8 @@ int64_t Session::decode(const BatchView& view, const DrawView& draws, const Repe
   }
 }
 
-DrawResult Session::step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted, bool logits_wanted) {
+DrawResult Session::step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
+                         bool logits_wanted) {
   batch_.assign(view);
   draws_.assign(draws, batch_.rows, sample_args_.vocab);
   for (BoundStep& step : steps_) step.set_counts(batch_);
@@ -167,7 +170,8 @@ void Session::execute(const Team& team) {
     if (team.index == 0) stamp();
   }
   if (draws_.count() > 0 && !decided) sample_->run(&sample_args_, mine);
-  for (int64_t q = 0; decided && team.index == 0 && q < draws_.count(); ++q) sample_args_.ids[q] = screen_.token(sample_args_.row[q]);
+  for (int64_t q = 0; decided && team.index == 0 && q < draws_.count(); ++q)
+    sample_args_.ids[q] = screen_.token(sample_args_.row[q]);
   if (team.index == 0) barriers_ = ThreadPool::instance().barriers() - barriers;
 }
 
@@ -209,10 +213,12 @@ void Session::compute(const BoundStep& step, const Turn& turn, const Team& team)
     norm.own = true;
     run(norm);
   } else if (turn.takes_own) {
-    std::visit([&](auto args) {
-      if constexpr (requires { args.x = own; }) args.x = own;
-      run(args);
-    }, step.args);
+    std::visit(
+        [&](auto args) {
+          if constexpr (requires { args.x = own; }) args.x = own;
+          run(args);
+        },
+        step.args);
   } else {
     step.kernel->run(step.arguments(), team);
   }
@@ -231,7 +237,8 @@ void Session::time_steps(bool on) {
 std::vector<double> Session::step_seconds() {
   const auto held = lock();
   std::vector<double> seconds;
-  for (size_t i = 1; i < stamps_.size(); ++i) seconds.push_back(1e-9 * static_cast<double>(stamps_[i] - stamps_[i - 1]));
+  for (size_t i = 1; i < stamps_.size(); ++i)
+    seconds.push_back(1e-9 * static_cast<double>(stamps_[i] - stamps_[i - 1]));
   return seconds;
 }
 
@@ -250,7 +257,7 @@ std::vector<int64_t> Session::taken() {
   return taken_;
 }
 
-std::vector<size_t> Session::found(bool Turn::*what) {
+std::vector<size_t> Session::found(bool Turn::* what) {
   const auto held = lock();
   std::vector<size_t> found;
   const std::vector<Turn>& turns = this->turns();
@@ -316,7 +323,8 @@ std::vector<Tapped> Session::take_tapped() {
 const BufferSpec& Session::find_buffer(const std::string& name, int64_t rows) const {
   for (const BufferSpec& buffer : plan_.buffers) {
     if (buffer.name != name) continue;
-    if (rows < 0 || rows > buffer_rows(plan_, buffer)) throw std::invalid_argument("buffer " + name + " has fewer rows");
+    if (rows < 0 || rows > buffer_rows(plan_, buffer))
+      throw std::invalid_argument("buffer " + name + " has fewer rows");
     return buffer;
   }
   throw std::invalid_argument("there is no buffer " + name);
@@ -335,7 +343,8 @@ void Session::write_buffer(const std::string& name, const float* values, int64_t
   const auto held = lock();
   require_open();
   const BufferSpec& buffer = find_buffer(name, rows);
-  if (cols != buffer.cols) throw std::invalid_argument("buffer " + name + " has " + std::to_string(buffer.cols) + " columns");
+  if (cols != buffer.cols)
+    throw std::invalid_argument("buffer " + name + " has " + std::to_string(buffer.cols) + " columns");
   std::memcpy(arena_.data() + buffer.offset, values, static_cast<size_t>(rows * cols) * sizeof(float));
 }
 

@@ -32,8 +32,8 @@ struct Tapped {
 
 struct StepInterrupted {};  // thrown by run and decode when the interruption check said so
 
-// Any thread may call anything at any time: all but the delay waits for the step that runs. What a signal handler calls in
-// the middle of a step throws std::invalid_argument.
+// Any thread may call anything at any time: all but the delay waits for the step that runs. What a signal handler calls
+// in the middle of a step throws std::invalid_argument.
 class Session {
  public:
   // `weights` must stay valid and unchanged while the session lives. Throws std::invalid_argument for a plan that is
@@ -59,7 +59,7 @@ class Session {
   // Steps that another one computed in the last run; those of rope_kv_write that left their queries to the next one.
   std::vector<size_t> left_out() { return found(&Turn::left_out); }
   std::vector<size_t> keys_only() { return found(&Turn::keys_only); }
-  int64_t barriers();  // of the last run
+  int64_t barriers();              // of the last run
   Screen::Counts screen_counts();  // since the session was opened
 
   // For tests and verification.
@@ -71,7 +71,9 @@ class Session {
   void write_buffer(const std::string& name, const float* values, int64_t rows, int64_t cols);
   void fill_kv(float value);
   // Stored bytes of a block's keys or values in a layer. Both throw std::invalid_argument for another size.
-  size_t kv_block_bytes(bool values) const { return static_cast<size_t>(values ? kv_sizes_.v_block : kv_sizes_.k_block); }
+  size_t kv_block_bytes(bool values) const {
+    return static_cast<size_t>(values ? kv_sizes_.v_block : kv_sizes_.k_block);
+  }
   void read_kv(int64_t layer, int64_t block, bool values, std::span<std::byte> to);
   void write_kv(int64_t layer, int64_t block, bool values, std::span<const std::byte> from);
 
@@ -80,14 +82,16 @@ class Session {
   int threads() const { return threads_; }
 
  private:
-  // What every call begins with. A handler must not wait for another session either, which may wait for this one's step.
+  // What every call begins with. A handler must not wait for another session either, which may wait for this one's
+  // step.
   std::unique_lock<RefusingMutex> lock();
-  DrawResult step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted, bool logits_wanted = false);
+  DrawResult step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
+                  bool logits_wanted = false);
   void execute(const Team& team);
   void compute(const BoundStep& step, const Turn& turn, const Team& team);
   bool screen(const Turn& turn, const Team& team);
   const std::vector<Turn>& turns() const;
-  std::vector<size_t> found(bool Turn::*what);
+  std::vector<size_t> found(bool Turn::* what);
   void after_step(size_t index);
   void stamp();
   bool pause_or_interrupted();

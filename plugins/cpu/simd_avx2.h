@@ -35,11 +35,12 @@ struct SimdAvx2 {
   INGOT_INLINE V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }  // a * b + c
   // sum = a * b + sum; asm, because GCC 12 lets sums of long loops wander between registers and spills them
   INGOT_INLINE void accumulate(V& sum, V a, V b) { asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
-  INGOT_INLINE V max(V a, V b) { return _mm256_max_ps(a, b); }            // a > b ? a : b, so b where one is NaN
-  INGOT_INLINE V min(V a, V b) { return _mm256_min_ps(a, b); }            // a < b ? a : b
+  INGOT_INLINE V max(V a, V b) { return _mm256_max_ps(a, b); }  // a > b ? a : b, so b where one is NaN
+  INGOT_INLINE V min(V a, V b) { return _mm256_min_ps(a, b); }  // a < b ? a : b
   INGOT_INLINE V sqrt(V a) { return _mm256_sqrt_ps(a); }
   INGOT_INLINE V abs(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
-  // The larger of a, which has no sign, and |b|, compared as integers: infinity is above all numbers, NaN above infinity.
+  // The larger of a, which has no sign, and |b|, compared as integers: infinity is above all numbers, NaN above
+  // infinity.
   INGOT_INLINE V max_abs(V a, V b) {
     return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(abs(b))));
   }
@@ -63,8 +64,7 @@ struct SimdAvx2 {
 
   // p * 2^n for p in [0.5, 2), where t = 1.5 * 2^23 + n holds n in its low bits.
   INGOT_INLINE V add_exponent(V p, V t) {
-    return _mm256_castsi256_ps(
-        _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
   }
 
   INGOT_INLINE V load_bf16(const uint16_t* p) {
@@ -77,9 +77,7 @@ struct SimdAvx2 {
     return load_bf16(lanes);
   }
   // Rounds to nearest even; a NaN stays a quiet NaN.
-  INGOT_INLINE void store_bf16(uint16_t* p, V v) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_bf16(v));
-  }
+  INGOT_INLINE void store_bf16(uint16_t* p, V v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_bf16(v)); }
   INGOT_INLINE void store_bf16_partial(uint16_t* p, V v, int64_t n) {
     alignas(16) uint16_t lanes[kWidth];
     _mm_store_si128(reinterpret_cast<__m128i*>(lanes), to_bf16(v));

@@ -29,9 +29,7 @@ struct SimdAvx512 {
   INGOT_INLINE V mul(V a, V b) { return _mm512_mul_ps(a, b); }
   INGOT_INLINE V div(V a, V b) { return _mm512_div_ps(a, b); }
   INGOT_INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-  INGOT_INLINE void accumulate(V& sum, V a, V b) {
-    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-  }
+  INGOT_INLINE void accumulate(V& sum, V a, V b) { asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
   INGOT_INLINE V max(V a, V b) { return _mm512_max_ps(a, b); }
   INGOT_INLINE V min(V a, V b) { return _mm512_min_ps(a, b); }
   INGOT_INLINE V sqrt(V a) { return _mm512_sqrt_ps(a); }
@@ -68,20 +66,19 @@ struct SimdAvx512 {
   }
 
   INGOT_INLINE V add_exponent(V p, V t) {
-    return _mm512_castsi512_ps(
-        _mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
   }
 
   // a * 2^n for whole n; NaN stays NaN.
   INGOT_INLINE V scale(V a, V n) { return _mm512_scalef_ps(a, n); }
 
-  INGOT_INLINE V load_bf16(const uint16_t* p) { return from_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  INGOT_INLINE V load_bf16(const uint16_t* p) {
+    return from_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
   INGOT_INLINE V load_bf16_partial(const uint16_t* p, int64_t n) {
     return from_bf16(_mm256_maskz_loadu_epi16(first_lanes(n), p));
   }
-  INGOT_INLINE void store_bf16(uint16_t* p, V v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(v));
-  }
+  INGOT_INLINE void store_bf16(uint16_t* p, V v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(v)); }
   INGOT_INLINE void store_bf16_partial(uint16_t* p, V v, int64_t n) {
     _mm256_mask_storeu_epi16(p, first_lanes(n), to_bf16(v));
   }
@@ -120,9 +117,12 @@ struct SimdAvx512 {
     _mm512_storeu_si512(p, _mm512_or_si512(low, high));
   }
 
-  INGOT_INLINE V load_bf16_even(const uint16_t* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
+  INGOT_INLINE V load_bf16_even(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+  }
   INGOT_INLINE V load_bf16_odd(const uint16_t* p) {
-    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
   }
 
   INGOT_INLINE void prefetch(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
@@ -157,12 +157,15 @@ struct SimdAvx512 {
     V pairs[4], fours[2];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
-      pairs[i] = f(_mm512_shuffle_f32x4(rows[2 * i], rows[2 * i + 1], 0x44), _mm512_shuffle_f32x4(rows[2 * i], rows[2 * i + 1], 0xEE));
+      pairs[i] = f(_mm512_shuffle_f32x4(rows[2 * i], rows[2 * i + 1], 0x44),
+                   _mm512_shuffle_f32x4(rows[2 * i], rows[2 * i + 1], 0xEE));
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i)
-      fours[i] = f(_mm512_shuffle_f32x4(pairs[2 * i], pairs[2 * i + 1], 0x88), _mm512_shuffle_f32x4(pairs[2 * i], pairs[2 * i + 1], 0xDD));
+      fours[i] = f(_mm512_shuffle_f32x4(pairs[2 * i], pairs[2 * i + 1], 0x88),
+                   _mm512_shuffle_f32x4(pairs[2 * i], pairs[2 * i + 1], 0xDD));
     const __m512d first = _mm512_castps_pd(fours[0]), second = _mm512_castps_pd(fours[1]);
-    const V all = f(_mm512_castpd_ps(_mm512_unpacklo_pd(first, second)), _mm512_castpd_ps(_mm512_unpackhi_pd(first, second)));
+    const V all =
+        f(_mm512_castpd_ps(_mm512_unpacklo_pd(first, second)), _mm512_castpd_ps(_mm512_unpackhi_pd(first, second)));
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 4, 8, 12, 2, 6, 10, 14);
     return _mm512_permutexvar_ps(order, f(all, _mm512_movehdup_ps(all)));
   }

@@ -1,5 +1,5 @@
-// Sixteen float32 sums in AVX-512 that are fed by the CPU's dot product of bf16: each 32-bit element of a factor is a pair
-// of bf16 numbers. Everything else is AVX-512's.
+// Sixteen float32 sums in AVX-512 that are fed by the CPU's dot product of bf16: each 32-bit element of a factor is a
+// pair of bf16 numbers. Everything else is AVX-512's.
 #pragma once
 
 #include "simd_avx512.h"
@@ -9,8 +9,8 @@ namespace ingot {
 struct PairsAvx512 : SimdAvx512 {
   static constexpr int kReadingRows = 4;
 
-  // VDPBF16PS: the odd number of each pair by one fma, then the even one. Always rounds to nearest even; denormal numbers
-  // count as zero going in and come out as zero, whatever MXCSR says.
+  // VDPBF16PS: the odd number of each pair by one fma, then the even one. Always rounds to nearest even; denormal
+  // numbers count as zero going in and come out as zero, whatever MXCSR says.
   INGOT_INLINE void accumulate(V& sum, V a, V b) { asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
 
   // 32 numbers, first[0] in the even half of pair 0, first[1] in its odd half. Denormal numbers become zero.

@@ -1,5 +1,5 @@
-// Loads and stores of the first n elements of a row, n counting to the row's end, in float32 or bf16 storage, and loads of
-// whole vectors from lines of a KV cache.
+// Loads and stores of the first n elements of a row, n counting to the row's end, in float32 or bf16 storage, and loads
+// of whole vectors from lines of a KV cache.
 #pragma once
 
 #include <cstdint>

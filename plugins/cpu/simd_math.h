@@ -26,8 +26,8 @@ template <typename S>
   const V inside = S::max(S::min(x, highest), lowest);
   const V shifted = S::fma(inside, S::set1(1.44269504f), magic);
   const V n = S::sub(shifted, magic);
-  V r = S::fma(n, S::set1(-0x1.62e400p-1f), inside);    // ln 2, upper bits: n * upper is exact
-  r = S::fma(n, S::set1(-0x1.7f7d1cp-20f), r);          // ln 2, the rest
+  V r = S::fma(n, S::set1(-0x1.62e400p-1f), inside);  // ln 2, upper bits: n * upper is exact
+  r = S::fma(n, S::set1(-0x1.7f7d1cp-20f), r);        // ln 2, the rest
   const V p = S::add(S::fma(S::mul(r, r), exp_curve<S>(r), r), S::set1(1.0f));
   const V power = S::add_exponent(p, shifted);
   const V finite = S::select(S::less(x, lowest), S::zero(), power);

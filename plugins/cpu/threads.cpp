@@ -50,9 +50,11 @@ int quota_cpus() {
 // The memory node of a CPU: the number in the name of a link beside its topology. 0 where the system tells none.
 int memory_node(int cpu) {
   std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator("/sys/devices/system/cpu/cpu" + std::to_string(cpu), none)) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/sys/devices/system/cpu/cpu" + std::to_string(cpu), none)) {
     const std::string name = entry.path().filename();
-    if (name.starts_with("node") && name.size() > 4 && std::isdigit(static_cast<unsigned char>(name[4]))) return std::stoi(name.substr(4));
+    if (name.starts_with("node") && name.size() > 4 && std::isdigit(static_cast<unsigned char>(name[4])))
+      return std::stoi(name.substr(4));
   }
   return 0;
 }
@@ -78,8 +80,9 @@ void pin(int cpu) {
   sched_setaffinity(0, sizeof(mask), &mask);  // where it is not allowed the thread stays unpinned
 }
 
-// Blocks the signals that belong to the interpreter's threads: a thread that is started meanwhile inherits what is blocked.
-// Not those of a thread's own fault, which would end the process without a word from whoever handles them (faulthandler).
+// Blocks the signals that belong to the interpreter's threads: a thread that is started meanwhile inherits what is
+// blocked. Not those of a thread's own fault, which would end the process without a word from whoever handles them
+// (faulthandler).
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -171,7 +174,8 @@ void ThreadPool::grow(int count) {
     try {
       std::thread([this, self = worker.get()] { work(*self); }).detach();
     } catch (const std::system_error& error) {
-      throw ThreadStartError("thread " + std::to_string(worker->index + 1) + " of " + std::to_string(count) + ": " + error.code().message());
+      throw ThreadStartError("thread " + std::to_string(worker->index + 1) + " of " + std::to_string(count) + ": " +
+                             error.code().message());
     }
     workers_.push_back(std::move(worker));
   }
@@ -219,8 +223,8 @@ bool ThreadPool::ask_unpinned(const std::function<bool()>& question) {
   return answer;
 }
 
-// Group 0 is released last: thread 0 is in it, and may begin the next run at once. A larger team would use a group whose
-// release of this barrier is still to come, and would take it for one of its own.
+// Group 0 is released last: thread 0 is in it, and may begin the next run at once. A larger team would use a group
+// whose release of this barrier is still to come, and would take it for one of its own.
 void ThreadPool::barrier(int index, int count) {
   Group& mine = groups_[index / kGroup];
   const uint32_t phase = mine.passed.value();
@@ -246,7 +250,12 @@ bool ThreadPool::arrives_last(int index, int count) {
 double ThreadPool::barrier_seconds(int count) {
   constexpr int kMany = 20'000;
   const auto begin = std::chrono::steady_clock::now();
-  run(count, [](void*, const Team& team) { for (int i = 0; i < kMany; ++i) team.barrier(); }, nullptr);
+  run(
+      count,
+      [](void*, const Team& team) {
+        for (int i = 0; i < kMany; ++i) team.barrier();
+      },
+      nullptr);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kMany;
 }
 

@@ -1,10 +1,10 @@
 // The one thread pool of the process. Workers are pinned, spin for some 40 us between steps, then sleep.
 //
-// tests/native/interleavings.cpp compiles threads.cpp over atomics of its own and runs small teams through every order of
-// their accesses. What is changed here has to pass there.
+// tests/native/interleavings.cpp compiles threads.cpp over atomics of its own and runs small teams through every order
+// of their accesses. What is changed here has to pass there.
 //
-// At a barrier, threads meet in groups of kGroup neighbours, and the last of each group meets those of the others: of 64
-// threads never more than 8 write to one cache line, or wait for one.
+// At a barrier, threads meet in groups of kGroup neighbours, and the last of each group meets those of the others: of
+// 64 threads never more than 8 write to one cache line, or wait for one.
 #pragma once
 
 #include <atomic>

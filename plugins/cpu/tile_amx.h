@@ -1,5 +1,6 @@
 // The eight tile registers of AMX. Same interface and the same bits in plain C++: tile_emulated.h.
-// Tiles 0-3 hold sums (float32 or int32), 4 and 5 rows of x, 6 and 7 a part of a weight panel: 32 k in bf16, 64 in int8.
+// Tiles 0-3 hold sums (float32 or int32), 4 and 5 rows of x, 6 and 7 a part of a weight panel: 32 k in bf16, 64 in
+// int8.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Products of tiles of rows with tiles of weights on tile registers: how weights come to their tiles, and a block of sums.
+// Products of tiles of rows with tiles of weights on tile registers: how weights come to their tiles, and a block of
+// sums.
 #pragma once
 
 #include "matmul_parts.h"
@@ -7,8 +8,8 @@
 namespace ingot {
 namespace {
 
-// How a weight comes to its tiles: kTiles of them from each KiB (unit) that is stored, by unpack where that is not the tile
-// itself; meanwhile it fetches the KiB at `ahead`.
+// How a weight comes to its tiles: kTiles of them from each KiB (unit) that is stored, by unpack where that is not the
+// tile itself; meanwhile it fetches the KiB at `ahead`.
 struct Bf16Tiles {
   static constexpr int64_t kTiles = 1;
   static constexpr bool kInPlace = true, kScaled = false;  // whether panels begin with scales
@@ -58,8 +59,8 @@ struct NarrowedTiles : Format {
   }
 };
 
-// Tiles of several panels, one after another, and lines to read ahead meanwhile, so many in each step; kFar: to L2, where
-// what is multiplied meanwhile fills L1.
+// Tiles of several panels, one after another, and lines to read ahead meanwhile, so many in each step; kFar: to L2,
+// where what is multiplied meanwhile fills L1.
 template <typename S, bool kFar = false>
 struct TilesInMemory {
   const std::byte* const* tiles;
@@ -100,8 +101,8 @@ struct TileRing {
   const Weight& weight;
   const std::byte* const* panels;
   const std::byte* const* next;  // null where those are to start anew
-  int64_t units;  // KiB of a panel
-  int64_t first;  // units that went through the slots before
+  int64_t units;                 // KiB of a panel
+  int64_t first;                 // units that went through the slots before
   std::byte* slots;
 
   static bool goes_on(int64_t units) { return units >= kLead + kAhead; }  // whether there may be next panels
@@ -125,8 +126,9 @@ struct TileRing {
   void unpack(int panel, int64_t unit) const {
     const auto after = [this](int64_t at) { return at >= units && next != nullptr; };
     const int64_t ahead = unit + kAhead;
-    weight.unpack(after(unit) ? next[panel] : panels[panel], after(unit) ? unit - units : unit, slot(panel, unit),
-                  (after(ahead) ? next[panel] - units * kTileBytes : panels[panel]) + weight.data_offset() + ahead * kTileBytes);
+    weight.unpack(
+        after(unit) ? next[panel] : panels[panel], after(unit) ? unit - units : unit, slot(panel, unit),
+        (after(ahead) ? next[panel] - units * kTileBytes : panels[panel]) + weight.data_offset() + ahead * kTileBytes);
   }
 };
 

@@ -50,7 +50,8 @@ double time_call(Call& call, int threads) {
 
 // The fastest of several calls; `prepare` runs before each, untimed.
 template <typename Prepare>
-double time_calls(const Kernel& kernel, const void* args, const Region* weight, int threads, double seconds, Prepare prepare) {
+double time_calls(const Kernel& kernel, const void* args, const Region* weight, int threads, double seconds,
+                  Prepare prepare) {
   Region shared(kernel.scratch == nullptr ? 64 : std::max<size_t>(kernel.scratch(args), 64), false);
   Call call{&kernel, args, shared.data(), weight, {}};
   prepare();
@@ -64,7 +65,8 @@ double time_calls(const Kernel& kernel, const void* args, const Region* weight, 
   return best;
 }
 
-constexpr uint32_t kNumber = 0x3C003C00u;  // neither large nor tiny in float32 and in bf16, and bytes that int8 kernels take
+constexpr uint32_t kNumber =
+    0x3C003C00u;  // neither large nor tiny in float32 and in bf16, and bytes that int8 kernels take
 
 Region filled(int64_t bytes) {
   Region region(static_cast<size_t>(bytes), static_cast<size_t>(bytes) >= kHugePage);  // as weights of a session
@@ -104,13 +106,25 @@ double time_matmul(const std::string& kernel, int64_t rows, int64_t n, int64_t k
                    int64_t panel_bytes, int tactic, int threads, double seconds) {
   const Kernel& found = find_runnable(kernel);
   require_product(found.op() == "matmul" && fits(rows) && fits(n) && fits(k) && fits(panel_bytes) &&
-                  !(gated && n % 2 != 0) && tactic >= 0 && tactic < found.tactics() && fits(threads, ThreadPool::kMaxThreads));
+                  !(gated && n % 2 != 0) && tactic >= 0 && tactic < found.tactics() &&
+                  fits(threads, ThreadPool::kMaxThreads));
   const int64_t out = gated ? n / 2 : n, panels = (gated ? 2 : 1) * ((out + 15) / 16);
   Region weight = filled(panels * panel_bytes), x = filled(rows * k * 4), y(static_cast<size_t>(rows * out * 4), false);
   const Piece piece{0, panels, weight.data()};
-  const MatmulArgs args{.x = floats(x), .pieces = &piece, .num_pieces = 1, .num_panels = panels, .bias = nullptr,
-                        .residual = nullptr, .y = floats(y), .rows = rows, .n = n, .k = k,
-                        .activation = gated ? Activation::kSilu : Activation::kNone, .gated = gated, .group = group, .tactic = tactic};
+  const MatmulArgs args{.x = floats(x),
+                        .pieces = &piece,
+                        .num_pieces = 1,
+                        .num_panels = panels,
+                        .bias = nullptr,
+                        .residual = nullptr,
+                        .y = floats(y),
+                        .rows = rows,
+                        .n = n,
+                        .k = k,
+                        .activation = gated ? Activation::kSilu : Activation::kNone,
+                        .gated = gated,
+                        .group = group,
+                        .tactic = tactic};
   return time_calls(found, &args, &weight, threads, seconds, [] {});
 }
 
@@ -118,18 +132,29 @@ double time_experts(const std::string& kernel, int64_t rows, int64_t experts, in
                     int64_t group, int64_t panel_bytes, int tactic, int threads, double seconds) {
   const Kernel& found = find_runnable(kernel);
   const bool gated = found.op() == "moe_gate_up";
-  require_product(
-      (gated || found.op() == "moe_down") && fits(rows) && fits(experts, 65535) && fits(slots, experts) && fits(n) &&
-      fits(k) && fits(panel_bytes) && !(gated && n % 2 != 0) && tactic >= 0 &&
-      tactic < found.tactics() && fits(threads, ThreadPool::kMaxThreads));
+  require_product((gated || found.op() == "moe_down") && fits(rows) && fits(experts, 65535) && fits(slots, experts) &&
+                  fits(n) && fits(k) && fits(panel_bytes) && !(gated && n % 2 != 0) && tactic >= 0 &&
+                  tactic < found.tactics() && fits(threads, ThreadPool::kMaxThreads));
   const int64_t out = gated ? n / 2 : n, panels = (gated ? 2 : 1) * ((out + 15) / 16), taken = rows * slots;
   Region weight = filled(experts * panels * panel_bytes), x = filled((gated ? rows : taken) * k * 4);
-  Region y(static_cast<size_t>((gated ? taken : rows) * out * 4), false), weights = filled(taken * 4), ids = filled(taken * 4);
+  Region y(static_cast<size_t>((gated ? taken : rows) * out * 4), false), weights = filled(taken * 4),
+                                                                          ids = filled(taken * 4);
   choose_experts(rows, experts, slots, floats(ids));
   const Piece piece{0, panels, weight.data()};
-  const MoeMatmulArgs args{.x = floats(x), .ids = floats(ids), .weights = floats(weights), .pieces = &piece,
-                           .num_panels = panels, .y = floats(y), .rows = rows, .slots = slots, .experts = experts,
-                           .n = n, .k = k, .group = group, .activation = Activation::kSilu, .tactic = tactic};
+  const MoeMatmulArgs args{.x = floats(x),
+                           .ids = floats(ids),
+                           .weights = floats(weights),
+                           .pieces = &piece,
+                           .num_panels = panels,
+                           .y = floats(y),
+                           .rows = rows,
+                           .slots = slots,
+                           .experts = experts,
+                           .n = n,
+                           .k = k,
+                           .group = group,
+                           .activation = Activation::kSilu,
+                           .tactic = tactic};
   return time_calls(found, &args, nullptr, threads, seconds, [&] {
     for (float* id = floats(ids); id != floats(ids) + taken; ++id)
       *id = static_cast<float>((static_cast<int64_t>(*id) + slots) % experts);

@@ -1,7 +1,8 @@
 // The barrier with teams of two sizes in turn: nobody may leave it before all of the team have come.
 //
 //   barrier_selftest SMALL LARGE RUNS   exit status 1: somebody left early; killed by SIGALRM: all wait for ever
-//   barrier_selftest race               two threads write a word with no order between them, for ThreadSanitizer to report
+//   barrier_selftest race               two threads write a word with no order between them, for ThreadSanitizer to
+//   report
 #include <unistd.h>
 
 #include <atomic>
@@ -42,13 +43,15 @@ int take_turns(int small, int large, long runs) {
     pool.run(large, come, &arrivals);
     arrivals.before += kBarriers;
   }
-  std::printf("%d then %d threads, %ld runs: %ld times early\n", small, large, runs, static_cast<long>(arrivals.early.load()));
+  std::printf("%d then %d threads, %ld runs: %ld times early\n", small, large, runs,
+              static_cast<long>(arrivals.early.load()));
   return arrivals.early.load() == 0 ? 0 : 1;
 }
 
 int race() {
   int64_t word = 0;
-  ThreadPool::instance().run(2, [](void* context, const Team& team) { *static_cast<int64_t*>(context) += team.index + 1; }, &word);
+  ThreadPool::instance().run(
+      2, [](void* context, const Team& team) { *static_cast<int64_t*>(context) += team.index + 1; }, &word);
   std::printf("raced for %ld\n", static_cast<long>(word));
   return 0;
 }

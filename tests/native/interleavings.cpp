@@ -1,13 +1,13 @@
 // Runs small teams of plugins/cpu/threads.cpp through every interleaving of their atomic accesses.
 //
-// threads.cpp is compiled here as it is, with groups of 2 threads instead of 8, over atomics, threads and futexes of this
-// file. Every thread is a coroutine that hands over to the search before each access; the search goes through all orders
-// and, where a job asks to be stopped or not, all answers. A state is the pool, what the checks note, and the stacks of all
-// threads; states seen before are left. Accesses take effect in one order: what weaker orders of memory allow is
-// ThreadSanitizer's to find.
+// threads.cpp is compiled here as it is, with groups of 2 threads instead of 8, over atomics, threads and futexes of
+// this file. Every thread is a coroutine that hands over to the search before each access; the search goes through all
+// orders and, where a job asks to be stopped or not, all answers. A state is the pool, what the checks note, and the
+// stacks of all threads; states seen before are left. Accesses take effect in one order: what weaker orders of memory
+// allow is ThreadSanitizer's to find.
 //
-// Checked: nobody passes a barrier before all of the team have come; every thread of a team, and no other, takes part once
-// in each run; all leave a stopped run after the same step; nobody waits for ever; counters are zero at the end.
+// Checked: nobody passes a barrier before all of the team have come; every thread of a team, and no other, takes part
+// once in each run; all leave a stopped run after the same step; nobody waits for ever; counters are zero at the end.
 //
 //   interleavings FAULT SIZE...   runs of teams of these sizes, one after the other. FAULT: none, or a name that
 //                                 test_threads.py has put into its copy of threads.cpp. Exit status 1: a check failed.
@@ -53,16 +53,16 @@
 
 namespace search {
 
-constexpr int kMost = 6;                    // threads
+constexpr int kMost = 6;  // threads
 constexpr size_t kStack = 32 << 10, kCleared = 8 << 10;
 enum class State { kReady, kAsleep, kOver };
 
 struct Coroutine {
   State state;
-  void* top;                // of its stack, while another one runs
+  void* top;  // of its stack, while another one runs
   const void* asleep_on;
-  int answers, answer;      // how many there are to a question it has asked; the one it gets
-  bool spun;                // it has looked once without sleeping
+  int answers, answer;  // how many there are to a question it has asked; the one it gets
+  bool spun;            // it has looked once without sleeping
   void (*main)(void*);
   void* context;
 };
@@ -71,11 +71,11 @@ struct Coroutine {
 struct World {
   Coroutine threads[kMost];
   int count;
-  int run, size;            // the present run, and of how many threads
-  bool stop;                // thread 0 was told to stop it
-  int began[kMost], ended[kMost];  // the last run whose job each thread has begun, and ended
-  int came[kMost];          // to how many barriers of that job
-  int left_after[kMost];    // the step after which it left that job
+  int run, size;                        // the present run, and of how many threads
+  bool stop;                            // thread 0 was told to stop it
+  int began[kMost], ended[kMost];       // the last run whose job each thread has begun, and ended
+  int came[kMost];                      // to how many barriers of that job
+  int left_after[kMost];                // the step after which it left that job
   alignas(64) std::byte heap[4 << 10];  // the pool and its workers
   size_t heap_end;
 };
@@ -187,7 +187,8 @@ void operator delete(void*, size_t, std::align_val_t) noexcept {}
 
 namespace std {
 
-// Stands for std::atomic in threads.h and threads.cpp. Of 64 bits only the numbers of items are, which no job here takes.
+// Stands for std::atomic in threads.h and threads.cpp. Of 64 bits only the numbers of items are, which no job here
+// takes.
 template <typename T>
 class interleaved {
  public:
@@ -255,7 +256,8 @@ void job(void* context, const Team& team) {
     world.left_after[me] = static_cast<int>(step);
     for (int i = 0; i < world.size; ++i)
       if (world.began[i] != run || world.came[i] < barrier)
-        return fail("run %d of %d threads: thread %d left barrier %d before thread %d came", run, world.size, me, barrier, i);
+        return fail("run %d of %d threads: thread %d left barrier %d before thread %d came", run, world.size, me,
+                    barrier, i);
     if (left) break;
   }
   world.ended[me] = run;
@@ -264,7 +266,8 @@ void job(void* context, const Team& team) {
 void check_run() {
   for (int i = 0; i < kMost; ++i) {
     if ((world.ended[i] == world.run) != (i < world.size)) fail("run %d ended with thread %d in another", world.run, i);
-    if (i < world.size && world.left_after[i] != world.left_after[0]) fail("run %d: threads 0 and %d left after different steps", world.run, i);
+    if (i < world.size && world.left_after[i] != world.left_after[0])
+      fail("run %d: threads 0 and %d left after different steps", world.run, i);
   }
   if (last_step->decided() != world.stop) fail("run %d: the wish to stop was lost", world.run);
   std::ranges::fill(world.left_after, 0);
@@ -284,10 +287,12 @@ void caller(void*) {
 void check_end() {
   bool waits = world.threads[0].state == State::kOver;
   for (int i = 1; i < world.count; ++i)
-    waits = waits && world.threads[i].state == State::kAsleep && world.threads[i].asleep_on == &pool->workers_[i - 1]->called.word_;
+    waits = waits && world.threads[i].state == State::kAsleep &&
+            world.threads[i].asleep_on == &pool->workers_[i - 1]->called.word_;
   if (!waits) fail("all threads wait, for ever, in run %d of %d threads", world.run, world.size);
   for (const auto& group : pool->groups_)
-    if (group.arrived.load() != 0 || group.passed.sleepers_.load() != 0) fail("a group's counters are not zero at the end");
+    if (group.arrived.load() != 0 || group.passed.sleepers_.load() != 0)
+      fail("a group's counters are not zero at the end");
   if (pool->arrived_groups_.load() != 0) fail("the counter of groups is not zero at the end");
 }
 

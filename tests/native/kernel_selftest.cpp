@@ -109,7 +109,7 @@ struct Case {
         weight[static_cast<size_t>(i)] =
             static_cast<float>(multiplier(i / s.k, i % s.k) * (static_cast<int>(random() % 16) - 8));
     }
-    if (s.rows > 2) x[static_cast<size_t>(s.k)] = INFINITY;  // row 1: must not reach another row
+    if (s.rows > 2) x[static_cast<size_t>(s.k)] = INFINITY;     // row 1: must not reach another row
     if (s.rows > 4) x[static_cast<size_t>(4 * s.k - 1)] = NAN;  // row 3, at its end
     pack();
   }
@@ -224,10 +224,20 @@ struct Case {
   std::vector<float> computed(const Kernel& kernel, int32_t tactic) const {
     std::vector<float> y = residual;  // in place
     y.resize(static_cast<size_t>(shape.rows * out()), NAN);
-    const MatmulArgs args{x.data(), pieces.data(), static_cast<int64_t>(pieces.size()), panels(),
-                          shape.bias ? bias.data() : nullptr, shape.residual ? y.data() : nullptr, y.data(),
-                          shape.rows, shape.n, shape.k, shape.activation, shape.gated,
-                          kind.weight == "w4" ? shape.group : 0, tactic};
+    const MatmulArgs args{x.data(),
+                          pieces.data(),
+                          static_cast<int64_t>(pieces.size()),
+                          panels(),
+                          shape.bias ? bias.data() : nullptr,
+                          shape.residual ? y.data() : nullptr,
+                          y.data(),
+                          shape.rows,
+                          shape.n,
+                          shape.k,
+                          shape.activation,
+                          shape.gated,
+                          kind.weight == "w4" ? shape.group : 0,
+                          tactic};
     struct Run {
       const Kernel* kernel;
       const MatmulArgs* args;
@@ -257,9 +267,10 @@ bool check(const Kernel& kernel, const Shape& shape) {
     for (size_t i = 0; i < want.size(); ++i) {
       const bool both_nan = std::isnan(want[i]) && std::isnan(got[i]);
       if (std::bit_cast<uint32_t>(want[i]) == std::bit_cast<uint32_t>(got[i]) || both_nan) continue;
-      std::printf("FAIL %s rows %lld n %lld k %lld gated %d threads %d tactic %d: y[%zu] is %.9g, expected %.9g\n", kernel.name,
-                  static_cast<long long>(shape.rows), static_cast<long long>(shape.n), static_cast<long long>(shape.k),
-                  shape.gated, shape.threads, tactic, i, static_cast<double>(got[i]), static_cast<double>(want[i]));
+      std::printf("FAIL %s rows %lld n %lld k %lld gated %d threads %d tactic %d: y[%zu] is %.9g, expected %.9g\n",
+                  kernel.name, static_cast<long long>(shape.rows), static_cast<long long>(shape.n),
+                  static_cast<long long>(shape.k), shape.gated, shape.threads, tactic, i, static_cast<double>(got[i]),
+                  static_cast<double>(want[i]));
       return false;
     }
   }
@@ -274,7 +285,8 @@ std::vector<Shape> shapes() {
     for (int64_t i = 0; i < 8; ++i) {
       const auto activation = static_cast<Activation>((r + i) % 5);
       const int threads = 1 + static_cast<int>(i % 3), pieces = 1 + static_cast<int>((r + i) % 3);
-      all.push_back({r, ns[(r + i) % 5], ks[i], activation, i % 3 == 0, i % 2 == 0, i % 4 < 2, threads, pieces, 32 << (i + r) % 3});
+      all.push_back({r, ns[(r + i) % 5], ks[i], activation, i % 3 == 0, i % 2 == 0, i % 4 < 2, threads, pieces,
+                     32 << (i + r) % 3});
     }
   for (const int64_t r : {1, 3, 9, 21})  // panels follow each other while those before are being used
     all.push_back({r, 258, 1100, Activation::kNone, false, true, true, 1, 2, r % 2 == 0 ? 64 : 128});

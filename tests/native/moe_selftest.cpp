@@ -1,6 +1,6 @@
 // Checks the products of experts of this machine, shared in every way that they have, bit for bit against the plain
-// products with one expert's weight, without Python: for sanitizers, and for emulators of CPUs that are not at hand. Prints
-// one line per kernel; exit status 1 where one differs.
+// products with one expert's weight, without Python: for sanitizers, and for emulators of CPUs that are not at hand.
+// Prints one line per kernel; exit status 1 where one differs.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -102,7 +102,9 @@ struct Case {
         std::memcpy(data.data() + panel + i * sizeof(scale), &scale, sizeof(scale));
       }
       for (int64_t i = 128; i < panel_bytes(); ++i) {
-        const int byte = i < data_offset() ? (1 + small(15)) * (small(2) ? 1 : -1) : group ? small(256) : small(255) - 127;
+        const int byte = i < data_offset() ? (1 + small(15)) * (small(2) ? 1 : -1)
+                         : group           ? small(256)
+                                           : small(255) - 127;
         data[panel + static_cast<size_t>(i)] = static_cast<std::byte>(byte);
       }
       clear_padding(data.data() + panel);
@@ -137,8 +139,9 @@ struct Case {
 
   std::vector<float> computed(const Kernel& kernel, int32_t tactic) const {
     std::vector<float> y(static_cast<size_t>(shape.rows * shape.out * (gated ? shape.slots : 1)), NAN);
-    const MoeMatmulArgs args{x.data(), ids.data(), weights.data(), pieces.data(), panels(), y.data(), shape.rows,
-                             shape.slots, shape.experts, n(), shape.k, group, Activation::kSilu, tactic};
+    const MoeMatmulArgs args{x.data(), ids.data(), weights.data(),    pieces.data(), panels(),
+                             y.data(), shape.rows, shape.slots,       shape.experts, n(),
+                             shape.k,  group,      Activation::kSilu, tactic};
     run_kernel(kernel, &args, shape.threads);
     return y;
   }
@@ -152,8 +155,19 @@ struct Case {
       for (Piece& part : parts)
         part.data += static_cast<int64_t>(ids[static_cast<size_t>(slot)]) * (part.end - part.begin) * panel_bytes();
       const float* row = x.data() + (gated ? slot / shape.slots : slot) * shape.k;
-      const MatmulArgs args{row, parts.data(), static_cast<int64_t>(parts.size()), panels(), nullptr, nullptr,
-                            product.data(), 1, n(), shape.k, gated ? Activation::kSilu : Activation::kNone, gated, group};
+      const MatmulArgs args{row,
+                            parts.data(),
+                            static_cast<int64_t>(parts.size()),
+                            panels(),
+                            nullptr,
+                            nullptr,
+                            product.data(),
+                            1,
+                            n(),
+                            shape.k,
+                            gated ? Activation::kSilu : Activation::kNone,
+                            gated,
+                            group};
       run_kernel(matmul, &args, 1);
       float* to = y.data() + (gated ? slot : slot / shape.slots) * shape.out;
       for (int64_t i = 0; i < shape.out; ++i) {
@@ -184,13 +198,24 @@ bool check(const Kernel& kernel, const Kernel& matmul, const Shape& shape) {
 }
 
 int run() {
-  const Shape shapes[] = {{1, 1, 1, 1, 4, 1, 1},      {1, 9, 4, 65, 172, 3, 2},  {2, 3, 2, 15, 31, 2, 1},
-                          {5, 5, 5, 16, 33, 1, 1},    {7, 40, 8, 130, 64, 2, 3}, {16, 6, 2, 17, 300, 3, 2},
-                          {17, 6, 2, 17, 300, 2, 1},  {33, 4, 3, 40, 600, 2, 2}, {150, 2, 1, 70, 1100, 3, 1},
-                          {300, 3, 2, 20, 40, 2, 1},
-                          // groups of 32, 64 and 128, experts of some 4 rows and of some 14: codes as stored, or unpacked
-                          {9, 6, 3, 18, 258, 1, 1},   {9, 6, 3, 18, 259, 2, 1},  {9, 6, 3, 18, 257, 2, 2},
-                          {24, 5, 3, 35, 171, 2, 2},  {24, 5, 3, 35, 172, 3, 1}, {24, 5, 3, 35, 173, 1, 1}};
+  const Shape shapes[] = {
+      {1, 1, 1, 1, 4, 1, 1},
+      {1, 9, 4, 65, 172, 3, 2},
+      {2, 3, 2, 15, 31, 2, 1},
+      {5, 5, 5, 16, 33, 1, 1},
+      {7, 40, 8, 130, 64, 2, 3},
+      {16, 6, 2, 17, 300, 3, 2},
+      {17, 6, 2, 17, 300, 2, 1},
+      {33, 4, 3, 40, 600, 2, 2},
+      {150, 2, 1, 70, 1100, 3, 1},
+      {300, 3, 2, 20, 40, 2, 1},
+      // groups of 32, 64 and 128, experts of some 4 rows and of some 14: codes as stored, or unpacked
+      {9, 6, 3, 18, 258, 1, 1},
+      {9, 6, 3, 18, 259, 2, 1},
+      {9, 6, 3, 18, 257, 2, 2},
+      {24, 5, 3, 35, 171, 2, 2},
+      {24, 5, 3, 35, 172, 3, 1},
+      {24, 5, 3, 35, 173, 1, 1}};
   int failures = 0, kernels = 0;
   for (const Kernel& kernel : kernel_table()) {
     if (!kernel.op().starts_with("moe_") || !isa_includes(detect_isa(), kernel.isa())) continue;

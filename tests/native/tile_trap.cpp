@@ -1,10 +1,10 @@
-// Tile instructions on a machine without them: each raises SIGILL, and the handler does what it would have done. All other
-// instructions of a kernel for AMX run as they are, so what is tested is its machine code; the machine needs AVX-512 with
-// BF16. Built in place of plugins/cpu/cpu_tiles.cpp with INGOT_TILE_TRAP. A tile instruction takes a microsecond or two:
-// nothing here can be timed.
+// Tile instructions on a machine without them: each raises SIGILL, and the handler does what it would have done. All
+// other instructions of a kernel for AMX run as they are, so what is tested is its machine code; the machine needs
+// AVX-512 with BF16. Built in place of plugins/cpu/cpu_tiles.cpp with INGOT_TILE_TRAP. A tile instruction takes a
+// microsecond or two: nothing here can be timed.
 //
-// After Intel's Architecture Instruction Set Extensions Programming Reference (319433), chapters "LDTILECFG" to "TILEZERO".
-// What the processor refuses there ends the process here too, with the reason.
+// After Intel's Architecture Instruction Set Extensions Programming Reference (319433), chapters "LDTILECFG" to
+// "TILEZERO". What the processor refuses there ends the process here too, with the reason.
 #include <signal.h>
 #include <sys/ucontext.h>
 #include <unistd.h>
@@ -35,8 +35,8 @@ struct Registers {
   Tile tiles[kTiles];
 };
 
-// A handler must not allocate, which the first touch of a thread's own memory may do: that memory is one pointer, and the
-// registers come from here between LDTILECFG and TILERELEASE.
+// A handler must not allocate, which the first touch of a thread's own memory may do: that memory is one pointer, and
+// the registers come from here between LDTILECFG and TILERELEASE.
 Registers pool[256];
 [[gnu::tls_model("initial-exec")]] thread_local Registers* own = nullptr;
 
@@ -67,7 +67,8 @@ void load_config(const uint8_t* config) {
   for (int i = 2; i < 16; ++i)
     if (config[i] != 0) refuse("LDTILECFG: reserved bytes 2 to 15");
   for (int i = kTiles; i < 16; ++i)
-    if (config[16 + 2 * i] != 0 || config[17 + 2 * i] != 0 || config[48 + i] != 0) refuse("LDTILECFG: more than 8 tiles");
+    if (config[16 + 2 * i] != 0 || config[17 + 2 * i] != 0 || config[48 + i] != 0)
+      refuse("LDTILECFG: more than 8 tiles");
   for (size_t i = 0; own == nullptr && i < std::size(pool); ++i)
     if (!pool[i].taken.test_and_set()) own = &pool[i];
   if (own == nullptr) refuse("more threads than the trap has registers for");
@@ -84,11 +85,13 @@ void load_config(const uint8_t* config) {
 
 void load(Tile& tile, const uint8_t* base, int64_t stride) {
   std::memset(tile.at, 0, sizeof(tile.at));
-  for (int row = 0; row < tile.rows; ++row) std::memcpy(tile.at[row], base + row * stride, static_cast<size_t>(tile.row_bytes));
+  for (int row = 0; row < tile.rows; ++row)
+    std::memcpy(tile.at[row], base + row * stride, static_cast<size_t>(tile.row_bytes));
 }
 
 void store(const Tile& tile, uint8_t* base, int64_t stride) {
-  for (int row = 0; row < tile.rows; ++row) std::memcpy(base + row * stride, tile.at[row], static_cast<size_t>(tile.row_bytes));
+  for (int row = 0; row < tile.rows; ++row)
+    std::memcpy(base + row * stride, tile.at[row], static_cast<size_t>(tile.row_bytes));
 }
 
 struct Factors {
@@ -134,7 +137,8 @@ void dot_int8(const Factors& f) {
       for (int byte = 0; byte < 4; ++byte) {
         const int32_t x = static_cast<X>(f.x.at[m][k] >> (8 * byte));
         for (int n = 0; n < f.sums.row_bytes / 4; ++n)
-          f.sums.at[m][n] += static_cast<uint32_t>(x * static_cast<int32_t>(static_cast<Weight>(f.weight.at[k][n] >> (8 * byte))));
+          f.sums.at[m][n] +=
+              static_cast<uint32_t>(x * static_cast<int32_t>(static_cast<Weight>(f.weight.at[k][n] >> (8 * byte))));
       }
 }
 
@@ -147,9 +151,9 @@ int64_t general(const ucontext_t& context, int number) {
 
 struct Operand {
   bool memory = false;
-  int reg = 0, rm = 0;              // tiles, where not memory
-  int64_t base = 0, index = 0;      // of memory: address without index, and index times scale
-  const uint8_t* end = nullptr;     // of the instruction
+  int reg = 0, rm = 0;           // tiles, where not memory
+  int64_t base = 0, index = 0;   // of memory: address without index, and index times scale
+  const uint8_t* end = nullptr;  // of the instruction
 };
 
 // ModRM and what follows; r, x and b are the bits of the VEX prefix that extend register numbers.
@@ -161,7 +165,8 @@ Operand decode(const uint8_t* p, int r, int x, int b, const ucontext_t& context)
     o.end = p;
     return o;
   }
-  bool far_only = false, after_end = false;  // a displacement of 32 bits instead of a base; relative to the next instruction
+  bool far_only = false,
+       after_end = false;  // a displacement of 32 bits instead of a base; relative to the next instruction
   if (rm == 4) {
     const int scale = *p >> 6, index = (*p >> 3 & 7) | x << 3, base = *p & 7;
     ++p;
@@ -194,16 +199,23 @@ const uint8_t* execute(const uint8_t* p, const ucontext_t& context) {
   uint8_t* const at = reinterpret_cast<uint8_t*>(o.base);
   switch (p[3]) {
     case 0x49:
-      if (prefix == kNone && o.memory && o.reg == 0) load_config(reinterpret_cast<uint8_t*>(o.base + o.index));
-      else if (prefix == kNone && p[4] == 0xC0) release();  // TILERELEASE
-      else if (prefix == kF2 && !o.memory && o.rm == 0) std::memset(configured_tile(o.reg).at, 0, sizeof(Tile::at));
-      else return nullptr;
+      if (prefix == kNone && o.memory && o.reg == 0)
+        load_config(reinterpret_cast<uint8_t*>(o.base + o.index));
+      else if (prefix == kNone && p[4] == 0xC0)
+        release();  // TILERELEASE
+      else if (prefix == kF2 && !o.memory && o.rm == 0)
+        std::memset(configured_tile(o.reg).at, 0, sizeof(Tile::at));
+      else
+        return nullptr;
       return o.end;
     case 0x4B:
       if (!o.memory || (p[4] & 7) != 4) return nullptr;
-      if (prefix == kF2 || prefix == k66) load(configured_tile(o.reg), at, o.index);
-      else if (prefix == kF3) store(configured_tile(o.reg), at, o.index);
-      else return nullptr;
+      if (prefix == kF2 || prefix == k66)
+        load(configured_tile(o.reg), at, o.index);
+      else if (prefix == kF3)
+        store(configured_tile(o.reg), at, o.index);
+      else
+        return nullptr;
       return o.end;
     case 0x5C:
       if (o.memory || prefix != kF3) return nullptr;
@@ -224,8 +236,10 @@ void trap(int, siginfo_t*, void* where) {
   ucontext_t& context = *static_cast<ucontext_t*>(where);
   greg_t& next = context.uc_mcontext.gregs[REG_RIP];
   const uint8_t* const end = execute(reinterpret_cast<const uint8_t*>(next), context);
-  if (end != nullptr) next = reinterpret_cast<greg_t>(end);
-  else sigaction(SIGILL, &before, nullptr);  // and the instruction again
+  if (end != nullptr)
+    next = reinterpret_cast<greg_t>(end);
+  else
+    sigaction(SIGILL, &before, nullptr);  // and the instruction again
 }
 
 }  // namespace

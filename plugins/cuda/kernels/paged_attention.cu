@@ -17,338 +17,339 @@ constexpr int kAttentionThreads = 128;
 constexpr int kStride = kPaddedDim + 8;  // elements of a row in shared memory: an odd number of 16 bytes, no conflicts
 constexpr int kDimTiles = kPaddedDim / 16;
 
-template <int kRowWarps> struct TileShape {
-    static constexpr int kColWarps = 4 / kRowWarps;
-    static constexpr int kRows = 16 * kRowWarps;
-    static constexpr int kTile = kPaddedDim > 128 && kRowWarps > 1 ? 32 : 64;  // tokens
-    static constexpr int kStages = kPaddedDim > 128 ? 1 : 2;
-    static constexpr int kWarpTokens = kTile / kColWarps;
+template <int kRowWarps>
+struct TileShape {
+  static constexpr int kColWarps = 4 / kRowWarps;
+  static constexpr int kRows = 16 * kRowWarps;
+  static constexpr int kTile = kPaddedDim > 128 && kRowWarps > 1 ? 32 : 64;  // tokens
+  static constexpr int kStages = kPaddedDim > 128 ? 1 : 2;
+  static constexpr int kWarpTokens = kTile / kColWarps;
 };
 
 // Copies tile `tile` of K or V; rows past `end` become zeros. width: dims of a row of the pool.
 template <int kTile>
 INGOT_DEVICE void load_tile(Kv* to, const Kv* pool, int width, const Attention& at, const Item& item, int tile, int end,
                             int kv_head) {
-    if constexpr (kHeadDim % 8 == 0) {
-        constexpr int kChunks = kHeadDim / 8;  // of 16 bytes
-        for (int i = threadIdx.x; i < kTile * kChunks; i += kAttentionThreads) {
-            const int row = i / kChunks, chunk = i % kChunks, position = tile * kTile + row;
-            const bool valid = position < end;
-            const int64_t slot = valid ? at.slot(item, position, kv_head) : 0;
-            copy_async(to + row * kStride + chunk * 8, pool + slot * width + chunk * 8, valid);
-        }
-    } else {
-        for (int i = threadIdx.x; i < kTile * kHeadDim; i += kAttentionThreads) {
-            const int row = i / kHeadDim, dim = i % kHeadDim, position = tile * kTile + row;
-            Kv value{0};
-            if (position < end) value = pool[at.slot(item, position, kv_head) * width + dim];
-            to[row * kStride + dim] = value;
-        }
+  if constexpr (kHeadDim % 8 == 0) {
+    constexpr int kChunks = kHeadDim / 8;  // of 16 bytes
+    for (int i = threadIdx.x; i < kTile * kChunks; i += kAttentionThreads) {
+      const int row = i / kChunks, chunk = i % kChunks, position = tile * kTile + row;
+      const bool valid = position < end;
+      const int64_t slot = valid ? at.slot(item, position, kv_head) : 0;
+      copy_async(to + row * kStride + chunk * 8, pool + slot * width + chunk * 8, valid);
     }
+  } else {
+    for (int i = threadIdx.x; i < kTile * kHeadDim; i += kAttentionThreads) {
+      const int row = i / kHeadDim, dim = i % kHeadDim, position = tile * kTile + row;
+      Kv value{0};
+      if (position < end) value = pool[at.slot(item, position, kv_head) * width + dim];
+      to[row * kStride + dim] = value;
+    }
+  }
 }
 
-template <int kRowWarps> struct Tile {
-    using Shape = TileShape<kRowWarps>;
-    float sums[2 * kDimTiles][4];  // rows lane/4 and lane/4 + 8; dims 8 * i + 2 * (lane % 4) and the next
-    float top[2];
-    float weight[2];
+template <int kRowWarps>
+struct Tile {
+  using Shape = TileShape<kRowWarps>;
+  float sums[2 * kDimTiles][4];  // rows lane/4 and lane/4 + 8; dims 8 * i + 2 * (lane % 4) and the next
+  float top[2];
+  float weight[2];
 
-    INGOT_DEVICE void clear() {
+  INGOT_DEVICE void clear() {
 #pragma unroll
-        for (int i = 0; i < 2 * kDimTiles; ++i) {
-            for (int c = 0; c < 4; ++c) sums[i][c] = 0.f;
-        }
-        top[0] = top[1] = minus_infinity();
-        weight[0] = weight[1] = 0.f;
+    for (int i = 0; i < 2 * kDimTiles; ++i) {
+      for (int c = 0; c < 4; ++c) sums[i][c] = 0.f;
     }
+    top[0] = top[1] = minus_infinity();
+    weight[0] = weight[1] = 0.f;
+  }
 
-    // One tile of tokens: `first` is the position of this warp's first token, `positions` those of its two rows.
-    INGOT_DEVICE void attend(const Kv* queries, const Kv* keys, const Kv* values, const Attention& at, int first,
-                             const int (&positions)[2]) {
-        constexpr int kTokenTiles = Shape::kWarpTokens / 8;
-        const int lane = threadIdx.x % kWarp;
-        float scores[kTokenTiles][4] = {};
+  // One tile of tokens: `first` is the position of this warp's first token, `positions` those of its two rows.
+  INGOT_DEVICE void attend(const Kv* queries, const Kv* keys, const Kv* values, const Attention& at, int first,
+                           const int (&positions)[2]) {
+    constexpr int kTokenTiles = Shape::kWarpTokens / 8;
+    const int lane = threadIdx.x % kWarp;
+    float scores[kTokenTiles][4] = {};
 #pragma unroll
-        for (int k = 0; k < kDimTiles; ++k) {
-            uint32_t a[4];
-            load_matrices(a, queries + (lane & 15) * kStride + k * 16 + (lane >> 4) * 8);
+    for (int k = 0; k < kDimTiles; ++k) {
+      uint32_t a[4];
+      load_matrices(a, queries + (lane & 15) * kStride + k * 16 + (lane >> 4) * 8);
 #pragma unroll
-            for (int n = 0; n < kTokenTiles; n += 2) {
-                uint32_t b[4];
-                const int token = n * 8 + (lane & 7) + (lane >> 4) * 8;
-                load_matrices(b, keys + token * kStride + k * 16 + ((lane >> 3) & 1) * 8);
-                multiply_add<Kv>(scores[n], a, b[0], b[1]);
-                multiply_add<Kv>(scores[n + 1], a, b[2], b[3]);
-            }
-        }
-        soften(scores, at, first, positions);
-#pragma unroll
-        for (int k = 0; k < kTokenTiles; k += 2) {
-            const uint32_t a[4] = {pack_two<Kv>(scores[k][0], scores[k][1]), pack_two<Kv>(scores[k][2], scores[k][3]),
-                                   pack_two<Kv>(scores[k + 1][0], scores[k + 1][1]),
-                                   pack_two<Kv>(scores[k + 1][2], scores[k + 1][3])};
-#pragma unroll
-            for (int d = 0; d < kDimTiles; ++d) {
-                uint32_t b[4];
-                load_matrices_transposed(b, values + (k * 8 + (lane & 15)) * kStride + d * 16 + (lane >> 4) * 8);
-                multiply_add<Kv>(sums[2 * d], a, b[0], b[1]);
-                multiply_add<Kv>(sums[2 * d + 1], a, b[2], b[3]);
-            }
-        }
+      for (int n = 0; n < kTokenTiles; n += 2) {
+        uint32_t b[4];
+        const int token = n * 8 + (lane & 7) + (lane >> 4) * 8;
+        load_matrices(b, keys + token * kStride + k * 16 + ((lane >> 3) & 1) * 8);
+        multiply_add<Kv>(scores[n], a, b[0], b[1]);
+        multiply_add<Kv>(scores[n + 1], a, b[2], b[3]);
+      }
     }
-
-    // Scores become weights under a running maximum; sums so far are rescaled.
-    template <int kTokenTiles>
-    INGOT_DEVICE void soften(float (&scores)[kTokenTiles][4], const Attention& at, int first,
-                             const int (&positions)[2]) {
-        const int pair = threadIdx.x % 4;
+    soften(scores, at, first, positions);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int last = positions[half], begin = at.first_visible(last);
-            float highest = top[half];
+    for (int k = 0; k < kTokenTiles; k += 2) {
+      const uint32_t a[4] = {pack_two<Kv>(scores[k][0], scores[k][1]), pack_two<Kv>(scores[k][2], scores[k][3]),
+                             pack_two<Kv>(scores[k + 1][0], scores[k + 1][1]),
+                             pack_two<Kv>(scores[k + 1][2], scores[k + 1][3])};
 #pragma unroll
-            for (int n = 0; n < kTokenTiles; ++n) {
-#pragma unroll
-                for (int c = 2 * half; c < 2 * half + 2; ++c) {
-                    const int position = first + n * 8 + 2 * pair + c % 2;
-                    const bool visible = position <= last && position >= begin;
-                    scores[n][c] = visible ? at.bent(scores[n][c]) : minus_infinity();
-                    highest = fmaxf(highest, scores[n][c]);
-                }
-            }
-            highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 1));
-            highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 2));
-            const float base = highest == minus_infinity() ? 0.f : highest;  // nothing visible yet
-            const float factor = exp2f((top[half] - base) * kLog2e);
-            top[half] = highest;
-            weight[half] *= factor;
-#pragma unroll
-            for (int i = 0; i < 2 * kDimTiles; ++i) {
-                sums[i][2 * half] *= factor;
-                sums[i][2 * half + 1] *= factor;
-            }
-#pragma unroll
-            for (int n = 0; n < kTokenTiles; ++n) {
-#pragma unroll
-                for (int c = 2 * half; c < 2 * half + 2; ++c) {
-                    scores[n][c] = exp2f((scores[n][c] - base) * kLog2e);
-                    weight[half] += scores[n][c];
-                }
-            }
-        }
+      for (int d = 0; d < kDimTiles; ++d) {
+        uint32_t b[4];
+        load_matrices_transposed(b, values + (k * 8 + (lane & 15)) * kStride + d * 16 + (lane >> 4) * 8);
+        multiply_add<Kv>(sums[2 * d], a, b[0], b[1]);
+        multiply_add<Kv>(sums[2 * d + 1], a, b[2], b[3]);
+      }
     }
+  }
 
-    // Joins the sums of weights of the four lanes that share a row.
-    INGOT_DEVICE void finish() {
+  // Scores become weights under a running maximum; sums so far are rescaled.
+  template <int kTokenTiles>
+  INGOT_DEVICE void soften(float (&scores)[kTokenTiles][4], const Attention& at, int first, const int (&positions)[2]) {
+    const int pair = threadIdx.x % 4;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            weight[half] += __shfl_xor_sync(kAllLanes, weight[half], 1);
-            weight[half] += __shfl_xor_sync(kAllLanes, weight[half], 2);
+    for (int half = 0; half < 2; ++half) {
+      const int last = positions[half], begin = at.first_visible(last);
+      float highest = top[half];
+#pragma unroll
+      for (int n = 0; n < kTokenTiles; ++n) {
+#pragma unroll
+        for (int c = 2 * half; c < 2 * half + 2; ++c) {
+          const int position = first + n * 8 + 2 * pair + c % 2;
+          const bool visible = position <= last && position >= begin;
+          scores[n][c] = visible ? at.bent(scores[n][c]) : minus_infinity();
+          highest = fmaxf(highest, scores[n][c]);
         }
+      }
+      highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 1));
+      highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 2));
+      const float base = highest == minus_infinity() ? 0.f : highest;  // nothing visible yet
+      const float factor = exp2f((top[half] - base) * kLog2e);
+      top[half] = highest;
+      weight[half] *= factor;
+#pragma unroll
+      for (int i = 0; i < 2 * kDimTiles; ++i) {
+        sums[i][2 * half] *= factor;
+        sums[i][2 * half + 1] *= factor;
+      }
+#pragma unroll
+      for (int n = 0; n < kTokenTiles; ++n) {
+#pragma unroll
+        for (int c = 2 * half; c < 2 * half + 2; ++c) {
+          scores[n][c] = exp2f((scores[n][c] - base) * kLog2e);
+          weight[half] += scores[n][c];
+        }
+      }
     }
+  }
 
-    INGOT_DEVICE float sum(int dim_tile, int half, int odd) const { return sums[dim_tile][2 * half + odd]; }
+  // Joins the sums of weights of the four lanes that share a row.
+  INGOT_DEVICE void finish() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      weight[half] += __shfl_xor_sync(kAllLanes, weight[half], 1);
+      weight[half] += __shfl_xor_sync(kAllLanes, weight[half], 2);
+    }
+  }
+
+  INGOT_DEVICE float sum(int dim_tile, int half, int odd) const { return sums[dim_tile][2 * half + odd]; }
 };
 
 // Prefill: every row lies in one warp; no splits.
 INGOT_DEVICE void write_rows(const Tile<4>& tile, const Attention& at, const Item& item, int rows, int kv_head) {
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int row = warp * 16 + lane / 4 + 8 * half;
-        if (row >= rows) continue;
-        const int64_t to = at.place(item, row, kv_head) * kHeadDim;
+  for (int half = 0; half < 2; ++half) {
+    const int row = warp * 16 + lane / 4 + 8 * half;
+    if (row >= rows) continue;
+    const int64_t to = at.place(item, row, kv_head) * kHeadDim;
 #pragma unroll
-        for (int i = 0; i < 2 * kDimTiles; ++i) {
+    for (int i = 0; i < 2 * kDimTiles; ++i) {
 #pragma unroll
-            for (int odd = 0; odd < 2; ++odd) {
-                const int dim = i * 8 + 2 * (lane % 4) + odd;
-                if (dim < kHeadDim) store_activation(at.y, to + dim, tile.sum(i, half, odd) / tile.weight[half], at.narrow);
-            }
-        }
+      for (int odd = 0; odd < 2; ++odd) {
+        const int dim = i * 8 + 2 * (lane % 4) + odd;
+        if (dim < kHeadDim) store_activation(at.y, to + dim, tile.sum(i, half, odd) / tile.weight[half], at.narrow);
+      }
     }
+  }
 }
 
-// Decode: the four warps' sums meet in shared memory, [4][16][head_dim] and [4][16][2], where K and V lay until the last
-// barrier; then to y, or to the partials.
+// Decode: the four warps' sums meet in shared memory, [4][16][head_dim] and [4][16][2], where K and V lay until the
+// last barrier; then to y, or to the partials.
 INGOT_DEVICE void merge_warps(const Tile<1>& tile, float* shared, const Attention& at, const Item& item, int rows,
                               int kv_head) {
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    float* stats = shared + 4 * 16 * kHeadDim;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  float* stats = shared + 4 * 16 * kHeadDim;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int row = warp * 16 + lane / 4 + 8 * half;
+  for (int half = 0; half < 2; ++half) {
+    const int row = warp * 16 + lane / 4 + 8 * half;
 #pragma unroll
-        for (int i = 0; i < 2 * kDimTiles; ++i) {
+    for (int i = 0; i < 2 * kDimTiles; ++i) {
 #pragma unroll
-            for (int odd = 0; odd < 2; ++odd) {
-                const int dim = i * 8 + 2 * (lane % 4) + odd;
-                if (dim < kHeadDim) shared[row * kHeadDim + dim] = tile.sum(i, half, odd);
-            }
-        }
-        if (lane % 4 == 0) stats[2 * row] = tile.top[half], stats[2 * row + 1] = tile.weight[half];
+      for (int odd = 0; odd < 2; ++odd) {
+        const int dim = i * 8 + 2 * (lane % 4) + odd;
+        if (dim < kHeadDim) shared[row * kHeadDim + dim] = tile.sum(i, half, odd);
+      }
     }
-    __syncthreads();
-    const int64_t split = (static_cast<int64_t>(blockIdx.x) * at.kv_heads + kv_head) * gridDim.z + blockIdx.z;
-    for (int i = threadIdx.x; i < rows * kHeadDim; i += kAttentionThreads) {
-        const int row = i / kHeadDim, dim = i % kHeadDim;
-        float top = minus_infinity(), sum = 0.f, weight = 0.f;
-        for (int w = 0; w < 4; ++w) top = fmaxf(top, stats[2 * (w * 16 + row)]);
-        const float base = top == minus_infinity() ? 0.f : top;
-        for (int w = 0; w < 4; ++w) {
-            const float factor = exp2f((stats[2 * (w * 16 + row)] - base) * kLog2e);
-            sum += shared[(w * 16 + row) * kHeadDim + dim] * factor;
-            weight += stats[2 * (w * 16 + row) + 1] * factor;
-        }
-        if (gridDim.z == 1) {
-            store_activation(at.y, at.place(item, row, kv_head) * kHeadDim + dim, sum / weight, at.narrow);
-            continue;
-        }
-        at.partial[(split * 16 + row) * kHeadDim + dim] = sum;
-        if (dim == 0) at.stats[(split * 16 + row) * 2] = top, at.stats[(split * 16 + row) * 2 + 1] = weight;
+    if (lane % 4 == 0) stats[2 * row] = tile.top[half], stats[2 * row + 1] = tile.weight[half];
+  }
+  __syncthreads();
+  const int64_t split = (static_cast<int64_t>(blockIdx.x) * at.kv_heads + kv_head) * gridDim.z + blockIdx.z;
+  for (int i = threadIdx.x; i < rows * kHeadDim; i += kAttentionThreads) {
+    const int row = i / kHeadDim, dim = i % kHeadDim;
+    float top = minus_infinity(), sum = 0.f, weight = 0.f;
+    for (int w = 0; w < 4; ++w) top = fmaxf(top, stats[2 * (w * 16 + row)]);
+    const float base = top == minus_infinity() ? 0.f : top;
+    for (int w = 0; w < 4; ++w) {
+      const float factor = exp2f((stats[2 * (w * 16 + row)] - base) * kLog2e);
+      sum += shared[(w * 16 + row) * kHeadDim + dim] * factor;
+      weight += stats[2 * (w * 16 + row) + 1] * factor;
     }
+    if (gridDim.z == 1) {
+      store_activation(at.y, at.place(item, row, kv_head) * kHeadDim + dim, sum / weight, at.narrow);
+      continue;
+    }
+    at.partial[(split * 16 + row) * kHeadDim + dim] = sum;
+    if (dim == 0) at.stats[(split * 16 + row) * 2] = top, at.stats[(split * 16 + row) * 2 + 1] = weight;
+  }
 }
 
-template <int kRowWarps> INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
-    using Shape = TileShape<kRowWarps>;
-    const Item item = at.items[blockIdx.x];
-    const int kv_head = blockIdx.y, rows = item.count * (at.heads / at.kv_heads);
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    Kv* queries = reinterpret_cast<Kv*>(memory);
-    Kv* keys = queries + Shape::kRows * kStride;
-    Kv* values = keys + Shape::kStages * Shape::kTile * kStride;
+template <int kRowWarps>
+INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
+  using Shape = TileShape<kRowWarps>;
+  const Item item = at.items[blockIdx.x];
+  const int kv_head = blockIdx.y, rows = item.count * (at.heads / at.kv_heads);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  Kv* queries = reinterpret_cast<Kv*>(memory);
+  Kv* keys = queries + Shape::kRows * kStride;
+  Kv* values = keys + Shape::kStages * Shape::kTile * kStride;
 
-    const int end = item.position + item.count;
-    const int first_tile = at.first_visible(item.position) / Shape::kTile;
-    const int tiles = (end + Shape::kTile - 1) / Shape::kTile - first_tile;
-    const int share = (tiles + gridDim.z - 1) / gridDim.z;
-    const int begin_tile = first_tile + blockIdx.z * share;
-    const int end_tile = min(first_tile + tiles, begin_tile + share);
+  const int end = item.position + item.count;
+  const int first_tile = at.first_visible(item.position) / Shape::kTile;
+  const int tiles = (end + Shape::kTile - 1) / Shape::kTile - first_tile;
+  const int share = (tiles + gridDim.z - 1) / gridDim.z;
+  const int begin_tile = first_tile + blockIdx.z * share;
+  const int end_tile = min(first_tile + tiles, begin_tile + share);
 
-    for (int i = threadIdx.x; i < Shape::kRows * kPaddedDim; i += kAttentionThreads) {
-        const int row = i / kPaddedDim, dim = i % kPaddedDim;
-        const bool valid = row < rows && dim < kHeadDim;
-        queries[row * kStride + dim] =
-            from_float<Kv>(valid ? at.q[at.place(item, row, kv_head) * kHeadDim + dim] : 0.f);
+  for (int i = threadIdx.x; i < Shape::kRows * kPaddedDim; i += kAttentionThreads) {
+    const int row = i / kPaddedDim, dim = i % kPaddedDim;
+    const bool valid = row < rows && dim < kHeadDim;
+    queries[row * kStride + dim] = from_float<Kv>(valid ? at.q[at.place(item, row, kv_head) * kHeadDim + dim] : 0.f);
+  }
+  if constexpr (kHeadDim < kPaddedDim) {  // K and V lie one behind the other, each with kStages tiles
+    constexpr int kPad = kHeadDim < kPaddedDim ? kPaddedDim - kHeadDim : 1;
+    for (int i = threadIdx.x; i < 2 * Shape::kStages * Shape::kTile * kPad; i += kAttentionThreads) {
+      keys[i / kPad * kStride + kHeadDim + i % kPad] = Kv{0};
     }
-    if constexpr (kHeadDim < kPaddedDim) {  // K and V lie one behind the other, each with kStages tiles
-        constexpr int kPad = kHeadDim < kPaddedDim ? kPaddedDim - kHeadDim : 1;
-        for (int i = threadIdx.x; i < 2 * Shape::kStages * Shape::kTile * kPad; i += kAttentionThreads) {
-            keys[i / kPad * kStride + kHeadDim + i % kPad] = Kv{0};
-        }
-        __syncthreads();  // a split without tiles comes to merge_warps, which writes there, by no other barrier
-    }
+    __syncthreads();  // a split without tiles comes to merge_warps, which writes there, by no other barrier
+  }
 
-    Tile<kRowWarps> tile;
-    tile.clear();
-    const int row_warp = warp % kRowWarps, col_warp = warp / kRowWarps;
-    int positions[2];
-    for (int half = 0; half < 2; ++half) {
-        const int row = row_warp * 16 + lane / 4 + 8 * half;
-        positions[half] = row < rows ? item.position + row / (at.heads / at.kv_heads) : -1;  // -1 sees nothing
+  Tile<kRowWarps> tile;
+  tile.clear();
+  const int row_warp = warp % kRowWarps, col_warp = warp / kRowWarps;
+  int positions[2];
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_warp * 16 + lane / 4 + 8 * half;
+    positions[half] = row < rows ? item.position + row / (at.heads / at.kv_heads) : -1;  // -1 sees nothing
+  }
+  const auto load = [&](int index) {
+    const int stage = (index - begin_tile) % Shape::kStages * Shape::kTile * kStride;
+    if (index < end_tile) {
+      load_tile<Shape::kTile>(keys + stage, at.keys, kHeadDim, at, item, index, end, kv_head);
+      load_tile<Shape::kTile>(values + stage, at.values, kPaddedDim, at, item, index, end, kv_head);
     }
-    const auto load = [&](int index) {
-        const int stage = (index - begin_tile) % Shape::kStages * Shape::kTile * kStride;
-        if (index < end_tile) {
-            load_tile<Shape::kTile>(keys + stage, at.keys, kHeadDim, at, item, index, end, kv_head);
-            load_tile<Shape::kTile>(values + stage, at.values, kPaddedDim, at, item, index, end, kv_head);
-        }
-        copy_commit();
-    };
-    if constexpr (Shape::kStages == 2) load(begin_tile);
-    for (int index = begin_tile; index < end_tile; ++index) {
-        load(index + Shape::kStages - 1);
-        copy_wait<Shape::kStages - 1>();
-        __syncthreads();
-        const int offset = ((index - begin_tile) % Shape::kStages * Shape::kTile + col_warp * Shape::kWarpTokens) * kStride;
-        tile.attend(queries + row_warp * 16 * kStride, keys + offset, values + offset, at,
-                    index * Shape::kTile + col_warp * Shape::kWarpTokens, positions);
-        __syncthreads();
-    }
-    copy_wait<0>();
-    tile.finish();
-    if constexpr (kRowWarps == 4) {
-        write_rows(tile, at, item, rows, kv_head);
-    } else {
-        merge_warps(tile, reinterpret_cast<float*>(keys), at, item, rows, kv_head);
-    }
+    copy_commit();
+  };
+  if constexpr (Shape::kStages == 2) load(begin_tile);
+  for (int index = begin_tile; index < end_tile; ++index) {
+    load(index + Shape::kStages - 1);
+    copy_wait<Shape::kStages - 1>();
+    __syncthreads();
+    const int offset = ((index - begin_tile) % Shape::kStages * Shape::kTile + col_warp * Shape::kWarpTokens) * kStride;
+    tile.attend(queries + row_warp * 16 * kStride, keys + offset, values + offset, at,
+                index * Shape::kTile + col_warp * Shape::kWarpTokens, positions);
+    __syncthreads();
+  }
+  copy_wait<0>();
+  tile.finish();
+  if constexpr (kRowWarps == 4) {
+    write_rows(tile, at, item, rows, kv_head);
+  } else {
+    merge_warps(tile, reinterpret_cast<float*>(keys), at, item, rows, kv_head);
+  }
 }
 
 INGOT_KERNEL(kAttentionThreads) attention_prefill(INGOT_ATTENTION_PARAMETERS) {
-    INGOT_SHARED(memory);
-    attend_item<4>(memory, INGOT_ATTENTION);
+  INGOT_SHARED(memory);
+  attend_item<4>(memory, INGOT_ATTENTION);
 }
 
 INGOT_KERNEL(kAttentionThreads) attention_decode(INGOT_ATTENTION_PARAMETERS) {
-    INGOT_SHARED(memory);
-    attend_item<1>(memory, INGOT_ATTENTION);
+  INGOT_SHARED(memory);
+  attend_item<1>(memory, INGOT_ATTENTION);
 }
 
 // y = the splits of attention_decode, weighted. Grid: as attention_decode's; the blocks of an item share its elements.
 INGOT_KERNEL(kAttentionThreads)
 attention_combine(void* y, const Item* items, const float* partial, const float* stats, int heads, int kv_heads,
                   int narrow) {
-    const int splits = gridDim.z;
-    Attention at{};
-    at.heads = heads, at.kv_heads = kv_heads;
-    const Item item = items[blockIdx.x];
-    const int rows = item.count * (heads / kv_heads), kv_head = blockIdx.y;
-    const int64_t first = (static_cast<int64_t>(blockIdx.x) * kv_heads + kv_head) * splits;
-    for (int i = blockIdx.z * kAttentionThreads + threadIdx.x; i < rows * kHeadDim; i += splits * kAttentionThreads) {
-        const int row = i / kHeadDim, dim = i % kHeadDim;
-        float top = minus_infinity(), sum = 0.f, weight = 0.f;
-        for (int split = 0; split < splits; ++split) top = fmaxf(top, stats[((first + split) * 16 + row) * 2]);
-        for (int split = 0; split < splits; ++split) {
-            const int64_t place = (first + split) * 16 + row;
-            const float factor = exp2f((stats[place * 2] - top) * kLog2e);
-            sum += partial[place * kHeadDim + dim] * factor;
-            weight += stats[place * 2 + 1] * factor;
-        }
-        store_activation(y, at.place(item, row, kv_head) * kHeadDim + dim, sum / weight, narrow);
+  const int splits = gridDim.z;
+  Attention at{};
+  at.heads = heads, at.kv_heads = kv_heads;
+  const Item item = items[blockIdx.x];
+  const int rows = item.count * (heads / kv_heads), kv_head = blockIdx.y;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kv_heads + kv_head) * splits;
+  for (int i = blockIdx.z * kAttentionThreads + threadIdx.x; i < rows * kHeadDim; i += splits * kAttentionThreads) {
+    const int row = i / kHeadDim, dim = i % kHeadDim;
+    float top = minus_infinity(), sum = 0.f, weight = 0.f;
+    for (int split = 0; split < splits; ++split) top = fmaxf(top, stats[((first + split) * 16 + row) * 2]);
+    for (int split = 0; split < splits; ++split) {
+      const int64_t place = (first + split) * 16 + row;
+      const float factor = exp2f((stats[place * 2] - top) * kLog2e);
+      sum += partial[place * kHeadDim + dim] * factor;
+      weight += stats[place * 2 + 1] * factor;
     }
+    store_activation(y, at.place(item, row, kv_head) * kHeadDim + dim, sum / weight, narrow);
+  }
 }
 
 #else  // a float32 cache: for comparisons, not for speed
 
 // A warp takes every fourth row of the item, token by token. Grid: (items, kv_heads)
 INGOT_KERNEL(kAttentionThreads) attention_rows(INGOT_ATTENTION_PARAMETERS) {
-    constexpr int kPerLane = (kHeadDim + kWarp - 1) / kWarp;
-    const Attention at = INGOT_ATTENTION;
-    const Item item = at.items[blockIdx.x];
-    const int kv_head = blockIdx.y, group = at.heads / at.kv_heads, lane = threadIdx.x % kWarp;
-    for (int row = threadIdx.x / kWarp; row < item.count * group; row += kAttentionThreads / kWarp) {
-        const int64_t place = at.place(item, row, kv_head) * kHeadDim;
-        const int last = item.position + row / group;
-        float query[kPerLane], sums[kPerLane], top = minus_infinity(), weight = 0.f;
+  constexpr int kPerLane = (kHeadDim + kWarp - 1) / kWarp;
+  const Attention at = INGOT_ATTENTION;
+  const Item item = at.items[blockIdx.x];
+  const int kv_head = blockIdx.y, group = at.heads / at.kv_heads, lane = threadIdx.x % kWarp;
+  for (int row = threadIdx.x / kWarp; row < item.count * group; row += kAttentionThreads / kWarp) {
+    const int64_t place = at.place(item, row, kv_head) * kHeadDim;
+    const int last = item.position + row / group;
+    float query[kPerLane], sums[kPerLane], top = minus_infinity(), weight = 0.f;
 #pragma unroll
-        for (int i = 0; i < kPerLane; ++i) {
-            query[i] = i * kWarp + lane < kHeadDim ? at.q[place + i * kWarp + lane] : 0.f;
-            sums[i] = 0.f;
-        }
-        for (int position = at.first_visible(last); position <= last; ++position) {
-            const int64_t slot = at.slot(item, position, kv_head);
-            float score = 0.f;
-#pragma unroll
-            for (int i = 0; i < kPerLane; ++i) {
-                const int dim = i * kWarp + lane;
-                if (dim < kHeadDim) score += query[i] * to_float(at.keys[slot * kHeadDim + dim]);
-            }
-            score = at.bent(warp_sum(score));
-            const float highest = fmaxf(top, score);
-            const float factor = expf(top - highest), share = expf(score - highest);
-            top = highest;
-            weight = weight * factor + share;
-#pragma unroll
-            for (int i = 0; i < kPerLane; ++i) {
-                const int dim = i * kWarp + lane;
-                if (dim < kHeadDim) sums[i] = sums[i] * factor + share * to_float(at.values[slot * kPaddedDim + dim]);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < kPerLane; ++i) {
-            const int dim = i * kWarp + lane;
-            if (dim < kHeadDim) store_activation(at.y, place + dim, sums[i] / weight, at.narrow);
-        }
+    for (int i = 0; i < kPerLane; ++i) {
+      query[i] = i * kWarp + lane < kHeadDim ? at.q[place + i * kWarp + lane] : 0.f;
+      sums[i] = 0.f;
     }
+    for (int position = at.first_visible(last); position <= last; ++position) {
+      const int64_t slot = at.slot(item, position, kv_head);
+      float score = 0.f;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const int dim = i * kWarp + lane;
+        if (dim < kHeadDim) score += query[i] * to_float(at.keys[slot * kHeadDim + dim]);
+      }
+      score = at.bent(warp_sum(score));
+      const float highest = fmaxf(top, score);
+      const float factor = expf(top - highest), share = expf(score - highest);
+      top = highest;
+      weight = weight * factor + share;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const int dim = i * kWarp + lane;
+        if (dim < kHeadDim) sums[i] = sums[i] * factor + share * to_float(at.values[slot * kPaddedDim + dim]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int dim = i * kWarp + lane;
+      if (dim < kHeadDim) store_activation(at.y, place + dim, sums[i] / weight, at.narrow);
+    }
+  }
 }
 #endif

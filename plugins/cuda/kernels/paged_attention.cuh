@@ -13,48 +13,52 @@ INGOT_DEVICE float minus_infinity() { return __uint_as_float(0xff800000u); }
 
 // A run of tokens of one sequence whose rows fit a tile.
 struct Item {
-    int sequence;
-    int token;     // the first, as an index into the step's tokens
-    int count;     // tokens
-    int position;  // of the first token
+  int sequence;
+  int token;     // the first, as an index into the step's tokens
+  int count;     // tokens
+  int position;  // of the first token
 };
 
 struct Attention {
-    void* y;            // [tokens][heads][head_dim]
-    const float* q;     // [tokens][heads][head_dim]
-    const Kv* keys;     // of this layer: [blocks][kv_heads][tokens_per_block][head_dim]
-    const Kv* values;   // [blocks][kv_heads][tokens_per_block][padded_dim]
-    const Item* items;
-    const int* tables;  // [sequences][table_width]
-    float* partial;     // [items][kv_heads][splits][16][head_dim]: sums of splits, before division
-    float* stats;       // [items][kv_heads][splits][16][2]: top score and sum of weights
-    int table_width;
-    int heads;
-    int kv_heads;
-    int window;         // 0: none
-    float scale;
-    float softcap;      // 0: none
-    int narrow;
+  void* y;           // [tokens][heads][head_dim]
+  const float* q;    // [tokens][heads][head_dim]
+  const Kv* keys;    // of this layer: [blocks][kv_heads][tokens_per_block][head_dim]
+  const Kv* values;  // [blocks][kv_heads][tokens_per_block][padded_dim]
+  const Item* items;
+  const int* tables;  // [sequences][table_width]
+  float* partial;     // [items][kv_heads][splits][16][head_dim]: sums of splits, before division
+  float* stats;       // [items][kv_heads][splits][16][2]: top score and sum of weights
+  int table_width;
+  int heads;
+  int kv_heads;
+  int window;  // 0: none
+  float scale;
+  float softcap;  // 0: none
+  int narrow;
 
-    INGOT_DEVICE int64_t slot(const Item& item, int position, int kv_head) const {
-        const int64_t block = tables[static_cast<int64_t>(item.sequence) * table_width + position / kBlockTokens];
-        return (block * kv_heads + kv_head) * kBlockTokens + position % kBlockTokens;
-    }
-    // The row's place in q and y, in heads.
-    INGOT_DEVICE int64_t place(const Item& item, int row, int kv_head) const {
-        const int group = heads / kv_heads;
-        return static_cast<int64_t>(item.token + row / group) * heads + kv_head * group + row % group;
-    }
-    INGOT_DEVICE int first_visible(int position) const { return window && position >= window ? position + 1 - window : 0; }
-    INGOT_DEVICE float bent(float score) const {
-        score *= scale;
-        return softcap > 0.f ? softcap * tanhf(score / softcap) : score;
-    }
+  INGOT_DEVICE int64_t slot(const Item& item, int position, int kv_head) const {
+    const int64_t block = tables[static_cast<int64_t>(item.sequence) * table_width + position / kBlockTokens];
+    return (block * kv_heads + kv_head) * kBlockTokens + position % kBlockTokens;
+  }
+  // The row's place in q and y, in heads.
+  INGOT_DEVICE int64_t place(const Item& item, int row, int kv_head) const {
+    const int group = heads / kv_heads;
+    return static_cast<int64_t>(item.token + row / group) * heads + kv_head * group + row % group;
+  }
+  INGOT_DEVICE int first_visible(int position) const {
+    return window && position >= window ? position + 1 - window : 0;
+  }
+  INGOT_DEVICE float bent(float score) const {
+    score *= scale;
+    return softcap > 0.f ? softcap * tanhf(score / softcap) : score;
+  }
 };
 
 // The parameters of every attention kernel, and the struct they make.
-#define INGOT_ATTENTION_PARAMETERS                                                                                   \
-    void *y, const float *q, const Kv *keys, const Kv *values, const Item *items, const int *tables, float *partial, \
-        float *stats, int table_width, int heads, int kv_heads, int window, float scale, float softcap, int narrow
-#define INGOT_ATTENTION \
-    Attention { y, q, keys, values, items, tables, partial, stats, table_width, heads, kv_heads, window, scale, softcap, narrow }
+#define INGOT_ATTENTION_PARAMETERS                                                                                 \
+  void *y, const float *q, const Kv *keys, const Kv *values, const Item *items, const int *tables, float *partial, \
+      float *stats, int table_width, int heads, int kv_heads, int window, float scale, float softcap, int narrow
+#define INGOT_ATTENTION                                                                                             \
+  Attention {                                                                                                       \
+    y, q, keys, values, items, tables, partial, stats, table_width, heads, kv_heads, window, scale, softcap, narrow \
+  }

@@ -5,32 +5,32 @@ constexpr int kRowThreads = 256;
 
 // out[t] = table[ids[t]] * scale (+ position_table[positions[t]]); one block per token
 INGOT_KERNEL(kRowThreads)
-embed(float* out, const Weight* table, const Weight* position_table, const int* ids, const int* positions,
-          int hidden, float scale) {
-    const int64_t token = blockIdx.x;
-    const Weight* row = table + static_cast<int64_t>(ids[token]) * hidden;
-    const Weight* place = position_table ? position_table + static_cast<int64_t>(positions[token]) * hidden : nullptr;
-    for (int i = threadIdx.x; i < hidden; i += kRowThreads) {
-        float value = to_float(row[i]) * scale;
-        if (place) value += to_float(place[i]);
-        out[token * hidden + i] = value;
-    }
+embed(float* out, const Weight* table, const Weight* position_table, const int* ids, const int* positions, int hidden,
+      float scale) {
+  const int64_t token = blockIdx.x;
+  const Weight* row = table + static_cast<int64_t>(ids[token]) * hidden;
+  const Weight* place = position_table ? position_table + static_cast<int64_t>(positions[token]) * hidden : nullptr;
+  for (int i = threadIdx.x; i < hidden; i += kRowThreads) {
+    float value = to_float(row[i]) * scale;
+    if (place) value += to_float(place[i]);
+    out[token * hidden + i] = value;
+  }
 }
 
 // out[t] = [cos(angle) * scale, sin(angle) * scale], angle = positions[t] * inv_freq in float32; one block per token.
 // The angle is reduced in double: sinf's own reduction of large angles would need local memory.
 INGOT_KERNEL(kRowThreads)
 rope_table(float* out, const float* inv_freq, const int* positions, int half, float scale) {
-    constexpr double kInversePi = 0.318309886183790671537767526745;
-    const int64_t token = blockIdx.x;
-    for (int i = threadIdx.x; i < half; i += kRowThreads) {
-        const float angle = __fmul_rn(static_cast<float>(positions[token]), inv_freq[i]);
-        const double turns = angle * kInversePi;  // in half turns
-        float sine, cosine;
-        sincospif(static_cast<float>(turns - 2.0 * rint(turns * 0.5)), &sine, &cosine);
-        out[token * 2 * half + i] = cosine * scale;
-        out[token * 2 * half + half + i] = sine * scale;
-    }
+  constexpr double kInversePi = 0.318309886183790671537767526745;
+  const int64_t token = blockIdx.x;
+  for (int i = threadIdx.x; i < half; i += kRowThreads) {
+    const float angle = __fmul_rn(static_cast<float>(positions[token]), inv_freq[i]);
+    const double turns = angle * kInversePi;  // in half turns
+    float sine, cosine;
+    sincospif(static_cast<float>(turns - 2.0 * rint(turns * 0.5)), &sine, &cosine);
+    out[token * 2 * half + i] = cosine * scale;
+    out[token * 2 * half + half + i] = sine * scale;
+  }
 }
 
 // total = x (+ residual), also written to `sum` if wanted, which may be the residual itself;
@@ -40,47 +40,47 @@ rope_table(float* out, const float* inv_freq, const int* positions, int half, fl
 INGOT_KERNEL(kRowThreads)
 residual_norm(void* y, float* sum, const float* x, const float* residual, const float* weight, const float* bias,
               int hidden, float eps, int layer, int narrow) {
-    INGOT_SHARED(shared);
-    __shared__ float scratch[kRowThreads / kWarp];
-    float* row = reinterpret_cast<float*>(shared);
-    const int64_t begin = static_cast<int64_t>(blockIdx.x) * hidden;
-    float total = 0.f, squares = 0.f;
-    for (int i = threadIdx.x; i < hidden; i += kRowThreads) {
-        const float value = residual ? x[begin + i] + residual[begin + i] : x[begin + i];
-        if (sum) sum[begin + i] = value;
-        row[i] = value;  // read again by this thread alone
-        total += value;
-        squares += value * value;
-    }
-    float mean = 0.f;
-    if (layer) {
-        mean = block_sum<kRowThreads>(total, scratch) / hidden;
-        squares = 0.f;
-        for (int i = threadIdx.x; i < hidden; i += kRowThreads) squares += (row[i] - mean) * (row[i] - mean);
-    }
-    const float factor = 1.f / sqrtf(block_sum<kRowThreads>(squares, scratch) / hidden + eps);
-    for (int i = threadIdx.x; i < hidden; i += kRowThreads) {
-        float value = (row[i] - mean) * factor * weight[i];
-        if (bias) value += bias[i];
-        store_activation(y, begin + i, value, narrow);
-    }
+  INGOT_SHARED(shared);
+  __shared__ float scratch[kRowThreads / kWarp];
+  float* row = reinterpret_cast<float*>(shared);
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * hidden;
+  float total = 0.f, squares = 0.f;
+  for (int i = threadIdx.x; i < hidden; i += kRowThreads) {
+    const float value = residual ? x[begin + i] + residual[begin + i] : x[begin + i];
+    if (sum) sum[begin + i] = value;
+    row[i] = value;  // read again by this thread alone
+    total += value;
+    squares += value * value;
+  }
+  float mean = 0.f;
+  if (layer) {
+    mean = block_sum<kRowThreads>(total, scratch) / hidden;
+    squares = 0.f;
+    for (int i = threadIdx.x; i < hidden; i += kRowThreads) squares += (row[i] - mean) * (row[i] - mean);
+  }
+  const float factor = 1.f / sqrtf(block_sum<kRowThreads>(squares, scratch) / hidden + eps);
+  for (int i = threadIdx.x; i < hidden; i += kRowThreads) {
+    float value = (row[i] - mean) * factor * weight[i];
+    if (bias) value += bias[i];
+    store_activation(y, begin + i, value, narrow);
+  }
 }
 
 enum Activation { kNone, kSilu, kGelu, kGeluTanh, kRelu };
 
 INGOT_DEVICE float activate(float x, int kind) {
-    switch (kind) {
-        case kSilu:
-            return x / (1.f + expf(-x));
-        case kGelu:
-            return 0.5f * x * (1.f + erff(x * 0.7071067811865476f));
-        case kGeluTanh:
-            return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
-        case kRelu:
-            return fmaxf(x, 0.f);
-        default:
-            return x;
-    }
+  switch (kind) {
+    case kSilu:
+      return x / (1.f + expf(-x));
+    case kGelu:
+      return 0.5f * x * (1.f + erff(x * 0.7071067811865476f));
+    case kGeluTanh:
+      return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    case kRelu:
+      return fmaxf(x, 0.f);
+    default:
+      return x;
+  }
 }
 
 // y = activation(x + bias) (* (up + up_bias)) (+ residual); also a plain sum, and a change of type.
@@ -89,34 +89,34 @@ INGOT_DEVICE float activate(float x, int kind) {
 INGOT_KERNEL(kRowThreads)
 epilogue(void* y, const float* x, const float* up, const float* bias, const float* up_bias, const float* residual,
          int cols, int ld, int kind, int narrow) {
-    const int64_t row = blockIdx.x;
-    const int first = blockIdx.y * 4 * kRowThreads + threadIdx.x;
+  const int64_t row = blockIdx.x;
+  const int first = blockIdx.y * 4 * kRowThreads + threadIdx.x;
 #pragma unroll
-    for (int strip = 0; strip < 4; ++strip) {
-        const int i = first + strip * kRowThreads;
-        if (i >= cols) return;
-        float value = x[row * ld + i];
-        value = activate(bias ? value + bias[i] : value, kind);
-        if (up) {
-            const float factor = up[row * ld + i];
-            value *= up_bias ? factor + up_bias[i] : factor;
-        }
-        if (residual) value += residual[row * cols + i];
-        store_activation(y, row * cols + i, value, narrow);
+  for (int strip = 0; strip < 4; ++strip) {
+    const int i = first + strip * kRowThreads;
+    if (i >= cols) return;
+    float value = x[row * ld + i];
+    value = activate(bias ? value + bias[i] : value, kind);
+    if (up) {
+      const float factor = up[row * ld + i];
+      value *= up_bias ? factor + up_bias[i] : factor;
     }
+    if (residual) value += residual[row * cols + i];
+    store_activation(y, row * cols + i, value, narrow);
+  }
 }
 
 // y[r] = x[rows[r]]; one block per row of y
 INGOT_KERNEL(kRowThreads)
 gather_rows(float* y, const float* x, const int* rows, int cols) {
-    const int64_t to = blockIdx.x, from = rows[blockIdx.x];
-    for (int i = threadIdx.x; i < cols; i += kRowThreads) y[to * cols + i] = x[from * cols + i];
+  const int64_t to = blockIdx.x, from = rows[blockIdx.x];
+  for (int i = threadIdx.x; i < cols; i += kRowThreads) y[to * cols + i] = x[from * cols + i];
 }
 
 // y = cap * tanh(x / cap); y may be x. Grid: (rows, strips of 256 columns)
 INGOT_KERNEL(kRowThreads)
 soft_cap(float* y, const float* x, int cols, float cap) {
-    const int i = blockIdx.y * kRowThreads + threadIdx.x;
-    const int64_t row = blockIdx.x;
-    if (i < cols) y[row * cols + i] = cap * tanhf(x[row * cols + i] / cap);
+  const int i = blockIdx.y * kRowThreads + threadIdx.x;
+  const int64_t row = blockIdx.x;
+  if (i < cols) y[row * cols + i] = cap * tanhf(x[row * cols + i] / cap);
 }

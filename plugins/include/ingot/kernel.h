@@ -18,22 +18,24 @@ class Team {
   int count = 1;
   std::byte* shared = nullptr;  // the step's scratch, as large as the kernel's scratch function asked, 64-byte aligned
 
-  void barrier() const;                          // all threads of the team
-  int64_t take() const;                          // 0, 1, 2, ...: each number to one thread; anew after every barrier
-  int64_t taken() const;                         // how many of them were given out since the last barrier
-  std::byte* scratch(size_t bytes) const;        // this thread's own, 64-byte aligned, valid during the call
-  std::byte* rows_scratch(size_t bytes) const;   // another one, for rows that this thread prepares for itself
+  void barrier() const;                         // all threads of the team
+  int64_t take() const;                         // 0, 1, 2, ...: each number to one thread; anew after every barrier
+  int64_t taken() const;                        // how many of them were given out since the last barrier
+  std::byte* scratch(size_t bytes) const;       // this thread's own, 64-byte aligned, valid during the call
+  std::byte* rows_scratch(size_t bytes) const;  // another one, for rows that this thread prepares for itself
 
   // Contiguous share [begin, end) of n items for this thread.
-  struct Range { int64_t begin, end; };
+  struct Range {
+    int64_t begin, end;
+  };
   Range share(int64_t n) const { return {n * index / count, n * (index + 1) / count}; }
 
   void* pool = nullptr;
 };
 
 // Rows of so many elements in all are prepared for a product, that is normed or rounded, by every thread for itself
-// instead of by the team, which then need not wait: that takes a core some 10 us at most, about as long as 64 threads take
-// to meet at a barrier. Two threads meet sooner, but one of them is mostly late.
+// instead of by the team, which then need not wait: that takes a core some 10 us at most, about as long as 64 threads
+// take to meet at a barrier. Two threads meet sooner, but one of them is mostly late.
 constexpr int64_t kOwnElements = 16384;
 
 // Panels [begin, end) of a weight, contiguous at data.
@@ -54,7 +56,7 @@ struct NormArgs {
   const float* bias;      // [hidden] or null
   const float* residual;  // [rows, hidden] or null
   float* y;
-  float* sum;             // [rows, hidden] or null
+  float* sum;  // [rows, hidden] or null
   int64_t rows, hidden;
   float eps;
   bool own = false;
@@ -78,8 +80,8 @@ struct RowNorm {
 
 // y[r, :] = epilogue(x[r, :] . W^T), see plugins/ops/matmul.py. Panel layouts: plugins/layouts.py.
 struct MatmulArgs {
-  const float* x;         // [rows, k]
-  const Piece* pieces;    // packed weight, num_panels panels of 16 columns
+  const float* x;       // [rows, k]
+  const Piece* pieces;  // packed weight, num_panels panels of 16 columns
   int64_t num_pieces;
   int64_t num_panels;     // gated: gate and up panels alternate
   const float* bias;      // [n] or null, in the weight's logical order (gated: gate part, then up part)
@@ -88,8 +90,8 @@ struct MatmulArgs {
   int64_t rows, n, k;     // n: logical weight rows; out = gated ? n / 2 : n
   Activation activation;
   bool gated;
-  int64_t group;          // columns that share a multiplier of a w4 weight, 0 for all others
-  int32_t tactic = 0;     // how the work is cut, of no consequence for y: 0 as shipped, 1 otherwise (matmul_parts.h)
+  int64_t group;       // columns that share a multiplier of a w4 weight, 0 for all others
+  int32_t tactic = 0;  // how the work is cut, of no consequence for y: 0 as shipped, 1 otherwise (matmul_parts.h)
   const RowNorm* norm = nullptr;  // makes x; null where x is there. Only for kernels with scratch, which prepare rows
 };
 
@@ -104,12 +106,12 @@ struct MoeRouteArgs {
 
 // Products with the weights of experts, see plugins/ops/moe_gate_up.py and moe_down.py.
 struct MoeMatmulArgs {
-  const float* x;         // moe_gate_up: [rows, k]; moe_down: [rows, slots, k]
-  const float* ids;       // [rows, slots], whole numbers
-  const float* weights;   // moe_down: [rows, slots]
-  const Piece* pieces;    // each holds its panels of every expert, one expert after the other
-  int64_t num_panels;     // of one expert; moe_gate_up: gate and up panels alternate
-  float* y;               // moe_gate_up: [rows, slots, n / 2]; moe_down: [rows, n]
+  const float* x;        // moe_gate_up: [rows, k]; moe_down: [rows, slots, k]
+  const float* ids;      // [rows, slots], whole numbers
+  const float* weights;  // moe_down: [rows, slots]
+  const Piece* pieces;   // each holds its panels of every expert, one expert after the other
+  int64_t num_panels;    // of one expert; moe_gate_up: gate and up panels alternate
+  float* y;              // moe_gate_up: [rows, slots, n / 2]; moe_down: [rows, n]
   int64_t rows, slots, experts;
   int64_t n, k;           // of one expert's weight
   int64_t group;          // as in MatmulArgs
@@ -118,13 +120,13 @@ struct MoeMatmulArgs {
 };
 
 struct EmbeddingArgs {
-  const int32_t* ids;           // [tokens]
-  const int32_t* positions;     // [tokens]
-  const void* table;            // [vocab, hidden]
-  const void* position_table;   // [positions, hidden] or null, same type
-  float* y;                     // [tokens, hidden]
+  const int32_t* ids;          // [tokens]
+  const int32_t* positions;    // [tokens]
+  const void* table;           // [vocab, hidden]
+  const void* position_table;  // [positions, hidden] or null, same type
+  float* y;                    // [tokens, hidden]
   int64_t tokens, hidden;
-  float scale;                  // of the table's rows
+  float scale;  // of the table's rows
 };
 
 // y = activation(a) * b (op activation; b may be null), a + b (op add) or cap * tanh(a / cap) (op softcap)
@@ -138,9 +140,9 @@ struct ElementwiseArgs {
 };
 
 struct GatherRowsArgs {
-  const float* x;         // [tokens, cols]
-  const int32_t* rows;    // [num_rows]
-  float* y;               // [num_rows, cols]
+  const float* x;       // [tokens, cols]
+  const int32_t* rows;  // [num_rows]
+  float* y;             // [num_rows, cols]
   int64_t num_rows, cols;
 };
 
@@ -190,15 +192,15 @@ struct PagedAttentionArgs {
   const float* q;  // [tokens, heads * head_dim]
   float* y;        // [tokens, heads * head_dim]
   PagedKv kv;
-  int64_t heads, window;  // window: tokens that a token sees, itself included
-  float scale, softcap;   // softcap: 0 without
+  int64_t heads, window;              // window: tokens that a token sees, itself included
+  float scale, softcap;               // softcap: 0 without
   const RopeQueries* rope = nullptr;  // makes q; null where q is there
 };
 
 struct SampleArgs {
   const float* logits;  // [rows, vocab]
   int64_t vocab, draws;
-  const int32_t* row;   // [draws], and so below
+  const int32_t* row;  // [draws], and so below
   const float* temperature;
   const int32_t* top_k;
   const float* top_p;
@@ -227,10 +229,10 @@ struct SampleArgs {
 
 // The best tokens of rows of logits, see plugins/ops/screen.py.
 struct ScreenArgs {
-  const float* x;        // [rows, k]
-  const float* centres;  // [rows, vocab]
-  const float* scales;   // [vocab]
-  const float* dither;   // [k]
+  const float* x;          // [rows, k]
+  const float* centres;    // [rows, vocab]
+  const float* scales;     // [vocab]
+  const float* dither;     // [k]
   const std::byte* table;  // rows of w8, row_bytes each
   int64_t rows, vocab, k, row_bytes;
   int32_t* ids;         // [rows], -1 where a row is not decided
@@ -265,8 +267,8 @@ struct KernelEntry {
 // INGOT_KERNEL("matmul.bf16.amx", MatmulArgs, matmul_bf16_amx, matmul_bf16_amx_scratch)
 #define INGOT_JOIN2(a, b) a##b
 #define INGOT_JOIN(a, b) INGOT_JOIN2(a, b)
-#define INGOT_KERNEL(name, Args, fn, ...)                                           \
-  namespace {                                                                        \
-  const ::ingot::KernelEntry<::ingot::Args, fn> INGOT_JOIN(registered_, __LINE__){ \
-      name, #Args __VA_OPT__(, ) __VA_ARGS__};                                       \
+#define INGOT_KERNEL(name, Args, fn, ...)                                                                            \
+  namespace {                                                                                                        \
+  const ::ingot::KernelEntry<::ingot::Args, fn> INGOT_JOIN(registered_, __LINE__){name,                              \
+                                                                                  #Args __VA_OPT__(, ) __VA_ARGS__}; \
   }

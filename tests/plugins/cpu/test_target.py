@@ -65,7 +65,7 @@ def test_activations_follow_the_kernel() -> None:
 
 @pytest.mark.parametrize("here", ["none", "avx2", "avx512", "avx512bf16", "amx"])
 def test_missing_says_what_and_what_next(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "detect_isa", lambda: here)
+    monkeypatch.setattr("ingot.plugins.cpu.target.detect_isa", lambda: here)
     order = ("none", "avx2", "avx512", "avx512bf16", "amx")
     for level in order[1:]:
         for cap in (None, *order[1:]):

@@ -57,12 +57,12 @@ def test_draws(checked: ctypes.CDLL) -> None:
     test_session.test_random_draws_are_those_of_the_specification(checked, 40, 0.9)
 
 
-SYNC = "        __syncthreads();"
+SYNC = "    __syncthreads();"
 FAULTS = {  # what → (file, the right text, the wrong one)
     "no barrier for empty splits": ("paged_attention.cu", f"{SYNC}  // a split without", "        //"),
     "no barrier after a load": ("paged_attention.cu", f"<Shape::kStages - 1>();\n{SYNC}", "<Shape::kStages - 1>();"),
-    "no barrier before a load": ("paged_attention.cu", f"positions);\n{SYNC}\n    }}", "positions);\n    }"),
-    "a block before the pool": ("paged_attention.cuh", "/ kBlockTokens];", "/ kBlockTokens] - 64;"),
+    "no barrier before a load": ("paged_attention.cu", f"positions);\n{SYNC}\n  }}", "positions);\n  }"),
+    "a block before the pool": ("paged_attention.cuh", "/ kBlockTokens];", "/ kBlockTokens] - (1 << 24);"),
 }
 
 

@@ -1,8 +1,9 @@
 // Every access of a kernel to memory, held against the others of its block and against what is allocated: what
 // compute-sanitizer's racecheck and memcheck do. Without EMULATED_CHECKED nothing of it is there.
 //
-// The compiler calls __tsan_read4 and the like before each access (-fsanitize=thread, without its library). Two accesses
-// to a byte of shared memory, one of them a write, are a race if a barrier does not lie between them; within a warp
+// The compiler calls __tsan_read4 and the like before each access (-fsanitize=thread, without its library). Two
+// accesses to a byte of shared memory, one of them a write, are a race if a barrier does not lie between them; within a
+// warp
 // __syncwarp is enough, but no shuffle is.
 #pragma once
 

@@ -2,8 +2,8 @@
 // shuffles, matrix instructions and asynchronous copies are calls of the scheduler in emulated_device.cpp.
 //
 // It is stricter than a GPU: a barrier that not every thread reaches, a shuffle that not every lane joins, a misaligned
-// wide access and a missing wait for a copy are errors. Shared memory starts as NaN; threads run in either order, with copies
-// as late or as early as they may happen.
+// wide access and a missing wait for a copy are errors. Shared memory starts as NaN; threads run in either order, with
+// copies as late or as early as they may happen.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@
 namespace emulated {
 
 struct Index {
-    unsigned x, y, z;
+  unsigned x, y, z;
 };
 extern Index block_index, grid_size;
 
@@ -47,96 +47,102 @@ void wait_copies(int pending);
 inline void __syncthreads() { emulated::barrier(); }
 inline void __syncwarp() { emulated::exchange("syncwarp", nullptr, 0); }
 
-template <class T> T __shfl_xor_sync(unsigned mask, T value, int step) {
-    static_assert(sizeof(T) == 4);
-    if (mask != 0xffffffffu) emulated::fail("a shuffle of a part of the warp");
-    uint32_t word;
-    std::memcpy(&word, &value, 4);
-    word = emulated::exchange("shuffle", &word, 1)[(emulated::thread_index().x % 32) ^ step];
-    std::memcpy(&value, &word, 4);
-    return value;
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int step) {
+  static_assert(sizeof(T) == 4);
+  if (mask != 0xffffffffu) emulated::fail("a shuffle of a part of the warp");
+  uint32_t word;
+  std::memcpy(&word, &value, 4);
+  word = emulated::exchange("shuffle", &word, 1)[(emulated::thread_index().x % 32) ^ step];
+  std::memcpy(&value, &word, 4);
+  return value;
 }
 
 inline float __uint_as_float(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
 }
 inline uint32_t __float_as_uint(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    return bits;
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
 }
 __attribute__((no_sanitize("thread"), noinline)) inline void add_shared(uint64_t* to, uint64_t value) {
-    emulated::check_access(to, sizeof *to, emulated::Access::kAtomic);
-    *to += value;
+  emulated::check_access(to, sizeof *to, emulated::Access::kAtomic);
+  *to += value;
 }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline void sincospif(float x, float* sine, float* cosine) {
-    const double angle = x * 3.14159265358979323846;
-    *sine = static_cast<float>(std::sin(angle)), *cosine = static_cast<float>(std::cos(angle));
+  const double angle = x * 3.14159265358979323846;
+  *sine = static_cast<float>(std::sin(angle)), *cosine = static_cast<float>(std::cos(angle));
 }
 inline int min(int a, int b) { return a < b ? a : b; }
 using std::rint;
 
 inline float f16_to_float(uint16_t bits) {
-    _Float16 value;
-    std::memcpy(&value, &bits, 2);
-    return static_cast<float>(value);
+  _Float16 value;
+  std::memcpy(&value, &bits, 2);
+  return static_cast<float>(value);
 }
 inline uint16_t float_to_f16(float value) {
-    const _Float16 rounded = static_cast<_Float16>(value);
-    uint16_t bits;
-    std::memcpy(&bits, &rounded, 2);
-    return bits;
+  const _Float16 rounded = static_cast<_Float16>(value);
+  uint16_t bits;
+  std::memcpy(&bits, &rounded, 2);
+  return bits;
 }
 inline uint16_t float_to_bf16(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
-    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
 inline void copy_async(void* to, const void* from, bool valid) { emulated::queue_copy(to, from, valid); }
 inline void copy_commit() { emulated::commit_copies(); }
-template <int kPending> void copy_wait() { emulated::wait_copies(kPending); }
+template <int kPending>
+void copy_wait() {
+  emulated::wait_copies(kPending);
+}
 
 inline uint32_t two_halves(uint16_t low, uint16_t high) { return low | static_cast<uint32_t>(high) << 16; }
 
 // Lane 8 * m + r gives the address of row r of matrix m.
 inline void gather_matrices(uint32_t (&to)[4], const void* row, bool transposed) {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(row);
-    if (address % 16) emulated::fail("ldmatrix of a row that does not lie on 16 bytes");
-    const uint32_t words[2] = {static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32)};
-    const uint32_t* every = emulated::exchange(transposed ? "ldmatrix.trans" : "ldmatrix", words, 2);
-    const unsigned lane = emulated::thread_index().x % 32;
-    const auto element = [&](unsigned matrix, unsigned row_number, unsigned column) {
-        const uint32_t* given = every + 2 * (8 * matrix + row_number);
-        return reinterpret_cast<const uint16_t*>(given[0] | static_cast<uintptr_t>(given[1]) << 32)[column];
-    };
-    for (unsigned m = 0; m < 4; ++m) {
-        const unsigned long_way = lane / 4, pair = 2 * (lane % 4);
-        to[m] = transposed ? two_halves(element(m, pair, long_way), element(m, pair + 1, long_way))
-                           : two_halves(element(m, long_way, pair), element(m, long_way, pair + 1));
-    }
+  const uintptr_t address = reinterpret_cast<uintptr_t>(row);
+  if (address % 16) emulated::fail("ldmatrix of a row that does not lie on 16 bytes");
+  const uint32_t words[2] = {static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32)};
+  const uint32_t* every = emulated::exchange(transposed ? "ldmatrix.trans" : "ldmatrix", words, 2);
+  const unsigned lane = emulated::thread_index().x % 32;
+  const auto element = [&](unsigned matrix, unsigned row_number, unsigned column) {
+    const uint32_t* given = every + 2 * (8 * matrix + row_number);
+    return reinterpret_cast<const uint16_t*>(given[0] | static_cast<uintptr_t>(given[1]) << 32)[column];
+  };
+  for (unsigned m = 0; m < 4; ++m) {
+    const unsigned long_way = lane / 4, pair = 2 * (lane % 4);
+    to[m] = transposed ? two_halves(element(m, pair, long_way), element(m, pair + 1, long_way))
+                       : two_halves(element(m, long_way, pair), element(m, long_way, pair + 1));
+  }
 }
 inline void load_matrices(uint32_t (&to)[4], const void* row) { gather_matrices(to, row, false); }
 inline void load_matrices_transposed(uint32_t (&to)[4], const void* row) { gather_matrices(to, row, true); }
 
-template <class T> float half_to_float(uint32_t word, unsigned high);
+template <class T>
+float half_to_float(uint32_t word, unsigned high);
 
 // mma.m16n8k16: a holds rows lane/4 and lane/4 + 8, columns 2 * (lane%4), + 8; b rows 2 * (lane%4), + 8, column lane/4.
-template <class T> void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    const uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    const uint32_t* every = emulated::exchange("mma", words, 6);
-    const unsigned lane = emulated::thread_index().x % 32;
-    for (unsigned c = 0; c < 4; ++c) {
-        const unsigned row = lane / 4 + (c >= 2 ? 8 : 0), column = 2 * (lane % 4) + c % 2;
-        for (unsigned k = 0; k < 16; ++k) {
-            const unsigned holder = k % 8 / 2;
-            const uint32_t left = every[6 * (row % 8 * 4 + holder) + (row >= 8 ? 1 : 0) + (k >= 8 ? 2 : 0)];
-            const uint32_t right = every[6 * (column * 4 + holder) + 4 + (k >= 8 ? 1 : 0)];
-            sum[c] += half_to_float<T>(left, k % 2) * half_to_float<T>(right, k % 2);
-        }
+template <class T>
+void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  const uint32_t* every = emulated::exchange("mma", words, 6);
+  const unsigned lane = emulated::thread_index().x % 32;
+  for (unsigned c = 0; c < 4; ++c) {
+    const unsigned row = lane / 4 + (c >= 2 ? 8 : 0), column = 2 * (lane % 4) + c % 2;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned holder = k % 8 / 2;
+      const uint32_t left = every[6 * (row % 8 * 4 + holder) + (row >= 8 ? 1 : 0) + (k >= 8 ? 2 : 0)];
+      const uint32_t right = every[6 * (column * 4 + holder) + 4 + (k >= 8 ? 1 : 0)];
+      sum[c] += half_to_float<T>(left, k % 2) * half_to_float<T>(right, k % 2);
     }
+  }
 }

@@ -19,8 +19,18 @@
 
 namespace {
 
-enum Code { kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialised = 3, kDeinitialised = 4, kNoDevice = 100,
-            kInvalidContext = 201, kNotFound = 500, kIllegalAddress = 700, kLaunchFailed = 719 };
+enum Code {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kNotInitialised = 3,
+  kDeinitialised = 4,
+  kNoDevice = 100,
+  kInvalidContext = 201,
+  kNotFound = 500,
+  kIllegalAddress = 700,
+  kLaunchFailed = 719
+};
 
 using Work = std::function<int()>;
 using Launch = const char* (*)(void (*)(void**), void**, const unsigned*, unsigned, unsigned, int);
@@ -31,21 +41,21 @@ constexpr size_t kMemory = size_t{4} << 30;
 constexpr unsigned kUsualShared = 48 << 10, kMostShared = 227 << 10;
 
 struct Module {
-    void* library;
-    int file;
-    Launch launch;
-    void (*(*find)(const char*, int*, const size_t**))(void**);
+  void* library;
+  int file;
+  Launch launch;
+  void (*(*find)(const char*, int*, const size_t**))(void**);
 };
 struct Function {
-    Module* module;
-    void (*open)(void**);
-    int count;
-    const size_t* sizes;
-    unsigned shared = kUsualShared;
-    std::string name;
+  Module* module;
+  void (*open)(void**);
+  int count;
+  const size_t* sizes;
+  unsigned shared = kUsualShared;
+  std::string name;
 };
 struct Graph {
-    std::vector<Work> work;
+  std::vector<Work> work;
 };
 
 int devices = 1;
@@ -57,32 +67,32 @@ int backwards = 0;
 std::vector<Work> queue, captured;
 std::vector<Work> uploads;  // copies from pageable memory: on their way, no stream waits for them
 std::map<uintptr_t, std::pair<size_t, void*>> allocated;  // address → bytes, what malloc gave
-thread_local bool entered = false;  // whether this thread has a context
+thread_local bool entered = false;                        // whether this thread has a context
 
 int flush() {
-    std::vector<Work> work;
-    work.swap(queue);
-    for (const Work& each : work) {
-        if (const int code = each()) return code;
-    }
-    return kSuccess;
+  std::vector<Work> work;
+  work.swap(queue);
+  for (const Work& each : work) {
+    if (const int code = each()) return code;
+  }
+  return kSuccess;
 }
 
 // Whether [address, address + bytes) lies in one allocation.
 bool inside(uintptr_t address, size_t bytes) {
-    auto after = allocated.upper_bound(address);
-    if (after == allocated.begin()) return false;
-    --after;
-    return address + bytes <= after->first + after->second.first;
+  auto after = allocated.upper_bound(address);
+  if (after == allocated.begin()) return false;
+  --after;
+  return address + bytes <= after->first + after->second.first;
 }
 
 // Whether there is a context, and what else forbids a call.
 int require_context() { return !entered ? kInvalidContext : retained < 1 ? kDeinitialised : kSuccess; }
 
 size_t free_memory() {
-    size_t taken = others;
-    for (const auto& each : allocated) taken += each.second.first;
-    return taken < kMemory ? kMemory - taken : 0;
+  size_t taken = others;
+  for (const auto& each : allocated) taken += each.second.first;
+  return taken < kMemory ? kMemory - taken : 0;
 }
 
 }  // namespace
@@ -101,239 +111,239 @@ bool emulated_capturing() { return capturing; }
 bool emulated_inside(uintptr_t address, size_t bytes) { return inside(address, bytes); }
 void emulated_enqueue(Work work) { (capturing ? captured : queue).push_back(std::move(work)); }
 void emulated_enqueue_call(int (*call)(int), int number) {
-    emulated_enqueue([=] { return call(number); });
+  emulated_enqueue([=] { return call(number); });
 }
 
 int cuInit(unsigned) {
-    initialised = true;
-    return devices ? kSuccess : kNoDevice;
+  initialised = true;
+  return devices ? kSuccess : kNoDevice;
 }
 int cuDriverGetVersion(int* version) {
-    *version = 13000;
-    return kSuccess;
+  *version = 13000;
+  return kSuccess;
 }
 int cuDeviceGetCount(int* count) {
-    *count = devices;
-    return initialised ? kSuccess : kNotInitialised;
+  *count = devices;
+  return initialised ? kSuccess : kNotInitialised;
 }
 int cuDeviceGet(int* device, int ordinal) {
-    *device = ordinal;
-    return ordinal < devices ? kSuccess : kInvalidValue;
+  *device = ordinal;
+  return ordinal < devices ? kSuccess : kInvalidValue;
 }
 int cuDeviceGetName(char* name, int length, int) {
-    std::snprintf(name, static_cast<size_t>(length), "Emulated GPU");
-    return kSuccess;
+  std::snprintf(name, static_cast<size_t>(length), "Emulated GPU");
+  return kSuccess;
 }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-    const char* sm = std::getenv("INGOT_EMULATED_SM");
-    const int capability = sm ? std::atoi(sm) : 90;
-    *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 4 : 0;
-    return kSuccess;
+  const char* sm = std::getenv("INGOT_EMULATED_SM");
+  const int capability = sm ? std::atoi(sm) : 90;
+  *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 4 : 0;
+  return kSuccess;
 }
 int cuDeviceTotalMem(size_t* bytes, int) {
-    *bytes = kMemory;
-    return kSuccess;
+  *bytes = kMemory;
+  return kSuccess;
 }
 int cuDevicePrimaryCtxRetain(void** context, int) {
-    *context = &devices;
-    contexts += retained++ == 0;
-    return kSuccess;
+  *context = &devices;
+  contexts += retained++ == 0;
+  return kSuccess;
 }
 int cuDevicePrimaryCtxRelease(int) { return retained-- > 0 ? kSuccess : kInvalidContext; }
 int cuCtxSetCurrent(void* context) {
-    entered = context != nullptr;
-    return kSuccess;
+  entered = context != nullptr;
+  return kSuccess;
 }
 int cuCtxSynchronize() {
-    const int code = require_context();
-    if (code || capturing) return code ? code : kInvalidValue;
-    for (const Work& copy : uploads) copy();
-    uploads.clear();
-    return flush();
+  const int code = require_context();
+  if (code || capturing) return code ? code : kInvalidValue;
+  for (const Work& copy : uploads) copy();
+  uploads.clear();
+  return flush();
 }
 int cuMemGetInfo(size_t* free_bytes, size_t* total) {
-    *free_bytes = free_memory(), *total = kMemory;
-    return require_context();
+  *free_bytes = free_memory(), *total = kMemory;
+  return require_context();
 }
 int cuMemAlloc(uintptr_t* address, size_t bytes) {
-    if (const int code = require_context()) return code;
-    if (bytes > free_memory()) return kOutOfMemory;
-    void* memory = std::aligned_alloc(256, (bytes + 2 * kStrip + 255) / 256 * 256);
-    if (!memory) return kOutOfMemory;
-    if (bytes <= kPoisoned) std::memset(memory, 0xff, bytes);
-    std::memset(static_cast<unsigned char*>(memory) + bytes, 0xa5, kStrip);
-    *address = reinterpret_cast<uintptr_t>(memory);
-    allocated[*address] = {bytes, memory};
-    held += 1;
-    return kSuccess;
+  if (const int code = require_context()) return code;
+  if (bytes > free_memory()) return kOutOfMemory;
+  void* memory = std::aligned_alloc(256, (bytes + 2 * kStrip + 255) / 256 * 256);
+  if (!memory) return kOutOfMemory;
+  if (bytes <= kPoisoned) std::memset(memory, 0xff, bytes);
+  std::memset(static_cast<unsigned char*>(memory) + bytes, 0xa5, kStrip);
+  *address = reinterpret_cast<uintptr_t>(memory);
+  allocated[*address] = {bytes, memory};
+  held += 1;
+  return kSuccess;
 }
 int cuMemFree(uintptr_t address) {
-    auto found = allocated.find(address);
-    if (found == allocated.end()) return kInvalidValue;
-    const auto* strip = reinterpret_cast<unsigned char*>(address + found->second.first);
-    bool whole = true;
-    for (size_t i = 0; i < kStrip; ++i) whole &= strip[i] == 0xa5;
-    if (!whole) std::fprintf(stderr, "emulated GPU: a write behind an allocation of %zu bytes\n", found->second.first);
-    std::free(found->second.second);
-    allocated.erase(found);
-    held -= 1;
-    return whole ? kSuccess : kIllegalAddress;
+  auto found = allocated.find(address);
+  if (found == allocated.end()) return kInvalidValue;
+  const auto* strip = reinterpret_cast<unsigned char*>(address + found->second.first);
+  bool whole = true;
+  for (size_t i = 0; i < kStrip; ++i) whole &= strip[i] == 0xa5;
+  if (!whole) std::fprintf(stderr, "emulated GPU: a write behind an allocation of %zu bytes\n", found->second.first);
+  std::free(found->second.second);
+  allocated.erase(found);
+  held -= 1;
+  return whole ? kSuccess : kIllegalAddress;
 }
 int cuMemHostAlloc(void** address, size_t bytes, unsigned) {
-    if (const int code = require_context()) return code;
-    *address = std::malloc(bytes);
-    held += 1;
-    return kSuccess;
+  if (const int code = require_context()) return code;
+  *address = std::malloc(bytes);
+  held += 1;
+  return kSuccess;
 }
 int cuMemFreeHost(void* address) {
-    std::free(address);
-    held -= 1;
-    return kSuccess;
+  std::free(address);
+  held -= 1;
+  return kSuccess;
 }
 int cuMemcpyHtoD(uintptr_t to, const void* from, size_t bytes) {
-    if (!inside(to, bytes)) return kIllegalAddress;
-    const auto* begin = static_cast<const unsigned char*>(from);
-    uploads.push_back([to, copy = std::vector<unsigned char>(begin, begin + bytes)] {
-        std::memcpy(reinterpret_cast<void*>(to), copy.data(), copy.size());
-        return kSuccess;
-    });
-    return require_context();
+  if (!inside(to, bytes)) return kIllegalAddress;
+  const auto* begin = static_cast<const unsigned char*>(from);
+  uploads.push_back([to, copy = std::vector<unsigned char>(begin, begin + bytes)] {
+    std::memcpy(reinterpret_cast<void*>(to), copy.data(), copy.size());
+    return kSuccess;
+  });
+  return require_context();
 }
 int cuMemcpyHtoDAsync(uintptr_t to, const void* from, size_t bytes, void*) {
-    if (!inside(to, bytes)) return kIllegalAddress;
-    emulated_enqueue([=] {
-        std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-        return kSuccess;
-    });
-    return require_context();
+  if (!inside(to, bytes)) return kIllegalAddress;
+  emulated_enqueue([=] {
+    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    return kSuccess;
+  });
+  return require_context();
 }
 int cuMemcpyDtoHAsync(void* to, uintptr_t from, size_t bytes, void*) {
-    if (!inside(from, bytes)) return kIllegalAddress;
-    emulated_enqueue([=] {
-        std::memcpy(to, reinterpret_cast<void*>(from), bytes);
-        return kSuccess;
-    });
-    return require_context();
+  if (!inside(from, bytes)) return kIllegalAddress;
+  emulated_enqueue([=] {
+    std::memcpy(to, reinterpret_cast<void*>(from), bytes);
+    return kSuccess;
+  });
+  return require_context();
 }
 int cuMemcpyDtoDAsync(uintptr_t to, uintptr_t from, size_t bytes, void*) {
-    if (!inside(to, bytes) || !inside(from, bytes)) return kIllegalAddress;
-    emulated_enqueue([=] {
-        std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
-        return kSuccess;
-    });
-    return require_context();
+  if (!inside(to, bytes) || !inside(from, bytes)) return kIllegalAddress;
+  emulated_enqueue([=] {
+    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
+    return kSuccess;
+  });
+  return require_context();
 }
 int cuStreamCreate(void** stream, unsigned) {
-    if (const int code = require_context()) return code;
-    *stream = &queue;
-    held += 1;
-    return kSuccess;
+  if (const int code = require_context()) return code;
+  *stream = &queue;
+  held += 1;
+  return kSuccess;
 }
 int cuStreamDestroy(void*) {
-    held -= 1;
-    return kSuccess;
+  held -= 1;
+  return kSuccess;
 }
 int cuStreamSynchronize(void*) { return capturing ? kInvalidValue : flush(); }
 int cuStreamBeginCapture(void*, int) {
-    if (capturing) return kInvalidValue;
-    capturing = true;
-    return kSuccess;
+  if (capturing) return kInvalidValue;
+  capturing = true;
+  return kSuccess;
 }
 int cuStreamEndCapture(void*, void** graph) {
-    if (!capturing) return kInvalidValue;
-    capturing = false;
-    *graph = new Graph{std::move(captured)};
-    captured.clear();
-    held += 1;
-    return kSuccess;
+  if (!capturing) return kInvalidValue;
+  capturing = false;
+  *graph = new Graph{std::move(captured)};
+  captured.clear();
+  held += 1;
+  return kSuccess;
 }
 int cuGraphInstantiateWithFlags(void** executable, void* graph, uint64_t) {
-    *executable = new Graph(*static_cast<Graph*>(graph));
-    held += 1;
-    return kSuccess;
+  *executable = new Graph(*static_cast<Graph*>(graph));
+  held += 1;
+  return kSuccess;
 }
 int cuGraphDestroy(void* graph) {
-    held -= 1;
-    delete static_cast<Graph*>(graph);
-    return kSuccess;
+  held -= 1;
+  delete static_cast<Graph*>(graph);
+  return kSuccess;
 }
 int cuGraphExecDestroy(void* executable) {
-    held -= 1;
-    delete static_cast<Graph*>(executable);
-    return kSuccess;
+  held -= 1;
+  delete static_cast<Graph*>(executable);
+  return kSuccess;
 }
 int cuGraphLaunch(void* executable, void*) {
-    for (const Work& each : static_cast<Graph*>(executable)->work) queue.push_back(each);
-    return require_context();
+  for (const Work& each : static_cast<Graph*>(executable)->work) queue.push_back(each);
+  return require_context();
 }
 int cuModuleLoadData(void** handle, const void* image) {
-    const auto* header = static_cast<const Elf64_Ehdr*>(image);
-    if (std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return 200;  // CUDA_ERROR_INVALID_IMAGE
-    const size_t bytes = header->e_shoff + static_cast<size_t>(header->e_shnum) * header->e_shentsize;
-    const int file = memfd_create("kernels", 0);
-    if (write(file, image, bytes) != static_cast<ssize_t>(bytes)) return kInvalidValue;
-    const std::string path = "/proc/self/fd/" + std::to_string(file);
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        std::fprintf(stderr, "emulated GPU: %s\n", dlerror());
-        return 200;
-    }
-    auto* module = new Module{library, file, reinterpret_cast<Launch>(dlsym(library, "emulated_launch")), nullptr};
-    module->find = reinterpret_cast<decltype(module->find)>(dlsym(library, "emulated_find"));
-    *handle = module;
-    held += 1;
-    return module->launch && module->find ? kSuccess : 200;
+  const auto* header = static_cast<const Elf64_Ehdr*>(image);
+  if (std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return 200;  // CUDA_ERROR_INVALID_IMAGE
+  const size_t bytes = header->e_shoff + static_cast<size_t>(header->e_shnum) * header->e_shentsize;
+  const int file = memfd_create("kernels", 0);
+  if (write(file, image, bytes) != static_cast<ssize_t>(bytes)) return kInvalidValue;
+  const std::string path = "/proc/self/fd/" + std::to_string(file);
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    std::fprintf(stderr, "emulated GPU: %s\n", dlerror());
+    return 200;
+  }
+  auto* module = new Module{library, file, reinterpret_cast<Launch>(dlsym(library, "emulated_launch")), nullptr};
+  module->find = reinterpret_cast<decltype(module->find)>(dlsym(library, "emulated_find"));
+  *handle = module;
+  held += 1;
+  return module->launch && module->find ? kSuccess : 200;
 }
 int cuModuleUnload(void* handle) {
-    auto* module = static_cast<Module*>(handle);
-    held -= 1;
-    dlclose(module->library);
-    close(module->file);
-    delete module;
-    return kSuccess;
+  auto* module = static_cast<Module*>(handle);
+  held -= 1;
+  dlclose(module->library);
+  close(module->file);
+  delete module;
+  return kSuccess;
 }
 int cuModuleGetFunction(void** handle, void* module, const char* name) {
-    auto* function = new Function{static_cast<Module*>(module), nullptr, 0, nullptr, kUsualShared, name};
-    function->open = function->module->find(name, &function->count, &function->sizes);
-    *handle = function;
-    return function->open ? kSuccess : kNotFound;
+  auto* function = new Function{static_cast<Module*>(module), nullptr, 0, nullptr, kUsualShared, name};
+  function->open = function->module->find(name, &function->count, &function->sizes);
+  *handle = function;
+  return function->open ? kSuccess : kNotFound;
 }
 int cuFuncSetAttribute(void* handle, int attribute, int value) {
-    if (attribute != 8 || static_cast<unsigned>(value) > kMostShared) return kInvalidValue;
-    auto* function = static_cast<Function*>(handle);
-    if (static_cast<unsigned>(value) > function->shared) function->shared = static_cast<unsigned>(value);
-    return kSuccess;
+  if (attribute != 8 || static_cast<unsigned>(value) > kMostShared) return kInvalidValue;
+  auto* function = static_cast<Function*>(handle);
+  if (static_cast<unsigned>(value) > function->shared) function->shared = static_cast<unsigned>(value);
+  return kSuccess;
 }
-int cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared,
-                   void*, void** arguments, void**) {
-    if (const int code = require_context()) return code;
-    const auto* function = static_cast<Function*>(handle);
-    if (!x || !y || !z || y > 65535 || z > 65535 || threads > 1024 || shared > function->shared) return kInvalidValue;
-    std::vector<std::vector<unsigned char>> values;  // the driver copies them before it returns
-    for (int i = 0; i < function->count; ++i) {
-        const auto* begin = static_cast<const unsigned char*>(arguments[i]);
-        values.emplace_back(begin, begin + function->sizes[i]);
-    }
-    emulated_enqueue([=]() mutable {
-        std::vector<void*> pointers;
-        for (auto& value : values) pointers.push_back(value.data());
-        const unsigned grid[] = {x, y, z};
-        const char* wrong = function->module->launch(function->open, pointers.data(), grid, threads, shared, backwards);
-        if (wrong) std::fprintf(stderr, "emulated GPU: %s: %s\n", function->name.c_str(), wrong);
-        return wrong ? kLaunchFailed : kSuccess;
-    });
-    return kSuccess;
+int cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
+                   unsigned shared, void*, void** arguments, void**) {
+  if (const int code = require_context()) return code;
+  const auto* function = static_cast<Function*>(handle);
+  if (!x || !y || !z || y > 65535 || z > 65535 || threads > 1024 || shared > function->shared) return kInvalidValue;
+  std::vector<std::vector<unsigned char>> values;  // the driver copies them before it returns
+  for (int i = 0; i < function->count; ++i) {
+    const auto* begin = static_cast<const unsigned char*>(arguments[i]);
+    values.emplace_back(begin, begin + function->sizes[i]);
+  }
+  emulated_enqueue([=]() mutable {
+    std::vector<void*> pointers;
+    for (auto& value : values) pointers.push_back(value.data());
+    const unsigned grid[] = {x, y, z};
+    const char* wrong = function->module->launch(function->open, pointers.data(), grid, threads, shared, backwards);
+    if (wrong) std::fprintf(stderr, "emulated GPU: %s: %s\n", function->name.c_str(), wrong);
+    return wrong ? kLaunchFailed : kSuccess;
+  });
+  return kSuccess;
 }
 int cuGetErrorName(int, const char** name) {
-    *name = "EMULATED_ERROR";
-    return kSuccess;
+  *name = "EMULATED_ERROR";
+  return kSuccess;
 }
 int cuGetErrorString(int code, const char** text) { return cuGetErrorName(code, text); }
 
 // How the bindings find everything else. Names come without the suffix of their version.
 int cuGetProcAddress_v2(const char* name, void** address, int, uint64_t, int* status) {
-    *address = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
-    if (status) *status = *address ? 0 : 1;
-    return *address ? kSuccess : kNotFound;
+  *address = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
+  if (status) *status = *address ? 0 : 1;
+  return *address ? kSuccess : kNotFound;
 }
 }

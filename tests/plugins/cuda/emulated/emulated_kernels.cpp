@@ -4,37 +4,42 @@
 
 #include "kernels.cu"
 
-template <> float half_to_float<BF16>(uint32_t word, unsigned high) {
-    return to_float(BF16{static_cast<uint16_t>(high ? word >> 16 : word)});
+template <>
+float half_to_float<BF16>(uint32_t word, unsigned high) {
+  return to_float(BF16{static_cast<uint16_t>(high ? word >> 16 : word)});
 }
-template <> float half_to_float<F16>(uint32_t word, unsigned high) {
-    return to_float(F16{static_cast<uint16_t>(high ? word >> 16 : word)});
+template <>
+float half_to_float<F16>(uint32_t word, unsigned high) {
+  return to_float(F16{static_cast<uint16_t>(high ? word >> 16 : word)});
 }
 
 namespace {
 
 // Takes each argument from where the launch says it lies, with the type that the kernel declares.
 template <class... Types, size_t... kIndex>
-__attribute__((no_sanitize("thread"))) void call(void (*kernel)(Types...), void** arguments, std::index_sequence<kIndex...>) {
-    kernel(*static_cast<Types*>(arguments[kIndex])...);
+__attribute__((no_sanitize("thread"))) void call(void (*kernel)(Types...), void** arguments,
+                                                 std::index_sequence<kIndex...>) {
+  kernel(*static_cast<Types*>(arguments[kIndex])...);
 }
-template <auto kKernel> struct Door;
-template <class... Types, void (*kKernel)(Types...)> struct Door<kKernel> {
-    static void open(void** arguments) { call(kKernel, arguments, std::index_sequence_for<Types...>()); }
-    static constexpr int kCount = sizeof...(Types);
-    static constexpr size_t kSizes[] = {sizeof(Types)...};
+template <auto kKernel>
+struct Door;
+template <class... Types, void (*kKernel)(Types...)>
+struct Door<kKernel> {
+  static void open(void** arguments) { call(kKernel, arguments, std::index_sequence_for<Types...>()); }
+  static constexpr int kCount = sizeof...(Types);
+  static constexpr size_t kSizes[] = {sizeof(Types)...};
 };
 
 struct Entry {
-    const char* name;
-    void (*open)(void**);
-    int arguments;
-    const size_t* sizes;
+  const char* name;
+  void (*open)(void**);
+  int arguments;
+  const size_t* sizes;
 };
 #define ENTRY(name) {#name, &Door<&name>::open, Door<&name>::kCount, Door<&name>::kSizes}
 const Entry kEntries[] = {
-    ENTRY(embed), ENTRY(rope_table), ENTRY(residual_norm), ENTRY(epilogue), ENTRY(gather_rows), ENTRY(soft_cap),
-    ENTRY(draw_tokens), ENTRY(turn_and_store),
+    ENTRY(embed),          ENTRY(rope_table), ENTRY(residual_norm), ENTRY(epilogue),
+    ENTRY(gather_rows),    ENTRY(soft_cap),   ENTRY(draw_tokens),   ENTRY(turn_and_store),
 #ifdef INGOT_KV_IS_F32
     ENTRY(attention_rows),
 #else
@@ -46,11 +51,11 @@ const Entry kEntries[] = {
 
 // The kernel called `name`, or null. count, sizes: how many arguments it takes, and the bytes of each.
 extern "C" void (*emulated_find(const char* name, int* count, const size_t** sizes))(void**) {
-    for (const Entry& entry : kEntries) {
-        if (std::strcmp(entry.name, name) == 0) {
-            *count = entry.arguments, *sizes = entry.sizes;
-            return entry.open;
-        }
+  for (const Entry& entry : kEntries) {
+    if (std::strcmp(entry.name, name) == 0) {
+      *count = entry.arguments, *sizes = entry.sizes;
+      return entry.open;
     }
-    return nullptr;
+  }
+  return nullptr;
 }

@@ -1,7 +1,7 @@
 // Stands where the core library of TensorRT is looked for, so that its bindings can be read where it is not installed:
 // every door that they name is there, and nothing is behind it.
 #define NOTHING(name) \
-    void* name() { return nullptr; }
+  void* name() { return nullptr; }
 
 extern "C" {
 NOTHING(createInferBuilder_INTERNAL)
