@@ -13,14 +13,14 @@
 #include <cstring>
 #include <optional>
 
-#include "bandwidth.h"
-#include "cpu_isa.h"
-#include "crc32.h"
-#include "live_peak.h"
-#include "registry.h"
-#include "session.h"
-#include "threads.h"
-#include "tuning.h"
+#include "checksum/crc32.h"
+#include "execution/registry.h"
+#include "execution/session.h"
+#include "isa/cpu_isa.h"
+#include "measure/bandwidth.h"
+#include "measure/live_peak.h"
+#include "measure/tuning.h"
+#include "threads/threads.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

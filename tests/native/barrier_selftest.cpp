@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "threads.h"
+#include "threads/threads.h"
 
 namespace ingot {
 namespace {

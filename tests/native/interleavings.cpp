@@ -1,4 +1,4 @@
-// Runs small teams of plugins/cpu/threads.cpp through every interleaving of their atomic accesses.
+// Runs small teams of plugins/cpu/threads/threads.cpp through every interleaving of their atomic accesses.
 //
 // threads.cpp is compiled here as it is, with groups of 2 threads instead of 8, over atomics, threads and futexes of
 // this file. Every thread is a coroutine that hands over to the search before each access; the search goes through all
@@ -49,7 +49,7 @@
 #include <thread>
 
 #include "ingot/kernel.h"
-#include "refusing_mutex.h"
+#include "threads/refusing_mutex.h"
 
 namespace search {
 
@@ -226,7 +226,7 @@ class coroutine_thread {
 #define sched_getaffinity(...) (-1)
 #define FAULT(name) (std::string_view(search::fault) == name)
 #define private public
-#include "threads.cpp"
+#include "threads/threads.cpp"
 #undef private
 #undef atomic
 #undef thread

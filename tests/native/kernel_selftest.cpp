@@ -11,12 +11,12 @@
 #include <string_view>
 #include <vector>
 
-#include "activations.h"
-#include "cpu_isa.h"
+#include "execution/registry.h"
 #include "ingot/kernel.h"
-#include "registry.h"
-#include "simd_emulated.h"
-#include "threads.h"
+#include "isa/cpu_isa.h"
+#include "isa/simd_emulated.h"
+#include "matmul/activations.h"
+#include "threads/threads.h"
 
 namespace ingot {
 namespace {

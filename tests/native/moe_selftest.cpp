@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "cpu_isa.h"
+#include "execution/registry.h"
 #include "ingot/kernel.h"
-#include "registry.h"
-#include "threads.h"
+#include "isa/cpu_isa.h"
+#include "threads/threads.h"
 
 namespace ingot {
 namespace {

@@ -12,7 +12,7 @@ import pytest
 
 from tests.house.project import ROOT
 
-SOURCES = ROOT / "plugins/cpu"
+SOURCES = ROOT / "plugins/cpu/threads"
 SMALL_GROUPS = ("kMaxThreads = 256, kGroup = 8", "kMaxThreads = 6, kGroup = 2")
 
 
@@ -76,6 +76,7 @@ def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if platform.machine() != "x86_64" or shutil.which("g++") is None:
         pytest.skip("this machine lacks a C++ compiler for x86-64")
     folder = tmp_path_factory.mktemp("interleavings")
+    (folder / "threads").mkdir()
     texts = {name: (SOURCES / name).read_text() for name in ("threads.h", "threads.cpp")}
     assert texts["threads.h"].count(SMALL_GROUPS[0]) == 1, "the sizes are written in another way"
     texts["threads.h"] = texts["threads.h"].replace(*SMALL_GROUPS)
@@ -86,9 +87,9 @@ def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
         both = f'{{ if (FAULT("{name}")) {{ {fault.wrong} }} else {{ {fault.right} }} }}'
         texts[fault.file] = texts[fault.file].replace(fault.right, both)
     for name, text in texts.items():
-        (folder / name).write_text(text)
+        (folder / "threads" / name).write_text(text)
     program = folder / "interleavings"
-    includes = [f"-I{each}" for each in (folder, SOURCES, ROOT / "plugins/include")]
+    includes = [f"-I{each}" for each in (folder, ROOT / "plugins/cpu", ROOT / "plugins/include")]
     source = ROOT / "tests/native/interleavings.cpp"
     subprocess.run(["g++", "-std=c++20", "-O2", *includes, str(source), "-o", str(program)], check=True, timeout=200)
     return program

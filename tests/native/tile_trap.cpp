@@ -1,6 +1,6 @@
 // Tile instructions on a machine without them: each raises SIGILL, and the handler does what it would have done. All
 // other instructions of a kernel for AMX run as they are, so what is tested is its machine code; the machine needs
-// AVX-512 with BF16. Built in place of plugins/cpu/cpu_tiles.cpp with INGOT_TILE_TRAP. A tile instruction takes a
+// AVX-512 with BF16. Built in place of plugins/cpu/isa/tiles_here.cpp with INGOT_TILE_TRAP. A tile instruction takes a
 // microsecond or two: nothing here can be timed.
 //
 // After Intel's Architecture Instruction Set Extensions Programming Reference (319433), chapters "LDTILECFG" to
@@ -18,7 +18,7 @@
 #include <cstring>
 #include <iterator>
 
-#include "cpu_isa.h"
+#include "isa/cpu_isa.h"
 
 namespace ingot {
 namespace {

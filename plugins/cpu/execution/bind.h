@@ -1,0 +1,47 @@
+// From a plan's step to a kernel call: every name, shape, offset and attribute is checked here, once, at open.
+#pragma once
+
+#include <array>
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "execution/batch.h"
+#include "execution/plan_check.h"
+#include "execution/plan_spec.h"
+#include "execution/registry.h"
+
+namespace ingot {
+
+using KernelArgs = std::variant<MatmulArgs, EmbeddingArgs, NormArgs, ElementwiseArgs, GatherRowsArgs, RopeTableArgs,
+                                RopeKvWriteArgs, PagedAttentionArgs, MoeRouteArgs, MoeMatmulArgs, ScreenArgs>;
+
+struct BoundStep {
+  std::string name;
+  const Kernel* kernel;
+  KernelArgs args;
+  std::vector<const BufferSpec*> inputs, outputs;
+  bool counts_logits;  // rows are the step's logit rows, else its tokens
+  std::vector<Piece> pieces;
+  std::vector<float> scales;         // of a screen, copied: in the panels they lie pages apart
+  std::array<int32_t, 4> tactics{};  // of a product with 1, 2-8, 9-32 and more rows
+
+  const void* arguments() const;
+  void set_counts(const Batch& batch);  // rows, tokens, block tables
+};
+
+// What a plan's offsets point into.
+struct PlanMemory {
+  const std::byte* weights;
+  int64_t weight_bytes;
+  std::byte* arena;
+  std::byte* kv;
+  std::string isa;  // kernels of higher levels are refused
+};
+
+// Throws std::invalid_argument that names the step or buffer and what is wrong.
+std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSpec>& steps, const PlanMemory& memory,
+                                  const Batch& batch);
+
+}  // namespace ingot

@@ -1,0 +1,118 @@
+#include "execution/plan_check.h"
+
+#include <set>
+#include <stdexcept>
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kMaxRows = 1LL << 21;  // of a step: arrays of this length are allocated at open
+
+void require(bool holds, const std::string& otherwise) {
+  if (!holds) throw std::invalid_argument(otherwise);
+}
+
+void require_count(const std::string& what, int64_t value, int64_t end = kMaxCount) {
+  require(value >= 1 && value < end, what + " is out of range: " + std::to_string(value));
+}
+
+// A name stands for one buffer or weight, and for one step.
+void check_names(const PlanSpec& plan) {
+  std::set<std::string> known, steps;
+  const auto add = [](std::set<std::string>& names, const std::string& name) {
+    require(!name.empty() && names.insert(name).second,
+            name.empty() ? "a buffer, weight or step has no name" : "two are called " + name);
+  };
+  for (const BufferSpec& buffer : plan.buffers) add(known, buffer.name);
+  for (const WeightSpec& weight : plan.weights) add(known, weight.name);
+  for (const StepSpec& step : plan.steps) add(steps, step.name);
+  for (const StepSpec& step : plan.screen) add(steps, step.name);
+}
+
+}  // namespace
+
+int64_t itemsize_of(const std::string& dtype) {
+  if (dtype == "f32" || dtype == "i32") return 4;
+  if (dtype == "bf16" || dtype == "f16") return 2;
+  if (dtype == "int8" || dtype == "bool") return 1;
+  if (dtype == "w8" || dtype == "w4") return 1;  // counted by panel and by row
+  return dtype == "i64" ? 8 : 0;
+}
+
+int64_t row_bytes_of(const std::string& dtype, int64_t k) {
+  return dtype == "w8" ? 4 + round_up(k, 4) : k * itemsize_of(dtype);
+}
+
+std::string row_layout_of(const std::string& dtype) { return dtype == "w8" ? "row.w8" : "row"; }
+
+int64_t product(int64_t a, int64_t b, int64_t c) {
+  int64_t ab = 0, abc = 0;
+  require(!__builtin_mul_overflow(a, b, &ab) && !__builtin_mul_overflow(ab, c, &abc), "a size exceeds 2^63 bytes");
+  return abc;
+}
+
+void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
+  const std::string where = "weight " + weight.name + ": ";
+  require(itemsize_of(weight.dtype) > 0, where + "unknown type " + weight.dtype);
+  require(!weight.shape.empty() && weight.shape.size() <= (weight.layout == "row" ? 2 : 3) && !weight.pieces.empty(),
+          where + "wrong shape");
+  for (const int64_t extent : weight.shape) require_count(where + "extent", extent);
+  if (weight.layout != row_layout_of(weight.dtype)) return;  // panels are checked by the step that multiplies with them
+  const int64_t bytes =
+      product(weight.shape[0], row_bytes_of(weight.dtype, weight.shape.size() == 2 ? weight.shape[1] : 1));
+  require(bytes == weight.nbytes, where + "says that it has " + std::to_string(weight.nbytes) +
+                                      " bytes, its rows have " + std::to_string(bytes));
+  const PieceSpec& piece = weight.pieces[0];
+  require(weight.pieces.size() == 1 && piece.begin == 0 && piece.end == weight.shape[0],
+          where + "layout " + weight.layout + " has one piece with all rows");
+  require(piece.offset >= 0 && piece.offset % kAlignment == 0 && bytes <= weight_bytes - piece.offset,
+          where + "lies outside the weights section");
+}
+
+KvSizes::KvSizes(const KvSpec& kv) {
+  itemsize = itemsize_of(kv.dtype);
+  require(kv.dtype == "f32" || kv.dtype == "bf16" || kv.dtype == "int8",
+          "KV caches are f32, bf16 or int8, got " + kv.dtype);
+  require(kv.num_layers >= 1 && kv.num_layers < 65536, "the number of KV layers is out of range");
+  require(kv.kv_heads >= 1 && kv.kv_heads <= 4096, "kv_heads is out of range");
+  require(kv.head_dim >= 4 && kv.head_dim <= 256 && kv.head_dim % 4 == 0,
+          "head_dim must be a multiple of 4 from 4 to 256, got " + std::to_string(kv.head_dim));
+  require(kv.tokens_per_block >= 16 && kv.tokens_per_block <= 512 && kv.tokens_per_block % 16 == 0,
+          "tokens_per_block must be a multiple of 16 from 16 to 512, got " + std::to_string(kv.tokens_per_block));
+  require_count("num_blocks", kv.num_blocks);
+  padded_dim = round_up(kv.head_dim, 16);
+  const int64_t scale = kv.dtype == "int8" ? 4 : 0;  // bytes behind the numbers of a token and head
+  k_block = kv.kv_heads * kv.tokens_per_block * (kv.head_dim * itemsize + scale);
+  v_block = kv.kv_heads * kv.tokens_per_block * (padded_dim * itemsize + scale);
+  block = product(kv.num_layers, k_block + v_block);
+  total = product(kv.num_blocks, block);
+}
+
+int64_t buffer_rows(const PlanSpec& plan, const BufferSpec& buffer) {
+  return buffer.rows == "tokens" ? plan.limits.max_num_tokens : plan.limits.max_logit_rows;
+}
+
+void check_plan(const PlanSpec& plan) {
+  require_count("vocab_size", plan.limits.vocab_size);
+  require_count("max_positions", plan.limits.max_positions);
+  require_count("max_batch_size", plan.limits.max_batch_size, kMaxRows);
+  require_count("max_num_tokens", plan.limits.max_num_tokens, kMaxRows);
+  require_count("max_logit_rows", plan.limits.max_logit_rows, kMaxRows);
+  require(plan.arena_bytes >= 0, "arena_bytes is negative");
+  require(!plan.steps.empty(), "the plan has no steps");
+  check_names(plan);
+  const BufferSpec* logits = nullptr;
+  for (const BufferSpec& buffer : plan.buffers) {
+    const std::string where = "buffer " + buffer.name + ": ";
+    require(buffer.rows == "tokens" || buffer.rows == "logits", where + "counts neither tokens nor logits");
+    require_count(where + "cols", buffer.cols);
+    const int64_t bytes = product(buffer_rows(plan, buffer), buffer.cols, 4);
+    require(buffer.offset >= 0 && buffer.offset % kAlignment == 0 && bytes <= plan.arena_bytes - buffer.offset,
+            where + "lies outside the arena");
+    if (buffer.name == plan.logits) logits = &buffer;
+  }
+  require(logits != nullptr && logits->rows == "logits" && logits->cols == plan.limits.vocab_size,
+          "the plan's logits must be a buffer of logit rows with vocab_size columns");
+}
+
+}  // namespace ingot

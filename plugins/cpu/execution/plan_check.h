@@ -1,0 +1,38 @@
+// What a plan's fields must be by themselves and between them, whatever its steps: sizes, names and places. The bounds
+// are those of src/ingot/plan.py and src/ingot/plan_check.py, so that Python and C++ take the same plans.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "execution/plan_spec.h"
+
+namespace ingot {
+
+constexpr int64_t kMaxCount = 1LL << 31;  // of rows, columns, positions: products of two fit int64
+constexpr int64_t kAlignment = 64;        // of buffers and pieces
+
+// Bytes of a layer's keys and values in a block, of a block, and of all; see KvLayout in src/ingot/plan.py.
+struct KvSizes {
+  explicit KvSizes(const KvSpec& kv);  // throws std::invalid_argument
+  int64_t itemsize, padded_dim, k_block, v_block, block, total;
+  int64_t offset(int64_t layer, bool values) const { return layer * (k_block + v_block) + (values ? k_block : 0); }
+};
+
+// Throws std::invalid_argument that names the buffer and what is wrong.
+void check_plan(const PlanSpec& plan);
+
+// Throws std::invalid_argument for a weight whose rows do not lie in the weights section; panels are checked by the
+// step that multiplies with them.
+void check_weight(const WeightSpec& weight, int64_t weight_bytes);
+
+int64_t buffer_rows(const PlanSpec& plan, const BufferSpec& buffer);  // of the largest step
+
+int64_t itemsize_of(const std::string& dtype);              // 0: no such type
+int64_t row_bytes_of(const std::string& dtype, int64_t k);  // as in plugins/layouts.py
+std::string row_layout_of(const std::string& dtype);
+
+int64_t product(int64_t a, int64_t b, int64_t c = 1);  // of counts; throws where it exceeds int64
+inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+}  // namespace ingot

@@ -1,0 +1,45 @@
+#include "execution/registry.h"
+
+#include <algorithm>
+
+namespace ingot {
+namespace {
+
+std::vector<Kernel>& table() {
+  static std::vector<Kernel> kernels;  // in a function: kernel files register before any order of files is known
+  return kernels;
+}
+
+std::string_view part(std::string_view name, int index) {
+  for (; index > 0; --index) name.remove_prefix(std::min(name.find('.'), name.size() - 1) + 1);
+  return name.substr(0, name.find('.'));
+}
+
+}  // namespace
+
+std::string_view Kernel::op() const { return part(name, 0); }
+std::string_view Kernel::dtype() const { return part(name, 1); }
+std::string_view Kernel::isa() const { return part(name, 2); }
+
+bool Kernel::rounds_to_bf16() const { return isa().starts_with("amx") || isa().starts_with("avx512bf16"); }
+
+int32_t Kernel::tactics() const {
+  if (op() == "matmul") return isa().starts_with("amx") ? kTileTactics : kMatmulTactics;
+  return op() == "moe_gate_up" ? kGateUpTactics : op() == "moe_down" ? kDownTactics : 1;
+}
+
+void register_kernel(const char* name, const char* args_type, KernelFn run, ScratchFn scratch) {
+  const auto before = [](const Kernel& kernel, std::string_view other) { return kernel.name < other; };
+  const auto at = std::lower_bound(table().begin(), table().end(), std::string_view(name), before);
+  table().insert(at, Kernel{name, args_type, run, scratch});
+}
+
+const std::vector<Kernel>& kernel_table() { return table(); }
+
+const Kernel* find_kernel(std::string_view name) {
+  const auto found =
+      std::find_if(table().begin(), table().end(), [name](const Kernel& kernel) { return kernel.name == name; });
+  return found == table().end() ? nullptr : &*found;
+}
+
+}  // namespace ingot

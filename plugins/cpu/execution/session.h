@@ -1,0 +1,133 @@
+// An engine in memory: bound steps, arena, KV pools; runs one step of the plan per call.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "execution/batch.h"
+#include "execution/bind.h"
+#include "execution/memory.h"
+#include "execution/plan_spec.h"
+#include "execution/repeat.h"
+#include "execution/schedule.h"
+#include "sampling/draws.h"
+#include "sampling/screen.h"
+#include "threads/refusing_mutex.h"
+#include "threads/threads.h"
+
+namespace ingot {
+
+// Rows of a buffer, copied out after the step that wrote it.
+struct Tapped {
+  std::string step, buffer;
+  int64_t rows, cols;
+  std::vector<float> values;
+};
+
+struct StepInterrupted {};  // thrown by run and decode when the interruption check said so
+
+// Any thread may call anything at any time: all but the delay waits for the step that runs. What a signal handler calls
+// in the middle of a step throws std::invalid_argument.
+class Session {
+ public:
+  // `weights` must stay valid and unchanged while the session lives. Throws std::invalid_argument for a plan that is
+  // wrong or that this machine cannot run, std::bad_alloc where memory is short, ThreadStartError where threads are.
+  Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa);
+
+  // Executes the plan once and draws tokens. `interrupted` is asked on the calling thread at least every 100 ms or once
+  // per plan step, whatever is longer. Throws std::invalid_argument for a wrong batch, before anything is computed.
+  // `logits` may be null, else it receives [logit rows, vocab_size].
+  DrawResult run(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
+                 std::vector<float>* logits);
+  // Steps that follow each other, each computing the tokens that the one before drew; how many there were.
+  int64_t decode(const BatchView& view, const DrawView& draws, const RepeatView& repeat,
+                 const std::function<bool()>& interrupted);
+  // Draws from given logits, [rows, logit_cols()].
+  DrawResult draw(const float* logits, int64_t rows, const DrawView& draws);
+  int64_t logit_cols() const { return plan_.limits.vocab_size; }
+  void close();  // all but hooks that tell of the last run throws std::invalid_argument from then on
+
+  // From now on every run notes when its plan steps end. Seconds of each step of the last run, then of the draws.
+  void time_steps(bool on);
+  std::vector<double> step_seconds();
+  // Steps that another one computed in the last run; those of rope_kv_write that left their queries to the next one.
+  std::vector<size_t> left_out() { return found(&Turn::left_out); }
+  std::vector<size_t> keys_only() { return found(&Turn::keys_only); }
+  int64_t barriers();              // of the last run
+  Screen::Counts screen_counts();  // since the session was opened
+
+  // For tests and verification.
+  void set_step_delay(double seconds);  // slows every plan step down, from the next one on
+  void tap(const std::vector<std::string>& steps);
+  std::vector<Tapped> take_tapped();
+  std::vector<int64_t> taken();
+  std::vector<float> read_buffer(const std::string& name, int64_t rows, int64_t& cols);
+  void write_buffer(const std::string& name, const float* values, int64_t rows, int64_t cols);
+  void fill_kv(float value);
+  // Stored bytes of a block's keys or values in a layer. Both throw std::invalid_argument for another size.
+  size_t kv_block_bytes(bool values) const {
+    return static_cast<size_t>(values ? kv_sizes_.v_block : kv_sizes_.k_block);
+  }
+  void read_kv(int64_t layer, int64_t block, bool values, std::span<std::byte> to);
+  void write_kv(int64_t layer, int64_t block, bool values, std::span<const std::byte> from);
+
+  const KvSpec& kv() const { return plan_.kv; }
+  int64_t kv_bytes() const { return kv_sizes_.total; }
+  int threads() const { return threads_; }
+
+ private:
+  // What every call begins with. A handler must not wait for another session either, which may wait for this one's
+  // step.
+  std::unique_lock<RefusingMutex> lock();
+  DrawResult step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
+                  bool logits_wanted = false);
+  void execute(const Team& team);
+  void compute(const BoundStep& step, const Turn& turn, const Team& team);
+  bool screen(const Turn& turn, const Team& team);
+  const std::vector<Turn>& turns() const;
+  std::vector<size_t> found(bool Turn::* what);
+  void after_step(size_t index);
+  void stamp();
+  bool pause_or_interrupted();
+  bool check_interrupted();
+  const BufferSpec& find_buffer(const std::string& name, int64_t rows) const;
+  void require_open() const;
+  std::byte* kv_block(int64_t layer, int64_t block, bool values, size_t bytes) const;
+
+  PlanSpec plan_;
+  KvSizes kv_sizes_;
+  int threads_;
+  Region arena_, kv_, shared_;
+  Region own_;  // [threads][kOwnElements] floats: what a norm that each thread computes for itself leaves to products
+  Batch batch_;
+  std::vector<BoundStep> steps_;
+  Schedules schedules_;
+  std::vector<Turn> one_by_one_;  // a barrier after every step, nothing computed twice: what taps look at
+  Screen screen_;
+  bool screening_ = false;  // this step
+  const Kernel* sample_ = nullptr;
+  const float* logits_ = nullptr;
+  Draws draws_;
+  SampleArgs sample_args_{};
+
+  RefusingMutex running_;
+  std::atomic<double> delay_seconds_{0};
+  bool closed_ = false;  // this and all that follows: with `running_` held
+  std::set<std::string> taps_;
+  std::vector<Tapped> tapped_;
+  int64_t barriers_ = 0;
+  std::vector<int64_t> taken_;  // of each plan step in the last run: what Team::take gave out before thread 0 was done
+  bool timed_ = false;
+  std::vector<int64_t> stamps_;  // of the last timed run: its begin, the end of every plan step, the end of the draws
+  const std::function<bool()>* interrupted_ = nullptr;
+  int64_t next_check_ns_ = 0;
+  LastStep last_step_;
+};
+
+}  // namespace ingot

@@ -1,0 +1,113 @@
+// What kernel templates ask of a CPU. A new level of instructions offers these types in isa/levels/<level>.h and gets
+// the kernels of all ops. isa/simd_emulated.h, int8_emulated.h and tile_emulated.h are each member in plain C++, with
+// the same bits: read them for what a member computes.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+namespace ingot {
+
+// A vector of kWidth float32 lanes. A mask has a value for each lane. Partial loads and stores touch the first n lanes'
+// memory alone, and load zero into the others. bf16 is stored rounded to nearest even.
+template <typename S>
+concept FloatVector =
+    requires(typename S::V v, typename S::V& sum, typename S::V& other, typename S::Mask mask, const float* from,
+             float* to, const uint16_t* from_bf16, uint16_t* to_bf16, const int8_t* from_i8, int8_t* to_i8,
+             const void* line, void* to_line, int64_t n, typename S::V (&columns)[S::kWidth]) {
+      { S::kWidth } -> std::convertible_to<int>;
+      { S::kRegisters } -> std::convertible_to<int>;  // vectors that a loop may keep
+      // arithmetic; max and min give b where one is NaN
+      { S::zero() } -> std::same_as<typename S::V>;
+      { S::set1(0.0f) } -> std::same_as<typename S::V>;
+      { S::add(v, v) } -> std::same_as<typename S::V>;
+      { S::sub(v, v) } -> std::same_as<typename S::V>;
+      { S::mul(v, v) } -> std::same_as<typename S::V>;
+      { S::div(v, v) } -> std::same_as<typename S::V>;
+      { S::fma(v, v, v) } -> std::same_as<typename S::V>;  // a * b + c, rounded once
+      S::accumulate(sum, v, v);                            // sum = a * b + sum, in a register
+      { S::max(v, v) } -> std::same_as<typename S::V>;
+      { S::min(v, v) } -> std::same_as<typename S::V>;
+      { S::sqrt(v) } -> std::same_as<typename S::V>;
+      { S::abs(v) } -> std::same_as<typename S::V>;
+      { S::max_abs(v, v) } -> std::same_as<typename S::V>;
+      { S::add_exponent(v, v) } -> std::same_as<typename S::V>;
+      // masks
+      { S::less(v, v) } -> std::same_as<typename S::Mask>;
+      { S::less_equal(v, v) } -> std::same_as<typename S::Mask>;
+      { S::first_lanes(n) } -> std::same_as<typename S::Mask>;
+      { S::select(mask, v, v) } -> std::same_as<typename S::V>;
+      // across lanes, in the order that simd_emulated.h says
+      { S::reduce_add(v) } -> std::same_as<float>;
+      { S::reduce_max(v) } -> std::same_as<float>;
+      // float32 in memory
+      { S::load(from) } -> std::same_as<typename S::V>;
+      { S::load_partial(from, n) } -> std::same_as<typename S::V>;
+      S::store(to, v);
+      S::store_partial(to, v, n);
+      S::load_columns(from, n, columns);
+      // bf16 and int8 in memory
+      { S::load_bf16(from_bf16) } -> std::same_as<typename S::V>;
+      { S::load_bf16_partial(from_bf16, n) } -> std::same_as<typename S::V>;
+      { S::load_bf16_even(from_bf16) } -> std::same_as<typename S::V>;
+      { S::load_bf16_odd(from_bf16) } -> std::same_as<typename S::V>;
+      S::load_bf16_pairs(line, sum, other);
+      S::store_bf16(to_bf16, v);
+      S::store_bf16_partial(to_bf16, v, n);
+      S::store_bf16_pairs(to_line, v, v);
+      { S::load_i8(from_i8) } -> std::same_as<typename S::V>;
+      S::store_i8(to_i8, v);
+      // hints
+      S::prefetch(line);
+      S::prefetch_far(line);
+      S::prefetch_stream(line);
+      S::prefetch_reading(line);
+      { S::kReadingRows } -> std::convertible_to<int>;  // products of so many rows take the hint for reading
+    };
+
+// Sums of products of int8, and of codes of four bits with int8. `Sum` holds a line of int32 sums, `Short` those of at
+// most kLongestRun k.
+template <typename S>
+concept Int8Vector =
+    FloatVector<S> &&
+    requires(typename S::Sum& sum, typename S::Weights weights, typename S::Short& run, const int8_t* x, int8_t* to_i8,
+             const int32_t* from, int32_t* to, const void* line, void* to_line, typename S::V v) {
+      { S::multipliers(x) } -> std::same_as<typename S::Multipliers>;
+      S::prefetch_codes(line);
+      S::unpack(line, S::multipliers(x), S::multipliers(x), to_line, to_line);
+      { S::load_int(from) } -> std::same_as<typename S::V>;
+      { S::load_i8_partial(x, 1) } -> std::same_as<typename S::V>;
+      { S::start_sum(from) } -> std::same_as<typename S::Sum>;
+      { S::load_sum(from) } -> std::same_as<typename S::Sum>;
+      S::store_sum(to, sum);
+      { S::load_weights(line) } -> std::same_as<typename S::Weights>;
+      { S::load_codes(line, true) } -> std::same_as<typename S::Short>;
+      { S::short_multipliers(x) } -> std::same_as<typename S::Short>;
+      S::add_short(to, run, run);
+      { S::kLongestRun } -> std::convertible_to<int64_t>;
+      { S::kUnpacksCodes } -> std::convertible_to<bool>;
+      { S::kCodePanels } -> std::convertible_to<int>;
+      { S::kCodeRows } -> std::convertible_to<int>;
+      { S::kFlipX } -> std::convertible_to<uint32_t>;  // what x is xored with, where the CPU multiplies unsigned bytes
+      { S::kByteRows } -> std::convertible_to<int>;
+      { S::kBytePanels } -> std::convertible_to<int>;
+    };
+
+// Lanes that hold pairs of bf16, whose products are summed in float32.
+template <typename S>
+concept PairVector = FloatVector<S> && requires(typename S::V v) {
+  { S::round_pairs(v, v) } -> std::same_as<typename S::V>;
+};
+
+// Eight tiles of 16 rows of 64 bytes.
+template <typename T>
+concept TileRegisters = std::constructible_from<T, int64_t> && requires(T tiles, const void* from, void* to) {
+  tiles.template zero<0>();
+  tiles.template load<4>(from);
+  tiles.template load_once<6>(from);
+  tiles.template store<0>(to);
+  tiles.template dot_bf16<0, 4, 6>();
+  tiles.template dot_int8<0, 4, 6>();
+};
+
+}  // namespace ingot

@@ -1,0 +1,136 @@
+// What products of int8 and int4 weights need beside float32 lanes, in AVX-512 with VNNI; explained in int8_avx2.h.
+#pragma once
+
+#include <cstring>
+
+#include "isa/simd_avx512.h"
+
+namespace ingot {
+
+struct Int8Avx512 : SimdAvx512 {
+  // Likewise where several panels are read at once: what is read after this one lies elsewhere.
+  INGOT_INLINE void prefetch_streams(const void* p, const void* next) {
+    prefetch(static_cast<const char*>(p) + 2048);
+    prefetch_far(static_cast<const char*>(next) + 8192);
+  }
+
+  // For low nibbles, and for high ones, which stay in their place: the upper half of their products is what the lower
+  // half would be.
+  struct Multipliers {
+    __m512i low_size, low_flip, high_size, high_flip, zero;
+  };
+  INGOT_INLINE Multipliers multipliers(const int8_t* m) {
+    const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(m)));
+    const __m512i four_times = _mm512_mullo_epi32(
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(0x01010101));
+    const __m512i bytes = _mm512_shuffle_epi8(all, four_times), size = _mm512_abs_epi8(bytes);
+    const __m512i high_flip = _mm512_and_si512(bytes, high_nibbles()), low_flip = _mm512_srli_epi16(high_flip, 4);
+    const __m512i zero = _mm512_sub_epi8(_mm512_slli_epi16(size, 3), _mm512_and_si512(size, low_flip));
+    return {_mm512_and_si512(size, _mm512_set1_epi16(0xFF)), low_flip, _mm512_slli_epi16(size, 12), high_flip, zero};
+  }
+
+  INGOT_INLINE void prefetch_codes(const void* p) { prefetch_far(p); }  // what is multiplied has L1
+
+  INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
+                           void* to_high) {
+    store_weights(to_low, low_weights(codes, low));
+    store_weights(to_high, high_weights(codes, high));
+  }
+
+  template <int kByte>
+  INGOT_INLINE V load_quads(const void* p) {
+    __m512i bytes = _mm512_loadu_si512(p);
+    if constexpr (kByte < 3) bytes = _mm512_slli_epi32(bytes, 24 - 8 * kByte);
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(bytes, 24));
+  }
+  INGOT_INLINE void store_bf16_pairs(void* p, V even, V odd) {
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+    _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xAAAAAAAA, low, _mm512_castps_si512(odd)));
+  }
+
+  INGOT_INLINE V load_int(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
+  INGOT_INLINE void store_i8_line(int8_t* p, const V (&v)[4]) {
+    const __m512i first = _mm512_packs_epi32(_mm512_cvtps_epi32(v[0]), _mm512_cvtps_epi32(v[1]));
+    const __m512i second = _mm512_packs_epi32(_mm512_cvtps_epi32(v[2]), _mm512_cvtps_epi32(v[3]));
+    const __m512i quads = _mm512_packs_epi16(first, second);  // first ones of each vector, then second ones ..
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, quads));
+  }
+  INGOT_INLINE V load_i8_partial(const int8_t* p, int64_t n) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
+  }
+
+  // Sums of (code - 8) * x over 32, 64 or 128 k, in int32: a code is unsigned, as VPDPBUSD wants it, so that nothing
+  // need be unpacked. They begin at -8 * (sum of x).
+  using Short = __m512i;
+  static constexpr int64_t kLongestRun = 128;
+  static constexpr bool kUnpacksCodes = true;           // of int4 for more than kCodeRows rows
+  static constexpr int kCodePanels = 2, kCodeRows = 8;  // more cost less unpacked: see matmul_codes_or_bytes
+
+  template <int kRun>
+  INGOT_INLINE int32_t short_start(const int8_t* x) {
+    const __m256i ones = _mm256_set1_epi8(1);
+    __m256i sums =
+        _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+    if constexpr (kRun == 64)
+      sums = _mm256_dpbusd_epi32(sums, ones, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 32)));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1));
+    return -8 * _mm_cvtsi128_si32(four);
+  }
+  INGOT_INLINE Short set_short(int32_t start) { return _mm512_set1_epi32(start); }
+  INGOT_INLINE Short add_shorts(Short a, Short b) { return _mm512_add_epi32(a, b); }
+  INGOT_INLINE Short load_codes(const void* p, bool high) {
+    const __m512i both = _mm512_loadu_si512(p);
+    return _mm512_and_si512(high ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));
+  }
+  INGOT_INLINE Short short_multipliers(const int8_t* m) { return columns(m); }
+  INGOT_INLINE void add_short(int32_t* sums, Short sum, Short multipliers) {
+    _mm512_storeu_si512(sums, _mm512_add_epi32(_mm512_loadu_si512(sums), _mm512_mullo_epi32(sum, multipliers)));
+  }
+
+  // Sums in int32, a lane per column. VPDPBUSD wants one operand unsigned: x gets 128 more, and the sums begin at -128
+  // * (sum of the column's weights); they may wrap on the way.
+  using Sum = __m512i;
+  static constexpr uint32_t kFlipX = 0x80808080u;
+  static constexpr int kByteRows = 14, kBytePanels = 2;
+  static constexpr int64_t kBlockRows = 19 * kByteRows, kBlockPanels = 32;  // a part of x and its sums: 1 MiB of L2
+  using Weights = Sum;
+
+  INGOT_INLINE Sum start_sum(const int32_t* columns) {
+    return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(load_sum(columns), 7));
+  }
+  INGOT_INLINE Sum load_sum(const int32_t* p) { return _mm512_loadu_si512(p); }
+  INGOT_INLINE void store_sum(int32_t* p, Sum sum) { _mm512_storeu_si512(p, sum); }
+  INGOT_INLINE Sum load_x(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof(four));
+    return _mm512_set1_epi32(four);
+  }
+  // A line of codes → the line of its low or of its high nibbles.
+  INGOT_INLINE Weights low_weights(const void* codes, const Multipliers& m) {
+    const __m512i code =
+        _mm512_ternarylogic_epi32(_mm512_loadu_si512(codes), low_nibbles(), m.low_flip, 0x6A);  // (a & b) ^ c
+    return _mm512_sub_epi8(_mm512_mullo_epi16(code, m.low_size), m.zero);
+  }
+  INGOT_INLINE Weights high_weights(const void* codes, const Multipliers& m) {
+    const __m512i code = _mm512_ternarylogic_epi32(_mm512_loadu_si512(codes), high_nibbles(), m.high_flip, 0x6A);
+    return _mm512_sub_epi8(_mm512_mulhi_epu16(code, m.high_size), m.zero);
+  }
+  INGOT_INLINE Weights load_weights(const void* p) { return _mm512_loadu_si512(p); }
+  INGOT_INLINE void store_weights(void* p, Weights w) { _mm512_storeu_si512(p, w); }
+  INGOT_INLINE void dot(Sum& sum, Sum bytes, Sum signed_bytes) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(signed_bytes));  // asm: see accumulate in simd_avx2.h
+  }
+  INGOT_INLINE void dot_bytes(Sum& sum, Sum weights, Sum x) { dot(sum, x, weights); }
+
+ private:
+  INGOT_INLINE __m512i columns(const int8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  INGOT_INLINE __m512i low_nibbles() { return _mm512_set1_epi8(0x0F); }
+  INGOT_INLINE __m512i high_nibbles() { return _mm512_set1_epi8(static_cast<char>(0xF0)); }
+};
+
+}  // namespace ingot

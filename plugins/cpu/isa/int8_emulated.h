@@ -1,0 +1,115 @@
+// int8_avx512.h in plain C++, with the same bits.
+#pragma once
+
+#include "isa/simd_emulated.h"
+
+namespace ingot {
+
+struct Int8Emulated : SimdEmulated {
+  struct Multipliers {
+    const int8_t* m;
+  };
+  INGOT_INLINE Multipliers multipliers(const int8_t* m) { return {m}; }
+
+  INGOT_INLINE void prefetch_codes(const void* p) { prefetch(p); }
+
+  INGOT_INLINE void unpack(const void* codes, const Multipliers& low, const Multipliers& high, void* to_low,
+                           void* to_high) {
+    store_weights(to_low, low_weights(codes, low));
+    store_weights(to_high, high_weights(codes, high));
+  }
+
+  template <int kByte>
+  INGOT_INLINE V load_quads(const void* p) {
+    return {__builtin_convertvector((load_sum(static_cast<const int32_t*>(p)) << (24 - 8 * kByte)) >> 24, Floats)};
+  }
+  INGOT_INLINE void store_bf16_pairs(void* p, V even, V odd) {
+    const Words bits = (std::bit_cast<Words>(even) >> 16) | (std::bit_cast<Words>(odd) & 0xFFFF0000u);
+    std::memcpy(p, &bits, sizeof(bits));
+  }
+
+  INGOT_INLINE V load_int(const int32_t* p) { return {__builtin_convertvector(load_sum(p), Floats)}; }
+  INGOT_INLINE void store_i8_line(int8_t* p, const V (&v)[4]) {
+    for (int i = 0; i < 4; ++i) store_i8(p + i * kWidth, v[i]);
+  }
+  INGOT_INLINE V load_i8_partial(const int8_t* p, int64_t n) {
+    V v = zero();
+    for (int i = 0; i < n; ++i) v.lane[i] = p[i];
+    return v;
+  }
+
+  using Short = Ints;
+  static constexpr int64_t kLongestRun = 128;
+  static constexpr bool kUnpacksCodes = true;  // of int4 for more than kCodeRows rows
+  static constexpr int kCodePanels = 2, kCodeRows = 3;
+
+  template <int kRun>
+  INGOT_INLINE int32_t short_start(const int8_t* x) {
+    int32_t sum = 0;
+    for (int i = 0; i < kRun; ++i) sum += x[i];
+    return -8 * sum;
+  }
+  INGOT_INLINE Short set_short(int32_t start) { return Short{} + start; }
+  INGOT_INLINE Short add_shorts(Short a, Short b) { return a + b; }
+  INGOT_INLINE Short load_codes(const void* p, bool high) {
+    return (load_sum(static_cast<const int32_t*>(p)) >> (high ? 4 : 0)) & 0x0F0F0F0F;
+  }
+  INGOT_INLINE Short short_multipliers(const int8_t* m) {
+    Short all;
+    for (int i = 0; i < kWidth; ++i) all[i] = m[i];
+    return all;
+  }
+  INGOT_INLINE void add_short(int32_t* sums, Short sum, Short multipliers) {
+    store_sum(sums, load_sum(sums) + sum * multipliers);
+  }
+
+  using Sum = Ints;
+  static constexpr uint32_t kFlipX = 0x80808080u;
+  static constexpr int kByteRows = 5, kBytePanels = 2;
+  static constexpr int64_t kBlockRows = 8 * kByteRows, kBlockPanels = 8;  // tests meet several blocks
+  using Weights = Sum;
+
+  INGOT_INLINE Sum load_sum(const int32_t* p) {
+    Sum sum;
+    std::memcpy(&sum, p, sizeof(sum));
+    return sum;
+  }
+  INGOT_INLINE void store_sum(int32_t* p, Sum sum) { std::memcpy(p, &sum, sizeof(sum)); }
+  INGOT_INLINE Sum load_x(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof(four));
+    return Sum{} + four;
+  }
+  INGOT_INLINE Sum start_sum(const int32_t* columns) {
+    return std::bit_cast<Sum>(Words{} - (std::bit_cast<Words>(load_sum(columns)) << 7));
+  }
+  INGOT_INLINE Weights low_weights(const void* codes, const Multipliers& m) {
+    return times(load_codes(codes, false), m);
+  }
+  INGOT_INLINE Weights high_weights(const void* codes, const Multipliers& m) {
+    return times(load_codes(codes, true), m);
+  }
+  INGOT_INLINE Weights load_weights(const void* p) { return load_sum(static_cast<const int32_t*>(p)); }
+  INGOT_INLINE void store_weights(void* p, Weights w) { std::memcpy(p, &w, sizeof(w)); }
+  // VPDPBUSD: unsigned bytes and signed ones, the sum of four products modulo 2^32.
+  INGOT_INLINE void dot(Sum& sum, Sum bytes, Sum signed_bytes) {
+    Words total = std::bit_cast<Words>(sum);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Words byte = (std::bit_cast<Words>(bytes) >> (8 * i)) & 0xFFu;
+      total += byte * std::bit_cast<Words>((signed_bytes << (24 - 8 * i)) >> 24);
+    }
+    sum = std::bit_cast<Sum>(total);
+  }
+  INGOT_INLINE void dot_bytes(Sum& sum, Sum weights, Sum x) { dot(sum, x, weights); }
+
+ private:
+  INGOT_INLINE Weights times(Short codes, const Multipliers& m) {
+    int8_t bytes[4 * kWidth];
+    std::memcpy(bytes, &codes, sizeof(bytes));
+    for (int i = 0; i < 4 * kWidth; ++i) bytes[i] = static_cast<int8_t>((bytes[i] - 8) * m.m[i / 4]);
+    return load_weights(bytes);
+  }
+};
+
+}  // namespace ingot

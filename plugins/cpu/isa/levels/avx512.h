@@ -1,0 +1,17 @@
+// What kernels of the level avx512 are made of.
+#pragma once
+
+#include "isa/concepts.h"
+#include "isa/int8_avx512.h"
+
+#define INGOT_LEVEL "avx512"
+
+namespace ingot {
+
+using Simd = SimdAvx512;
+using Int8 = Int8Avx512;
+
+static_assert(FloatVector<Simd>);
+static_assert(Int8Vector<Int8>);
+
+}  // namespace ingot

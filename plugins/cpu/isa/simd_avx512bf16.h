@@ -1,0 +1,23 @@
+// Sixteen float32 sums in AVX-512 that are fed by the CPU's dot product of bf16: each 32-bit element of a factor is a
+// pair of bf16 numbers. Everything else is AVX-512's.
+#pragma once
+
+#include "isa/simd_avx512.h"
+
+namespace ingot {
+
+struct PairsAvx512 : SimdAvx512 {
+  static constexpr int kReadingRows = 4;
+
+  // VDPBF16PS: the odd number of each pair by one fma, then the even one. Always rounds to nearest even; denormal
+  // numbers count as zero going in and come out as zero, whatever MXCSR says.
+  INGOT_INLINE void accumulate(V& sum, V a, V b) { asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+
+  // 32 numbers, first[0] in the even half of pair 0, first[1] in its odd half. Denormal numbers become zero.
+  INGOT_INLINE V round_pairs(V first, V second) {
+    const __m512bh pairs = _mm512_cvtne2ps_pbh(second, first);
+    return reinterpret_cast<const V&>(pairs);
+  }
+};
+
+}  // namespace ingot

@@ -1,9 +1,0 @@
-#include "int8_avx2.h"
-#include "live_peak_loops.h"
-
-namespace ingot {
-
-const PeakLoop kPeakF32Avx2{"f32.avx2", kF32Operations<SimdAvx2, 6>, peak_f32<SimdAvx2, 6>};
-const PeakLoop kPeakInt8Avx2{"int8.avx2", kInt8Operations<Int8Avx2, 5>, peak_int8<Int8Avx2, 5>};
-
-}  // namespace ingot

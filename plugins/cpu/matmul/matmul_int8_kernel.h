@@ -1,0 +1,600 @@
+// Products of quantised weights with rows that are rounded to int8 first: exact sums in int32, so that every blocking,
+// instruction set and number of rows gives the same bits. plugins/ops/matmul.py and plugins/quantised.py say what they
+// mean.
+//
+// Floors: N * K bytes (w8) or half of that (w4) over the bandwidth of memory. AVX2 adds up 32 products in two
+// operations for int4 and in four for int8, where an fma makes 8: at most four times and twice the peak of fma. By
+// `ingot bench kernels`, two cores of a Zen 3, shape of TinyLlama in w4g128: prefill of 512 at 92 to 101 % of the peak
+// of int8, decode of one at 82 to 93 % of the bandwidth. VPDPBUSD adds up 64 in one. Two cores of an Emerald Rapids
+// (AVX-512, 1,523 Gop/s, 33 GB/s): prefill of 512 at 72 to 86 % of the peak (the tile by itself 98 %; epilogues and
+// unpacking take most of the rest), decode of one in w4g128 at 95 to 101 % of the bandwidth, of eight at 80 %. One of
+// these cores, weights from memory, K 2048, N 11264: 32 rows at 84 % of the peak in w8, 79 % in w4g128, 16 rows at 54 %
+// (the bandwidth's limit) and 68 %.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "isa/row_top.h"
+#include "isa/simd_lanes.h"
+#include "matmul/matmul_parts.h"
+#include "matmul/quantised.h"
+
+namespace ingot {
+namespace {
+
+// How a row becomes codes of int8.
+struct RowCode {
+  float step;     // what a step of the codes is worth, NaN for a row that is not finite
+  float inverse;  // codes per unit
+  int64_t coded;  // all of k; 0 where the codes are zeros: not finite, or too small for 127 over it
+};
+
+template <typename I>
+RowCode row_code(const float* x, int64_t k) {
+  const float top = row_top<I>(x, k), inverse = 127.0f / top;
+  const bool codes = top <= kLargest && inverse <= kLargest;
+  return {top <= kLargest ? top / 127.0f : NAN, codes ? inverse : 0.0f, codes ? k : 0};
+}
+
+// The 64 codes from `at` on, zeros beyond the row.
+template <typename I>
+[[gnu::always_inline]] inline void store_codes(const RowCode& code, const float* x, int64_t at, int8_t* to) {
+  using V = typename I::V;
+  const V factor = I::set1(code.inverse);
+  const int64_t left = code.coded - at;
+  V line[kTileK / I::kWidth];
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kTileK; i += I::kWidth) {
+    const V v = left >= kTileK ? I::load(x + at + i) : left > i ? load_lanes<I>(x + at + i, left - i) : I::zero();
+    line[i / I::kWidth] = I::mul(v, factor);
+  }
+  I::store_i8_line(to, line);
+}
+
+// Rounds a row, 64 codes after another to the place that place(k) names for the codes from k on. Returns its step.
+template <typename I, typename Place>
+float round_row(const float* x, int64_t k, int64_t padded_k, Place place) {
+  const RowCode code = row_code<I>(x, k);
+  for (int64_t at = 0; at < padded_k; at += kTileK) store_codes<I>(code, x, at, place(at));
+  return code.step;
+}
+
+// Rows in groups of at most `most` that differ by one row at most: what a tile multiplies.
+struct RowGroups {
+  int64_t rows, most;
+
+  int64_t count() const { return ceil_div(rows, most); }
+  int64_t first(int64_t group) const { return rows * group / count(); }
+};
+
+// Where rounded rows lie. How the codes of a group lie in its part is up to the products.
+struct RoundedRows {
+  int64_t rows, k;
+  std::byte* data;
+
+  int64_t padded_k() const { return ceil_div(k, 2 * kTileK) * 2 * kTileK; }
+  int64_t stride() const { return padded_k() + kLineBytes; }  // bytes; no multiple of a page
+  int64_t run_stride() const { return padded_k() / 32; }      // of the shortest runs
+  int64_t bytes() const { return header_bytes() + rows * stride(); }
+
+  float* scales() const { return reinterpret_cast<float*>(data); }
+  int32_t* runs(int64_t row) const {  // CodeProducts: of short sums
+    return reinterpret_cast<int32_t*>(data) + rows + row * run_stride();
+  }
+  int8_t* codes(int64_t row) const { return reinterpret_cast<int8_t*>(data + header_bytes() + row * stride()); }
+
+ private:
+  int64_t header_bytes() const { return ceil_div(rows * (1 + run_stride()) * 4, kLineBytes) * kLineBytes; }
+};
+
+// A part of K of a group of rows and a few panels: sums[panel][row][16] += products.
+struct Int8Tile {
+  const int8_t* x;  // codes
+  const int32_t* runs;
+  int64_t run_stride;
+  const std::byte* const* panels;  // those whose sums begin; null where they go on
+  const std::byte* const* lines;
+  const int8_t* const* multipliers;
+  int group_bits;       // its binary logarithm
+  int64_t tiles;        // of 64 k
+  std::byte* unpacked;  // where the first group of rows leaves what it unpacks
+  int32_t* sums;
+  int64_t panel_stride;
+  const std::byte* const* next;  // to fetch meanwhile, from each pointer on
+  int64_t next_step;             // bytes per line
+};
+
+using Int8TileFn = void (*)(const Int8Tile&);
+
+// Rounds a group of rows of at most kMost: four codes of each row lie beside each other, then the next four, so that a
+// tile reads them in one stream. A part of K after another, which stays in L1 until all rows have written to it.
+// seen(row of the group, k, the 64 codes from k on)
+template <typename I, int kMost, int64_t kPart, uint32_t kFlip, typename Seen>
+[[gnu::always_inline]] inline void round_group(const RoundedRows& to, int64_t first, int64_t count,
+                                               const float* const* x, const Seen& seen) {
+  RowCode code[kMost];
+  for (int64_t r = 0; r < count; ++r) {
+    code[r] = row_code<I>(x[r], to.k);
+    to.scales()[first + r] = code[r].step;
+  }
+  for (int64_t part = 0; part < to.padded_k(); part += kPart)
+    for (int64_t r = 0; r < count; ++r) {
+      int8_t* const codes = to.codes(first) + r * 4;
+      for (int64_t k = part; k < std::min(part + kPart, to.padded_k()); k += kTileK) {
+        alignas(kLineBytes) int8_t apart[kTileK];
+        int8_t* const line = kFlip == 0 && count == 1 ? codes + k : apart;
+        store_codes<I>(code[r], x[r], k, line);
+        seen(r, k, line);
+        if (line != apart) continue;
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kTileK; i += 4) {
+          uint32_t four;
+          std::memcpy(&four, line + i, sizeof(four));
+          four ^= kFlip;
+          std::memcpy(codes + (k + i) * count, &four, sizeof(four));
+        }
+      }
+    }
+}
+
+// Products of whole bytes, added up in int32. The first group of rows unpacks int4 while it multiplies, for the others
+// too.
+template <typename I, typename Format>
+struct ByteProducts {
+  static constexpr bool kUnpacks = Format::kTiles != 1;
+  static constexpr int kRows = I::kByteRows, kPanels = I::kBytePanels;
+  static constexpr int64_t kPart = 1024, kUnpackedBytes = kUnpacks ? kPart * kPanel : 0;  // of a panel's part
+  static constexpr int64_t kBlockRows = I::kBlockRows, kBlockPanels = I::kBlockPanels;
+  static constexpr int64_t kRunK = 32;
+
+  static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
+    round_group<I, kRows, kPart, I::kFlipX>(to, first, count, x, [](int64_t, int64_t, const int8_t*) {});
+  }
+
+  template <int kR, int kP>
+  using Sums = typename I::Sum[kR][kP];
+  template <int kP>
+  using Weights = typename I::Weights[kP];
+
+  // f<r, p>() of rows [kBegin, kEnd) and all panels, one by one: constants find their sums in registers.
+  template <int kBegin, int kEnd, int kP, typename F>
+  [[gnu::always_inline]] static inline void each(F f) {
+    if constexpr (kBegin < kEnd)
+      for_each(std::make_integer_sequence<int, (kEnd - kBegin) * kP>(),
+               [f]<int kI>() __attribute__((always_inline)) { f.template operator()<kBegin + kI / kP, kI % kP>(); });
+  }
+  template <int kR, int kP>
+  [[gnu::always_inline]] static inline void begin(const Int8Tile& t, Sums<kR, kP>& sum) {
+    each<0, kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+      sum[r][p] =
+          t.panels ? I::start_sum(panel_sums(t.panels[p])) : I::load_sum(t.sums + p * t.panel_stride + r * kPanel);
+    });
+  }
+  template <int kR, int kP>
+  [[gnu::always_inline]] static inline void end(const Int8Tile& t, const Sums<kR, kP>& sum) {
+    each<0, kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+      I::store_sum(t.sums + p * t.panel_stride + r * kPanel, sum[r][p]);
+    });
+  }
+  // A line of each panel times rows [kBegin, kEnd).
+  template <int kBegin, int kEnd, int kR, int kP>
+  [[gnu::always_inline]] static inline void dots(Sums<kR, kP>& sum, const Weights<kP>& weights, const int8_t* x) {
+    each<kBegin, kEnd, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+      I::dot_bytes(sum[r][p], weights[p], I::load_x(x + r * 4));
+    });
+  }
+
+  // kMany: the weights have come already, and those that follow are fetched.
+  template <bool kMany, int kR, int kP>
+  static void tile(const Int8Tile& t) {
+    Sums<kR, kP> sum;
+    begin<kR, kP>(t, sum);
+    const std::byte *line[kP], *next[kP];
+    for (int p = 0; p < kP; ++p) {
+      line[p] = t.lines[p];
+      next[p] = t.next[p];
+    }
+    const int8_t* x = t.x;
+    for (int64_t i = 0; i < t.tiles * kTileLines; ++i, x += 4 * kR) {
+      Weights<kP> weights;
+#pragma GCC unroll 2
+      for (int p = 0; p < kP; ++p) {
+        weights[p] = I::load_weights(line[p]);
+        if constexpr (kMany) {
+          I::prefetch_far(next[p]);
+        } else {
+          prefetch_panel<I, kR>(line[p]);
+        }
+        line[p] += kLineBytes;
+        next[p] += t.next_step;
+      }
+      dots<0, kR, kR, kP>(sum, weights, x);
+    }
+    end<kR, kP>(t, sum);
+  }
+
+  // The same of int4 for the first group of rows. Weights are made amid the products of those before them: made after
+  // these, they would keep their own products waiting.
+  template <int kR, int kP>
+  static void unpack_tile(const Int8Tile& t) {
+    constexpr int kMiddle = kR / 2;
+    Sums<kR, kP> sum;
+    begin<kR, kP>(t, sum);
+    const std::byte *codes[kP], *next[kP];
+    std::byte* to[kP];
+    for (int p = 0; p < kP; ++p) {
+      codes[p] = t.lines[p];
+      next[p] = t.next[p];
+      to[p] = t.unpacked + p * kUnpackedBytes;
+    }
+    const int64_t step = 2 * t.next_step, group = int64_t{1} << t.group_bits;
+    const int64_t run = group < kTileK ? kTileLines / 2 : kTileLines;  // lines of the same multipliers
+    const int8_t* x = t.x;
+    for (int64_t k = 0; k < t.tiles * kTileK; k += 2 * kTileK) {
+      for (int64_t line = 0; line < kTileLines; line += run) {
+        typename I::Multipliers low[kP], high[kP];
+        Weights<kP> weights, coming;
+        for (int p = 0; p < kP; ++p) {
+          const auto of = [&](int64_t at) { return I::multipliers(t.multipliers[p] + (at >> t.group_bits) * kPanel); };
+          low[p] = high[p] = of(k + line * 4);
+          if (group < 2 * kTileK) high[p] = of(k + kTileK + line * 4);
+          weights[p] = I::low_weights(codes[p], low[p]);
+        }
+#pragma GCC unroll 1
+        for (int64_t l = 0; l < run; ++l, x += 4 * kR) {
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p) {
+            I::store_weights(to[p], weights[p]);
+            I::prefetch_far(next[p]);
+            next[p] += step;
+          }
+          dots<0, kMiddle, kR, kP>(sum, weights, x);
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p) {
+            coming[p] = I::high_weights(codes[p], high[p]);
+            codes[p] += l + 1 < run ? kLineBytes : 0;  // the last line is unpacked once more, for nothing
+          }
+          dots<kMiddle, kR, kR, kP>(sum, weights, x);
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p) {
+            weights[p] = coming[p];
+            I::store_weights(to[p] + kTileBytes, weights[p]);
+            to[p] += kLineBytes;
+          }
+          dots<0, kMiddle, kR, kP>(sum, weights, x + kTileK * kR);
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p) coming[p] = I::low_weights(codes[p], low[p]);
+          dots<kMiddle, kR, kR, kP>(sum, weights, x + kTileK * kR);
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p) weights[p] = coming[p];
+        }
+        for (int p = 0; p < kP; ++p) codes[p] += kLineBytes;
+      }
+      x += kTileK * kR;
+      for (int p = 0; p < kP; ++p) to[p] += kTileBytes;
+    }
+    end<kR, kP>(t, sum);
+  }
+
+  // kOther: see tile_of.
+  template <bool kOther, int kP, size_t... kR>
+  static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
+    if constexpr (kUnpacks && !kOther)
+      return {unpack_tile<kR + 1, kP>...};
+    else
+      return {tile<kOther, kR + 1, kP>...};
+  }
+  template <bool kOther>
+  static constexpr std::array<std::array<Int8TileFn, kRows>, 2> tables() {
+    using Indices = std::make_index_sequence<kRows>;
+    return {table<kOther, 1>(Indices()), table<kOther, kPanels>(Indices())};
+  }
+
+  static int64_t panels_at_once(int64_t) { return kPanels; }
+  // What multiplies a group of so many rows by one panel or kPanels. first: of the groups; only: there are no others.
+  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, bool only) {
+    static constexpr auto kFirst = tables<false>(), kOther = tables<true>();
+    return ((kUnpacks ? first : only) ? kFirst : kOther)[panels > 1][static_cast<size_t>(rows - 1)];
+  }
+};
+
+// Products of int4 as it is stored: sums of codes from 0 to 15 over kRun k, which are then multiplied into int32 by the
+// group's multipliers. With AVX2 such a sum stays in int16, and no sum of two products saturates. A run of 128 k is one
+// of whole bytes: both nibbles have the same multipliers and add up to one sum.
+template <typename I, int64_t kRun>
+struct CodeProducts {
+  static constexpr int64_t kRunK = kRun;
+  static constexpr int kRows = I::kCodeRows, kPanels = I::kCodePanels, kVectors = kPanel / I::kWidth;
+  static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
+  static constexpr int64_t kBlockRows = 96 / kRows * kRows, kBlockPanels = 32;
+  static constexpr bool kWholeBytes = kRun == 2 * kTileK;
+  static constexpr int64_t kLines = kWholeBytes ? kTileLines : kRun / 4;
+
+  static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
+    std::fill_n(to.runs(first), count * to.run_stride(), 0);
+    round_group<I, kRows, kPart, 0>(to, first, count, x, [&to, first](int64_t row, int64_t k, const int8_t* line) {
+      constexpr int64_t kStep = std::min(kRunK, kTileK);
+      for (int64_t i = 0; i < kTileK; i += kStep)
+        to.runs(first + row)[(k + i) / kRunK] += I::template short_start<kStep>(line + i);
+    });
+  }
+
+  enum Half { kLow, kHigh };
+
+  // Lines [line, line + kLines) of a block of 128 k: half kFirst of their bytes, or both.
+  template <int kR, int kP, Half kFirst, int kHalves>
+  [[gnu::always_inline]] static inline void run(const Int8Tile& t, int64_t block, int64_t line) {
+    // one row needs two sums: each product waits for the one before it
+    constexpr int kSums = kWholeBytes && kR * kP >= 4 ? 1 : kHalves, kTotals = kWholeBytes ? 1 : kHalves;
+    typename I::Short sum[kR][kP][kSums][kVectors];
+    const std::byte *at[kP], *next[kP];
+    const int8_t *x[kHalves], *multipliers[kP][kTotals];
+    int64_t k[kHalves];
+#pragma GCC unroll 2
+    for (int p = 0; p < kP; ++p) {
+      at[p] = t.lines[p] + (block * kTileLines + line) * kLineBytes;
+      next[p] = t.next[p] + (block * kTileLines + line) * kLineBytes;
+    }
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+      k[h] = (2 * block + kFirst + h) * kTileK + line * 4;
+      x[h] = t.x + k[h] * kR;
+    }
+#pragma GCC unroll 2
+    for (int p = 0; p < kP; ++p)
+#pragma GCC unroll 2
+      for (int h = 0; h < kTotals; ++h) multipliers[p][h] = t.multipliers[p] + (k[h] >> t.group_bits) * kPanel;
+#pragma GCC unroll 16
+    for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 2
+      for (int h = 0; h < kSums; ++h) {
+        const auto start = I::set_short(kWholeBytes && h > 0 ? 0 : t.runs[r * t.run_stride + k[h] / kRunK]);
+#pragma GCC unroll 2
+        for (int p = 0; p < kP; ++p)
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) sum[r][p][h][v] = start;
+      }
+    const auto add_line = [&](int64_t i) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+      for (int p = 0; p < kP; ++p) {
+        if constexpr (kFirst == kLow && kP == 1) prefetch_panel<I, kR>(at[p]);
+        if constexpr (kFirst == kLow && kP > 1) I::prefetch_streams(at[p], next[p]);
+        next[p] += kLineBytes;
+      }
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+        typename I::Short codes[kP][kVectors];
+#pragma GCC unroll 2
+        for (int p = 0; p < kP; ++p)
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v)
+            codes[p][v] = I::load_codes(at[p] + v * I::kWidth * 4, kFirst + h == kHigh);
+#pragma GCC unroll 16
+        for (int r = 0; r < kR; ++r) {
+          const typename I::Short xr = I::load_x(x[h] + (i * kR + r) * 4);
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p)
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v) I::dot(sum[r][p][h % kSums][v], codes[p][v], xr);
+        }
+      }
+#pragma GCC unroll 2
+      for (int p = 0; p < kP; ++p) at[p] += kLineBytes;
+    };
+    if constexpr (kR <= 3) {
+#pragma GCC unroll 2
+      for (int64_t i = 0; i < kLines; ++i) add_line(i);
+    } else {
+#pragma GCC unroll 1
+      for (int64_t i = 0; i < kLines; ++i) add_line(i);
+    }
+    if constexpr (kWholeBytes && kSums == 2)
+      for_each(std::make_integer_sequence<int, kR * kP>(), [&]<int kI>() __attribute__((always_inline)) {
+        auto& sums = sum[kI / kP][kI % kP];
+        for (int v = 0; v < kVectors; ++v) sums[0][v] = I::add_shorts(sums[0][v], sums[1][v]);
+      });
+#pragma GCC unroll 2
+    for (int p = 0; p < kP; ++p)
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        int32_t* const sums = t.sums + p * t.panel_stride + v * I::kWidth;
+#pragma GCC unroll 2
+        for (int h = 0; h < kTotals; ++h) {  // widened only now: in the loop, sums take the registers
+          const typename I::Short widened = I::short_multipliers(multipliers[p][h] + v * I::kWidth);
+#pragma GCC unroll 16
+          for (int r = 0; r < kR; ++r) I::add_short(sums + r * kPanel, sum[r][p][h][v], widened);
+        }
+      }
+  }
+
+  // Few rows take both halves of each line at once, many one after the other, for the sake of registers.
+  template <int kR, int kP>
+  static void tile(const Int8Tile& t) {
+    if (t.panels != nullptr)
+      for (int p = 0; p < kP; ++p) std::fill_n(t.sums + p * t.panel_stride, kR * kPanel, 0);
+    for (int64_t block = 0; block < (t.tiles + 1) / 2; ++block)
+      for (int64_t line = 0; line < kTileLines; line += kLines)
+        if constexpr (kWholeBytes || 4 * kR * kP * kVectors <= I::kRegisters) {
+          run<kR, kP, kLow, 2>(t, block, line);
+        } else {
+          run<kR, kP, kLow, 1>(t, block, line);
+          run<kR, kP, kHigh, 1>(t, block, line);
+        }
+  }
+
+  template <int kP, size_t... kR>
+  static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
+    return {tile<kR + 1, kP>...};
+  }
+  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool, bool) {
+    using Indices = std::make_index_sequence<kRows>;
+    static constexpr std::array<std::array<Int8TileFn, kRows>, 2> kTiles{table<1>(Indices()),
+                                                                         table<kPanels>(Indices())};
+    return kTiles[panels > 1][static_cast<size_t>(rows - 1)];
+  }
+  // One row waits for memory anyway, which gives more to one stream.
+  static int64_t panels_at_once(int64_t rows) { return rows > 1 ? kPanels : 1; }
+};
+
+inline size_t matmul_int8_scratch(const void* args) {
+  const auto& matmul = *static_cast<const MatmulArgs*>(args);
+  return static_cast<size_t>(RoundedRows{matmul.rows, matmul.k, nullptr}.bytes());
+}
+
+// Sums of some groups of rows and some panels, a part of K after another, to [panel][row][16]. at(panel): where it
+// lies. after: the panel that will probably be multiplied next, or null.
+template <typename Format, typename Products, typename PanelAt>
+void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_t groups, int64_t panels,
+               const PanelAt& at, const std::byte* after, int32_t* sums, std::byte* unpacked) {
+  const RowGroups all{x.rows, Products::kRows};
+  const int64_t row = all.first(group), stride = (all.first(group + groups) - row) * kPanel;
+  const int group_bits = std::countr_zero(static_cast<uint64_t>(format.group));
+  // one group of rows leaves nothing to be read again: each panel is read from its beginning to its end
+  const int64_t most = groups == 1 && Products::kUnpackedBytes == 0 ? x.k : Products::kPart;
+  for (int64_t k = 0; k < x.k; k += most) {
+    const int64_t part = std::min(most, x.k - k), tiles = tiles_of(part);
+    for (int64_t p = 0, step; p < panels; p += step) {
+      step = panels - p >= Products::kPanels ? Products::panels_at_once(all.first(group + 1) - row) : 1;
+      const std::byte *begun[Products::kPanels], *lines[Products::kPanels], *next[Products::kPanels];
+      const int8_t* multipliers[Products::kPanels];
+      for (int64_t i = 0; i < step; ++i) {
+        begun[i] = at(p + i);
+        lines[i] = format.stored(begun[i], k);
+        multipliers[i] = format.multipliers(begun[i], k);
+        if (p + 2 * step <= panels) {
+          next[i] = format.stored(at(p + step + i), k);
+        } else {
+          next[i] = k + part < x.k || after == nullptr ? format.stored(at(i), std::min(k + part, x.k - 1))
+                                                       : format.stored(after + i * format.panel_bytes(), 0);
+        }
+      }
+      const int64_t next_bytes = tiles * kTileBytes / Format::kTiles / groups;  // while a group of rows is multiplied
+      for (int64_t g = group; g < group + groups; ++g) {
+        const int64_t first = all.first(g), count = all.first(g + 1) - first;
+        const Int8Tile tile{.x = x.codes(first) + k * count,
+                            .runs = x.runs(first) + k / Products::kRunK,
+                            .run_stride = x.run_stride(),
+                            .panels = k == 0 ? begun : nullptr,
+                            .lines = lines,
+                            .multipliers = multipliers,
+                            .group_bits = group_bits,
+                            .tiles = tiles,
+                            .unpacked = unpacked,
+                            .sums = sums + p * stride + (first - row) * kPanel,
+                            .panel_stride = stride,
+                            .next = next,
+                            .next_step = ceil_div(next_bytes, tiles * kTileLines)};
+        Products::tile_of(count, step, g == group, groups == 1)(tile);
+        for (int64_t i = 0; i < step; ++i) {
+          if (Products::kUnpackedBytes != 0) lines[i] = unpacked + i * Products::kUnpackedBytes;
+          next[i] += next_bytes;
+        }
+      }
+    }
+  }
+}
+
+// Some groups of rows, panels [panel, panel + panels); next_panel will probably be next. scratch: sums, then unpacked
+// parts.
+template <typename I, typename Format, typename Products>
+void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows& x, int64_t group, int64_t groups,
+                int64_t panel, int64_t panels, int64_t next_panel, std::byte* scratch) {
+  int32_t* const sums = reinterpret_cast<int32_t*>(scratch);
+  const RowGroups all{x.rows, Products::kRows};
+  const int64_t row = all.first(group), rows = all.first(group + groups) - row;
+  const int64_t stride = rows * kPanel, bytes = format.panel_bytes();
+  int8_sums<Format, Products>(
+      format, x, group, groups, panels, [&](int64_t p) { return panel_at(args, panel + p, bytes); },
+      panel_at(args, std::min(next_panel, args.num_panels - 1), bytes), sums,
+      scratch + panels * stride * static_cast<int64_t>(sizeof(int32_t)));
+  const Int8Sums<I> scaled{{args, bytes}, x.scales()};
+  epilogue<I>(args, row, rows, panel, panels, static_cast<const int32_t*>(sums), stride, scaled);
+}
+
+// Few rows: every weight is read once, in order; threads own contiguous panels, the same ones in every call. Many rows:
+// blocks of rows x panels.
+template <typename I, typename Format, typename Products>
+void matmul_int8(const MatmulArgs& args, const Team& team) {
+  const BlockLimits limits = block_limits(args, Products::kRows, Products::kBlockRows, Products::kBlockPanels);
+  const Format format(args);
+  const OwnOrShared place(args, team);
+  const RoundedRows x{args.rows, args.k, place.memory(matmul_int8_scratch(&args))};
+  const RowsOfX row_of(args, team, Products::kRows);
+  const RowGroups all{args.rows, Products::kRows};
+  const Team::Range mine = place.share(all.count());
+  for (int64_t group = mine.begin; group < mine.end; ++group) {
+    const int64_t first = all.first(group), count = all.first(group + 1) - first;
+    const float* rows[Products::kRows];
+    for (int64_t r = 0; r < count; ++r) rows[r] = row_of(first + r, r);
+    Products::round(x, first, count, rows);
+  }
+  place.wait();
+  const int64_t num_sums = limits.rows * limits.panels * kPanel;
+  std::byte* const scratch = team.scratch(static_cast<size_t>(num_sums) * sizeof(int32_t) +
+                                          static_cast<size_t>(Products::kPanels * Products::kUnpackedBytes));
+  if (passes_over_panels(args, Products::kRows)) {
+    const int64_t width = args.gated ? 2 : 1, at_once = std::max<int64_t>(width, Products::kPanels);
+    const Team::Range units = team.share(args.num_panels / width);
+    for (int64_t panel = units.begin * width; panel < units.end * width; panel += at_once)
+      int8_block<I, Format, Products>(args, format, x, 0, 1, panel, std::min(at_once, units.end * width - panel),
+                                      panel + at_once, scratch);
+    return;
+  }
+  const Blocks blocks = cut(args, team.count, Products::kRows, limits);
+  const int64_t most = blocks.rows / Products::kRows;  // groups of a block
+  for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
+    const int64_t group = item % blocks.row_blocks * most, panel = item / blocks.row_blocks * blocks.panels;
+    int8_block<I, Format, Products>(args, format, x, group, std::min(most, all.count() - group), panel,
+                                    std::min(blocks.panels, args.num_panels - panel),
+                                    blocks.next_panel(item, team.count), scratch);
+  }
+}
+
+// f<kRun>() of the longest run of k whose products of codes may be added up in groups of so many columns.
+template <typename I, typename F>
+void with_run(int64_t group, F f) {
+  if (group == 32) return f.template operator()<32>();
+  if constexpr (I::kLongestRun == 128) {
+    if (group == 128) return f.template operator()<128>();
+  }
+  f.template operator()<64>();
+}
+
+template <typename I>
+void matmul_codes(const MatmulArgs& args, const Team& team) {
+  with_run<I>(args.group, [&]<int64_t kRun>() { matmul_int8<I, W4, CodeProducts<I, kRun>>(args, team); });
+}
+
+template <typename I, typename Format>
+void matmul_bytes(const MatmulArgs& args, const Team& team) {
+  matmul_int8<I, Format, ByteProducts<I, Format>>(args, team);
+}
+
+// int4 with VNNI: few rows multiply codes where they lie. A line of these costs them 3 operations beside 2 of each row,
+// and each row 3 more for the multipliers of 16 lines, in groups of less than 128 for those of each half; to unpack it
+// costs 6 in all and two lines of stores.
+template <typename I>
+void matmul_codes_or_bytes(const MatmulArgs& args, const Team& team) {
+  if (passes_over_panels(args, I::kCodeRows)) {
+    matmul_codes<I>(args, team);
+  } else {
+    matmul_bytes<I, W4>(args, team);
+  }
+}
+
+// int4 as this CPU multiplies it best.
+template <typename I>
+void matmul_w4a8(const MatmulArgs& args, const Team& team) {
+  if constexpr (I::kUnpacksCodes) {
+    matmul_codes_or_bytes<I>(args, team);
+  } else {
+    matmul_codes<I>(args, team);
+  }
+}
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,382 @@
+// Matrix products on vectors: every output is one sum, started at 0 and fed by one fma per k in ascending order,
+// whatever the blocking. k beyond K (padding of bf16 panels) is never touched.
+//
+// Floors: N * K * (4 or 2) bytes of weights over the bandwidth of memory, 2 * rows * N * K operations over the peak of
+// fma. One core of a Zen 3 (AVX2, 20-22 GB/s, 102 GFLOP/s, both measured between the runs), 5632 x 2048 weights:
+//   rows 1: as fast as a plain read of the weights, f32 and bf16; rows 2: 97-100 %, rows 4: 84-94 % of that
+//   rows 6: f32 85-90 % of the bandwidth; bf16 (84 % of peak) and all above it are bound by fma
+//   rows 16: bf16 85-89 % of peak, f32 64 %; rows 128-512: bf16 84-93 %, f32 80-88 %
+// Quantised weights cost their widening: w8 at one row is bound by it (16-18 GB/s, 60-75 % of the bandwidth), so is w4
+// (6 GB/s, 25 %); rows 6: 79 % and 67 % of peak, rows 96: 86 % and 61 %. Products with int8 rows are faster throughout.
+// Two cores of an Emerald Rapids (AVX-512, 356 GFLOP/s, 33 GB/s), 11264 x 2048 weights: a tile of many rows by itself
+// 98 % of peak; rows 512: f32 90 %, bf16 88 %, w8 87 %; rows 32: 84, 84 and 81 %; rows 16: f32 77 % of the bandwidth,
+// bf16 75 %, w8 74 % of peak.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "matmul/matmul_parts.h"
+#include "matmul/quantised.h"
+
+namespace ingot {
+namespace {
+
+// One line (64 bytes) of a panel, widened to float32: kPerLine rows of 16 columns.
+struct PanelF32 {
+  static constexpr int64_t kPerLine = 1;  // k per line
+  static int64_t bytes(int64_t k) { return k * kLineBytes; }
+
+  template <typename S, int kK>
+  [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, int column) {
+    return S::load(reinterpret_cast<const float*>(line) + column);
+  }
+};
+
+struct PanelBf16 {
+  static constexpr int64_t kPerLine = 2;
+  static int64_t bytes(int64_t k) { return ceil_div(k, 32) * 16 * kLineBytes; }
+
+  template <typename S, int kK>
+  [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, int column) {
+    typename S::V even, odd;
+    S::load_bf16_pairs(line + column * 4, even, odd);
+    return kK == 0 ? even : odd;
+  }
+};
+
+// Four k of int8, widened.
+struct PanelInt8 {
+  static constexpr int64_t kPerLine = 4;
+
+  template <typename S, int kK>
+  [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, int column) {
+    return S::template load_quads<kK>(line + column * 4);
+  }
+};
+
+constexpr int64_t kBlockedK = 256;  // k of a part, in lines of float32
+
+// How a weight comes to its lines in a part of K: those that tiles read once, and those that the first of many tiles
+// leaves widened to the others (Blocked). Float lines are used where they lie.
+template <typename Panel>
+struct FloatWeight {
+  using Stream = Panel;
+  using Blocked = Panel;
+  static constexpr bool kScaled = false;                         // whether panels begin with scales
+  static constexpr int64_t kStreamRows = INT64_MAX;              // more of them are faster in blocks
+  static constexpr int64_t kStreamPart = INT64_MAX;              // most k at once
+  static constexpr int64_t kStreamBytes = 0, kBlockedBytes = 0;  // of scratch for a part of one panel
+  int64_t k;
+
+  template <typename Args>
+  explicit FloatWeight(const Args& args) : k(args.k) {}
+  int64_t panel_bytes() const { return Panel::bytes(k); }
+  const std::byte* lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const { return stored(panel, at); }
+  const std::byte* stored(const std::byte* panel, int64_t at) const {
+    return panel + at / Panel::kPerLine * kLineBytes;
+  }
+  static int64_t stored_bytes(int64_t part) { return ceil_div(part, Panel::kPerLine) * kLineBytes; }
+  template <typename S>
+  PlainSums<S> sums(const MatmulArgs&) const {
+    return {};
+  }
+};
+
+// To widen a line takes two operations of each tile from fma, amid whose products they cost the first one little: by
+// themselves, as much as three and a half rows.
+struct Bf16Weight : FloatWeight<PanelBf16> {
+  using Blocked = PanelF32;
+  static constexpr int64_t kBlockedBytes = kBlockedK * kLineBytes;
+  using FloatWeight<PanelBf16>::FloatWeight;
+};
+
+// Quantised weights (W8, W4): int8 lines.
+template <typename I, typename Format>
+struct QuantisedWeight {
+  using Stream = PanelInt8;
+  using Blocked = PanelF32;
+  static constexpr bool kScaled = true;
+  static constexpr int64_t kStreamRows = INT64_MAX;
+  static constexpr int64_t kBlockedBytes = kBlockedK * kLineBytes;
+  static constexpr int64_t kStreamPart = Format::kTiles == 1 ? INT64_MAX : kBlockedK;
+  static constexpr int64_t kStreamBytes = Format::kTiles == 1 ? 0 : kBlockedK * kPanel;
+  Format format;
+
+  template <typename Args>
+  explicit QuantisedWeight(const Args& args) : format(args) {}
+  int64_t panel_bytes() const { return format.panel_bytes(); }
+  const std::byte* lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
+    return format.template tiles<I>(panel, at / kTileK, tiles_of(part), to);
+  }
+  const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
+  static int64_t stored_bytes(int64_t part) { return tiles_of(part) * kTileBytes / Format::kTiles; }
+  template <typename S>
+  ScaledSums<S> sums(const MatmulArgs& args) const {
+    return {args, panel_bytes()};
+  }
+};
+
+// Sums of `rows` rows x kPanels panels over k values of x: sums[panel][row][16], continued unless `first`.
+struct TileArgs {
+  const float* x;
+  int64_t x_stride;
+  const std::byte* const* panels;
+  int64_t k;
+  float* sums;
+  int64_t panel_stride;
+  bool first;
+  const std::byte* const* next = nullptr;  // what is fetched meanwhile, from each pointer on, and
+  int64_t next_step = 0;                   // bytes of it per line
+  float* widened = nullptr;                // where lines are left as PanelF32 has them, and
+  int64_t widened_stride = 0;              // floats from a panel to the next one
+};
+
+// kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order. kLeaves: lines
+// widened. GCC would keep arrays of vectors in memory if the loops over them were not unrolled: hence the pragmas.
+template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride, bool kLeaves>
+void tile(const TileArgs& args) {
+  using V = typename S::V;
+  constexpr bool kMany = kXStride > 0;
+  const int64_t x_stride = kMany ? kXStride : args.x_stride;
+  constexpr int kVectors = kPanels * kPanel / S::kWidth;
+  V sum[kRows][kVectors];
+  const auto sums_at = [&](int r, int v) {
+    constexpr int kPerPanel = kPanel / S::kWidth;
+    return args.sums + v / kPerPanel * args.panel_stride + r * kPanel + v % kPerPanel * S::kWidth;
+  };
+  const std::byte *line[kPanels], *next[kPanels];
+#pragma GCC unroll 16
+  for (int p = 0; p < kPanels; ++p) {
+    line[p] = args.panels[p];
+    if (kMany) next[p] = args.next[p];
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = args.first ? S::zero() : S::load(sums_at(r, v));
+
+  float* widened = args.widened;
+  const auto add_k = [&]<int kK>(const float* x) __attribute__((always_inline)) {
+    V weight[kVectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      constexpr int kPerPanel = kPanel / S::kWidth;
+      const int p = v / kPerPanel, column = v % kPerPanel * S::kWidth;
+      weight[v] = Panel::template load<S, kK>(line[p], column);
+      if constexpr (kLeaves) S::store(widened + p * args.widened_stride + kK * kPanel + column, weight[v]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const V xr = S::set1(x[r * x_stride]);
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) S::accumulate(sum[r][v], xr, weight[v]);
+    }
+  };
+  const float* x = args.x;
+  const int64_t whole = args.k / Panel::kPerLine, rest = args.k % Panel::kPerLine;
+  for (int64_t i = 0; i < whole; ++i, x += Panel::kPerLine) {
+    add_k.template operator()<0>(x);
+    if constexpr (Panel::kPerLine > 1) add_k.template operator()<1>(x + 1);
+    if constexpr (Panel::kPerLine > 2) {
+      add_k.template operator()<2>(x + 2);
+      add_k.template operator()<3>(x + 3);
+    }
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) {
+      if constexpr (kMany) {
+        S::prefetch_far(next[p]);
+        next[p] += args.next_step;
+      } else if constexpr (kRows <= 4) {
+        prefetch_panel<S, kRows>(line[p]);
+      } else {  // a second distance costs more than it gives
+        S::prefetch(line[p] + 2048);
+      }
+      line[p] += kLineBytes;
+    }
+    if constexpr (kLeaves) widened += Panel::kPerLine * kPanel;
+  }
+  if (rest > 0) add_k.template operator()<0>(x);
+  if constexpr (Panel::kPerLine > 2) {
+    if (rest > 1) add_k.template operator()<1>(x + 1);
+    if (rest > 2) add_k.template operator()<2>(x + 2);
+  }
+
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) S::store(sums_at(r, v), sum[r][v]);
+}
+
+using TileFn = void (*)(const TileArgs&);
+
+template <typename S, typename Panel>
+struct Tiles {
+  static constexpr bool kWide = S::kWidth == kPanel;
+  // Sums of kRows x kPanels panels fill the registers; few rows where the lanes are emulated, to compile sooner.
+  static constexpr int kRows = S::kRegisters >= 32 ? 14 : kWide ? 5 : 6;
+  static constexpr int kPanels = kWide ? 2 : 1;
+
+  // Panels of a tile of few rows: with vectors of 8 lanes, enough chains of fma to hide the latency of each; of 16,
+  // half as many, which are still faster than memory, and memory is faster with fewer streams.
+  static constexpr int stream_panels(int rows) { return std::max(4 / rows, kPanels); }
+
+  template <int kCount, int64_t kXStride, bool kLeaves, size_t... kR>
+  static constexpr std::array<TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
+    // clang-format off: it takes the brackets of the template for comparisons
+    return {tile<S, Panel, kR + 1, kCount == 0 ? stream_panels(kR + 1) : kCount, kXStride, kLeaves>...};
+    // clang-format on
+  }
+  using Indices = std::make_index_sequence<kRows>;
+  static constexpr auto kOne = table<1, 0, false>(Indices()), kStream = table<0, 0, false>(Indices());
+  template <int64_t kXStride, bool kLeaves>
+  static constexpr std::array kMany{table<1, kXStride, kLeaves>(Indices()),
+                                    table<kPanels, kXStride, kLeaves>(Indices())};
+};
+
+// Few rows: all of them in one tile, so that each weight is read once, in order. Threads own contiguous panels, the
+// same ones in every call.
+template <typename S, typename Weight>
+void stream(const MatmulArgs& args, const Team& team) {
+  using T = Tiles<S, typename Weight::Stream>;
+  constexpr int64_t kMaxPanels = 4;
+  const Weight weight(args);
+  const auto scaled = weight.template sums<S>(args);
+  const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes();
+  const Team::Range units = team.share(args.num_panels / width);
+  const int64_t end = units.end * width;
+  const int64_t at_once = T::stream_panels(static_cast<int>(args.rows)), group = std::max<int64_t>(width, at_once);
+  alignas(64) float sums[kMaxPanels * T::kRows * kPanel];
+  alignas(64) std::byte lines[kMaxPanels * Weight::kStreamBytes + 64];
+  for (int64_t panel = units.begin * width; panel < end; panel += group) {
+    const int64_t count = std::min(group, end - panel), stride = args.rows * kPanel;
+    for (int64_t k = 0; k < args.k; k += std::min(Weight::kStreamPart, args.k)) {
+      const int64_t part = std::min(Weight::kStreamPart, args.k - k);
+      const std::byte* data[kMaxPanels];
+      for (int64_t p = 0; p < count; ++p)
+        data[p] = weight.lines(panel_at(args, panel + p, bytes), k, part, lines + p * Weight::kStreamBytes);
+      TileArgs tile{args.x + k, args.k, data, part, sums, stride, k == 0};
+      for (int64_t p = 0; p < count; p += count - p >= at_once ? at_once : 1) {
+        tile.panels = data + p;
+        tile.sums = sums + p * stride;
+        (count - p >= at_once ? T::kStream : T::kOne)[static_cast<size_t>(args.rows - 1)](tile);
+      }
+    }
+    epilogue<S>(args, 0, args.rows, panel, count, sums, stride, scaled);
+  }
+}
+
+// Many rows: blocks of rows x panels, cut along K so that a panel's part stays in L1 and the rows' part (copied, so
+// that no two rows of it share cache sets) in L2. Sums rest in scratch between the parts.
+template <typename S, typename Weight>
+struct Blocked {
+  using Panel = typename Weight::Blocked;
+  using First = typename Weight::Stream;
+  using T = Tiles<S, Panel>;
+  static constexpr bool kWidens = !std::is_same_v<First, Panel>;
+  static constexpr int64_t kRows = T::kRows;                     // of a tile
+  static constexpr int64_t kPart = kBlockedK * Panel::kPerLine;  // k
+  static constexpr int64_t kXStride = kPart + kPanel;            // floats
+  static constexpr int64_t kMaxRows = S::kRegisters >= 32 ? 11 * kRows : 96 / kRows * kRows;
+  static constexpr int64_t kMaxPanels = S::kRegisters >= 32 ? 64 : 32;
+
+  // For parts of x, then lines.
+  static constexpr size_t scratch(int64_t rows) {
+    constexpr int64_t kLines = T::kPanels * (Weight::kBlockedBytes + Weight::kStreamBytes);
+    return static_cast<size_t>(rows * kXStride) * sizeof(float) + static_cast<size_t>(kLines);
+  }
+
+  // Sums of rows x panels to [panel][row][16]. row_of(row): its x; at(panel): where it lies; after: the panel that will
+  // probably be multiplied next, or null.
+  template <typename RowOf, typename PanelAt>
+  static void sums(const Weight& weight, int64_t k, int64_t rows, const RowOf& row_of, int64_t panels,
+                   const PanelAt& at, const std::byte* after, float* to, std::byte* scratch) {
+    float* const x = reinterpret_cast<float*>(scratch);
+    std::byte* const widened = reinterpret_cast<std::byte*>(x + rows * kXStride);
+    std::byte* const narrow = widened + T::kPanels * Weight::kBlockedBytes;
+    const int64_t tiles = ceil_div(rows, kRows), stride = rows * kPanel;
+    for (int64_t begin = 0; begin < k; begin += kPart) {
+      const int64_t part = std::min(kPart, k - begin);
+      for (int64_t r = 0; r < rows; ++r)
+        std::memcpy(x + r * kXStride, row_of(r) + begin, static_cast<size_t>(part) * sizeof(float));
+      for (int64_t p = 0, step; p < panels; p += step) {
+        step = panels - p >= T::kPanels ? T::kPanels : 1;
+        const std::byte *lines[T::kPanels], *next[T::kPanels];
+        for (int64_t i = 0; i < step; ++i) {
+          lines[i] = weight.lines(at(p + i), begin, part, narrow + i * Weight::kStreamBytes);
+          if (p + 2 * step <= panels) {
+            next[i] = weight.stored(at(p + step + i), begin);
+          } else {
+            next[i] = begin + part < k || after == nullptr ? weight.stored(at(i), std::min(begin + part, k - 1))
+                                                           : weight.stored(after + i * weight.panel_bytes(), 0);
+          }
+        }
+        const int64_t next_bytes = Weight::stored_bytes(part) / tiles;  // while a tile is made
+        for (int64_t i = 0; i < tiles; ++i) {
+          const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles;
+          const bool first = kWidens && i == 0;
+          const int64_t per_line = first ? First::kPerLine : Panel::kPerLine;
+          const TileArgs tile{.x = x + r * kXStride,
+                              .x_stride = kXStride,
+                              .panels = lines,
+                              .k = part,
+                              .sums = to + p * stride + r * kPanel,
+                              .panel_stride = stride,
+                              .first = begin == 0,
+                              .next = next,
+                              .next_step = ceil_div(next_bytes, ceil_div(part, per_line)),
+                              .widened = reinterpret_cast<float*>(widened),
+                              .widened_stride = Weight::kBlockedBytes / int64_t{sizeof(float)}};
+          constexpr auto &kFirst = Tiles<S, First>::template kMany<kXStride, kWidens>,
+                         &kOther = T::template kMany<kXStride, false>;
+          (first ? kFirst : kOther)[step > 1][static_cast<size_t>(end - r - 1)](tile);
+          for (int64_t each = 0; each < step; ++each) {
+            if (first) lines[each] = widened + each * Weight::kBlockedBytes;
+            next[each] += next_bytes;
+          }
+        }
+      }
+    }
+  }
+};
+
+// Rows that pass over panels unless a tactic says otherwise.
+template <typename S, typename Weight>
+constexpr int64_t kFewRowsOf = std::min<int64_t>(Tiles<S, typename Weight::Stream>::kRows, Weight::kStreamRows);
+
+template <typename S, typename Weight>
+void blocked(const MatmulArgs& args, const Team& team) {
+  using B = Blocked<S, Weight>;
+  const Weight weight(args);
+  const auto scaled = weight.template sums<S>(args);
+  const BlockLimits limits = block_limits(args, kFewRowsOf<S, Weight>, B::kMaxRows, B::kMaxPanels);
+  const Blocks blocks = cut(args, team.count, B::kRows, limits);
+  const int64_t bytes = weight.panel_bytes(), num_sums = limits.panels * kPanel * limits.rows;
+  const size_t scratch = static_cast<size_t>(num_sums) * sizeof(float) + B::scratch(limits.rows);
+  float* const sums = reinterpret_cast<float*>(team.scratch(scratch));
+  for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
+    const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
+    const int64_t rows = std::min(blocks.rows, args.rows - row),
+                  panels = std::min(blocks.panels, args.num_panels - panel);
+    const int64_t next = std::min(blocks.next_panel(item, team.count), args.num_panels - 1);
+    B::sums(
+        weight, args.k, rows, [&](int64_t r) { return args.x + (row + r) * args.k; }, panels,
+        [&](int64_t p) { return panel_at(args, panel + p, bytes); }, panel_at(args, next, bytes), sums,
+        reinterpret_cast<std::byte*>(sums + num_sums));
+    epilogue<S>(args, row, rows, panel, panels, sums, rows * kPanel, scaled);
+  }
+}
+
+template <typename S, typename Weight>
+void matmul(const MatmulArgs& args, const Team& team) {
+  if (passes_over_panels(args, kFewRowsOf<S, Weight>)) {
+    stream<S, Weight>(args, team);
+  } else {
+    blocked<S, Weight>(args, team);
+  }
+}
+
+}  // namespace
+}  // namespace ingot

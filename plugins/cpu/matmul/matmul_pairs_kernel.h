@@ -1,0 +1,115 @@
+// Products of bf16 by the CPU's own dot product: x is rounded to bf16, and every output is one sum, started at 0 and
+// fed with a pair of k per instruction, k ascending, whatever the blocking. A pair of bf16 numbers has the size of a
+// float32 and its lines are those of bf16 panels as they are stored, so the tiles of matmul_kernel.h multiply them as K
+// / 2 elements; S::accumulate takes both products of a pair.
+//
+// Floors: 2 * N * K bytes of weights over the bandwidth of memory, 2 * rows * N * K operations over the peak of the dot
+// product, which on AMD is twice that of fma.
+#pragma once
+
+#include <algorithm>
+
+#include "matmul/matmul_kernel.h"
+#include "moe/moe_matmul_kernel.h"
+
+namespace ingot {
+namespace {
+
+// A line of a bf16 panel: one pair of k of 16 columns.
+struct PanelPairs {
+  static constexpr int64_t kPerLine = 1;  // pairs
+  static int64_t bytes(int64_t pairs) { return PanelBf16::bytes(2 * pairs); }
+
+  template <typename S, int kK>
+  [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, int column) {
+    return S::load(reinterpret_cast<const float*>(line) + column);
+  }
+};
+
+struct PairsWeight : FloatWeight<PanelPairs> {
+  static constexpr int64_t kStreamRows = 4;  // a pair takes one operation: more rows keep memory waiting
+  using FloatWeight<PanelPairs>::FloatWeight;
+};
+
+inline int64_t pairs_of(int64_t k) { return ceil_div(k, 2); }
+
+// Rounds a row to pairs. Behind an odd K stands a zero.
+template <typename S>
+void round_to_pairs(const float* x, int64_t k, float* to) {
+  static_assert(S::kWidth == kPanel);
+  for (int64_t at = 0; at < k; at += 2 * S::kWidth, to += S::kWidth) {
+    const int64_t left = k - at;
+    const auto first = load_lanes<S>(x + at, left);
+    const auto second = left > S::kWidth ? load_lanes<S>(x + at + S::kWidth, left - S::kWidth) : S::zero();
+    store_lanes<S>(to, S::round_pairs(first, second), pairs_of(left));
+  }
+}
+
+inline size_t matmul_pairs_scratch(const void* args) {
+  const auto& matmul = *static_cast<const MatmulArgs*>(args);
+  return static_cast<size_t>(matmul.rows * pairs_of(matmul.k)) * sizeof(float);
+}
+
+template <typename S>
+void matmul_pairs(const MatmulArgs& args, const Team& team) {
+  const int64_t pairs = pairs_of(args.k);
+  const OwnOrShared place(args, team);
+  float* const rounded = reinterpret_cast<float*>(place.memory(matmul_pairs_scratch(&args)));
+  const RowsOfX row_of(args, team);
+  const Team::Range mine = place.share(args.rows);
+  for (int64_t row = mine.begin; row < mine.end; ++row) round_to_pairs<S>(row_of(row), args.k, rounded + row * pairs);
+  place.wait();
+  MatmulArgs product = args;
+  product.x = rounded;
+  product.k = pairs;
+  product.norm = nullptr;
+  matmul<S, PairsWeight>(product, team);
+}
+
+// Products of experts: a thread rounds the rows of an expert before it multiplies them.
+template <typename S>
+class PairsProduct {
+  using Product = VectorProduct<S, PairsWeight>;
+
+ public:
+  static constexpr int64_t kFewRows = Product::kFewRows, kMaxRows = Product::kMaxRows, kMaxPanels = Product::kMaxPanels;
+
+  static size_t scratch(const MoeMatmulArgs& args) { return rounded_bytes(args) + Product::scratch(in_pairs(args)); }
+
+  PairsProduct(const MoeMatmulArgs& args, std::byte* memory)
+      : k_(args.k),
+        rounded_(reinterpret_cast<float*>(memory)),
+        product_(in_pairs(args), memory + rounded_bytes(args)) {}
+
+  int64_t panel_bytes() const { return product_.panel_bytes(); }
+
+  void set_rows(const float* const* rows, int64_t count) {
+    for (int64_t row = 0; row < count; ++row) {
+      rows_[row] = rounded_ + row * pairs_of(k_);
+      round_to_pairs<S>(rows[row], k_, rounded_ + row * pairs_of(k_));
+    }
+    product_.set_rows(rows_, count);
+  }
+
+  void multiply(const std::byte* const* panels, int64_t count) { product_.multiply(panels, count); }
+  const float* sums() const { return product_.sums(); }
+  int64_t stride() const { return product_.stride(); }
+
+ private:
+  static MoeMatmulArgs in_pairs(MoeMatmulArgs args) {
+    args.k = pairs_of(args.k);
+    return args;
+  }
+  static size_t rounded_bytes(const MoeMatmulArgs& args) {
+    const int64_t most = std::min(kMaxRows, args.rows * args.slots);
+    return static_cast<size_t>(ceil_div(most * pairs_of(args.k) * 4, kLineBytes) * kLineBytes);
+  }
+
+  int64_t k_;
+  float* rounded_;
+  const float* rows_[kMaxRows];
+  Product product_;
+};
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,12 @@
+#include INGOT_LEVEL_HEADER
+#include "moe/moe_matmul_kernel.h"
+
+namespace ingot {
+using F32 = VectorProduct<Simd, FloatWeight<PanelF32>>;
+using Bf16 = VectorProduct<Simd, Bf16Weight>;
+}  // namespace ingot
+
+INGOT_KERNEL("moe_gate_up.f32." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::Simd, ingot::F32>))
+INGOT_KERNEL("moe_gate_up.bf16." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::Simd, ingot::Bf16>))
+INGOT_KERNEL("moe_down.f32." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Simd, ingot::F32>))
+INGOT_KERNEL("moe_down.bf16." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Simd, ingot::Bf16>))

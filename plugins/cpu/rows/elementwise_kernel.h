@@ -1,0 +1,44 @@
+// Ops activation, add and softcap over all elements, 4 bytes in (8 with a second operand) and 4 out per element.
+#pragma once
+
+#include "ingot/kernel.h"
+#include "isa/simd_lanes.h"
+#include "matmul/activations.h"
+
+namespace ingot {
+namespace {
+
+// Calls each(i, lanes) for the thread's share of all elements, in whole cache lines.
+template <typename S, typename Each>
+[[gnu::always_inline]] inline void for_share(const ElementwiseArgs& args, const Team& team, Each each) {
+  const int64_t total = args.rows * args.cols;
+  const Team::Range lines = team.share((total + 15) / 16);
+  const int64_t end = lines.end * 16 < total ? lines.end * 16 : total;
+  for (int64_t i = lines.begin * 16; i < end; i += S::kWidth) each(i, end - i);
+}
+
+template <typename S>
+void activation(const ElementwiseArgs& args, const Team& team) {
+  for_share<S>(args, team, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+    typename S::V y = activate<S>(args.activation, load_lanes<S>(args.a + i, n));
+    if (args.b) y = S::mul(y, load_lanes<S>(args.b + i, n));
+    store_lanes<S>(args.y + i, y, n);
+  });
+}
+
+template <typename S>
+void softcap(const ElementwiseArgs& args, const Team& team) {
+  for_share<S>(args, team, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+    store_lanes<S>(args.y + i, bend<S>(load_lanes<S>(args.a + i, n), args.cap), n);
+  });
+}
+
+template <typename S>
+void add(const ElementwiseArgs& args, const Team& team) {
+  for_share<S>(args, team, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+    store_lanes<S>(args.y + i, S::add(load_lanes<S>(args.a + i, n), load_lanes<S>(args.b + i, n)), n);
+  });
+}
+
+}  // namespace
+}  // namespace ingot
