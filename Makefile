@@ -22,6 +22,9 @@ SOURCES := pyproject.toml $(wildcard CMakeLists.txt) $(shell find $(ROOMS) -type
 	-o -name '*.json' \
 	-o -name '*.safetensors' -o -name '*.md' -o -name '*.html' \))
 
+# Kernels of AVX-512, its BF16 and AMX in plain C++ too: for tests, no part of the wheel that ships.
+EMULATED := --config-settings=cmake.define.INGOT_EMULATE=ON
+
 unexport PYTHONPATH # what is tested is what was installed
 
 .PHONY: quickstart test lint wheel native sanitize tsan tiles haswell mutants clean preflight
@@ -61,6 +64,7 @@ $(VENV)/.installed: dist/.built
 
 $(VENV)/.installed-test: $(VENV)/.installed constraints.txt
 	$(PIP) install -c constraints.txt "$$(ls dist/ingot-*.whl)[test]"
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --force-reinstall --no-deps $(EMULATED) .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-test
@@ -68,13 +72,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed-test
 	@touch $@
 
 native: $(VENV)/.installed-dev
-	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -S . -B build/native -DCMAKE_BUILD_TYPE=Release -DINGOT_IN_PLACE=ON -DPython_EXECUTABLE=$(abspath $(VENV)/bin/python)
+	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -S . -B build/native -DCMAKE_BUILD_TYPE=Release -DINGOT_IN_PLACE=ON -DINGOT_EMULATE=ON -DPython_EXECUTABLE=$(abspath $(VENV)/bin/python)
 	PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build build/native -j$(JOBS)
 
 sanitize: $(VENV)/.installed-test
 	rm -rf build/sanitize/site
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/sanitize/site \
-		--config-settings=cmake.define.INGOT_SANITIZE=address --config-settings=build-dir=build/sanitize/cmake .
+		--config-settings=cmake.define.INGOT_SANITIZE=address $(EMULATED) --config-settings=build-dir=build/sanitize/cmake .
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitize/site \
 		$(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins -m native -p no:cacheprovider
@@ -82,15 +86,14 @@ sanitize: $(VENV)/.installed-test
 tsan: $(VENV)/.installed-test
 	rm -rf build/tsan/site
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/tsan/site \
-		--config-settings=cmake.define.INGOT_SANITIZE=thread --config-settings=cmake.define.INGOT_EMULATE=OFF \
-		--config-settings=build-dir=build/tsan/cmake .
+		--config-settings=cmake.define.INGOT_SANITIZE=thread --config-settings=build-dir=build/tsan/cmake .
 	CXX="$(CXX)" .ci/tsan $(VENV)/bin/python build/tsan/site $(JOBS)
 
 tiles: $(VENV)/.installed-test
 	@grep -qw avx512_bf16 /proc/cpuinfo || { echo "this machine lacks AVX-512 with BF16, which kernels for AMX use beside tiles"; exit 1; }
 	rm -rf build/tiles/site
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/tiles/site \
-		--config-settings=cmake.define.INGOT_TILE_TRAP=ON --config-settings=build-dir=build/tiles/cmake .
+		--config-settings=cmake.define.INGOT_TILE_TRAP=ON $(EMULATED) --config-settings=build-dir=build/tiles/cmake .
 	@isa=$$(PYTHONPATH=build/tiles/site $(VENV)/bin/python -c 'from ingot.plugins.cpu.native import detect_isa; print(detect_isa())'); \
 		[ "$$isa" = amx ] || { echo "tiles are trapped, but the machine offers $$isa, expected amx"; exit 1; }
 	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins/cpu tests/e2e -m native -p no:cacheprovider
