@@ -36,8 +36,9 @@ from ingot.forecast import Forecast
 from ingot.manifest import MANIFEST_NAME, Manifest, Variant, rank_file
 from ingot.output_dir import OutputDir
 from ingot.plan import Plan, plans_to_json
+from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.registry import find_targets
-from ingot.plugins.target import Constant, File, Progress, Target, TimesItself, WithFiles, file_name
+from ingot.plugins.target import CompilesGraph, Constant, File, Progress, Target, TimesItself, file_name
 
 MANIFEST_BYTES = 1 << 20  # of disk: manifest and the ends of sections
 CODE_BYTES = 2 << 20  # of disk: machine code for one GPU target, at most
@@ -200,7 +201,7 @@ def _forecast(
         (cores() + 1) * BLOCK_COPIES * BLOCK_BYTES, tuning, sample_memory, tokenizer_memory(checkpoint.path)
     )
     carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
-    memory += NETWORK_MEMORY if any(isinstance(target, WithFiles) for target in targets) else 0
+    memory += NETWORK_MEMORY if any(isinstance(target, CompilesGraph) for target in targets) else 0
     return Forecast.at(output_dir, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
 
 
@@ -215,25 +216,26 @@ def _constants(job: Job, progress: Progress, say: Say) -> tuple[Constant, ...]:
 
 def _made_bytes(jobs: Sequence[Job]) -> int:
     """What compilers will make, about."""
-    layers = sum(job.plan.kv.num_layers for job in jobs if isinstance(job.target, WithFiles))
+    layers = sum(job.plan.kv.num_layers for job in jobs if isinstance(job.target, CompilesGraph))
     return CODE_BYTES * sum(job.target.on_gpu for job in jobs) + NETWORK_BYTES * layers
 
 
-def _made_files(job: Job, config: BuildConfig, progress: Progress) -> tuple[File, ...]:
-    if isinstance(job.target, TimesItself):
-        return job.target.timed_files(job.plan, progress, cache=config.timing_cache, timed=config.autotune)
-    assert isinstance(job.target, WithFiles), "asked for before"
-    return job.target.files(job.plan, progress)
+def _compile(target: Target, graph: OpGraph, plan: Plan, config: BuildConfig, progress: Progress) -> tuple[File, ...]:
+    if isinstance(target, TimesItself):
+        return target.compile_timed(graph, plan, progress, cache=config.timing_cache, timed=config.autotune)
+    assert isinstance(target, CompilesGraph), "it was given a graph"
+    return target.compile(graph, plan, progress)
 
 
 def _files(jobs: Sequence[Job], config: BuildConfig, progress: Progress, say: Say) -> dict[str, bytes]:
     """What targets store beside the rank files, by name."""
     made: dict[str, bytes] = {}
     for job in jobs:
-        if not isinstance(job.target, WithFiles):
+        if job.graph is None:
             continue
         begin, word = time.monotonic(), job.target.name if made else ""
-        named = {file_name(each.suffix, word): each.data for each in _made_files(job, config, progress)}
+        compiled = _compile(job.target, job.graph, job.plan, config, progress)
+        named = {file_name(each.suffix, word): each.data for each in compiled}
         sizes = ", ".join(f"{name} of {format_bytes(len(data))}" for name, data in named.items())
         say(f"{sizes} for {job.target.name}, made in {time.monotonic() - begin:.1f} s")
         made |= named

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.builder.activations import SampleErrors, choose_activations
+from ingot.builder.export import export
 from ingot.builder.expressions import check_sources
 from ingot.builder.graph import Graph
 from ingot.builder.kernel_limits import check_graph, check_plan
@@ -24,7 +25,8 @@ from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType, Precision
 from ingot.errors import UsageError
 from ingot.plan import KvLayout, Plan
-from ingot.plugins.target import Progress, Target
+from ingot.plugins.op_graph import OpGraph
+from ingot.plugins.target import CompilesGraph, Progress, Target
 
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
 BASE_MEMORY = 80 << 20
@@ -35,6 +37,7 @@ GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
 class Job:
     """What one target's part of an engine will be.
 
+    graph    what the target compiles instead of running the plan's steps, None where it runs them
     reports  of the passes, those that every target shares included
     notes    one sentence each: lowered defaults, choices
     timings  a line for every product and number of rows that was timed
@@ -45,6 +48,7 @@ class Job:
     precision: Precision
     activation_errors: dict[str, float | None]
     plan: Plan
+    graph: OpGraph | None
     lowering: Lowering
     reports: tuple[PassReport, ...]
     notes: tuple[str, ...]
@@ -124,6 +128,7 @@ def _decide_target(
         precision=precision,
         activation_errors=activation_errors,
         plan=plan,
+        graph=export(graph, lowering) if isinstance(target, CompilesGraph) else None,
         lowering=lowering,
         reports=(*reports, *own),
         notes=(*notes, *lowered),

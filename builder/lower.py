@@ -103,6 +103,7 @@ class Lowering:
         self._index: dict[int, int] = {}  # id of a tensor → its value
         self._known: dict[tuple[object, ...], str] = {}  # equal weights are stored once
         self._uses: dict[str, WeightUse] = {}
+        self._weights: dict[tuple[int, int], str] = {}  # ids of a node and of a weight that it reads → its name
         for node in graph.nodes:
             if node.domain == DOMAIN:
                 self._lower(node)
@@ -146,6 +147,14 @@ class Lowering:
     def uses(self) -> list[WeightUse]:
         """Every weight once, in the order of first use."""
         return list(self._uses.values())
+
+    def weight_name(self, node: gs.Node, tensor: gs.Tensor) -> str:
+        """What the plan calls a weight that a node reads."""
+        return self._weights[id(node), id(tensor)]
+
+    def value(self, tensor: gs.Tensor) -> Value:
+        """Rows and columns of an activation."""
+        return self._values[self._index[id(tensor)]]
 
     def tensors(self) -> dict[str, tuple[str, ...]]:
         """Step → the graph's tensor behind each output, "" where there is none."""
@@ -278,6 +287,7 @@ class Lowering:
         )
         known = self._known.setdefault((key(tensor), use.layout, dtype), name)
         self._uses.setdefault(known, use)
+        self._weights[id(node), id(tensor)] = known
         return known
 
     def _shape(self, ref: str | int | None) -> tuple[int, ...] | None:

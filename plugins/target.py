@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.plan import Plan
+from ingot.plugins.op_graph import OpGraph
 from ingot.step_io import Session
 from ingot.weights_memory import Homes
 
@@ -136,19 +137,24 @@ class Target(Protocol):
 
 
 @runtime_checkable
-class WithFiles(Target, Protocol):
-    """A target whose engines hold files beside the rank file."""
+class CompilesGraph(Target, Protocol):
+    """A target that compiles the graph itself: its engines hold files beside the rank file, and no step of a plan runs.
 
-    def files(self, plan: Plan, progress: Progress) -> tuple[File, ...]:
-        """Those of this plan. Raises BuildError."""
+    The plan says what every target's sessions need: weights and their places, KV cache, limits, vocabulary.
+    """
+
+    def compile(self, graph: OpGraph, plan: Plan, progress: Progress) -> tuple[File, ...]:
+        """The files. Raises BuildError."""
         ...
 
 
 @runtime_checkable
-class TimesItself(WithFiles, Protocol):
-    """A target whose files come from a compiler that times kernels by itself."""
+class TimesItself(CompilesGraph, Protocol):
+    """A target whose compiler times kernels by itself."""
 
-    def timed_files(self, plan: Plan, progress: Progress, *, cache: Path | None, timed: bool) -> tuple[File, ...]:
+    def compile_timed(
+        self, graph: OpGraph, plan: Plan, progress: Progress, *, cache: Path | None, timed: bool
+    ) -> tuple[File, ...]:
         """cache: the user's file of times; the target keeps its own beside it. timed: False times nothing."""
         ...
 

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.dtypes import DType
-from ingot.plan import KvLayout, Step
+from ingot.plan import KvLayout
 from ingot.plugins.cuda.attention import Places, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.shapes import partial_rows
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Launch
+from ingot.plugins.op_graph import OpNode
 
 PLUGIN = "IngotAttention"
 DOMAIN = "ingot"  # also the plugin's namespace
@@ -57,25 +58,23 @@ class Attention:
     softcap: float
 
     @classmethod
-    def of(
-        cls, table: Step | None, rotary: int, write: Step, attend: Step, kv: KvLayout, *, narrow: bool
-    ) -> "Attention":
-        """Of a layer's steps. table: that of the angles, if queries and keys are turned; rotary: how many dims are."""
+    def of(cls, table: OpNode | None, rotary: int, node: OpNode, kv: KvLayout, *, narrow: bool) -> "Attention":
+        """Of a PagedAttention. table: the RopeTable, if queries and keys are turned; rotary: how many dims are."""
         return cls(
-            layer=int(attend.attrs["layer"]),
-            heads=int(attend.attrs["heads"]),
-            kv_heads=int(attend.attrs["kv_heads"]),
+            layer=int(node.attrs["layer"]),
+            heads=int(node.attrs["heads"]),
+            kv_heads=int(node.attrs["kv_heads"]),
             head_dim=kv.head_dim,
             tokens_per_block=kv.tokens_per_block,
             rotary=rotary,
             rope_scale=1.0 if table is None else float(table.attrs["scale"]),
-            normed=int(bool(write.inputs[2])),
-            interleaved=int(write.attrs["interleaved"]),
+            normed=int(bool(node.inputs[2])),
+            interleaved=int(node.attrs["interleaved"]),
             narrow=int(narrow),
-            window=int(attend.attrs["window"]),
-            norm_eps=float(write.attrs["norm_eps"]),
-            scale=float(attend.attrs["scale"]),
-            softcap=float(attend.attrs["softcap"]),
+            window=int(node.attrs["window"]),
+            norm_eps=float(node.attrs["norm_eps"]),
+            scale=float(node.attrs["scale"]),
+            softcap=float(node.attrs["softcap"]),
         )
 
     def attributes(self) -> Mapping[str, Any]:

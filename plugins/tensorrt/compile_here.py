@@ -1,9 +1,10 @@
-"""A plan as JSON → a TensorRT engine: the process that `compiler.py` starts, since the parser ends its own on a fault.
+"""A network as ONNX → a TensorRT engine: the process that `compiler.py` starts, since the parser may end its own.
 
     python -m ingot.plugins.tensorrt.compile_here FOLDER MODULE CAPABILITIES
 
-FOLDER holds plan.json and gets log.txt, rank0.plan and report.json. CAPABILITIES: "SM89", several joined by commas, or
-nothing for those that the library builds for by itself. Exits with 1 and a line on stderr if it fails in words.
+FOLDER holds network.onnx and profiles.json; it gets log.txt, rank0.plan and report.json. CAPABILITIES: "SM89", several
+joined by commas, or nothing for those that the library builds for by itself. Exits with 1 and a line on stderr if it
+fails in words.
 """
 
 import collections
@@ -15,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import IngotError
-from ingot.plan import Plan
-from ingot.plan_json import plan_from_json
 from ingot.plugins.tensorrt.bindings import file_logger
-from ingot.plugins.tensorrt.lowering import lower
+from ingot.plugins.tensorrt.configuration import configure
+from ingot.plugins.tensorrt.handover import NETWORK, PROFILES
 from ingot.plugins.tensorrt.plugin import register_attention
-from ingot.plugins.tensorrt.tensors import Dim, Shape, pools, profiles, step_inputs
 
 PARSER_OPENS = "libtensorrt_rtx.so"  # by this name, and ends the process where it is not found
 
@@ -39,47 +38,26 @@ def main() -> int:
 
 def _compile(folder: Path, trt: Any, capabilities: list[str]) -> dict[str, Any]:
     ctypes.CDLL(PARSER_OPENS)  # an OSError here is better than the parser's way to say so
-    plan = plan_from_json((folder / "plan.json").read_text())
     with (folder / "log.txt").open("w") as file:
         log = file_logger(trt, file)
         register_attention(trt)
         builder = trt.Builder(log)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, log)
-        if not parser.parse(lower(plan).SerializeToString()):
+        if not parser.parse((folder / NETWORK).read_bytes()):
             errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
             raise OSError("the parser refuses the network: " + "; ".join(errors))
         layers = collections.Counter(network.get_layer(i).type.name for i in range(network.num_layers))
-        engine = builder.build_serialized_network(network, _config(trt, builder, plan, capabilities))
+        config: Any = configure(trt, builder, json.loads((folder / PROFILES).read_text()))
+        if capabilities:
+            config.num_compute_capabilities = len(capabilities)
+            for index, name in enumerate(capabilities):
+                config.set_compute_capability(getattr(trt.ComputeCapability, name), index)
+        engine = builder.build_serialized_network(network, config)
     if engine is None:
         raise OSError("the builder made no engine")
     (folder / "rank0.plan").write_bytes(memoryview(engine))
     return {"network": dict(sorted(layers.items()))}
-
-
-def _config(trt: Any, builder: Any, plan: Plan, capabilities: list[str]) -> Any:
-    config = builder.create_builder_config()
-    config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
-    config.clear_flag(trt.BuilderFlag.TF32)  # f32 means float32
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # the log lists every layer
-    config.max_aux_streams = 0  # one stream, which can be captured
-    if capabilities:
-        config.num_compute_capabilities = len(capabilities)
-        for index, name in enumerate(capabilities):
-            config.set_compute_capability(getattr(trt.ComputeCapability, name), index)
-    for each in profiles(plan):
-        profile = builder.create_optimization_profile()
-        for tensor in (*step_inputs(plan), *pools(plan)):
-            lengths = each.ranges
-            profile.set_shape(
-                tensor.name, *(_shape(tensor.shape, lengths, pick) for pick in ("least", "usual", "most"))
-            )
-        config.add_optimization_profile(profile)
-    return config
-
-
-def _shape(shape: Shape, ranges: Any, pick: str) -> tuple[int, ...]:
-    return tuple(getattr(ranges[each], pick) if isinstance(each, Dim) else each for each in shape)
 
 
 if __name__ == "__main__":

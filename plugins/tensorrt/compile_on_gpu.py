@@ -1,9 +1,10 @@
-"""A plan as JSON → an engine of the full TensorRT: the process that `full_compiler.py` starts on the target GPU.
+"""A network as ONNX → an engine of the full TensorRT: the process that `full_compiler.py` starts on the target GPU.
 
     python -m ingot.plugins.tensorrt.compile_on_gpu FOLDER MODULE
 
-FOLDER holds plan.json, perhaps timing.cache, and options.json; it gets log.txt, rank0.plan, report.json, layers.json
-(the layers of the engine, read back) and the new timing.cache. Exits with 1 and a line on stderr if it fails in words.
+FOLDER holds network.onnx, profiles.json, options.json and perhaps timing.cache; it gets log.txt, rank0.plan,
+report.json, layers.json (the layers of the engine, read back) and the new timing.cache. Exits with 1 and a line on
+stderr if it fails in words.
 """
 
 import collections
@@ -13,15 +14,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from ingot.errors import IngotError
-from ingot.plan import Plan
-from ingot.plan_json import plan_from_json
 from ingot.plugins.tensorrt.bindings import file_logger
-from ingot.plugins.tensorrt.builder_bindings import Builder, IBuilderConfig, Runtime
-from ingot.plugins.tensorrt.lowering import lower
+from ingot.plugins.tensorrt.builder_bindings import Builder, Runtime
+from ingot.plugins.tensorrt.configuration import configure
+from ingot.plugins.tensorrt.handover import NETWORK, PROFILES
 from ingot.plugins.tensorrt.network_api import add_network
 from ingot.plugins.tensorrt.plugin import plugin_class, register_attention
-from ingot.plugins.tensorrt.tensors import Dim, Range, pools, profiles, step_inputs
 
 FASTEST_BUILD = 0  # optimisation level: the first tactic that works, nothing is timed
 
@@ -41,7 +42,8 @@ def main() -> int:
 def compile_network(trt: Any, folder: Path) -> dict[str, Any]:
     """Kinds of layers of the network, and the engine's memory. Raises BuildError, and OSError for what the library
     refuses."""
-    plan = plan_from_json((folder / "plan.json").read_text())
+    model = onnx.load(folder / NETWORK)
+    profiles = json.loads((folder / PROFILES).read_text())
     options = json.loads((folder / "options.json").read_text())
     with (folder / "log.txt").open("w") as file:
         log = file_logger(trt, file)
@@ -49,9 +51,11 @@ def compile_network(trt: Any, folder: Path) -> dict[str, Any]:
         builder: Builder = trt.Builder(log)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         attention = plugin_class(trt)
-        add_network(trt, network, lower(plan), lambda attributes: attention(attributes, None))
+        add_network(trt, network, model, lambda attributes: attention(attributes, None))
         layers = collections.Counter(network.get_layer(i).type.name for i in range(network.num_layers))
-        config = configure(trt, builder, plan, timed=options["timed"])
+        config = configure(trt, builder, profiles)
+        if not options["timed"]:
+            config.builder_optimization_level = FASTEST_BUILD
         cache = folder / "timing.cache"
         if options["timed"]:
             known = config.create_timing_cache(cache.read_bytes() if cache.is_file() else b"")
@@ -62,7 +66,7 @@ def compile_network(trt: Any, folder: Path) -> dict[str, Any]:
             raise OSError("the builder made no engine")
         image = bytes(memoryview(engine))
         (folder / "rank0.plan").write_bytes(image)
-        said, memory = read_back(trt, log, image, len(profiles(plan)))
+        said, memory = read_back(trt, log, image, len(profiles))
         (folder / "layers.json").write_text(said)
         if options["timed"]:
             cache.write_bytes(memoryview(config.get_timing_cache().serialize()))
@@ -80,29 +84,6 @@ def read_back(trt: Any, log: Any, image: bytes, count: int) -> tuple[str, list[i
     memory = [engine.get_device_memory_size_for_profile_v2(index) for index in range(count)]
     del inspector, engine  # each needs the one before it
     return said, memory
-
-
-def configure(trt: Any, builder: Builder, plan: Plan, *, timed: bool) -> IBuilderConfig:
-    """Two profiles; pools are updated in place. timed: False takes the first tactic that works."""
-    config = builder.create_builder_config()
-    config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
-    config.clear_flag(trt.BuilderFlag.TF32)  # f32 means float32
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    config.max_aux_streams = 0  # one stream, which can be captured
-    if not timed:
-        config.builder_optimization_level = FASTEST_BUILD
-    for each in profiles(plan):
-        profile = builder.create_optimization_profile()
-        for tensor in (*step_inputs(plan), *pools(plan)):
-            spans = [each.ranges[length] if isinstance(length, Dim) else _fixed(length) for length in tensor.shape]
-            least, usual, most = (tuple(getattr(span, end) for span in spans) for end in ("least", "usual", "most"))
-            profile.set_shape(tensor.name, least, usual, most)
-        config.add_optimization_profile(profile)
-    return config
-
-
-def _fixed(length: int) -> Range:
-    return Range(least=length, usual=length, most=length)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A plan → a TensorRT engine, in a process of its own, and what the builder said of it.
+"""A graph → a TensorRT engine, in a process of its own, and what the builder said of it.
 
 TensorRT-RTX's parser opens `libtensorrt_rtx.so` when it meets a plugin and ends its process if there is none; the wheel
 has only `libtensorrt_rtx.so.1`. So the process gets a folder with a link of that name, found before any other. Whatever
@@ -18,7 +18,9 @@ from pathlib import Path
 from ingot.errors import BuildError
 from ingot.plan import Plan
 from ingot.plugins.cuda.compiler import run_program
+from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.target import Progress
+from ingot.plugins.tensorrt.handover import hand_over
 from ingot.plugins.tensorrt.layers import Layer, check_layers, check_log, check_network, read_layers
 from ingot.plugins.tensorrt.library import Library
 
@@ -40,16 +42,21 @@ class Compiled:
     log: str
 
 
-def compile_plan(
-    plan: Plan, library: Library, capabilities: Sequence[str], progress: Progress = lambda what, done, total: None
+def compile_graph(
+    graph: OpGraph,
+    plan: Plan,
+    library: Library,
+    capabilities: Sequence[str],
+    progress: Progress = lambda what, done, total: None,
 ) -> Compiled:
-    """capabilities: "SM89" and the like; none: those that the library builds for by itself.
+    """plan: what sessions give to the network; capabilities: "SM89" and the like; none: those that the library builds
+    for by itself.
 
-    Raises BuildError where the builder fails, or makes something else than the plan.
+    Raises BuildError where the builder fails, or makes something else than the graph.
     """
     with tempfile.TemporaryDirectory(prefix="ingot-") as temporary:
         folder = Path(temporary)
-        (folder / "plan.json").write_text(plan.to_json())
+        hand_over(graph, plan, folder)
         links = folder / "lib"
         links.mkdir()
         (links / _LINK).symlink_to(library.folder / _LIBRARY)
@@ -67,15 +74,15 @@ def compile_plan(
         log=log,
         activation_bytes=tuple(int(each) for each in _ACTIVATIONS.findall(log)),
     )
-    check_compiled(plan, compiled)
+    check_compiled(graph, compiled)
     return compiled
 
 
-def check_compiled(plan: Plan, compiled: Compiled) -> None:
-    """Hold network, engine and warnings against the plan. Raises BuildError."""
+def check_compiled(graph: OpGraph, compiled: Compiled) -> None:
+    """Hold network, engine and warnings against the graph. Raises BuildError."""
     check_log(compiled.log)
-    check_network(plan, compiled.network)
-    check_layers(plan, compiled.layers)
+    check_network(graph, compiled.network)
+    check_layers(graph, compiled.layers)
 
 
 def _environment(links: Path) -> dict[str, str]:

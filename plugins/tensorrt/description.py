@@ -7,7 +7,7 @@ profiles          name → length → [least, usual, most]
 network           kinds of layers that the builder was given → how many
 layers            profile → kinds of layers that the builder made of them → how many
 activation_bytes  profile → bytes of the GPU's memory between the layers
-products          profile → how many products of the plan they compute: all, or there would be no engine
+products          profile → how many products of the graph they compute: all, or there would be no engine
 """
 
 import json
@@ -18,6 +18,7 @@ from typing import Any
 from ingot.configs.sizes import format_bytes
 from ingot.errors import EngineError
 from ingot.plan import Plan
+from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.target import file_name
 from ingot.plugins.tensorrt.compiler import Compiled
 from ingot.plugins.tensorrt.layers import computed_products, counts
@@ -28,7 +29,7 @@ NETWORK = ".plan"  # suffixes of the files
 DESCRIPTION = ".plan.json"
 
 
-def describe(plan: Plan, words: Mapping[str, Any], compiled: Compiled) -> bytes:
+def describe(graph: OpGraph, plan: Plan, words: Mapping[str, Any], compiled: Compiled) -> bytes:
     """Canonical JSON. words: target, library, capabilities, perhaps gpu and version."""
     named = profiles(plan)
     document = {
@@ -44,7 +45,7 @@ def describe(plan: Plan, words: Mapping[str, Any], compiled: Compiled) -> bytes:
         },
         "activation_bytes": dict(zip((profile.name for profile in named), compiled.activation_bytes, strict=True)),
         "products": {
-            profile.name: len(computed_products(plan, compiled.layers, number)) for number, profile in enumerate(named)
+            profile.name: len(computed_products(graph, compiled.layers, number)) for number, profile in enumerate(named)
         },
     }
     return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()

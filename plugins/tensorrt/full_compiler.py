@@ -1,4 +1,4 @@
-"""A plan → an engine of the full TensorRT, on the GPU that will run it, in a process of its own.
+"""A graph → an engine of the full TensorRT, on the GPU that will run it, in a process of its own.
 
 Times of tactics go to a file of the user's, if there is one: the next build with it is faster, with the same tactics.
 """
@@ -13,24 +13,28 @@ from pathlib import Path
 from ingot.errors import UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.compiler import run_program
+from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.target import Progress
 from ingot.plugins.tensorrt.compiler import Compiled, check_compiled, failed
+from ingot.plugins.tensorrt.handover import hand_over
 from ingot.plugins.tensorrt.layers import inspected_layers
 from ingot.plugins.tensorrt.library import Library
 
 _PROCESS = "ingot.plugins.tensorrt.compile_on_gpu"
 
 
-def compile_fully(plan: Plan, library: Library, *, cache: Path | None, timed: bool, progress: Progress) -> Compiled:
-    """cache: of times, read and then written. timed: False takes the first tactic that works.
+def compile_fully(
+    graph: OpGraph, plan: Plan, library: Library, *, cache: Path | None, timed: bool, progress: Progress
+) -> Compiled:
+    """plan: what sessions give to the network; cache: of times, read and then written; timed: False takes the first
+    tactic that works.
 
-    Raises BuildError where the builder fails, or makes something else than the plan (the library reads the engine back
-    and lists its layers); UsageError for a cache that cannot
-    be read or written.
+    Raises BuildError where the builder fails, or makes something else than the graph (the library reads the engine back
+    and lists its layers); UsageError for a cache that cannot be read or written.
     """
     with tempfile.TemporaryDirectory(prefix="ingot-") as temporary:
         folder = Path(temporary)
-        (folder / "plan.json").write_text(plan.to_json())
+        hand_over(graph, plan, folder)
         (folder / "options.json").write_text(json.dumps({"timed": timed}))
         if cache is not None and timed and cache.exists():
             _copy(cache, folder / "timing.cache", cache)
@@ -50,7 +54,7 @@ def compile_fully(plan: Plan, library: Library, *, cache: Path | None, timed: bo
             layers=tuple(inspected_layers((folder / "layers.json").read_text())),
             activation_bytes=tuple(report["activation_bytes"]),
         )
-        check_compiled(plan, compiled)
+        check_compiled(graph, compiled)
         if cache is not None and timed:
             fresh = cache.with_name(f".{cache.name}.partial")
             try:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ingot.errors import BuildError, EngineError, TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.gpu import Gpu, find_gpus
+from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.target import File, Progress, SessionOptions, Target
 from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe
 from ingot.plugins.tensorrt.full_compiler import compile_fully
@@ -53,18 +54,20 @@ class TensorRtTarget(TensorRtRtxTarget):
             return f"{self.name} is built on the GPU that runs it: {found.why_not}"
         return None if self._gpu(found.gpus) is not None else f"it is built on the GPU that runs it: {self.missing()}"
 
-    def files(self, plan: Plan, progress: Progress) -> tuple[File, ...]:
+    def compile(self, graph: OpGraph, plan: Plan, progress: Progress) -> tuple[File, ...]:
         """The compiled network and its description."""
-        return self.timed_files(plan, progress, cache=None, timed=True)
+        return self.compile_timed(graph, plan, progress, cache=None, timed=True)
 
-    def timed_files(self, plan: Plan, progress: Progress, *, cache: Path | None, timed: bool) -> tuple[File, ...]:
+    def compile_timed(
+        self, graph: OpGraph, plan: Plan, progress: Progress, *, cache: Path | None, timed: bool
+    ) -> tuple[File, ...]:
         """The same with a file of times: the target's own, beside the one that the user has named."""
-        require_lengths(plan)
+        require_lengths(graph, plan.limits)
         if (reason := self.unbuildable()) is not None:
             raise BuildError(f"this machine cannot build for {self.name}", got=reason, hint="see ingot doctor")
         gpu, library = self._require()
         own = None if cache is None else cache.with_name(f"{cache.name}.{self.name.replace('/', '-')}")
-        compiled = compile_fully(plan, library, cache=own, timed=timed, progress=progress)
+        compiled = compile_fully(graph, plan, library, cache=own, timed=timed, progress=progress)
         words = {
             "target": self.name,
             "library": str(library),
@@ -72,7 +75,7 @@ class TensorRtTarget(TensorRtRtxTarget):
             "gpu": gpu.name,
             "capabilities": [".".join(map(str, gpu.capability))],
         }
-        description = describe(plan, words, compiled)
+        description = describe(graph, plan, words, compiled)
         return (File(suffix=NETWORK, data=compiled.image), File(suffix=DESCRIPTION, data=description))
 
     def tools(self) -> dict[str, str]:

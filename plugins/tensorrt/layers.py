@@ -1,8 +1,8 @@
 """What the builder made of a network: its layers, as its log or the library's inspector lists them, held against the
-plan.
+graph.
 
 A layer whose results nobody reads is dropped without a word, and a pool that cannot be updated in place is copied, so
-both are looked for: an engine is written only if each product, norm, table and attention of the plan is there in every
+both are looked for: an engine is written only if each product, norm, table and attention of the graph is there in every
 profile, and nothing but the attention touches the pools.
 """
 
@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ingot.errors import BuildError
-from ingot.plan import Plan
+from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.tensorrt.attention import PLUGIN
-from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, pools, product_node, profiles, weights
+from ingot.plugins.tensorrt.tensors import LOGITS, PROFILES, UPDATED, pool_names, product_node
 
 MOVES = ("NoOp", "Reformat", "shape_call")  # kinds of layers that compute nothing
 PLUGIN_KIND = "PluginV3"
@@ -105,16 +105,16 @@ def counts(layers: Iterable[Layer]) -> Mapping[str, int]:
     return dict(sorted(Counter(layer.kind for layer in layers).items()))
 
 
-def computed_products(plan: Plan, layers: Iterable[Layer], profile: int) -> list[str]:
-    """Steps of the plan with a product that a layer of the profile computes."""
+def computed_products(graph: OpGraph, layers: Iterable[Layer], profile: int) -> list[str]:
+    """Products of the graph that a layer of the profile computes."""
     nodes = {node for each in layers if each.profile == profile and each.kind not in MOVES for node in each.nodes}
-    return [step.name for step in plan.steps if step.op == "matmul" and product_node(step.name) in nodes]
+    return [product.name for product in graph.of("Matmul") if product_node(product.name) in nodes]
 
 
-def expected_network(plan: Plan) -> Mapping[str, int]:
+def expected_network(graph: OpGraph) -> Mapping[str, int]:
     """What the parsed network must hold: a layer for every product, and a plugin for every attention."""
-    ops = Counter(step.op for step in plan.steps)
-    return {"MATRIX_MULTIPLY": ops["matmul"], "PLUGIN_V3": ops["paged_attention"]}
+    ops = Counter(node.op for node in graph.nodes)
+    return {"MATRIX_MULTIPLY": ops["Matmul"], "PLUGIN_V3": ops["PagedAttention"]}
 
 
 def check_log(log: str) -> None:
@@ -123,39 +123,39 @@ def check_log(log: str) -> None:
         raise BuildError(COPIED, expected="a log without such a warning", got="; ".join(copies))
 
 
-def check_network(plan: Plan, network: Mapping[str, int]) -> None:
-    """Hold the layers of the parsed network against the plan. Raises BuildError."""
-    for kind, expected in expected_network(plan).items():
+def check_network(graph: OpGraph, network: Mapping[str, int]) -> None:
+    """Hold the layers of the parsed network against the graph. Raises BuildError."""
+    for kind, expected in expected_network(graph).items():
         if network.get(kind, 0) != expected:
             raise BuildError(
-                "the network is not the plan", where=kind, expected=f"{expected} layers", got=str(network.get(kind, 0))
+                "the network is not the graph", where=kind, expected=f"{expected} layers", got=str(network.get(kind, 0))
             )
 
 
-def check_layers(plan: Plan, layers: Sequence[Layer]) -> None:
-    """Hold the layers of the engine against the plan. Raises BuildError that names what is missing or too much."""
-    products = [step.name for step in plan.steps if step.op == "matmul"]
-    for number, profile in enumerate(profiles(plan)):
-        found = computed_products(plan, layers, number)
+def check_layers(graph: OpGraph, layers: Sequence[Layer]) -> None:
+    """Hold the layers of the engine against the graph. Raises BuildError that names what is missing or too much."""
+    products = [product.name for product in graph.of("Matmul")]
+    for number, profile in enumerate(PROFILES):
+        found = computed_products(graph, layers, number)
         if hollow := [name for name in products if name not in found]:
             raise BuildError(
                 "the engine is hollow: no layer computes a product",
-                where=f"profile {profile.name}",
-                expected=f"all {len(products)} products of the plan",
+                where=f"profile {profile}",
+                expected=f"all {len(products)} products of the graph",
                 got=f"none for {', '.join(hollow)}",
             )
-        _check_profile(plan, [layer for layer in layers if layer.profile == number], profile.name)
+        _check_profile(graph, [layer for layer in layers if layer.profile == number], profile)
 
 
-def _check_profile(plan: Plan, layers: Sequence[Layer], where: str) -> None:
+def _check_profile(graph: OpGraph, layers: Sequence[Layer], where: str) -> None:
     read, made = _read_and_made(layers)
-    if unread := [weight.name for weight in weights(plan) if weight.name not in read]:
+    if unread := [name for name in graph.weights() if name not in read]:
         raise BuildError(
             "the engine is hollow: no layer reads a weight", where=f"profile {where}", got=", ".join(unread)
         )
     if LOGITS not in made:
         raise BuildError("the engine is hollow: no layer makes the logits", where=f"profile {where}")
-    _check_pools(plan, layers, where)
+    _check_pools(graph, layers, where)
 
 
 def _read_and_made(layers: Sequence[Layer]) -> tuple[set[str], set[str]]:
@@ -171,9 +171,10 @@ def _read_and_made(layers: Sequence[Layer]) -> tuple[set[str], set[str]]:
     return read, made
 
 
-def _check_pools(plan: Plan, layers: Sequence[Layer], where: str) -> None:
-    names = {name for pool in pools(plan) for name in (pool.name, pool.name + UPDATED)}
-    attentions = [step.name for step in plan.steps if step.op == "paged_attention"]
+def _check_pools(graph: OpGraph, layers: Sequence[Layer], where: str) -> None:
+    attentions = [node.name for node in graph.of("PagedAttention")]
+    pools = [name for node in graph.of("PagedAttention") for name in pool_names(int(node.attrs["layer"]))]
+    names = {*pools, *(name + UPDATED for name in pools)}
     plugins = [layer for layer in layers if layer.kind == PLUGIN_KIND]
     if sorted(node for layer in plugins for node in layer.nodes) != sorted(attentions):
         raise BuildError(

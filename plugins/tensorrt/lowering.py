@@ -1,4 +1,4 @@
-"""Plan → ONNX: native ops for everything, and one node per layer for what its attention does with the paged cache.
+"""Graph → ONNX: native ops for everything, and one node per layer for what its attention does with the paged cache.
 
     embedding ▶ norm ▶ product ▶ IngotAttention(qkv, keys, values, ...) ▶ product ▶ ...
                                  └ turns by angles of its own, writes into the pools in place, attends
@@ -17,10 +17,21 @@ from onnx import helper, numpy_helper
 
 from ingot.dtypes import DType
 from ingot.errors import BuildError
-from ingot.plan import Attr, Plan, Step
+from ingot.plan import Attr, Plan
 from ingot.plugins.cuda.bind import specialisation
+from ingot.plugins.op_graph import IDS, OpGraph, OpNode
 from ingot.plugins.tensorrt.attention import DOMAIN, PLUGIN, Attention, plugin_inputs
-from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, Dim, Tensor, outputs, pools, step_inputs, weights
+from ingot.plugins.tensorrt.tensors import (
+    LOGITS,
+    UPDATED,
+    Dim,
+    Tensor,
+    outputs,
+    pool_names,
+    pools,
+    step_inputs,
+    weights,
+)
 
 OPSET = 23
 OPS = (
@@ -42,36 +53,34 @@ OPS = (
 )
 
 
-def lower(plan: Plan) -> onnx.ModelProto:
-    """The network of a plan. Raises BuildError for a step that TensorRT targets do not compute."""
-    return _Lowering(plan).model()
+def lower(graph: OpGraph, plan: Plan) -> onnx.ModelProto:
+    """The network of a graph; the plan says what sessions give to it. Raises BuildError for an op that TensorRT targets
+    do not compute."""
+    return _Lowering(graph, plan).model()
 
 
 class _Lowering:
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, graph: OpGraph, plan: Plan) -> None:
+        self._graph, self._plan = graph, plan
         self._type = specialisation(plan).weight
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
         self._inputs = {each.name: each for each in (*step_inputs(plan), *pools(plan), *weights(plan))}
         self._dtypes = {name: each.dtype for name, each in self._inputs.items()}
-        self._now: dict[str, str] = {}  # buffer → the tensor that lies there
-        self._cols = {buffer.name: buffer.cols for buffer in plan.buffers}
+        self._tensors = {IDS: "ids"}  # activation of the graph → tensor of the network
         self._casts: dict[tuple[str, DType], str] = {}
-        self._tables: dict[str, Step] = {}  # buffer → the rope_table whose angles lie there
-        self._writing: dict[int, tuple[Step | None, Step]] = {}  # layer → its angles, its rope_kv_write
-        self._step = ""
+        self._tables: dict[str, OpNode] = {}  # activation → the RopeTable whose angles it holds
+        self._place = ""  # what names of nodes begin with
 
     def model(self) -> onnx.ModelProto:
-        for step in self._plan.steps:
-            lowered = _STEPS.get(step.op)
+        for node in self._graph.nodes:
+            lowered = _OPS.get(node.op)
             if lowered is None:
-                raise BuildError("TensorRT targets do not compute a step", where=step.name, got=step.op)
-            self._step = step.name
-            made = lowered(self, step)
-            self._now |= {name: tensor for name, tensor in zip(step.outputs, made, strict=False) if name}
-        self._step = LOGITS
-        self._node("Identity", [self._now[self._plan.logits]], LOGITS)
+                raise BuildError("TensorRT targets do not compute an op of the graph", where=node.name, got=node.op)
+            self._place = node.name
+            self._tensors |= dict(zip(node.outputs, lowered(self, node), strict=False))
+        self._place = LOGITS
+        self._node("Identity", [self._tensors[self._graph.logits]], LOGITS)
         graph = helper.make_graph(
             self._nodes,
             "ingot",
@@ -82,90 +91,84 @@ class _Lowering:
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=11, producer_name="ingot")
 
-    # One method per op; each returns the tensors of the step's outputs.
+    # One method per op; each returns the tensors of the node's outputs.
 
-    def embedding(self, step: Step) -> list[str]:
-        table, positions = step.inputs
-        y = self._wide(self._node("Gather", [table, "ids"], "rows"))
-        if step.attrs["scale"] != 1:
-            y = self._node("Mul", [y, self._number(step.attrs["scale"])], "scaled")
+    def embedding(self, node: OpNode) -> list[str]:
+        ids, table, positions = node.inputs
+        y = self._wide(self._node("Gather", [table, self._tensors[ids]], "rows"))
+        if node.attrs["scale"] != 1:
+            y = self._node("Mul", [y, self._number(node.attrs["scale"])], "scaled")
         if positions:
             y = self._node("Add", [y, self._wide(self._node("Gather", [positions, "positions"], "places"))], "placed")
         return [y]
 
-    def rope_table(self, step: Step) -> list[str]:
+    def rope_table(self, node: OpNode) -> list[str]:
         """Each attention computes it: native cosines need not be exact for angles of 100,000."""
-        self._tables[step.outputs[0]] = step
+        self._tables[node.outputs[0]] = node
         return []
 
-    def norm(self, step: Step) -> list[str]:
-        layer = step.op == "layer_norm"
-        x, weight, bias, residual = step.inputs if layer else (*step.inputs[:2], "", step.inputs[2])
+    def norm(self, node: OpNode) -> list[str]:
+        layer = node.op == "LayerNorm"
+        x, weight, bias, residual = node.inputs if layer else (*node.inputs[:2], "", node.inputs[2])
         total = self._activation(x)
         if residual:
             total = self._node("Add", [total, self._activation(residual)], "sum")
         given = [total, self._wide(weight), *([self._wide(bias)] if bias else [])]
         op = "LayerNormalization" if layer else "RMSNormalization"
-        return [self._node(op, given, "norm", axis=-1, epsilon=float(step.attrs["eps"])), total]
+        return [self._node(op, given, "norm", axis=-1, epsilon=float(node.attrs["eps"])), total]
 
-    def matmul(self, step: Step) -> list[str]:
-        x, weight, bias, residual = step.inputs
-        if self._dtypes[weight] is not self._type or step.attrs["group"]:
-            raise BuildError("products take weights of one type", where=step.name, got=self._dtypes[weight].value)
-        y = self._wide(self._node("Gemm", [self._cast(self._now[x], self._type), weight], "product", transB=1))
+    def matmul(self, node: OpNode) -> list[str]:
+        x, weight, bias, residual = node.inputs
+        if self._dtypes[weight] is not self._type or node.attrs["group"]:
+            raise BuildError("products take weights of one type", where=node.name, got=self._dtypes[weight].value)
+        y = self._wide(self._node("Gemm", [self._cast(self._tensors[x], self._type), weight], "product", transB=1))
         if bias:
             y = self._node("Add", [y, self._wide(bias)], "biased")
-        kind = str(step.attrs["activation"])
-        if step.attrs["gated"]:
+        kind = str(node.attrs["activation"])
+        if node.attrs["gated"]:
             gate, up = self._split(y)
             y = self._node("Mul", [self._activate(kind, gate), up], "gated")
         else:
             y = self._activate(kind, y)
         return [self._node("Add", [y, self._activation(residual)], "total")] if residual else [y]
 
-    def add(self, step: Step) -> list[str]:
-        return [self._node("Add", [self._activation(name) for name in step.inputs], "total")]
+    def add(self, node: OpNode) -> list[str]:
+        return [self._node("Add", [self._activation(name) for name in node.inputs], "total")]
 
-    def activation(self, step: Step) -> list[str]:
-        x, up = step.inputs
-        y = self._activate(str(step.attrs["activation"]), self._activation(x))
+    def activation(self, node: OpNode) -> list[str]:
+        x, up = node.inputs
+        y = self._activate(str(node.attrs["activation"]), self._activation(x))
         return [self._node("Mul", [y, self._activation(up)], "gated") if up else y]
 
-    def rope_kv_write(self, step: Step) -> list[str]:
-        """Waits for its attention, which is the same node."""
-        cos_sin = step.inputs[1]
-        self._writing[int(step.attrs["layer"])] = (self._tables[cos_sin] if cos_sin else None, step)
-        return []
-
-    def paged_attention(self, step: Step) -> list[str]:
-        layer = int(step.attrs["layer"])
-        table, write = self._writing.pop(layer)
-        qkv, cos_sin, q_norm, k_norm = write.inputs
-        rotary = self._cols[cos_sin] if cos_sin else 0
-        attention = Attention.of(table, rotary, write, step, self._plan.kv, narrow=self._type is not DType.F32)
+    def paged_attention(self, node: OpNode) -> list[str]:
+        """One node, the plugin: turning, writing to the cache and attending."""
+        qkv, cos_sin, q_norm, k_norm = node.inputs
+        table = self._tables[cos_sin] if cos_sin else None
+        rotary = self._graph.activations[cos_sin].cols if cos_sin else 0
+        attention = Attention.of(table, rotary, node, self._plan.kv, narrow=self._type is not DType.F32)
+        keys, values = pool_names(attention.layer)
         known = {
             "qkv": self._activation(qkv),
-            "keys": f"keys.{layer}",
-            "values": f"values.{layer}",
+            "keys": keys,
+            "values": values,
             "inv_freq": "" if table is None else table.inputs[0],
             "q_norm": q_norm,
             "k_norm": k_norm,
         }
         names = [known.get(name, name) for name in plugin_inputs(attention)]
-        made = [f"{step.name}/y", f"keys.{layer}{UPDATED}", f"values.{layer}{UPDATED}"]
+        made = [f"{node.name}/y", keys + UPDATED, values + UPDATED]
         self._nodes.append(
-            helper.make_node(PLUGIN, names, made, name=step.name, domain=DOMAIN, **attention.attributes())
+            helper.make_node(PLUGIN, names, made, name=node.name, domain=DOMAIN, **attention.attributes())
         )
         self._dtypes[made[0]] = self._type
         return [made[0]]
 
-    def gather_rows(self, step: Step) -> list[str]:
-        x = self._now[step.inputs[0]]
-        return [self._node("Gather", [x, "rows"], "wanted")]
+    def gather_rows(self, node: OpNode) -> list[str]:
+        return [self._node("Gather", [self._tensors[node.inputs[0]], "rows"], "wanted")]
 
-    def softcap(self, step: Step) -> list[str]:
-        cap = self._number(step.attrs["cap"])
-        bent = self._node("Tanh", [self._node("Div", [self._activation(step.inputs[0]), cap], "scaled")], "bent")
+    def softcap(self, node: OpNode) -> list[str]:
+        cap = self._number(node.attrs["cap"])
+        bent = self._node("Tanh", [self._node("Div", [self._activation(node.inputs[0]), cap], "scaled")], "bent")
         return [self._node("Mul", [bent, cap], "capped")]
 
     # Parts of several ops.
@@ -181,14 +184,14 @@ class _Lowering:
         return x
 
     def _split(self, x: str) -> tuple[str, str]:
-        made = [f"{self._step}/gate", f"{self._step}/up"]
-        self._nodes.append(helper.make_node("Split", [x], made, name=f"{self._step}/split", axis=1, num_outputs=2))
+        made = [f"{self._place}/gate", f"{self._place}/up"]
+        self._nodes.append(helper.make_node("Split", [x], made, name=f"{self._place}/split", axis=1, num_outputs=2))
         self._dtypes |= dict.fromkeys(made, self._dtypes[x])
         return made[0], made[1]
 
-    def _activation(self, buffer: str) -> str:
-        """What lies in a buffer, as float32."""
-        return self._wide(self._now[buffer])
+    def _activation(self, name: str) -> str:
+        """An activation of the graph, as float32."""
+        return self._wide(self._tensors[name])
 
     def _wide(self, name: str) -> str:
         return self._cast(name, DType.F32)
@@ -210,25 +213,24 @@ class _Lowering:
         return name
 
     def _node(self, op: str, inputs: Sequence[str], suffix: str, **attributes: Any) -> str:
-        """One node with one output of the type of its first input; its name begins with the step's."""
-        made = LOGITS if self._step == LOGITS else f"{self._step}/{suffix}"
+        """One node with one output of the type of its first input; its name begins with that of the graph's node."""
+        made = LOGITS if self._place == LOGITS else f"{self._place}/{suffix}"
         self._nodes.append(helper.make_node(op, list(inputs), [made], name=made, **attributes))
         self._dtypes[made] = self._dtypes[inputs[0]]
         return made
 
 
-_STEPS: Mapping[str, Callable[[_Lowering, Step], list[str]]] = {
-    "embedding": _Lowering.embedding,
-    "rope_table": _Lowering.rope_table,
-    "rms_norm": _Lowering.norm,
-    "layer_norm": _Lowering.norm,
-    "matmul": _Lowering.matmul,
-    "add": _Lowering.add,
-    "activation": _Lowering.activation,
-    "rope_kv_write": _Lowering.rope_kv_write,
-    "paged_attention": _Lowering.paged_attention,
-    "gather_rows": _Lowering.gather_rows,
-    "softcap": _Lowering.softcap,
+_OPS: Mapping[str, Callable[[_Lowering, OpNode], list[str]]] = {
+    "Embedding": _Lowering.embedding,
+    "RopeTable": _Lowering.rope_table,
+    "RmsNorm": _Lowering.norm,
+    "LayerNorm": _Lowering.norm,
+    "Matmul": _Lowering.matmul,
+    "Add": _Lowering.add,
+    "Activation": _Lowering.activation,
+    "PagedAttention": _Lowering.paged_attention,
+    "GatherRows": _Lowering.gather_rows,
+    "Softcap": _Lowering.softcap,
 }
 
 

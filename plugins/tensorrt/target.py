@@ -16,8 +16,9 @@ from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.gpu import Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.target import LIMITS, copy_bandwidth
+from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.target import Constant, File, KernelLimits, Progress, SessionOptions, Target, file_name
-from ingot.plugins.tensorrt.compiler import compile_plan
+from ingot.plugins.tensorrt.compiler import compile_graph
 from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe
 from ingot.plugins.tensorrt.library import Library, find_rtx
 from ingot.plugins.tensorrt.plan_file import read_header
@@ -107,18 +108,18 @@ class TensorRtRtxTarget:
             for code, each in made.items()
         )
 
-    def files(self, plan: Plan, progress: Progress) -> tuple[File, ...]:
+    def compile(self, graph: OpGraph, plan: Plan, progress: Progress) -> tuple[File, ...]:
         """The compiled network and its description."""
-        require_lengths(plan)
+        require_lengths(graph, plan.limits)
         library = find_rtx()
         if isinstance(library, str):
             raise BuildError(f"this machine cannot build for {self.name}", got=library, hint="see ingot doctor")
-        compiled = compile_plan(plan, library, self.flavour.capabilities, progress)
+        compiled = compile_graph(graph, plan, library, self.flavour.capabilities, progress)
         header = read_header(compiled.image, NETWORK)
         words = {"target": self.name, "library": str(library), "capabilities": list(header.capabilities)}
         return (
             File(suffix=NETWORK, data=compiled.image),
-            File(suffix=DESCRIPTION, data=describe(plan, words, compiled)),
+            File(suffix=DESCRIPTION, data=describe(graph, plan, words, compiled)),
         )
 
     def tools(self) -> dict[str, str]:

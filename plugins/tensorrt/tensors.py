@@ -12,17 +12,19 @@ Lengths that change from step to step have names; a profile says between which n
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ingot.configs.sizes import format_bytes
 from ingot.dtypes import DType
 from ingot.errors import BuildError, CapacityError
-from ingot.plan import Plan, Rows
+from ingot.plan import Limits, Plan, Rows
 from ingot.plugins.cuda.bind import CODE_LAYOUT, group_of
 from ingot.plugins.cuda.shapes import MAX_SPLITS, attention_tiles
 from ingot.plugins.cuda.step_tables import ITEM, TableLayout
+from ingot.plugins.op_graph import OpGraph
 
 LOGITS = "logits"
+PROFILES = ("mixed", "decode")
 UPDATED = ".updated"  # what a plugin calls the pools that it has written to
 MOST_ELEMENTS = 2**31 - 1  # of one tensor
 
@@ -40,6 +42,8 @@ class Dim(enum.Enum):
 
 
 Shape = tuple[int | Dim, ...]
+InputRanges = Mapping[str, Sequence[Sequence[int]]]
+"""Input → its least, usual and largest shape"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,10 +94,15 @@ def pools(plan: Plan) -> tuple[Tensor, ...]:
     layers = [int(step.attrs["layer"]) for step in plan.steps if step.op == "paged_attention"]
     head = (Dim.BLOCKS, kv.kv_heads, kv.tokens_per_block)
     return tuple(
-        Tensor(name=f"{kind}.{layer}", dtype=kv.dtype, shape=(*head, dim))
+        Tensor(name=name, dtype=kv.dtype, shape=(*head, dim))
         for layer in layers
-        for kind, dim in (("keys", kv.head_dim), ("values", kv.padded_dim))
+        for name, dim in zip(pool_names(layer), (kv.head_dim, kv.padded_dim), strict=True)
     )
+
+
+def pool_names(layer: int) -> tuple[str, str]:
+    """Of a layer's keys and values."""
+    return f"keys.{layer}", f"values.{layer}"
 
 
 def weights(plan: Plan) -> tuple[Tensor, ...]:
@@ -129,36 +138,29 @@ def require_blocks(plan: Plan, num_blocks: int) -> None:
         )
 
 
-def require_lengths(plan: Plan) -> None:
+def require_lengths(graph: OpGraph, limits: Limits) -> None:
     """Raises BuildError where the largest step would need a larger tensor than TensorRT's may be."""
-    limits = plan.limits
     rows = {
         Rows.TOKENS: ("max_num_tokens", limits.max_num_tokens),
         Rows.LOGITS: ("max_logit_rows", limits.max_logit_rows),
     }
-    weights_of = {weight.name: weight for weight in plan.weights}
-    widths = [(buffer.name, buffer.rows, buffer.cols) for buffer in plan.buffers]
-    made = {buffer.name: buffer.rows for buffer in plan.buffers}
-    widths += [
-        (step.name, made[step.outputs[0]], weights_of[step.inputs[1]].shape[0])
-        for step in plan.steps
-        if step.op == "matmul"
-    ]
-    for name, kind, columns in widths:
-        limit, most = rows[kind]
-        if most * columns > MOST_ELEMENTS:
-            raise BuildError(
-                "a tensor of the largest step is larger than TensorRT's may be",
-                where=name,
-                expected=f"{limit} of at most {MOST_ELEMENTS // columns}",
-                got=f"{most} rows of {columns} numbers",
-                hint=f"build with a smaller {limit.replace('max_logit_rows', 'max_num_tokens')}",
-            )
+    for node in graph.nodes:
+        for made in map(graph.activations.__getitem__, node.outputs):
+            columns = made.cols * (2 if node.attrs.get("gated", 0) else 1)  # a product gives gate and up first
+            limit, most = rows[made.rows]
+            if most * columns > MOST_ELEMENTS:
+                raise BuildError(
+                    "a tensor of the largest step is larger than TensorRT's may be",
+                    where=node.name,
+                    expected=f"{limit} of at most {MOST_ELEMENTS // columns}",
+                    got=f"{most} rows of {columns} numbers",
+                    hint=f"build with a smaller {limit.replace('max_logit_rows', 'max_num_tokens')}",
+                )
 
 
-def product_node(step: str) -> str:
-    """Name of the node that multiplies, in a step that is a product."""
-    return f"{step}/product"
+def product_node(name: str) -> str:
+    """Name of the network's node that multiplies, of a product of the graph."""
+    return f"{name}/product"
 
 
 def profiles(plan: Plan) -> tuple[Profile, Profile]:
@@ -186,4 +188,20 @@ def profiles(plan: Plan) -> tuple[Profile, Profile]:
         Dim.DECODE: each if tiles.decode else none,  # groups too large for a decode item make items of prefill
         Dim.PREFILL: none if tiles.decode else each,
     }
-    return (Profile(name="mixed", ranges={**mixed, **shared}), Profile(name="decode", ranges={**decode, **shared}))
+    first, second = PROFILES
+    return (Profile(name=first, ranges={**mixed, **shared}), Profile(name=second, ranges={**decode, **shared}))
+
+
+def input_ranges(plan: Plan) -> list[InputRanges]:
+    """The shapes that inputs may have, profile by profile; those of weights are fixed."""
+    return [
+        {tensor.name: _shapes(tensor.shape, profile.ranges) for tensor in (*step_inputs(plan), *pools(plan))}
+        for profile in profiles(plan)
+    ]
+
+
+def _shapes(shape: Shape, ranges: Mapping[Dim, Range]) -> tuple[tuple[int, ...], ...]:
+    spans = [ranges[each] if isinstance(each, Dim) else Range(least=each, usual=each, most=each) for each in shape]
+    return tuple(
+        tuple(lengths) for lengths in zip(*((span.least, span.usual, span.most) for span in spans), strict=True)
+    )

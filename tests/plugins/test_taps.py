@@ -5,13 +5,13 @@ import pytest
 
 from ingot.plan import KvLayout
 from ingot.plugins.registry import find_target, targets
-from ingot.plugins.target import SessionOptions, WithFiles
+from ingot.plugins.target import CompilesGraph, SessionOptions
 from ingot.step_io import StepBatch, TapSession
 from tests.builder.engines import no_draws
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
 TOKENS, BLOCKS = 21, 4
-SHOWING = [target.name for target in targets() if not isinstance(target, WithFiles)]  # TensorRT shows no insides
+SHOWING = [target.name for target in targets() if not isinstance(target, CompilesGraph)]  # TensorRT shows no insides
 
 
 def _batch() -> StepBatch:

@@ -19,7 +19,6 @@ from onnx.reference import ReferenceEvaluator
 
 from ingot.plan import Plan
 from ingot.plugins.tensorrt.attention import Attention
-from ingot.plugins.tensorrt.lowering import lower
 from ingot.plugins.tensorrt.plugin import IN_PLACE
 from ingot.plugins.tensorrt.tensors import (
     LOGITS,
@@ -103,7 +102,7 @@ class EmulatedContext:
         self._addresses: dict[str, int] = {}
         self._memory = 0
         self._plugins = [plugin.attach_to_context(None) for plugin in engine.plugins]
-        self._network: ReferenceEvaluator = evaluator(lower(engine.plan), self._attend)
+        self._network: ReferenceEvaluator = evaluator(engine.model, self._attend)
         self._stream = 0
         self._ran: dict[str, tuple[int, ...]] = {}  # shapes of the last run
 
@@ -204,14 +203,14 @@ class EmulatedEngine:
 
     num_optimization_profiles = 2
 
-    def __init__(self, owner: "EmulatedTensorRt", plan: Plan) -> None:
-        self.owner, self.plan = owner, plan
+    def __init__(self, owner: "EmulatedTensorRt", plan: Plan, model: onnx.ModelProto) -> None:
+        self.owner, self.plan, self.model = owner, plan, model
         self.inputs = {each.name: each for each in (*step_inputs(plan), *pools(plan), *weights(plan))}
         self.outputs = {each.name: each for each in outputs(plan)}
         self._names = [*self.inputs, *self.outputs]
         self.num_io_tensors = len(self._names)
         creator = owner.registry.creator
-        nodes = [node for node in lower(plan).graph.node if node.domain]
+        nodes = [node for node in model.graph.node if node.domain]
         self.plugins = []
         for node in nodes:  # as built, then as serialised
             values = {each.name: np.array([onnx.helper.get_attribute_value(each)]) for each in node.attribute}
@@ -234,12 +233,17 @@ class EmulatedEngine:
 
 
 class EmulatedTensorRt(types.ModuleType):
-    """The module. steps: (profile, tokens) of each step that ran; replays: how many were graphs; valid: what the
-    runtime says of an engine."""
+    """The module.
 
-    def __init__(self, driver: ctypes.CDLL, plan: Plan) -> None:
+    model    the network that was compiled; None: no engine is loaded
+    steps    (profile, tokens) of each step that ran
+    replays  how many were graphs
+    valid    what the runtime says of an engine
+    """
+
+    def __init__(self, driver: ctypes.CDLL, plan: Plan, model: onnx.ModelProto | None = None) -> None:
         super().__init__("emulated_tensorrt")
-        self.driver, self.plan, self.registry = driver, plan, Registry()
+        self.driver, self.plan, self.model, self.registry = driver, plan, model, Registry()
         self.steps: list[tuple[str, int]] = []
         self.replays = 0
         self._calls: list[Callable[[], None]] = []
@@ -289,4 +293,7 @@ class EmulatedRuntime:
         return (Validity.VALID, []) if self._owner.valid else (Validity.INVALID, ["UNSUPPORTED_CC"])
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> EmulatedEngine | None:
-        return EmulatedEngine(self._owner, self._owner.plan) if serialized_engine.endswith(b"whole") else None
+        if not serialized_engine.endswith(b"whole"):
+            return None
+        assert self._owner.model is not None, "there is no network to run"
+        return EmulatedEngine(self._owner, self._owner.plan, self._owner.model)

@@ -1,6 +1,7 @@
 """Lowered networks run in numpy: ONNX's reference evaluator, and for the attention nodes whoever is asked."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,27 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from ingot.builder.decide import decide
+from ingot.checkpoint import Checkpoint
+from ingot.configs.build import BuildConfig
 from ingot.plan import Plan
 from ingot.plugins.op import Call, KvCache
+from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.ops import paged_attention, rope_kv_write, rope_table
+from ingot.plugins.registry import find_targets
 from ingot.plugins.tensorrt.attention import DOMAIN, PLUGIN, Attention, plugin_inputs
 from ingot.step_io import StepBatch
 
 Array = npt.NDArray[Any]
 Attend = Callable[[Attention, Sequence[Array]], tuple[Array, Array, Array]]
 """(attributes, inputs of the node) → y, keys, values"""
+
+
+def decided(config: BuildConfig, checkpoint: Path) -> tuple[OpGraph, Plan]:
+    """What a build gives to the compiler of its target."""
+    (job,) = decide(config, Checkpoint.open(checkpoint), find_targets(config.target), 1, lambda what, done, total: None)
+    assert job.graph is not None, "the target compiles the graph"
+    return job.graph, job.plan
 
 
 def evaluator(model: onnx.ModelProto, attend: Attend) -> ReferenceEvaluator:

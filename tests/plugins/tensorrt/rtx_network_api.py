@@ -1,8 +1,8 @@
-"""A plan through the network API of TensorRT-RTX's real builder: python rtx_network_api.py PLAN.json
+"""A network through the network API of TensorRT-RTX's real builder: python rtx_network_api.py FOLDER
 
 Its Python network takes no plugins, so native layers of the same types and shapes stand where attention would be: all
-other layers are accepted and compiled as they are. Prints the bytes of the engine, and which products its layers
-compute.
+other layers are accepted and compiled as they are. FOLDER holds what a build hands over to the process that compiles.
+Prints the bytes of the engine, and what the builder said.
 """
 
 import importlib
@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
-from ingot.plan_json import plan_from_json
 from ingot.plugins.tensorrt.attention import Attention
 from ingot.plugins.tensorrt.bindings import logger
-from ingot.plugins.tensorrt.compile_on_gpu import configure
-from ingot.plugins.tensorrt.layers import computed_products, read_layers
-from ingot.plugins.tensorrt.lowering import lower
+from ingot.plugins.tensorrt.configuration import configure
+from ingot.plugins.tensorrt.handover import NETWORK, PROFILES
 from ingot.plugins.tensorrt.network_api import add_network
 
 
@@ -56,7 +55,7 @@ class _WithStandIns:
 
 def main() -> None:
     trt: Any = importlib.import_module("tensorrt_rtx_bindings")
-    plan = plan_from_json(Path(sys.argv[1]).read_text())
+    folder = Path(sys.argv[1])
     errors: list[str] = []
     log: list[str] = []
 
@@ -66,16 +65,14 @@ def main() -> None:
     builder = trt.Builder(logger(trt, add))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     with_stand_ins: Any = _WithStandIns(trt, network)
-    add_network(trt, with_stand_ins, lower(plan), lambda attention: attention)
-    config: Any = configure(trt, builder, plan, timed=True)
+    add_network(trt, with_stand_ins, onnx.load(folder / NETWORK), lambda attention: attention)
+    config: Any = configure(trt, builder, json.loads((folder / PROFILES).read_text()))
     config.num_compute_capabilities = 1
     config.set_compute_capability(trt.ComputeCapability.SM89, 0)
     engine = builder.build_serialized_network(network, config)
     names = [network.get_layer(index).name for index in range(network.num_layers)]
-    layers = read_layers("\n".join(log))
-    products = [computed_products(plan, layers, profile) for profile in (0, 1)]
     size = engine.nbytes if engine else 0
-    print(json.dumps({"bytes": size, "errors": errors, "names": names, "products": products}))
+    print(json.dumps({"bytes": size, "errors": errors, "names": names, "log": "\n".join(log)}))
 
 
 main()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
@@ -19,8 +18,10 @@ from ingot.errors import BuildError
 from ingot.plan import Plan
 from ingot.plugins.cuda import target as cuda_target
 from ingot.plugins.cuda.compiler import MachineCode
+from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.tensorrt import compiler, target
-from ingot.plugins.tensorrt.compiler import Compiled, compile_plan
+from ingot.plugins.tensorrt.compiler import Compiled, compile_graph
+from ingot.plugins.tensorrt.handover import hand_over
 from ingot.plugins.tensorrt.layers import (
     Layer,
     check_layers,
@@ -35,6 +36,7 @@ from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.plan_file import read_header
 from tests.e2e.command import ingot
 from tests.handmade import write_model
+from tests.plugins.tensorrt.network import decided
 
 pytestmark = pytest.mark.tensorrt
 SM89 = ("SM89",)
@@ -47,9 +49,9 @@ def _checkpoint(folder: Path, family: str) -> Path:
     return folder / "c"
 
 
-def _plan(folder: Path, family: str, precision: str) -> Plan:
+def _decided(folder: Path, family: str, precision: str) -> tuple[OpGraph, Plan]:
     config = BuildConfig(target="tensorrt-rtx/sm89", precision=precision, dry_run=True, max_num_tokens=64)
-    return build(config, _checkpoint(folder, family), folder / "never").plan
+    return decided(config, _checkpoint(folder, family))
 
 
 @pytest.fixture(scope="module")
@@ -58,34 +60,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kept() -> dict[str, tuple[Plan, Compiled]]:
+def kept() -> dict[str, tuple[OpGraph, Plan, Compiled]]:
     return {}
 
 
 @pytest.fixture
-def llama(library: Library, folder: Path, kept: dict[str, tuple[Plan, Compiled]]) -> tuple[Plan, Compiled]:
+def llama(
+    library: Library, folder: Path, kept: dict[str, tuple[OpGraph, Plan, Compiled]]
+) -> tuple[OpGraph, Plan, Compiled]:
     """Compiled once."""
     if not kept:
-        plan = _plan(folder, "llama", "bf16")
-        kept["llama"] = plan, compile_plan(plan, library, SM89)
+        graph, plan = _decided(folder, "llama", "bf16")
+        kept["llama"] = graph, plan, compile_graph(graph, plan, library, SM89)
     return kept["llama"]
 
 
-def test_the_engine_holds_the_whole_plan(llama: tuple[Plan, Compiled]) -> None:
+def test_the_engine_holds_the_whole_graph(llama: tuple[OpGraph, Plan, Compiled]) -> None:
     """Two layers: four products in each and lm_head; the attention twice; all of that in both profiles."""
-    plan, compiled = llama
+    graph, _, compiled = llama
     header = read_header(compiled.image, "rank0.plan")
     assert header.capabilities == ("8.9",)
     assert header.nbytes == len(compiled.image)
-    assert expected_network(plan) == {"MATRIX_MULTIPLY": 9, "PLUGIN_V3": 2}
-    assert {kind: compiled.network[kind] for kind in expected_network(plan)} == expected_network(plan)
+    assert expected_network(graph) == {"MATRIX_MULTIPLY": 9, "PLUGIN_V3": 2}
+    assert {kind: compiled.network[kind] for kind in expected_network(graph)} == expected_network(graph)
     for profile in (0, 1):
         layers = [layer for layer in compiled.layers if layer.profile == profile]
         assert [layer.name for layer in layers if layer.kind == "PluginV3"] == [
             "layers.0/attention",
             "layers.1/attention",
         ]
-        assert len(computed_products(plan, layers, profile)) == 9
+        assert len(computed_products(graph, layers, profile)) == 9
         assert sum(layer.kind in ("gemm", "runtime_fusion") for layer in layers) == 9
     assert len(compiled.image) < 5 << 20, "weights are inputs"
     assert len(compiled.activation_bytes) == 2
@@ -98,26 +102,26 @@ def _without(layers: tuple[Layer, ...], node: str, profile: int) -> list[Layer]:
     return [layer for layer in layers if node not in layer.nodes or layer.profile != profile]
 
 
-def test_a_hollow_engine_is_refused(llama: tuple[Plan, Compiled]) -> None:
-    plan, compiled = llama
+def test_a_hollow_engine_is_refused(llama: tuple[OpGraph, Plan, Compiled]) -> None:
+    graph, _, compiled = llama
     for node, profile, word in (
         ("layers.1/down/product", 1, "none for layers.1/down"),
         ("lm_head/product", 0, "none for lm_head"),
         ("layers.0/attention_norm/norm", 0, "no layer reads a weight"),
     ):
         with pytest.raises(BuildError, match="hollow") as caught:
-            check_layers(plan, _without(compiled.layers, node, profile))
+            check_layers(graph, _without(compiled.layers, node, profile))
         assert word in str(caught.value)
-    with pytest.raises(BuildError, match="the network is not the plan"):
-        check_network(plan, {**compiled.network, "MATRIX_MULTIPLY": 8})
+    with pytest.raises(BuildError, match="the network is not the graph"):
+        check_network(graph, {**compiled.network, "MATRIX_MULTIPLY": 8})
     with pytest.raises(BuildError, match="one IngotAttention per layer"):
-        check_layers(plan, [layer for layer in compiled.layers if layer.name != "layers.1/attention"])
+        check_layers(graph, [layer for layer in compiled.layers if layer.name != "layers.1/attention"])
 
 
-def test_what_is_only_moved_is_read_and_made(llama: tuple[Plan, Compiled]) -> None:
+def test_what_is_only_moved_is_read_and_made(llama: tuple[OpGraph, Plan, Compiled]) -> None:
     """A builder may reformat a weight before a product and the logits behind it; moving alone computes nothing."""
-    plan, compiled = llama
-    weight = next(each.name for each in plan.weights if each.name == "layers.0/down.weight")
+    graph, _, compiled = llama
+    weight = next(name for name in graph.weights() if name == "layers.0/down.weight")
 
     def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple({weight: "moved", "logits": "unmoved"}.get(name, name) for name in names)
@@ -134,17 +138,17 @@ def test_what_is_only_moved_is_read_and_made(llama: tuple[Plan, Compiled]) -> No
         for each in compiled.layers
     ]
     with pytest.raises(BuildError, match="no layer reads a weight"):
-        check_layers(plan, layers)
+        check_layers(graph, layers)
     with pytest.raises(BuildError, match="no layer makes the logits"):
-        check_layers(plan, [*moves((weight, "moved")), *layers])
-    check_layers(plan, [*moves((weight, "once"), ("once", "moved"), ("unmoved", "logits")), *layers])
+        check_layers(graph, [*moves((weight, "moved")), *layers])
+    check_layers(graph, [*moves((weight, "once"), ("once", "moved"), ("unmoved", "logits")), *layers])
 
 
-def test_a_copied_pool_is_refused(llama: tuple[Plan, Compiled]) -> None:
-    plan, compiled = llama
+def test_a_copied_pool_is_refused(llama: tuple[OpGraph, Plan, Compiled]) -> None:
+    graph, _, compiled = llama
     copy = Layer(name="a copy", kind="Reformat", profile=1, inputs=("keys.1",), outputs=("other",), nodes=())
     with pytest.raises(BuildError, match="copies the pools") as caught:
-        check_layers(plan, [*compiled.layers, copy])
+        check_layers(graph, [*compiled.layers, copy])
     assert "a copy" in str(caught.value)
 
     def through_a_copy(layer: Layer) -> Layer:
@@ -152,7 +156,7 @@ def test_a_copied_pool_is_refused(llama: tuple[Plan, Compiled]) -> None:
         return dataclasses.replace(layer, inputs=names)
 
     with pytest.raises(BuildError, match=r"no attention with values\.0"):
-        check_layers(plan, [through_a_copy(layer) for layer in compiled.layers])
+        check_layers(graph, [through_a_copy(layer) for layer in compiled.layers])
 
 
 def test_a_copy_that_the_log_tells_of_is_refused() -> None:
@@ -234,19 +238,19 @@ def test_an_inspector_that_says_less_is_an_error_in_words(said: str) -> None:
 
 def test_other_models_compile(library: Library, tmp_path: Path) -> None:
     """Norms of heads, windows and two bases of rotation; every second layer another kind of attention."""
-    plan = _plan(tmp_path, "gemma3_text", "f16")
-    compiled = compile_plan(plan, library, ())
+    graph, plan = _decided(tmp_path, "gemma3_text", "f16")
+    compiled = compile_graph(graph, plan, library, ())
     assert read_header(compiled.image, "rank0.plan").mask == 0x7E
-    assert len(computed_products(plan, compiled.layers, 1)) == sum(step.op == "matmul" for step in plan.steps)
+    assert len(computed_products(graph, compiled.layers, 1)) == len(list(graph.of("Matmul")))
 
 
 def test_the_parser_finds_no_library_by_its_plain_name(
-    library: Library, llama: tuple[Plan, Compiled], tmp_path: Path
+    library: Library, llama: tuple[OpGraph, Plan, Compiled], tmp_path: Path
 ) -> None:
     """Without the folder of the link, the process says so instead of being ended by the parser."""
     with pytest.raises(OSError, match=r"libtensorrt_rtx\.so"):
         ctypes.CDLL("libtensorrt_rtx.so")
-    (tmp_path / "plan.json").write_text(llama[0].to_json())
+    hand_over(llama[0], llama[1], tmp_path)
     command = [sys.executable, "-m", "ingot.plugins.tensorrt.compile_here", str(tmp_path), library.module, "SM89"]
     environment = compiler._environment(tmp_path)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -256,14 +260,14 @@ def test_the_parser_finds_no_library_by_its_plain_name(
 
 
 def test_a_process_that_ends_is_an_error_in_words(
-    library: Library, llama: tuple[Plan, Compiled], monkeypatch: pytest.MonkeyPatch
+    library: Library, llama: tuple[OpGraph, Plan, Compiled], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(BuildError, match="cannot compile the network") as caught:
-        compile_plan(llama[0], library, ("SM75",))  # has no bf16
+        compile_graph(llama[0], llama[1], library, ("SM75",))  # has no bf16
     assert "Cannot compile for target(s) sm75" in str(caught.value)
     monkeypatch.setattr(compiler, "_PROCESS", "tests.plugins.tensorrt.aborts")
     with pytest.raises(BuildError, match="its process was ended by SIGABRT"):
-        compile_plan(llama[0], library, SM89)
+        compile_graph(llama[0], llama[1], library, SM89)
 
 
 def test_the_command_line(library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

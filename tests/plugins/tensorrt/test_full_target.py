@@ -6,15 +6,19 @@ import json
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
 from ingot.engine import open_engine, read_manifest
 from ingot.errors import UsageError
+from ingot.plan import Plan
+from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.registry import find_target, op_names
 from ingot.plugins.target import SessionOptions, TimesItself
-from ingot.plugins.tensorrt import full_library, full_target
+from ingot.plugins.tensorrt import full_compiler, full_library, full_target
 from ingot.plugins.tensorrt.full_library import find_tensorrt
 from ingot.plugins.tensorrt.full_target import TARGETS
+from ingot.plugins.tensorrt.handover import NETWORK, hand_over
 from ingot.plugins.tensorrt.library import Library
 from ingot.runtime.model_runner import ModelRunner
 from tests.e2e.command import Result, ingot
@@ -236,9 +240,15 @@ def test_it_runs_like_any_other(
 ) -> None:
     """Numbers against the checkpoint, with the real plugin; another version of the library is refused."""
     engine = tmp_path / "e"
+    networks: list[onnx.ModelProto] = []
+
+    def kept(graph: OpGraph, plan: Plan, folder: Path) -> None:
+        hand_over(graph, plan, folder)
+        networks.append(onnx.load(folder / NETWORK))
+
+    monkeypatch.setattr(full_compiler, "hand_over", kept)
     build(checkpoint, engine).succeeds()
-    plan = open_engine(engine).plan
-    full = EmulatedTensorRt(driver, plan)
+    full = EmulatedTensorRt(driver, open_engine(engine).plan, networks[0])
     full.Runtime = lambda log: FullRuntime(full)  # type: ignore[method-assign, assignment, return-value]
     monkeypatch.setitem(sys.modules, MODULE, full)
     ids = [5, 9, 3, 7]

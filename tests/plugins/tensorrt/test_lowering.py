@@ -1,5 +1,6 @@
-"""The lowered network computes what the plan does, and is made of nothing but the ops it says."""
+"""The lowered network computes what `ref` does with the plan, and is made of nothing but the ops it says."""
 
+import contextlib
 import dataclasses
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,7 @@ from ingot.dtypes import from_float32
 from ingot.engine import open_engine
 from ingot.errors import BuildError, NoKernelError
 from ingot.plan import Plan
+from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.target import SessionOptions
@@ -27,7 +29,7 @@ from ingot.plugins.tensorrt.tensors import LOGITS, pools, require_lengths, step_
 from ingot.step_io import StepBatch
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of
-from tests.plugins.tensorrt.network import NumpyAttention, evaluator
+from tests.plugins.tensorrt.network import NumpyAttention, decided, evaluator
 
 MIXTURES = ("mixtral", "qwen3_moe")
 TOLERANCE = {"f32": 1e-5, "bf16": 3e-2}  # of the range of the logits
@@ -41,9 +43,10 @@ STEPS = [  # (past, new) of each sequence, their blocks, the wanted rows
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Built:
-    """plan: for TensorRT; ref: the same model for the target `ref`, with its weights section."""
+    """graph, plan: for TensorRT; ref: the same model for the target `ref`, with its weights section."""
 
     checkpoint: Path
+    graph: OpGraph
     plan: Plan
     ref: Plan
     section: npt.NDArray[np.uint8]
@@ -55,9 +58,9 @@ def built_model(folder: Path, family: str, precision: str) -> Built:
     config = BuildConfig(target="ref", precision=precision, tokens_per_block=16, max_batch_size=4)
     build(config, folder / "c", folder / "e")
     dry = dataclasses.replace(config, target="tensorrt-rtx/sm89", dry_run=True)
-    plan = build(dry, folder / "c", folder / "never").plan
+    graph, plan = decided(dry, folder / "c")
     opened = open_engine(folder / "e")
-    return Built(checkpoint=folder / "c", plan=plan, ref=opened.plan, section=opened.weights)
+    return Built(checkpoint=folder / "c", graph=graph, plan=plan, ref=opened.plan, section=opened.weights)
 
 
 def network_weights(built: Built) -> dict[str, npt.NDArray[np.generic]]:
@@ -94,7 +97,7 @@ def step_arrays(plan: Plan, batch: StepBatch) -> dict[str, npt.NDArray[np.generi
 
 def _compare(built: Built, precision: str) -> None:
     attention = NumpyAttention(built.plan, BLOCKS)
-    network = evaluator(lower(built.plan), attention)
+    network = evaluator(lower(built.graph, built.plan), attention)
     ref = RefSession(built.ref, built.section, SessionOptions(num_blocks=BLOCKS))
     given = network_weights(built)
     for number, (lengths, tables, rows) in enumerate(STEPS):
@@ -112,10 +115,10 @@ def _compare(built: Built, precision: str) -> None:
 def test_every_family_computes_what_ref_does(family: str, tmp_path: Path) -> None:
     built = built_model(tmp_path, family, "f32")
     _compare(built, "f32")
-    model = lower(built.plan)
+    model = lower(built.graph, built.plan)
     used = Counter(node.op_type for node in model.graph.node)
     assert set(used) <= set(OPS)
-    assert used["Gemm"] == expected_network(built.plan)["MATRIX_MULTIPLY"]
+    assert used["Gemm"] == expected_network(built.graph)["MATRIX_MULTIPLY"]
     assert used["IngotAttention"] == built.plan.kv.num_layers
     assert len(model.SerializeToString()) < 100_000, "weights are inputs"
 
@@ -135,7 +138,8 @@ def test_experts_are_refused(family: str, tmp_path: Path) -> None:
 
 def test_angles_are_the_plugins_own(tmp_path: Path) -> None:
     """Native cosines may be fast and coarse: the plugin gets positions and frequencies, and a kernel is exact."""
-    model = lower(built_model(tmp_path, "gemma3_text", "f32").plan)
+    built = built_model(tmp_path, "gemma3_text", "f32")
+    model = lower(built.graph, built.plan)
     attentions = [node for node in model.graph.node if node.op_type == "IngotAttention"]
     frequencies = {node.input[9] for node in attentions}
     assert len(frequencies) == 2, "windows turn by another base"
@@ -147,18 +151,39 @@ def test_angles_are_the_plugins_own(tmp_path: Path) -> None:
 
 def test_a_step_that_is_too_large_is_refused(tmp_path: Path) -> None:
     """Before the builder is asked: it would say so in its own words, later."""
-    plan = built_model(tmp_path, "llama", "f32").plan
-    require_lengths(plan)
+    built = built_model(tmp_path, "llama", "f32")
+    require_lengths(built.graph, built.plan.limits)
     for name, word in (("max_num_tokens", "a smaller max_num_tokens"), ("max_logit_rows", "at most")):
-        large = dataclasses.replace(plan, limits=dataclasses.replace(plan.limits, **{name: 1 << 26}))
+        large = dataclasses.replace(built.plan.limits, **{name: 1 << 26})
         with pytest.raises(BuildError, match="larger than TensorRT's may be") as caught:
-            require_lengths(large)
+            require_lengths(built.graph, large)
         assert word in str(caught.value)
         assert name in str(caught.value)
 
 
-def test_an_unknown_step_is_refused(tmp_path: Path) -> None:
-    plan = built_model(tmp_path, "llama", "f32").plan
-    strange = dataclasses.replace(plan, steps=(*plan.steps, dataclasses.replace(plan.steps[0], op="moe_route")))
-    with pytest.raises(BuildError, match="do not compute a step"):
-        lower(strange)
+def test_a_product_of_gate_and_up_has_twice_the_columns(tmp_path: Path) -> None:
+    """Before its halves are multiplied it is the widest tensor of a layer."""
+    built = built_model(tmp_path, "llama", "f32")
+    (gated, *_) = (node for node in built.graph.of("Matmul") if node.attrs["gated"])
+    made = {name: dataclasses.replace(built.graph.activations[name], cols=1 << 16) for name in gated.outputs}
+    wide = dataclasses.replace(built.graph, activations={**built.graph.activations, **made})
+    for tokens, fits in (((1 << 14) - 1, True), (1 << 14, False)):
+        limits = dataclasses.replace(built.plan.limits, max_num_tokens=tokens)
+        with contextlib.nullcontext() if fits else pytest.raises(BuildError, match=gated.name):
+            require_lengths(wide, limits)
+
+
+def test_an_unknown_op_is_refused(tmp_path: Path) -> None:
+    built = built_model(tmp_path, "llama", "f32")
+    strange = dataclasses.replace(built.graph.nodes[0], op="MoeRoute")
+    graph = dataclasses.replace(built.graph, nodes=(*built.graph.nodes, strange))
+    with pytest.raises(BuildError, match="do not compute an op"):
+        lower(graph, built.plan)
+
+
+def test_the_steps_of_the_plan_are_not_read(tmp_path: Path) -> None:
+    """But for what sessions read there too: which layers there are, with how many heads, and types of weights."""
+    built = built_model(tmp_path, "gemma2", "bf16")
+    kept = [step for step in built.plan.steps if step.op in ("paged_attention", "embedding")]
+    bare = dataclasses.replace(built.plan, steps=tuple(kept), buffers=(), logits="nowhere")
+    assert lower(built.graph, bare) == lower(built.graph, built.plan)

@@ -20,20 +20,28 @@ import numpy as np
 import onnx
 import pytest
 
-from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.convert.family import family_names
 from ingot.errors import BuildError
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.target import SessionOptions
-from ingot.plugins.tensorrt import bindings, builder_bindings, compile_on_gpu, network_api, plugin, session
-from ingot.plugins.tensorrt.layers import check_network
+from ingot.plugins.tensorrt import (
+    bindings,
+    builder_bindings,
+    compile_on_gpu,
+    configuration,
+    network_api,
+    plugin,
+    session,
+)
+from ingot.plugins.tensorrt.handover import hand_over
+from ingot.plugins.tensorrt.layers import check_network, computed_products, read_layers
 from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.lowering import OPS, lower
 from ingot.plugins.tensorrt.network_api import add_network
 from ingot.plugins.tensorrt.tensors import LOGITS
 from tests.plugins.cpu.one_step import batch_of
-from tests.plugins.tensorrt.network import NumpyAttention
+from tests.plugins.tensorrt.network import NumpyAttention, decided
 from tests.plugins.tensorrt.numpy_network import NumpyNetwork, NumpyTrt
 from tests.plugins.tensorrt.test_lowering import (
     BLOCKS,
@@ -59,7 +67,7 @@ def _compare(built: Built, precision: str) -> Counter[str]:
     """Kinds of layers."""
     attention = NumpyAttention(built.plan, BLOCKS)
     ref = RefSession(built.ref, built.section, SessionOptions(num_blocks=BLOCKS))
-    weights, model, kinds = network_weights(built), lower(built.plan), Counter[str]()
+    weights, model, kinds = network_weights(built), lower(built.graph, built.plan), Counter[str]()
     for number, (lengths, tables, rows) in enumerate(STEPS):
         ids = (np.arange(sum(new for _, new in lengths), dtype=np.int32) * 7 + number) % built.plan.vocab_size
         attention.batch = batch_of(lengths, tables, rows, ids=ids, want_logits=True)
@@ -71,7 +79,7 @@ def _compare(built: Built, precision: str) -> Counter[str]:
         assert found.dtype == np.float32
         assert np.abs(found - expected).max() < TOLERANCE[precision] * np.ptp(expected)
         kinds = Counter(network.kinds)
-    check_network(built.plan, kinds)
+    check_network(built.graph, kinds)
     return kinds
 
 
@@ -96,9 +104,9 @@ def test_what_the_library_refuses_is_named(tmp_path: Path) -> None:
     )
     network.add_gather = lambda *given: None  # type: ignore[method-assign, assignment]
     with pytest.raises(BuildError, match=r"refuses a layer(.|\n)*embed/rows"):
-        add_network(NumpyTrt, network, lower(built.plan), lambda attributes: attributes)  # type: ignore[arg-type]
+        add_network(NumpyTrt, network, lower(built.graph, built.plan), lambda attributes: attributes)  # type: ignore[arg-type]
     node = onnx.helper.make_node("Erf", ["ids"], ["y"], name="strange")
-    model = lower(built.plan)
+    model = lower(built.graph, built.plan)
     model.graph.node.insert(0, node)
     with pytest.raises(BuildError, match=r"no layer for an op(.|\n)*strange(.|\n)*Erf"):
         add_network(NumpyTrt, network, model, lambda attributes: attributes)  # type: ignore[arg-type]
@@ -116,11 +124,11 @@ def test_a_real_builder_compiles_every_other_layer(
     """TensorRT-RTX has the same network API but for plugins. Both norms, gates, soft caps, biases, casts."""
     checkpoint = built_model(tmp_path, family, "f32").checkpoint
     config = BuildConfig(target="tensorrt/sm89", precision=precision, max_num_tokens=64, dry_run=True)
-    plan = build(config, checkpoint, tmp_path / "never").plan
-    (tmp_path / "plan.json").write_text(plan.to_json())
+    graph, plan = decided(config, checkpoint)
+    hand_over(graph, plan, tmp_path)
     script = Path(__file__).with_name("rtx_network_api.py")
     done = subprocess.run(
-        [sys.executable, script, tmp_path / "plan.json"],
+        [sys.executable, script, tmp_path],
         capture_output=True,
         text=True,
         check=False,
@@ -131,8 +139,11 @@ def test_a_real_builder_compiles_every_other_layer(
     assert report["errors"] == []
     assert report["bytes"] > 1 << 20
     assert len(set(report["names"])) == len(report["names"]), "every layer has a name of its own"
-    products = [step.name for step in plan.steps if step.op == "matmul"]
-    assert report["products"] == [products, products], "through all fusions, layers say which nodes they compute"
+    layers = read_layers(report["log"])
+    products = [node.name for node in graph.of("Matmul")]
+    for profile in (0, 1):
+        found = computed_products(graph, layers, profile)
+        assert found == products, "through all fusions, layers say which nodes they compute"
 
 
 def _surface(paths: list[list[str]], folder: Path) -> list[str | None]:
@@ -190,7 +201,7 @@ def test_the_bindings_have_every_name_that_is_used(tmp_path: Path) -> None:
     """trt.A.B wherever it stands in the sources, and what is chosen by its name."""
     paths = {
         tuple(chain)
-        for module in (compile_on_gpu, network_api, plugin, session, bindings)
+        for module in (compile_on_gpu, configuration, network_api, plugin, session, bindings)
         for chain in _chains(ast.parse(Path(inspect.getsourcefile(module) or "").read_text()))
     }
     # Of TensorRT-RTX alone, and asked for there alone.
@@ -228,11 +239,11 @@ def _chains(tree: ast.AST) -> Iterator[list[str]]:
             yield chain
 
 
-def test_plans_for_both_builders_are_alike(tmp_path: Path) -> None:
+def test_graphs_and_plans_for_both_builders_are_alike(tmp_path: Path) -> None:
     checkpoint = built_model(tmp_path, "llama", "f32").checkpoint
     config = BuildConfig(target="tensorrt/sm89", precision="bf16", dry_run=True)
     one, other = (
-        build(dataclasses.replace(config, target=target), checkpoint, tmp_path / "never").plan
+        decided(dataclasses.replace(config, target=target), checkpoint)
         for target in ("tensorrt/sm89", "tensorrt-rtx/sm89")
     )
     assert one == other

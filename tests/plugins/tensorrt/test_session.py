@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from ingot.builder.build import build
@@ -22,12 +23,14 @@ from ingot.engine import Engine, open_engine
 from ingot.errors import CapacityError, EngineError, TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.step_tables import StepTables
+from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target
-from ingot.plugins.target import File, SessionOptions
+from ingot.plugins.target import File, Progress, SessionOptions
 from ingot.plugins.tensorrt import target as target_module
 from ingot.plugins.tensorrt import tensors
 from ingot.plugins.tensorrt.library import Library
+from ingot.plugins.tensorrt.lowering import lower
 from ingot.plugins.tensorrt.target import TensorRtRtxTarget
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import LoadedEngine
@@ -54,7 +57,13 @@ def rtx(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
     monkeypatch.setenv("INGOT_EMULATED_SM", "89")
     monkeypatch.setattr(target_module, "find_rtx", lambda: LIBRARY)
     files = (File(suffix=".plan", data=_header() + b"whole"), File(suffix=".plan.json", data=b"{}"))
-    monkeypatch.setattr(TensorRtRtxTarget, "files", lambda self, plan, progress: files)
+    networks: list[onnx.ModelProto] = []
+
+    def compile_graph(self: TensorRtRtxTarget, graph: OpGraph, plan: Plan, progress: Progress) -> tuple[File, ...]:
+        networks.append(lower(graph, plan))
+        return files
+
+    monkeypatch.setattr(TensorRtRtxTarget, "compile", compile_graph)
 
     def make(folder: Path, family: str, **options: Any) -> Path:
         config = dict(find_family(family).tiny)
@@ -67,7 +76,7 @@ def rtx(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
         options = {"target": NAME, "tokens_per_block": 16, "max_batch_size": 6, "max_num_tokens": 48, **options}
         build(BuildConfig(**options), folder / "c", folder / "e")
         plan = open_engine(folder / "e").plan
-        monkeypatch.setitem(sys.modules, LIBRARY.module, EmulatedTensorRt(gpu, plan))
+        monkeypatch.setitem(sys.modules, LIBRARY.module, EmulatedTensorRt(gpu, plan, networks[-1]))
         return folder / "e"
 
     return make
