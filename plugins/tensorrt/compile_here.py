@@ -1,8 +1,8 @@
-"""A network as ONNX → a TensorRT engine: the process that `compiler.py` starts, since the parser may end its own.
+"""A graph as JSON → a TensorRT engine: the process that `compiler.py` starts, since the parser ends its own on a fault.
 
     python -m ingot.plugins.tensorrt.compile_here FOLDER MODULE CAPABILITIES
 
-FOLDER holds network.onnx and profiles.json; it gets log.txt, rank0.plan and report.json. CAPABILITIES: "SM89", several
+FOLDER holds what `handover.py` wrote; it gets log.txt, rank0.plan and report.json. CAPABILITIES: "SM89", several
 joined by commas, or nothing for those that the library builds for by itself. Exits with 1 and a line on stderr if it
 fails in words.
 """
@@ -18,7 +18,8 @@ from typing import Any
 from ingot.errors import IngotError
 from ingot.plugins.tensorrt.bindings import file_logger
 from ingot.plugins.tensorrt.configuration import configure
-from ingot.plugins.tensorrt.handover import NETWORK, PROFILES
+from ingot.plugins.tensorrt.handover import take_over
+from ingot.plugins.tensorrt.lowering import lower
 from ingot.plugins.tensorrt.plugin import register_attention
 
 PARSER_OPENS = "libtensorrt_rtx.so"  # by this name, and ends the process where it is not found
@@ -38,17 +39,18 @@ def main() -> int:
 
 def _compile(folder: Path, trt: Any, capabilities: list[str]) -> dict[str, Any]:
     ctypes.CDLL(PARSER_OPENS)  # an OSError here is better than the parser's way to say so
+    graph, plan = take_over(folder)
     with (folder / "log.txt").open("w") as file:
         log = file_logger(trt, file)
         register_attention(trt)
         builder = trt.Builder(log)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, log)
-        if not parser.parse((folder / NETWORK).read_bytes()):
+        if not parser.parse(lower(graph, plan).SerializeToString()):
             errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
             raise OSError("the parser refuses the network: " + "; ".join(errors))
         layers = collections.Counter(network.get_layer(i).type.name for i in range(network.num_layers))
-        config: Any = configure(trt, builder, json.loads((folder / PROFILES).read_text()))
+        config: Any = configure(trt, builder, plan)
         if capabilities:
             config.num_compute_capabilities = len(capabilities)
             for index, name in enumerate(capabilities):

@@ -1,8 +1,8 @@
-"""A network as ONNX → an engine of the full TensorRT: the process that `full_compiler.py` starts on the target GPU.
+"""A graph as JSON → an engine of the full TensorRT: the process that `full_compiler.py` starts on the target GPU.
 
     python -m ingot.plugins.tensorrt.compile_on_gpu FOLDER MODULE
 
-FOLDER holds network.onnx, profiles.json, options.json and perhaps timing.cache; it gets log.txt, rank0.plan,
+FOLDER holds what `handover.py` wrote, options.json and perhaps timing.cache; it gets log.txt, rank0.plan,
 report.json, layers.json (the layers of the engine, read back) and the new timing.cache. Exits with 1 and a line on
 stderr if it fails in words.
 """
@@ -14,15 +14,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from ingot.errors import IngotError
 from ingot.plugins.tensorrt.bindings import file_logger
 from ingot.plugins.tensorrt.builder_bindings import Builder, Runtime
 from ingot.plugins.tensorrt.configuration import configure
-from ingot.plugins.tensorrt.handover import NETWORK, PROFILES
+from ingot.plugins.tensorrt.handover import take_over
+from ingot.plugins.tensorrt.lowering import lower
 from ingot.plugins.tensorrt.network_api import add_network
 from ingot.plugins.tensorrt.plugin import plugin_class, register_attention
+from ingot.plugins.tensorrt.tensors import PROFILES
 
 FASTEST_BUILD = 0  # optimisation level: the first tactic that works, nothing is timed
 
@@ -42,8 +42,7 @@ def main() -> int:
 def compile_network(trt: Any, folder: Path) -> dict[str, Any]:
     """Kinds of layers of the network, and the engine's memory. Raises BuildError, and OSError for what the library
     refuses."""
-    model = onnx.load(folder / NETWORK)
-    profiles = json.loads((folder / PROFILES).read_text())
+    graph, plan = take_over(folder)
     options = json.loads((folder / "options.json").read_text())
     with (folder / "log.txt").open("w") as file:
         log = file_logger(trt, file)
@@ -51,9 +50,9 @@ def compile_network(trt: Any, folder: Path) -> dict[str, Any]:
         builder: Builder = trt.Builder(log)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         attention = plugin_class(trt)
-        add_network(trt, network, model, lambda attributes: attention(attributes, None))
+        add_network(trt, network, lower(graph, plan), lambda attributes: attention(attributes, None))
         layers = collections.Counter(network.get_layer(i).type.name for i in range(network.num_layers))
-        config = configure(trt, builder, profiles)
+        config = configure(trt, builder, plan)
         if not options["timed"]:
             config.builder_optimization_level = FASTEST_BUILD
         cache = folder / "timing.cache"
@@ -66,7 +65,7 @@ def compile_network(trt: Any, folder: Path) -> dict[str, Any]:
             raise OSError("the builder made no engine")
         image = bytes(memoryview(engine))
         (folder / "rank0.plan").write_bytes(image)
-        said, memory = read_back(trt, log, image, len(profiles))
+        said, memory = read_back(trt, log, image, len(PROFILES))
         (folder / "layers.json").write_text(said)
         if options["timed"]:
             cache.write_bytes(memoryview(config.get_timing_cache().serialize()))

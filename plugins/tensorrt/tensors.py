@@ -12,7 +12,7 @@ Lengths that change from step to step have names; a profile says between which n
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ingot.configs.sizes import format_bytes
 from ingot.dtypes import DType
@@ -42,8 +42,6 @@ class Dim(enum.Enum):
 
 
 Shape = tuple[int | Dim, ...]
-InputRanges = Mapping[str, Sequence[Sequence[int]]]
-"""Input → its least, usual and largest shape"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,18 +188,3 @@ def profiles(plan: Plan) -> tuple[Profile, Profile]:
     }
     first, second = PROFILES
     return (Profile(name=first, ranges={**mixed, **shared}), Profile(name=second, ranges={**decode, **shared}))
-
-
-def input_ranges(plan: Plan) -> list[InputRanges]:
-    """The shapes that inputs may have, profile by profile; those of weights are fixed."""
-    return [
-        {tensor.name: _shapes(tensor.shape, profile.ranges) for tensor in (*step_inputs(plan), *pools(plan))}
-        for profile in profiles(plan)
-    ]
-
-
-def _shapes(shape: Shape, ranges: Mapping[Dim, Range]) -> tuple[tuple[int, ...], ...]:
-    spans = [ranges[each] if isinstance(each, Dim) else Range(least=each, usual=each, most=each) for each in shape]
-    return tuple(
-        tuple(lengths) for lengths in zip(*((span.least, span.usual, span.most) for span in spans), strict=True)
-    )

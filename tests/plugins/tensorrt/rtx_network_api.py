@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from ingot.plugins.tensorrt.attention import Attention
 from ingot.plugins.tensorrt.bindings import logger
 from ingot.plugins.tensorrt.configuration import configure
-from ingot.plugins.tensorrt.handover import NETWORK, PROFILES
+from ingot.plugins.tensorrt.handover import take_over
+from ingot.plugins.tensorrt.lowering import lower
 from ingot.plugins.tensorrt.network_api import add_network
 
 
@@ -55,7 +55,7 @@ class _WithStandIns:
 
 def main() -> None:
     trt: Any = importlib.import_module("tensorrt_rtx_bindings")
-    folder = Path(sys.argv[1])
+    graph, plan = take_over(Path(sys.argv[1]))
     errors: list[str] = []
     log: list[str] = []
 
@@ -65,8 +65,8 @@ def main() -> None:
     builder = trt.Builder(logger(trt, add))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     with_stand_ins: Any = _WithStandIns(trt, network)
-    add_network(trt, with_stand_ins, onnx.load(folder / NETWORK), lambda attention: attention)
-    config: Any = configure(trt, builder, json.loads((folder / PROFILES).read_text()))
+    add_network(trt, with_stand_ins, lower(graph, plan), lambda attention: attention)
+    config: Any = configure(trt, builder, plan)
     config.num_compute_capabilities = 1
     config.set_compute_capability(trt.ComputeCapability.SM89, 0)
     engine = builder.build_serialized_network(network, config)

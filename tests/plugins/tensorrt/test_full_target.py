@@ -18,8 +18,9 @@ from ingot.plugins.target import SessionOptions, TimesItself
 from ingot.plugins.tensorrt import full_compiler, full_library, full_target
 from ingot.plugins.tensorrt.full_library import find_tensorrt
 from ingot.plugins.tensorrt.full_target import TARGETS
-from ingot.plugins.tensorrt.handover import NETWORK, hand_over
+from ingot.plugins.tensorrt.handover import hand_over, take_over
 from ingot.plugins.tensorrt.library import Library
+from ingot.plugins.tensorrt.lowering import lower
 from ingot.runtime.model_runner import ModelRunner
 from tests.e2e.command import Result, ingot
 from tests.handmade import TINY_LLAMA, write_model
@@ -244,7 +245,7 @@ def test_it_runs_like_any_other(
 
     def kept(graph: OpGraph, plan: Plan, folder: Path) -> None:
         hand_over(graph, plan, folder)
-        networks.append(onnx.load(folder / NETWORK))
+        networks.append(lower(*take_over(folder)))
 
     monkeypatch.setattr(full_compiler, "hand_over", kept)
     build(checkpoint, engine).succeeds()

@@ -2,6 +2,9 @@
 
 import contextlib
 import dataclasses
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.target import SessionOptions
+from ingot.plugins.tensorrt.handover import hand_over, take_over
 from ingot.plugins.tensorrt.layers import expected_network
 from ingot.plugins.tensorrt.lowering import OPS, lower
 from ingot.plugins.tensorrt.tensors import LOGITS, pools, require_lengths, step_inputs, weights
@@ -187,3 +191,23 @@ def test_the_steps_of_the_plan_are_not_read(tmp_path: Path) -> None:
     kept = [step for step in built.plan.steps if step.op in ("paged_attention", "embedding")]
     bare = dataclasses.replace(built.plan, steps=tuple(kept), buffers=(), logits="nowhere")
     assert lower(built.graph, bare) == lower(built.graph, built.plan)
+
+
+def test_what_is_handed_over_is_taken_over(tmp_path: Path) -> None:
+    built = built_model(tmp_path, "gemma3_text", "bf16")
+    hand_over(built.graph, built.plan, tmp_path)
+    assert take_over(tmp_path) == (built.graph, built.plan)
+    (tmp_path / "graph.json").write_text("[]")
+    with pytest.raises(BuildError, match="the graph to compile cannot be read"):
+        take_over(tmp_path)
+
+
+def test_only_the_process_that_compiles_reads_onnx() -> None:
+    """A command that runs an engine looks up its target, and would wait for the import."""
+    said = "import sys; from ingot.plugins.registry import targets; targets(); print('onnx' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True, env=_environment())
+    assert done.stdout == "False\n"
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
