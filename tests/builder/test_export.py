@@ -10,13 +10,13 @@ from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
-from ingot.convert.family import family_names, find_family
+from ingot.convert.family import find_family
 from ingot.plan import Rows
 from ingot.plugins.op_graph import IDS, OpGraph
 from ingot.plugins.registry import find_targets
 from tests.handmade import write_model
 
-FAMILIES = [family for family in family_names() if family not in ("mixtral", "qwen3_moe")]
+FAMILIES = ("llama", "gpt2", "gemma3_text")  # gates; learned positions; two tables of angles
 
 
 def _jobs(folder: Path, family: str, targets: str, precision: str = "f32") -> list[Job]:
@@ -46,7 +46,7 @@ def test_every_input_is_there_before_it_is_read(family: str, tmp_path: Path) -> 
     assert (last.rows, last.cols) == (Rows.LOGITS, job.plan.vocab_size)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_nodes_are_those_of_the_plan_by_name(family: str, tmp_path: Path) -> None:
     """But that an attention is one node, and two steps; attributes are those of the steps."""
     graph, job = _graph(tmp_path, family)
