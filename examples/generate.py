@@ -1,4 +1,4 @@
-"""Generate from token ids with ModelRunner: greedy, then sampled; only numpy is needed beside ingot's own module.
+"""Generate from token ids with ModelRunner: first greedy, then sampled.
 
 python examples/generate.py ENGINE
 """
@@ -9,7 +9,7 @@ from ingot.runtime import ModelRunner
 
 with ModelRunner.from_dir(sys.argv[1]) as runner:
     prompts = [[1, 1680, 620], [1, 455]]
-    greedy = runner.generate(prompts, max_new_tokens=12)
+    greedy = runner.generate(prompts, max_new_tokens=12)  # int32 [prompt, sequence, token], prompt included
     for prompt, row in zip(prompts, greedy, strict=True):
         print("greedy ", prompt, "→", row[0, len(prompt) :].tolist())
 

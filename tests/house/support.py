@@ -43,7 +43,7 @@ UNPROVEN = """Not proven, since no GPU was at hand:
 - of the full TensorRT: that it builds, reads back and runs any of this
 - several GPUs: an engine has one rank
 
-`python examples/gpu_proof/prove.py --work DIR` does the first four on an H100 or H200 ([docs/gpu.md](docs/gpu.md))."""
+`python -m tests.gpu_proof --work DIR` does the first four on an H100 or H200 ([docs/gpu.md](docs/gpu.md))."""
 
 
 class Support(enum.Enum):

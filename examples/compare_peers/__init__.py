@@ -1,1 +1,0 @@
-"""ingot and other engines on one machine, in one run, with one random-weight checkpoint: `python compare.py --help`."""

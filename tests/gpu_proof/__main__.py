@@ -1,0 +1,136 @@
+"""Options → the parts of the list, each in a process of its own → a JSON file per part.
+
+    python -m tests.gpu_proof --work DIR --parts a,b,c --model MODEL_DIR --sort_model MODEL_DIR
+    python -m tests.gpu_proof --work DIR --parts d --shapes llama-3.2-1b
+
+a   does TensorRT-RTX take this GPU?
+b   every CUDA kernel against its reference, small cases under compute-sanitizer
+c   tiny real models: the tokens of the CPU engine in f32, layers against the Checkpoint, 729 sorts
+d   speed of shapes with random weights, beside the machine's limits and transformers
+
+Without a GPU each part says in a line what is missing. Exit code 0: everything is as it should be; 1: something is not,
+or could not be done; 2: wrong usage.
+"""
+
+import argparse
+import dataclasses
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ingot.errors import IngotError
+from ingot.plugins.cuda.gpu import find_gpus
+from tests.gpu_proof.kernels import kernels
+from tests.gpu_proof.result import Result, write
+from tests.gpu_proof.rtx import rtx_validity
+from tests.gpu_proof.shapes import SHAPES
+from tests.gpu_proof.speed import speed
+from tests.gpu_proof.tokens import tokens
+from tests.gpu_proof.work import Job
+
+COMMAND = ("python", "-m", "tests.gpu_proof")
+RESULTS = Path(__file__).resolve().with_name("results")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """what: in words."""
+
+    what: str
+    run: Callable[[Job], Iterable[Result]]
+
+
+PARTS: Mapping[str, Part] = {
+    "a": Part(what="does TensorRT-RTX take this GPU?", run=rtx_validity),
+    "b": Part(what="every CUDA kernel against its reference", run=kernels),
+    "c": Part(what="tiny real models: tokens and layers", run=tokens),
+    "d": Part(what="speed on random weights", run=speed),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code."""
+    given = parse(arguments)
+    parts = given.parts.split(",")
+    found = find_gpus()
+    if found.why_not is not None:
+        for name in parts:
+            print(f"{name} ({PARTS[name].what}): not done: {found.why_not}")
+        return 1
+    if len(parts) > 1:  # what ends one process leaves the others
+        rest = _without_parts(arguments)
+        codes = [
+            subprocess.run([sys.executable, *COMMAND[1:], *rest, "--parts", part], check=False).returncode
+            for part in parts
+        ]
+        return int(any(codes))
+    (name,) = parts
+    part = PARTS[name]
+    job = Job(
+        work=given.work,
+        gpu=found.gpus[0],
+        models=given.model or [],
+        sort_model=given.sort_model,
+        shapes=given.shapes.split(","),
+        batches=[int(each) for each in given.batches.split(",")],
+        prompts=[int(each) for each in given.prompts.split(",")],
+        context=given.context,
+        output=given.output,
+        repetitions=given.repetitions,
+    )
+    job.work.mkdir(parents=True, exist_ok=True)
+    results: list[Result] = []
+    try:
+        for result in part.run(job):
+            print(f"{name} {result.line()}", flush=True)
+            results.append(result)
+    except IngotError as error:  # what was found before it stays
+        results.append(Result(name=part.what, command="", ok=False, missing=str(error)))
+        print(f"{name} {results[-1].line()}")
+    command = shlex.join([*COMMAND, *arguments])
+    path = write(given.results, name, part.what, command, found, results)
+    print(f"{name}: {path}")
+    return int(any(result.ok is False or result.missing is not None for result in results))
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Ends the process with code 2 and words where something is wrong."""
+    parser = argparse.ArgumentParser(
+        prog=" ".join(COMMAND), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and engines, used again")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON files (%(default)s)")
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of them, comma between (%(default)s)")
+    parser.add_argument("--model", type=Path, action="append", metavar="DIR", help="c: one more Hugging Face directory")
+    parser.add_argument("--sort_model", type=Path, metavar="DIR", help="c: a model that sorts six letters of three")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="d: (%(default)s)")
+    parser.add_argument("--batches", default="1,8,64,256", help="d: sequences that decode together (%(default)s)")
+    parser.add_argument(
+        "--context", type=int, default=1024, help="d: tokens before the first decoded one (%(default)s)"
+    )
+    parser.add_argument("--output", type=int, default=64, help="d: decoded tokens (%(default)s)")
+    parser.add_argument("--prompts", default="2048,8192", help="d: tokens of a prefill (%(default)s)")
+    parser.add_argument("--repetitions", type=int, default=3, help="d: timed rounds (%(default)s)")
+    given = parser.parse_args(arguments)
+    for what, names, known in (("part", given.parts, PARTS), ("shape", given.shapes, SHAPES)):
+        if unknown := [each for each in names.split(",") if each not in known]:
+            parser.error(f"there is no {what} {unknown[0]!r}: expected some of {', '.join(known)}")
+    for what, numbers in (("--batches", given.batches), ("--prompts", given.prompts)):
+        if not all(each.isdigit() and int(each) > 0 for each in numbers.split(",")):
+            parser.error(f"{what}: expected numbers above 0 with commas between, got {numbers!r}")
+    return given
+
+
+def _without_parts(arguments: Sequence[str]) -> list[str]:
+    kept, skip = [], False
+    for each in arguments:
+        if not skip and not each.startswith("--parts"):
+            kept.append(each)
+        skip = each == "--parts"
+    return kept
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,248 @@
+"""The GPU proof without a GPU: what is missing in a line; on the emulated GPU: each part, small."""
+
+import ctypes
+import dataclasses
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from ingot.errors import TargetError
+from ingot.plugins.cuda.gpu import Found, Gpu, find_gpus
+from ingot.plugins.tensorrt.library import Library
+from tests.gpu_proof import __main__ as main_module
+from tests.gpu_proof import kernels, rtx, speed, tokens
+from tests.gpu_proof.__main__ import PARTS, Part, main
+from tests.gpu_proof.result import Result, write
+from tests.gpu_proof.shapes import SHAPES
+from tests.gpu_proof.work import Job, checkpoint_of
+from tests.handmade import TINY_GPT2, TINY_LLAMA, write_model
+from tests.house.project import ROOT
+from tests.plugins.cuda.conftest import emulation, gpu  # noqa: F401
+from tests.plugins.tensorrt.emulated_runtime import EmulatedTensorRt
+
+TINY = {**TINY_LLAMA, "head_dim": 16, "num_key_value_heads": 2}
+GPU = Gpu(index=0, name="A GPU", capability=(9, 0), memory_bytes=1, multiprocessors=4)
+
+
+@pytest.fixture
+def driver(gpu: ctypes.CDLL) -> ctypes.CDLL:  # noqa: F811
+    """The emulated one."""
+    return gpu
+
+
+def run(*arguments: object) -> int:
+    return main([str(each) for each in arguments])
+
+
+def document_of(folder: Path, part: str) -> dict[str, object]:
+    (path,) = folder.glob(f"gpu-{part}-emulated-gpu-*.json")
+    found: dict[str, object] = json.loads(path.read_text())
+    return found
+
+
+def test_without_a_gpu_each_part_says_what_is_missing(tmp_path: Path) -> None:
+    """As a command: one line per part, no file."""
+    command = [sys.executable, "-m", "tests.gpu_proof", "--work", str(tmp_path / "w")]
+    done = subprocess.run(
+        [*command, "--results", str(tmp_path / "r")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert [line.split(" ")[0] for line in lines] == list(PARTS)
+    (reason,) = {line.split("not done: ")[1] for line in lines}
+    assert "NVIDIA driver" in reason or "cuda-python" in reason
+    assert done.stderr == ""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("parts", [("--parts", "b,c,d"), ("--parts=b,c,d",)])
+def test_several_parts_have_a_process_each(
+    parts: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails leaves the others, and is remembered."""
+    started: list[list[str]] = []
+
+    def process(command: list[str], check: bool) -> "subprocess.CompletedProcess[str]":
+        started.append(command)
+        return subprocess.CompletedProcess(command, int(command[-1] == "c"))
+
+    monkeypatch.setattr(main_module, "find_gpus", lambda: Found(gpus=(GPU,), why_not=None))
+    monkeypatch.setattr("tests.gpu_proof.__main__.subprocess.run", process)
+    assert run("--work", tmp_path, *parts, "--context", 64) == 1
+    assert [command[3:] for command in started] == [
+        ["--work", str(tmp_path), "--context", "64", "--parts", part] for part in "bcd"
+    ]
+    assert [command[1:3] for command in started] == [["-m", "tests.gpu_proof"]] * 3
+
+
+def test_what_was_found_before_an_error_is_kept(
+    driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(job: Job) -> Iterator[Result]:
+        yield Result(name="one", command="c", ok=True)
+        raise TargetError("the GPU is full")
+
+    monkeypatch.setitem(PARTS, "b", Part(what="kernels", run=breaks))
+    assert run("--work", tmp_path / "w", "--results", tmp_path / "r", "--parts", "b") == 1
+    results = document_of(tmp_path / "r", "b")["results"]
+    assert [(each["name"], each["ok"]) for each in results] == [("one", True), ("kernels", False)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wrong", [("--parts", "a,x"), ("--shapes", "gpt-5"), ("--batches", "1,0"), ("--prompts", "x")])
+def test_wrong_usage(wrong: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("--work", "nowhere", *wrong)
+    assert caught.value.code == 2
+    assert "python -m tests.gpu_proof: error: " in capsys.readouterr().err
+
+
+def test_models_answer_as_on_the_cpu(
+    driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A random model does not sort, and that is found too."""
+    llama, gpt = write_model(tmp_path / "tiny", TINY), write_model(tmp_path / "sorts", TINY_GPT2)
+    monkeypatch.setattr(tokens, "SHIPPED", llama)
+    monkeypatch.setattr(tokens, "PRECISIONS", ("f32", "bf16"))
+    monkeypatch.setattr(tokens, "PROMPTS", 4)
+    monkeypatch.setattr(tokens, "NEW", 5)
+    monkeypatch.setattr(tokens, "LETTERS", 2)
+    given = ("--work", tmp_path / "w", "--results", tmp_path / "r", "--parts", "c", "--sort_model", gpt)
+    assert run(*given) == 1
+    out = capsys.readouterr().out
+    assert "c tokens of tiny in f32: yes: prompts 4, new 5, equal 4" in out
+    for precision in ("f32", "bf16"):
+        assert f"c layers of tiny in {precision}: yes" in out
+    assert "c 729 sorts: NO: inputs 9" in out
+    document = document_of(tmp_path / "r", "c")
+    assert str(document["command"]).startswith("python -m tests.gpu_proof --work")
+    assert (document["sm"], document["cuda_driver"]) == ("90", "13.0")
+    assert len(document["results"]) == 4  # type: ignore[arg-type]
+    assert "--target cuda/sm90 --precision f32" in json.dumps(document["results"])
+
+
+def test_a_gpu_that_computes_something_else_is_found(
+    driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "PROMPTS", 3)
+    real = tokens._generate
+    monkeypatch.setattr(tokens, "_generate", lambda engine, *given: real(engine, *given) + ("cuda" in engine.name))
+    job = Job(work=tmp_path, gpu=find_gpus().gpus[0])
+    result = tokens.same_tokens(job, checkpoint_of(tmp_path, write_model(tmp_path / "tiny", TINY)))
+    assert result.ok is False
+    assert result.figures["equal"] == 0
+
+
+def test_speed_of_a_shape(
+    driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Decode, attention, prefill; transformers sees no GPU here, so products are not measured."""
+    monkeypatch.setattr(main_module, "SHAPES", {"tiny": TINY})
+    monkeypatch.setattr(speed, "SHAPES", {"tiny": TINY})
+    monkeypatch.setattr(speed, "SHORT", 2)
+    numbers = ("--batches", "1,2", "--context", "12", "--output", "3", "--prompts", "20", "--repetitions", "1")
+    given = ("--work", tmp_path / "w", "--results", tmp_path / "r", "--parts", "d", "--shapes", "tiny", *numbers)
+    assert run(*given) == 1, "without transformers it is not done"
+    results = {each["name"]: each for each in document_of(tmp_path / "r", "d")["results"]}  # type: ignore[attr-defined]
+    assert set(results) == {
+        "tiny: decode of 1",
+        "tiny: decode of 2",
+        "tiny: attention of 2",
+        "tiny: prefill of 20",
+        "tiny: beside transformers",
+    }
+    assert results["tiny: decode of 2"]["figures"]["of_bandwidth"] > 0
+    assert results["tiny: decode of 1"]["ok"] in (True, False)
+    assert results["tiny: prefill of 20"]["figures"]["tflops"] > 0
+    assert results["tiny: prefill of 20"]["ok"] is None
+    assert "ingot bench latency --engine_dir" in results["tiny: decode of 1"]["command"]
+    assert "sees no GPU" in (said := results["tiny: beside transformers"]["missing"]) or "transformers is not" in said
+    assert "not done" in capsys.readouterr().out
+
+
+def test_ratios_are_judged() -> None:
+    theirs = {"command": "c", "speeds": {"decode 1": 100.0, "decode 8": None, "prefill 20": 50.0}}
+    ours = {"decode 1": 131.0, "decode 8": 5.0, "prefill 20": 60.0}
+    found = list(speed._ratios("x", theirs, ours))
+    assert [each.ok for each in found] == [True, None, False]
+    assert [each.figures["ratio"] for each in found] == [1.31, None, 1.2]
+
+
+@pytest.mark.parametrize(("valid", "ok"), [(False, True), (True, False)])
+def test_what_tensorrt_rtx_says_of_the_gpu(
+    valid: bool, ok: bool, driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On 9.0 it must refuse; where it does not, the table of GPUs is to be changed."""
+    library = Library(name="TensorRT-RTX", version="1.7.1.116", module="emulated_tensorrt", folder=Path("nowhere"))
+    header = struct.pack("<4s12xQ4B4sI28x", b"vtrt", 64, 1, 7, 1, 116, b"vtrt", 0x7E)
+    (tmp_path / "rank0.plan").write_bytes(header)
+    module = EmulatedTensorRt(driver, None)  # type: ignore[arg-type]
+    module.valid = valid
+    monkeypatch.setitem(sys.modules, library.module, module)
+    monkeypatch.setattr(rtx, "find_rtx", lambda: library)
+    monkeypatch.setattr("ingot.plugins.tensorrt.target.find_rtx", lambda: library)
+    monkeypatch.setattr(rtx, "checkpoint_of", lambda work, model: work)
+    monkeypatch.setattr(rtx, "engine_of", lambda checkpoint, config: (tmp_path, "ingot build"))
+    (result,) = rtx.rtx_validity(Job(work=tmp_path, gpu=GPU))
+    assert result.ok is ok
+    assert result.figures["ingot_runs_it"] is False
+    assert result.figures["capabilities"].startswith("8.0, 8.6")
+
+
+def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rtx, "find_rtx", lambda: "TensorRT-RTX is not installed")
+    (result,) = rtx.rtx_validity(Job(work=tmp_path, gpu=GPU))
+    assert result.line() == "TensorRT-RTX on this GPU: not done: TensorRT-RTX is not installed"
+
+
+def test_the_kernels_tests_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests stand for those that need a GPU."""
+    monkeypatch.setattr(kernels, "FILES", ["tests/hall/test_forecast.py"])
+    monkeypatch.setattr("tests.gpu_proof.kernels.shutil.which", lambda name: None)
+    tests, *tools = kernels.kernels(Job(work=tmp_path, gpu=GPU))
+    assert tests.ok
+    assert tests.figures["tests"] > 1
+    assert tests.figures["failures"] == tests.figures["errors"] == 0
+    assert [tool.name for tool in tools] == list(kernels.TOOLS)
+    assert all(tool.missing == "compute-sanitizer is not on the path" for tool in tools)
+    failed = kernels.run("a tool", [sys.executable, "-c", "raise SystemExit('a race')"], tmp_path)
+    assert failed.ok is False
+    assert "a race" in failed.figures["said"]
+    monkeypatch.setattr(kernels, "SECONDS", 0.2)
+    late = kernels.run("a tool", [sys.executable, "-c", "import time; time.sleep(9)"], tmp_path)
+    assert late.ok is False
+    other = dataclasses.replace(GPU, capability=(8, 9))
+    (result,) = kernels.kernels(Job(work=tmp_path, gpu=other))
+    assert result.missing == "the tests need a GPU of sm_90; this machine has A GPU (sm_89)"
+
+
+def test_every_file_of_tests_is_there() -> None:
+    assert all((ROOT / name).is_file() for name in kernels.FILES)
+
+
+def test_shapes_are_those_of_the_models() -> None:
+    sizes = {
+        name: (shape["hidden_size"], shape["num_hidden_layers"], shape["vocab_size"]) for name, shape in SHAPES.items()
+    }
+    assert sizes == {
+        "llama-3.2-1b": (2048, 16, 128256),
+        "llama-3.1-8b": (4096, 32, 128256),
+        "qwen3-8b": (4096, 36, 151936),
+    }
+
+
+def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
+    result = Result(name="x", command="c", ok=True, figures={"a": float("nan"), "b": [float("inf"), 1.0]})
+    path = write(tmp_path, "d", "speed", "python -m tests.gpu_proof", Found(gpus=(GPU,), why_not=None), [result])
+    document = json.loads(path.read_text())
+    assert document["results"][0]["figures"] == {"a": None, "b": [None, 1.0]}
