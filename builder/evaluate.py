@@ -278,7 +278,7 @@ def _sum_of_seen(weights: Float64, v: Array, seen: npt.NDArray[np.bool_]) -> Flo
 def _router_logits(node: gs.Node) -> str:
     """Name of the logits whose softmax a TopK takes from, "" where it takes from something else."""
     softmax = producer(node.inputs[0])
-    return str(softmax.inputs[0].name) if is_op(softmax, "Softmax") else ""  # type: ignore[union-attr]
+    return str(softmax.inputs[0].name) if is_op(softmax, "Softmax") else ""
 
 
 def _experts_shares(node: gs.Node) -> int | None:

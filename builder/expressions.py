@@ -229,5 +229,5 @@ def _dtype(tensor: gs.Constant) -> DType:
     return dtype
 
 
-def _onnx_number(dtype: object) -> int:
-    return dtype if isinstance(dtype, int) else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))  # type: ignore[call-overload]
+def _onnx_number(dtype: npt.DTypeLike | int) -> int:
+    return dtype if isinstance(dtype, int) else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))

@@ -6,6 +6,7 @@ activation. Nodes are compared by identity: onnx-graphsurgeon's own equality goe
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -206,7 +207,7 @@ def producer(tensor: gs.Tensor) -> gs.Node | None:
     return tensor.inputs[0] if tensor.inputs else None
 
 
-def is_op(node: gs.Node | None, op: str, domain: str = "") -> bool:
+def is_op(node: gs.Node | None, op: str, domain: str = "") -> TypeGuard[gs.Node]:
     """Whether `node` is an `op` of the given domain ("" is ONNX's own)."""
     return node is not None and node.op == op and _domain(node) == domain
 

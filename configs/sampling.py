@@ -185,8 +185,8 @@ def check_flag(name: str, value: object) -> None:
 
 def check_integer(name: str, value: object, minimum: int, maximum: int | None = None) -> None:
     """Raise RequestError unless `value` is a whole number in [minimum, maximum]."""
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or not minimum <= int(value) <= (math.inf if maximum is None else maximum):  # type: ignore[call-overload]
+    whole = int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
+    if whole is None or not minimum <= whole <= (math.inf if maximum is None else maximum):
         limits = f"at least {minimum}" + ("" if maximum is None else f", at most {maximum}")
         raise RequestError(f"{name} must be a whole number, {limits}", got=repr(value)[:100])
 

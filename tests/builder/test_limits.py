@@ -1,5 +1,7 @@
 """Limits: defaults are lowered and say so, given values are kept or refused."""
 
+from typing import Any
+
 import pytest
 
 from ingot.builder.limits import fit_limits
@@ -50,9 +52,9 @@ def test_tokens_and_requests_of_a_step_are_independent() -> None:
         ({"max_seq_len": 50, "max_input_len": 51}, r"at most 50: max_seq_len is 50(.|\n)*raise --max_seq_len"),
     ],
 )
-def test_given_values_beyond_the_model_are_refused(given: dict[str, int], words: str) -> None:
+def test_given_values_beyond_the_model_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(BuildError, match=words):
-        fit_limits(BuildConfig(**given), 512)  # type: ignore[arg-type]
+        fit_limits(BuildConfig(**given), 512)
 
 
 def test_a_model_that_sets_no_limit() -> None:

@@ -100,8 +100,8 @@ def test_lengths_keep_to_the_limits(folder: Path) -> None:
 @pytest.mark.native
 def test_a_sample_holds_the_weights_that_it_reads(folder: Path, tmp_path: Path) -> None:
     """Those of a screen too, and of layers that are not run nothing but zeros."""
-    options = {"precision": "w4g32", "activations": "int8", "screen_lm_head": True, "autotune": False}
-    build(BuildConfig(**options), folder / "c", tmp_path / "e")  # type: ignore[arg-type]
+    config = BuildConfig(precision="w4g32", activations="int8", screen_lm_head=True, autotune=False)
+    build(config, folder / "c", tmp_path / "e")
     with open_engine(tmp_path / "e") as engine:
         sample = Sample(engine.plan, 0)
         copy = sample.copied(tmp_path / "e/rank0.engine")

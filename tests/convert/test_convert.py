@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,9 +246,9 @@ def test_random_weights(tmp_path: Path) -> None:
         ({"model_dir": Path("m"), "build_defaults": BuildDefaults(tp_size=0)}, "--tp_size must be at least 1"),
     ],
 )
-def test_options_that_do_not_go_together(options: dict[str, object], words: str) -> None:
+def test_options_that_do_not_go_together(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        ConvertOptions(output_dir=Path("out"), **options)  # type: ignore[arg-type]
+        ConvertOptions(output_dir=Path("out"), **options)
 
 
 def test_too_little_memory_is_refused_ahead(tmp_path: Path) -> None:

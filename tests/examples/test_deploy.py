@@ -38,7 +38,7 @@ def test_files_and_places() -> None:
     assert keys == "/run/secrets/" + json_line(COMPOSE.replace("[api_keys]", '["api_keys"]'), "secrets")[0]
     assert re.search(r"\$\{ENGINE_DIR:\?.*\}:/engine:ro", COMPOSE)
     dashboards = (DEPLOY / "dashboards.yml").read_text()
-    assert re.search(r"dashboard.json:(\S+)/ingot.json", COMPOSE)[1] in dashboards  # type: ignore[index]
+    assert re.findall(r"dashboard.json:(\S+)/ingot.json", COMPOSE)[0] in dashboards
     assert "ingot:8000" in (DEPLOY / "prometheus.yml").read_text()
     assert "http://prometheus:9090" in (DEPLOY / "grafana.yml").read_text()
 

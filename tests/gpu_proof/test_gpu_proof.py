@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,6 @@ from tests.gpu_proof.shapes import SHAPES
 from tests.gpu_proof.work import Job, checkpoint_of
 from tests.handmade import TINY_GPT2, TINY_LLAMA, write_model
 from tests.house.project import ROOT
-from tests.plugins.cuda.conftest import emulation, gpu  # noqa: F401
 from tests.plugins.tensorrt.emulated_runtime import EmulatedTensorRt
 
 TINY = {**TINY_LLAMA, "head_dim": 16, "num_key_value_heads": 2}
@@ -31,7 +31,7 @@ GPU = Gpu(index=0, name="A GPU", capability=(9, 0), memory_bytes=1, multiprocess
 
 
 @pytest.fixture
-def driver(gpu: ctypes.CDLL) -> ctypes.CDLL:  # noqa: F811
+def driver(gpu: ctypes.CDLL) -> ctypes.CDLL:
     """The emulated one."""
     return gpu
 
@@ -40,9 +40,9 @@ def run(*arguments: object) -> int:
     return main([str(each) for each in arguments])
 
 
-def document_of(folder: Path, part: str) -> dict[str, object]:
+def document_of(folder: Path, part: str) -> dict[str, Any]:
     (path,) = folder.glob(f"gpu-{part}-emulated-gpu-*.json")
-    found: dict[str, object] = json.loads(path.read_text())
+    found: dict[str, Any] = json.loads(path.read_text())
     return found
 
 
@@ -96,7 +96,7 @@ def test_what_was_found_before_an_error_is_kept(
     monkeypatch.setitem(PARTS, "b", Part(what="kernels", run=breaks))
     assert run("--work", tmp_path / "w", "--results", tmp_path / "r", "--parts", "b") == 1
     results = document_of(tmp_path / "r", "b")["results"]
-    assert [(each["name"], each["ok"]) for each in results] == [("one", True), ("kernels", False)]  # type: ignore[attr-defined]
+    assert [(each["name"], each["ok"]) for each in results] == [("one", True), ("kernels", False)]
 
 
 @pytest.mark.parametrize("wrong", [("--parts", "a,x"), ("--shapes", "gpt-5"), ("--batches", "1,0"), ("--prompts", "x")])
@@ -127,7 +127,7 @@ def test_models_answer_as_on_the_cpu(
     document = document_of(tmp_path / "r", "c")
     assert str(document["command"]).startswith("python -m tests.gpu_proof --work")
     assert (document["sm"], document["cuda_driver"]) == ("90", "13.0")
-    assert len(document["results"]) == 4  # type: ignore[arg-type]
+    assert len(document["results"]) == 4
     assert "--target cuda/sm90 --precision f32" in json.dumps(document["results"])
 
 
@@ -153,7 +153,7 @@ def test_speed_of_a_shape(
     numbers = ("--batches", "1,2", "--context", "12", "--output", "3", "--prompts", "20", "--repetitions", "1")
     given = ("--work", tmp_path / "w", "--results", tmp_path / "r", "--parts", "d", "--shapes", "tiny", *numbers)
     assert run(*given) == 1, "without transformers it is not done"
-    results = {each["name"]: each for each in document_of(tmp_path / "r", "d")["results"]}  # type: ignore[attr-defined]
+    results = {each["name"]: each for each in document_of(tmp_path / "r", "d")["results"]}
     assert set(results) == {
         "tiny: decode of 1",
         "tiny: decode of 2",

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,11 +100,11 @@ def test_missing_parts_are_named(checkpoint: Path, tmp_path: Path) -> None:
 def test_external_data_is_found_or_refused(checkpoint: Path) -> None:
     opened = Checkpoint.open(checkpoint)
     stored = opened.tensors()["norm/weight"]
-    place = {"location": "model.safetensors", "offset": stored.offset, "dtype": DType.F32}
-    found = opened.external("anything", shape=(32,), **place)  # type: ignore[arg-type]
+    place: dict[str, Any] = {"location": "model.safetensors", "offset": stored.offset, "dtype": DType.F32}
+    found = opened.external("anything", shape=(32,), **place)
     np.testing.assert_array_equal(read_rows(found), read_rows(stored))
     with pytest.raises(CheckpointError, match=r"bytes that are not there(.|\n)*of [\d,]+ bytes"):
-        opened.external("w", shape=(1 << 20,), **place)  # type: ignore[arg-type]
+        opened.external("w", shape=(1 << 20,), **place)
     with pytest.raises(CheckpointError, match="no such file"):
         opened.external("w", location="x", offset=0, dtype=DType.F32, shape=(1,))
     (checkpoint / "x").write_bytes(bytes(4))
@@ -112,7 +113,7 @@ def test_external_data_is_found_or_refused(checkpoint: Path) -> None:
     with (checkpoint / "model.safetensors").open("ab") as file:
         file.write(b"!")
     with pytest.raises(CheckpointError, match=r"not the one that was converted(.|\n)*expected: [0-9,]+ bytes"):
-        opened.external("w", shape=(32,), **place)  # type: ignore[arg-type]
+        opened.external("w", shape=(32,), **place)
     with pytest.raises(CheckpointError, match=r"must lie in the Checkpoint itself(.|\n)*\.\./x"):
         opened.external("w", location="../x", offset=0, dtype=DType.F32, shape=(1,))
 

@@ -101,10 +101,11 @@ def write_model(shape: dict[str, Any], directory: Path) -> None:
 
 def write_weights(shape: dict[str, Any], path: Path) -> None:
     """Normal values of deviation 0.02; norms are ones."""
-    header, end = {"__metadata__": {"format": "pt"}}, 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
     for name, size in tensors(shape):
         begin, end = end, end + 2 * int(np.prod(size))
-        header[name] = {"dtype": "BF16", "shape": list(size), "data_offsets": [begin, end]}  # type: ignore[dict-item]
+        header[name] = {"dtype": "BF16", "shape": list(size), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     random = np.random.default_rng(0)

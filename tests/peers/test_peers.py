@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,9 +40,9 @@ TINY = {
 MACHINE = Limits(bandwidth=20e9, buffer_bytes=1000, peaks={"int8.avx2": 200e9})
 
 
-def job(work: Path, **changes: object) -> Job:
+def job(work: Path, **changes: Any) -> Job:
     plain = Job(work=work, model="tiny", peer="ingot", weights="w8", isa="avx2", threads=1, regimes="decode:2")
-    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(plain, **changes)
 
 
 def outcome(engine: str, *speeds: float, weights: str = "w", reason: str | None = None) -> Outcome:

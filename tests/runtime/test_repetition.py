@@ -1,5 +1,7 @@
 """What a crossing of several steps is told beforehand, and which steps it says its tokens came in."""
 
+from typing import Any
+
 import numpy as np
 
 from ingot.plan import Limits
@@ -45,8 +47,8 @@ def begin(request: Request, tokens: list[int]) -> tuple[Repetition, Crossing]:
     return repetition, crossing
 
 
-def request_of(**more: object) -> Request:
-    return Request(np.array([1, 2], np.int32), max_new_tokens=30, **more)  # type: ignore[arg-type]
+def request_of(**more: Any) -> Request:
+    return Request(np.array([1, 2], np.int32), max_new_tokens=30, **more)
 
 
 def test_a_course_begins_with_all_that_a_word_may_have_begun_with() -> None:

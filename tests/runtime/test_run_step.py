@@ -1,6 +1,7 @@
 """A step in which some requests have logits processors: each gets its own token, probability and rank."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ def runner() -> ModelRunner:
     return make_runner(model, ref_session(model, 100))
 
 
-def request_of(runner: ModelRunner, *processors: Callable[[Float32], Float32], **more: int) -> Request:
-    params = SamplingParams(max_tokens=2, temperature=0, logits_processors=processors, **more)  # type: ignore[arg-type]
+def request_of(runner: ModelRunner, *processors: Callable[[Float32], Float32], **more: Any) -> Request:
+    params = SamplingParams(max_tokens=2, temperature=0, logits_processors=processors, **more)
     return make_requests(PROMPT, params, runner.facts, where="prompt 0")[0]
 
 

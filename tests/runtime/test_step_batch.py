@@ -1,5 +1,7 @@
 """A step is made from the one before it only where that is right, and its results go where they belong."""
 
+from typing import Any
+
 import numpy as np
 
 from ingot.runtime.block_manager import BlockManager
@@ -10,9 +12,9 @@ from ingot.step_io import StepResult
 SIZE = 4
 
 
-def decoding(blocks: BlockManager, prompt: list[int], **more: bool | int) -> Request:
+def decoding(blocks: BlockManager, prompt: list[int], **more: Any) -> Request:
     """A request with one pending token."""
-    request = Request(np.array(prompt, np.int32), max_new_tokens=20, **more)  # type: ignore[arg-type]
+    request = Request(np.array(prompt, np.int32), max_new_tokens=20, **more)
     advance(blocks, request, 50)
     return request
 

@@ -1,8 +1,11 @@
-"""What tests of TensorRT need: its wheels, or the reason why a test is skipped."""
+"""What tests of TensorRT need: its wheels, or the reason why a test is skipped; and the emulated GPU."""
 
 import pytest
 
 from ingot.plugins.tensorrt.library import Library, find_rtx
+from tests.plugins.cuda.conftest import emulation as emulation
+from tests.plugins.cuda.conftest import gpu as gpu
+from tests.plugins.cuda.conftest import real_context as real_context
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from ingot.plugins.tensorrt.lowering import lower
 from ingot.runtime.model_runner import ModelRunner
 from tests.e2e.command import Result, ingot
 from tests.handmade import TINY_LLAMA, write_model
-from tests.plugins.cuda.conftest import emulation, gpu, real_context  # noqa: F401
 from tests.plugins.tensorrt.emulated_runtime import EmulatedRuntime, EmulatedTensorRt
 
 NAMES = ["tensorrt/sm120", "tensorrt/sm100", "tensorrt/sm90", "tensorrt/sm89", "tensorrt/sm86", "tensorrt/sm80"]
@@ -42,7 +41,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def driver(gpu: ctypes.CDLL) -> ctypes.CDLL:  # noqa: F811
+def driver(gpu: ctypes.CDLL) -> ctypes.CDLL:
     """The emulated one."""
     return gpu
 

@@ -37,7 +37,6 @@ from ingot.runtime.session import LoadedEngine
 from ingot.step_io import Session, StepBatch
 from tests.hall.planted import Bytes, replant
 from tests.handmade import write_model
-from tests.plugins.cuda.conftest import emulation, gpu, real_context  # noqa: F401
 from tests.plugins.cuda.decode_steps import compare_decode
 from tests.plugins.tensorrt.emulated_runtime import EmulatedContext, EmulatedTensorRt
 
@@ -52,7 +51,7 @@ def _header(version: tuple[int, ...] = (1, 7, 1, 116)) -> bytes:
 
 
 @pytest.fixture
-def rtx(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:  # noqa: F811
+def rtx(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A GPU of sm_89 and an emulated library. Gives: (folder, family, options) → an engine."""
     monkeypatch.setenv("INGOT_EMULATED_SM", "89")
     monkeypatch.setattr(target_module, "find_rtx", lambda: LIBRARY)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -47,9 +48,9 @@ class Served:
         """Those that are open."""
         return [each for each in tuple(self.server.server_state.connections) if isinstance(each, Connection)]
 
-    def client(self, **options: object) -> openai.OpenAI:
+    def client(self, **options: Any) -> openai.OpenAI:
         """The official client."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, timeout=60, **options)  # type: ignore[arg-type]
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, timeout=60, **options)
 
     def async_client(self) -> openai.AsyncOpenAI:
         """The official client, asynchronous."""
@@ -121,9 +122,9 @@ def serving(
 
 
 @contextlib.contextmanager
-def serving_engine(engine: Path, config: ServeConfig = CONFIG, **options: object) -> Iterator[Served]:
+def serving_engine(engine: Path, config: ServeConfig = CONFIG, **options: Any) -> Iterator[Served]:
     """An engine directory. options: of ModelRunner.from_dir."""
-    runner = ModelRunner.from_dir(engine, **options)  # type: ignore[arg-type]
+    runner = ModelRunner.from_dir(engine, **options)
     with serving(runner, Tokenizer.from_dir(engine), config, engine) as served:
         yield served
 
