@@ -19,6 +19,17 @@ import numpy.typing as npt
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+"""Scaled rotary frequencies whose three ranges a tiny model meets."""
+
+
 torch.set_num_threads(1)  # models this small wait for other threads longer than these save
 
 

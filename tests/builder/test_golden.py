@@ -12,18 +12,10 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from tests.builder.engines import engine_logits
-from tests.tiny import TinyModel, load_model, tiny_gpt2, tiny_llama
+from tests.tiny import LLAMA3, TinyModel, load_model, tiny_gpt2, tiny_llama
 
 TOLERANCE = {"f32": 1e-4, "bf16": 3e-2}  # of the range of the logits
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 LLAMAS: dict[str, dict[str, Any]] = {
     "head_dim 8, mqa": {"head_dim": 8, "heads": 8, "kv_heads": 1, "vocab": 67},
     "head_dim 12, mha, tied, inter 172": {"head_dim": 12, "heads": 3, "kv_heads": 3, "tied": True, "inter": 172},

@@ -13,18 +13,9 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.dtypes import DType
-from tests.tiny import TinyModel, load_model, tiny_gpt2, tiny_llama, tiny_model
+from tests.tiny import LLAMA3, TinyModel, load_model, tiny_gpt2, tiny_llama, tiny_model
 
 TOLERANCE = 1e-5  # of the range of the logits
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 
 LLAMAS: dict[str, dict[str, Any]] = {
     "head_dim 8, mqa": {"head_dim": 8, "heads": 8, "kv_heads": 1, "vocab": 67},

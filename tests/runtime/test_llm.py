@@ -6,8 +6,7 @@ import gc
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -18,26 +17,9 @@ from ingot.errors import RequestError
 from ingot.runtime.llm import EngineLLM
 from ingot.runtime.llm_outputs import RequestOutput
 from ingot.step_io import StepBatch
-from tests.runtime.byte_tokenizer import byte_tokenizer
 from tests.runtime.fake_session import VOCAB, FakeSession, continued
-from tests.runtime.tiny_engine import make_runner
-from tests.runtime.tiny_plan import make_model
 
 LONG = SamplingParams(max_tokens=50, temperature=0, seed=1)
-
-
-@pytest.fixture
-def session() -> FakeSession:
-    plan = make_model().plan
-    return FakeSession(100, plan.kv.tokens_per_block, plan.limits)
-
-
-@pytest.fixture
-def llm(session: FakeSession, tmp_path: Path) -> Iterator[EngineLLM]:
-    model = make_model()
-    model = dataclasses.replace(model, plan=dataclasses.replace(model.plan, vocab_size=VOCAB))
-    with EngineLLM(make_runner(model, session), byte_tokenizer(tmp_path, VOCAB)) as llm:
-        yield llm
 
 
 def slow(batch: StepBatch) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,6 @@ from tests.runtime.tiny_engine import make_runner, open_session
 from tests.runtime.tiny_plan import make_model
 
 SHORT = SamplingParams(max_tokens=3, temperature=0, seed=1)
-
-
-@pytest.fixture
-def session() -> FakeSession:
-    plan = make_model().plan
-    return FakeSession(100, plan.kv.tokens_per_block, plan.limits)
-
-
-@pytest.fixture
-def llm(session: FakeSession, tmp_path: Path) -> Iterator[EngineLLM]:
-    model = make_model()
-    model = dataclasses.replace(model, plan=dataclasses.replace(model.plan, vocab_size=VOCAB))
-    with EngineLLM(make_runner(model, session), byte_tokenizer(tmp_path, VOCAB)) as llm:
-        yield llm
 
 
 def in_a_child(work: Callable[[], None]) -> int:

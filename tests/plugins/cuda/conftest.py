@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ingot.plugins.cuda import products
+from ingot.plugins.cuda.gpu import Device
 from tests.plugins.cuda.emulation import Emulation, build_emulation, one_context
 
 
@@ -46,3 +47,17 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     driver.emulated_run_backwards(0)
     driver.emulated_let_others_take(0)
     driver.emulated_set_devices(0)
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Every graph that is replayed while the test runs, in turn."""
+    replayed: list[object] = []
+    replay = Device.replay
+
+    def counted(device: Device, graph: object) -> None:
+        replayed.append(graph)
+        replay(device, graph)
+
+    monkeypatch.setattr(Device, "replay", counted)
+    return replayed

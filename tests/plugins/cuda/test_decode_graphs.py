@@ -8,7 +8,6 @@ import pytest
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.engine import open_engine
-from ingot.plugins.cuda.gpu import Device
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode, wide_group
@@ -23,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("precision", ["bf16", "f32"])
 def test_large_groups_decode_with_any_number_of_sequences(
-    gpu: ctypes.CDLL, checkpoint: Path, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: ctypes.CDLL, checkpoint: Path, precision: str, tmp_path: Path, replayed: list[object]
 ) -> None:
     """32 query heads of a KV head take the tile of prefill, idle rows too: 5, 7 and 8 sequences share a graph."""
     config = BuildConfig(
@@ -31,14 +30,6 @@ def test_large_groups_decode_with_any_number_of_sequences(
     )
     build(config, checkpoint, tmp_path / "e")
     engine = open_engine(tmp_path / "e")
-    replayed: list[object] = []
-    replay = Device.replay
-
-    def counted(device: Device, graph: object) -> None:
-        replayed.append(graph)
-        replay(device, graph)
-
-    monkeypatch.setattr(Device, "replay", counted)
     for sizes in ((5, 5, 7), (8, 8, 5, 6, 1, 8)):
         session = find_target("cuda/sm90").open_session(engine.plan, engine.weights, SessionOptions(num_blocks=BLOCKS))
         compare_decode(session, engine, sizes, TOLERANCE[precision])

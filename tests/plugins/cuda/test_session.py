@@ -17,7 +17,7 @@ from ingot.convert.family import family_names, find_family
 from ingot.dtypes import DType
 from ingot.engine import Engine, open_engine
 from ingot.errors import NoKernelError, RequestError
-from ingot.plugins.cuda.gpu import Device, find_gpus
+from ingot.plugins.cuda.gpu import find_gpus
 from ingot.plugins.cuda.session import CudaSession
 from ingot.plugins.ops.sample import sample
 from ingot.plugins.ref.session import RefSession
@@ -121,16 +121,8 @@ def engine(gpu: ctypes.CDLL, folder: Path) -> Path:
     return found if found.is_dir() else _engine(folder, "llama", precision="bf16")
 
 
-def test_decode_runs_as_graphs(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_runs_as_graphs(engine: Path, replayed: list[object]) -> None:
     """The second step of a bucket is captured, the later ones are replayed; three sequences fill four places."""
-    replayed: list[object] = []
-    replay = Device.replay
-
-    def counted(device: Device, graph: object) -> None:
-        replayed.append(graph)
-        replay(device, graph)
-
-    monkeypatch.setattr(Device, "replay", counted)
     found = _generate(engine, _gpu, PROMPTS, 16)
     assert len(replayed) >= 12
     assert len(set(map(id, replayed))) < 4

@@ -167,6 +167,15 @@ def test_a_copy_that_the_log_tells_of_is_refused() -> None:
     assert said in str(caught.value)
 
 
+LAYERS = [
+    Layer(
+        name="a_myl1", kind="gemm", profile=0, inputs=("x", "w", "one"), outputs=("y",), nodes=("a/product", "a/bias")
+    ),
+    Layer(name="b", kind="PluginV3", profile=1, inputs=("y",), outputs=("z",), nodes=("b",)),
+    Layer(name="c", kind="kgen", profile=1, inputs=(), outputs=(), nodes=()),
+]
+
+
 def test_lines_of_the_log_are_layers() -> None:
     log = (
         "VERBOSE Engine Layer Information:\n"
@@ -177,18 +186,7 @@ def test_lines_of_the_log_are_layers() -> None:
         "[ { Name: z [profile 1], Location: Device }], Metadata: [ONNX Layer: b]\n"
         "Name: c, LayerType: kgen, Inputs: [], Outputs: [], TacticName: , StreamId: 0, Metadata: \n"
     )
-    assert read_layers(log) == [
-        Layer(
-            name="a_myl1",
-            kind="gemm",
-            profile=0,
-            inputs=("x", "w", "one"),
-            outputs=("y",),
-            nodes=("a/product", "a/bias"),
-        ),
-        Layer(name="b", kind="PluginV3", profile=1, inputs=("y",), outputs=("z",), nodes=("b",)),
-        Layer(name="c", kind="kgen", profile=1, inputs=(), outputs=(), nodes=()),
-    ]
+    assert read_layers(log) == LAYERS
 
 
 def test_what_an_inspector_says_is_layers() -> None:
@@ -215,18 +213,7 @@ def test_what_an_inspector_says_is_layers() -> None:
         },
         {"Name": "c", "LayerType": "kgen", "Inputs": [], "Outputs": []},
     ]
-    assert inspected_layers(json.dumps({"Layers": said, "Bindings": ["x", "x [profile 1]"]})) == [
-        Layer(
-            name="a_myl1",
-            kind="gemm",
-            profile=0,
-            inputs=("x", "w", "one"),
-            outputs=("y",),
-            nodes=("a/product", "a/bias"),
-        ),
-        Layer(name="b", kind="PluginV3", profile=1, inputs=("y",), outputs=("z",), nodes=("b",)),
-        Layer(name="c", kind="kgen", profile=1, inputs=(), outputs=(), nodes=()),
-    ]
+    assert inspected_layers(json.dumps({"Layers": said, "Bindings": ["x", "x [profile 1]"]})) == LAYERS
 
 
 @pytest.mark.parametrize("said", ['{"Layers": ["a", "b"]}', '{"Layers": [{"Name": "a"}]}', "no JSON", "[]", "{}"])
