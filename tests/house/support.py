@@ -71,31 +71,30 @@ def _column(target: str) -> str:
 Row = tuple[str, str]  # family, precision
 
 
-def find_support(work: Path) -> dict[Row, dict[str, Support]]:
-    """What every target makes of every family and precision, here and now. Raises what building or running raises.
+def find_support(family: str, work: Path) -> dict[Row, dict[str, Support]]:
+    """What every target makes of a family in every precision, here and now. Raises what building or running raises.
 
     One engine holds all targets but those of GPUs: each has the plan and the weights that it has in one of its own.
     """
     found: dict[Row, dict[str, Support]] = {}
     on_gpu = list({_column(each.name): each.name for each in targets() if each.on_gpu}.values())
     others = [each for each in targets() if not each.on_gpu]
-    for family in family_names():
-        model, checkpoint = write_model(work / family, dict(find_family(family).tiny)), work / f"{family}-checkpoint"
-        convert(ConvertOptions(model_dir=model, output_dir=checkpoint))
-        for precision in TOLERANCE:
-            engine = work / f"{family}-{precision}"
-            names = ",".join(target.name for target in others)
-            build(BuildConfig(target=names, precision=precision, autotune=False), checkpoint, engine)
-            expected = _logits(engine, "ref")
-            row = found[family, precision] = {_column(each): _on_gpu(each, precision, checkpoint) for each in on_gpu}
-            for target in others:
-                row[target.name] = Support.BUILDS
-                if target.missing() is None:
-                    error = np.abs(_logits(engine, target.name) - expected).max() / np.ptp(expected)
-                    bound = (TOLERANCE_ON_TILES if target.name == "cpu/amx" else TOLERANCE)[precision]
-                    assert error < bound, f"{family} {precision} {target.name}: off by {error:.1e}"
-                    trapped = target.name == "cpu/amx" and not _has_tiles()
-                    row[target.name] = Support.TRAPPED if trapped else Support.TESTED
+    model, checkpoint = write_model(work / family, dict(find_family(family).tiny)), work / f"{family}-checkpoint"
+    convert(ConvertOptions(model_dir=model, output_dir=checkpoint))
+    for precision in TOLERANCE:
+        engine = work / f"{family}-{precision}"
+        names = ",".join(target.name for target in others)
+        build(BuildConfig(target=names, precision=precision, autotune=False), checkpoint, engine)
+        expected = _logits(engine, "ref")
+        row = found[family, precision] = {_column(each): _on_gpu(each, precision, checkpoint) for each in on_gpu}
+        for target in others:
+            row[target.name] = Support.BUILDS
+            if target.missing() is None:
+                error = np.abs(_logits(engine, target.name) - expected).max() / np.ptp(expected)
+                bound = (TOLERANCE_ON_TILES if target.name == "cpu/amx" else TOLERANCE)[precision]
+                assert error < bound, f"{family} {precision} {target.name}: off by {error:.1e}"
+                trapped = target.name == "cpu/amx" and not _has_tiles()
+                row[target.name] = Support.TRAPPED if trapped else Support.TESTED
     return found
 
 
@@ -149,7 +148,7 @@ def written() -> str:
 def main() -> None:
     """Put the table of this machine into the README."""
     with tempfile.TemporaryDirectory() as work:
-        found = find_support(Path(work))
+        found = {row: cells for family in family_names() for row, cells in find_support(family, Path(work)).items()}
     before, rest = (ROOT / "README.md").read_text().split(BEGIN)
     words = (
         "*tested*: runs and agrees with the numpy reference. *tested on emulated tiles*: so does the machine code, on\n"
