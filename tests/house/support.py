@@ -34,7 +34,7 @@ TOLERANCE_ON_TILES = {**TOLERANCE, "w8": 2e-2}
 GPU_COLUMNS = {"cuda": "cuda/smXX", "tensorrt": "tensorrt/smXX", "tensorrt-rtx": "tensorrt-rtx"}
 
 
-UNPROVEN = """Not proven, since no GPU was at hand:
+UNPROVEN = """Not proven, since we had no GPU:
 
 - whether TensorRT-RTX takes a GPU of 9.0 (expected: it refuses), and that it loads and runs engines on any other
 - every CUDA kernel's numbers on a real GPU, and that compute-sanitizer finds nothing
@@ -152,15 +152,15 @@ def main() -> None:
     before, rest = (ROOT / "README.md").read_text().split(BEGIN)
     words = (
         "*tested*: runs and agrees with the numpy reference. *tested on emulated tiles*: so does the machine code, on\n"
-        "a CPU with AVX-512 and BF16, its AMX instructions done in software; no CPU with AMX was at hand.\n"
-        "*builds*: not run, the machine at hand lacks the ISA.\n"
+        "a CPU with AVX-512 and BF16, its AMX instructions done in software; we had no CPU with AMX.\n"
+        "*builds*: not run: our machine lacks the ISA.\n"
     )
     words += "*not executed by us*: built, and its kernels run on an emulated GPU by tests, but on no real one yet\n"
     words += (
         "(cuda and tensorrt: sm80, sm86, sm89, sm90, sm100, sm120; tensorrt-rtx, also /sm80, /sm86, /sm89, /sm120;\n"
     )
     words += (
-        "all of them also in `f16`); engines of tensorrt/smXX were not even built by us, for want of the library.\n"
+        "all of them also in `f16`). We have not built engines of tensorrt/smXX either: we had no such library.\n"
     )
     words += f"*refused*: with a reason.\n\n{UNPROVEN}"
     body = f"{BEGIN}\n## Support\n\n{table(found)}\n\n{words}\n{END}"
