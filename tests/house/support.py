@@ -159,9 +159,7 @@ def main() -> None:
     words += (
         "(cuda and tensorrt: sm80, sm86, sm89, sm90, sm100, sm120; tensorrt-rtx, also /sm80, /sm86, /sm89, /sm120;\n"
     )
-    words += (
-        "all of them also in `f16`). We have not built engines of tensorrt/smXX either: we had no such library.\n"
-    )
+    words += "all of them also in `f16`). We have not built engines of tensorrt/smXX either: we had no such library.\n"
     words += f"*refused*: with a reason.\n\n{UNPROVEN}"
     body = f"{BEGIN}\n## Support\n\n{table(found)}\n\n{words}\n{END}"
     (ROOT / "README.md").write_text(before + body + rest.split(END)[1])

@@ -8,7 +8,6 @@ from ingot.convert.family import family_names
 from tests.house.project import ROOT
 from tests.house.support import UNPROVEN, Support, find_support, parse, table, written
 
-
 UPDATE = "run: python -m tests.house.support"
 
 
