@@ -1,5 +1,5 @@
 # make quickstart   its own environment, ingot installed, the whole path on the model that ships here
-# make test         test extras, then every test, JOBS at a time
+# make test         test extras, then every test that is not marked slow, JOBS at a time
 # make lint         ruff, clang-format and mypy
 # make wheel        dist/ingot-*.whl, which needs no compiler where it is installed
 # make native       the native module in place, for PYTHONPATH=src

@@ -41,16 +41,24 @@ def _shared(function: Any) -> Any:
         ),
         click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts."),
         click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
-        click.option("--top_k", type=int, default=0, show_default=True, help="Draw from so many tokens; 0: all."),
-        click.option("--top_p", type=float, default=1.0, show_default=True, help="Draw from so much probability."),
+        click.option(
+            "--top_k", type=int, default=0, show_default=True, help="Draw from the k most likely tokens; 0 is all."
+        ),
+        click.option(
+            "--top_p",
+            type=float,
+            default=1.0,
+            show_default=True,
+            help="Draw from the fewest tokens that reach this probability.",
+        ),
         click.option(
             "--repetition_penalty",
             type=float,
             default=1.0,
             show_default=True,
-            help="What logits of tokens so far are divided by.",
+            help="Divides the logits of earlier tokens; 1 changes nothing.",
         ),
-        click.option("--logprobs", type=int, help="So many likely tokens are wanted beside each."),
+        click.option("--logprobs", type=int, help="This many likely tokens beside each token."),
         click.option("--threads", type=positive, help="Threads; every core unless given."),
         use_mmap,
         target_isa,

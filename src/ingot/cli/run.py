@@ -31,9 +31,11 @@ from ingot.runtime.tokenizer import Tokenizer
 @click.option("--max_output_len", type=positive, default=128, show_default=True, help="Tokens to generate at most.")
 @click.option("--temperature", type=float, help="0 is greedy. Unless given: what generation_config.json says.")
 @click.option("--top_k", type=int, help="Draw from the k most likely tokens; 0 is all.")
-@click.option("--top_p", type=float, help="Draw from the smallest head of tokens with this probability; 1 is all.")
+@click.option(
+    "--top_p", type=float, help="Draw from the fewest most likely tokens whose probability reaches this; 1 is all."
+)
 @click.option("--min_p", type=float, help="Drop tokens less likely than this times the most likely one.")
-@click.option("--repetition_penalty", type=float, help="Of tokens in prompt or output; 1 is none.")
+@click.option("--repetition_penalty", type=float, help="Penalty of tokens in prompt or output; 1 changes nothing.")
 @click.option("--presence_penalty", type=float, help="Subtracted from the logits of tokens in the output.")
 @click.option("--frequency_penalty", type=float, help="Subtracted once per occurrence in the output.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="Ends the text, which is cut there; may be given often.")

@@ -27,7 +27,13 @@ _seconds = click.FloatRange(min=0)
 @click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to serve.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--api_key", "api_keys", multiple=True, metavar="KEY", help="Opens the door; may be given several times.")
+@click.option(
+    "--api_key",
+    "api_keys",
+    multiple=True,
+    metavar="KEY",
+    help="A key that clients must send; may be given several times.",
+)
 @click.option(
     "--api_key_file",
     type=click.Path(path_type=Path),
@@ -37,7 +43,7 @@ _seconds = click.FloatRange(min=0)
 @click.option(
     "--special_tokens_in_content",
     is_flag=True,
-    help="Let chat messages hold control tokens: who writes one can speak as another role.",
+    help="Let chat messages hold control tokens: a message can then speak as another role.",
 )
 @click.option(
     "--served_model_name",
@@ -58,7 +64,13 @@ _seconds = click.FloatRange(min=0)
 )
 @click.option("--request_timeout", type=_seconds, default=600, show_default=True, help="Seconds for a whole request.")
 @click.option("--body_timeout", type=_seconds, default=30, show_default=True, help="Seconds for a body to arrive.")
-@click.option("--write_timeout", type=_seconds, default=60, show_default=True, help="Seconds a client may not read.")
+@click.option(
+    "--write_timeout",
+    type=_seconds,
+    default=60,
+    show_default=True,
+    help="Seconds that a client may leave its answer unread.",
+)
 @click.option(
     "--stall_timeout",
     type=_seconds,
@@ -67,7 +79,9 @@ _seconds = click.FloatRange(min=0)
     help="Seconds without a finished step until the server is not ready.",
 )
 @click.option("--drain_timeout", type=_seconds, default=30, show_default=True, help="Seconds to finish after a signal.")
-@click.option("--cors_origin", "cors_origins", multiple=True, metavar="URL", help="Pages of it may call; * is all.")
+@click.option(
+    "--cors_origin", "cors_origins", multiple=True, metavar="URL", help="Origin whose pages may call; * is all."
+)
 @click.option("--no_log_requests", is_flag=True, help="No line per request; they are still counted.")
 @click.option("--log_json", is_flag=True, help="Log JSON lines.")
 @click.option("--otlp_endpoint", metavar="URL", help="Send OpenTelemetry spans there, e.g. http://collector:4318.")

@@ -69,7 +69,7 @@ def target_isa(function: Callable[..., Any]) -> Callable[..., Any]:
     target = click.option(
         "--target",
         metavar="NAME",
-        help="Of an engine with several targets: the one to run, or a family (cpu); what fits this machine best unless "
-        "given.",
+        help="The target to run of an engine with several, or a family (cpu). Unless given: the one that "
+        "fits this machine best.",
     )
     return target(isa(function))
