@@ -13,6 +13,18 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.quickstart import SHIPPED
 from tests.house.project import ROOT
+from tests.peers.models import SHAPES, write_model
+
+TINY = {
+    **SHAPES["tinyllama"],
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +49,13 @@ def test_two_engines_are_compared(engine: Path) -> None:
 
 
 def test_each_precision_has_a_row(tmp_path: Path) -> None:
+    """Of a random model: fewer bytes, and errors that grow."""
+    write_model(TINY, tmp_path / "m")
     text = tmp_path / "text"
     text.write_text(SAMPLE_TEXT.read_text()[:600])
-    table = run("precisions", SHIPPED, text)
-    assert table.count("\n| `") == 6
-    assert "| `w4g128` | 3.05 MB |" in table
+    table = run("precisions", tmp_path / "m", text)
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    assert [row[0] for row in rows] == ["| `f32`", "| `bf16`", "| `w8`", "| `w4g32`", "| `w4g64`", "| `w4g128`"]
+    sizes, errors = ([float(row[column].split()[0]) for row in rows] for column in (1, 3))
+    assert sizes[0] > 1.9 * sizes[1] > 3 * sizes[2] > 3 * sizes[3]
+    assert errors[0] <= errors[1] < errors[2] < errors[3]
