@@ -6,7 +6,9 @@ by itself.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +20,9 @@ from ingot.checkpoint import Checkpoint
 from ingot.companions import TOKENIZER_FILE, read_tokenizer
 from ingot.configs.token_ids import read_token_ids
 from ingot.plan import Plan, Step
-from ingot.plugins.activations import ACTIVATIONS
-from ingot.plugins.op import Array, Call, KvCache
-from ingot.plugins.ops.matmul import epilogue
+from ingot.plugins.interpreter import Interpreter
+from ingot.plugins.op import Array, KvCache
 from ingot.plugins.quantised import round_to_int8
-from ingot.plugins.registry import find_op
 from ingot.step_io import SampleRows, StepBatch
 
 SAMPLE_TEXT = Path(__file__).with_name("sample_text.txt")
@@ -59,10 +59,9 @@ class _Measurement:
     def __init__(self, plan: Plan, uses: Sequence[WeightUse], reader: WeightReader, ids: Sequence[int]) -> None:
         self._plan, self._reader = plan, reader
         self._uses = {use.name: use for use in uses}
-        self._values: dict[str, Array] = {}
+        self._squares = defaultdict[str, list[npt.NDArray[np.float64]]](list)  # of the errors of rows, by product
         blocks = -(-len(ids) // plan.kv.tokens_per_block)
-        self._kv = KvCache(plan.kv, blocks)
-        self._batch = StepBatch(
+        batch = StepBatch(
             ids=np.array(ids, np.int32),
             query_starts=np.array([0, len(ids)], np.int32),
             past_lengths=np.zeros(1, np.int32),
@@ -70,96 +69,73 @@ class _Measurement:
             logit_rows=np.arange(len(ids), dtype=np.int32),
             sample=_no_draws(),
         )
-        self._run = {"matmul": self._product, "moe_gate_up": self._gate_up, "moe_down": self._down}
-        self.errors: dict[str, float] = {}
+        self._interpreter = Interpreter(weights=self._weight, batch=batch, kv=KvCache(plan.kv, blocks))
 
     def run(self, progress: Progress | None) -> dict[str, float]:
         """The errors by product. progress: called with the stored size of each step's weights."""
-        for step in self._plan.steps:
-            with np.errstate(all="ignore"):  # a model may hold values that are not finite
-                outputs = self._run.get(step.op, self._other)(step)
-            for name, value in zip(step.outputs, outputs, strict=False):
-                if name:
-                    self._values[name] = value
-            if progress is not None:
-                progress(
-                    sum(
-                        self._uses[name].nbytes for name in step.inputs if name in self._uses and step.op != "embedding"
-                    )
-                )
-        return self.errors
+        values: dict[str, Array] = {}
+        with np.errstate(all="ignore"):  # a model may hold values that are not finite
+            for step in self._interpreter.run(self._plan.steps, values):
+                if progress is not None:
+                    weights = () if step.op == "embedding" else step.inputs
+                    progress(sum(self._uses[name].nbytes for name in weights if name in self._uses))
+        return {name: float(np.sqrt(np.concatenate(each).mean())) for name, each in self._squares.items()}
 
-    def _other(self, step: Step) -> tuple[Array, ...]:
-        inputs = [self._table(step, name) if name in self._uses else self._values.get(name) for name in step.inputs]
-        return find_op(step.op).reference(Call(inputs=inputs, attrs=step.attrs, batch=self._batch, kv=self._kv))
+    def _weight(self, step: Step, name: str) -> "_Measured":
+        def note(squares: npt.NDArray[np.float64]) -> None:
+            self._squares[step.name].append(squares)
 
-    def _table(self, step: Step, name: str) -> Array:
-        """A weight; of a table of an embedding only the rows that are used, the others zeros nobody reads."""
-        use = self._uses[name]
-        rows, cols = matrix_shape(use.tensor)
-        if step.op != "embedding":
-            return self._reader.read_rows(use.tensor, 0, rows).reshape(use.shape)
-        numbers = self._batch.ids if name == step.inputs[0] else np.arange(len(self._batch.ids))
-        table: Array = np.zeros((rows, cols), np.float32)  # pages that nobody touches take no memory
-        for number in np.unique(numbers):
-            table[number] = self._reader.read_rows(use.tensor, int(number), int(number) + 1)[0]
-        return table
+        return _Measured(use=self._uses[name], reader=self._reader, note=note)
 
-    def _product(self, step: Step) -> tuple[Array, ...]:
-        x, use = self._values[step.inputs[0]], self._uses[step.inputs[1]]
-        p, errors = self._multiply(x, use, 0, use.shape[0])
-        self._note(step, errors)
-        others = [
-            None if not name else self._table(step, name) if name in self._uses else self._values[name]
-            for name in step.inputs[2:]
-        ]
-        call = Call(inputs=[x, None, *others], attrs=step.attrs, batch=self._batch, kv=self._kv)
-        return (epilogue(call, p),)
 
-    def _gate_up(self, step: Step) -> tuple[Array, ...]:
-        """Of the op moe_gate_up, expert by expert."""
-        x, ids, use = self._values[step.inputs[0]], self._values[step.inputs[1]], self._uses[step.inputs[2]]
-        half, errors = use.shape[1] // 2, []
-        y: Array = np.zeros((*ids.shape, half), np.float32)
-        for expert in np.unique(ids).astype(int).tolist():
-            rows, slots = np.nonzero(ids == expert)
-            p, error = self._multiply(x[rows], use, expert * use.shape[1], use.shape[1])
-            y[rows, slots] = ACTIVATIONS[str(step.attrs["activation"])](p[:, :half]) * p[:, half:]
-            errors.append(error)
-        self._note(step, np.concatenate(errors))
-        return (y.reshape(len(ids), -1),)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Measured:
+    """A weight of the checkpoint, a block of its rows in memory at a time. Its products also say what they would lose.
 
-    def _down(self, step: Step) -> tuple[Array, ...]:
-        """Of the op moe_down, expert by expert."""
-        x, ids, weights = (self._values[name] for name in step.inputs[:3])
-        use, errors = self._uses[step.inputs[3]], []
-        each = x.reshape(*ids.shape, use.shape[2])
-        y: Array = np.zeros((len(ids), use.shape[1]), np.float32)
-        for expert in np.unique(ids).astype(int).tolist():
-            rows, slots = np.nonzero(ids == expert)  # a row takes an expert once
-            p, error = self._multiply(each[rows, slots], use, expert * use.shape[1], use.shape[1])
-            y[rows] += weights[rows, slots, None] * p
-            errors.append(error)
-        self._note(step, np.concatenate(errors))
-        return (y,)
+    note  gets the squared relative error of each row of a product with int8 inputs
+    """
 
-    def _multiply(self, x: Array, use: WeightUse, first: int, n: int) -> tuple[Array, npt.NDArray[np.float64]]:
-        """(x @ W.T, squared relative error of each row of it with int8 inputs), W: n rows of a weight from `first`."""
+    use: WeightUse
+    reader: WeightReader
+    note: Callable[[npt.NDArray[np.float64]], None]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.use.shape
+
+    @property
+    def values(self) -> Array:
+        return self.reader.read_rows(self.use.tensor, 0, matrix_shape(self.use.tensor)[0]).reshape(self.shape)
+
+    def rows(self, numbers: npt.NDArray[np.integer]) -> Array:
+        """Each is read once."""
+        distinct, places = np.unique(numbers, return_inverse=True)
+        found = [self.reader.read_rows(self.use.tensor, int(number), int(number) + 1) for number in distinct]
+        return np.concatenate(found)[places.reshape(-1)]
+
+    def products(self, parts: Sequence[tuple[int, Array]], activations: str) -> Iterator[Array]:
+        """One matrix after the other."""
+        assert activations == "f32", "rounded inputs are measured beside the others"
+        for expert, x in parts:
+            yield self._product(expert, x)
+
+    def _product(self, expert: int, x: Array) -> Array:
         codes, scale = round_to_int8(x)
         change: Array = codes.astype(np.float32) * scale[:, None] - x
         both = np.concatenate([x, change])  # so that every weight is read once
+        n, k = self.shape[-2:]
         p: Array = np.empty((len(x), n), np.float32)
         squares, lost = np.zeros(len(x)), np.zeros(len(x))
-        block = max(1, BLOCK_BYTES // (4 * use.shape[-1]))
+        block = max(1, BLOCK_BYTES // (4 * k))
         for begin in range(0, n, block):
-            products = both @ self._reader.read_rows(use.tensor, first + begin, first + min(begin + block, n)).T
-            p[:, begin : begin + block] = products[: len(x)]
+            end = min(begin + block, n)
+            weight = self.reader.read_rows(self.use.tensor, expert * n + begin, expert * n + end)
+            products = both @ weight.T
+            p[:, begin:end] = products[: len(x)]
             squares += _squares(products[: len(x)])
             lost += _squares(products[len(x) :])
-        return p, np.where(lost == 0, 0.0, lost / np.where(squares == 0, lost, squares))
-
-    def _note(self, step: Step, errors: npt.NDArray[np.float64]) -> None:
-        self.errors[step.name] = float(np.sqrt(errors.mean()))
+        self.note(np.where(lost == 0, 0.0, lost / np.where(squares == 0, lost, squares)))
+        return p
 
 
 def _squares(rows: Array) -> npt.NDArray[np.float64]:

@@ -13,9 +13,12 @@ import numpy.typing as npt
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, KvLayout, Rows
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
+from ingot.plugins.weight_values import HeldWeight, WeightValues
 from ingot.step_io import StepBatch
 
 Array = npt.NDArray[np.float32]
+Operand = Array | QuantisedRows | WeightValues
+"""What an op takes: an activation, or a weight that is in memory or that reads its numbers when they are asked for."""
 
 
 class KvCache:
@@ -64,11 +67,11 @@ class KvCache:
 class Call:
     """One execution of an op by its reference.
 
-    inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape,
-            or to quantised rows; None for an absent optional input
+    inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape or
+            to quantised rows, or what reads them; None for an absent optional input
     """
 
-    inputs: Sequence[Array | QuantisedRows | None]
+    inputs: Sequence[Operand | None]
     attrs: Mapping[str, Attr]
     batch: StepBatch
     kv: KvCache
@@ -82,13 +85,13 @@ class Call:
     def optional(self, index: int) -> Array | None:
         """Input `index`; quantised rows as the values that they stand for."""
         value = self.inputs[index]
-        return value.values if isinstance(value, QuantisedRows) else value
+        return value if value is None or isinstance(value, np.ndarray) else value.values
 
-    def weight(self, index: int) -> Array | QuantisedRows:
-        """Input `index`, a weight, as it is stored."""
+    def weight(self, index: int) -> WeightValues:
+        """Input `index`, a weight."""
         value = self.inputs[index]
         assert value is not None, f"input {index} is required"
-        return value
+        return HeldWeight(held=value) if isinstance(value, np.ndarray | QuantisedRows) else value
 
     def positions(self) -> npt.NDArray[np.int64]:
         """Position of each of the T tokens."""

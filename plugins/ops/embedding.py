@@ -1,23 +1,17 @@
 """Rows of a token table, plus rows of a position table where the model learns positions."""
 
 import numpy as np
-import numpy.typing as npt
 
 from ingot.plan import Rows
 from ingot.plugins.op import Array, Call, Op
-from ingot.plugins.quantised import QuantisedRows
 
 
 def reference(call: Call) -> tuple[Array, ...]:
     """out[t] = table[ids[t]] * scale (+ position_table[position of t]); a row of a w8 table is scale[row] * q[row]"""
-    out = _rows(call.weight(0), call.batch.ids) * np.float32(call.attrs["scale"])
+    out = call.weight(0).rows(call.batch.ids) * np.float32(call.attrs["scale"])
     if call.inputs[1] is not None:
-        out = out + _rows(call.weight(1), call.positions())
+        out = out + call.weight(1).rows(call.positions())
     return (out,)
-
-
-def _rows(table: Array | QuantisedRows, numbers: npt.NDArray[np.integer]) -> Array:
-    return table.take(numbers).values if isinstance(table, QuantisedRows) else table[numbers]
 
 
 OP = Op(

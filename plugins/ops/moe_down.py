@@ -3,7 +3,7 @@
 import numpy as np
 
 from ingot.plugins.op import Array, Call, Op
-from ingot.plugins.ops.matmul import expert_of, product
+from ingot.plugins.ops.moe_gate_up import each_expert
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -14,11 +14,12 @@ def reference(call: Call) -> tuple[Array, ...]:
     (x, ids, weights), weight = (call.required(index) for index in range(3)), call.weight(3)
     each = x.reshape(*ids.shape, weight.shape[2])
     y = np.zeros((len(ids), weight.shape[1]), np.float32)
-    for expert in np.unique(ids).astype(np.int64):
-        for slot in range(ids.shape[1]):
-            rows = np.nonzero(ids[:, slot] == expert)[0]
-            p = product(each[rows, slot], expert_of(weight, int(expert)), str(call.attrs["activations"]))
-            y[rows] += weights[rows, slot, None] * p
+    places = each_expert(ids)
+    parts = [(expert, each[place]) for expert, place in places.items()]
+    for (rows, slots), p in zip(
+        places.values(), weight.products(parts, str(call.attrs["activations"])), strict=True
+    ):
+        np.add.at(y, rows, weights[rows, slots, None] * p)
     return (y,)
 
 

@@ -1,10 +1,10 @@
 """The first half of the experts: for each slot of each row, the gated product with the weight of its expert."""
 
 import numpy as np
+import numpy.typing as npt
 
 from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.op import Array, Call, Op
-from ingot.plugins.ops.matmul import expert_of, product
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -12,14 +12,20 @@ def reference(call: Call) -> tuple[Array, ...]:
 
     activations round x, as of the op matmul.
     """
-    x, ids, weight = call.required(0), call.required(1).astype(np.int64), call.weight(2)
+    x, ids, weight = call.required(0), call.required(1), call.weight(2)
     half = weight.shape[1] // 2
     y = np.zeros((*ids.shape, half), np.float32)
-    for expert in np.unique(ids):
-        rows, slots = np.nonzero(ids == expert)
-        p = product(x[rows], expert_of(weight, int(expert)), str(call.attrs["activations"]))
-        y[rows, slots] = ACTIVATIONS[str(call.attrs["activation"])](p[:, :half]) * p[:, half:]
+    activate, places = ACTIVATIONS[str(call.attrs["activation"])], each_expert(ids)
+    parts = [(expert, x[rows]) for expert, (rows, _) in places.items()]
+    for place, p in zip(places.values(), weight.products(parts, str(call.attrs["activations"])), strict=True):
+        y[place] = activate(p[:, :half]) * p[:, half:]
     return (y.reshape(len(ids), -1),)
+
+
+def each_expert(ids: Array) -> dict[int, tuple[npt.NDArray[np.intp], ...]]:
+    """The experts that ids [rows, slots] name, ascending → (rows, slots) that take it."""
+    numbers = ids.astype(np.int64)
+    return {int(expert): np.nonzero(numbers == expert) for expert in np.unique(numbers)}
 
 
 OP = Op(

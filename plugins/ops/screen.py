@@ -25,8 +25,8 @@ import numpy as np
 
 from ingot.plan import Rows
 from ingot.plugins.op import Array, Call, Op
-from ingot.plugins.ops.matmul import product
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
+from ingot.plugins.weight_values import product
 
 GROUP = 128  # columns that share a multiplier of the codes, all of which are 1
 STEP = 17
@@ -97,7 +97,7 @@ def _logits(x: Array, row: int, table: QuantisedRows, tokens: np.typing.NDArray[
 
 def reference(call: Call) -> tuple[Array, ...]:
     """The tokens and the numbers of candidates as columns, [R, 1] each (a session returns the former's draws)."""
-    codes, table = call.weight(2), call.weight(4)
+    codes, table = call.inputs[2], call.inputs[4]
     assert isinstance(codes, QuantisedRows), "codes of a screen are w4"
     assert isinstance(table, QuantisedRows), "exact rows of a screen are w8"
     ids, counts = decide(call.required(0), call.required(1), codes.scale, call.required(3), table)

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.errors import CapacityError
-from ingot.plan import Buffer, Plan, Rows, Step
-from ingot.plugins.op import Array, Call, KvCache
+from ingot.plan import Buffer, Plan, Rows
+from ingot.plugins.interpreter import Interpreter
+from ingot.plugins.op import Array, KvCache
 from ingot.plugins.ops.sample import sample
-from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.check import check_steps
 from ingot.plugins.ref.weights import read_weight
-from ingot.plugins.registry import find_op
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
 
@@ -54,15 +53,12 @@ class RefSession:
     ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
         wanted, tapped = frozenset(steps), dict[str, dict[str, Float32]]()
-        for step in self._steps:
-            inputs = [self._value(name, batch) for name in step.inputs]
-            call = Call(inputs=inputs, attrs=step.attrs, batch=batch, kv=self.kv)
-            self._store(step, [result.copy() for result in find_op(step.op).reference(call)], batch)
+        arena = _Arena(self._arena, self._buffers, batch)
+        interpreter = Interpreter(weights=lambda _, name: self._weights[name], batch=batch, kv=self.kv)
+        for step in interpreter.run(self._steps, arena):
             if step.name in wanted:
-                tapped[step.name] = {
-                    name: self._view(self._buffers[name], batch).copy() for name in step.outputs if name
-                }
-        logits = self._view(self._buffers[self._logits], batch)
+                tapped[step.name] = {name: arena[name].copy() for name in step.outputs if name}
+        logits = arena[self._logits]
         drawn = sample(logits, batch.sample)
         return (dataclasses.replace(drawn, logits=logits.copy()) if batch.want_logits else drawn), tapped
 
@@ -82,22 +78,27 @@ class RefSession:
         self._arena = np.empty(0, dtype=np.float32)
         del self.kv
 
-    def _value(self, name: str, batch: StepBatch) -> Array | QuantisedRows | None:
-        if not name:
-            return None
-        weight = self._weights.get(name)
-        return self._view(self._buffers[name], batch) if weight is None else weight
 
-    def _store(self, step: Step, results: list[Array], batch: StepBatch) -> None:
-        for name, result in zip(step.outputs, results, strict=False):  # trailing optional outputs may be left out
-            if name:
-                self._view(self._buffers[name], batch)[...] = result
+class _Arena:
+    """The buffers of a plan in one array, with the rows of one batch."""
 
-    def _view(self, buffer: Buffer, batch: StepBatch) -> Array:
-        """The buffer's rows of this step: float32 [rows, cols] in the arena."""
-        rows = len(batch.ids) if buffer.rows is Rows.TOKENS else len(batch.logit_rows)
-        begin = buffer.offset // 4
-        return self._arena[begin : begin + rows * buffer.cols].reshape(rows, buffer.cols)
+    def __init__(self, numbers: Array, buffers: Mapping[str, Buffer], batch: StepBatch) -> None:
+        self._numbers, self._buffers = numbers, buffers
+        self._rows = {Rows.TOKENS: len(batch.ids), Rows.LOGITS: len(batch.logit_rows)}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._buffers
+
+    def __getitem__(self, name: str) -> Array:
+        """A view, float32 [rows, cols]."""
+        buffer = self._buffers[name]
+        rows, begin = self._rows[buffer.rows], buffer.offset // 4
+        return self._numbers[begin : begin + rows * buffer.cols].reshape(rows, buffer.cols)
+
+    def update(self, outputs: Mapping[str, Array]) -> None:
+        """Copies come first: a step may write over what another of its results is a view of."""
+        for name, result in {name: result.copy() for name, result in outputs.items()}.items():
+            self[name][...] = result
 
 
 def _fresh_arena(plan: Plan) -> Array:

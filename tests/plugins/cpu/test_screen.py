@@ -10,7 +10,7 @@ from ingot.plan import Step
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.cpu.session import open_native
 from ingot.plugins.op import Array
-from ingot.plugins.ops.matmul import product
+from ingot.plugins.weight_values import product
 from ingot.plugins.ops.screen import decide, dither, half_codes
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.target import SessionOptions

@@ -1,0 +1,59 @@
+"""Interprets the steps of a Plan in numpy: every step is the reference of its op.
+
+    who                what the weights are                  what it does between the steps
+    session of `ref`   packed weights of the engine          keeps what was asked for
+    calibration        floats of the checkpoint, by blocks   tells how far it is; its weights measure
+    comparison         packed weights, by blocks             goes on with the engine's own values
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from ingot.plan import Step
+from ingot.plugins.op import Array, Call, KvCache, Operand
+from ingot.plugins.registry import find_op
+from ingot.step_io import StepBatch
+
+Weights = Callable[[Step, str], Operand]
+"""(step, name of a weight that it reads) → what the reference of its op takes for it"""
+
+
+class Buffers(Protocol):
+    """The activations of a step by name: a dictionary, or an arena."""
+
+    def __contains__(self, name: object, /) -> bool: ...
+
+    def __getitem__(self, name: str, /) -> Array: ...
+
+    def update(self, outputs: Mapping[str, Array], /) -> None:
+        """Keep what a step has written. An output may be a view of what one of the same names holds."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Interpreter:
+    """weights: of the steps; batch, kv: what the steps work on."""
+
+    weights: Weights
+    batch: StepBatch
+    kv: KvCache
+
+    def run(self, steps: Sequence[Step], buffers: Buffers) -> Iterator[Step]:
+        """Each step, when the buffers hold what it has written: until the next one is asked for, they may be read or
+        replaced."""
+        for step in steps:
+            buffers.update(self.compute(step, buffers))
+            yield step
+
+    def compute(self, step: Step, buffers: Buffers) -> dict[str, Array]:
+        """What one step writes, by buffer; the buffers stay as they are, keys and values go into the cache."""
+        inputs = [self._operand(step, name, buffers) for name in step.inputs]
+        results = find_op(step.op).reference(Call(inputs=inputs, attrs=step.attrs, batch=self.batch, kv=self.kv))
+        # trailing optional outputs may be left out
+        return {name: result for name, result in zip(step.outputs, results, strict=False) if name}
+
+    def _operand(self, step: Step, name: str, buffers: Buffers) -> Operand | None:
+        if not name:
+            return None
+        return buffers[name] if name in buffers else self.weights(step, name)

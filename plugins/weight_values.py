@@ -1,0 +1,99 @@
+"""What an op's reference sees of a weight: its shape, its numbers, and products with it.
+
+The weight says where its numbers come from and how many of them are in memory at a time. The reference says what is
+computed with them.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.dtypes import DType, from_float32, to_float32
+from ingot.plugins.quantised import Float32, Int8, QuantisedRows, round_to_int8
+
+EXACT_K = 1024  # 127 * 127 * 1024 < 2^24
+
+
+class WeightValues(Protocol):
+    """A weight of one step. shape: the logical one, as in the plan."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def values(self) -> Float32:
+        """All numbers, [*shape]."""
+        ...
+
+    def rows(self, numbers: npt.NDArray[np.integer]) -> Float32:
+        """These rows of a table, [len(numbers), cols]."""
+        ...
+
+    def products(self, parts: Sequence[tuple[int, Float32]], activations: str) -> Iterator[Float32]:
+        """x @ matrix.T for each (number of an expert, x), in this order, experts ascending; float32 [rows, N].
+
+        A weight without experts has one part, of number 0. activations: as of `product`.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class HeldWeight:
+    """A weight that is in memory as a whole."""
+
+    held: Float32 | QuantisedRows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.held.shape
+
+    @property
+    def values(self) -> Float32:
+        """Quantised rows become the values that they stand for."""
+        return self.held.values if isinstance(self.held, QuantisedRows) else self.held
+
+    def rows(self, numbers: npt.NDArray[np.integer]) -> Float32:
+        """Of quantised rows only these are multiplied out."""
+        return self.held.take(numbers).values if isinstance(self.held, QuantisedRows) else self.held[numbers]
+
+    def products(self, parts: Sequence[tuple[int, Float32]], activations: str) -> Iterator[Float32]:
+        """One matrix after the other."""
+        for expert, x in parts:
+            yield product(x, self._matrix(expert), activations)
+
+    def _matrix(self, expert: int) -> Float32 | QuantisedRows:
+        if len(self.shape) == 2:
+            return self.held
+        return self.held.take(expert) if isinstance(self.held, QuantisedRows) else self.held[expert]
+
+
+def product(x: Float32, weight: Float32 | QuantisedRows, activations: str) -> Float32:
+    """x @ weight.T, float32 [rows, N].
+
+    activations  f32: x as it is; bf16, f16: x rounded to that first (what AMX tiles and GPUs take); sums are float32
+                 or wider, and of a quantised weight they run over x * q and are multiplied by the row's scale at the
+                 end.
+                 int8: x rounded per row (`round_to_int8`); of q * a the int32 sum is exact, so that every order of
+                 additions gives the same bits: p = float32(sum) * (a_scale * scale), both products in float32
+    """
+    if activations in ("bf16", "f16"):
+        dtype = DType(activations)
+        x = to_float32(from_float32(x, dtype), dtype)
+    if isinstance(weight, np.ndarray):
+        return (x.astype(np.float64) @ weight.astype(np.float64).T).astype(np.float32)
+    if activations == "int8":
+        codes, a_scale = round_to_int8(x)
+        return _integer_product(codes, weight.integers).astype(np.float32) * (a_scale[:, None] * weight.scale)
+    return (x.astype(np.float64) @ weight.integers.astype(np.float64).T).astype(np.float32) * weight.scale
+
+
+def _integer_product(a: Int8, q: Int8) -> npt.NDArray[np.float64]:
+    """a @ q.T, exact: float32 holds every sum of EXACT_K products of signed bytes, float64 every sum of those."""
+    total = np.zeros((len(a), len(q)))
+    for k in range(0, a.shape[1], EXACT_K):
+        part = np.s_[:, k : k + EXACT_K]
+        total += a[part].astype(np.float32) @ q[part].astype(np.float32).T
+    return total
