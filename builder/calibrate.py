@@ -111,7 +111,8 @@ class _Measured:
         """Each is read once."""
         distinct, places = np.unique(numbers, return_inverse=True)
         found = [self.reader.read_rows(self.use.tensor, int(number), int(number) + 1) for number in distinct]
-        return np.concatenate(found)[places.reshape(-1)]
+        table: Array = np.concatenate(found)[places.reshape(-1)]
+        return table
 
     def products(self, parts: Sequence[tuple[int, Array]], activations: str) -> Iterator[Array]:
         """One matrix after the other."""

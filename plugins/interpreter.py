@@ -1,9 +1,9 @@
 """Interprets the steps of a Plan in numpy: every step is the reference of its op.
 
-    who                what the weights are                  what it does between the steps
-    session of `ref`   packed weights of the engine          keeps what was asked for
-    calibration        floats of the checkpoint, by blocks   tells how far it is; its weights measure
-    comparison         packed weights, by blocks             goes on with the engine's own values
+who                what the weights are                  what it does between the steps
+session of `ref`   packed weights of the engine          keeps what was asked for
+calibration        floats of the checkpoint, by blocks   tells how far it is; its weights measure
+comparison         packed weights, by blocks             goes on with the engine's own values
 """
 
 import dataclasses
@@ -19,12 +19,16 @@ Weights = Callable[[Step, str], Operand]
 """(step, name of a weight that it reads) → what the reference of its op takes for it"""
 
 
-class Buffers(Protocol):
-    """The activations of a step by name: a dictionary, or an arena."""
+class Values(Protocol):
+    """Activations by the name of their buffer."""
 
     def __contains__(self, name: object, /) -> bool: ...
 
     def __getitem__(self, name: str, /) -> Array: ...
+
+
+class Buffers(Values, Protocol):
+    """Activations that steps may write: a dictionary, or an arena."""
 
     def update(self, outputs: Mapping[str, Array], /) -> None:
         """Keep what a step has written. An output may be a view of what one of the same names holds."""
@@ -46,14 +50,14 @@ class Interpreter:
             buffers.update(self.compute(step, buffers))
             yield step
 
-    def compute(self, step: Step, buffers: Buffers) -> dict[str, Array]:
-        """What one step writes, by buffer; the buffers stay as they are, keys and values go into the cache."""
-        inputs = [self._operand(step, name, buffers) for name in step.inputs]
+    def compute(self, step: Step, values: Values) -> dict[str, Array]:
+        """What one step writes, by buffer. Values stay as they are; what attention keeps goes into the cache."""
+        inputs = [self._operand(step, name, values) for name in step.inputs]
         results = find_op(step.op).reference(Call(inputs=inputs, attrs=step.attrs, batch=self.batch, kv=self.kv))
         # trailing optional outputs may be left out
         return {name: result for name, result in zip(step.outputs, results, strict=False) if name}
 
-    def _operand(self, step: Step, name: str, buffers: Buffers) -> Operand | None:
+    def _operand(self, step: Step, name: str, values: Values) -> Operand | None:
         if not name:
             return None
-        return buffers[name] if name in buffers else self.weights(step, name)
+        return values[name] if name in values else self.weights(step, name)

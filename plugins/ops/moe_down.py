@@ -16,9 +16,7 @@ def reference(call: Call) -> tuple[Array, ...]:
     y = np.zeros((len(ids), weight.shape[1]), np.float32)
     places = each_expert(ids)
     parts = [(expert, each[place]) for expert, place in places.items()]
-    for (rows, slots), p in zip(
-        places.values(), weight.products(parts, str(call.attrs["activations"])), strict=True
-    ):
+    for (rows, slots), p in zip(places.values(), weight.products(parts, str(call.attrs["activations"])), strict=True):
         np.add.at(y, rows, weights[rows, slots, None] * p)
     return (y,)
 

@@ -53,9 +53,8 @@ class RefSession:
     ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
         wanted, tapped = frozenset(steps), dict[str, dict[str, Float32]]()
-        arena = _Arena(self._arena, self._buffers, batch)
-        interpreter = Interpreter(weights=lambda _, name: self._weights[name], batch=batch, kv=self.kv)
-        for step in interpreter.run(self._steps, arena):
+        arena = Arena(self._arena, self._buffers, batch)
+        for step in self._interpreter(batch).run(self._steps, arena):
             if step.name in wanted:
                 tapped[step.name] = {name: arena[name].copy() for name in step.outputs if name}
         logits = arena[self._logits]
@@ -78,8 +77,11 @@ class RefSession:
         self._arena = np.empty(0, dtype=np.float32)
         del self.kv
 
+    def _interpreter(self, batch: StepBatch) -> Interpreter:
+        return Interpreter(weights=lambda _, name: self._weights[name], batch=batch, kv=self.kv)
 
-class _Arena:
+
+class Arena:
     """The buffers of a plan in one array, with the rows of one batch."""
 
     def __init__(self, numbers: Array, buffers: Mapping[str, Buffer], batch: StepBatch) -> None:

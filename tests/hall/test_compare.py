@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.engine import open_engine
 from ingot.errors import EngineError, UsageError
-from ingot.plan import Plan, Step, Weight
+from ingot.plan import Plan, Weight
 from ingot.plugins.layouts import PANEL
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
@@ -29,8 +29,8 @@ from ingot.plugins.ref.session import RefSession
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.target import SessionOptions
 from ingot.quickstart import SHIPPED
-from ingot.step_io import StepBatch
 from tests.hall.planted import Bytes, Edit, floats, panel, replant, swap_panels, with_attr
+from tests.hall.wrong_kernel import WrongKernel, spoil_one
 from tests.handmade import random_tensors, write_model
 
 LLAMA = {**find_family("llama").tiny, "num_key_value_heads": 2, "head_dim": 16}
@@ -243,16 +243,6 @@ def test_an_error_in_the_plan_is_named(
         compare(engine, llama.checkpoint, OPTIONS)
 
 
-class WrongKernel(RefSession):
-    """A numpy session one of whose kernels is wrong."""
-
-    wrong: str
-    spoil: Callable[[Array], Array]
-
-    def _store(self, step: Step, results: list[Array], batch: StepBatch) -> None:
-        super()._store(step, [self.spoil(each) for each in results] if step.name == self.wrong else results, batch)
-
-
 def run_on(session: RefSession, engine: Path, checkpoint: Path) -> Comparison:
     """As `compare`, with this session."""
     with open_engine(engine) as opened:
@@ -263,11 +253,6 @@ def run_on(session: RefSession, engine: Path, checkpoint: Path) -> Comparison:
             run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=2)
             run.compare_group(0, tokens.sequences)
             return run.result(engine, checkpoint)
-
-
-def spoil_one(values: Array) -> Array:
-    values[-1, 3] += 1e-3 * np.abs(values).max()
-    return values
 
 
 @pytest.mark.parametrize(

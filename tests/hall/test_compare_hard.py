@@ -23,9 +23,11 @@ from ingot.engine import open_engine
 from ingot.errors import EngineError
 from ingot.plan import Plan
 from ingot.plugins.op import Array
+from ingot.plugins.ref.session import RefSession
 from ingot.plugins.target import SessionOptions
 from tests.hall.planted import Bytes, Edit, panel, replant, step_named, with_attr
-from tests.hall.test_compare import OPTIONS, Built, WrongKernel, run_on
+from tests.hall.test_compare import OPTIONS, Built, run_on
+from tests.hall.wrong_kernel import WrongKernel
 from tests.handmade import random_tensors, write_model
 
 MIXTRAL = {**find_family("mixtral").tiny, "num_hidden_layers": 4}
@@ -184,8 +186,7 @@ def test_the_shares_of_experts_are_compared(chaotic: Built, tmp_path: Path) -> N
     engine = chaotic.engine("ref-bf16")
     with open_engine(engine) as opened:
         wrong = with_attr(opened.plan, "layers.2/moe_route", normalized=0)
-        session = WrongKernel(wrong, opened.weights, SessionOptions(num_blocks=8))
-        session.wrong = "nothing"
+        session = RefSession(wrong, opened.weights, SessionOptions(num_blocks=8))
         object.__setattr__(opened, "plan", wrong)
         found = [finding.step for finding in run_on(session, engine, chaotic.checkpoint).findings]
     assert found[0].startswith("layers.2/")

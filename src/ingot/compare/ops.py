@@ -10,18 +10,17 @@ store what only 16-bit products read in their type, half a step off.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from ingot.builder.in_order import in_order
-from ingot.compare.packed import Block, PackedWeights
+from ingot.compare.packed import PackedWeight, PackedWeights
 from ingot.compare.places import are_numbers, vanish
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Plan, Step
-from ingot.plugins.op import Array, Call, KvCache
-from ingot.plugins.quantised import QuantisedRows, stacked
+from ingot.plugins.interpreter import Interpreter
+from ingot.plugins.op import Array, KvCache
 from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
 
@@ -114,8 +113,8 @@ class StepChecker:
         """(what, the engine's, the reference's, the reference's of the moved inputs), each [rows, cols]."""
         if step.op in PRODUCTS:  # reading a weight costs more than a few rows
             both = {name: np.concatenate([values, moved[name]]) for name, values in inputs.items()}
-            product = self._product if step.op == "matmul" else self._expert_product
-            expected, other = np.split(product(step, both), 2)
+            (result,) = self._reference(step, both, KvCache(self._kv, 0)).values()
+            expected, other = np.split(result, 2)
             yield "output", outputs[step.outputs[0]], expected, other
             return
         moved_pools = None if pools is None else KvPools(keys=self._moved(pools.keys), values=self._moved(pools.values))
@@ -136,10 +135,8 @@ class StepChecker:
         cache = KvCache(self._kv, len(pools.keys) if pools is not None else 0)
         if step.op == "paged_attention" and pools is not None:
             cache.keys[0], cache.values[0] = pools.keys, pools.values
-        results = self._reference(step, [self._operand(step, name, inputs) for name in step.inputs], cache)
-        for name, result in zip(step.outputs, results, strict=False):
-            if name:
-                yield "output", outputs[name], result
+        for name, result in self._reference(step, inputs, cache).items():
+            yield "output", outputs[name], result
         if step.op == "rope_kv_write" and pools is not None:
             written = _written(self._batch, pools.keys)
             for what, got, wanted in zip(
@@ -149,73 +146,14 @@ class StepChecker:
                     wanted = np.where(np.isfinite(wanted).all(axis=-1, keepdims=True), wanted, np.float32(np.nan))
                 yield what, _rows_of(np.where(written, got, 0)), _rows_of(np.where(written, wanted, 0))
 
-    def _operand(self, step: Step, name: str, inputs: Mapping[str, Array]) -> Array | QuantisedRows | None:
-        if not name or name in inputs:
-            return inputs.get(name)
-        return None if step.op == "embedding" else self._packed.whole(name)
+    def _reference(self, step: Step, inputs: Mapping[str, Array], cache: KvCache) -> dict[str, Array]:
+        """What the op's reference writes, by buffer. The cache has one layer, whichever the step is of."""
+        if "layer" in step.attrs:
+            step = dataclasses.replace(step, attrs={**step.attrs, "layer": 0})
+        return Interpreter(weights=self._weight, batch=self._batch, kv=cache).compute(step, inputs)
 
-    def _reference(
-        self, step: Step, operands: Sequence[Array | QuantisedRows | None], cache: KvCache
-    ) -> tuple[Array, ...]:
-        batch = self._batch
-        if step.op == "embedding":  # of the tables only the rows that are read
-            batch, operands = self._few_rows(step)
-        attrs = {**step.attrs, "layer": 0} if "layer" in step.attrs else step.attrs
-        return find_op(step.op).reference(Call(inputs=operands, attrs=attrs, batch=batch, kv=cache))
-
-    def _few_rows(self, step: Step) -> tuple[StepBatch, list[Array | None]]:
-        tokens, places = np.unique(self._batch.ids, return_inverse=True)
-        batch = dataclasses.replace(self._batch, ids=places.reshape(-1).astype(np.int32))
-        table = self._packed.rows(step.inputs[0], tokens)
-        longest = int(np.diff(batch.query_starts).max())
-        positions = self._packed.rows(step.inputs[1], np.arange(longest)) if step.inputs[1] else None
-        return batch, [table, positions]
-
-    def _product(self, step: Step, inputs: Mapping[str, Array]) -> Array:
-        """A product, some of its columns at a time, joined again: a row's bound needs the whole row."""
-        x, weight, bias, residual = step.inputs
-        bias_values = self._packed.whole(bias) if bias else None
-
-        def columns(block: Block) -> Array:
-            operands = [
-                inputs[x],
-                self._packed.read(block),
-                None if bias_values is None else bias_values[block.numbers],
-                inputs[residual][:, block.begin : block.end] if residual else None,
-            ]
-            return self._reference(step, operands, KvCache(self._kv, 0))[0]
-
-        return np.concatenate(list(in_order(columns, self._packed.blocks(weight), self._threads)), axis=1)
-
-    def _expert_product(self, step: Step, inputs: Mapping[str, Array]) -> Array:
-        """The same of experts that some row takes, one after the other: each block as if it were the only expert's."""
-        ids = inputs[step.inputs[1]].astype(np.int64)
-        taken = {int(expert): np.nonzero(ids == expert) for expert in np.unique(ids)}  # rows, each once, and slots
-        is_first = step.op == "moe_gate_up"
-        each = inputs[step.inputs[0]].reshape(len(ids), 1 if is_first else ids.shape[1], -1)
-
-        def columns(block: Block) -> tuple[Block, Array]:
-            rows, slots = taken[block.expert]
-            only: Array = np.zeros((len(rows), 1), np.float32)
-            shares = () if is_first else (inputs[step.inputs[2]][rows, slots, None],)
-            operands = [each[rows, 0 if is_first else slots], only, *shares, _alone(self._packed.read(block))]
-            return block, self._reference(step, operands, KvCache(self._kv, 0))[0]
-
-        n = self._packed.weights[step.inputs[-1]].shape[1]
-        y: Array = np.zeros((*ids.shape, n // 2) if is_first else (len(ids), n), np.float32)
-        blocks = self._packed.blocks(step.inputs[-1], taken)
-        for block, part in in_order(columns, blocks, self._threads):
-            rows, slots = taken[block.expert]
-            if is_first:
-                y[rows, slots, block.begin : block.end] = part
-            else:
-                y[rows, block.begin : block.end] += part
-        return y.reshape(len(ids), -1)
-
-
-def _alone(rows: Array | QuantisedRows) -> Array | QuantisedRows:
-    """The matrix of one expert as a weight of experts."""
-    return stacked([rows]) if isinstance(rows, QuantisedRows) else rows[None]
+    def _weight(self, step: Step, name: str) -> PackedWeight:
+        return PackedWeight(packed=self._packed, name=name, threads=self._threads)
 
 
 def narrow_outputs(plan: Plan) -> dict[str, DType]:

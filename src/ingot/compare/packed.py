@@ -6,16 +6,18 @@ numbers, as the product's columns need them. The matrices of experts come one af
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from ingot.builder.in_order import in_order
 from ingot.plan import Piece, Plan, Weight
 from ingot.plugins.layouts import PANEL, num_panels
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.weights import read_weight
+from ingot.plugins.weight_values import product
 
 BLOCK_BYTES = 4 << 20  # of a weight as float32
 
@@ -74,6 +76,43 @@ class PackedWeights:
             if gated:
                 numbers = np.concatenate([numbers, out + numbers])
             yield Block(weight=weight, expert=expert, begin=begin, end=end, numbers=numbers)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PackedWeight:
+    """One of the packed weights, as the references of the ops take it. threads: that share the blocks of products."""
+
+    packed: PackedWeights
+    name: str
+    threads: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.packed.weights[self.name].shape
+
+    @property
+    def values(self) -> Array:
+        return self.packed.whole(self.name)
+
+    def rows(self, numbers: npt.NDArray[np.integer]) -> Array:
+        """Each is read once."""
+        distinct, places = np.unique(numbers, return_inverse=True)
+        found: Array = self.packed.rows(self.name, distinct)[places.reshape(-1)]
+        return found
+
+    def products(self, parts: Sequence[tuple[int, Array]], activations: str) -> Iterator[Array]:
+        """Some columns at a time, joined again: a row's bound needs the whole row."""
+        x, n = dict(parts), self.shape[-2]
+
+        def columns(block: Block) -> tuple[Block, Array]:
+            return block, product(x[block.expert], self.packed.read(block), activations)
+
+        found = in_order(columns, self.packed.blocks(self.name, x), self.threads)
+        for expert, blocks in itertools.groupby(found, lambda each: each[0].expert):
+            joined: Array = np.empty((len(x[expert]), n), np.float32)
+            for block, part in blocks:
+                joined[:, block.numbers - expert * n] = part
+            yield joined
 
 
 def cut(weight: Weight, begin: int, end: int, expert: int = 0) -> Weight:

@@ -10,10 +10,10 @@ from ingot.plan import Step
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.cpu.session import open_native
 from ingot.plugins.op import Array
-from ingot.plugins.weight_values import product
 from ingot.plugins.ops.screen import decide, dither, half_codes
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.target import SessionOptions
+from ingot.plugins.weight_values import product
 from ingot.step_io import NO_LOG_PROB
 from ingot.step_work import SCREEN_ROWS
 from tests.plugins.cpu.screened import greedy, open_screened, screened_plan, step_of

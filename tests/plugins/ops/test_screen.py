@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ingot.plugins.op import Array, Call, KvCache
-from ingot.plugins.weight_values import product
 from ingot.plugins.ops.screen import GROUP, SLACK, SPREAD, STEP, bound, dither, half_codes, reference
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
+from ingot.plugins.weight_values import product
 from tests.plugins.ops.calls import LAYOUT, ONE_TOKEN, random_array
 from tests.plugins.ops.screens import CASES, head_of, rows_of
 
