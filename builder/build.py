@@ -135,7 +135,7 @@ def build(
     check_companions(checkpoint.path)
     notes: list[str] = []
     with graph_errors(checkpoint.graph_path):
-        jobs = decide(config, checkpoint, targets, config.shards or cores(), progress)
+        jobs = decide(config, checkpoint, targets, progress)
         tokens = check_token_ids(checkpoint.path, jobs[0].plan.vocab_size)
         shares = share(jobs, [()] * len(jobs))
         engine_bytes = sum(map(_engine_bytes, shares)) + _made_bytes(jobs)

@@ -2,7 +2,8 @@
 
 The plan runs once, step by step, with the ops' references and the weights as the checkpoint stores them. Of a product
 no more than a block of rows is in memory, and its outputs go on without the rounding, so that every product is judged
-by itself.
+by itself. Products are computed in float64 and rounded to float32: so the order of additions, which differs between
+machines, leaves no trace in the result.
 """
 
 import contextlib
@@ -123,7 +124,7 @@ class _Measured:
     def _product(self, expert: int, x: Array) -> Array:
         codes, scale = round_to_int8(x)
         change: Array = codes.astype(np.float32) * scale[:, None] - x
-        both = np.concatenate([x, change])  # so that every weight is read once
+        both = np.concatenate([x, change]).astype(np.float64)  # both at once, so that every weight is read once
         n, k = self.shape[-2:]
         p: Array = np.empty((len(x), n), np.float32)
         squares, lost = np.zeros(len(x)), np.zeros(len(x))
@@ -131,7 +132,7 @@ class _Measured:
         for begin in range(0, n, block):
             end = min(begin + block, n)
             weight = self.reader.read_rows(self.use.tensor, expert * n + begin, expert * n + end)
-            products = both @ weight.T
+            products = both @ weight.astype(np.float64).T
             p[:, begin:end] = products[: len(x)]
             squares += _squares(products[: len(x)])
             lost += _squares(products[len(x) :])
@@ -139,9 +140,9 @@ class _Measured:
         return p
 
 
-def _squares(rows: Array) -> npt.NDArray[np.float64]:
+def _squares(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Sum of squares of each row."""
-    squares: npt.NDArray[np.float64] = np.einsum("rc,rc->r", rows, rows, dtype=np.float64)
+    squares: npt.NDArray[np.float64] = np.einsum("rc,rc->r", rows, rows)
     return squares
 
 

@@ -56,10 +56,8 @@ class Job:
     sample: Sample | None
 
 
-def decide(
-    config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target], shards: int, progress: Progress
-) -> list[Job]:
-    """A job for each target. shards: parts of the packed weights."""
+def decide(config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target], progress: Progress) -> list[Job]:
+    """A job for each target."""
     graph = Graph.load(checkpoint.graph_path)
     if config.dump_passes is not None:
         _make_folder(config.dump_passes)
@@ -77,7 +75,7 @@ def decide(
             dump /= target.name.replace("/", "-")
             _make_folder(dump)
         own = dataclasses.replace(config, dump_passes=dump)
-        jobs.append(_decide_target(own, checkpoint, graph, reports, errors, target, shards, progress))
+        jobs.append(_decide_target(own, checkpoint, graph, reports, errors, target, progress))
     return jobs
 
 
@@ -88,7 +86,6 @@ def _decide_target(
     reports: Sequence[PassReport],
     errors: SampleErrors,
     target: Target,
-    shards: int,
     progress: Progress,
 ) -> Job:
     """The target passes set the same attributes whatever an earlier target has set there."""
@@ -115,7 +112,7 @@ def _decide_target(
         lowering.screen_head(target)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
-    plan = lowering.plan(limits, kv, shape, shards)
+    plan = lowering.plan(limits, kv, shape)
     check_plan(plan, target)
     timings: tuple[str, ...] = ()
     if config.autotune:

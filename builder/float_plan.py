@@ -31,4 +31,4 @@ def float_plan(lowering: Lowering, shape: ModelShape, limits: Limits, tokens_per
         tokens_per_block=tokens_per_block,
         dtype=DType.F32,
     )
-    return lowering.plan(limits, kv, shape, 1)
+    return lowering.plan(limits, kv, shape)

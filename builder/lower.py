@@ -163,11 +163,11 @@ class Lowering:
             for draft in self._drafts
         }
 
-    def plan(self, limits: Limits, kv: KvLayout, shape: ModelShape, shards: int) -> Plan:
+    def plan(self, limits: Limits, kv: KvLayout, shape: ModelShape) -> Plan:
         """The Plan under these limits."""
         rows = {Rows.TOKENS: limits.max_num_tokens, Rows.LOGITS: limits.max_logit_rows}
         buffers, arena_bytes = plan_arena(self._values, [_use(draft) for draft in self._drafts], rows, [self._logits])
-        weights, weight_bytes = place_weights(self.uses, shard_count(self.uses, shards))
+        weights, weight_bytes = place_weights(self.uses, shard_count(self.uses))
         names = [buffer.name for buffer in buffers]
         max_positions = limits.max_seq_len if shape.positions == UNLIMITED else shape.positions
         return Plan(

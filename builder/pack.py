@@ -1,8 +1,10 @@
 """Where packed weights lie in the weights section, and their bytes, block by block in the order of the file.
 
 0            shard 0 of every product, in order of use
-n * 2 MiB    shard 1 of every product, ...          one shard per thread: it streams its part front to back
+n * 2 MiB    shard 1 of every product, ...          which is read by a part of the threads
 ...          then tables, norm weights and biases ("row")
+
+How many shards there are follows from the model alone: every machine builds the same bytes.
 """
 
 import dataclasses
@@ -39,7 +41,8 @@ from ingot.plugins.target import Constant
 
 GATED = ".gated"
 CODE_ALIGNMENT = 4096  # constants may be mapped by themselves
-SMALL_MODEL = 32 << 20  # below this many bytes of products, one shard
+SHARD_BYTES = 32 << 20  # of products, that a shard holds at least
+MOST_SHARDS = 8  # as many memory nodes find a part for their threads alone
 BLOCK_BYTES = 4 << 20  # float32 bytes of weight in memory at a time
 
 Progress = Callable[[int], None]
@@ -103,10 +106,10 @@ class WeightUse:
         return matrix_shape(self.tensor)[1] * (PANEL if self.panels else 1)
 
 
-def shard_count(uses: Sequence[WeightUse], wanted: int) -> int:
-    """One shard where all products together are small, else as many as wanted."""
-    total = sum(use.nbytes for use in uses if use.panels)
-    return 1 if total < SMALL_MODEL else wanted
+def shard_count(uses: Sequence[WeightUse]) -> int:
+    """As many as the products fill: a power of two, for so is the number of nodes of most machines."""
+    filled = sum(use.nbytes for use in uses if use.panels) // SHARD_BYTES
+    return min(MOST_SHARDS, 1 << max(0, filled.bit_length() - 1))
 
 
 def place_weights(uses: Sequence[WeightUse], shards: int) -> tuple[list[Weight], int]:

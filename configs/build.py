@@ -45,7 +45,6 @@ class BuildConfig:
     max_num_tokens    tokens of one step (2048)
     tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
     kv_cache_dtype    auto: the precision, bf16 in quantised engines; int8 has one scale per token and KV head
-    shards            parts of the packed weights, one per thread; None: the cores of this machine
     max_mem           bytes the build may use
     autotune          time matrix products where this machine can run the target; else the shipped choice
     timing_cache      file with times of earlier builds, read and then written
@@ -66,7 +65,6 @@ class BuildConfig:
     max_num_tokens: int | None = None
     tokens_per_block: int = 32
     kv_cache_dtype: str = "auto"
-    shards: int | None = None
     max_mem: int | None = None
     autotune: bool = True
     timing_cache: Path | None = None
@@ -85,7 +83,7 @@ class BuildConfig:
             if rule.activations is not None:
                 _check_name(f"activations of {rule.pattern}:", rule.activations, ACTIVATIONS, {})
         _check_name("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES, _KV_NOT_YET)
-        counts = ("max_batch_size", "max_input_len", "max_output_len", "max_num_tokens", "shards", "max_mem")
+        counts = ("max_batch_size", "max_input_len", "max_output_len", "max_num_tokens", "max_mem")
         for name, minimum in (("max_seq_len", 2), *((name, 1) for name in counts)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):

@@ -49,7 +49,7 @@ from ingot.weights_memory import HUGE_PAGE, Homes, PlanHomes, huge_pages
 
 MAGIC = b"INGOTENG"
 HEADER_BYTES = 4096
-SECTION_ALIGNMENT = HUGE_PAGE  # of the weights section and of thread shards
+SECTION_ALIGNMENT = HUGE_PAGE  # of the weights section and of shards
 _HEADER = struct.Struct("<8sIIIIQQQQQ")
 
 Crc32 = Callable[[memoryview], int]

@@ -138,10 +138,11 @@ def test_two_builds_are_equal(llama: Path, tmp_path: Path) -> None:
 def test_shards_change_the_place_and_not_the_numbers(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pack, "SMALL_MODEL", 0)
-    plans = [build_ref(llama, tmp_path / f"e{shards}", shards=shards).plan for shards in (1, 3)]
-    assert [max(len(weight.pieces) for weight in plan.weights) for plan in plans] == [1, 3]
-    np.testing.assert_array_equal(engine_logits(tmp_path / "e1", IDS), engine_logits(tmp_path / "e3", IDS))
+    plans = [build_ref(llama, tmp_path / "e1").plan]
+    monkeypatch.setattr(pack, "SHARD_BYTES", 1)
+    plans.append(build_ref(llama, tmp_path / "e2").plan)
+    assert [max(len(weight.pieces) for weight in plan.weights) for plan in plans] == [1, 6]
+    np.testing.assert_array_equal(engine_logits(tmp_path / "e1", IDS), engine_logits(tmp_path / "e2", IDS))
 
 
 def test_a_tied_table_is_stored_once_per_layout(llama: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def _jobs(folder: Path, family: str, targets: str, precision: str = "f32") -> li
     write_model(folder / "m", dict(find_family(family).tiny))
     convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c"))
     config = BuildConfig(target=targets, precision=precision, dry_run=True)
-    return decide(config, Checkpoint.open(folder / "c"), find_targets(targets), 1, lambda what, done, total: None)
+    return decide(config, Checkpoint.open(folder / "c"), find_targets(targets), lambda what, done, total: None)
 
 
 def _graph(folder: Path, family: str) -> tuple[OpGraph, Job]:

@@ -25,7 +25,7 @@ def lower(g: GraphMaker, output: str, *, adding: bool) -> list[Step]:
     choice = ProductChoice(precision=Precision(dtype=DType.F32), activations="bf16")
     products = {node.name: choice for node in products_of(graph)}
     run_passes(graph, target_passes(find_target("ref"), products=products, tables=DType.F32, kv=DType.F32))
-    return list(Lowering(graph, adding_products=adding).plan(LIMITS, KV, SHAPE, 1).steps)
+    return list(Lowering(graph, adding_products=adding).plan(LIMITS, KV, SHAPE).steps)
 
 
 def norm(g: GraphMaker, x: str) -> str:

@@ -166,11 +166,12 @@ def test_more_shards_than_panels_leave_no_empty_piece() -> None:
     assert [(piece.begin, piece.end) for piece in weights[0].pieces] == [(0, 1), (1, 2)]
 
 
-def test_small_models_have_one_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    uses = [make_use(np.zeros((64, 64)), DType.F32, panels=True)]
-    assert shard_count(uses, 8) == 1
-    monkeypatch.setattr(pack, "SMALL_MODEL", 4 * 64 * 64)
-    assert shard_count(uses, 8) == 8
+@pytest.mark.parametrize(("filled", "shards"), [(0.5, 1), (1.9, 1), (2, 2), (3.9, 2), (4, 4), (8, 8), (100, 8)])
+def test_shards_are_as_many_as_products_fill(filled: float, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = make_use(np.zeros((64, 64)), DType.F32)
+    uses = [*(make_use(np.zeros((64, 64)), DType.F32, panels=True, name=name) for name in "ab"), table]
+    monkeypatch.setattr(pack, "SHARD_BYTES", int(2 * 4 * 64 * 64 / filled))
+    assert shard_count(uses) == shards
 
 
 def test_values_that_are_not_finite_are_counted() -> None:

@@ -25,7 +25,6 @@ from ingot.errors import UsageError
         ({"tokens_per_block": 8}, r"tokens_per_block(.|\n)*multiple of 16 from 16 to 256"),
         ({"tokens_per_block": 24}, "tokens_per_block"),
         ({"tokens_per_block": 512}, "tokens_per_block"),
-        ({"shards": 0}, "shards must be"),
         ({"max_output_len": 0}, "max_output_len must be"),
         ({"max_output_len": 5, "max_seq_len": 9}, "max_output_len and max_seq_len say the same"),
     ],

@@ -53,7 +53,7 @@ class Built:
         if not engine.exists():
             target, precision, kv = (*kind.split("-"), "auto")[:3]
             config = BuildConfig(
-                target=target, precision=precision, kv_cache_dtype=kv, tokens_per_block=16, max_num_tokens=24, shards=2
+                target=target, precision=precision, kv_cache_dtype=kv, tokens_per_block=16, max_num_tokens=24
             )
             build(config, self.checkpoint, engine)
         return engine

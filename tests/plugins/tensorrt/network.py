@@ -28,7 +28,7 @@ Attend = Callable[[Attention, Sequence[Array]], tuple[Array, Array, Array]]
 
 def decided(config: BuildConfig, checkpoint: Path) -> tuple[OpGraph, Plan]:
     """What a build gives to the compiler of its target."""
-    (job,) = decide(config, Checkpoint.open(checkpoint), find_targets(config.target), 1, lambda what, done, total: None)
+    (job,) = decide(config, Checkpoint.open(checkpoint), find_targets(config.target), lambda what, done, total: None)
     assert job.graph is not None, "the target compiles the graph"
     return job.graph, job.plan
 
