@@ -17,10 +17,6 @@ from ingot.plan import Limits, Plan
 from ingot.plugins.quantised import MAX_K
 from ingot.plugins.target import Target
 
-# Relative error of a product's output up to which its inputs are rounded to int8. With w8, stories260K and the shipped
-# model have nothing above 4 %, and their KL divergence from f32 stays below 0.002 with every input rounded.
-TOLERANCE = {DType.W8: 0.04, DType.W4: 0.05}
-
 Progress = Callable[[str, int, int], None]
 
 
@@ -61,7 +57,7 @@ def choose_activations(
     measured = errors.of(graph)
     depths = {name: weight_shape(product_weight(node))[-1] for name, node in products.items()}
     fits = {
-        name: measured[name] <= TOLERANCE[wanted[name].precision.dtype] and depths[name] <= MAX_K for name in undecided
+        name: measured[name] <= _tolerance(wanted[name].precision.dtype) and depths[name] <= MAX_K for name in undecided
     }
     for name, fit in fits.items():
         decided[name] = dataclasses.replace(decided[name], activations="int8" if fit else "bf16")
@@ -72,6 +68,12 @@ def choose_activations(
         f"worst error is {measured[worst]:.2%}, of {worst}" + (f"; not rounded: {', '.join(others)}" if others else "")
     )
     return decided, {name: _shortened(measured[name]) for name in undecided}
+
+
+def _tolerance(dtype: DType) -> float:
+    quantised = dtype.weight_format
+    assert quantised is not None, "products of floats have no choice"
+    return quantised.int8_tolerance
 
 
 def _by_kernels(choice: ProductChoice, plugin: str, target: Target, notes: list[str]) -> ProductChoice:

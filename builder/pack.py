@@ -24,8 +24,6 @@ from ingot.engine import SECTION_ALIGNMENT, aligned
 from ingot.plan import ALIGNMENT, Piece, Plan, Weight
 from ingot.plugins.layouts import (
     PANEL,
-    ROW,
-    ROW_W8,
     interleave_gated,
     interleave_quantised,
     num_panels,
@@ -35,6 +33,7 @@ from ingot.plugins.layouts import (
     panel_bytes,
     panel_layout,
     row_bytes,
+    row_layout,
 )
 from ingot.plugins.ops.screen import half_codes
 from ingot.plugins.target import Constant
@@ -77,7 +76,7 @@ class WeightUse:
     def layout(self) -> str:
         """Name of the layout, see `plugins/layouts.py`."""
         if not self.panels:
-            return ROW_W8 if self.dtype is DType.W8 else ROW
+            return row_layout(self.dtype)
         return panel_layout(self.dtype, self.group) + (GATED if self.gated else "")
 
     @property

@@ -14,6 +14,7 @@ from ingot.configs.read import nearest
 from ingot.dtypes import DType, Precision
 from ingot.errors import UsageError
 from ingot.plugins.target import Target
+from ingot.weight_formats import QUANTISED, TABLE_FORMAT
 
 LM_HEAD = "lm_head"
 PRODUCTS = ("Matmul", "MoeGateUp", "MoeDown")
@@ -51,7 +52,7 @@ def product_weight(node: gs.Node) -> gs.Tensor:
 
 def table_dtype(main: Precision) -> DType:
     """Of token and position tables: rows of w8 in every quantised engine."""
-    return DType.W8 if main.dtype.is_quantised else main.dtype
+    return DType(TABLE_FORMAT.dtype) if main.dtype.is_quantised else main.dtype
 
 
 def choose_routers(config: BuildConfig, main: Precision, graph: Graph) -> dict[str, ProductChoice]:
@@ -114,7 +115,8 @@ def _possible(activations: str, precision: Precision) -> str:
 def _head(config: BuildConfig, main: Precision) -> Precision:
     if config.lm_head_precision is not None:
         return Precision.parse(config.lm_head_precision)
-    return Precision(dtype=DType.W8) if main.dtype is DType.W4 else main
+    quantised = main.dtype.weight_format
+    return main if quantised is None else Precision.parse(quantised.lm_head)
 
 
 def _require_quantised(others: list[str], where: str) -> None:
@@ -122,6 +124,6 @@ def _require_quantised(others: list[str], where: str) -> None:
         raise UsageError(
             "int8 activations go with quantised weights",
             where=where,
-            expected="w8, w4g128, w4g64 or w4g32",
+            expected=f"{', '.join(QUANTISED[:-1])} or {QUANTISED[-1]}",
             got=", ".join(others[:4]),
         )

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from ingot.dtypes import Precision
 from ingot.plugins.quantised import QuantisedRows
+from ingot.weight_formats import W4, W8
 
 Float32 = npt.NDArray[np.float32]
 
-LOWEST, HIGHEST = -8, 7  # codes of w4
-MOST = 15  # magnitude of a multiplier
+MOST = W4.multiplier
 _CHUNK = 1 << 18  # elements worked on at a time: what is tried again and again stays in the cache
 _W8_CUTS = np.linspace(0.84, 1.01, 18, dtype=np.float32)  # of the scale that holds the largest magnitude
 _W4_CUTS = np.linspace(0.74, 1.06, 9, dtype=np.float32)  # of the step that holds the group's extreme
@@ -50,7 +50,7 @@ def quantise(rows: Float32, precision: Precision) -> QuantisedRows:
 
 def _search_w8(rows: Float32) -> tuple[Float32, npt.NDArray[np.int8]]:
     """(scale [n], codes [n, K]); rows of zeros have the scale 0."""
-    groups = _Groups(rows, rows.shape[1], (-127, 127))  # one group, whose step is the scale
+    groups = _Groups(rows, rows.shape[1], W8.codes)  # one group, whose step is the scale
     top = np.abs(rows).max(axis=1)
     usual = np.where(top > 0, top, np.float32(1)).astype(np.float32) / np.float32(127)
     best, _ = _least(groups, usual, tuple(np.full_like(usual, cut) for cut in _W8_CUTS))
@@ -107,7 +107,7 @@ class _Groups:
 
 def _search_w4(rows: Float32, group: int) -> tuple[Float32, npt.NDArray[np.int8], npt.NDArray[np.int8]]:
     """(scale [n], multipliers [n, groups], codes [n, K])"""
-    groups = _Groups(rows, group, (LOWEST, HIGHEST))
+    groups = _Groups(rows, group, W4.codes)
     steps, dead = _free_steps(groups)
     top = np.where(dead, np.float32(0), np.abs(steps)).reshape(groups.rows, -1).max(axis=1)
     live = top > 0
@@ -136,7 +136,7 @@ def _free_steps(groups: _Groups) -> tuple[Float32, npt.NDArray[np.bool_]]:
     dead = extreme == 0
     extreme = np.where(dead, np.float32(1), extreme)
     best, least = extreme, np.full(len(extreme), np.inf, np.float32)
-    for end in (LOWEST, HIGHEST):
+    for end in W4.codes:
         for cut in _W4_CUTS:
             step = extreme * (cut / np.float32(end))
             errors = groups.errors(step)

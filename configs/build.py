@@ -5,9 +5,10 @@ from pathlib import Path
 
 from ingot.configs.names import check_name, check_target
 from ingot.configs.recipe import LayerRule
+from ingot.dtypes import PRECISIONS
 from ingot.errors import UsageError
 
-PRECISIONS = ("auto", "f32", "bf16", "f16", "w8", "w4g128", "w4g64", "w4g32")
+_AUTO_OR = ("auto", *PRECISIONS)
 ACTIVATIONS = ("auto", "bf16", "f32", "int8")
 KV_DTYPES = ("auto", "bf16", "f16", "f32", "int8")
 DEFAULT_MAX_BATCH_SIZE = 64
@@ -73,13 +74,13 @@ class BuildConfig:
 
     def __post_init__(self) -> None:
         check_target(self.target)
-        _check_name("precision", self.precision, PRECISIONS, _NOT_YET)
+        _check_name("precision", self.precision, _AUTO_OR, _NOT_YET)
         _check_name("activations", self.activations, ACTIVATIONS, {})
         if self.lm_head_precision is not None:
-            _check_name("lm_head_precision", self.lm_head_precision, PRECISIONS[1:], _NOT_YET)
+            _check_name("lm_head_precision", self.lm_head_precision, PRECISIONS, _NOT_YET)
         for rule in self.layers:
             if rule.precision is not None:
-                _check_name(f"precision of {rule.pattern}:", rule.precision, PRECISIONS[1:], _NOT_YET)
+                _check_name(f"precision of {rule.pattern}:", rule.precision, PRECISIONS, _NOT_YET)
             if rule.activations is not None:
                 _check_name(f"activations of {rule.pattern}:", rule.activations, ACTIVATIONS, {})
         _check_name("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES, _KV_NOT_YET)

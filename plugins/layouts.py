@@ -29,14 +29,20 @@ import numpy.typing as npt
 
 from ingot.dtypes import DType
 from ingot.plugins.quantised import QuantisedRows
+from ingot.weight_formats import SCALE_BYTES, TABLE_FORMAT
 
 PANEL = 16  # output columns per panel
 HEADER_BYTES = 128  # of a quantised panel: scales and sums
 ROW = "row"
 ROW_W8 = "row.w8"
-K_BLOCK = {DType.F32: 1, DType.BF16: 32, DType.W8: 64, DType.W4: 128}  # K is padded to a multiple of this
+K_BLOCK = {DType.F32: 1, DType.BF16: 32}  # K is padded to a multiple of this; of quantised rows: see their format
 
 Bytes = npt.NDArray[np.uint8]
+
+
+def row_layout(dtype: DType) -> str:
+    """Name of the layout of tables and vectors."""
+    return ROW_W8 if dtype.weight_format is TABLE_FORMAT else ROW
 
 
 def panel_layout(dtype: DType, group: int = 0) -> str:
@@ -45,13 +51,15 @@ def panel_layout(dtype: DType, group: int = 0) -> str:
 
 
 def group_of(layout: str) -> int:
-    """The group of a w4 layout's name, 0 of any other."""
-    found = re.search(r"\.w4g(\d+)", layout)
+    """The group of a layout's name, 0 where there is none."""
+    found = re.search(r"\.w\d+g(\d+)", layout)
     return int(found[1]) if found else 0
 
 
 def padded_k(k: int, dtype: DType) -> int:
-    return -(-k // K_BLOCK[dtype]) * K_BLOCK[dtype]
+    quantised = dtype.weight_format
+    block = K_BLOCK[dtype] if quantised is None else quantised.k_block
+    return -(-k // block) * block
 
 
 def num_panels(n: int, *, gated: bool = False) -> int:
@@ -60,16 +68,16 @@ def num_panels(n: int, *, gated: bool = False) -> int:
 
 
 def panel_bytes(k: int, dtype: DType, group: int = 0) -> int:
-    if dtype is DType.W8:
-        return HEADER_BYTES + PANEL * padded_k(k, dtype)
-    if dtype is DType.W4:
-        return HEADER_BYTES + _multiplier_bytes(k, group) + PANEL * padded_k(k, dtype) // 2
-    return PANEL * padded_k(k, dtype) * dtype.itemsize
+    quantised = dtype.weight_format
+    if quantised is None:
+        return PANEL * padded_k(k, dtype) * dtype.itemsize
+    multipliers = _multiplier_bytes(padded_k(k, dtype), group) if group else 0
+    return HEADER_BYTES + multipliers + PANEL * padded_k(k, dtype) * quantised.bits // 8
 
 
 def row_bytes(k: int, dtype: DType) -> int:
     """Bytes of one row of a table or vector."""
-    return 4 + -(-k // 4) * 4 if dtype is DType.W8 else k * dtype.itemsize
+    return SCALE_BYTES + -(-k // 4) * 4 if dtype.weight_format is TABLE_FORMAT else k * dtype.itemsize
 
 
 def pack_panels(rows: npt.NDArray[np.generic], dtype: DType) -> npt.NDArray[np.generic]:
@@ -98,7 +106,7 @@ def unpack_panels(panels: npt.NDArray[np.generic], n: int, k: int, dtype: DType)
 def pack_quantised(rows: QuantisedRows) -> Bytes:
     """Rows of any number → panels [ceil(n/16), panel_bytes]."""
     n, k = rows.shape
-    dtype = DType.W8 if rows.multipliers is None else DType.W4
+    dtype = DType(rows.format.dtype)
     count = -(-n // PANEL)
     panels = np.zeros((count, panel_bytes(k, dtype, rows.group)), np.uint8)
     panels[:, :64] = _padded(rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
@@ -115,7 +123,7 @@ def pack_quantised(rows: QuantisedRows) -> Bytes:
     panels[:, HEADER_BYTES : HEADER_BYTES + groups * PANEL] = by_group.reshape(count, -1).view(np.uint8)
     nibbles = (tiles.view(np.int8) + np.int8(8)).view(np.uint8).reshape(count, -1, 2, 1024)
     blocks = nibbles[:, :, 0] | nibbles[:, :, 1] << 4
-    panels[:, HEADER_BYTES + _multiplier_bytes(k, rows.group) :] = blocks.reshape(count, -1)
+    panels[:, HEADER_BYTES + _multiplier_bytes(padded_k(k, dtype), rows.group) :] = blocks.reshape(count, -1)
     return panels
 
 
@@ -128,7 +136,7 @@ def unpack_quantised(data: Bytes, n: int, k: int, group: int = 0) -> QuantisedRo
     if not group:
         codes = _untiled(np.ascontiguousarray(panels[:, HEADER_BYTES:]).view(np.int8))
         return QuantisedRows(scale=scale, codes=np.ascontiguousarray(codes[:n, :k]))
-    groups, start = -(-k // group), HEADER_BYTES + _multiplier_bytes(k, group)
+    groups, start = -(-k // group), HEADER_BYTES + _multiplier_bytes(padded_k(k, dtype), group)
     blocks = panels[:, start:].reshape(count, -1, 1, 1024)
     nibbles = np.concatenate([blocks & 15, blocks >> 4], axis=2).reshape(count, -1)
     codes = _untiled(nibbles.view(np.int8) - np.int8(8))
@@ -191,8 +199,9 @@ def deinterleave_quantised(rows: QuantisedRows, half: int) -> QuantisedRows:
     return rows.take(deinterleave_gated(np.arange(rows.shape[0])[:, None], half)[:, 0].astype(np.int64))
 
 
-def _multiplier_bytes(k: int, group: int) -> int:
-    groups = -(-padded_k(k, DType.W4) // group)
+def _multiplier_bytes(padded: int, group: int) -> int:
+    """padded: K with its padding."""
+    groups = -(-padded // group)
     return -(-groups * PANEL // 64) * 64
 
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ingot.weight_formats import W4, W8, WeightFormat
+
 Float32 = npt.NDArray[np.float32]
 Int8 = npt.NDArray[np.int8]
 
@@ -33,6 +35,10 @@ class QuantisedRows:
     codes: Int8
     multipliers: Int8 | None = None
     group: int = 0
+
+    @property
+    def format(self) -> WeightFormat:
+        return W8 if self.multipliers is None else W4
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -7,15 +7,16 @@ steps.
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ingot.dtypes import DType
+from ingot.dtypes import PRECISIONS, DType, Precision
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import Buffer, Plan, Rows, Step, Weight
 from ingot.plan_check import buffer_bytes
 from ingot.plugins.activations import ACTIVATIONS
-from ingot.plugins.layouts import ROW, ROW_W8, num_panels, panel_bytes, panel_layout, row_bytes
+from ingot.plugins.layouts import ROW, num_panels, panel_bytes, panel_layout, row_bytes, row_layout
 from ingot.plugins.op import Op
 from ingot.plugins.quantised import MAX_K
 from ingot.plugins.registry import find_op, op_names
+from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
 _MOST = (1 << 31) - 1
 _PRODUCTS = {"matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → its input that is packed in panels
@@ -23,8 +24,8 @@ _TABLES = {"embedding": (0, 1)}
 _VECTORS = {"matmul": (2,), "rms_norm": (1,), "layer_norm": (1, 2), "rope_table": (0,), "rope_kv_write": (2, 3)}
 _OF_TOKENS = ("gather_rows", "rope_kv_write", "paged_attention")  # their activations count tokens, never logit rows
 _NO_STEPS = ("sample", "screen")  # what sessions do beside the steps
-_GROUPS = (32, 64, 128)
-_TABLE_DTYPES = (DType.F32, DType.BF16, DType.F16, DType.W8)
+_GROUPS = tuple(group for each in FORMATS.values() for group in each.groups)
+_TABLE_DTYPES = (DType.F32, DType.BF16, DType.F16, DType(TABLE_FORMAT.dtype))
 
 
 def check_steps(plan: Plan) -> None:
@@ -228,8 +229,8 @@ def _product_problem(weight: Weight, step: Step) -> str | None:
     group, rounded = int(step.attrs["group"]), step.attrs["activations"] == "int8"
     if len(weight.shape) != dimensions or (gated and weight.shape[-2] % 2):
         return f"weight {weight.name} has the shape {weight.shape}"
-    known = weight.dtype in (DType.F32, DType.BF16, DType.F16) or weight.dtype.is_quantised
-    if not known or (group > 0) != (weight.dtype is DType.W4) or (rounded and not weight.dtype.is_quantised):
+    known = str(Precision(dtype=weight.dtype, group=group)) in PRECISIONS
+    if not known or (rounded and not weight.dtype.is_quantised):
         return f"weight {weight.name} is {weight.dtype.value} in groups of {group}, for {step.attrs['activations']}"
     n, k = weight.shape[-2:]
     if weight.layout == ROW:  # of a plan for GPUs
@@ -250,7 +251,7 @@ def _rows_problem(weight: Weight, dtypes: Sequence[DType], dimensions: int) -> s
     if weight.dtype not in dtypes or len(weight.shape) != dimensions or len(weight.pieces) != 1:
         return f"weight {weight.name} is {weight.dtype.value} of the shape {weight.shape}"
     nbytes = weight.shape[0] * row_bytes(math.prod(weight.shape[1:]), weight.dtype)
-    layout = ROW_W8 if weight.dtype is DType.W8 else ROW
+    layout = row_layout(weight.dtype)
     if (weight.layout, weight.pieces[0].end, weight.nbytes) != (layout, weight.shape[0], nbytes):
         return f"weight {weight.name} must be {weight.shape[0]} rows of layout {layout} in {nbytes} bytes"
     return None

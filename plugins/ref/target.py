@@ -8,13 +8,15 @@ from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import op_names
 from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOptions, Target
 from ingot.step_io import Session
+from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
+_PRODUCTS = ("f32", "bf16", *FORMATS, *(f"{each}a8" for each in FORMATS))
 _DTYPES = {  # the other ops see float32 alone
-    "matmul": ("f32", "bf16", "w8", "w4", "w8a8", "w4a8"),
-    "moe_gate_up": ("f32", "bf16", "w8", "w4", "w8a8", "w4a8"),
-    "moe_down": ("f32", "bf16", "w8", "w4", "w8a8", "w4a8"),
-    "embedding": ("f32", "bf16", "w8"),
-    "screen": ("w8",),
+    "matmul": _PRODUCTS,
+    "moe_gate_up": _PRODUCTS,
+    "moe_down": _PRODUCTS,
+    "embedding": ("f32", "bf16", TABLE_FORMAT.dtype),
+    "screen": (TABLE_FORMAT.dtype,),
     "rope_kv_write": ("f32", "bf16", "int8"),
     "paged_attention": ("f32", "bf16", "int8"),
 }

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType, to_float32
+from ingot.dtypes import PRECISIONS, DType, Precision, to_float32
 from ingot.errors import EngineError
 from ingot.plan import Weight
 from ingot.plugins.layouts import (
@@ -38,7 +38,7 @@ def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array | Quant
         return _read_rows(section, weight)
     *experts, n, k = weight.shape
     gated, group = weight.layout.endswith(_GATED), group_of(weight.layout)
-    known = weight.dtype in (DType.F32, DType.BF16, DType.W8, DType.W4) and (group > 0) == (weight.dtype is DType.W4)
+    known = weight.dtype is not DType.F16 and str(Precision(dtype=weight.dtype, group=group)) in PRECISIONS
     if not known or weight.layout.removesuffix(_GATED) != panel_layout(weight.dtype, group):
         raise EngineError(
             "the ref target cannot read this weight layout",

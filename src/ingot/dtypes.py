@@ -6,10 +6,11 @@ quantised rows: integers that share scales, bytes that mean something only in th
 
 import dataclasses
 import enum
-import re
 
 import numpy as np
 import numpy.typing as npt
+
+from ingot.weight_formats import FORMATS, QUANTISED, WeightFormat
 
 
 class DType(enum.Enum):
@@ -26,8 +27,13 @@ class DType(enum.Enum):
     W4 = "w4"
 
     @property
+    def weight_format(self) -> WeightFormat | None:
+        """Of quantised rows."""
+        return FORMATS.get(self.value)
+
+    @property
     def is_quantised(self) -> bool:
-        return self in (DType.W8, DType.W4)
+        return self.weight_format is not None
 
     @property
     def itemsize(self) -> int:
@@ -67,15 +73,16 @@ class Precision:
     @classmethod
     def parse(cls, name: str) -> "Precision":
         """Inverse of `str`. Raises ValueError for what is no precision."""
-        found = re.fullmatch(r"(f32|bf16|f16|w8|w4(?=g))(?:(?<=w4)g(32|64|128))?", name)
-        if found is None:
+        if name not in PRECISIONS:
             raise ValueError(f"{name!r} is no precision")
-        return cls(dtype=DType(found[1]), group=int(found[2] or 0))
+        dtype, _, group = name.partition("g")
+        return cls(dtype=DType(dtype), group=int(group or 0))
 
     def __str__(self) -> str:
         return self.dtype.value + (f"g{self.group}" if self.group else "")
 
 
+PRECISIONS = ("f32", "bf16", "f16", *QUANTISED)
 _ITEMSIZE = {
     DType.F32: 4,
     DType.F16: 2,

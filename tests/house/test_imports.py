@@ -12,7 +12,8 @@ from tests.house.project import ROOT, module_name, package_files
 # What a module may import of ingot, longest prefix first; the hall's modules by name. "*": everything.
 MAY = {
     "ingot.errors": "",
-    "ingot.dtypes": "errors",
+    "ingot.weight_formats": "",
+    "ingot.dtypes": "errors weight_formats",
     "ingot.configs": "errors dtypes configs",
     "ingot.plan": "errors dtypes configs",
     "ingot.plan_check": "errors dtypes plan",
@@ -30,10 +31,11 @@ MAY = {
     "ingot.weights_memory": "errors plan",
     "ingot.engine": "errors dtypes configs chunks plan plan_json manifest weights_memory engine",
     "ingot.engine_writer": "errors dtypes configs chunks plan manifest engine output_dir",
-    "ingot.plugins": "errors dtypes configs plan plan_check plan_json step_io weights_memory plugins _cpu",
+    "ingot.plugins": "errors weight_formats dtypes configs plan plan_check plan_json step_io weights_memory plugins "
+    "_cpu",
     "ingot.convert": "errors dtypes configs chunks companions checkpoint tensor_file output_dir forecast convert",
-    "ingot.builder": "errors dtypes configs chunks companions checkpoint tensor_file output_dir forecast plan manifest "
-    "engine engine_writer step_io step_work timed_run weights_memory plugins builder",
+    "ingot.builder": "errors weight_formats dtypes configs chunks companions checkpoint tensor_file output_dir "
+    "forecast plan manifest engine engine_writer step_io step_work timed_run weights_memory plugins builder",
     "ingot.runtime": "errors dtypes configs companions plan step_io manifest engine weights_memory plugins runtime",
 }
 TOP = (

@@ -18,7 +18,6 @@ from ingot.plan import Plan, Step
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 
-OUTERMOST = {DType.W8: (-127, 127), DType.W4: (-8, 7)}  # integers of a row
 HALF = 0.5 * (1 + 2.0**-10)  # of a step, the float32 rounding of the quotient included
 Places = tuple[npt.NDArray[np.intp], ...]  # rows and columns of a block
 
@@ -123,7 +122,7 @@ def _not_the_nearest(wanted: Array, got: Array, rows: QuantisedRows) -> tuple[Pl
     finite = np.isfinite(wanted).all(axis=1, keepdims=True)
     value: Array = np.where(finite, wanted, np.float32(np.nan))[at]
     unit, found = np.broadcast_to(unit, wanted.shape)[at], got[at]
-    lowest, highest = OUTERMOST[DType.W8 if rows.multipliers is None else DType.W4]
+    lowest, highest = rows.format.codes
     ends = lowest * unit, highest * unit  # a scale or multiplier may be negative
     nearest = np.clip(value, np.minimum(*ends), np.maximum(*ends))
     expected: Array = np.where(

@@ -1,0 +1,54 @@
+"""The table of weight formats: what it says is what the search gives, what panels hold, and what kernels there are."""
+
+import numpy as np
+import pytest
+
+from ingot.builder.quantise import quantise
+from ingot.dtypes import DType, Precision
+from ingot.plugins.layouts import pack_quantised, panel_bytes, unpack_quantised
+from ingot.plugins.registry import find_target
+from ingot.weight_formats import FORMATS, QUANTISED, TABLE_FORMAT, WeightFormat
+
+
+def test_the_dtypes_of_the_table_are_those_that_are_quantised() -> None:
+    assert {dtype.value for dtype in DType if dtype.is_quantised} == set(FORMATS)
+    assert QUANTISED == ("w8", "w4g128", "w4g64", "w4g32")
+    assert TABLE_FORMAT.dtype == "w8"
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_rows_are_as_the_table_says(name: str) -> None:
+    precision = Precision.parse(name)
+    assert str(precision) == name
+    described = precision.dtype.weight_format
+    assert described is not None
+    values = np.random.default_rng(0).standard_normal((40, 300)).astype(np.float32)
+    rows = quantise(values, precision)
+    assert rows.format is described
+    assert (rows.codes.min(), rows.codes.max()) == described.codes, "the outermost ones are in use"
+    assert (rows.group in described.groups) == (rows.multipliers is not None)
+    if rows.multipliers is not None:
+        assert np.abs(rows.multipliers).max() == described.multiplier
+        assert rows.multipliers.all()
+    panels = pack_quantised(rows)
+    columns = -(-300 // described.k_block) * described.k_block
+    least = 16 * (columns * described.bits // 8 + rows.scale.itemsize)
+    assert least < panels.shape[1] == panel_bytes(300, precision.dtype, precision.group) < 1.2 * least
+    np.testing.assert_array_equal(unpack_quantised(panels, 40, 300, precision.group).integers, rows.integers)
+
+
+@pytest.mark.parametrize("name", ["w4", "w8g32", "w4g16", "w4g", "w4g032", "int8", "", "bf16g32"])
+def test_other_names_are_no_precision(name: str) -> None:
+    with pytest.raises(ValueError, match="is no precision"):
+        Precision.parse(name)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("described", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("target", ["ref", "cpu/avx2", "cpu/amx"])
+def test_every_format_has_kernels_with_and_without_int8_activations(target: str, described: WeightFormat) -> None:
+    names = find_target(target).kernels()
+    for op in ("matmul", "moe_gate_up", "moe_down"):
+        for dtype in (described.dtype, f"{described.dtype}a8"):
+            assert any(name.startswith(f"{op}.{dtype}.") for name in names)
+    assert any(name.startswith(f"embedding.{described.dtype}.") for name in names) == described.in_tables
