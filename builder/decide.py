@@ -1,6 +1,6 @@
 """All that is decided about a target before the first byte of an engine is written: a Job for each target.
 
-the graph of plugins → precision, activations and limits → target passes → Plan → tactics → machine code
+the graph of plugins → precision, activations and limits → target passes → Plan → variants → tactics → machine code
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from ingot.builder.passes.base import PassReport
 from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
 from ingot.builder.precision import choose_main, choose_products, choose_routers, products_of, table_dtype
 from ingot.builder.predict import Sample, choose_sample
+from ingot.builder.schedule import Dump, schedule
 from ingot.builder.tune import tune
 from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
@@ -114,6 +115,8 @@ def _decide_target(
         check_sources(use.tensor, checkpoint)
     plan = lowering.plan(limits, kv, shape)
     check_plan(plan, target)
+    dump = Dump(config.dump_passes, len(reports) + len(own) + 1)
+    plan = schedule(plan, target, dump)
     timings: tuple[str, ...] = ()
     if config.autotune:
         tuning = tune(plan, target, config.timing_cache, progress)
@@ -127,7 +130,7 @@ def _decide_target(
         plan=plan,
         graph=export(graph, lowering) if isinstance(target, CompilesGraph) else None,
         lowering=lowering,
-        reports=(*reports, *own),
+        reports=(*reports, *own, *dump.reports),
         notes=(*notes, *lowered),
         timings=timings,
         sample=sample,

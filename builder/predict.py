@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ingot.builder.schedule import schedule
 from ingot.configs.sizes import format_bytes
 from ingot.engine import map_file
 from ingot.errors import IngotError
@@ -53,9 +54,9 @@ class Prediction:
 
 
 class Sample:
-    """The part of a plan that is run. memory: bytes that it takes, weights included."""
+    """The part of a plan that is run, as the target calls its steps. memory: bytes that it takes, weights included."""
 
-    def __init__(self, plan: Plan, least_bytes: int) -> None:
+    def __init__(self, plan: Plan, least_bytes: int, target: Target) -> None:
         rows = {buffer.name: buffer.rows for buffer in plan.buffers}
         ends = (
             i for i, step in enumerate(plan.steps) if any(rows[name] is Rows.LOGITS for name in step.outputs if name)
@@ -72,7 +73,7 @@ class Sample:
         steps = (*self._body[: self._cut], *tail)
         names = {step.name for step in steps}
         tactics = {name: tactic for name, tactic in plan.tactics.items() if name in names}
-        self.plan = dataclasses.replace(plan, steps=steps, tactics=tactics)
+        self.plan = schedule(dataclasses.replace(plan, steps=steps, tactics=tactics, variants=()), target)
         self.prompt = min(PROMPT, plan.limits.max_input_len, plan.limits.max_num_tokens, self._longest)
         blocks = blocks_needed(plan, sequences=1, length=self.length)
         activations = plan.arena_bytes * self.prompt // plan.limits.max_num_tokens
@@ -133,7 +134,7 @@ def choose_sample(plan: Plan, target: Target, room: int | None) -> Sample | str:
         return f"no speed is predicted: {reason}"
     if plan.weight_bytes < SMALL:
         return "no speed is predicted: in so small a model the work around the kernels decides"
-    sample = Sample(plan, max(SAMPLE_BYTES, 2 * last_cache_bytes()))
+    sample = Sample(plan, max(SAMPLE_BYTES, 2 * last_cache_bytes()), target)
     if room is not None and sample.memory > room:
         return f"no speed is predicted: that takes {format_bytes(sample.memory)} of memory, more than --max_mem leaves"
     return sample

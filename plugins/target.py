@@ -182,6 +182,29 @@ class WithMemory(Target, Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CallRules:
+    """What the kernels of a target can do, beside running one after another with all threads waiting in between.
+
+    norming           kernels of products that prepare their rows, and can norm each one as they do
+    by_rows           ops whose kernels take nothing from the team of threads but their share of the rows
+    private_elements  of rows that a thread computes for itself, at most
+    """
+
+    norming: frozenset[str]
+    by_rows: frozenset[str]
+    private_elements: int
+
+
+@runtime_checkable
+class WithVariants(Target, Protocol):
+    """A target whose sessions run the variants of a plan."""
+
+    def call_rules(self) -> CallRules:
+        """What its kernels can do."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Product:
     """The shape of a matrix product, n counting gate and up together. panel_bytes: of 16 packed columns.
 

@@ -12,10 +12,12 @@
 
 #include <cstring>
 #include <optional>
+#include <set>
 
 #include "checksum/crc32.h"
 #include "execution/registry.h"
 #include "execution/session.h"
+#include "execution/variants.h"
 #include "isa/cpu_isa.h"
 #include "measure/bandwidth.h"
 #include "measure/live_peak.h"
@@ -47,6 +49,8 @@ using WeightTuple =
     std::tuple<std::string, std::string, std::vector<int64_t>, std::string, int64_t, std::vector<PieceTuple>>;
 using StepTuple = std::tuple<std::string, std::string, std::string, std::vector<std::string>, std::vector<std::string>,
                              std::map<std::string, ingot::AttrSpec>>;
+using CallTuple = std::tuple<std::string, std::vector<std::string>, bool, bool>;
+using VariantTuple = std::tuple<std::string, int64_t, std::vector<CallTuple>>;
 using LimitsTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 using KvTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, std::string, int64_t>;
 
@@ -88,10 +92,18 @@ std::vector<ingot::WeightSpec> weight_specs(const std::vector<WeightTuple>& tupl
   return all;
 }
 
+std::vector<ingot::VariantSpec> variant_specs(const std::vector<VariantTuple>& tuples) {
+  std::vector<ingot::VariantSpec> all;
+  for (const auto& [name, most_tokens, calls] : tuples)
+    all.push_back({name, most_tokens, specs<ingot::CallSpec>(calls)});
+  return all;
+}
+
 void make_session(Session* self, const Bytes& weights, const std::vector<BufferTuple>& buffers,
                   const std::vector<WeightTuple>& weight_tuples, const std::vector<StepTuple>& steps,
-                  const std::vector<StepTuple>& screen, const LimitsTuple& limits, const KvTuple& kv,
-                  int64_t arena_bytes, const std::string& logits, int threads, const std::string& isa) {
+                  const std::vector<StepTuple>& screen, const std::vector<VariantTuple>& variants,
+                  const LimitsTuple& limits, const KvTuple& kv, int64_t arena_bytes, const std::string& logits,
+                  int threads, const std::string& isa) {
   const auto spec = [](const auto&... field) { return ingot::LimitsSpec{field...}; };
   const auto kv_spec = [](const auto&... field) { return ingot::KvSpec{field...}; };
   ingot::PlanSpec plan{std::apply(spec, limits),
@@ -100,6 +112,7 @@ void make_session(Session* self, const Bytes& weights, const std::vector<BufferT
                        weight_specs(weight_tuples),
                        specs<ingot::StepSpec>(steps),
                        specs<ingot::StepSpec>(screen),
+                       variant_specs(variants),
                        arena_bytes,
                        logits};
   const nb::gil_scoped_release release;
@@ -295,7 +308,7 @@ using Released = nb::call_guard<nb::gil_scoped_release>;
 void bind_session(nb::module_& m) {
   nb::class_<Session>(m, "Session", "A plan bound to its weights, arena and KV pools. Arguments: target.py.")
       .def("__init__", &make_session, "weights"_a.noconvert(), "buffers"_a, "weight_specs"_a, "steps"_a, "screen"_a,
-           "limits"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a, nb::keep_alive<1, 2>())
+           "variants"_a, "limits"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a, nb::keep_alive<1, 2>())
       .def("run", &run, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
            "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "sample"_a.noconvert(), "want_logits"_a,
            "One step: ids, log_probs, logits if wanted, and where the draws want them ranks, top_ids, top_log_probs.")
@@ -312,11 +325,10 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("screen_counts", &screen_counts, Released(),
                    "Steps that tried the screen, those that it did not decide; rows and candidates of all others.")
       .def("time_steps", &Session::time_steps, "on"_a, Released(), "Note in every run when its plan steps end.")
-      .def("step_seconds", &Session::step_seconds, Released(), "Of each plan step of the last run, then of the draws.")
-      .def("left_out", &Session::left_out, Released(),
-           "Plan steps of the last run that another one computed along with itself.")
-      .def("keys_only", &Session::keys_only, Released(),
-           "Steps of rope_kv_write in the last run whose queries attention turned.")
+      .def("step_seconds", &Session::step_seconds, Released(),
+           "Of each plan step of the last run, 0 without a call of its own; then of the draws.")
+      .def_prop_ro("variant", &Session::variant, Released(),
+                   "Name of the plan's variant that the last run took; empty: the steps one by one.")
       .def("tap", &Session::tap, "steps"_a, Released(), "Copy the outputs of these plan steps in every run.")
       .def("take_tapped", &take_tapped, "Step, buffer and values copied since the last call.")
       .def("taken", &Session::taken, Released(),
@@ -352,6 +364,19 @@ NB_MODULE(_cpu, m) {
         return names;
       },
       "Names of all compiled kernels, sorted, whatever this machine can run.");
+  m.def(
+      "call_rules",
+      [] {
+        std::vector<std::string> norming, by_rows;
+        std::set<std::string> ops;
+        for (const ingot::Kernel& kernel : ingot::kernel_table()) {
+          if (kernel.norms_rows()) norming.emplace_back(kernel.name);
+          if (ingot::shares_by_rows(kernel.op())) ops.emplace(kernel.op());
+        }
+        by_rows.assign(ops.begin(), ops.end());
+        return std::make_tuple(norming, by_rows, ingot::kOwnElements);
+      },
+      "CallRules of src/ingot/plugins/target.py, in the order of its fields.");
   m.def(
       "crc32",
       [](const Bytes& data, uint32_t crc) {

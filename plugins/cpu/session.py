@@ -141,10 +141,7 @@ class CpuSession:
         try:
             result = self.run(batch)
             times = StepTimes(
-                parts=np.array(self.native.step_seconds()),
-                left_out=frozenset(self.native.left_out()),
-                keys_only=frozenset(self.native.keys_only()),
-                barriers=self.native.barriers,
+                parts=np.array(self.native.step_seconds()), variant=self.native.variant, barriers=self.native.barriers
             )
             return result, times
         finally:
@@ -195,6 +192,14 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
             ],
             steps=[_step_tuple(plan, each) for each in plan.steps],
             screen=[_step_tuple(plan, each) for each in plan.screen],
+            variants=[
+                (
+                    each.name,
+                    each.most_tokens,
+                    [(call.step, list(call.inside), call.private, call.waits) for call in each.calls],
+                )
+                for each in plan.variants
+            ],
             limits=(
                 plan.vocab_size,
                 plan.max_positions,

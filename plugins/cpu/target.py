@@ -18,7 +18,7 @@ from ingot.plugins.cpu.native import (
     why_not,
 )
 from ingot.plugins.cpu.session import CpuSession, open_native
-from ingot.plugins.target import Constant, KernelLimits, Product, Progress, SessionOptions, Target
+from ingot.plugins.target import CallRules, Constant, KernelLimits, Product, Progress, SessionOptions, Target
 from ingot.weights_memory import Homes, offers_huge_pages
 
 # Of all levels, as bind.cpp checks them when a plan is opened. Sizes stay below 2^31, so that their products fit int64.
@@ -65,6 +65,12 @@ class CpuTarget:
         """AMX tiles and the dot product of bf16 take both factors in bf16, AMX also where weights are quantised."""
         _, dtype, isa = kernel.split(".")
         return "int8" if dtype.endswith("a8") else "bf16" if isa.startswith(ROUNDING_LEVELS) else "f32"
+
+    def call_rules(self) -> CallRules:
+        """Of all levels, as the compiled module says."""
+        require_native()
+        norming, by_rows, private_elements = _cpu.call_rules()
+        return CallRules(norming=frozenset(norming), by_rows=frozenset(by_rows), private_elements=private_elements)
 
     def unbuildable(self) -> str | None:
         """Packing needs numpy alone, but only the compiled module knows its kernels."""

@@ -19,7 +19,7 @@ from ingot.configs.exact import Between, Bytes, Count, Like, MultipleOf
 from ingot.configs.read import write_record
 from ingot.dtypes import DType
 
-PLAN_SCHEMA = 3
+PLAN_SCHEMA = 4
 ALIGNMENT = 64  # of buffers and pieces: one cache line
 
 Number = Annotated[int, Between(-(1 << 63), (1 << 63) - 1)]
@@ -153,9 +153,45 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One kernel call of a variant: the kernel of `step`.
+
+    inside   steps before it that this call computes along with its own, each row as it reads it: the norm of a
+             product's rows, which then has no call of its own; the queries of a rope_kv_write, whose own call then
+             writes keys and values alone
+    private  every thread computes all rows, into memory of its own, where the products that read them take them
+    waits    the threads wait for each other behind it
+    """
+
+    step: Name
+    inside: tuple[Name, ...] = ()
+    private: bool = False
+    waits: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """A way to run all steps of a plan, for batches of at most `most_tokens` tokens. Results do not depend on it."""
+
+    name: Name
+    most_tokens: RowCount
+    calls: tuple[Call, ...]
+
+    def called(self) -> frozenset[str]:
+        """Steps that have a call of their own."""
+        return frozenset(call.step for call in self.calls)
+
+    def inside(self) -> frozenset[str]:
+        """Steps that the call of another one computes, or a part of them."""
+        return frozenset(name for call in self.calls for name in call.inside)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """Everything a target needs to run a step. `steps` are in execution order; the last one writes `logits`.
 
+    variants what a session runs: the first whose `most_tokens` are enough. Without any, or where somebody looks at what
+             steps write, the steps run one by one, as they stand
     tactics  products that a build has timed: step → how to compute it with 1, 2-8, 9-32 and more rows, a digit each.
              Steps that are not named take the shipped way, "0000"; results do not depend on it
     screen   nothing, or two steps that a session may take in place of the last one where only the best token of each
@@ -174,6 +210,17 @@ class Plan:
     logits: Name
     tactics: Mapping[str, Digits] = dataclasses.field(default_factory=dict)
     screen: tuple[Step, ...] = ()
+    variants: tuple[Variant, ...] = ()
+
+    def variant(self, name: str) -> Variant:
+        """A variant by its name; "" stands for the steps one by one."""
+        return next((each for each in self.variants if each.name == name), self.one_by_one)
+
+    @property
+    def one_by_one(self) -> Variant:
+        """Every step by itself, with all threads waiting behind it."""
+        calls = tuple(Call(step=step.name) for step in self.steps)
+        return Variant(name="", most_tokens=self.limits.max_num_tokens, calls=calls)
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces, enums by value; equal plans give equal text."""

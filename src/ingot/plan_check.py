@@ -10,11 +10,12 @@ from collections.abc import Iterable
 
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
-from ingot.plan import ALIGNMENT, Buffer, Plan, Rows, Weight
+from ingot.plan import ALIGNMENT, Buffer, Plan, Rows, Variant, Weight
 
 _KV_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
 _MOST_DIMENSIONS = 3
 _SCREEN_STEPS = 2
+_SPLIT = "rope_kv_write"  # another call may compute its queries, while its own writes keys and values
 
 
 def check_plan(plan: Plan, where: str = "plan") -> None:
@@ -37,6 +38,7 @@ def _problems(plan: Plan) -> Iterable[tuple[str, str]]:
     yield from _weights(plan)
     yield from _steps(plan)
     yield from _screen(plan)
+    yield from _variants(plan)
 
 
 def _limits(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -100,21 +102,21 @@ def _steps(plan: Plan) -> Iterable[tuple[str, str]]:
     """Steps read weights, and buffers whose bytes a step before has written and none has written over."""
     if not plan.steps or plan.logits not in plan.steps[-1].outputs:
         yield "steps", f"the last one of {len(plan.steps)} does not write {plan.logits}"
-    weights, overlaps, written = {each.name for each in plan.weights}, _overlaps(plan), set[str]()
+    weights, meeting, written = {each.name for each in plan.weights}, overlaps(plan), set[str]()
     for step in plan.steps:
         for name in filter(None, step.inputs):
-            if name in overlaps and name not in written:
+            if name in meeting and name not in written:
                 yield f"steps.{step.name}", f"reads {name}, which no step before has written"
-            elif name not in overlaps and name not in weights:
+            elif name not in meeting and name not in weights:
                 yield f"steps.{step.name}", f"there is no buffer or weight {name}"
         for name in filter(None, step.outputs):
-            if name not in overlaps:
+            if name not in meeting:
                 yield f"steps.{step.name}", f"there is no buffer {name}"
-            written -= overlaps.get(name, set())
+            written -= meeting.get(name, set())
             written.add(name)
 
 
-def _overlaps(plan: Plan) -> dict[str, set[str]]:
+def overlaps(plan: Plan) -> dict[str, set[str]]:
     """Buffer → the others that share bytes with it."""
     ends = {each.name: each.offset + buffer_bytes(plan, each) for each in plan.buffers}
     return {
@@ -140,3 +142,39 @@ def _screen(plan: Plan) -> Iterable[tuple[str, str]]:
             for name in (*step.inputs, *step.outputs)
             if name not in known
         )
+
+
+def _variants(plan: Plan) -> Iterable[tuple[str, str]]:
+    """They are for more and more tokens, up to the limit. What kernels want of them is checked by the session."""
+    names, most = Counter(each.name for each in plan.variants), 0
+    yield from (("variants", f"two are called {name}") for name, count in names.items() if count > 1)
+    for variant in plan.variants:
+        where = f"variants.{variant.name}"
+        if variant.most_tokens <= most:
+            yield where, f"for {variant.most_tokens} tokens, behind one for {most}"
+        most = variant.most_tokens
+        yield from ((where, found) for found in _calls(plan, variant))
+    if plan.variants and most != plan.limits.max_num_tokens:
+        yield "variants", f"the last one is for {most} tokens, a step may have {plan.limits.max_num_tokens}"
+
+
+def _calls(plan: Plan, variant: Variant) -> Iterable[str]:
+    """Every step is called or computed by a later call, once, in the order of the steps; all threads end together."""
+    order, begin, inside = {step.name: i for i, step in enumerate(plan.steps)}, 0, set[str]()
+    for call in variant.calls:
+        at = order.get(call.step, -1)
+        if at < begin:
+            yield f"{call.step} is called too late, twice, or there is no such step"
+        begin = at + 1
+        for name in call.inside:
+            if name in inside or order.get(name, at) >= at:
+                yield f"{call.step} computes {name}, which is there already, comes later, or is no step"
+            inside.add(name)
+    called = variant.called()
+    for step in plan.steps:
+        if step.name in called and (step.name not in inside or step.op == _SPLIT):
+            continue
+        if step.name in called or step.name not in inside or step.op == _SPLIT:
+            yield f"step {step.name} is not computed once"
+    if not variant.calls or not variant.calls[-1].waits:
+        yield "its last call is not waited for"

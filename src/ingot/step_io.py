@@ -251,13 +251,11 @@ class TapSession(Session, Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
-    """parts: float64, seconds of every plan step and then of the draws; left_out: indices of plan steps that another
-    one computes along with itself; keys_only: of rope_kv_write steps whose queries attention turned; barriers: how
-    often threads waited for each other."""
+    """parts: float64, seconds of every plan step, 0 of those without a call of their own, and then of the draws;
+    variant: of the plan, that ran, "" for the steps one by one; barriers: how often threads waited for each other."""
 
     parts: npt.NDArray[np.float64]
-    left_out: frozenset[int]
-    keys_only: frozenset[int]
+    variant: str
     barriers: int
 
 

@@ -1,7 +1,7 @@
 """What each step of a Plan must move and compute for a given batch, for comparison with what a machine can."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ingot.plan import Buffer, KvLayout, Plan, Rows, Step, Weight
 
@@ -48,10 +48,10 @@ class PlanWork:
         self._weights = {weight.name: weight for weight in plan.weights}
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
 
-    def of(self, step: Step, load: Load, *, keys_only: bool = False) -> Work:
+    def of(self, step: Step, load: Load, inside: Collection[str] = ()) -> Work:
         """One step; in place of the last one the screen where that is taken, the rows of its candidates left out: how
-        many they are is not known beforehand. keys_only: of rope_kv_write, whose queries attention turns, which then
-        reads them as the product left them."""
+        many they are is not known beforehand. inside: steps that the calls of others compute (Variant.inside). A
+        rope_kv_write among them has its queries turned by attention, which reads them as the product left them."""
         if load.screened and step.name == self._last:
             product, _ = self._screen
             centres = load.rows * self._vocab  # read for the likeliest token, and again for the candidates
@@ -81,7 +81,7 @@ class PlanWork:
             weights, operations = sum(weight.nbytes for weight in read), 2 * rows * _cols(out)
         if step.op == "rope_kv_write":
             weights += load.tokens * _kv_bytes(self._kv)
-            if keys_only:  # queries are neither read nor written
+            if step.name in inside:  # queries are neither read nor written
                 nbytes -= 2 * 4 * rows * _cols(out)
                 operations = operations * int(step.attrs["kv_heads"]) // int(step.attrs["heads"])
         return Work(nbytes=nbytes + weights, operations=operations)

@@ -1,7 +1,9 @@
 """`ingot bench kernels`: every op is there, times add up, bounds and limits follow from the figures."""
 
+import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from ingot.bench import kernels
 from ingot.bench.kernels import KernelsOptions, Phase, fastest_quarter, op_name, summarise
 from ingot.engine import read_plan
-from ingot.plan import Plan
+from ingot.plan import Call, Plan, Variant
 from ingot.plugins.cpu.native import detect_isa, peak_name
 from ingot.step_io import StepTimes
 from ingot.step_work import Load, PlanWork
@@ -113,19 +115,25 @@ def test_no_engine_is_refused(tmp_path: Path) -> None:
     ingot("bench", "kernels", "--engine_dir", tmp_path / "none").fails("none")
 
 
-def _turn(
-    plan: Plan,
-    seconds: float,
-    context: int = 9,
-    left_out: frozenset[int] = frozenset(),
-    keys_only: frozenset[int] = frozenset(),
-) -> list[TimedStep]:
+def _turn(plan: Plan, seconds: float, context: int = 9, variant: str = "") -> list[TimedStep]:
     """A decode step whose parts take 1, 2, 3, ... shares."""
     shares = np.arange(1, len(plan.steps) + 2, dtype=np.float64)
     parts = 0.8 * seconds * shares / shares.sum()
-    times = StepTimes(parts=parts, left_out=left_out, keys_only=keys_only, barriers=7)
+    times = StepTimes(parts=parts, variant=variant, barriers=7)
     load = Load(sequences=((context, 1),), rows=1)
     return [TimedStep(load=load, seconds=seconds, times=times, ids=np.zeros(1, np.int32))]
+
+
+def _inside(plan: Plan, op: str, names: Sequence[str], called: Sequence[str] = ()) -> Plan:
+    """The plan with a variant v: these steps are computed by some call of the op; beside the others run `called`."""
+    some = next(step.name for step in plan.steps if step.op == op)
+    calls = tuple(
+        Call(step=step.name, inside=tuple(names) if step.name == some else ())
+        for step in plan.steps
+        if step.name not in names or step.name in called
+    )
+    variant = Variant(name="v", most_tokens=plan.limits.max_num_tokens, calls=calls)
+    return dataclasses.replace(plan, variants=(variant,))
 
 
 def test_the_fastest_quarter(folder: Path) -> None:
@@ -145,23 +153,25 @@ def _peaks(plan: Plan) -> set[str]:
 
 def test_a_norm_that_a_product_computes_is_no_call(folder: Path) -> None:
     plan = read_plan(folder / "r")
-    norms = [index for index, step in enumerate(plan.steps) if step.op == "rms_norm"]
+    norms = [step.name for step in plan.steps if step.op == "rms_norm"]
     limits = {"": 1e9, **dict.fromkeys(_peaks(plan), 1e9)}
-    for left_out, calls in ((norms[:0], len(norms)), (norms[:-1], 1)):
-        phase = summarise(plan, PlanWork(plan), "", [_turn(plan, 1.0, left_out=frozenset(left_out))], limits, 1e-6)
+    for folded, calls in ((norms[:0], len(norms)), (norms[:-1], 1)):
+        changed = _inside(plan, "matmul", folded)
+        phase = summarise(changed, PlanWork(plan), "", [_turn(plan, 1.0, variant="v")], limits, 1e-6)
         assert next(op.calls for op in phase.ops if op.name == "rms_norm") == calls
-    phase = summarise(plan, PlanWork(plan), "", [_turn(plan, 1.0, left_out=frozenset(norms))], limits, 1e-6)
+    phase = summarise(_inside(plan, "matmul", norms), PlanWork(plan), "", [_turn(plan, 1.0, variant="v")], limits, 1e-6)
     assert "rms_norm" not in {op.name for op in phase.ops}
 
 
 def test_queries_that_attention_turns_are_counted_there_alone(folder: Path) -> None:
     plan = read_plan(folder / "r")
-    writes = frozenset(index for index, step in enumerate(plan.steps) if step.op == "rope_kv_write")
+    writes = [step for step in plan.steps if step.op == "rope_kv_write"]
     limits, found = {"": 1e9, **dict.fromkeys(_peaks(plan), 1e9)}, []
-    for turned in (frozenset(), writes):
-        phase = summarise(plan, PlanWork(plan), "", [_turn(plan, 1.0, keys_only=turned)], limits, 1e-6)
+    for turned in ([], [step.name for step in writes]):
+        changed = _inside(plan, "paged_attention", turned, called=turned)
+        phase = summarise(changed, PlanWork(plan), "", [_turn(plan, 1.0, variant="v")], limits, 1e-6)
         found.append({op.name: op.nbytes for op in phase.ops})
-    queries = plan.steps[min(writes)].outputs[0]
+    queries = writes[0].outputs[0]
     cols = next(buffer.cols for buffer in plan.buffers if buffer.name == queries)
     assert found[0].pop("rope_kv_write") - found[1].pop("rope_kv_write") == len(writes) * 2 * 4 * cols
     assert found[0] == found[1]

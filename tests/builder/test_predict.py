@@ -20,11 +20,13 @@ from ingot.plugins.cpu.native import detect_isa
 from ingot.plugins.cpu.target import TARGETS
 from ingot.plugins.ref.target import RefTarget
 from ingot.plugins.registry import find_target
+from ingot.plugins.target import Target
 from ingot.step_io import Int32, StepTimes
 from ingot.step_work import Load
 from ingot.timed_run import TimedStep
 from tests.handmade import TINY_LLAMA, write_model
 
+REF = find_target("ref")
 native = pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")
 
 
@@ -45,19 +47,19 @@ def _layers(plan: Plan) -> set[str]:
 def _timed(plan: Plan, seconds: dict[str, float], outside: float) -> TimedStep:
     """Each plan step takes what the last part of its name says; the draws take 1."""
     parts = np.array([*(seconds.get(step.name.split("/")[-1], 0.0) for step in plan.steps), 1.0])
-    times = StepTimes(parts=parts, left_out=frozenset(), keys_only=frozenset(), barriers=0)
+    times = StepTimes(parts=parts, variant="", barriers=0)
     load = Load(sequences=((0, 1),), rows=1)
     return TimedStep(load=load, seconds=float(parts.sum() + outside), times=times, ids=np.zeros(1, np.int32))
 
 
 def test_as_many_layers_are_run_as_hold_the_bytes(folder: Path) -> None:
     plan = read_plan(folder / "e")
-    few, all_of_it = Sample(plan, 0), Sample(plan, plan.weight_bytes)
+    few, all_of_it = Sample(plan, 0, REF), Sample(plan, plan.weight_bytes, REF)
     assert _layers(few.plan) == {"layers.0", "layers.5"}  # the last layer runs for the wanted rows alone
     assert few.plan.steps[-1].name == plan.steps[-1].name == "lm_head"
     assert all_of_it.plan.steps == plan.steps
     assert few.memory < all_of_it.memory
-    half = Sample(plan, plan.weight_bytes // 2)
+    half = Sample(plan, plan.weight_bytes // 2, REF)
     assert len(few.plan.steps) < len(half.plan.steps) < len(plan.steps)
 
 
@@ -67,7 +69,7 @@ def test_layers_that_differ_are_all_run(folder: Path) -> None:
         dataclasses.replace(step, attrs={**step.attrs, "window": 7}) if step.name == "layers.3/attention" else step
         for step in plan.steps
     ]
-    sample = Sample(dataclasses.replace(plan, steps=tuple(steps)), 0)
+    sample = Sample(dataclasses.replace(plan, steps=tuple(steps)), 0, REF)
     assert "layers.3/attention" in {step.name for step in sample.plan.steps}
     assert "layers.4/attention" not in {step.name for step in sample.plan.steps}
 
@@ -76,13 +78,13 @@ def test_layers_that_are_not_run_count_like_those_that_are(folder: Path) -> None
     plan = read_plan(folder / "e")
     seconds = {"embed": 0.5, "qkv": 2.0, "attention": 3.0, "gate_up": 5.0, "lm_head": 7.0}
     for least in (0, plan.weight_bytes // 2, plan.weight_bytes):
-        sample = Sample(plan, least)
+        sample = Sample(plan, least, REF)
         found = sample.whole([_timed(sample.plan, seconds, 0.25) for _ in range(3)], np.mean)
         assert found == pytest.approx(0.5 + 6 * (2 + 3 + 5) + 7 + 1 + 0.25)
 
 
 def test_repetitions_are_averaged_part_by_part(folder: Path) -> None:
-    sample = Sample(read_plan(folder / "e"), 0)
+    sample = Sample(read_plan(folder / "e"), 0, REF)
     turns = [_timed(sample.plan, {"qkv": each}, 0.0) for each in (2.0, 2.0, 50.0)]
     assert sample.whole(turns, np.median) == pytest.approx(6 * 2.0 + 1)
     assert sample.whole(turns, np.mean) == pytest.approx(6 * 18.0 + 1)
@@ -90,10 +92,10 @@ def test_repetitions_are_averaged_part_by_part(folder: Path) -> None:
 
 def test_lengths_keep_to_the_limits(folder: Path) -> None:
     plan = read_plan(folder / "e")
-    sample = Sample(plan, 0)
+    sample = Sample(plan, 0, REF)
     assert (sample.prompt, sample.context, sample.length) == (63, 63, 64)
     short = dataclasses.replace(plan, limits=dataclasses.replace(plan.limits, max_num_tokens=5))
-    assert (Sample(short, 0).prompt, Sample(short, 0).context) == (5, 5)
+    assert (Sample(short, 0, REF).prompt, Sample(short, 0, REF).context) == (5, 5)
 
 
 @native
@@ -103,7 +105,7 @@ def test_a_sample_holds_the_weights_that_it_reads(folder: Path, tmp_path: Path) 
     config = BuildConfig(precision="w4g32", activations="int8", screen_lm_head=True, autotune=False)
     build(config, folder / "c", tmp_path / "e")
     with open_engine(tmp_path / "e") as engine:
-        sample = Sample(engine.plan, 0)
+        sample = Sample(engine.plan, 0, REF)
         copy = sample.copied(tmp_path / "e/rank0.engine")
         read = {name for step in (*sample.plan.steps, *engine.plan.screen) for name in step.inputs}
         for weight in engine.plan.weights:
@@ -189,7 +191,7 @@ class KnownRun:
 
 def test_what_is_measured_becomes_tokens_per_second(folder: Path) -> None:
     """Prompts of 8 and 2 seconds, their median 5; decode steps of 1 and 3, their mean 2; draws and outside 1 each."""
-    sample = Sample(read_plan(folder / "e"), 0)
+    sample = Sample(read_plan(folder / "e"), 0, REF)
     run = KnownRun(sample.plan)
     found = prediction._measure(sample, run)  # type: ignore[arg-type]
     assert (found.context, found.prompt, run.pasts) == (63, 63, {63})
@@ -202,14 +204,14 @@ def test_a_sample_takes_the_room_that_there_is(folder: Path, monkeypatch: pytest
     asked: list[int] = []
     monkeypatch.setattr(prediction, "last_cache_bytes", lambda: 40 << 20)
 
-    def small_sample(plan: Plan, least: int) -> Sample:
+    def small_sample(plan: Plan, least: int, target: Target) -> Sample:
         asked.append(least)
-        return Sample(plan, 0)
+        return Sample(plan, 0, target)
 
     monkeypatch.setattr(prediction, "Sample", small_sample)
     plan, target = read_plan(folder / "e"), TARGETS[0]
     monkeypatch.setattr(type(target), "missing", lambda self: None)
-    memory = Sample(plan, 0).memory
+    memory = Sample(plan, 0, REF).memory
     assert isinstance(choose_sample(plan, target, memory), Sample)
     assert "more than --max_mem leaves" in str(choose_sample(plan, target, memory - 1))
     monkeypatch.setattr(prediction, "last_cache_bytes", lambda: 0)

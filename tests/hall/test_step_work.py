@@ -75,7 +75,7 @@ def test_new_keys_and_values_are_written(plan: Plan) -> None:
 def test_queries_that_attention_turns_are_no_work_of_the_step_before_it(plan: Plan) -> None:
     step, work = _step(plan, "layers.0/rope_kv_write"), PlanWork(plan)
     load = Load(sequences=[(0, 3)], rows=1)
-    whole, rest = (work.of(step, load, keys_only=only) for only in (False, True))
+    whole, rest = (work.of(step, load, inside) for inside in ((), (step.name,)))
     assert whole.nbytes - rest.nbytes == 3 * 2 * 48 * 4  # read and written
     assert (whole.operations, rest.operations) == (2 * 3 * 48, 2 * 3 * 24)
 

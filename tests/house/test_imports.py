@@ -35,7 +35,8 @@ MAY = {
     "_cpu",
     "ingot.convert": "errors dtypes configs chunks companions checkpoint tensor_file output_dir forecast convert",
     "ingot.builder": "errors weight_formats dtypes configs chunks companions checkpoint tensor_file output_dir "
-    "forecast plan manifest engine engine_writer step_io step_work timed_run weights_memory plugins builder",
+    "forecast plan plan_check manifest engine engine_writer step_io step_work timed_run weights_memory plugins "
+    "builder",
     "ingot.runtime": "errors dtypes configs companions plan step_io manifest engine weights_memory plugins runtime",
 }
 TOP = (

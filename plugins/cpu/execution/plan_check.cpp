@@ -16,17 +16,18 @@ void require_count(const std::string& what, int64_t value, int64_t end = kMaxCou
   require(value >= 1 && value < end, what + " is out of range: " + std::to_string(value));
 }
 
-// A name stands for one buffer or weight, and for one step.
+// A name stands for one buffer or weight, for one step, and for one variant.
 void check_names(const PlanSpec& plan) {
-  std::set<std::string> known, steps;
+  std::set<std::string> known, steps, variants;
   const auto add = [](std::set<std::string>& names, const std::string& name) {
     require(!name.empty() && names.insert(name).second,
-            name.empty() ? "a buffer, weight or step has no name" : "two are called " + name);
+            name.empty() ? "a buffer, weight, step or variant has no name" : "two are called " + name);
   };
   for (const BufferSpec& buffer : plan.buffers) add(known, buffer.name);
   for (const WeightSpec& weight : plan.weights) add(known, weight.name);
   for (const StepSpec& step : plan.steps) add(steps, step.name);
   for (const StepSpec& step : plan.screen) add(steps, step.name);
+  for (const VariantSpec& variant : plan.variants) add(variants, variant.name);
 }
 
 }  // namespace

@@ -52,6 +52,20 @@ struct LimitsSpec {
   int64_t vocab_size, max_positions, max_batch_size, max_num_tokens, max_logit_rows;
 };
 
+// Call and Variant of src/ingot/plan.py.
+struct CallSpec {
+  std::string step;
+  std::vector<std::string> inside;
+  bool computes_own;  // "private" in Python
+  bool waits;
+};
+
+struct VariantSpec {
+  std::string name;
+  int64_t most_tokens;
+  std::vector<CallSpec> calls;
+};
+
 struct PlanSpec {
   LimitsSpec limits;
   KvSpec kv;
@@ -59,6 +73,7 @@ struct PlanSpec {
   std::vector<WeightSpec> weights;
   std::vector<StepSpec> steps;
   std::vector<StepSpec> screen;  // empty, or a product and the choice of a token, see Plan in src/ingot/plan.py
+  std::vector<VariantSpec> variants;
   int64_t arena_bytes;
   std::string logits;
 };

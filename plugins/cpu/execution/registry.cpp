@@ -23,6 +23,8 @@ std::string_view Kernel::isa() const { return part(name, 2); }
 
 bool Kernel::rounds_to_bf16() const { return isa().starts_with("amx") || isa().starts_with("avx512bf16"); }
 
+bool Kernel::norms_rows() const { return op() == "matmul" && scratch != nullptr; }
+
 int32_t Kernel::tactics() const {
   if (op() == "matmul") return isa().starts_with("amx") ? kTileTactics : kMatmulTactics;
   return op() == "moe_gate_up" ? kGateUpTactics : op() == "moe_down" ? kDownTactics : 1;

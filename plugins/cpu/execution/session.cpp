@@ -54,8 +54,8 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   const PlanMemory memory{weights, weight_bytes, arena_.data(), kv_.data(), isa};
   steps_ = bind_steps(plan_, plan_.steps, memory, batch_);
   screen_ = Screen(plan_, memory, batch_);
-  schedules_ = make_schedules(plan_, steps_);
-  one_by_one_.resize(steps_.size());
+  variants_ = bind_variants(plan_, steps_);
+  one_by_one_ = one_by_one(plan_, steps_.size());
   taken_.resize(steps_.size());
   shared_ =
       Region(std::max(shared_bytes(steps_, plan_.limits, plan_.kv.tokens_per_block), screen_.scratch_bytes()), false);
@@ -111,6 +111,7 @@ DrawResult Session::step(const BatchView& view, const DrawView& draws, const std
   batch_.assign(view);
   draws_.assign(draws, batch_.rows, sample_args_.vocab);
   for (BoundStep& step : steps_) step.set_counts(batch_);
+  taken_variant_ = &choose_variant();
   screening_ = screen_.takes(batch_) && draws_.only_best() && !logits_wanted && taps_.empty();
   if (screening_) screen_.set_counts(batch_);
   DrawResult drawn;
@@ -151,20 +152,21 @@ DrawResult Session::draw(const float* logits, int64_t rows, const DrawView& draw
 void Session::execute(const Team& team) {
   Team mine = team;
   mine.shared = shared_.data();
-  const std::vector<Turn>& turns = this->turns();
+  const std::vector<BoundCall>& calls = taken_variant_->calls;
   const int64_t barriers = ThreadPool::instance().barriers();
   bool stop = false, decided = false;
-  for (size_t i = 0; i < steps_.size(); ++i) {
+  for (const BoundCall& call : calls) {
+    const BoundStep& step = steps_[call.step];
     // a chunk in the middle of a prompt needs no logits; kernels count on at least one row
-    decided = screening_ && i + 1 == steps_.size() && screen(turns[i], mine);
-    if (!decided && (batch_.rows > 0 || !steps_[i].counts_logits)) compute(steps_[i], turns[i], mine);
+    decided = screening_ && &call == &calls.back() && screen(call, mine);
+    if (!decided && (batch_.rows > 0 || !step.counts_logits)) compute(step, call, mine);
     if (team.index == 0) {
-      taken_[i] = team.taken();
+      taken_[call.step] = team.taken();
       stop = pause_or_interrupted() || stop;
     }
-    if (turns[i].waits && last_step_.passed(team, i, stop)) return;
-    if (taps_.contains(steps_[i].name)) {
-      if (team.index == 0) after_step(i);
+    if (call.waits && last_step_.passed(team, call.step, stop)) return;
+    if (taps_.contains(step.name)) {
+      if (team.index == 0) after_step(call.step);
       team.barrier();  // the next step may overwrite what is being copied
     }
     if (team.index == 0) stamp();
@@ -175,44 +177,43 @@ void Session::execute(const Team& team) {
   if (team.index == 0) barriers_ = ThreadPool::instance().barriers() - barriers;
 }
 
-// The turns of this run.
-const std::vector<Turn>& Session::turns() const {
-  if (!taps_.empty()) return one_by_one_;
-  return batch_.tokens <= schedules_.few_tokens ? schedules_.few : schedules_.many;
+const BoundVariant& Session::choose_variant() const {
+  const auto fits = [this](const BoundVariant& each) { return batch_.tokens <= each.most_tokens; };
+  const auto found = taps_.empty() ? std::ranges::find_if(variants_, fits) : variants_.end();
+  return found == variants_.end() ? one_by_one_ : *found;
 }
 
 // In place of the last step; whether every row was decided.
-bool Session::screen(const Turn& turn, const Team& team) {
-  compute(screen_.product(), turn, team);
+bool Session::screen(const BoundCall& call, const Team& team) {
+  compute(screen_.product(), call, team);
   team.barrier();
-  compute(screen_.choice(), turn, team);
+  compute(screen_.choice(), call, team);
   team.barrier();
   if (team.index == 0) screen_.count();
   return screen_.decided();
 }
 
-void Session::compute(const BoundStep& step, const Turn& turn, const Team& team) {
+void Session::compute(const BoundStep& step, const BoundCall& call, const Team& team) {
   auto* own = reinterpret_cast<float*>(own_.data()) + team.index * kOwnElements;
   const auto run = [&](auto args) { step.kernel->run(&args, team); };
-  if (turn.left_out) return;
-  if (turn.norm) {
+  if (call.norm) {
     MatmulArgs product = std::get<MatmulArgs>(step.args);
-    product.norm = &*turn.norm;
+    product.norm = &*call.norm;
     run(product);
-  } else if (turn.keys_only) {
+  } else if (call.keys_only) {
     RopeKvWriteArgs write = std::get<RopeKvWriteArgs>(step.args);
     write.q = nullptr;
     run(write);
-  } else if (turn.rope) {
+  } else if (call.rope) {
     PagedAttentionArgs attention = std::get<PagedAttentionArgs>(step.args);
-    attention.rope = &*turn.rope;
+    attention.rope = &*call.rope;
     run(attention);
-  } else if (turn.own) {
+  } else if (call.own) {
     NormArgs norm = std::get<NormArgs>(step.args);
     norm.y = own;
     norm.own = true;
     run(norm);
-  } else if (turn.takes_own) {
+  } else if (call.takes_own) {
     std::visit(
         [&](auto args) {
           if constexpr (requires { args.x = own; }) args.x = own;
@@ -236,9 +237,12 @@ void Session::time_steps(bool on) {
 
 std::vector<double> Session::step_seconds() {
   const auto held = lock();
-  std::vector<double> seconds;
+  if (stamps_.empty()) return {};
+  const std::vector<BoundCall>& calls = taken_variant_->calls;
+  std::vector<double> seconds(plan_.steps.size() + 1);
   for (size_t i = 1; i < stamps_.size(); ++i)
-    seconds.push_back(1e-9 * static_cast<double>(stamps_[i] - stamps_[i - 1]));
+    seconds[i <= calls.size() ? calls[i - 1].step : plan_.steps.size()] =
+        1e-9 * static_cast<double>(stamps_[i] - stamps_[i - 1]);
   return seconds;
 }
 
@@ -257,13 +261,9 @@ std::vector<int64_t> Session::taken() {
   return taken_;
 }
 
-std::vector<size_t> Session::found(bool Turn::* what) {
+std::string Session::variant() {
   const auto held = lock();
-  std::vector<size_t> found;
-  const std::vector<Turn>& turns = this->turns();
-  for (size_t i = 0; i < turns.size(); ++i)
-    if (turns[i].*what) found.push_back(i);
-  return found;
+  return taken_variant_->name;
 }
 
 bool Session::check_interrupted() {

@@ -15,7 +15,7 @@
 #include "execution/memory.h"
 #include "execution/plan_spec.h"
 #include "execution/repeat.h"
-#include "execution/schedule.h"
+#include "execution/variants.h"
 #include "sampling/draws.h"
 #include "sampling/screen.h"
 #include "threads/refusing_mutex.h"
@@ -53,12 +53,11 @@ class Session {
   int64_t logit_cols() const { return plan_.limits.vocab_size; }
   void close();  // all but hooks that tell of the last run throws std::invalid_argument from then on
 
-  // From now on every run notes when its plan steps end. Seconds of each step of the last run, then of the draws.
+  // From now on every run notes when its calls end. Seconds of each plan step of the last run, 0 of those without a
+  // call of their own; then of the draws.
   void time_steps(bool on);
   std::vector<double> step_seconds();
-  // Steps that another one computed in the last run; those of rope_kv_write that left their queries to the next one.
-  std::vector<size_t> left_out() { return found(&Turn::left_out); }
-  std::vector<size_t> keys_only() { return found(&Turn::keys_only); }
+  std::string variant();           // that the last run took
   int64_t barriers();              // of the last run
   Screen::Counts screen_counts();  // since the session was opened
 
@@ -88,10 +87,9 @@ class Session {
   DrawResult step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
                   bool logits_wanted = false);
   void execute(const Team& team);
-  void compute(const BoundStep& step, const Turn& turn, const Team& team);
-  bool screen(const Turn& turn, const Team& team);
-  const std::vector<Turn>& turns() const;
-  std::vector<size_t> found(bool Turn::* what);
+  void compute(const BoundStep& step, const BoundCall& call, const Team& team);
+  bool screen(const BoundCall& call, const Team& team);
+  const BoundVariant& choose_variant() const;
   void after_step(size_t index);
   void stamp();
   bool pause_or_interrupted();
@@ -107,8 +105,9 @@ class Session {
   Region own_;  // [threads][kOwnElements] floats: what a norm that each thread computes for itself leaves to products
   Batch batch_;
   std::vector<BoundStep> steps_;
-  Schedules schedules_;
-  std::vector<Turn> one_by_one_;  // a barrier after every step, nothing computed twice: what taps look at
+  std::vector<BoundVariant> variants_;  // for more and more tokens
+  BoundVariant one_by_one_;             // what taps look at, and what runs where no variant is for so many tokens
+  const BoundVariant* taken_variant_ = &one_by_one_;  // by the last run
   Screen screen_;
   bool screening_ = false;  // this step
   const Kernel* sample_ = nullptr;
@@ -124,7 +123,7 @@ class Session {
   int64_t barriers_ = 0;
   std::vector<int64_t> taken_;  // of each plan step in the last run: what Team::take gave out before thread 0 was done
   bool timed_ = false;
-  std::vector<int64_t> stamps_;  // of the last timed run: its begin, the end of every plan step, the end of the draws
+  std::vector<int64_t> stamps_;  // of the last timed run: its begin, the end of every call, the end of the draws
   const std::function<bool()>* interrupted_ = nullptr;
   int64_t next_check_ns_ = 0;
   LastStep last_step_;

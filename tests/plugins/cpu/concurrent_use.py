@@ -104,8 +104,7 @@ def _hooks(session: CpuSession) -> dict[str, Callable[[], object]]:
     return {
         "time_steps": lambda: native.time_steps(True),
         "step_seconds": native.step_seconds,
-        "left_out": native.left_out,
-        "keys_only": native.keys_only,
+        "variant": lambda: native.variant,
         "barriers": lambda: native.barriers,
         "screen_counts": lambda: native.screen_counts,
         "tap": lambda: native.tap(["step"]),

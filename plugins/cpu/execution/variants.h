@@ -1,0 +1,43 @@
+// The variants of a plan, bound: which steps run for a batch, what they compute along with themselves, and where the
+// threads of a session wait for each other. The builder has decided all that (src/ingot/builder/schedule.py); here it
+// is checked, since a call too early would read what is not there yet, or memory of nobody.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "execution/bind.h"
+
+namespace ingot {
+
+struct BoundCall {
+  size_t step = 0;                                 // of the plan
+  bool waits = true;                               // all threads wait behind it
+  bool own = false;                                // a norm that every thread computes into its own memory
+  bool takes_own = false;                          // a product whose x is there
+  bool keys_only = false;                          // rope_kv_write without queries, which a later call turns
+  std::optional<RowNorm> norm = std::nullopt;      // that a product computes itself
+  std::optional<RopeQueries> rope = std::nullopt;  // that an attention computes itself
+};
+
+struct BoundVariant {
+  std::string name;
+  int64_t most_tokens = 0;
+  std::vector<BoundCall> calls;
+};
+
+// Every step by itself, and a barrier behind it.
+BoundVariant one_by_one(const PlanSpec& plan, size_t steps);
+
+// Throws std::invalid_argument that names the variant and the step for what is no way to run the steps: one that is
+// missing or out of order, computed where that cannot be, or not waited for. steps: of the whole plan, in its order.
+std::vector<BoundVariant> bind_variants(const PlanSpec& plan, const std::vector<BoundStep>& steps);
+
+// Whether the kernels of an op take nothing from the team but their share of the rows.
+bool shares_by_rows(std::string_view op);
+
+}  // namespace ingot
