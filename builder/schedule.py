@@ -57,8 +57,7 @@ class Dump:
     def __call__(self, report: PassReport, plan: Plan) -> None:
         self.reports.append(report)
         if self._folder is not None:
-            name = report.name.replace(" ", "_")
-            (self._folder / f"{self._number:02}_{name}.plan.json").write_text(plan.to_json() + "\n")
+            (self._folder / f"{self._number:02}_{report.name}.json").write_text(plan.to_json() + "\n")
         self._number += 1
 
 
@@ -253,5 +252,5 @@ def _uses(view: PlanView, rules: CallRules, variant: Variant) -> list[_Use]:
 def _changed(
     name: str, variant: Variant, calls: Sequence[Call], fired: int, refused: Counter[str]
 ) -> tuple[Variant, PassReport]:
-    report = PassReport(name=f"{name} ({variant.name} tokens)", fired=fired, refused=dict(refused))
+    report = PassReport(name=f"{variant.name}.{name}", fired=fired, refused=dict(refused))
     return dataclasses.replace(variant, calls=tuple(calls)), report

@@ -149,6 +149,28 @@ def first(key: str, **values: object) -> Edit:
     return on(key, lambda items: [items[0] | values, *items[1:]])
 
 
+Calls = Callable[[dict[str, Any]], list[dict[str, Any]]]
+
+
+def every(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """A call of each step."""
+    return [{"step": step["name"], "inside": [], "private": False, "waits": True} for step in plan["steps"]]
+
+
+def last(**values: object) -> Calls:
+    """The last call with other values."""
+    return lambda plan: [*every(plan)[:-1], every(plan)[-1] | values]
+
+
+def calls(found: list[dict[str, Any]]) -> Calls:
+    return lambda plan: found
+
+
+def variants(made: Calls, most_tokens: int = 96) -> Edit:
+    """One variant in place of all."""
+    return in_plan(lambda p: p.update(variants=[{"name": "v", "most_tokens": most_tokens, "calls": made(p)}]))
+
+
 PLANS: dict[str, tuple[Edit, str]] = {
     "nesting": (lambda text: text.replace('"tactics":{}', f'"tactics":{"[" * 100_000}'), "not readable"),
     "no layers": (kv(num_layers=0), r"kv\.num_layers(.|\n)*from 1"),
@@ -219,6 +241,15 @@ PLANS: dict[str, tuple[Edit, str]] = {
     "odd tactics": (on("tactics", lambda tactics: {"0.embedding": "00"}), "four digits"),
     "half a screen": (in_plan(lambda p: p.update(screen=[p["steps"][-1] | {"name": "s"}])), "1 steps, expected 2"),
     "a screen in an object": (on("screen", lambda screen: {}), "screen(.|\n)*a list"),
+    "variants in an object": (on("variants", lambda variants: {}), "variants(.|\n)*a list"),
+    "a variant without calls": (variants(calls([])), r"variants\.v(.|\n)*0\.embedding is not computed once"),
+    "a variant for fewer tokens": (
+        variants(every, most_tokens=95),
+        "the last one is for 95 tokens, a step may have 96",
+    ),
+    "a variant for no tokens": (variants(every, most_tokens=0), r"variants\.0\.most_tokens"),
+    "a variant without an end": (variants(last(waits=False)), "its last call is not waited for"),
+    "a call with two answers": (variants(last(waits=2)), r"variants\.0\.calls\.\d+\.waits"),
     "no plan": (lambda text: "{}", "not hold the plans of its targets"),
     "a plan too many": (lambda text: text.replace("{", '{"cpu/mmx":' + text[text.index(":") + 1 : -1] + ",", 1), "mmx"),
     "a plan in a word": (lambda text: '{"ref":"plan"}', "not readable"),

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from ingot.builder.schedule import schedule
 from ingot.dtypes import DType, from_float32, round_to_bf16, to_float32
 from ingot.plan import Attr, Buffer, KvLayout, Limits, Piece, Plan, Rows, Step, Weight
 from ingot.plugins.layouts import interleave_gated, num_panels, pack_panels, panel_bytes, panel_layout
@@ -160,6 +161,7 @@ def make_model(target: Target | None = None, limits: Limits = LIMITS, kv: DType 
         weight_bytes=section.size,
         logits="logits",
     )
+    plan = plan if target is None else schedule(plan, target)
     return TinyModel(plan=plan, weights=section.data(), logical=section.logical)
 
 
