@@ -50,7 +50,7 @@ class BuildConfig:
     autotune          time matrix products where this machine can run the target; else the shipped choice
     timing_cache      file with times of earlier builds, read and then written
     dry_run           decide everything, write nothing
-    dump_passes       directory for the graph after every pass
+    dump_passes       directory for the graph, and then the plan with its calls, after every pass
     """
 
     target: str = "cpu"

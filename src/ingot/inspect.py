@@ -21,7 +21,7 @@ from ingot.dtypes import Precision
 from ingot.engine import is_engine, read_manifest, read_plan
 from ingot.errors import REBUILD, EngineError, UsageError
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
-from ingot.plan import Plan, Step, Weight
+from ingot.plan import Plan, Step, Variant, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
 from ingot.step_work import SCREEN_ROWS, Load, PlanWork, Work
@@ -174,6 +174,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "arena_bytes": plan.arena_bytes,
         "weight_bytes": plan.weight_bytes,
         "screen": [each.name for each in plan.screen],
+        "variants": [write_record(each) for each in plan.variants],
         "steps": [dataclasses.asdict(each) for each in facts],
         "built_with": dict(manifest.built_with),
         "passport": dict(manifest.passport),
@@ -185,6 +186,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         f"weights     {format_bytes(plan.weight_bytes)} packed, activations {format_bytes(plan.arena_bytes)}",
         f"KV cache    {plan.kv.dtype.value}, {format_bytes(block)} a token, {plan.kv.tokens_per_block} tokens a block",
         *_screen_lines(plan),
+        *(_variant_line(plan, each) for each in plan.variants),
         *(
             f"code        for {each['architecture']}: {each['bytes']:,} bytes at {each['offset']:,} of {file}"
             for each in code
@@ -205,6 +207,19 @@ def _screen_lines(plan: Plan) -> list[str]:
     full, codes = (sizes[step.inputs[1]] for step in (plan.steps[-1], plan.screen[0]))
     name = plan.steps[-1].name
     return [f"screen      {codes} of codes for {full} of {name}, in greedy steps of at most {SCREEN_ROWS} rows"]
+
+
+def _variant_line(plan: Plan, variant: Variant) -> str:
+    """How the steps are called for so many tokens."""
+    counts = {
+        "calls": len(variant.calls),
+        "barriers": sum(call.waits for call in variant.calls),
+        "norms by every thread": sum(call.private for call in variant.calls),
+        "norms in products": len(variant.inside() - variant.called()),
+        "rotations in attention": len(variant.inside() & variant.called()),
+    }
+    shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"variant     {variant.name}: {len(plan.steps)} steps of at most {variant.most_tokens} tokens in {shown}"
 
 
 def _versions(manifest: Manifest) -> str:

@@ -58,6 +58,7 @@ def test_a_report_holds_every_op_and_its_times_add_up(folder: Path) -> None:
         assert parts + phase["outside_seconds"] == pytest.approx(phase["seconds"])
         assert phase["outside_seconds"] >= 0
         assert phase["barriers"] == barriers
+        assert phase["variants"] == ["few"]
         assert phase["barrier_seconds"] > 0
         assert phase["tokens_per_second"] == pytest.approx(phase["tokens"] / phase["seconds"])
         assert set(phase["peaks"]) == {"f32.avx2", "int8.avx2"}

@@ -14,6 +14,7 @@ from ingot.builder.source import open_source
 from ingot.compare.compare import compare
 from ingot.compare.figures import LogitMeter
 from ingot.compare.report import Finding
+from ingot.compare.taps import TappedRun
 from ingot.compare.walk import relative
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
@@ -26,7 +27,7 @@ from ingot.plugins.op import Array
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.target import SessionOptions
 from tests.hall.planted import Bytes, Edit, panel, replant, step_named, with_attr
-from tests.hall.test_compare import OPTIONS, Built, run_on
+from tests.hall.test_compare import LLAMA, OPTIONS, Built, built, run_on
 from tests.hall.wrong_kernel import WrongKernel
 from tests.handmade import random_tensors, write_model
 
@@ -268,3 +269,22 @@ def test_relative_errors_by_hand() -> None:
     assert relative(np.full((1, 1), INF), np.full((1, 1), 1e39)) == 0, "infinite in float32"
     assert relative(wanted * 0, wanted * 0) == 0
     assert relative(wanted, wanted * 0) == 1
+
+
+@pytest.mark.native
+def test_calls_that_give_other_bits_than_the_steps_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bit of one logit."""
+    run = TappedRun.logits
+
+    def logits(self: TappedRun) -> Array:
+        found = run(self)
+        found.view(np.uint32)[7, 3] ^= 1
+        return found
+
+    llama = built(tmp_path, LLAMA)
+    monkeypatch.setattr(TappedRun, "logits", logits)
+    comparison = compare(llama.engine("cpu-bf16"), llama.checkpoint, OPTIONS)
+    assert [(each.step, each.what) for each in comparison.findings] == [
+        ("lm_head", "logits of the plan's variants, token 7")
+    ]
+    compare(llama.engine("ref-f32"), llama.checkpoint, OPTIONS).raise_if_wrong()  # which has no variants

@@ -8,8 +8,10 @@ from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
+from ingot.engine import read_plan
 from ingot.errors import EngineError, UsageError
 from ingot.inspect import inspect
+from ingot.plan_json import plan_from_json
 from tests.handmade import TINY_LLAMA, write_model
 
 
@@ -34,6 +36,24 @@ def test_an_engine(folder: Path) -> None:
     assert steps["layers.1/attention"]["operations"] == 4 * 65 * 48  # max_seq_len is less than the usual context
     assert "layers.0-2/gate_up" in found.text
     assert "rope_table" in found.text
+
+
+@pytest.mark.native
+def test_the_variants_of_an_engine(folder: Path, tmp_path: Path) -> None:
+    options = BuildConfig(target="cpu/avx2", precision="w8", activations="int8", autotune=False, dump_passes=tmp_path)
+    build(options, folder / "c", tmp_path / "e")
+    found = inspect(tmp_path / "e")
+    few, many = found.document["variants"]
+    assert (few["name"], few["most_tokens"], many["name"], many["most_tokens"]) == ("few", 512, "many", 2048)
+    assert many["calls"][1]["inside"] == ["layers.0/attention_norm"]
+    lines = [line for line in found.text.splitlines() if line.startswith("variant ")]
+    assert "of at most 512 tokens" in lines[0]
+    assert "7 norms by every thread" in lines[0]
+    assert "6 norms in products, 3 rotations in attention" in lines[1]
+    assert inspect(folder / "e").document["variants"] == [], "ref runs the steps"
+    dumped = [path.name for path in sorted(tmp_path.glob("*.json"))]
+    assert dumped[0] == "17_few.private_rows.json"
+    assert plan_from_json((tmp_path / dumped[-1]).read_text()[:-1]).variants == read_plan(tmp_path / "e").variants
 
 
 def test_bytes_bound_one_token_and_never_a_step_without_bytes(folder: Path) -> None:

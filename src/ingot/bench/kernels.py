@@ -80,6 +80,7 @@ class Phase:
     """seconds, of the fastest quarter of the repetitions, = those of all `ops` + outside_seconds: handing arguments
     over, waking and joining threads.
 
+    variants         of the plan, that ran; "" stands for the steps one by one
     barriers         how often the threads wait for each other
     barrier_seconds  what that takes them where nobody is late, measured beside this phase
     machine_gbs      read bandwidth of a buffer as large as the engine, beside this phase; peaks: operations per second
@@ -94,6 +95,7 @@ class Phase:
     outside_seconds: float
     tokens_per_second: float
     fraction_of_limit: float
+    variants: tuple[str, ...]
     barriers: int
     barrier_seconds: float
     machine_gbs: float
@@ -309,6 +311,7 @@ def summarise(
         outside_seconds=seconds - sum(op.seconds for op in ops),
         tokens_per_second=tokens / seconds,
         fraction_of_limit=sum(op.limit_seconds for op in ops) / seconds,
+        variants=tuple(sorted(called)),
         barriers=barriers,
         barrier_seconds=barriers * barrier,
         machine_gbs=limits[""] / 1e9,

@@ -74,7 +74,8 @@ def _show(report: KernelsReport) -> None:
         peaks = ", ".join(f"{name} {each / 1e9:,.1f} Gop/s" for name, each in phase.peaks.items())
         print(
             f"limits: {phase.machine_gbs:.2f} GB/s from a buffer of {report.buffer_bytes:,} bytes; {peaks}; "
-            f"{phase.barriers} barriers, {1e3 * phase.barrier_seconds:.3f} ms where nobody is late"
+            f"calls: {' and '.join(each or 'one by one' for each in phase.variants)}; {phase.barriers} barriers, "
+            f"{1e3 * phase.barrier_seconds:.3f} ms where nobody is late"
         )
 
 

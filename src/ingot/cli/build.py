@@ -82,7 +82,12 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     help="Time nothing: products are cut into work as shipped, and no speed is predicted.",
 )
 @click.option("--dry_run", is_flag=True, help="Decide everything, write nothing.")
-@click.option("--dump_passes", type=click.Path(path_type=Path), metavar="DIR", help="Write the graph after each pass.")
+@click.option(
+    "--dump_passes",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the graph and the calls after each pass.",
+)
 @click.option(
     "--use_weight_only", is_flag=True, help="Weight-only precision: w8, or what --weight_only_precision says."
 )

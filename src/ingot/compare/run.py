@@ -87,6 +87,22 @@ class Run:
                 if error.tensor == self._source.logits:
                     self._meter.add(sequences, outputs[error.buffer], error.own)
             self._progress_by(step, begin, sequences, "comparing steps")
+        self._check_variants(run, live[self._plan.logits])
+
+    def _check_variants(self, run: TappedRun, logits: Array) -> None:
+        """The steps were looked at one by one: the calls that run in service must give the same bits."""
+        if not self._plan.variants:
+            return
+        found = run.logits()
+        other = np.flatnonzero([not np.array_equal(*rows, equal_nan=True) for rows in zip(found, logits, strict=True)])
+        if len(other):
+            self._find(
+                self._plan.steps[-1].name,
+                "variants",
+                f"logits of the plan's variants, token {other[0]}",
+                "the bits that the steps give one by one",
+                f"others, at {len(other)} tokens",
+            )
 
     def _compare_logits(self, logits: Array, begin: int, sequences: Int32) -> None:
         """What the engine's buffers held is unknown: its roundings are measured on the source's own values."""
