@@ -1,7 +1,7 @@
 // The contract between a Session and its kernels: plain structs in, nothing out but memory.
 //
 // Every thread of the pool calls the kernel with the same arguments and its own Team view; the kernel splits the work.
-// The session puts a barrier after each step; a kernel that needs one inside calls team.barrier().
+// The plan says where a barrier stands between two calls; a kernel that needs one inside calls team.barrier().
 #pragma once
 
 #include <cstddef>
