@@ -108,11 +108,12 @@ def fold_norms(view: PlanView, rules: CallRules, variant: Variant) -> tuple[Vari
     refused = Counter[str]()
     for i in view.norms():
         products = view.products(i)
-        reason = products if isinstance(products, str) else _not_folded(view, rules, i, products)
-        if reason is None:
-            inside[view.steps[products[0]].name] = view.steps[i].name
-        else:
+        if isinstance(products, str):
+            refused[products] += 1
+        elif (reason := _not_folded(view, rules, i, products)) is not None:
             refused[reason] += 1
+        else:
+            inside[view.steps[products[0]].name] = view.steps[i].name
     calls = [
         dataclasses.replace(call, inside=(inside[call.step],)) if call.step in inside else call
         for call in variant.calls

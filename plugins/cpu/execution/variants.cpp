@@ -31,8 +31,8 @@ class VariantBinder {
     for (step_ = 0; step_ < steps_.size(); ++step_)
       if (calls_[step_] != nullptr)
         bound.calls.push_back(bind_call(*calls_[step_]));
-      else
-        absent_.push_back(steps_[step_].outputs.front());
+      else  // the call that computes it says whether it may
+        absent_.insert(absent_.end(), steps_[step_].outputs.begin(), steps_[step_].outputs.end());
     check(bound.calls.back().waits, "no barrier ends it");
     for (const BufferSpec* each : absent_) check(each->name != plan_.logits, "no call writes the logits");
     return bound;

@@ -27,6 +27,8 @@ bool is_plain_product(const PlanSpec& plan, const StepSpec& step) {
 
 Screen::Screen(const PlanSpec& plan, const PlanMemory& memory, const Batch& batch)
     : ids_(kScreenRows), candidates_(kScreenRows) {
+  require(std::ranges::none_of(plan.steps, [](const StepSpec& step) { return step.op == "screen"; }),
+          "the choice of a token is no step of its own");
   if (plan.screen.empty()) return;
   steps_ = bind_steps(plan, plan.screen, memory, batch);
   require(!plan.steps.empty() && steps_.size() == 2, "a screen is two steps beside others");

@@ -87,7 +87,9 @@ def screened_plan(isa: str, x: Array, head: QuantisedRows, pieces: int = 1) -> t
 def open_screened(isa: str, x: Array, head: QuantisedRows, *, threads: int = 1, pieces: int = 1) -> CpuSession:
     """A session with x in place."""
     plan, section = screened_plan(isa, x, head, pieces)
-    session = open_native(plan, section, SessionOptions(num_blocks=8, threads=threads), runnable_isa(f"..{isa}"))
+    session = open_native(
+        plan, section, SessionOptions(num_blocks=8, threads=threads), runnable_isa(plan.screen[1].kernel)
+    )
     session.native.write_buffer("x", np.ascontiguousarray(x))
     return session
 
