@@ -15,6 +15,7 @@ from ingot.convert.family import family_names, find_family
 from ingot.plugins.cpu.native import detect_isa
 from ingot.plugins.cpu.session import CpuSession
 from ingot.runtime.session import load_engine
+from tests.builder.test_schedule import covered
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of
 
@@ -54,6 +55,8 @@ def test_company_changes_no_bit(name: str, tmp_path: Path) -> None:
         alone = session.run(batch_of([(0, LENGTH)], [range(blocks)], [LENGTH - 1], ids=own, want_logits=True))
         assert alone.logits is not None
         assert alone.logits[0].tobytes() == row.tobytes()
+    for variant in loaded.engine.plan.variants:
+        covered(loaded.engine.plan, variant)
     ran = loaded.engine.plan.variant(times.variant)
     assert bool(ran.inside() - ran.called()) == (name not in NO_NORM_BEFORE_PRODUCTS)
     assert bool(ran.inside() & ran.called()) == (name not in QUERIES_NORMED_TOGETHER)
