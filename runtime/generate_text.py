@@ -5,8 +5,8 @@ from collections.abc import Generator, Iterable
 
 from ingot.errors import IngotError
 from ingot.runtime.model_runner import ModelRunner
-from ingot.runtime.request import FinishReason
-from ingot.runtime.step_by_step import StepsAhead
+from ingot.runtime.outlet import Outlet
+from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -29,29 +29,27 @@ def stream_text(
     """Events of all requests, as their steps end. A request that is refused or fails ends in an event with its error,
     and does not touch the others. Dropping the iterator aborts what still runs.
     """
-    streams: list[TextStream] = []
+    runner.executor.require_ready()
+    outlet = Outlet()
+    streams: dict[Request, TextStream] = {}  # those whose last event is not out
     try:
         for index, asked in enumerate(requests):
             try:
                 group = make_streams(runner, tokenizer, index, asked)
-                runner.executor.add([stream.request for stream in group])
-                streams += group
+                runner.executor.add([stream.request for stream in group], outlet)
+                streams.update((stream.request, stream) for stream in group)
             except IngotError as error:
                 yield TextEvent(index=index, finish_reason=FinishReason.ABORT, error=error)
-        with StepsAhead(runner.executor) as ahead:
-            while any(not stream.done for stream in streams) and not ahead.failed():
-                news = runner.executor.wait(
-                    lambda: any(stream.has_news() for stream in streams) or ahead.failed(),
-                    lambda: [(stream, stream.take()) for stream in streams if stream.has_news()],
-                    steps=False,
-                )
-                for stream, taken in news:
-                    event = stream.event(taken)
+        while streams:
+            for progress in outlet.get_all():
+                if (stream := streams.get(progress.request)) is not None:
+                    event = stream.event(stream.take(progress))
                     if stream.done:
-                        runner.executor.abort([stream.request])
+                        del streams[progress.request]
+                        runner.executor.abort([progress.request])
                     yield event
     finally:
-        runner.executor.abort([stream.request for stream in streams])
+        runner.executor.abort(streams)
 
 
 def complete_text(runner: ModelRunner, tokenizer: Tokenizer, requests: Iterable[TextRequest]) -> list[Completion]:

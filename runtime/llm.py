@@ -10,7 +10,6 @@ from types import TracebackType
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.chat_template import ChatTemplates
-from ingot.runtime.executor import Stats
 from ingot.runtime.llm_chat import ChatTokenizer, Message, read_conversations, read_template_arguments
 from ingot.runtime.llm_outputs import Gathering, RequestOutput
 from ingot.runtime.llm_progress import show_progress
@@ -25,6 +24,7 @@ from ingot.runtime.llm_prompts import (
 )
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.owned import Owned
+from ingot.runtime.reports import Stats
 from ingot.runtime.template_text import plain
 from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams

@@ -23,13 +23,14 @@ from ingot.runtime.admission import (
     read_words,
 )
 from ingot.runtime.block_manager import BlockManager
-from ingot.runtime.executor import Executor, Stats
+from ingot.runtime.executor import Executor
+from ingot.runtime.outlet import News, Outlet
 from ingot.runtime.outputs import Outputs, Wanted
 from ingot.runtime.owned import Owned
+from ingot.runtime.reports import Stats
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import Pace, Scheduler
 from ingot.runtime.session import LoadedEngine, load_engine
-from ingot.runtime.step_by_step import step_by_step
 from ingot.runtime.step_times import measure_step_times
 from ingot.step_io import Int32
 
@@ -313,27 +314,40 @@ class ModelRunner(Owned):
         ]
 
     def _run(self, outputs: Outputs) -> Any:
-        requests = outputs.requests
-        self.executor.add(requests)
-        try:
-            self.executor.wait(lambda: all(request.finished for request in requests), lambda: None)
-        finally:
-            self.executor.abort(requests)
-        if (failure := _first_failure(requests)) is not None:
+        self.executor.complete(outputs.requests)
+        if (failure := _first_failure(outputs.requests)) is not None:
             raise failure
         return outputs.collect()
 
     def _stream(self, outputs: Outputs) -> Iterator[Any]:
-        given: list[int] = []
-        for shown in step_by_step(self.executor, outputs.requests):
-            result = outputs.collect(shown)
-            ended = [r for r, n in zip(outputs.requests, shown, strict=True) if n == r.num_generated]
-            failure = _first_failure(ended)
-            if failure is None or shown != given:  # what came before a failure is given out before it is raised
-                yield result
-            if failure is not None:
-                raise failure
-            given = shown
+        self.executor.require_ready()
+        outlet, shown = Outlet(), dict.fromkeys(outputs.requests, 0)
+        left = len(shown)
+        try:
+            self.executor.add(outputs.requests, outlet)
+            while left:
+                news = outlet.get()
+                ended = [progress.request for progress in news if progress.ended]
+                failure = _first_failure(ended)
+                for moved in _steps_of(news, shown):
+                    if moved or failure is None:  # what came before a failure is given out before it is raised
+                        yield outputs.collect(list(shown.values()))
+                if failure is not None:
+                    raise failure
+                left -= len(ended)
+        finally:
+            self.executor.abort(outputs.requests)
+
+
+def _steps_of(news: News, shown: dict[Request, int]) -> Iterator[bool]:
+    """Move `shown` forward, a step at a time; whether the step brought a token. Steps of one crossing brought each of
+    its requests one token per step, up to the end of the crossing or of the request. An end without a token is a step.
+    """
+    counts = [progress.num_generated - shown[progress.request] for progress in news]
+    for step in range(max([1, *counts])):
+        for progress, count in zip(news, counts, strict=True):
+            shown[progress.request] += step < count
+        yield step < max(counts)
 
 
 def _first_failure(requests: Sequence[Request]) -> IngotError | None:

@@ -1,8 +1,8 @@
-"""Steps of decoding requests that follow each other in one crossing, while others read what has come so far.
+"""Steps of decoding requests that follow each other in one crossing.
 
 session   step 0 ─ step 1 ─ step 2 ─ step 3 ─ step 4 ─ the last one
-             └────────┤        └────────┤             └── run() ──▶ a StepResult, as of any other step
-requests         catch_up()         catch_up()
+             └────────────────────────────────┤             └── run() ──▶ a StepResult, as of any other step
+requests                                   settle()
 """
 
 from collections.abc import Sequence
@@ -17,19 +17,11 @@ _MOST_BYTES = 64 << 20  # that one crossing may fill: with all of a vocabulary w
 
 
 class Repetition:
-    """One crossing. `run` takes its time; `catch_up` is called with the executor's lock held.
+    """One crossing."""
 
-    taken  steps whose tokens the requests have
-    """
-
-    def __init__(
-        self, session: RepeatSession, step: ScheduledStep, first: int, *, most: int, seconds: float, stop: Int32
-    ) -> None:
-        """At most `most` steps, none that begins after `seconds`, and none after the one in which `stop` becomes 1.
-
-        first  the executor's number of the first step
-        """
-        self._session, self._step, self._first, self.taken = session, step, first, 0
+    def __init__(self, session: RepeatSession, step: ScheduledStep, *, most: int, seconds: float, stop: Int32) -> None:
+        """At most `most` steps, none that begins after `seconds`, and none after the one in which `stop` becomes 1."""
+        self._session, self._step = session, step
         requests, sample = step.sampled, step.batch.sample
         top = 0 if sample.probs is None else int(sample.probs.top_starts[-1])
         most = max(1, min(most, _MOST_BYTES // (12 * len(requests) + 8 * top)))
@@ -48,30 +40,26 @@ class Repetition:
 
     @property
     def done(self) -> int:
-        """Steps that have ended and are not the last."""
-        return self._session.steps_done(self._repeat)
+        """Steps that have ended and were not the last."""
+        return int(self._repeat.done[0])
 
     def run(self) -> StepResult:
         """Run all steps; the last one's result, as if it had been the only one."""
         return self._result(self._session.decode(self._step.batch, self._repeat) - 1)
 
-    def catch_up(self) -> None:
-        """Give the requests what they do not have yet of the steps that are `done`."""
+    def settle(self) -> int:
+        """Give the requests what the steps brought that are `done`; how many there are."""
         done = self.done
-        if done == self.taken:
-            return
-        new = slice(self.taken, done)
-        tokens, log_probs = self._repeat.ids[new].T, self._repeat.log_probs[new].T.tolist()
+        tokens, log_probs = self._repeat.ids[:done].T, self._repeat.log_probs[:done].T.tolist()
         requests: tuple[Request, ...] = self._step.sampled
         if self._repeat.probs is not None:
-            for result in map(self._result, range(self.taken, done)):
+            for result in map(self._result, range(done)):
                 for request, own in zip(requests, token_probs(self._step, result), strict=True):
-                    if request.logprobs is not None and request.finish_reason is None:
+                    if request.logprobs is not None:
                         request.token_probs.append(own)
         for request, own_tokens, own_log_probs in zip(requests, tokens, log_probs, strict=True):
-            if request.finish_reason is None:
-                request.catch_up(own_tokens, own_log_probs, self._first + self.taken)
-        self.taken = done
+            request.catch_up(own_tokens, own_log_probs)
+        return done
 
     def _result(self, step: int) -> StepResult:
         """Of the step that has so many before it."""

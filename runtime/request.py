@@ -1,4 +1,4 @@
-"""One request: what was asked, how far it has come, what came out. The scheduler moves it, the executor fills it.
+"""One request: what was asked, how far it has come, what came out. The scheduler moves it, the step loop fills it.
 
                     num_prompt                 num_tokens            capacity
     tokens ┌────────────┬─────────────────────────┬─────────────────────┐
@@ -57,7 +57,7 @@ class Request:
     cache_salt               only requests with the same salt share blocks
     priority                 lower goes first. A level is worth a head start of PRIORITY_STEP arrivals and no more, so
                              that everybody's turn comes
-    arrival                  order of arrival, set by the executor; smaller is older
+    arrival                  order of arrival, set by the step loop; smaller is older
     started                  when it first took part in a step, time.monotonic(); None before
     num_cached               prompt tokens that the prefix cache gave then; None before
     num_lost                 tokens that were in the KV cache when it was preempted last
@@ -67,7 +67,6 @@ class Request:
     token_probs              one per generated token, where wanted
     prompt_probs             one per prompt token but the first, where wanted
     error                    why it failed, or who ended it; then finish_reason is ABORT
-    steps                    the executor's step in which each generated token came, if anybody wants to know; or None
     """
 
     def __init__(
@@ -117,7 +116,6 @@ class Request:
         self.num_context_logits = 0  # prompt positions whose logits were of use already
         self.finish_reason: FinishReason | None = None
         self.error: IngotError | None = None
-        self.steps: list[int] | None = None
 
     @property
     def repeats(self) -> bool:
@@ -175,7 +173,7 @@ class Request:
         """The longest chunk of at most `count` tokens that gives at most `max_rows` rows of logits."""
         return min(count, self.first_logit_position() - self.num_computed + max_rows)
 
-    def append(self, token: int, log_prob: float, step: int) -> None:
+    def append(self, token: int, log_prob: float) -> None:
         """Take the next token; sets finish_reason if it is the last."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
@@ -185,20 +183,16 @@ class Request:
             self.finish_reason = FinishReason.STOP
         elif self.num_tokens == len(self.tokens):
             self.finish_reason = FinishReason.LENGTH
-        if self.steps is not None:
-            self.steps.append(step)
 
-    def catch_up(self, tokens: Int32, log_probs: Sequence[float], step: int) -> None:
-        """Take the tokens of `step` and those after it, each computed in the step after the one that drew it. None of
-        them ends the request.
+    def catch_up(self, tokens: Int32, log_probs: Sequence[float]) -> None:
+        """Take the tokens of several steps, each computed in the step after the one that drew it. None of them ends the
+        request.
         """
         end = self.num_tokens + len(tokens)
         self.tokens[self.num_tokens : end] = tokens
         self.num_tokens = end
         self.num_computed += len(tokens)
         self.log_probs += log_probs
-        if self.steps is not None:
-            self.steps += range(step, step + len(tokens))
 
     def biases(self) -> tuple[Int32, Float32]:
         """Tokens, and what is added to their logits in the next draw; -inf bans one."""

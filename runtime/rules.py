@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -106,16 +105,13 @@ def read_processors(processors: Sequence[Callable[..., object]] | None) -> tuple
 def process(rules: Rules, prompt: list[int], generated: list[int], logits: Float32) -> Float32:
     """The row after every processor. Raises RequestError for one that fails or returns no row of logits.
 
-    The thread of a step serves many: a SystemExit ends the request alone. So does a KeyboardInterrupt, except on the
-    main thread, where it is the user's.
+    The thread of a step serves many: whatever is raised, a SystemExit included, ends the request alone.
     """
     row = logits.copy()
     for processor in rules.processors:
         try:
             row = np.ascontiguousarray(processor(prompt, generated, row), dtype=np.float32)
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                raise
             raise RequestError("a logits processor failed", got=repr(error)) from error
         if row.shape != logits.shape:
             raise RequestError(

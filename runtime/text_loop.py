@@ -1,9 +1,9 @@
-"""Text from an engine with two threads of its own: while one computes a step, the other turns the last one into text.
+"""Text from an engine: while its thread computes a step, a thread of this loop turns the last one's tokens into text.
 
-    submit ──▶ executor ──steps──▶ tokens ──detokenise──▶ sink(event)      cancel: from anywhere, at once
-                  step thread            text thread
+    submit ──▶ executor ──▶ outlet ──▶ detokenise ──▶ sink(events)      cancel: from anywhere, at once
+            engine thread            text thread
 
-Both sleep while there is nothing to do, and begin with the first request.
+It begins with the first request and sleeps while there is nothing to do.
 """
 
 import contextlib
@@ -13,125 +13,115 @@ from collections.abc import Callable, Sequence
 
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.outlet import News, Outlet
 from ingot.runtime.owned import Owned
-from ingot.runtime.request import FinishReason
-from ingot.runtime.text_stream import News, TextEvent, TextStream
+from ingot.runtime.request import FinishReason, Request
+from ingot.runtime.text_stream import NewTokens, TextEvent, TextStream
 from ingot.runtime.tokenizer import Tokenizer
 
 Sink = Callable[[TextEvent], None]
 """Called on the text thread with each event; must be quick."""
 
 
+def _nobody() -> None:
+    pass
+
+
 class TextLoop(Owned):
     """Thread-safe. Does not own the runner.
 
-    failure  why a thread ended that should not have ended, in words
     turning  since when (time.monotonic()) the text thread has been at one piece of text; None: it waits
     """
 
-    def __init__(self, runner: ModelRunner, tokenizer: Tokenizer) -> None:
+    def __init__(self, runner: ModelRunner, tokenizer: Tokenizer, on_pause: Callable[[], None] = _nobody) -> None:
+        """on_pause: called on the text thread when the events of a step are out."""
         super().__init__()
         self.runner, self.tokenizer = runner, tokenizer
-        self._sinks: dict[TextStream, Sink] = {}
-        self._threads: list[threading.Thread] = []
+        self._on_pause = on_pause
+        self._outlet = Outlet()
+        self._open: dict[Request, tuple[TextStream, Sink]] = {}
+        self._thread = threading.Thread(target=self._write, name="ingot text", daemon=True)
         self._door = threading.Lock()  # who submits is in before it closes, or finds it closed
         self._closed = False
-        self.failure: str | None = None
+        self._failure: str | None = None
         self.turning: float | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why a thread ended that should not have ended, in words."""
+        return self.runner.executor.failure or self._failure
 
     def submit(self, streams: Sequence[TextStream], sink: Sink) -> None:
         """Queue the requests of streams. Raises, before any is queued, if one can never run."""
         self.runner.executor.require_ready()
         with self._door:
-            self._start()
-            self._sinks.update((stream, sink) for stream in streams)
+            if self._closed:
+                raise RequestError("the LLM is closed", got=self.failure, hint="make a new one")
+            if self._thread.ident is None:
+                self._thread.start()
+            self._open.update((stream.request, (stream, sink)) for stream in streams)
             try:
-                self.runner.executor.add([stream.request for stream in streams])
+                self.runner.executor.add([stream.request for stream in streams], self._outlet)
             except BaseException:
                 self._forget(streams)
                 raise
 
     def cancel(self, streams: Sequence[TextStream]) -> None:
-        """Abort what still runs; blocks are free when this returns, and at most one more event is under way."""
+        """Abort what still runs, after the step that runs; at most one more event is under way. Waits for nothing."""
         self._forget(streams)
         self.runner.executor.abort([stream.request for stream in streams])
 
     def close(self) -> None:
-        """Fail everything that runs and end both threads, after the step that runs. Closing twice is fine."""
+        """Fail everything that runs and end the thread, after the step that runs. Closing twice is fine."""
         if not self.is_here:
             return
         self.runner.executor.require_ready()
         with self._door:
             self._closed = True
-        error = RequestError("the LLM was closed before the request ended")
-        self.runner.executor.abort([stream.request for stream in tuple(self._sinks)], error)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
-
-    def _start(self) -> None:
-        if self._closed:
-            raise RequestError("the LLM is closed", got=self.failure, hint="make a new one")
-        if not self._threads:
-            for work in (self._step, self._write):
-                self._threads.append(threading.Thread(target=work, name=f"ingot {work.__name__}", daemon=True))
-            for thread in self._threads:
-                thread.start()
+        self.runner.executor.abort(tuple(self._open), RequestError("the LLM was closed before the request ended"))
+        self._outlet.wake()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _forget(self, streams: Sequence[TextStream]) -> None:
         for stream in streams:
-            self._sinks.pop(stream, None)
-
-    def _step(self) -> None:
-        try:
-            self.runner.executor.run_until(lambda: self._closed)
-        except BaseException as error:  # whoever waits for events must not wait for ever
-            self._die("step", error)
-            raise
+            self._open.pop(stream.request, None)
 
     def _write(self) -> None:
         try:
-            self._write_until_closed()
+            while self._open or not self._closed:
+                self._tell(self._outlet.get_all())
         except BaseException as error:
-            self._die("text", error)
-            for stream, sink in tuple(self._sinks.items()):
-                with contextlib.suppress(Exception):
-                    sink(_failed(stream, RequestError("the text thread failed", got=repr(error))))
-            self._sinks.clear()
+            self._die(error)
             raise
 
-    def _die(self, thread: str, error: BaseException) -> None:
-        self.failure = f"the {thread} loop has died: {error!r}"
+    def _tell(self, news: News) -> None:
+        for progress in news:
+            if (found := self._open.get(progress.request)) is None:
+                continue
+            stream, sink = found
+            self.turning = time.monotonic()
+            event = self._event(stream, stream.take(progress))
+            if stream.done:
+                self.cancel([stream])
+            sink(event)
+        self.turning = None
+        self._on_pause()
+
+    def _die(self, error: BaseException) -> None:
+        self._failure = f"the text loop has died: {error!r}"
         with self._door:
             self._closed = True
-        for stream in tuple(self._sinks):
-            with contextlib.suppress(Exception):  # what broke the step may break this too
-                failed = RequestError(f"the {thread} thread failed", got=repr(error))
-                self.runner.executor.abort([stream.request], failed)
-        self.runner.executor.wake()
-
-    def _write_until_closed(self) -> None:
-        while True:
-            news = self.runner.executor.wait(
-                lambda: (self._closed and not self._sinks) or any(stream.has_news() for stream in tuple(self._sinks)),
-                lambda: [(stream, stream.take()) for stream in tuple(self._sinks) if stream.has_news()],
-                steps=False,
-            )
-            if not news:
-                return
-            for stream, taken in news:
-                self.turning = time.monotonic()
-                event = self._event(stream, taken)
-                sink = self._sinks.get(stream)
-                if stream.done:
-                    self.runner.executor.abort([stream.request])
-                    self._forget([stream])
-                if sink is not None:
-                    sink(event)
-            self.turning = None
+        failed = RequestError("the text thread failed", got=repr(error))
+        self.runner.executor.abort(tuple(self._open), failed)
+        for stream, sink in tuple(self._open.values()):
+            with contextlib.suppress(Exception):
+                sink(_failed(stream, failed))
+        self._open.clear()
+        self._on_pause()
 
     @staticmethod
-    def _event(stream: TextStream, taken: News) -> TextEvent:
+    def _event(stream: TextStream, taken: NewTokens) -> TextEvent:
         """What goes wrong with the text of one request ends that request only."""
         try:
             return stream.event(taken)

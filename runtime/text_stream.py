@@ -8,6 +8,7 @@ from ingot.errors import IngotError
 from ingot.runtime.admission import make_requests, read_ids, read_turn
 from ingot.runtime.logprobs import LogprobTable, PromptTables, as_tables
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.outlet import Progress
 from ingot.runtime.request import FinishReason, Request, TokenProbs
 from ingot.runtime.stop_text import StopText
 from ingot.runtime.tokenizer import Tokenizer
@@ -57,8 +58,8 @@ class TextEvent:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class News:
-    """What one look at a request brought, copied: steps may go on."""
+class NewTokens:
+    """What is new of a request, copied."""
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
@@ -80,24 +81,20 @@ class TextStream:
         self._sent = 0
         self.done = False
 
-    def has_news(self) -> bool:
-        """Whether `take` would give anything."""
-        return not self.done and (self.request.num_generated > self._sent or self.request.finished)
-
-    def take(self) -> News:
-        """What is new. Call while no step changes the request."""
-        request, begin = self.request, self._sent
-        self._sent = request.num_generated
-        return News(
-            tokens=tuple(request.generated()[begin:].tolist()),
-            log_probs=tuple(request.log_probs[begin:]),
-            token_probs=tuple(request.token_probs[begin:]),
+    def take(self, progress: Progress) -> NewTokens:
+        """What is new up to there. Steps may go on meanwhile."""
+        request, begin, end = self.request, self._sent, progress.num_generated
+        self._sent = end
+        return NewTokens(
+            tokens=tuple(request.tokens[request.num_prompt + begin : request.num_prompt + end].tolist()),
+            log_probs=tuple(request.log_probs[begin:end]),
+            token_probs=tuple(request.token_probs[begin:end]),
             prompt_probs=tuple(request.prompt_probs) if begin == 0 else (),
-            reason=request.finish_reason,
-            failure=request.failure,
+            reason=request.finish_reason if progress.ended else None,
+            failure=request.failure if progress.ended else None,
         )
 
-    def event(self, news: News) -> TextEvent:
+    def event(self, news: NewTokens) -> TextEvent:
         """What `take` gave, with its text. Where a stop text appears, the rest is dropped and `done` is set: the
         caller then aborts the request if it still runs."""
         pieces, count, found, ended = [], 0, None, False
@@ -137,7 +134,7 @@ class TextStream:
     def _tables(self, probs: Sequence[TokenProbs]) -> tuple[LogprobTable, ...] | None:
         return None if self.request.logprobs is None else tuple(as_tables(probs, self._tokenizer.token_text))
 
-    def _prompt_tables(self, news: News) -> PromptTables | None:
+    def _prompt_tables(self, news: NewTokens) -> PromptTables | None:
         first = self._sent == len(news.tokens) > 0
         if self.request.prompt_logprobs is None or not first:
             return None

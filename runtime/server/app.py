@@ -208,7 +208,7 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        return Response(await self._service.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self._service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def live(self, request: Request) -> Response:
         """GET /health/live: this loop turns. A server that drains, or whose steps stall, lives."""

@@ -1,8 +1,8 @@
-"""Whether tokens flow: a thread of its own looks at the executor, and anybody may ask without waiting for anything.
+"""Whether tokens flow: the threads say when they began what they are at, and nobody who asks waits for them.
 
 ready       no work, or a step that ended a moment ago
-stuck       for `stall_timeout` there is work, and no step has ended; or the executor does not even answer; or one piece
-            of text takes that long; or every thread that prepares requests has been at the same one
+stuck       for `stall_timeout` there is work, and no step has ended; or one piece of text takes that long; or every
+            thread that prepares requests has been at the same one
 overloaded  for that long a request has waited for one of these threads, and they do get done
 """
 
@@ -14,12 +14,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from ingot.runtime.executor import Stats
 from ingot.runtime.text_loop import TextLoop
 
 Result = TypeVar("Result")
 
-_PERIOD = 0.25  # seconds between two looks
 _THREADS = 4
 
 
@@ -77,49 +75,17 @@ def _look_at(future: "asyncio.Future[Result]") -> None:
 
 
 class Pulse:
-    """The heartbeat of the executor, of the text thread and of the pool. `stats`: as of the last look."""
+    """The heartbeat of the engine thread, of the text thread and of the pool."""
 
-    def __init__(self, texts: TextLoop, pool: "Pool", stall_timeout: float, on_look: Callable[[], None]) -> None:
-        """on_look: what else is to be done at every look; off the event loop, maybe on two threads at once."""
-        self._texts, self._pool, self._timeout, self._on_look = texts, pool, stall_timeout, on_look
-        self._executor = texts.runner.executor
-        self.stats: Stats = self._executor.stats()
-        self._looked = self._moved = time.monotonic()
-        self._seconds = 0.0  # that steps took so far: it grows with every step
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="ingot pulse", daemon=True)
-        self._thread.start()
+    def __init__(self, texts: TextLoop, pool: Pool, stall_timeout: float) -> None:
+        self._texts, self._pool, self._timeout = texts, pool, stall_timeout
 
     def stalled(self) -> str | None:
         """Why no tokens flow, or None."""
-        now = time.monotonic()
-        if now - self._looked > self._timeout:
-            return f"the executor has not answered for {now - self._looked:.1f} s"
-        if now - self._moved > self._timeout:
-            waiting = self.stats["requests_running"] + self.stats["requests_waiting"]
-            return f"no step has ended for {now - self._moved:.1f} s while {waiting} sequences run or wait"
-        turning = self._texts.turning
+        now, beat, turning = time.monotonic(), self._texts.runner.executor.beat, self._texts.turning
+        if beat.busy and now - beat.at > self._timeout:
+            waiting = beat.stats["requests_running"] + beat.stats["requests_waiting"]
+            return f"no step has ended for {now - beat.at:.1f} s while {waiting} sequences run or wait"
         if turning is not None and now - turning > self._timeout:
             return f"the text of a token has not been ready for {now - turning:.1f} s"
         return self._pool.trouble(self._timeout)
-
-    def read(self) -> None:
-        """Take the executor's counts as they are now. Waits for its lock, not for a step; from any thread."""
-        self.stats = self._executor.stats()
-        self._on_look()
-
-    def close(self) -> None:
-        """End the thread, if it can end."""
-        self._end.set()
-        self._thread.join(timeout=1)
-
-    def _watch(self) -> None:
-        was_idle = True
-        while not self._end.wait(_PERIOD):
-            self.read()
-            seconds = self._executor.work().session_seconds
-            now = time.monotonic()
-            idle = not (self.stats["requests_running"] or self.stats["requests_waiting"])
-            if idle or was_idle or seconds != self._seconds:
-                self._moved = now
-            self._seconds, self._looked, was_idle = seconds, now, idle

@@ -1,6 +1,6 @@
-"""Events from the text thread to the event loop: at most one wake-up of the loop is under way, however many arrive.
+"""Events from the text thread to the event loop: a step wakes the loop once, however many events it brings.
 
-text thread    put ─▶ [event event event]          a slow reader finds all of them at once; they never hold more
+text thread    put ─▶ [event event event]  pause   a slow reader finds all of them at once; they never hold more
 event loop     take ◀─────── everything            than the tokens that its own request asked for
 """
 
@@ -15,24 +15,31 @@ _AT_ONCE = 256  # events
 
 
 class Crossing:
-    """Sets asyncio events from other threads, many with one wake-up."""
+    """Sets asyncio events from the text thread, many with one wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lock = threading.Lock()
         self._ready: list[asyncio.Event] = []
+        self._under_way = False
 
-    def wake(self, event: asyncio.Event) -> None:
-        """Set `event` soon. From any thread."""
+    def mark(self, event: asyncio.Event) -> None:
+        """Set `event` with the next wake-up."""
         with self._lock:
             self._ready.append(event)
-            first = len(self._ready) == 1
-        if first and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._flush)
 
-    def _flush(self) -> None:
+    def wake(self) -> None:
+        """Set all marked events soon, unless a wake-up that does so is under way."""
+        with self._lock:
+            needed = bool(self._ready) and not self._under_way
+            self._under_way |= needed
+        if needed and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
         with self._lock:
             ready, self._ready = self._ready, []
+            self._under_way = False
         for event in ready:
             event.set()
 
@@ -48,12 +55,12 @@ class Inbox:
         self.stopped: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     def put(self, event: TextEvent) -> None:
-        """From the text thread."""
+        """From the text thread; the reader hears of it with the next `Crossing.wake`."""
         with self._lock:
             self._events.append((time.monotonic(), event))
             first = len(self._events) == 1
         if first:
-            self._crossing.wake(self._news)
+            self._crossing.mark(self._news)
 
     async def take(self) -> list[tuple[float, TextEvent]]:
         """What came since the last take with the time of its arrival, at most 256 events, as soon as there is anything;

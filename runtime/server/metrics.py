@@ -1,16 +1,18 @@
-"""What Prometheus reads at /metrics. Histograms fill as tokens and steps go by; the executor's counts are those of
-`health.Pulse`, which a scrape has read once more: it waits for no step."""
+"""What Prometheus reads at /metrics. Histograms fill as tokens and steps go by; the executor's counts are those of its
+last beat: a scrape waits for no step."""
 
-import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from ingot.runtime.executor import Stats, StepReport
+from ingot.runtime.reports import Stats, StepReport
 
 _GAUGES = {
     "requests_running": "Sequences that take part in steps.",
@@ -26,8 +28,6 @@ _COUNTERS = {
     "preempted_tokens": "Tokens computed again because of preemptions: their cost.",
 }
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-_KEPT_STEPS = 100_000  # between two looks
-
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -45,17 +45,12 @@ class Metrics:
         self._prompt_tokens = self._counter("ingot_prompt_tokens", "Prompt tokens of sequences that began.")
         self._tokens = self._counter("ingot_generated_tokens", "Tokens generated.")
         self._queue = self._seconds("ingot_queue_seconds", "Arrival of a request to the first step of a sequence.")
-        self._step_tokens = Histogram(
-            "ingot_step_tokens",
-            "Tokens of a step by kind, where there are any.",
-            ["kind"],
-            buckets=_TOKENS,
-            registry=self.registry,
+        self._step_tokens = _StepHistogram(
+            "ingot_step_tokens", "Tokens of a step by kind, where there are any.", "kind", _TOKENS
         )
-        self._step_seconds = Histogram(
-            "ingot_step_seconds", "Time of a step by phase.", ["phase"], buckets=_SECONDS, registry=self.registry
-        )
-        self._steps: deque[StepReport] = deque(maxlen=_KEPT_STEPS)
+        self._step_seconds = _StepHistogram("ingot_step_seconds", "Time of a step by phase.", "phase", _SECONDS)
+        self.registry.register(self._step_tokens)
+        self.registry.register(self._step_seconds)
         self._requests = self._counter(
             "ingot_requests",
             "Answers and refusals by route and status; 499: the client left before.",
@@ -68,8 +63,13 @@ class Metrics:
         self.registry.register(_Executor(read))
 
     def step(self, report: StepReport) -> None:
-        """A step ended. On the step thread: noted only."""
-        self._steps.append(report)
+        """Steps ended. On the engine thread."""
+        for kind, tokens in (("prefill", report.prefill_tokens), ("decode", report.decode_rows)):
+            if tokens:
+                self._step_tokens.observe(kind, tokens, report.steps)
+        self._step_seconds.observe("schedule", report.schedule_seconds, report.steps)
+        self._step_seconds.observe("session", report.session_seconds, report.steps)
+        self._step_seconds.observe("finish", report.finish_seconds, report.steps)
 
     def first_step(self, seconds: float, prompt_tokens: int) -> None:
         """A sequence waited so long, then its prompt was computed, or found in the cache."""
@@ -103,24 +103,37 @@ class Metrics:
         """The exposition format."""
         return generate_latest(self.registry)
 
-    def count_steps(self) -> None:
-        """Put the steps noted so far into the histograms; off the step thread and off the event loop."""
-        with contextlib.suppress(IndexError):  # somebody else may have taken the last one
-            while True:
-                self._count(self._steps.popleft())
-
-    def _count(self, step: StepReport) -> None:
-        for kind, tokens in (("prefill", step.prefill_tokens), ("decode", step.decode_rows)):
-            if tokens:
-                self._step_tokens.labels(kind).observe(tokens)
-        for phase in ("schedule", "session", "finish"):
-            self._step_seconds.labels(phase).observe(getattr(step, f"{phase}_seconds"))
-
     def _seconds(self, name: str, words: str) -> Histogram:
         return Histogram(name, words, buckets=_SECONDS, registry=self.registry)
 
     def _counter(self, name: str, words: str, *labels: str) -> Counter:
         return Counter(name, words, labels, registry=self.registry)
+
+
+class _StepHistogram(Collector):
+    """Values of steps, of which many are the same: counted at once, where prometheus_client's would count one by one.
+    One thread observes.
+    """
+
+    def __init__(self, name: str, words: str, label: str, buckets: Sequence[float]) -> None:
+        self._name, self._words, self._label = name, words, label
+        self._buckets = (*buckets, math.inf)
+        self._series: dict[str, tuple[list[int], list[float]]] = {}  # label → count of each bucket, sum
+
+    def observe(self, label: str, value: float, times: int) -> None:
+        """The same value so many times."""
+        counts, total = self._series.setdefault(label, ([0] * len(self._buckets), [0.0]))
+        counts[bisect.bisect_left(self._buckets, value)] += times
+        total[0] += value * times
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        family = HistogramMetricFamily(self._name, self._words, labels=[self._label])
+        for label, (counts, total) in tuple(self._series.items()):
+            ends = map(floatToGoString, self._buckets)
+            buckets = list(zip(ends, map(float, itertools.accumulate(counts)), strict=True))
+            family.add_metric([label], buckets, total[0])
+        yield family
 
 
 class _Executor(Collector):

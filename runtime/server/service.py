@@ -3,7 +3,7 @@
     start ──thread pool──▶ template, tokenizer, executor.add ──▶ Generation ──events──▶ whoever answers
                                                                    release: from any end, blocks come back
 
-The event loop never waits for a step, a template or a tokenizer, and never for the executor's lock.
+The event loop never waits for a step, a template or a tokenizer.
 """
 
 import asyncio
@@ -39,8 +39,6 @@ from ingot.runtime.server.tracing import Tracer
 from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
-
-_PATIENCE = 0.25  # seconds that a scrape waits for the executor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,24 +159,21 @@ class Service:
         self.runner, self.tokenizer, self.templates = runner, tokenizer, templates
         self.defaults, self.config, self.metrics = defaults, config, metrics
         self.log = RequestLog(metrics, lines=config.log_requests)
-        self.texts = TextLoop(runner, tokenizer)
+        self._crossing = Crossing(asyncio.get_running_loop())
+        self.texts = TextLoop(runner, tokenizer, self._crossing.wake)
         self._pool = Pool()
-        self.pulse = Pulse(self.texts, self._pool, config.stall_timeout, metrics.count_steps)
+        self.pulse = Pulse(self.texts, self._pool, config.stall_timeout)
         self.active: dict[str, Generation] = {}  # by answer_id
         self._discarded: set[asyncio.Task[None]] = set()
         self.draining = False
         self.sequences = 0  # in the executor, or on the way in or out
-        metrics.watch(lambda: self.pulse.stats)
-        runner.executor.on_step = metrics.step
+        metrics.watch(lambda: runner.executor.beat.stats)
+        runner.executor.report_to(metrics.step)
         self._capacity = runner.facts.limits.max_batch_size + config.max_queue
-        self._control = ThreadPoolExecutor(2, thread_name_prefix="ingot control")
         self._aside = ThreadPoolExecutor(4, thread_name_prefix="ingot aside")
-        self._scraper = ThreadPoolExecutor(1, thread_name_prefix="ingot scrape")
-        self._scrape: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self.tracer = None if config.otlp_endpoint is None else Tracer(config.otlp_endpoint)
-        self._crossing = Crossing(asyncio.get_running_loop())
         self._ends: list[float] = []  # when sequences ended, the latest ones
 
     async def start(
@@ -212,12 +207,8 @@ class Service:
         if work is not None and not work.done():
             work.add_done_callback(lambda _: self._give_up(generation, work))
             return
-        if generation.finished or not generation.groups:
-            self._forget(generation)
-            return
-        streams = [stream for group in generation.groups for stream in group]
-        done = asyncio.get_running_loop().run_in_executor(self._control, self.texts.cancel, streams)
-        done.add_done_callback(lambda _: self._forget(generation))
+        self.texts.cancel([stream for group in generation.groups for stream in group])
+        self._forget(generation)
 
     def discard(self, generation: Generation) -> None:
         """Let it run to its end; nobody wants the answer."""
@@ -261,13 +252,6 @@ class Service:
         except IngotError as error:
             raise refused(error) from None
 
-    async def scrape(self) -> bytes:
-        """The metrics as of now; of an executor that does not answer at once, what was read last."""
-        if self._scrape is None or self._scrape.done():
-            self._scrape = asyncio.get_running_loop().run_in_executor(self._scraper, self.pulse.read)
-        await asyncio.wait((self._scrape,), timeout=_PATIENCE)
-        return self.metrics.text()
-
     async def drain(self) -> bool:
         """Take no more; wait for what runs, at most drain_timeout, then end it. Whether everything ended by itself."""
         self.draining = True
@@ -288,13 +272,10 @@ class Service:
 
     def close(self) -> None:
         """End the threads and release the engine; waits for the step that runs."""
-        self.pulse.close()
         self.texts.close()
         self.runner.close()
         self._pool.close()
-        self._control.shutdown()
         self._aside.shutdown()
-        self._scraper.shutdown()
         if self.tracer is not None:
             self.tracer.close()
 

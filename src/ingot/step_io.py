@@ -184,8 +184,7 @@ class Repeat:
     ids         int32 [most steps, S], to be filled: see StepResult
     log_probs   float32 [most steps, S], to be filled
     probs       None where the draws have no `ProbRows`
-    done        int32 [1]: 0 at first; so many steps have ended and others follow. Any thread may ask for it
-                (`RepeatSession.steps_done`), and then read what they drew
+    done        int32 [1]: 0 at first; so many steps have ended and others followed, also where one of these failed
     """
 
     seconds: float
@@ -224,12 +223,6 @@ class RepeatSession(Session, Protocol):
     def decode(self, batch: StepBatch, repeat: Repeat) -> int:
         """The same as `run` again and again; how many times, at least once. Every sequence has one token, one row of
         logits and one draw, no token is given, and the block tables have room for all steps.
-        """
-        ...
-
-    def steps_done(self, repeat: Repeat) -> int:
-        """`repeat.done`, while `decode` runs on another thread. What these steps drew can be read when this returns; a
-        plain look at the array promises that on no processor that reorders its loads.
         """
         ...
 

@@ -21,7 +21,7 @@ from ingot.convert.convert import convert
 from ingot.engine import read_plan
 from ingot.errors import UsageError
 from ingot.plan import Buffer, Limits, Plan, Rows
-from ingot.runtime.executor import Work
+from ingot.runtime.reports import Work
 from tests.handmade import TINY_LLAMA, write_model
 
 

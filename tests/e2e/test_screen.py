@@ -67,8 +67,7 @@ def tokens(opened: ModelRunner, prompts: list[list[int]], **options: Any) -> lis
 
 
 def finish(opened: ModelRunner, requests: list[Request]) -> None:
-    opened.executor.add(requests)
-    opened.executor.wait(lambda: all(request.finished for request in requests), lambda: None)
+    opened.executor.complete(requests)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -182,7 +182,7 @@ def test_quickstart_goes_the_whole_way(tmp_path: Path, monkeypatch: pytest.Monke
 
     def load_slow(engine: Path) -> ModelRunner:
         runner = load(engine)
-        if isinstance(session := runner.executor._session, CpuSession):
+        if isinstance(session := runner.executor._loop._session, CpuSession):
             session.slow_down(0.0001)  # per op of a step: not all tokens are there before somebody has looked at one
         return runner
 

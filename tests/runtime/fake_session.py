@@ -98,6 +98,3 @@ class RepeatingSession(FakeSession):
     def decode(self, batch: StepBatch, repeat: Repeat) -> int:
         self.repeated.append(decode_by_run(self, batch, repeat))
         return self.repeated[-1]
-
-    def steps_done(self, repeat: Repeat) -> int:
-        return int(repeat.done[0])

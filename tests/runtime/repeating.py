@@ -1,22 +1,22 @@
-"""An executor whose session repeats steps, requests for it, and what they must bring; native repetitions counted."""
+"""An loop whose session repeats steps, requests for it, and what they must bring; native repetitions counted."""
 
 import numpy as np
 import pytest
 
 from ingot.plan import Limits
 from ingot.plugins.cpu.session import CpuSession
-from ingot.runtime.executor import Executor
 from ingot.runtime.request import Request
+from ingot.runtime.step_loop import StepLoop
 from ingot.step_io import Repeat, StepBatch
 from tests.runtime.fake_session import RepeatingSession, continued
-from tests.runtime.tiny_engine import make_executor
+from tests.runtime.tiny_engine import make_loop
 
 LIMITS = Limits(max_batch_size=8, max_input_len=40, max_seq_len=200, max_num_tokens=32, max_logit_rows=8)
 
 
-def make() -> tuple[Executor, RepeatingSession]:
+def make() -> tuple[StepLoop, RepeatingSession]:
     session = RepeatingSession(400, 4, LIMITS)
-    return make_executor(session, LIMITS, 4)[0], session
+    return make_loop(session, LIMITS, 4)[0], session
 
 
 def request_of(prompt: list[int], count: int, end_ids: frozenset[int] = frozenset()) -> Request:

@@ -17,13 +17,12 @@ from ingot.runtime.generate_text import complete_text
 from ingot.runtime.llm import AsyncOutputs, EngineLLM
 from ingot.runtime.llm_outputs import RequestOutput
 from ingot.runtime.model_runner import ModelRunner
-from ingot.runtime.request import FinishReason
 from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextEvent, TextRequest, make_streams
-from ingot.step_io import Repeat, StepBatch
+from ingot.step_io import StepBatch
 from tests.runtime.byte_tokenizer import byte_tokenizer
-from tests.runtime.fake_session import VOCAB, FakeSession, RepeatingSession, continued
-from tests.runtime.repeating import LIMITS, check, request_of
+from tests.runtime.fake_session import VOCAB, FakeSession, continued
+from tests.runtime.repeating import LIMITS, request_of
 from tests.runtime.tiny_engine import make_executor, make_runner
 from tests.runtime.tiny_plan import make_model
 
@@ -98,7 +97,7 @@ def test_a_stream_gives_every_token_before_the_failure(session: FakeSession, run
 def test_an_abort_by_somebody_else_is_no_short_result(session: FakeSession, runner: ModelRunner) -> None:
     def abort(batch: StepBatch) -> None:
         if len(runner.step_log()) == 3:
-            runner.executor.abort(list(runner.executor._scheduler.running))
+            runner.executor.abort(list(runner.executor._loop._scheduler.running))
 
     session.before_step = abort
     with pytest.raises(RequestError, match="somebody else"):
@@ -141,7 +140,7 @@ def test_close_fails_texts_in_words(session: FakeSession, llm: EngineLLM) -> Non
     assert list(told.token_ids) == continued([1, 2], 4)
 
 
-def test_the_text_threads_fail_what_runs_when_they_end(session: FakeSession, llm: EngineLLM) -> None:
+def test_a_text_loop_fails_what_runs_when_it_is_closed(session: FakeSession, llm: EngineLLM) -> None:
     texts = TextLoop(llm.runner, llm.tokenizer)
     events: list[TextEvent] = []
     (stream,) = make_streams(llm.runner, llm.tokenizer, 0, TextRequest(prompt=[1, 2], params=LONG))
@@ -150,60 +149,21 @@ def test_the_text_threads_fail_what_runs_when_they_end(session: FakeSession, llm
     def close(batch: StepBatch) -> None:
         if len(llm.runner.step_log()) == 3:
             closer.start()
-            until(lambda: stream.request.finished)
+            until(lambda: not llm.runner.executor._engine._commands.empty())
 
     session.before_step = close
     texts.submit([stream], events.append)
-    for thread in texts._threads:
-        thread.join(20)
+    texts._thread.join(20)
     closer.join(20)
     assert "the LLM was closed before the request ended" in str(events[-1].error)
     with pytest.raises(RequestError, match="the LLM is closed"):
         texts.submit([stream], events.append)
 
 
-def test_an_abort_keeps_what_steps_that_follow_each_other_have_brought() -> None:
-    class Held(RepeatingSession):
-        def decode(self, batch: StepBatch, repeat: Repeat) -> int:
-            steps = super().decode(batch, repeat)
-            if request.finish_reason is None:
-                executor.abort([request])
-            return steps
-
-    session = Held(400, 4, LIMITS)
-    executor = make_executor(session, LIMITS, 4)[0]
-    request = request_of([1, 2], 60)
-    executor.add([request])
-    executor.drain()
-    assert request.finish_reason is FinishReason.ABORT
-    assert request.num_generated == 1 + 1 + session.repeated[0] - 1  # but for the last, of which nobody knows
-    check(request)
-
-
-def test_close_waits_for_the_threads_that_run_steps() -> None:
-    session = FakeSession(100, 4, LIMITS)
-    executor = make_executor(session, LIMITS, 4)[0]
-    began = threading.Event()
-
-    def begin() -> bool:
-        began.set()
-        return False
-
-    def run() -> None:
-        executor.run_until(begin)
-        time.sleep(0.1)  # it still holds what close is to free
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert began.wait(20)
-    executor.close()
-    assert not thread.is_alive()
-
-
 def test_everybody_who_closes_waits_for_the_step() -> None:
     """Whoever returns from close may free the weights."""
     session = FakeSession(100, 4, LIMITS)
-    executor = make_executor(session, LIMITS, 4)[0]
+    executor = make_executor(session, LIMITS, 4)
     closed: list[bool] = []
 
     def close() -> None:
@@ -221,8 +181,7 @@ def test_everybody_who_closes_waits_for_the_step() -> None:
         assert closed == []
 
     session.before_step = begin_both
-    executor.add([request_of([1], 3)])
-    executor.step()
+    executor.complete([request_of([1], 3)])
     first.join()
     second.join(20)
     assert closed == [True, True]

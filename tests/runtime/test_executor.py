@@ -1,212 +1,345 @@
-"""The loop: faults stay with their request, abort works at any moment, callers in several threads share steps."""
+"""One thread runs the steps: what is asked for meanwhile is done when the step ends, and nobody waits for ever."""
 
+import gc
+import random
 import threading
-import time
+import weakref
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
-from ingot.errors import CapacityError, RequestError
-from ingot.plan import Limits
+from ingot.errors import RequestError
 from ingot.runtime.executor import Executor
+from ingot.runtime.outlet import News, Outlet
 from ingot.runtime.request import FinishReason, Request
-from ingot.step_io import StepBatch, StepResult
-from tests.runtime.fake_session import FakeSession, continued
+from ingot.step_io import Repeat, StepBatch
+from tests.runtime.fake_session import FakeSession, RepeatingSession, continued
+from tests.runtime.repeating import LIMITS, check, request_of
 from tests.runtime.tiny_engine import make_executor
 
-LIMITS = Limits(max_batch_size=8, max_input_len=40, max_seq_len=48, max_num_tokens=32, max_logit_rows=8)
-POISON = 66
+SECONDS = 30  # longer than any of this takes
 
 
-def make() -> tuple[Executor, FakeSession]:
-    session = FakeSession(100, 4, LIMITS)
-    return make_executor(session, LIMITS, 4)[0], session
+@pytest.fixture(params=[FakeSession, RepeatingSession])
+def session(request: pytest.FixtureRequest) -> FakeSession:
+    made: FakeSession = request.param(400, 4, LIMITS)
+    return made
 
 
-def request_of(prompt: list[int], count: int, end_ids: frozenset[int] = frozenset()) -> Request:
-    return Request(np.array(prompt, np.int32), max_new_tokens=count, end_ids=end_ids)
-
-
-def fail_on_poison(batch: StepBatch) -> None:
-    if POISON in batch.ids:
-        raise ValueError("the kernel fell over")
-
-
-def test_a_failing_request_fails_alone() -> None:
-    executor, session = make()
-    session.before_step = fail_on_poison
-    good = [request_of([1, n], 12) for n in range(5)]
-    bad = request_of([1, POISON], 3)
-    executor.add([*good[:2], bad, *good[2:]])
-    executor.drain()
-    assert isinstance(bad.error, RequestError)
-    assert "fell over" in str(bad.error)
-    assert bad.finish_reason is FinishReason.ABORT
-    for request in good:
-        if POISON in request.generated()[:-1]:
-            assert request.error is not None
-        else:
-            assert request.generated().tolist() == continued(request.tokens[:2].tolist(), 12)
-    assert executor.stats()["blocks_used"] == 0
-
-
-def test_logits_that_are_not_finite_fail_their_request() -> None:
-    executor, session = make()
-
-    class Sick(FakeSession):
-        def run(self, batch: StepBatch) -> StepResult:
-            result = session.run(batch)
-            log_probs = result.log_probs.copy()
-            log_probs[:1] = np.nan
-            return StepResult(ids=result.ids, log_probs=log_probs, logits=None)
-
-    executor = make_executor(Sick(100, 4, LIMITS), LIMITS, 4)[0]
-    sick, well = request_of([1], 1), request_of([2], 1)
-    executor.add([sick, well])
-    executor.drain()
-    assert "not finite" in str(sick.error)
-    assert well.finish_reason is FinishReason.LENGTH
-
-
-def test_a_request_larger_than_the_pool_is_refused() -> None:
-    executor, _, _ = make_executor(FakeSession(3, 4, LIMITS), LIMITS, 4)
-    with pytest.raises(CapacityError, match="3 blocks of 4 tokens"):
-        executor.add([request_of([1], 13)])
-    executor.add([request_of([1], 12)])  # 12 cached tokens
-    executor.drain()
-
-
-def test_end_token_and_abort() -> None:
-    executor, _ = make()
-    tokens = continued([5, 6], 20)
-    first = request_of([5, 6], 20, frozenset({tokens[4]}))
-    second = request_of([7], 30)
-    executor.add([first, second])
-    executor.step()
-    executor.abort([second])
-    assert second.blocks.count == 0
-    executor.drain()
-    assert first.finish_reason is FinishReason.STOP
-    assert first.generated().tolist() == tokens[: tokens.index(tokens[4]) + 1]
-    assert second.finish_reason is FinishReason.ABORT
-    assert second.num_generated == 1
-    executor.abort([first])  # finished: stays as it is
-    assert first.finish_reason is FinishReason.STOP
-
-
-def test_abort_while_a_step_computes() -> None:
-    executor, session = make()
-    inside, go_on = threading.Event(), threading.Event()
-
-    def hold(batch: StepBatch) -> None:
-        inside.set()
-        assert go_on.wait(5)
-
-    session.before_step = hold
-    victim, other = request_of([1, 2], 9), request_of([3], 4)
-    executor.add([victim, other])
-    thread = threading.Thread(target=executor.step)
-    thread.start()
-    assert inside.wait(5)
-    executor.abort([victim])
-    assert executor.stats()["requests_running"] == 1
-    late = request_of([4], 2)
-    executor.add([late])
-    go_on.set()
-    thread.join(5)
-    assert victim.num_generated == 0
+@pytest.fixture
+def executor(session: FakeSession) -> Iterator[Executor]:
+    made = make_executor(session, LIMITS, 4)
+    yield made
     session.before_step = lambda batch: None
-    executor.drain()
-    assert other.generated().tolist() == continued([3], 4)
-    assert late.generated().tolist() == continued([4], 2)
+    made.close()
+
+
+class Gate:
+    """Holds a session's step number `at` until `open`."""
+
+    def __init__(self, session: FakeSession, at: int = 1) -> None:
+        self._left, self._inside, self._go_on = at, threading.Event(), threading.Event()
+        session.before_step = self._step
+
+    def wait(self) -> None:
+        assert self._inside.wait(SECONDS)
+
+    def open(self) -> None:
+        self._go_on.set()
+
+    def _step(self, batch: StepBatch) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._inside.set()
+            assert self._go_on.wait(SECONDS)
+
+
+def follow(executor: Executor, requests: list[Request], outlet: Outlet, until: Callable[[], bool]) -> None:
+    """Read news until it holds; what is told is there, and told once."""
+    told = dict.fromkeys(requests, 0)
+    while not until():
+        for request, count, ended in outlet.get(SECONDS) or pytest.fail("no news"):
+            assert count > told[request] or ended
+            prompt = request.tokens[: request.num_prompt].tolist()
+            assert request.generated()[:count].tolist() == continued(prompt, count)
+            assert len(request.log_probs) >= count
+            assert not ended or request.finished
+            told[request] = count
+
+
+def test_an_abort_takes_effect_when_the_step_ends(executor: Executor, session: FakeSession) -> None:
+    gate, outlet = Gate(session, at=3), Outlet()
+    victim, other, late = request_of([1, 2], 90), request_of([3], 90), request_of([4], 2)
+    executor.add([victim, other], outlet)
+    gate.wait()
+    executor.abort([victim])
+    executor.add([late], outlet)
+    gate.open()
+    follow(executor, [victim, other, late], outlet, lambda: other.finished and late.finished)
+    assert victim.finish_reason is FinishReason.ABORT
+    assert victim.num_generated == 3  # that of the step, too
+    for request in (victim, other, late):
+        check(request)
+    assert executor.step_log()[3] == [1, 1]
     assert executor.stats()["blocks_used"] == 0
 
 
-def test_a_step_that_fails_when_everybody_has_gone() -> None:
-    executor, session = make()
-    requests = [request_of([1, 2], 9), request_of([3], 4)]
+def test_what_is_asked_after_an_abort_knows_of_it(executor: Executor) -> None:
+    for n in range(50):
+        requests = [request_of([1, n], 150) for _ in range(3)]
+        executor.add(requests, Outlet())
+        executor.abort(requests)
+        assert executor.stats()["requests_running"] == executor.stats()["blocks_used"] == 0
+        assert {request.finish_reason for request in requests} == {FinishReason.ABORT}
+
+
+def test_a_beat_waits_for_nothing(executor: Executor, session: FakeSession) -> None:
+    gate = Gate(session)
+    assert not executor.beat.busy
+    executor.add([request_of([1, 2], 3)], Outlet())
+    gate.wait()
+    beat = executor.beat
+    assert beat.busy
+    assert beat.stats["requests_waiting"] == 1
+    gate.open()
+    executor.stats()
+    assert executor.beat.at > beat.at
+
+
+def test_whoever_comes_or_goes_ends_the_repetition() -> None:
+    session = RepeatingSession(400, 4, LIMITS)
+    executor, outlet = make_executor(session, LIMITS, 4), Outlet()
+    first, leaver, newcomer = request_of([1, 2], 150), request_of([1, 3], 150), request_of([1, 4], 30)
+    steps = 0
+
+    def act(batch: StepBatch) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 20:
+            executor.add([newcomer], outlet)
+        if steps == 40:
+            executor.abort([leaver])
+
+    session.before_step = act
+    executor.add([first, leaver], outlet)
+    follow(executor, [first, leaver, newcomer], outlet, lambda: first.finished and newcomer.finished)
+    assert executor.step_log()[20] == [2, 2]  # the step after the one in which it came
+    assert leaver.num_generated == 40  # nothing that was drawn is lost
+    assert executor.step_log()[39][1] == 3
+    assert executor.step_log()[40][1] == 2
+    assert max(session.repeated) > 4
+    for request in (first, leaver, newcomer):
+        check(request)
+    executor.close()
+
+
+def test_an_abort_from_inside_a_crossing_keeps_its_tokens() -> None:
+    class Aborting(RepeatingSession):
+        def decode(self, batch: StepBatch, repeat: Repeat) -> int:
+            steps = super().decode(batch, repeat)
+            executor.abort([request])
+            return steps
+
+    session = Aborting(400, 4, LIMITS)
+    executor, request = make_executor(session, LIMITS, 4), request_of([1, 2], 190)
+    executor.complete([request])
+    assert request.finish_reason is FinishReason.ABORT
+    assert request.num_generated == 1 + 1 + session.repeated[0]
+    check(request)
+    executor.close()
+
+
+def test_a_step_that_fails_when_everybody_wants_to_leave(executor: Executor, session: FakeSession) -> None:
+    requests = [request_of([1, 2], 60), request_of([3], 40)]
 
     def fail(batch: StepBatch) -> None:
         executor.abort(requests)
         raise ValueError("the kernel fell over")
 
     session.before_step = fail
-    executor.add(requests)
-    executor.drain()
-    assert [request.error for request in requests] == [None, None]
+    executor.complete(requests)
+    assert {str(request.error).partition(";")[0] for request in requests} == {str(requests[0].error).partition(";")[0]}
+    assert "fell over" in str(requests[0].error)
     session.before_step = lambda batch: None
     late = request_of([4], 2)
-    executor.add([late])
-    executor.drain()
-    assert late.generated().tolist() == continued([4], 2)
+    executor.complete([late])
+    check(late)
     assert executor.stats()["blocks_used"] == 0
 
 
-def test_threads_share_steps() -> None:
-    executor, session = make()
-    session.before_step = lambda batch: time.sleep(0.002)
-    results: dict[int, list[int]] = {}
+def test_callers_share_steps(executor: Executor, session: FakeSession) -> None:
+    requests = [request_of([n, n + 1], 15) for n in range(8)]
+    gate = Gate(session)
+    threads = [threading.Thread(target=executor.complete, args=([request],)) for request in requests]
+    threads[0].start()
+    gate.wait()
+    for thread in threads[1:]:
+        thread.start()
+    gate.open()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    for request in requests:
+        check(request)
+        assert request.num_generated == 15
+    assert len(executor.step_log()) < 8 * 15
 
-    def work(n: int) -> None:
-        request = request_of([n, n + 1], 15)
-        executor.add([request])
-        executor.wait(lambda: request.finished, lambda: None)
-        results[n] = request.generated().tolist()
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+def test_ends_alone_are_told_where_nothing_else_is_wanted(executor: Executor) -> None:
+    requests, outlet = [request_of([1, n], 3 + 4 * n) for n in range(4)], Outlet(every_step=False)
+    executor.add(requests, outlet)
+    news: News = []
+    while len(news) < 4:
+        news += outlet.get(SECONDS) or pytest.fail("no news")
+    assert [(progress.request, progress.num_generated, progress.ended) for progress in news] == [
+        (request, 3 + 4 * n, True) for n, request in enumerate(requests)
+    ]
+
+
+def test_a_reader_that_comes_late_takes_everything_at_once() -> None:
+    outlet, requests = Outlet(), [request_of([n], 9) for n in range(2)]
+    outlet.wake()
+    executor = make_executor(FakeSession(400, 4, LIMITS), LIMITS, 4)
+    executor.add(requests, outlet)
+    executor.close()
+    assert outlet.get_all() == [(request, request.num_generated, True) for request in requests]
+    assert outlet.get(timeout=0.001) == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dying_thread_is_no_endless_wait(executor: Executor, session: FakeSession) -> None:
+    def die(batch: StepBatch) -> None:
+        if len(batch.ids) == 1:
+            raise SystemExit("gone")
+
+    session.before_step = die
+    request = request_of([1, 2], 10)
+    executor.complete([request])
+    assert "the step thread failed" in str(request.error)
+    assert "gone" in str(request.error)
+    assert request.num_generated == 1
+    assert executor.failure is not None
+    assert "the step loop has died" in executor.failure
+    with pytest.raises(RequestError, match="the runner is closed"):
+        executor.add([request_of([1, 2], 10)], Outlet())
+    assert executor.step_log() == [[2, 0]]
+    executor.close()
+    assert session.closed
+
+
+def test_a_closed_executor_takes_nothing(executor: Executor, session: FakeSession) -> None:
+    executor.complete([request_of([1, 2], 3)])
+    for _ in range(2):
+        executor.close()
+    assert session.closed
+    with pytest.raises(RequestError, match="the runner is closed"):
+        executor.add([request_of([1], 1)], Outlet())
+    assert executor.stats()["requests_waiting"] == 0
+
+
+def test_an_executor_that_nobody_asked_for_anything_has_no_thread(executor: Executor, session: FakeSession) -> None:
+    before = threading.active_count()
+    assert executor.stats()["blocks_used"] == executor.work().steps == 0
+    assert threading.active_count() == before
+    executor.close()
+    assert session.closed
+
+
+def test_a_dropped_executor_ends_its_thread_and_session(session: FakeSession) -> None:
+    executor = make_executor(session, LIMITS, 4)
+    executor.complete([request_of([1, 2], 3)])
+    thread, gone = executor._engine, weakref.ref(executor)
+    del executor
+    gc.collect()
+    assert gone() is None
+    thread.join(SECONDS)
+    assert session.closed
+
+
+def test_the_system_may_have_no_thread_to_give(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RequestError, match="starts no thread"):
+            executor.complete([request_of([1], 3)])
+    executor.complete([request_of([1], 3)])
+
+
+def _follow(executor: Executor, requests: list[Request], leave_at: int) -> None:
+    outlet = Outlet()
+    executor.add(requests, outlet)
+    follow(
+        executor,
+        requests,
+        outlet,
+        lambda: sum(r.num_generated for r in requests) >= leave_at or all(r.finished for r in requests),
+    )
+    executor.abort(requests)
+
+
+def _complete(executor: Executor, requests: list[Request], leave_at: int) -> None:
+    executor.complete(requests)
+    assert [request.num_generated for request in requests] == [request.max_new_tokens for request in requests]
+
+
+def _leave(executor: Executor, requests: list[Request], leave_at: int) -> None:
+    executor.add(requests, Outlet())
+    executor.abort(requests)
+
+
+def test_many_who_follow_add_and_leave_share_steps(executor: Executor, session: FakeSession) -> None:
+    failures: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(12):
+                requests = [request_of([1, rng.randint(0, 90)], rng.randint(1, 90)) for _ in range(rng.randint(1, 3))]
+                rng.choice([_follow, _complete, _leave])(executor, requests, rng.choice([1000, 1, rng.randint(1, 60)]))
+                executor.stats()
+                for request in requests:
+                    check(request)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
-    assert results == {n: continued([n, n + 1], 15) for n in range(8)}
-    assert len(executor.step_log()) < 8 * 15 / 2
-    assert not executor.step()
+        thread.join(2 * SECONDS)
+        assert not thread.is_alive(), "somebody waits for ever"
+    assert failures == []
+    assert executor.stats()["blocks_used"] == 0
+    assert not isinstance(session, RepeatingSession) or max(session.repeated) > 4
 
 
-def test_an_interrupted_step_is_run_again() -> None:
-    executor, session = make()
+@pytest.mark.parametrize("seed", range(3))
+def test_a_close_at_any_moment_leaves_nobody_waiting(seed: int, executor: Executor, session: FakeSession) -> None:
+    rng, started = np.random.default_rng(seed), threading.Barrier(5)
+    ended: list[Request] = []
 
-    def interrupt(batch: StepBatch) -> None:
-        raise KeyboardInterrupt
+    def ask(n: int) -> None:
+        started.wait()
+        for k in range(10_000):
+            request = request_of([n, k % 90], 5)
+            try:
+                executor.complete([request])
+            except RequestError:
+                return
+            ended.append(request)
 
-    request = request_of([1, 2], 5)
-    executor.add([request])
-    session.before_step = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        executor.step()
-    session.before_step = lambda batch: None
-    executor.drain()
-    assert request.generated().tolist() == continued([1, 2], 5)
-
-
-def test_close_aborts_and_refuses() -> None:
-    executor, session = make()
-    request = request_of([1], 9)
-    executor.add([request])
-    executor.step()
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    for _ in range(int(rng.integers(0, 20))):
+        executor.stats()
     executor.close()
-    executor.close()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive(), "somebody waits for ever"
+    assert all(request.finished for request in ended)
     assert session.closed
-    assert request.finish_reason is FinishReason.ABORT
-    with pytest.raises(RequestError, match="closed"):
-        executor.add([request_of([1], 1)])
-
-
-def test_a_request_that_nobody_queued_cannot_be_aborted() -> None:
-    executor, _ = make()
-    request = request_of([1, 2], 3)
-    executor.abort([request])
-    assert not request.finished
-    executor.add([request])
-    executor.drain()
-    assert request.finish_reason is FinishReason.LENGTH
-
-
-def test_a_request_may_need_every_block() -> None:
-    executor = make_executor(FakeSession(12, 4, LIMITS), LIMITS, 4)[0]
-    request = request_of([1] * 40, 9)  # 48 tokens in the KV cache
-    executor.add([request])
-    executor.drain()
-    assert request.generated().tolist() == continued([1] * 40, 9)
-    with pytest.raises(CapacityError, match="too small for this request"):
-        executor.add([request_of([1] * 40, 10)])

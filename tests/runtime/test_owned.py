@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -19,9 +20,11 @@ import pytest
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import RequestError, UsageError
 from ingot.plugins.registry import find_target
+from ingot.runtime.generate_text import complete_text
 from ingot.runtime.llm import EngineLLM
 from ingot.runtime.model_runner import ModelRunner
-from ingot.step_io import Float32
+from ingot.runtime.text_stream import TextRequest
+from ingot.step_io import Float32, StepBatch
 from tests.house.project import ROOT
 from tests.runtime.byte_tokenizer import byte_tokenizer
 from tests.runtime.fake_session import VOCAB, FakeSession
@@ -75,27 +78,31 @@ async def _read(llm: EngineLLM) -> None:
         lambda llm: llm.runner.close(),
     ],
 )
-@pytest.mark.parametrize("held", [False, True])
-def test_a_forked_child_is_refused_and_can_leave(llm: EngineLLM, use: Callable[[EngineLLM], None], held: bool) -> None:
-    """held: another thread of the parent holds the lock at the fork."""
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_forked_child_is_refused_and_can_leave(
+    llm: EngineLLM, session: FakeSession, use: Callable[[EngineLLM], None], busy: bool
+) -> None:
+    """busy: a step is under way at the fork, and others wait for it."""
     llm.generate("1", SHORT)
-    taken, done = threading.Event(), threading.Event()
+    inside, done = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with llm.runner.executor._turn:
-            taken.set()
-            assert done.wait(60)
+    def hold(batch: StepBatch) -> None:
+        inside.set()
+        assert done.wait(60)
 
-    holder = threading.Thread(target=hold)
-    if held:
-        holder.start()
-        assert taken.wait(20)
+    callers = [threading.Thread(target=llm.generate, args=("1", SHORT)), threading.Thread(target=llm.stats)]
+    if busy:
+        session.before_step = hold
+        callers[0].start()
+        assert inside.wait(20)
+        callers[1].start()
     try:
         assert in_a_child(lambda: use(llm)) == 0
     finally:
         done.set()
-    if held:
-        holder.join()
+    if busy:
+        for caller in callers:
+            caller.join()
     assert len(llm.generate("1", SHORT)[0].outputs[0].token_ids) == 3  # the parent's goes on
 
 
@@ -168,30 +175,57 @@ def test_a_processor_may_look_and_abort(llm: EngineLLM) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
-def test_what_a_processor_raises_ends_its_request_alone(llm: EngineLLM, error: type[BaseException]) -> None:
-    """The step thread's, that is: what is raised on the main thread may be the user's own Ctrl-C."""
-
+@pytest.mark.parametrize("asked_through", ["llm", "runner"])
+def test_what_a_processor_raises_ends_its_request_alone(
+    llm: EngineLLM, error: type[BaseException], asked_through: str
+) -> None:
     def processor(logits: Float32) -> Float32:
         raise error("no")
 
+    params = dataclasses.replace(SHORT, logits_processors=[processor])
+    ways: dict[str, Callable[[], object]] = {
+        "llm": lambda: llm.generate("1", params),
+        "runner": lambda: llm.runner.generate([[1]], sampling_config=params),
+    }
     with pytest.raises(RequestError, match=error.__name__):
-        llm.generate("1", dataclasses.replace(SHORT, logits_processors=[processor]))
+        ways[asked_through]()
     assert len(llm.generate("1", SHORT)[0].outputs[0].token_ids) == 3
 
 
-def test_an_interrupt_on_the_main_thread_is_the_users(llm: EngineLLM) -> None:
-    def interrupt(logits: Float32) -> Float32:
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm: llm.runner.generate([[1]], max_new_tokens=40),
+        lambda llm: list(llm.runner.generate([[1]], max_new_tokens=40, streaming=True)),
+        lambda llm: llm.generate("1", dataclasses.replace(SHORT, max_tokens=40)),
+        lambda llm: complete_text(llm.runner, llm.tokenizer, [TextRequest(prompt=[1], params=SHORT)]),
+    ],
+)
+def test_an_interrupt_ends_the_wait_of_the_main_thread_and_its_request(
+    llm: EngineLLM, session: FakeSession, call: Callable[[EngineLLM], object]
+) -> None:
+    """While a step computes, which goes on."""
+    interrupted, main = threading.Event(), threading.get_ident()
+
+    def interrupt(batch: StepBatch) -> None:
+        session.before_step = lambda batch: None
+        signal.pthread_kill(main, signal.SIGINT)
+        assert interrupted.wait(20)
+
+    session.before_step = interrupt
+    before = signal.getsignal(signal.SIGINT)
+
+    def handle(number: int, frame: object) -> None:
+        interrupted.set()
         raise KeyboardInterrupt
 
-    def leave(logits: Float32) -> Float32:
-        raise SystemExit
-
-    params = dataclasses.replace(SHORT, logits_processors=[interrupt])
-    with pytest.raises(KeyboardInterrupt):
-        llm.runner.generate([[1]], sampling_config=params)
-    assert llm.stats()["requests_running"] == 0
-    with pytest.raises(RequestError, match="SystemExit"):
-        llm.runner.generate([[1]], sampling_config=dataclasses.replace(params, logits_processors=[leave]))
+    signal.signal(signal.SIGINT, handle)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call(llm)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert llm.stats()["requests_running"] == llm.stats()["blocks_used"] == 0
     assert llm.runner.generate([[1]], max_new_tokens=2).shape == (1, 1, 3)
 
 

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 
 from ingot.plan import Limits
-from ingot.runtime.executor import Executor
 from ingot.runtime.request import Request
+from ingot.runtime.step_loop import StepLoop
 from ingot.step_io import StepBatch
 from tests.runtime.fake_session import VOCAB, FakeSession, continued
-from tests.runtime.tiny_engine import make_executor
+from tests.runtime.tiny_engine import make_loop
 
 SIZE = 16
 LIMITS = Limits(max_batch_size=8, max_input_len=400, max_seq_len=500, max_num_tokens=64, max_logit_rows=64)
 
 
-def make(blocks: int = 200, *, prefix_cache: bool = True, limits: Limits = LIMITS) -> tuple[Executor, FakeSession]:
+def make(blocks: int = 200, *, prefix_cache: bool = True, limits: Limits = LIMITS) -> tuple[StepLoop, FakeSession]:
     session = FakeSession(blocks, SIZE, limits)
-    return make_executor(session, limits, SIZE, prefix_cache=prefix_cache)[0], session
+    return make_loop(session, limits, SIZE, prefix_cache=prefix_cache)[0], session
 
 
 def request_of(tokens: list[int], count: int = 4, **more: Any) -> Request:
@@ -30,8 +30,8 @@ def random_tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(VOCAB) for _ in range(count)]
 
 
-def prefill_tokens(executor: Executor) -> int:
-    return sum(prefill for prefill, _ in executor.step_log())
+def prefill_tokens(loop: StepLoop) -> int:
+    return sum(prefill for prefill, _ in loop.step_log())
 
 
 def check(request: Request) -> None:
@@ -40,42 +40,42 @@ def check(request: Request) -> None:
 
 
 def test_a_common_head_of_48_tokens_is_found() -> None:
-    executor, _ = make()
+    loop, _ = make()
     rng = random.Random(0)
     head = random_tokens(rng, 48)
     for expected in (0, 48):
         request = request_of(head + random_tokens(rng, 7))
-        executor.add([request])
-        executor.drain()
+        loop.add([request])
+        loop.drain()
         check(request)
         assert request.num_cached == expected
-        assert executor.stats()["prefix_hit_tokens"] == expected
-    assert prefill_tokens(executor) == 55 + 7
-    assert executor.stats()["blocks_cached"] == 3  # 58 tokens were computed each time
+        assert loop.stats()["prefix_hit_tokens"] == expected
+    assert prefill_tokens(loop) == 55 + 7
+    assert loop.stats()["blocks_cached"] == 3  # 58 tokens were computed each time
 
 
 @pytest.mark.parametrize(("length", "cached"), [(15, 0), (16, 0), (17, 16), (48, 32), (49, 48)])
 def test_a_full_hit_computes_at_least_one_token(length: int, cached: int) -> None:
-    executor, _ = make()
+    loop, _ = make()
     requests = [request_of(list(range(length))) for _ in range(2)]
     for request in requests:
-        executor.add([request])
-        executor.drain()
+        loop.add([request])
+        loop.drain()
         check(request)
     assert requests[1].num_cached == cached < length
 
 
 def test_generated_tokens_are_found_too_and_conversations_hit_more_each_round() -> None:
-    executor, _ = make(400)
+    loop, _ = make(400)
     rng = random.Random(1)
     histories = [random_tokens(rng, rng.randint(40, 60)) for _ in range(8)]
     ratios = []
     for _ in range(6):
-        before = executor.stats()["prefix_hit_tokens"]
+        before = loop.stats()["prefix_hit_tokens"]
         requests = [request_of(history, 12) for history in histories]
-        executor.add(requests)
-        executor.drain()
-        hits = executor.stats()["prefix_hit_tokens"] - before
+        loop.add(requests)
+        loop.drain()
+        hits = loop.stats()["prefix_hit_tokens"] - before
         ratios.append(hits / sum(request.num_prompt for request in requests))
         for request in requests:
             check(request)
@@ -87,40 +87,40 @@ def test_generated_tokens_are_found_too_and_conversations_hit_more_each_round() 
 
 
 def test_siblings_compute_their_prompt_once_and_share_its_full_blocks() -> None:
-    executor, session = make()
+    loop, session = make()
     requests = [request_of(list(range(90)), 9, seed=seed) for seed in range(6)]
     tables: list[list[list[int]]] = []
     session.before_step = lambda batch: tables.append(batch.block_tables.tolist())
-    executor.add(requests)
-    executor.step()
-    assert executor.stats()["requests_running"] == 1  # the others wait for what it computes
-    executor.drain()
+    loop.add(requests)
+    loop.step()
+    assert loop.stats()["requests_running"] == 1  # the others wait for what it computes
+    loop.drain()
     for request in requests:
         check(request)
     assert [request.num_cached for request in requests] == [0, 80, 80, 80, 80, 80]
-    assert prefill_tokens(executor) == 90 + 5 * 10
+    assert prefill_tokens(loop) == 90 + 5 * 10
     together = next(table for table in tables if len(table) == 6)
     assert all(row[:5] == together[0][:5] for row in together)
     assert len({row[5] for row in together}) == 6
 
 
 def test_others_do_not_wait_for_siblings() -> None:
-    executor, _ = make()
+    loop, _ = make()
     siblings = [request_of(list(range(90)), 3) for _ in range(2)]
     other = request_of([5] * 10, 3)
-    executor.add([*siblings, other])
-    executor.step()
-    executor.step()
+    loop.add([*siblings, other])
+    loop.step()
+    loop.step()
     assert other.num_generated > 0
     assert siblings[1].num_generated == 0
 
 
 def test_siblings_go_on_when_the_first_is_aborted_or_fails() -> None:
     for fails in (False, True):
-        executor, session = make()
+        loop, session = make()
         siblings = [request_of(list(range(130)), 3) for _ in range(3)]
-        executor.add(siblings)
-        executor.step()
+        loop.add(siblings)
+        loop.step()
         if fails:
             fault = iter([True])
 
@@ -129,13 +129,13 @@ def test_siblings_go_on_when_the_first_is_aborted_or_fails() -> None:
                     raise ValueError("fell over")
 
             session.before_step = fall_over
-            executor.step()
+            loop.step()
             assert siblings[0].error is not None
-            assert executor.stats()["blocks_cached"] == 0  # what a failed request left is not trusted
+            assert loop.stats()["blocks_cached"] == 0  # what a failed request left is not trusted
         else:
-            executor.abort(siblings[:1])
-            assert executor.stats()["blocks_used"] == 0
-        executor.drain()
+            loop.abort(siblings[:1])
+            assert loop.stats()["blocks_used"] == 0
+        loop.drain()
         assert siblings[1].num_cached == (0 if fails else 64)
         assert siblings[2].num_cached == 128
         for request in siblings[1:]:
@@ -143,51 +143,51 @@ def test_siblings_go_on_when_the_first_is_aborted_or_fails() -> None:
 
 
 def test_a_fork_shares_full_blocks_with_the_running_request() -> None:
-    executor, _ = make()
+    loop, _ = make()
     parent = request_of(list(range(40)), 60)
-    executor.add([parent])
+    loop.add([parent])
     while parent.num_generated < 20:
-        executor.step()
+        loop.step()
     fork = request_of(parent.tokens[: parent.num_tokens].tolist(), 40)
-    executor.add([fork])
-    executor.step()
+    loop.add([fork])
+    loop.step()
     assert fork.num_cached == 48
     assert fork.blocks.ids[:3].tolist() == parent.blocks.ids[:3].tolist()
     assert not set(fork.blocks.ids[3:].tolist()) & set(parent.blocks.ids.tolist())
-    executor.drain()
+    loop.drain()
     check(parent)
     check(fork)
     assert fork.tokens.tolist() == parent.tokens.tolist()
 
 
 def test_salts_part_what_tokens_would_join() -> None:
-    executor, _ = make()
+    loop, _ = make()
     requests = [request_of(list(range(40)), cache_salt=salt) for salt in (b"", b"a", b"b", b"a")]
     for request in requests:
-        executor.add([request])
-        executor.drain()
+        loop.add([request])
+        loop.drain()
     assert [request.num_cached for request in requests] == [0, 0, 0, 32]
 
 
 def test_it_can_be_turned_off() -> None:
-    executor, _ = make(prefix_cache=False)
+    loop, _ = make(prefix_cache=False)
     requests = [request_of(list(range(40))) for _ in range(3)]
-    executor.add(requests)
-    executor.step()
-    assert executor.stats()["requests_running"] == 2
-    executor.drain()
-    assert executor.stats()["blocks_cached"] == executor.stats()["prefix_hit_tokens"] == 0
-    assert prefill_tokens(executor) == 3 * 40
+    loop.add(requests)
+    loop.step()
+    assert loop.stats()["requests_running"] == 2
+    loop.drain()
+    assert loop.stats()["blocks_cached"] == loop.stats()["prefix_hit_tokens"] == 0
+    assert prefill_tokens(loop) == 3 * 40
 
 
 def test_wanted_context_logits_are_computed_whatever_is_cached() -> None:
-    executor, _ = make()
+    loop, _ = make()
     first = request_of(list(range(50)))
-    executor.add([first])
-    executor.drain()
+    loop.add([first])
+    loop.drain()
     second = request_of(list(range(50)), want_context_logits=True)
-    executor.add([second])
-    executor.drain()
+    loop.add([second])
+    loop.drain()
     assert second.num_cached == 0
     assert sum(len(piece) for piece in second.context_logits) == 50
     rows = np.concatenate(second.context_logits)
@@ -195,22 +195,22 @@ def test_wanted_context_logits_are_computed_whatever_is_cached() -> None:
 
 
 def test_cached_blocks_make_room_for_others() -> None:
-    executor, _ = make(40)
+    loop, _ = make(40)
     rng = random.Random(4)
     for _ in range(30):
         request = request_of(random_tokens(rng, 300), 20)
-        executor.add([request])
-        executor.drain()
+        loop.add([request])
+        loop.drain()
         check(request)
-    stats = executor.stats()
+    stats = loop.stats()
     assert stats["blocks_used"] == 0
     assert 0 < stats["blocks_cached"] <= 40
     assert stats["preemptions"] == 0
 
 
 def test_a_block_that_the_last_step_filled_is_kept() -> None:
-    executor, _ = make()
+    loop, _ = make()
     request = request_of(list(range(10)), SIZE - 10 + 1)  # the last token is never computed
-    executor.add([request])
-    executor.drain()
-    assert executor.stats()["blocks_cached"] == 1
+    loop.add([request])
+    loop.drain()
+    assert loop.stats()["blocks_cached"] == 1

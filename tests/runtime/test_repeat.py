@@ -12,14 +12,13 @@ import pytest
 from ingot.errors import RequestError
 from ingot.plugins.cpu.session import CpuSession
 from ingot.plugins.registry import find_target
-from ingot.runtime.executor import StepReport
+from ingot.runtime.reports import StepReport
 from ingot.runtime.request import FinishReason
-from ingot.runtime.step_by_step import StepsAhead
 from ingot.step_io import Int32, Repeat, SampleRows, StepBatch
 from tests.runtime.decode_by_run import decode_by_run
 from tests.runtime.fake_session import RepeatingSession, continued
 from tests.runtime.repeating import LIMITS, check, make, request_of, steps_of_calls
-from tests.runtime.tiny_engine import make_executor, make_runner, open_session, poisoned_runner
+from tests.runtime.tiny_engine import make_loop, make_runner, open_session, poisoned_runner
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
 NEVER = np.zeros(1, np.int32)
@@ -39,27 +38,27 @@ def repeat_of(most: int, sequences: int, ends: list[Int32] | None = None, stop: 
 
 
 def test_short_steps_come_several_at_a_time() -> None:
-    executor, session = make()
+    loop, session = make()
     requests = [request_of([1, n], 100) for n in range(8)]
-    executor.add(requests)
-    executor.drain()
+    loop.add(requests)
+    loop.drain()
     assert max(session.repeated) > 8
     assert sum(session.repeated) > 90
-    assert len(executor.step_log()) == 100
-    assert executor.step_log()[1:] == [[0, 8]] * 99
+    assert len(loop.step_log()) == 100
+    assert loop.step_log()[1:] == [[0, 8]] * 99
     for request in requests:
         check(request)
         assert request.finish_reason is FinishReason.LENGTH
-    assert executor.stats()["blocks_used"] == 0
+    assert loop.stats()["blocks_used"] == 0
 
 
 def test_an_end_token_is_the_last_of_its_sequence_alone() -> None:
     first = continued([1, 0], 30)
     end = first[20]
-    executor, session = make()
+    loop, session = make()
     ends, goes_on = request_of([1, 0], 100, frozenset([end])), request_of([1, 5], 100)
-    executor.add([ends, goes_on])
-    executor.drain()
+    loop.add([ends, goes_on])
+    loop.drain()
     assert session.repeated
     assert ends.generated().tolist() == first[: first.index(end) + 1]
     assert ends.finish_reason is FinishReason.STOP
@@ -69,70 +68,18 @@ def test_an_end_token_is_the_last_of_its_sequence_alone() -> None:
 
 def test_too_few_blocks_for_several_steps_are_enough_for_one() -> None:
     session = RepeatingSession(51, 4, LIMITS)  # one sequence of 200 and a bit
-    executor, scheduler, _ = make_executor(session, LIMITS, 4)
+    loop, scheduler, _ = make_loop(session, LIMITS, 4)
     requests = [request_of([1, n], 190) for n in range(4)]
-    executor.add(requests)
-    executor.drain()
+    loop.add(requests)
+    loop.drain()
     for request in requests:
         check(request)
     assert session.repeated
     assert scheduler.preemptions > 0
 
 
-def test_whoever_waits_sees_tokens_while_steps_follow_each_other() -> None:
-    executor, session = make()
-    request, other = request_of([1, 2], 60), request_of([1, 3], 60)
-    seen: list[int] = []
-    gate = threading.Event()
-
-    def hold(batch: StepBatch) -> None:
-        if len(executor.step_log()) == 0:
-            return
-        if batch.sample.counter[0] == 30:
-            gate.wait()  # in the middle of the steps that follow each other
-
-    session.before_step = hold
-    executor.add([request, other])
-    with StepsAhead(executor):
-        executor.wait(lambda: request.num_generated >= 30, lambda: seen.append(request.num_generated), steps=False)
-        check(request)
-        check(other)
-        assert request.num_computed == request.num_tokens - 1
-        gate.set()
-        executor.wait(lambda: request.finished and other.finished, lambda: None, steps=False)
-    assert seen == [30]
-    assert sum(session.repeated) > 50
-    for each in (request, other):
-        check(each)
-
-
-def test_whoever_comes_or_goes_ends_the_repetition() -> None:
-    executor, session = make()
-    steps = 0
-
-    def act(batch: StepBatch) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 20:
-            executor.add([newcomer])
-        if steps == 40:
-            executor.abort([leaver])
-            assert leaver.blocks.count == 0
-
-    session.before_step = act
-    first, leaver, newcomer = request_of([1, 2], 150), request_of([1, 3], 150), request_of([1, 4], 30)
-    executor.add([first, leaver])
-    executor.drain()
-    assert executor.step_log()[20] == [2, 2]  # the step after the one in which it came
-    assert leaver.num_generated < 40  # those of the repetition in which it left are lost
-    assert executor.step_log()[40][1] == 2
-    assert [first.num_generated, newcomer.num_generated] == [150, 30]
-    for request in (first, leaver, newcomer):
-        check(request)
-
-
 def test_a_failure_in_the_middle_fails_whom_it_concerns(caplog: pytest.LogCaptureFixture) -> None:
-    executor, session = make()
+    loop, session = make()
     bad_token = continued([1, 2], 20)[10]
 
     def fail(batch: StepBatch) -> None:
@@ -141,8 +88,8 @@ def test_a_failure_in_the_middle_fails_whom_it_concerns(caplog: pytest.LogCaptur
 
     session.before_step = fail
     requests = [request_of([1, 2], 60), request_of([1, 3], 60)]
-    executor.add(requests)
-    executor.drain()
+    loop.add(requests)
+    loop.drain()
     assert isinstance(requests[0].error, RequestError)
     assert "several steps at a time failed" in caplog.text
     for request in requests:
@@ -153,25 +100,7 @@ def test_a_failure_in_the_middle_fails_whom_it_concerns(caplog: pytest.LogCaptur
             assert len(request.log_probs) == request.num_generated
         else:
             assert request.generated().tolist() == tokens
-    assert executor.stats()["blocks_used"] == 0
-
-
-def test_a_failure_when_everybody_has_gone() -> None:
-    executor, session = make()
-    requests = [request_of([1, 2], 60), request_of([1, 3], 60)]
-    places = iter([None] * 2 + [requests] * 9)  # the third step is the first of those that follow each other
-
-    def fail(batch: StepBatch) -> None:
-        gone = next(places)
-        if gone is not None:
-            executor.abort(gone)
-            raise ValueError("the kernel fell over")
-
-    session.before_step = fail
-    executor.add(requests)
-    executor.drain()
-    assert {request.finish_reason for request in requests} == {FinishReason.ABORT}
-    assert executor.stats()["blocks_used"] == 0
+    assert loop.stats()["blocks_used"] == 0
 
 
 @pytest.fixture(scope="module")
@@ -306,11 +235,13 @@ def test_native_steps_see_the_stop_of_another_thread(model: TinyModel) -> None:
 
 
 def test_steps_that_come_at_a_time_share_its_seconds() -> None:
-    executor, session = make()
+    loop, session = make()
     reports: list[StepReport] = []
-    executor.on_step = reports.append
-    executor.add([request_of([1, 2], 60)])
-    executor.drain()
+    loop.on_step = reports.append
+    loop.add([request_of([1, 2], 60)])
+    loop.drain()
     assert max(session.repeated) > 4
-    assert len(reports) == executor.work().steps
-    assert sum(report.session_seconds for report in reports) == pytest.approx(executor.work().session_seconds)
+    assert max(report.steps for report in reports) > 4
+    assert sum(report.steps for report in reports) == loop.work.steps == 60
+    seconds = sum(report.steps * report.session_seconds for report in reports)
+    assert seconds == pytest.approx(loop.work.session_seconds)

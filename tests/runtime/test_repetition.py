@@ -1,8 +1,9 @@
-"""What a crossing of several steps is told beforehand, and which steps it says its tokens came in."""
+"""What a crossing of several steps is told beforehand, and what requests have of it afterwards."""
 
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ingot.plan import Limits
 from ingot.runtime.block_manager import BlockManager
@@ -17,33 +18,33 @@ LIMITS = Limits(max_batch_size=1, max_input_len=8, max_seq_len=40, max_num_token
 
 
 class Crossing(FakeSession):
-    """A session that stands still: `done` steps have ended."""
+    """A session that fails after so many steps of a crossing; None: it does not."""
 
     def __init__(self) -> None:
         super().__init__(10, 16, LIMITS)
         self.repeat: Repeat | None = None
-        self.done = 0
+        self.fails_after: int | None = None
 
     def decode(self, batch: StepBatch, repeat: Repeat) -> int:
         self.repeat = repeat
         repeat.ids[:] = np.arange(repeat.ids.size).reshape(repeat.ids.shape) % VOCAB
         repeat.log_probs[:] = -1
+        repeat.done[0] = len(repeat.ids) - 1 if self.fails_after is None else self.fails_after
+        if self.fails_after is not None:
+            raise ValueError("the kernel fell over")
         return len(repeat.ids)
-
-    def steps_done(self, repeat: Repeat) -> int:
-        return self.done
 
 
 def begin(request: Request, tokens: list[int]) -> tuple[Repetition, Crossing]:
-    """With so many generated tokens, the last of them pending; its first step has the number 100."""
+    """With so many generated tokens, the last of them pending."""
     for token in tokens:
-        request.append(token, -1.0, 0)
+        request.append(token, -1.0)
     request.num_computed = request.num_tokens - 1
     blocks = BlockManager(10, 16)
     assert blocks.reserve(request.blocks, 40)
     crossing = Crossing()
     step, stop = assemble({request: 1}), np.zeros(1, np.int32)
-    repetition = Repetition(crossing, step, 100, most=6, seconds=1.0, stop=stop)
+    repetition = Repetition(crossing, step, most=6, seconds=1.0, stop=stop)
     return repetition, crossing
 
 
@@ -68,13 +69,21 @@ def test_a_word_does_not_begin_in_the_prompt() -> None:
     assert crossing.repeat.course.tails.tolist() == [5]
 
 
-def test_tokens_that_are_looked_at_in_parts_have_the_numbers_of_their_steps() -> None:
+def test_all_but_the_last_step_is_settled() -> None:
+    request = request_of()
+    repetition, _ = begin(request, [4])
+    assert repetition.run().ids.tolist() == [5]
+    assert repetition.settle() == 5
+    assert request.generated().tolist() == [4, 0, 1, 2, 3, 4]
+    assert request.num_pending == 1
+
+
+def test_what_came_before_a_failure_is_settled() -> None:
     request = request_of()
     repetition, crossing = begin(request, [4])
-    request.steps = []
-    repetition.run()
-    for crossing.done in (2, 2, 5):
-        repetition.catch_up()
-    assert request.steps == [100, 101, 102, 103, 104]
-    assert request.generated().tolist() == [4, 0, 1, 2, 3, 4]
+    crossing.fails_after = 2
+    with pytest.raises(ValueError, match="fell over"):
+        repetition.run()
+    assert repetition.settle() == repetition.done == 2
+    assert request.generated().tolist() == [4, 0, 1]
     assert request.num_pending == 1

@@ -34,8 +34,7 @@ def only(token: int) -> Callable[[Float32], Float32]:
 
 
 def run(runner: ModelRunner, *requests: Request) -> None:
-    runner.executor.add(requests)
-    runner.executor.drain()
+    runner.executor.complete(requests)
 
 
 def test_probability_and_rank_are_the_models_own(runner: ModelRunner) -> None:

@@ -1,13 +1,14 @@
 """What `ModelRunner.generate` is asked reaches its requests and its results."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from ingot.errors import UsageError
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.outlet import Outlet
 from ingot.runtime.request import Request
 from tests.runtime.tiny_engine import make_runner, ref_session
 from tests.runtime.tiny_plan import make_model
@@ -41,9 +42,9 @@ def test_requests_are_as_they_were_asked(
     seen: list[Request] = []
     add = runner.executor.add
 
-    def watched(requests: Iterable[Request]) -> None:
+    def watched(requests: Sequence[Request], outlet: Outlet) -> None:
         seen.extend(requests)
-        add(requests)
+        add(requests, outlet)
 
     monkeypatch.setattr(runner.executor, "add", watched)
     runner.generate([[1, 2]], max_new_tokens=1, return_dict=True, **said)

@@ -340,7 +340,7 @@ def test_many_bad_words_cost_a_step_nothing() -> None:
     )
     alone = request.biases()[0].tolist()
     assert alone == [7, *range(100, 3000)], "no prompt is part of a bad word"
-    request.append(5, 0.0, 0)
+    request.append(5, 0.0)
     ids, values = request.biases()
     assert ids.tolist() == [*alone, *range(50)]
     assert values.tolist() == [0.5] + [-np.inf] * 2950

@@ -21,7 +21,7 @@ def decoding(blocks: BlockManager, prompt: list[int], **more: Any) -> Request:
 
 def advance(blocks: BlockManager, request: Request, token: int) -> None:
     request.num_computed = request.num_tokens
-    request.append(token, 0.0, 0)
+    request.append(token, 0.0)
     assert blocks.reserve(request.blocks, request.num_tokens)
 
 

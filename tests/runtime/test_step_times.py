@@ -16,7 +16,7 @@ from ingot.runtime.scheduler import Pace
 from ingot.runtime.step_times import StepTimes, measure_step_times
 from ingot.step_io import StepBatch
 from tests.runtime.fake_session import FakeSession, continued
-from tests.runtime.tiny_engine import make_executor
+from tests.runtime.tiny_engine import make_loop
 
 LIMITS = Limits(max_batch_size=8, max_input_len=200, max_seq_len=250, max_num_tokens=128, max_logit_rows=8)
 
@@ -95,42 +95,42 @@ def test_steps_with_decode_rows_keep_the_budget() -> None:
     session = FakeSession(200, 4, LIMITS)
     pace = Pace(times=StepTimes([1, 128], [1.0, 128.0]), tpot_target=30.0)
     pace.times.observe = lambda tokens, ms: None  # type: ignore[method-assign]  # the fake's own times mean nothing
-    executor, _, _ = make_executor(session, LIMITS, 4, pace=pace)
-    executor.add([request_of([n], 40) for n in range(4)])
-    executor.step()
+    loop, _, _ = make_loop(session, LIMITS, 4, pace=pace)
+    loop.add([request_of([n], 40) for n in range(4)])
+    loop.step()
     late = request_of(list(range(97)) + [5] * 60, 3)
-    executor.add([late])
+    loop.add([late])
     while not late.finished:
-        executor.step()
-    log = executor.step_log()
+        loop.step()
+    log = loop.step_log()
     assert log[0] == [4, 0]
     assert log[1] == [24, 4]  # 30 tokens, on tiles of 4
     assert all(prefill + decode <= 30 for prefill, decode in log[1:])
-    executor.drain()
+    loop.drain()
     assert late.generated().tolist() == continued(late.tokens[:157].tolist(), 3)
     alone = request_of(list(range(90, 0, -1)), 2)
-    executor.add([alone])
-    executor.step()
-    assert executor.step_log()[-1] == [90, 0]  # nobody decodes, nobody waits for its next token
+    loop.add([alone])
+    loop.step()
+    assert loop.step_log()[-1] == [90, 0]  # nobody decodes, nobody waits for its next token
 
 
 def test_prompts_advance_by_a_tile_even_if_the_target_has_no_room() -> None:
     pace = Pace(times=StepTimes([1, 128], [5.0, 500.0]), tpot_target=6.0)
-    executor, _, _ = make_executor(FakeSession(200, 4, LIMITS), LIMITS, 4, pace=pace)
-    executor.add([request_of([n], 40) for n in range(4)])
-    executor.step()
-    executor.add([request_of(list(range(20)), 3)])
-    executor.step()
-    assert executor.step_log()[1] == [4, 4]
+    loop, _, _ = make_loop(FakeSession(200, 4, LIMITS), LIMITS, 4, pace=pace)
+    loop.add([request_of([n], 40) for n in range(4)])
+    loop.step()
+    loop.add([request_of(list(range(20)), 3)])
+    loop.step()
+    assert loop.step_log()[1] == [4, 4]
 
 
 def test_running_steps_teach_the_table() -> None:
     session = FakeSession(200, 4, LIMITS)
     session.before_step = lambda batch: time.sleep(0.004)
     pace = Pace(times=StepTimes([1, 128], [0.1, 1.0]), tpot_target=30.0)
-    executor, _, _ = make_executor(session, LIMITS, 4, pace=pace)
-    executor.add([request_of([1], 40)])
-    executor.drain()
+    loop, _, _ = make_loop(session, LIMITS, 4, pace=pace)
+    loop.add([request_of([1], 40)])
+    loop.drain()
     assert pace.times.predict(1) > 3
 
 

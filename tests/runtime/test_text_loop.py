@@ -1,8 +1,10 @@
 """What a stop text ends is ended before anybody hears of it, and threads that wait do not seem to work."""
 
 import dataclasses
+import itertools
+import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from ingot.configs.sampling import SamplingParams
 from ingot.errors import CapacityError
 from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.reports import Stats
+from ingot.runtime.request import FinishReason
 from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextEvent, TextRequest, make_streams
 from ingot.runtime.tokenizer import Tokenizer
@@ -36,23 +40,16 @@ def make(blocks: int = 100) -> tuple[ModelRunner, FakeSession]:
     return make_runner(model, session), session
 
 
-@pytest.fixture
-def held() -> Iterator[Callable[[FakeSession], None]]:
-    """Makes a session's sixth step wait for the end of the test."""
-    over = threading.Event()
+def hold(session: FakeSession) -> Callable[[], None]:
+    """Makes the session's sixth step wait for what is returned to be called."""
+    go_on, steps = threading.Event(), itertools.count(1)
 
-    def hold(session: FakeSession) -> None:
-        steps: list[StepBatch] = []
+    def before(batch: StepBatch) -> None:
+        if next(steps) == 6:
+            assert go_on.wait(SECONDS)
 
-        def before(batch: StepBatch) -> None:
-            steps.append(batch)
-            if len(steps) == 6:
-                over.wait(SECONDS)
-
-        session.before_step = before
-
-    yield hold
-    over.set()
+    session.before_step = before
+    return go_on.set
 
 
 def asked(tokenizer: Tokenizer) -> TextRequest:
@@ -61,34 +58,36 @@ def asked(tokenizer: Tokenizer) -> TextRequest:
     return TextRequest(prompt=PROMPT, params=SamplingParams(max_tokens=50, temperature=0, stop=stop))
 
 
-def test_a_stop_text_has_ended_its_request_when_it_is_told(
-    tokenizer: Tokenizer, held: Callable[[FakeSession], None]
-) -> None:
+def test_a_stop_text_has_ended_its_request_when_it_is_told(tokenizer: Tokenizer) -> None:
+    """Whatever is asked of the runner from then on comes behind the abort."""
     runner, session = make()
-    held(session)
+    go_on = hold(session)
     loop = TextLoop(runner, tokenizer)
     (stream,) = make_streams(runner, tokenizer, 0, asked(tokenizer))
-    told, finished = threading.Event(), []
+    told: queue.SimpleQueue[Stats] = queue.SimpleQueue()
 
     def sink(event: TextEvent) -> None:
         if event.finish_reason is not None:
-            finished.append(stream.request.finished)
-            told.set()
+            go_on()
+            told.put(runner.stats())
 
     loop.submit([stream], sink)
-    assert told.wait(SECONDS)
-    assert finished == [True]
-    assert runner.stats()["blocks_used"] == 0
-    threading.Thread(target=loop.close, daemon=True).start()
+    stats = told.get(timeout=SECONDS)
+    assert (stats["requests_running"], stats["blocks_used"]) == (0, 0)
+    assert stream.request.finish_reason is FinishReason.ABORT
+    loop.close()
 
 
-def test_a_stop_text_ends_what_a_stream_runs(tokenizer: Tokenizer, held: Callable[[FakeSession], None]) -> None:
+def test_a_stop_text_ends_what_a_stream_runs(tokenizer: Tokenizer) -> None:
     runner, session = make()
-    held(session)
+    go_on = hold(session)
     events = stream_text(runner, tokenizer, [asked(tokenizer)])
     next(event for event in events if event.finish_reason is not None)
+    go_on()
     stats = runner.stats()
     assert (stats["requests_running"], stats["blocks_used"]) == (0, 0)
+    assert len(runner.step_log()) <= 6
+    assert list(events) == []
 
 
 def test_threads_that_wait_are_at_no_text(tokenizer: Tokenizer) -> None:

@@ -12,8 +12,9 @@ from ingot.configs.sampling import SamplingParams
 from ingot.errors import RequestError
 from ingot.runtime.generate_text import stream_text
 from ingot.runtime.llm import EngineLLM
+from ingot.runtime.outlet import Progress
 from ingot.runtime.request import FinishReason
-from ingot.runtime.text_stream import TextRequest, make_streams
+from ingot.runtime.text_stream import TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
 from tests.runtime.byte_tokenizer import byte_tokenizer
 from tests.runtime.tiny_engine import make_runner, ref_session
@@ -28,6 +29,10 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineLLM]:
     tokenizer = byte_tokenizer(tmp_path_factory.mktemp("tokenizer"), VOCAB)
     with EngineLLM(make_runner(model, ref_session(model, 100)), tokenizer) as llm:
         yield llm
+
+
+def progress_of(stream: TextStream) -> Progress:
+    return Progress(stream.request, stream.request.num_generated, stream.request.finished)
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +112,10 @@ def test_a_stop_text_in_the_last_part_of_a_text_counts_as_any_other(
     params = dataclasses.replace(PARAMS, stop="a", min_tokens=least, logprobs=None, prompt_logprobs=None)
     tokenizer = whole_and_half(tmp_path)
     (stream,) = make_streams(llm.runner, tokenizer, 0, TextRequest(prompt=[1], params=params))
-    stream.request.append(VOCAB - 1, -1.0, 0)
-    assert stream.event(stream.take()).text == ""
+    stream.request.append(VOCAB - 1, -1.0)
+    assert stream.event(stream.take(progress_of(stream))).text == ""
     stream.request.finish_reason = FinishReason.ABORT
-    event = stream.event(stream.take())
+    event = stream.event(stream.take(progress_of(stream)))
     assert (event.text, event.stop_reason) == (("", "a") if found else ("a", None))
     assert event.finish_reason is (FinishReason.STOP if found else FinishReason.ABORT)
 
@@ -121,9 +126,9 @@ def test_what_fails_after_its_stop_text_has_not_failed(llm: EngineLLM) -> None:
     for tokens, expected in (([5, 6], FinishReason.STOP), ([6, 7], FinishReason.ABORT)):
         (stream,) = make_streams(llm.runner, llm.tokenizer, 0, TextRequest(prompt=[1], params=params))
         for token in tokens:
-            stream.request.append(token, -1.0, 0)
+            stream.request.append(token, -1.0)
         stream.request.finish_reason, stream.request.error = FinishReason.ABORT, RequestError("the step failed")
-        event = stream.event(stream.take())
+        event = stream.event(stream.take(progress_of(stream)))
         assert event.finish_reason is expected
         assert (event.error is None) == (expected is FinishReason.STOP)
         assert stream.done

@@ -19,6 +19,7 @@ from ingot.runtime.executor import Executor
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.scheduler import Pace, Scheduler
 from ingot.runtime.session import LoadedEngine
+from ingot.runtime.step_loop import StepLoop
 from ingot.step_io import Float32, SampleRows, Session, StepBatch, StepResult
 from tests.runtime.tiny_plan import LAYERS, TinyModel
 
@@ -122,7 +123,7 @@ def make_runner(
     return ModelRunner(LoadedEngine(engine=engine, session=session, limits=limits), config, shuffle=shuffle)
 
 
-def make_executor(
+def make_loop(
     session: Session,
     limits: Limits,
     tokens_per_block: int,
@@ -131,8 +132,14 @@ def make_executor(
     prefix_cache: bool = True,
     mixed: bool = True,
     pace: Pace | None = None,
-) -> tuple[Executor, Scheduler, BlockManager]:
-    """An Executor and its parts."""
+) -> tuple[StepLoop, Scheduler, BlockManager]:
+    """A StepLoop, whose steps the test runs, and its parts."""
     blocks = BlockManager(session.num_blocks, tokens_per_block, prefix_cache=prefix_cache, shuffle=shuffle)
     scheduler = Scheduler(limits, blocks, policy, mixed=mixed, pace=pace)
-    return Executor(session, scheduler, blocks), scheduler, blocks
+    return StepLoop(session, scheduler, blocks), scheduler, blocks
+
+
+def make_executor(session: Session, limits: Limits, tokens_per_block: int) -> Executor:
+    """A StepLoop on a thread of its own, which begins with the first request."""
+    blocks = BlockManager(session.num_blocks, tokens_per_block)
+    return Executor(session, Scheduler(limits, blocks, Policy.MAX_UTILIZATION), blocks)

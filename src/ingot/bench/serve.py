@@ -20,6 +20,7 @@ from ingot.engine import read_manifest
 from ingot.errors import UsageError
 from ingot.plan import Limits
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.outlet import Outlet
 from ingot.runtime.request import Request
 
 GOOD_SHARE = 0.9
@@ -172,8 +173,7 @@ class _Load:
         """Requests per second when all come at once."""
         start = time.perf_counter()
         requests = self._requests()
-        self._runner.executor.add(requests)
-        self._runner.executor.drain()
+        self._runner.executor.complete(requests)
         _raise_first_error(requests)
         return len(requests) / (time.perf_counter() - start)
 
@@ -181,27 +181,29 @@ class _Load:
         """All requests at `rate` per second; given up when more have missed a limit than goodput allows."""
         arrivals = arrivals_at(self._rows, rate, poisson=self._options.poisson, seed=self._options.seed)
         requests, executor = self._requests(), self._runner.executor
+        outlet, indices = Outlet(), {request: index for index, request in enumerate(requests)}
         times: list[list[float]] = [[] for _ in requests]
         allowed = math.floor((1 - GOOD_SHARE) * len(requests) + 1e-9)
         logged = len(executor.step_log())
-        active: dict[int, Request] = {}
-        added = missed = 0
+        added = ended = missed = 0
         start = time.perf_counter()
         try:
-            while (added < len(requests) or active) and missed <= allowed:
+            while ended < len(requests) and missed <= allowed:
                 now = time.perf_counter() - start
                 while added < len(requests) and arrivals[added] <= now:
-                    active[added] = requests[added]
-                    executor.add([requests[added]])
+                    executor.add([requests[added]], outlet)
                     added += 1
-                if not executor.step():
-                    time.sleep(max(arrivals[added] - (time.perf_counter() - start), 0))
-                    continue
+                news = outlet.get(timeout=max(arrivals[added] - now, 0) if added < len(requests) else None)
                 now = time.perf_counter() - start
-                for index in self._advance(active, times, now):
-                    missed += not self._good(times[index], arrivals[index])
+                for request, count, has_ended in news:
+                    own = times[indices[request]]
+                    own += [now] * (count - len(own))
+                    if has_ended:
+                        _raise_first_error([request])
+                        ended += 1
+                        missed += not self._good(own, arrivals[indices[request]])
         finally:
-            executor.abort(active.values())
+            executor.abort(requests)
         return self._report(rate, times, arrivals, executor.step_log()[logged:], complete=missed <= allowed)
 
     def _requests(self) -> list[Request]:
@@ -210,17 +212,6 @@ class _Load:
             Request(self._rng.integers(0, vocab, row.input_len, dtype=np.int32), max_new_tokens=row.output_len)
             for row in self._rows
         ]
-
-    @staticmethod
-    def _advance(active: dict[int, Request], times: Sequence[list[float]], now: float) -> list[int]:
-        """Note the time of each new token; returns, and forgets, the requests that have ended."""
-        _raise_first_error(active.values())
-        for index, request in active.items():
-            times[index] += [now] * (request.num_generated - len(times[index]))
-        ended = [index for index, request in active.items() if request.finished]
-        for index in ended:
-            del active[index]
-        return ended
 
     def _good(self, tokens: Sequence[float], arrival: float) -> bool:
         seen = RequestTimes(tokens=tuple(tokens))

@@ -65,7 +65,7 @@ class Served:
     def slowly(self, seconds: float = 0.001) -> Iterator[None]:
         """Meanwhile every op of a step takes `seconds` longer, a token some 50 ms with 0.001: a long request does not
         end before somebody has looked at it."""
-        session = self.runner.executor._session
+        session = self.runner.executor._loop._session
         assert isinstance(session, CpuSession)
         session.slow_down(seconds)
         try:
@@ -75,7 +75,7 @@ class Served:
 
     def is_between_steps(self) -> bool:
         """No step is under way, not even of requests that have been aborted."""
-        return self.runner.executor._stepper is None
+        return not self.runner.executor.beat.busy
 
     def is_empty(self) -> bool:
         """Nothing runs, and no block is held."""

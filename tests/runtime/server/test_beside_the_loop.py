@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,8 @@ def test_a_reader_that_comes_late_takes_events_by_and_by() -> None:
     """However many there are, others have their turn in between."""
 
     async def read() -> list[str]:
-        inbox, turns = Inbox(Crossing(asyncio.get_running_loop())), []
+        crossing, turns = Crossing(asyncio.get_running_loop()), []
+        inbox = Inbox(crossing)
 
         async def other() -> None:
             for _ in range(3):
@@ -214,6 +216,7 @@ def test_a_reader_that_comes_late_takes_events_by_and_by() -> None:
 
         for index in range(600):
             inbox.put(TextEvent(index=index))
+        crossing.wake()
         task, got = asyncio.create_task(other()), 0
         while got < 600:
             events = await inbox.take()
@@ -228,6 +231,31 @@ def test_a_reader_that_comes_late_takes_events_by_and_by() -> None:
     turns = asyncio.run(read())
     assert [turn for turn in turns if turn != "other"] == ["256", "256", "88"]
     assert turns.index("other") < turns.index("88")
+
+
+def test_a_step_wakes_the_loop_once() -> None:
+    """However many requests it brought something, and even while a wake-up is under way."""
+    calls: list[Callable[[], None]] = []
+
+    async def read() -> list[list[int]]:
+        crossing = Crossing(types.SimpleNamespace(is_closed=lambda: False, call_soon_threadsafe=calls.append))  # type: ignore[arg-type]
+        inboxes, taken = [Inbox(crossing) for _ in range(3)], []
+        for step in range(2):
+            for inbox in inboxes:
+                inbox.put(TextEvent(index=step))
+            crossing.wake()
+        assert len(calls) == 1, "the second step came before the loop had turned"
+        calls[0]()
+        for inbox in inboxes:
+            taken.append([event.index for _, event in await inbox.take()])
+        crossing.wake()
+        assert len(calls) == 1, "nothing was new"
+        inboxes[0].put(TextEvent(index=2))
+        crossing.wake()
+        assert len(calls) == 2
+        return taken
+
+    assert asyncio.run(read()) == [[0, 1]] * 3
 
 
 def fallback_tokenizer(folder: Path) -> Tokenizer:

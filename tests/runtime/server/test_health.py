@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.server.health import Pool
 from ingot.runtime.tokenizer import Detokenizer
 from tests.runtime.server.served import CONFIG, Served, eventually, serving_engine
@@ -88,11 +89,16 @@ def test_stuck_text_is_told(own: Served, monkeypatch: pytest.MonkeyPatch) -> Non
         assert eventually(lambda: is_ready(http))
 
 
-def test_an_executor_that_does_not_answer_is_told(own: Served) -> None:
-    with own.http() as http:
-        with own.runner.executor._turn:
-            assert eventually(lambda: "the executor has not answered for" in reason(http))
-            assert http.get("/health/live").status_code == 200
+def test_an_engine_thread_that_hangs_between_steps_is_told(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, schedule = threading.Event(), Scheduler.schedule
+    monkeypatch.setattr(Scheduler, "schedule", lambda *given: schedule(*given) if gate.wait(60) else {})
+    with own.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(http.post, "/v1/completions", json={"prompt": "The prince", "max_tokens": 2})
+        assert eventually(lambda: "no step has ended for" in reason(http))
+        assert http.get("/health/live").status_code == 200
+        assert http.get("/metrics").status_code == 200
+        gate.set()
+        assert waiting.result().status_code == 200
         assert eventually(lambda: is_ready(http))
         own.service.draining = True
         assert reason(http) == "the server is shutting down"
@@ -107,7 +113,7 @@ def broken(*_: object) -> None:
     raise RuntimeError("a bug of ours")
 
 
-@pytest.fixture(params=["ingot.runtime.executor.assemble", "ingot.runtime.text_stream.TextStream.take"])
+@pytest.fixture(params=["ingot.runtime.step_loop.assemble", "ingot.runtime.text_stream.TextStream.take"])
 def dying(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Callable[[], None]]:
     """The loop that dies, and what makes it do so."""
     loop = {"assemble": "step", "take": "text"}[request.param.rsplit(".", 1)[1]]

@@ -263,7 +263,7 @@ def test_no_tokens_warm_a_prefix(served: Served, path: str, stream: bool) -> Non
         assert generated_tokens(http) == before[1], "they are counted nowhere"
         assert served.runner.stats()["blocks_cached"] > before[0]
         hot = ask(http, max_tokens=2, stream=False)
-        size = served.runner.executor._blocks.tokens_per_block
+        size = served.runner.executor._loop._blocks.tokens_per_block
         cached = hot["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert cached == (usage["prompt_tokens"] - 1) // size * size
         assert hot["usage"]["completion_tokens"] == 2

@@ -1,6 +1,7 @@
 """Parts of the server by themselves: times, units, words and fields, whatever an engine does."""
 
 import asyncio
+import dataclasses
 import json
 import logging
 import sys
@@ -14,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ingot.configs.generation import GenerationDefaults
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import CapacityError, RequestError
-from ingot.runtime.executor import Stats, StepReport
+from ingot.runtime.reports import Stats, StepReport
 from ingot.runtime.request import FinishReason
 from ingot.runtime.server import serve
 from ingot.runtime.server.api_error import (
@@ -230,13 +231,17 @@ def test_steps_and_blocks_by_kind() -> None:
     stats: Any = dict.fromkeys(Stats.__annotations__, 0) | {"blocks_total": 10, "blocks_used": 3, "blocks_cached": 2}
     metrics.watch(lambda: stats)
     report = StepReport(prefill_tokens=7, decode_rows=2, schedule_seconds=0.25, session_seconds=4.0, finish_seconds=0.5)
-    for _ in range(2):
-        metrics.step(report)
-    metrics.count_steps()
+    metrics.step(report)
+    metrics.step(dataclasses.replace(report, steps=3, prefill_tokens=0, session_seconds=0.01))
     value = metrics.registry.get_sample_value
-    assert [value("ingot_step_tokens_sum", {"kind": kind}) for kind in ("prefill", "decode")] == [14, 4]
+    assert [value("ingot_step_tokens_sum", {"kind": kind}) for kind in ("prefill", "decode")] == [7, 8]
+    assert [value("ingot_step_tokens_count", {"kind": kind}) for kind in ("prefill", "decode")] == [1, 4]
     seconds = [value("ingot_step_seconds_sum", {"phase": phase}) for phase in ("schedule", "session", "finish")]
-    assert seconds == [0.5, 8.0, 1.0]
+    assert seconds == pytest.approx([1.0, 4.03, 2.0])
+    at_most = {
+        le: value("ingot_step_seconds_bucket", {"phase": "session", "le": le}) for le in ("0.005", "0.01", "+Inf")
+    }
+    assert at_most == {"0.005": 0, "0.01": 3, "+Inf": 4}
     assert [value(f"ingot_blocks_{kind}") for kind in ("used", "cached", "free")] == [3, 2, 5]
 
 

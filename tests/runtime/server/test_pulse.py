@@ -4,11 +4,11 @@ import dataclasses
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from ingot.configs.sampling import SamplingParams
+from ingot.runtime import executor
 from ingot.runtime.llm import EngineLLM
 from ingot.runtime.server import health
 from ingot.runtime.server.health import Pool, Pulse
@@ -34,65 +34,54 @@ class Clock:
 
 
 class Watched:
-    """A text loop on a session whose steps wait for `gate`, and its heart, which beats when `look` asks."""
+    """A text loop on a session whose steps wait until they may end, and its heart."""
 
-    def __init__(self, llm: EngineLLM, session: FakeSession, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock, self.gate, self.inside = Clock(), threading.Event(), threading.Event()
-        self._looked, self._beat = threading.Semaphore(0), threading.Semaphore(0)
-        monkeypatch.setattr(health, "time", self.clock)
+    def __init__(self, llm: EngineLLM, session: FakeSession, clock: Clock) -> None:
+        self.clock, self._begun, self._permits = clock, threading.Semaphore(0), threading.Semaphore(0)
         session.before_step = self._hold
         self.llm, self.texts, self.pool = llm, TextLoop(llm.runner, llm.tokenizer), Pool()
-        self.pulse = Pulse(self.texts, self.pool, TIMEOUT, lambda: None)
-        self.pulse.close()  # its thread looks when it likes; here the test says when
-        self.pulse._end = SimpleNamespace(wait=self._wait, set=self._leave)  # type: ignore[assignment]
-        self._over = False
-        self.thread = threading.Thread(target=self.pulse._watch)
-        self.thread.start()
-        self._looked.acquire()
+        self.pulse = Pulse(self.texts, self.pool, TIMEOUT)
 
     def look(self, seconds: float) -> str | None:
-        """Let so much time go by, and then one look; what it blames."""
+        """What it blames when so much more time has gone by."""
         self.clock.now += seconds
-        self._beat.release()
-        assert self._looked.acquire(timeout=20)
         return self.pulse.stalled()
 
-    def submit(self) -> None:
+    def submit(self, tokens: int = 2) -> None:
         """A request, whose first step has begun when this returns."""
-        self.inside.clear()
-        params = SamplingParams(max_tokens=2, temperature=0)
+        params = SamplingParams(max_tokens=tokens, temperature=0)
         (self.stream,) = make_streams(self.llm.runner, self.llm.tokenizer, 0, TextRequest(prompt=[1], params=params))
         self.texts.submit([self.stream], lambda event: None)
-        assert self.inside.wait(20)
+        self.wait_for_a_step()
+
+    def wait_for_a_step(self) -> None:
+        """Until one more has begun."""
+        assert self._begun.acquire(timeout=20)
+
+    def let(self, steps: int) -> None:
+        """So many may end."""
+        self._permits.release(steps)
 
     def close(self) -> None:
-        self._over = True
-        self._beat.release()
-        self.thread.join(20)
-        self.gate.set()
+        self.let(100)
         self.texts.close()
         self.pool.close()
 
     def _hold(self, batch: StepBatch) -> None:
-        self.inside.set()
-        assert self.gate.wait(20)
-
-    def _wait(self, period: float) -> bool:
-        self._looked.release()
-        assert self._beat.acquire(timeout=60)
-        return self._over
-
-    def _leave(self) -> None:
-        pass
+        self._begun.release()
+        assert self._permits.acquire(timeout=20)
 
 
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    clock = Clock()
+    for module in (health, executor):
+        monkeypatch.setattr(module, "time", clock)
     model = make_model()
     model = dataclasses.replace(model, plan=dataclasses.replace(model.plan, vocab_size=VOCAB))
     session = FakeSession(100, model.plan.kv.tokens_per_block, model.plan.limits)
     with EngineLLM(make_runner(model, session), byte_tokenizer(tmp_path, VOCAB)) as llm:
-        watched = Watched(llm, session, monkeypatch)
+        watched = Watched(llm, session, clock)
         yield watched
         watched.close()
 
@@ -101,28 +90,30 @@ def test_idle_time_is_nobodys_fault(watched: Watched) -> None:
     for _ in range(3):
         assert watched.look(10 * TIMEOUT) is None
     watched.submit()
-    assert watched.look(0.8 * TIMEOUT) is None  # the first look at work, whose time begins here at the latest
-    assert watched.look(0.8 * TIMEOUT) is None
-    assert "no step has ended" in str(watched.look(0.8 * TIMEOUT))
+    assert watched.look(0.9 * TIMEOUT) is None
+    assert watched.look(0.2 * TIMEOUT) == "no step has ended for 5.5 s while 1 sequences run or wait"
     watched.texts.cancel([watched.stream])
-    assert watched.look(0) is None  # nobody waits for that step any more
+    assert watched.look(0) is not None  # a step that hangs keeps whoever comes next waiting
+    watched.let(1)
+    assert watched.llm.stats()["requests_running"] == 0
+    assert watched.look(10 * TIMEOUT) is None
 
 
 def test_idle_time_between_two_requests_is_nobodys_fault(watched: Watched) -> None:
-    watched.gate.set()
-    watched.submit()
-    watched.llm.runner.executor.wait(
-        lambda: not watched.llm.runner.executor._scheduler.has_work, lambda: None, steps=False
-    )
-    watched.gate.clear()
+    watched.let(1)
+    watched.submit(tokens=1)
+    assert watched.llm.stats()["requests_running"] == 0
     assert watched.look(1.0) is None
     assert watched.look(10 * TIMEOUT) is None
     watched.submit()
     assert watched.look(0.5 * TIMEOUT) is None
-    assert "1 sequences run or wait" in str(watched.look(1.1 * TIMEOUT))
+    assert "1 sequences run or wait" in str(watched.look(0.6 * TIMEOUT))
 
 
-def test_a_look_that_does_not_come_is_the_executors_fault(watched: Watched) -> None:
-    watched.clock.now += 1.1 * TIMEOUT
-    assert "has not answered for 5.5 s" in str(watched.pulse.stalled())
-    assert watched.look(0) is None
+def test_every_step_that_ends_is_a_beat(watched: Watched) -> None:
+    watched.submit(tokens=9)
+    for _ in range(5):
+        assert watched.look(0.9 * TIMEOUT) is None
+        watched.let(1)
+        watched.wait_for_a_step()
+    assert "for 5.5 s" in str(watched.look(1.1 * TIMEOUT))

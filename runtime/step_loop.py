@@ -1,0 +1,268 @@
+"""The loop: scheduler, blocks and session, and the requests that go through them. It belongs to one thread.
+
+    add ──▶ waiting ──schedule──▶ running ──step──▶ one more token ──▶ ... ──▶ finished
+              ▲                      │                    │
+              └─────── preempt ──────┘                    └──▶ the outlet that `add` was given
+
+Nothing happens but in a call. `Executor` has a thread that makes these calls; tests make them by hand.
+
+Short steps follow each other inside the session where it can repeat them: as long as nobody comes or goes, the requests
+that decode are the same in the next step, and the host's work between steps would cost small models more than it gives.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from ingot.errors import CapacityError, IngotError, RequestError
+from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.outlet import News, Outlet, Progress
+from ingot.runtime.repetition import Repetition
+from ingot.runtime.reports import Stats, StepReport, Work
+from ingot.runtime.request import FinishReason, Request
+from ingot.runtime.run_step import Outcome, run_step
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.step_batch import ScheduledStep, assemble, count_kinds, keep_results, unfit
+from ingot.step_io import RepeatSession, Session, StepResult
+
+_LOG = logging.getLogger("ingot.runtime")
+_STEP_LOG_LENGTH = 100_000  # the most recent steps
+_LONG_STEP = 0.012  # seconds: of longer steps the host takes less than 3 %, and they go singly
+_REPEAT_SECONDS = 0.032  # no step follows when so much has gone by: tokens are told no later
+_MAX_REPEATS = 128  # keeps the blocks that are reserved ahead few
+
+
+class StepLoop:
+    """`session` belongs to the loop: `close` closes it.
+
+    stop     int32 [1]: whatever thread sets it to 1, no step follows the one that runs without a look at what else came
+    on_step  is told of every step; must be quick
+    work     what has been done so far
+    """
+
+    def __init__(self, session: Session, scheduler: Scheduler, blocks: BlockManager) -> None:
+        self._session, self._scheduler, self._blocks = session, scheduler, blocks
+        self._repeater = session if isinstance(session, RepeatSession) else None
+        self._repeats = 1  # how many steps may follow each other
+        self._closed = False
+        self._death: IngotError | None = None
+        self._arrivals = 0
+        self._outlets: dict[Request, Outlet] = {}
+        self._news: dict[Outlet, News] = {}  # not yet put
+        self._last: ScheduledStep | None = None
+        self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
+        self.stop = np.zeros(1, dtype=np.int32)
+        self.on_step: Callable[[StepReport], None] | None = None
+        self.work = Work()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return self._scheduler.has_work
+
+    def require_fits(self, requests: Iterable[Request]) -> None:
+        """Raise CapacityError if not even an empty cache holds one of the requests. From any thread."""
+        blocks = self._blocks
+        for request in requests:
+            needed = blocks.blocks_for(request.max_cached_tokens)
+            if needed > blocks.num_blocks:
+                raise CapacityError(
+                    "the KV cache is too small for this request",
+                    expected=f"at most {blocks.num_blocks} blocks of {blocks.tokens_per_block} tokens",
+                    got=f"{request.max_cached_tokens} tokens, {needed} blocks",
+                    hint="pass a larger kv_cache_memory or a smaller max_new_tokens",
+                )
+
+    def add(self, requests: Iterable[Request], outlet: Outlet | None = None) -> None:
+        """Queue requests that fit. outlet: where their tokens and ends are told."""
+        for request in requests:
+            request.arrival = self._arrivals
+            self._arrivals += 1
+            if outlet is not None:
+                self._outlets[request] = outlet
+            self._scheduler.add(request)
+        if self._death is not None:
+            self.die(self._death)
+
+    def abort(self, requests: Iterable[Request], error: IngotError | None = None) -> None:
+        """End requests; their blocks are free when this returns. Finished ones stay as they are.
+
+        error  why, for whoever waits for them and has not asked for this
+        """
+        for request in requests:
+            self._end(request, error)
+        self._put()
+
+    def step(self) -> bool:
+        """Run a step, or several short ones; False if there was nothing to do."""
+        if not self.has_work:
+            return False
+        start = time.perf_counter()
+        chunks = self._scheduler.schedule()
+        assert chunks, "the oldest request can always advance"
+        kinds = count_kinds(chunks)
+        most = 1 if self._repeater is None else self._scheduler.repeatable(chunks, self._repeats)
+        step = self._last = assemble(chunks, self._last)
+        repetition = self._repetition(step, most)
+        begin = time.perf_counter()
+        outcomes = self._run(step) if repetition is None else self._repeat(step, repetition)
+        taken = time.perf_counter() - begin
+        before = 0 if repetition is None else repetition.settle()
+        for part, outcome in outcomes:
+            self._finish_step(part, outcome)
+        if not outcomes:
+            self._tell(step.sampled)
+        self._put()
+        num_steps = before + bool(outcomes)
+        report = StepReport(
+            steps=num_steps,
+            prefill_tokens=kinds[0],
+            decode_rows=kinds[1],
+            schedule_seconds=(begin - start) / num_steps,
+            session_seconds=taken / num_steps,
+            finish_seconds=(time.perf_counter() - begin - taken) / num_steps,
+        )
+        self.work = Work(steps=self.work.steps + num_steps, session_seconds=self.work.session_seconds + taken)
+        self._account(report, failed=not outcomes)
+        if self._scheduler.pace is not None and len(outcomes) == 1:
+            self._scheduler.pace.times.observe(sum(kinds), 1e3 * (time.perf_counter() - start) / num_steps)
+        return True
+
+    def drain(self) -> None:
+        """Run until every request has ended."""
+        while self.step():
+            pass
+
+    def close(self, error: IngotError) -> None:
+        """Fail every request that has not ended, release the session. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self.abort([*self._scheduler.running, *self._scheduler.waiting], error)
+        self._session.close()
+
+    def die(self, error: IngotError) -> None:
+        """Tell every reader that no step will follow, whatever state the rest is in."""
+        self._death = error
+        self._put()
+        for request in self._outlets:
+            if not request.finished:
+                request.error, request.finish_reason = error, FinishReason.ABORT
+        for request in tuple(self._outlets):
+            self._tell([request])
+        self._put()
+
+    def stats(self) -> Stats:
+        """Where things stand now."""
+        return Stats(
+            blocks_total=self._blocks.num_blocks,
+            blocks_used=self._blocks.num_used,
+            blocks_cached=self._blocks.num_cached,
+            requests_running=len(self._scheduler.running),
+            requests_waiting=len(self._scheduler.waiting),
+            preemptions=self._scheduler.preemptions,
+            preempted_for_others=self._scheduler.preempted_for_others,
+            preempted_for_itself=self._scheduler.preempted_for_itself,
+            preempted_tokens=self._scheduler.preempted_tokens,
+            prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
+        )
+
+    def step_log(self) -> list[list[int]]:
+        """[prefill tokens, decode rows] of each step, the most recent 100,000."""
+        return [list(counts) for counts in self._steps]
+
+    def _account(self, report: StepReport, *, failed: bool) -> None:
+        self._steps.extend([(report.prefill_tokens, report.decode_rows)] * report.steps)
+        if self.on_step is not None:
+            self.on_step(report)
+        if failed:
+            self._repeats = 1
+        elif not report.prefill_tokens:
+            fitting = 1 + int(_REPEAT_SECONDS / max(report.session_seconds, 1e-6))
+            self._repeats = 1 if report.session_seconds > _LONG_STEP else min(_MAX_REPEATS, fitting)
+
+    def _repetition(self, step: ScheduledStep, most: int) -> Repetition | None:
+        if self._repeater is None or most == 1:
+            return None
+        return Repetition(self._repeater, step, most=most, seconds=_REPEAT_SECONDS, stop=self.stop)
+
+    def _repeat(self, step: ScheduledStep, repetition: Repetition) -> list[Outcome]:
+        """The result of the last of several steps. If one fails it is tried alone, to see which request is at fault: at
+        once if it was the first, else as the next step, and then there is no result here.
+        """
+        try:
+            return [(step, repetition.run())]
+        except Exception as error:
+            _LOG.warning("several steps at a time failed, one is tried: %r", error)
+            return [] if repetition.done else self._run(step)
+
+    def _run(self, step: ScheduledStep) -> list[Outcome]:
+        """The step's result; if it fails, each request alone, so that the one at fault fails alone.
+
+        Computing a chunk again writes the same keys and values to the same slots.
+        """
+        try:
+            return run_step(self._session, step)
+        except Exception as error:
+            if len(step.chunks) == 1:
+                return [(step, _in_words(error))]
+            _LOG.warning("a step failed, its requests are tried one by one: %r", error)
+        parts = [assemble({request: count}) for request, count in step.chunks.items()]
+        return [outcome for part in parts for outcome in self._run(part)]
+
+    def _finish_step(self, step: ScheduledStep, outcome: StepResult | IngotError) -> None:
+        """Move every request forward."""
+        if isinstance(outcome, IngotError):
+            self._fail(step.chunks, outcome)
+            return
+        for request, error in unfit(step, outcome):
+            self._fail([request], error)
+        keep_results(step, outcome)
+        size = self._blocks.tokens_per_block
+        for request, count in step.chunks.items():
+            if request.finish_reason is None:
+                request.num_computed = computed = request.num_computed + count
+                if computed >= (request.blocks.sealed + 1) * size:
+                    self._blocks.seal(request.blocks, request.tokens, computed)
+        drawn = zip(step.sampled, outcome.ids.tolist(), outcome.log_probs.tolist(), strict=False)  # then the known ones
+        moved = []
+        for request, token, log_prob in drawn:
+            if request.finish_reason is None:
+                request.append(token, log_prob)
+                moved.append(request)
+                if request.finish_reason is not None:
+                    self._scheduler.remove(request)
+        self._tell(moved)
+
+    def _fail(self, requests: Iterable[Request], error: IngotError) -> None:
+        for request in requests:
+            if not request.finished:
+                self._blocks.forget(request.blocks)
+                self._end(request, error)
+
+    def _end(self, request: Request, error: IngotError | None) -> None:
+        if not request.finished and request.arrival >= 0:
+            request.error, request.finish_reason = error, FinishReason.ABORT
+            self._scheduler.remove(request)
+            self._tell([request])
+
+    def _tell(self, requests: Iterable[Request]) -> None:
+        """Note how far these have come, for the readers who want to know."""
+        for request in requests:
+            outlet, ended = self._outlets.get(request), request.finish_reason is not None
+            if outlet is not None and (ended or outlet.every_step):
+                self._news.setdefault(outlet, []).append(Progress(request, request.num_generated, ended))
+                if ended:
+                    del self._outlets[request]
+
+    def _put(self) -> None:
+        news, self._news = self._news, {}
+        for outlet, own in news.items():
+            outlet.put(own)
+
+
+def _in_words(error: Exception) -> IngotError:
+    return error if isinstance(error, IngotError) else RequestError("a step failed", got=repr(error))
