@@ -1,12 +1,12 @@
-"""Prompts as text → text, piece by piece, all prompts in flight at once. What `ingot run` is made of."""
+"""Prompts as text → text, piece by piece, all prompts in flight at once, in the thread of whoever asks."""
 
 import dataclasses
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 
 from ingot.errors import IngotError
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.outlet import Outlet
-from ingot.runtime.request import FinishReason, Request
+from ingot.runtime.request import FinishReason
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -31,25 +31,31 @@ def stream_text(
     """
     runner.executor.require_ready()
     outlet = Outlet()
-    streams: dict[Request, TextStream] = {}  # those whose last event is not out
+    streams: list[TextStream] = []
     try:
         for index, asked in enumerate(requests):
             try:
                 group = make_streams(runner, tokenizer, index, asked)
                 runner.executor.add([stream.request for stream in group], outlet)
-                streams.update((stream.request, stream) for stream in group)
+                streams += group
             except IngotError as error:
                 yield TextEvent(index=index, finish_reason=FinishReason.ABORT, error=error)
-        while streams:
-            for progress in outlet.get_all():
-                if (stream := streams.get(progress.request)) is not None:
-                    event = stream.event(stream.take(progress))
-                    if stream.done:
-                        del streams[progress.request]
-                        runner.executor.abort([progress.request])
-                    yield event
+        yield from read_text(runner, streams, outlet)
     finally:
-        runner.executor.abort(streams)
+        runner.executor.abort([stream.request for stream in streams])
+
+
+def read_text(runner: ModelRunner, streams: Iterable[TextStream], outlet: Outlet) -> Iterator[TextEvent]:
+    """What `outlet` tells of requests that were queued with it, as text, until all of them have ended."""
+    open_streams = {stream.request: stream for stream in streams}
+    while open_streams:
+        for progress in outlet.get_all():
+            if (stream := open_streams.get(progress.request)) is not None:
+                event = stream.next_event(progress)
+                if stream.done:
+                    del open_streams[progress.request]
+                    runner.executor.abort([progress.request])
+                yield event
 
 
 def complete_text(runner: ModelRunner, tokenizer: Tokenizer, requests: Iterable[TextRequest]) -> list[Completion]:

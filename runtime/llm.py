@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import queue
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -10,6 +9,7 @@ from types import TracebackType
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.chat_template import ChatTemplates
+from ingot.runtime.generate_text import read_text
 from ingot.runtime.llm_chat import ChatTokenizer, Message, read_conversations, read_template_arguments
 from ingot.runtime.llm_outputs import Gathering, RequestOutput
 from ingot.runtime.llm_progress import show_progress
@@ -23,6 +23,7 @@ from ingot.runtime.llm_prompts import (
     refuse_arguments,
 )
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.outlet import Outlet
 from ingot.runtime.owned import Owned
 from ingot.runtime.reports import Stats
 from ingot.runtime.template_text import plain
@@ -141,21 +142,19 @@ class EngineLLM(Owned):
         groups = [make_streams(self.runner, self.tokenizer, index, each) for index, each in enumerate(asked)]
         gatherings = [Gathering(each, group) for each, group in zip(asked, groups, strict=True)]
         streams = [stream for group in groups for stream in group]
-        events: queue.SimpleQueue[TextEvent] = queue.SimpleQueue()
-        left = len(gatherings)
+        requests, outlet = [stream.request for stream in streams], Outlet()
+        self.runner.executor.require_ready()
         try:
-            self._texts.submit(streams, events.put)
-            with show_progress(use_tqdm, left) as advance:
-                while left:
-                    event = events.get()
+            self.runner.executor.add(requests, outlet)
+            with show_progress(use_tqdm, len(gatherings)) as advance:
+                for event in read_text(self.runner, streams, outlet):
                     if event.error is not None:
                         raise event.error
                     gatherings[event.index].take(event)
                     if gatherings[event.index].finished:
-                        left -= 1
                         advance()
         finally:
-            self._texts.cancel(streams)
+            self.runner.executor.abort(requests)
         return [gathering.output() for gathering in gatherings]
 
     def __enter__(self) -> "EngineLLM":

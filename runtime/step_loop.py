@@ -31,7 +31,8 @@ from ingot.step_io import RepeatSession, Session, StepResult
 _LOG = logging.getLogger("ingot.runtime")
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
 _LONG_STEP = 0.012  # seconds: of longer steps the host takes less than 3 %, and they go singly
-_REPEAT_SECONDS = 0.032  # no step follows when so much has gone by: tokens are told no later
+_REPEAT_SECONDS = 0.25  # no step follows when so much has gone by
+_TELL_SECONDS = 0.032  # the same where somebody reads every token
 _MAX_REPEATS = 128  # keeps the blocks that are reserved ahead few
 
 
@@ -51,6 +52,7 @@ class StepLoop:
         self._death: IngotError | None = None
         self._arrivals = 0
         self._outlets: dict[Request, Outlet] = {}
+        self._read = 0  # requests of which every step is told
         self._news: dict[Outlet, News] = {}  # not yet put
         self._last: ScheduledStep | None = None
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
@@ -83,6 +85,7 @@ class StepLoop:
             self._arrivals += 1
             if outlet is not None:
                 self._outlets[request] = outlet
+                self._read += outlet.every_step
             self._scheduler.add(request)
         if self._death is not None:
             self.die(self._death)
@@ -187,7 +190,8 @@ class StepLoop:
     def _repetition(self, step: ScheduledStep, most: int) -> Repetition | None:
         if self._repeater is None or most == 1:
             return None
-        return Repetition(self._repeater, step, most=most, seconds=_REPEAT_SECONDS, stop=self.stop)
+        seconds = _TELL_SECONDS if self._read else _REPEAT_SECONDS
+        return Repetition(self._repeater, step, most=most, seconds=seconds, stop=self.stop)
 
     def _repeat(self, step: ScheduledStep, repetition: Repetition) -> list[Outcome]:
         """The result of the last of several steps. If one fails it is tried alone, to see which request is at fault: at
@@ -257,6 +261,7 @@ class StepLoop:
                 self._news.setdefault(outlet, []).append(Progress(request, request.num_generated, ended))
                 if ended:
                     del self._outlets[request]
+                    self._read -= outlet.every_step
 
     def _put(self) -> None:
         news, self._news = self._news, {}

@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ingot.errors import IngotError, RequestError
+from ingot.errors import RequestError
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.outlet import News, Outlet
 from ingot.runtime.owned import Owned
-from ingot.runtime.request import FinishReason, Request
-from ingot.runtime.text_stream import NewTokens, TextEvent, TextStream
+from ingot.runtime.request import Request
+from ingot.runtime.text_stream import TextEvent, TextStream
 from ingot.runtime.tokenizer import Tokenizer
 
 Sink = Callable[[TextEvent], None]
@@ -101,7 +101,7 @@ class TextLoop(Owned):
                 continue
             stream, sink = found
             self.turning = time.monotonic()
-            event = self._event(stream, stream.take(progress))
+            event = stream.next_event(progress)
             if stream.done:
                 self.cancel([stream])
             sink(event)
@@ -116,19 +116,6 @@ class TextLoop(Owned):
         self.runner.executor.abort(tuple(self._open), failed)
         for stream, sink in tuple(self._open.values()):
             with contextlib.suppress(Exception):
-                sink(_failed(stream, failed))
+                sink(stream.failed_event(failed))
         self._open.clear()
         self._on_pause()
-
-    @staticmethod
-    def _event(stream: TextStream, taken: NewTokens) -> TextEvent:
-        """What goes wrong with the text of one request ends that request only."""
-        try:
-            return stream.event(taken)
-        except BaseException as error:  # a panic of the tokenizer's library is no Exception
-            stream.done = True
-            return _failed(stream, RequestError("the tokens cannot be turned into text", got=repr(error)))
-
-
-def _failed(stream: TextStream, error: IngotError) -> TextEvent:
-    return TextEvent(index=stream.index, sequence=stream.sequence, finish_reason=FinishReason.ABORT, error=error)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ingot.configs.sampling import SamplingParams
-from ingot.errors import IngotError
+from ingot.errors import IngotError, RequestError
 from ingot.runtime.admission import make_requests, read_ids, read_turn
 from ingot.runtime.logprobs import LogprobTable, PromptTables, as_tables
 from ingot.runtime.model_runner import ModelRunner
@@ -80,6 +80,23 @@ class TextStream:
         self._stop = StopText(asked.params.stop_texts, include=asked.params.include_stop_str)
         self._sent = 0
         self.done = False
+
+    def next_event(self, progress: Progress) -> TextEvent:
+        """What is new up to there, with its text. What goes wrong with the text of one request ends that request only:
+        the event has the error, and `done` is set.
+        """
+        taken = self.take(progress)
+        try:
+            return self.event(taken)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the tokenizer's library is no Exception
+            self.done = True
+            return self.failed_event(RequestError("the tokens cannot be turned into text", got=repr(error)))
+
+    def failed_event(self, error: IngotError) -> TextEvent:
+        """The last one, of a request that has failed."""
+        return TextEvent(index=self.index, sequence=self.sequence, finish_reason=FinishReason.ABORT, error=error)
 
     def take(self, progress: Progress) -> NewTokens:
         """What is new up to there. Steps may go on meanwhile."""

@@ -21,7 +21,7 @@ def grow(request: Request, count: int) -> None:
         request.token_probs.append(
             TokenProbs(token=token, log_prob=-1.0 - token, rank=1, top_ids=top[0], top_log_probs=top[1])
         )
-        request.append(token, -1.0 - token, token)
+        request.append(token, -1.0 - token)
 
 
 def outputs_of(*requests: Request) -> Outputs:
