@@ -73,7 +73,8 @@ class EngineLLM(Owned):
 
             async for r in llm.generate_async("Once", SamplingParams(max_tokens=64)): ...
 
-        Leaving the loop, cancelling its task or aclose() aborts the request; its blocks are free at once.
+        Leaving the loop, cancelling its task or aclose() aborts the request; its blocks are free after the step that
+        runs.
         """
         refuse_arguments(EngineLLM.generate_async, others)
         params = SamplingParams() if sampling_params is None else check_params(sampling_params)
