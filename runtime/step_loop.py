@@ -32,7 +32,7 @@ _LOG = logging.getLogger("ingot.runtime")
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
 _LONG_STEP = 0.012  # seconds: of longer steps the host takes less than 3 %, and they go singly
 _REPEAT_SECONDS = 0.25  # no step follows when so much has gone by
-_TELL_SECONDS = 0.032  # the same where somebody reads every token
+_TELL_SECONDS = 0.05  # the same where somebody reads every token
 _MAX_REPEATS = 128  # keeps the blocks that are reserved ahead few
 
 

@@ -96,8 +96,7 @@ class HttpServer(uvicorn.Server):
 
     async def _watch_over(self) -> None:
         """End with code 1 when a loop has died, after its requests were told."""
-        while self._service.texts.failure is None:
-            await asyncio.sleep(0.25)
+        await self._service.failed.wait()
         _LOG.error("%s", self._service.texts.failure)
         await asyncio.sleep(_LAST_LOOK)
         self.exit_code = 1

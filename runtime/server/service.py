@@ -159,8 +159,10 @@ class Service:
         self.runner, self.tokenizer, self.templates = runner, tokenizer, templates
         self.defaults, self.config, self.metrics = defaults, config, metrics
         self.log = RequestLog(metrics, lines=config.log_requests)
-        self._crossing = Crossing(asyncio.get_running_loop())
-        self.texts = TextLoop(runner, tokenizer, self._crossing.wake)
+        self._loop = asyncio.get_running_loop()
+        self._crossing = Crossing(self._loop)
+        self.texts = TextLoop(runner, tokenizer, self._wake)
+        self.failed = asyncio.Event()  # a thread has ended that should not have ended: see `texts.failure`
         self._pool = Pool()
         self.pulse = Pulse(self.texts, self._pool, config.stall_timeout)
         self.active: dict[str, Generation] = {}  # by answer_id
@@ -278,6 +280,12 @@ class Service:
         self._aside.shutdown()
         if self.tracer is not None:
             self.tracer.close()
+
+    def _wake(self) -> None:
+        """On the text thread, when the events of a step are out."""
+        self._crossing.wake()
+        if self.texts.failure is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.failed.set)
 
     def _admit(self, order: Order) -> None:
         if self.draining:

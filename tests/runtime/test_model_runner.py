@@ -132,19 +132,6 @@ def test_first_piece_comes_before_the_second_step_ends() -> None:
     assert len(list(stream)) == 2
 
 
-def test_abandoned_stream_frees_its_blocks() -> None:
-    runner = fake_runner()
-    stream = runner.generate([[1, 2]], max_new_tokens=30, streaming=True)
-    next(stream)
-    assert runner.stats()["blocks_used"] > 0
-    del stream
-    assert runner.stats()["blocks_used"] == 0
-    assert runner.stats()["requests_running"] == 0
-    never_started = runner.generate([[1, 2]], max_new_tokens=30, streaming=True)
-    del never_started
-    assert runner.stats()["requests_waiting"] == 0
-
-
 def test_more_prompts_than_the_batch() -> None:
     runner = fake_runner()
     prompts = [[n % 90, n % 7] for n in range(150)]

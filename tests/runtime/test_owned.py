@@ -251,15 +251,14 @@ def test_a_panic_of_the_tokenizer_ends_its_request_alone(llm: EngineLLM, monkeyp
     def panic(*arguments: object, **values: object) -> str:
         raise PanicError("index out of bounds")
 
-    outputs = llm.generate_async([1, 2], SHORT)
-
     async def read() -> None:
-        with pytest.raises(RequestError, match="index out of bounds"):
-            await anext(outputs)
+        await anext(llm.generate_async([1, 2], SHORT))
 
-    with monkeypatch.context() as patched:
-        patched.setattr("ingot.runtime.tokenizer.Detokenizer.push", panic)
-        asyncio.run(read())
+    for use in (lambda: asyncio.run(read()), lambda: llm.generate([1, 2], SHORT)):
+        with monkeypatch.context() as patched:
+            patched.setattr("ingot.runtime.tokenizer.Detokenizer.push", panic)
+            with pytest.raises(RequestError, match="index out of bounds"):
+                use()
     assert len(llm.generate("1", SHORT)[0].outputs[0].token_ids) == 3
 
 
