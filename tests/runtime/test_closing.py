@@ -91,6 +91,7 @@ def test_a_stream_gives_every_token_before_the_failure(session: FakeSession, run
         came.extend(runner.generate([[1, 2]], max_new_tokens=50, streaming=True, return_dict=True))
     closing.join()
     assert came[-1]["output_ids"][0, 0, 2:].tolist() == continued([1, 2], 4)  # that of the held step, too
+    assert len(came) == 4
     assert came[0]["finish_reasons"] == [[None]]
 
 

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+from ingot.errors import RequestError
 from ingot.runtime import ModelRunner
 from ingot.step_io import StepBatch
 from tests.runtime.fake_session import VOCAB, FakeSession, RepeatingSession, continued
@@ -43,6 +44,22 @@ def test_every_step_is_told_once_though_several_come_at_a_time(seed: int) -> Non
     for row, prompt, tokens in zip(step["output_ids"][:, 0], prompts, expected, strict=True):
         assert row[: len(prompt) + len(tokens)].tolist() == prompt + tokens
     assert before.tolist() == [len(prompt) + len(tokens) for prompt, tokens in zip(prompts, expected, strict=True)]
+
+
+def test_what_came_in_the_step_of_a_failure_is_given_before_it_is_raised() -> None:
+    poison = 66
+
+    def fall_over(batch: StepBatch) -> None:
+        if poison in batch.ids:
+            raise ValueError("the kernel fell over")
+
+    runner, session = make(FakeSession)
+    session.before_step = fall_over
+    stream = runner.generate([[1, 2], [3, poison]], max_new_tokens=30, streaming=True)
+    assert next(stream)[:, 0].tolist() == [[1, 2, *continued([1, 2], 1)], [3, poison, 0]]
+    with pytest.raises(RequestError, match="fell over"):
+        next(stream)
+    assert runner.stats()["requests_running"] == 0
 
 
 def test_abandoned_stream_frees_its_blocks() -> None:
