@@ -11,7 +11,7 @@ from ingot.configs.sampling import SamplingParams
 from ingot.errors import RequestError
 from ingot.plugins.cpu.session import CpuSession
 from ingot.plugins.registry import find_target
-from ingot.runtime import executor, repetition
+from ingot.runtime import repetition, step_loop
 from ingot.step_io import Course, Int32, ProbRows, Repeat, RepeatProbs, SampleRows, StepBatch
 from tests.plugins.ops.draws import Rule, make_rules
 from tests.runtime.decode_by_run import decode_by_run, joined
@@ -261,7 +261,7 @@ def test_every_rule_repeats_in_the_runner(
     model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = steps_of_calls(monkeypatch)
-    monkeypatch.setattr(executor, "_MAX_REPEATS", 5)  # so that rules go on from crossing to crossing
+    monkeypatch.setattr(step_loop, "_MAX_REPEATS", 5)  # so that rules go on from crossing to crossing
     rng = random.Random(3)
     prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))] for _ in range(PROMPTS)]
     for place, fields in enumerate(RULED):
@@ -286,7 +286,7 @@ def test_words_that_begin_before_several_steps_run_together(
 ) -> None:
     """The prefill draws one token, the first crossing so many as are left of three, then the second begins."""
     calls = steps_of_calls(monkeypatch)
-    monkeypatch.setattr(executor, "_MAX_REPEATS", 3)
+    monkeypatch.setattr(step_loop, "_MAX_REPEATS", 3)
     with make_runner(model, open_session(model, find_target("cpu"), 40)) as runner:
         free = runner.generate([[1, 2]], max_new_tokens=20, end_id=-1)[0, 0, 2:].tolist()
         assert calls[0] == 3
