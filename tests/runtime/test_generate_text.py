@@ -17,6 +17,7 @@ from ingot.runtime.text_stream import TextEvent, TextRequest
 from ingot.runtime.tokenizer import Tokenizer
 from ingot.step_io import StepBatch, StepResult
 from tests.runtime.byte_tokenizer import byte_tokenizer
+from tests.runtime.server.served import eventually
 from tests.runtime.tiny_engine import make_runner, ref_session
 from tests.runtime.tiny_plan import VOCAB, make_model
 
@@ -86,7 +87,7 @@ def test_a_dropped_stream_aborts(tokenizer: Tokenizer, monkeypatch: pytest.Monke
 
     def hold(batch: StepBatch) -> StepResult:
         if any(batch.past_lengths):
-            dropped.wait(20)  # no request ends before somebody has looked at it, however late
+            dropped.wait(20)  # no request ends before its stream is dropped, however late
         return run(batch)
 
     monkeypatch.setattr(session, "run", hold)
@@ -95,8 +96,9 @@ def test_a_dropped_stream_aborts(tokenizer: Tokenizer, monkeypatch: pytest.Monke
         stream = stream_text(runner, tokenizer, [TextRequest(prompt="1", params=GREEDY)] * 3)
         first: TextEvent = next(stream)
         assert first.finish_reason is None
-        assert runner.stats()["blocks_used"] > 0
+        assert eventually(lambda: runner.executor.beat.stats["blocks_used"] > 0)
         del stream
+        dropped.set()
         assert runner.stats()["blocks_used"] == runner.stats()["requests_running"] == 0
     finally:
         dropped.set()
