@@ -15,6 +15,7 @@
 #include <set>
 
 #include "checksum/crc32.h"
+#include "execution/binder.h"
 #include "execution/registry.h"
 #include "execution/session.h"
 #include "execution/variants.h"
@@ -371,7 +372,8 @@ NB_MODULE(_cpu, m) {
         std::set<std::string> ops;
         for (const ingot::Kernel& kernel : ingot::kernel_table()) {
           if (kernel.norms_rows()) norming.emplace_back(kernel.name);
-          if (ingot::shares_by_rows(kernel.op())) ops.emplace(kernel.op());
+          if (const ingot::Op* op = ingot::find_op(kernel.op()); op != nullptr && op->shares_by_rows)
+            ops.emplace(kernel.op());
         }
         by_rows.assign(ops.begin(), ops.end());
         return std::make_tuple(norming, by_rows, ingot::kOwnElements);

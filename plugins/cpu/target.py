@@ -21,7 +21,7 @@ from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.target import CallRules, Constant, KernelLimits, Product, Progress, SessionOptions, Target
 from ingot.weights_memory import Homes, offers_huge_pages
 
-# Of all levels, as bind.cpp checks them when a plan is opened. Sizes stay below 2^31, so that their products fit int64.
+# Of all levels, as ops check them when a plan is opened. Sizes stay below 2^31, so that their products fit int64.
 _LIMITS = KernelLimits(
     head_dim=256,
     head_dim_multiple=4,

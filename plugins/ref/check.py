@@ -1,6 +1,6 @@
 """Whether each step of a plan is a use of its op: types and sizes of inputs, attributes, places of results.
 
-`plugins/cpu/execution/bind.cpp` checks the same for native sessions, and which kernels there are: both take the same
+`plugins/cpu/execution/binder.h` checks the same for native sessions, and which kernels there are: both take the same
 steps.
 """
 

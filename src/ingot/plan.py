@@ -25,7 +25,7 @@ ALIGNMENT = 64  # of buffers and pieces: one cache line
 Number = Annotated[int, Between(-(1 << 63), (1 << 63) - 1)]
 Attr = Number | float | str
 
-# What a field may hold, which `plan_json.py` checks as it reads; bind.cpp has the same bounds.
+# What a field may hold, which `plan_json.py` checks as it reads; plugins/cpu checks the same bounds again.
 RowCount = Annotated[int, Between(1, (1 << 21) - 1)]  # of a step: sessions have arrays of this length
 Offset = Annotated[int, Between(0, (1 << 63) - 1), MultipleOf(ALIGNMENT)]
 Name = Annotated[str, Like(r"[^\0]+", "a name")]

@@ -1,7 +1,7 @@
 """What must hold between the fields of a Plan, whatever its target: names, places, the order of writing and reading.
 
 Each single field has been read by its type already. What an op wants of its inputs is checked by the target's session
-when it opens (`plugins/cpu/execution/bind.cpp`, `plugins/ref/check.py`, ...).
+when it opens (`plugins/cpu/execution/binder.h`, `plugins/ref/check.py`, ...).
 """
 
 import itertools

@@ -9,7 +9,7 @@ namespace ingot {
 namespace {
 
 void rope_table(const RopeTableArgs& args, const Team& team) {
-  const Team::Range mine = team.share(args.tokens);
+  const Team::Range mine = team.share(args.rows);
   for (int64_t t = mine.begin; t < mine.end; ++t) {
     float* cosines = args.y + t * 2 * args.half;
     float* sines = cosines + args.half;

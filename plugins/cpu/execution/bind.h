@@ -3,10 +3,9 @@
 
 #include <array>
 #include <string>
-#include <unordered_map>
-#include <variant>
 #include <vector>
 
+#include "execution/arguments.h"
 #include "execution/batch.h"
 #include "execution/plan_check.h"
 #include "execution/plan_spec.h"
@@ -14,20 +13,16 @@
 
 namespace ingot {
 
-using KernelArgs = std::variant<MatmulArgs, EmbeddingArgs, NormArgs, ElementwiseArgs, GatherRowsArgs, RopeTableArgs,
-                                RopeKvWriteArgs, PagedAttentionArgs, MoeRouteArgs, MoeMatmulArgs, ScreenArgs>;
-
 struct BoundStep {
   std::string name;
   const Kernel* kernel;
-  KernelArgs args;
+  Arguments args;
   std::vector<const BufferSpec*> inputs, outputs;
   bool counts_logits;  // rows are the step's logit rows, else its tokens
   std::vector<Piece> pieces;
   std::vector<float> scales;         // of a screen, copied: in the panels they lie pages apart
   std::array<int32_t, 4> tactics{};  // of a product with 1, 2-8, 9-32 and more rows
 
-  const void* arguments() const;
   void set_counts(const Batch& batch);  // rows, tokens, block tables
 };
 

@@ -1,4 +1,5 @@
-// A Plan as it comes from Python: the fields of src/ingot/plan.py. Nothing here is trusted; bind.cpp checks it.
+// A Plan as it comes from Python: the fields of src/ingot/plan.py. Nothing here is trusted; plan_check.cpp and bindings
+// check it.
 #pragma once
 
 #include <cstdint>

@@ -30,10 +30,10 @@ int32_t Kernel::tactics() const {
   return op() == "moe_gate_up" ? kGateUpTactics : op() == "moe_down" ? kDownTactics : 1;
 }
 
-void register_kernel(const char* name, const char* args_type, KernelFn run, ScratchFn scratch) {
+void register_kernel(const char* name, const std::type_info& args, KernelFn run, ScratchFn scratch) {
   const auto before = [](const Kernel& kernel, std::string_view other) { return kernel.name < other; };
   const auto at = std::lower_bound(table().begin(), table().end(), std::string_view(name), before);
-  table().insert(at, Kernel{name, args_type, run, scratch});
+  table().insert(at, Kernel{name, &args, run, scratch});
 }
 
 const std::vector<Kernel>& kernel_table() { return table(); }

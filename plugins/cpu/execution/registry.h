@@ -9,8 +9,8 @@
 namespace ingot {
 
 struct Kernel {
-  const char* name;       // <op>.<dtype>.<isa>
-  const char* args_type;  // name of the struct it takes
+  const char* name;            // <op>.<dtype>.<isa>
+  const std::type_info* args;  // the struct it takes
   KernelFn run;
   ScratchFn scratch;  // or null
 

@@ -34,7 +34,7 @@ size_t shared_bytes(std::vector<BoundStep>& steps, const LimitsSpec& limits, int
   size_t bytes = 64;
   for (BoundStep& step : steps) {
     step.set_counts(largest);
-    if (step.kernel->scratch != nullptr) bytes = std::max(bytes, step.kernel->scratch(step.arguments()));
+    if (step.kernel->scratch != nullptr) bytes = std::max(bytes, step.kernel->scratch(step.args.data()));
   }
   return bytes;
 }
@@ -197,31 +197,26 @@ void Session::compute(const BoundStep& step, const BoundCall& call, const Team& 
   auto* own = reinterpret_cast<float*>(own_.data()) + team.index * kOwnElements;
   const auto run = [&](auto args) { step.kernel->run(&args, team); };
   if (call.norm) {
-    MatmulArgs product = std::get<MatmulArgs>(step.args);
+    MatmulArgs product = *step.args.as<MatmulArgs>();
     product.norm = &*call.norm;
     run(product);
   } else if (call.keys_only) {
-    RopeKvWriteArgs write = std::get<RopeKvWriteArgs>(step.args);
+    RopeKvWriteArgs write = *step.args.as<RopeKvWriteArgs>();
     write.q = nullptr;
     run(write);
   } else if (call.rope) {
-    PagedAttentionArgs attention = std::get<PagedAttentionArgs>(step.args);
+    PagedAttentionArgs attention = *step.args.as<PagedAttentionArgs>();
     attention.rope = &*call.rope;
     run(attention);
   } else if (call.own) {
-    NormArgs norm = std::get<NormArgs>(step.args);
+    NormArgs norm = *step.args.as<NormArgs>();
     norm.y = own;
     norm.own = true;
     run(norm);
   } else if (call.takes_own) {
-    std::visit(
-        [&](auto args) {
-          if constexpr (requires { args.x = own; }) args.x = own;
-          run(args);
-        },
-        step.args);
+    step.args.run_on(own, *step.kernel, team);
   } else {
-    step.kernel->run(step.arguments(), team);
+    step.kernel->run(step.args.data(), team);
   }
 }
 

@@ -1,9 +1,10 @@
 #include "execution/variants.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <stdexcept>
+
+#include "execution/binder.h"
 
 namespace ingot {
 namespace {
@@ -52,7 +53,7 @@ class VariantBinder {
 
   template <typename Args>
   const Args* args_of(size_t i) const {
-    return std::get_if<Args>(&steps_[i].args);
+    return steps_[i].args.as<Args>();
   }
 
   bool meet(const BufferSpec* a, const BufferSpec* b) const {
@@ -94,7 +95,7 @@ class VariantBinder {
   BoundCall bind_call(const CallSpec& spec) {
     const BoundStep& step = steps_[step_];
     BoundCall call{.step = step_, .waits = spec.waits, .keys_only = inside_[step_]};
-    Access access{step.inputs, step.outputs, !shares_by_rows(step.kernel->op())};
+    Access access{step.inputs, step.outputs, !find_op(step.kernel->op())->shares_by_rows};
     if (!spec.inside.empty())
       compute_inside(call, find_step(spec.inside[0]), access);
     else if (!step.inputs.empty() && step.inputs.front() == own_ && std::ranges::count(absent_, own_) > 0)
@@ -188,12 +189,6 @@ std::vector<BoundVariant> bind_variants(const PlanSpec& plan, const std::vector<
     if (known) throw std::invalid_argument("variant " + variant.name + ": those before it take its tokens");
   }
   return bound;
-}
-
-bool shares_by_rows(std::string_view op) {
-  constexpr std::array kOps{"rms_norm", "layer_norm", "activation",  "add",
-                            "softcap",  "embedding",  "gather_rows", "rope_table"};
-  return std::ranges::find(kOps, op) != kOps.end();
 }
 
 }  // namespace ingot

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "execution/bind.h"
@@ -36,8 +35,5 @@ BoundVariant one_by_one(const PlanSpec& plan, size_t steps);
 // Throws std::invalid_argument that names the variant and the step for what is no way to run the steps: one that is
 // missing or out of order, computed where that cannot be, or not waited for. steps: of the whole plan, in its order.
 std::vector<BoundVariant> bind_variants(const PlanSpec& plan, const std::vector<BoundStep>& steps);
-
-// Whether the kernels of an op take nothing from the team but their share of the rows.
-bool shares_by_rows(std::string_view op);
 
 }  // namespace ingot

@@ -46,7 +46,7 @@ struct W8Table {
 
 template <typename S, template <typename> typename Table, typename T>
 void embedding(const EmbeddingArgs& args, const Team& team) {
-  const Team::Range mine = team.share(args.tokens);
+  const Team::Range mine = team.share(args.rows);
   const Table<T> table{static_cast<const T*>(args.table), args.hidden};
   const Table<T> position_table{static_cast<const T*>(args.position_table), args.hidden};
   for (int64_t t = mine.begin; t < mine.end; ++t) {

@@ -1,4 +1,4 @@
-// y[r] = x[rows[r]]
+// y[r] = x[taken[r]]
 #pragma once
 
 #include <cstring>
@@ -9,9 +9,9 @@ namespace ingot {
 namespace {
 
 void gather_rows(const GatherRowsArgs& args, const Team& team) {
-  const Team::Range mine = team.share(args.num_rows);
+  const Team::Range mine = team.share(args.rows);
   for (int64_t r = mine.begin; r < mine.end; ++r)
-    std::memcpy(args.y + r * args.cols, args.x + args.rows[r] * args.cols,
+    std::memcpy(args.y + r * args.cols, args.x + args.taken[r] * args.cols,
                 static_cast<size_t>(args.cols) * sizeof(float));
 }
 

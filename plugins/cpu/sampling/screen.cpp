@@ -38,7 +38,7 @@ Screen::Screen(const PlanSpec& plan, const PlanMemory& memory, const Batch& batc
   require(product.inputs[0] == full.inputs[0] && choice.inputs[0] == full.inputs[0] &&
               choice.inputs[1] == plan.logits && choice.inputs[2] == product.inputs[1],
           "a screen reads the rows of the last step and its own codes");
-  auto& args = std::get<ScreenArgs>(steps_[1].args);
+  auto& args = *steps_[1].args.as<ScreenArgs>();
   args.ids = ids_.data();
   args.candidates = candidates_.data();
 }
@@ -51,9 +51,9 @@ void Screen::set_counts(const Batch& batch) {
 size_t Screen::scratch_bytes() const {
   size_t bytes = 0;
   for (BoundStep step : steps_) {
-    if (auto* matmul = std::get_if<MatmulArgs>(&step.args)) matmul->rows = kScreenRows;
-    if (auto* screen = std::get_if<ScreenArgs>(&step.args)) screen->rows = kScreenRows;
-    if (step.kernel->scratch != nullptr) bytes = std::max(bytes, step.kernel->scratch(step.arguments()));
+    if (auto* matmul = step.args.as<MatmulArgs>()) matmul->rows = kScreenRows;
+    if (auto* screen = step.args.as<ScreenArgs>()) screen->rows = kScreenRows;
+    if (step.kernel->scratch != nullptr) bytes = std::max(bytes, step.kernel->scratch(step.args.data()));
   }
   return bytes;
 }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <typeinfo>
 
 namespace ingot {
 
@@ -125,8 +126,8 @@ struct EmbeddingArgs {
   const void* table;           // [vocab, hidden]
   const void* position_table;  // [positions, hidden] or null, same type
   float* y;                    // [tokens, hidden]
-  int64_t tokens, hidden;
-  float scale;  // of the table's rows
+  int64_t rows, hidden;        // rows: tokens
+  float scale;                 // of the table's rows
 };
 
 // y = activation(a) * b (op activation; b may be null), a + b (op add) or cap * tanh(a / cap) (op softcap)
@@ -140,17 +141,17 @@ struct ElementwiseArgs {
 };
 
 struct GatherRowsArgs {
-  const float* x;       // [tokens, cols]
-  const int32_t* rows;  // [num_rows]
-  float* y;             // [num_rows, cols]
-  int64_t num_rows, cols;
+  const float* x;        // [tokens, cols]
+  const int32_t* taken;  // [rows], of x
+  float* y;              // [rows, cols]
+  int64_t rows, cols;
 };
 
 struct RopeTableArgs {
   const float* inv_freq;     // [half]
   const int32_t* positions;  // [tokens]
   float* y;                  // [tokens, 2 * half]: cosines, then sines
-  int64_t tokens, half;
+  int64_t rows, half;        // rows: tokens
   float scale;
 };
 
@@ -250,13 +251,13 @@ enum class Isa : int32_t { kAvx2, kAvx512, kAmx };
 using KernelFn = void (*)(const void* args, const Team& team);
 using ScratchFn = size_t (*)(const void* args);  // bytes of Team::shared for args with the largest rows
 
-void register_kernel(const char* name, const char* args_type, KernelFn run, ScratchFn scratch);
+void register_kernel(const char* name, const std::type_info& args, KernelFn run, ScratchFn scratch);
 
 template <typename Args, void (*kRun)(const Args&, const Team&)>
 struct KernelEntry {
-  explicit KernelEntry(const char* name, const char* args_type, ScratchFn scratch = nullptr) {
+  explicit KernelEntry(const char* name, ScratchFn scratch = nullptr) {
     register_kernel(
-        name, args_type, [](const void* args, const Team& team) { kRun(*static_cast<const Args*>(args), team); },
+        name, typeid(Args), [](const void* args, const Team& team) { kRun(*static_cast<const Args*>(args), team); },
         scratch);
   }
 };
@@ -267,8 +268,7 @@ struct KernelEntry {
 // INGOT_KERNEL("matmul.bf16.amx", MatmulArgs, matmul_bf16_amx, matmul_bf16_amx_scratch)
 #define INGOT_JOIN2(a, b) a##b
 #define INGOT_JOIN(a, b) INGOT_JOIN2(a, b)
-#define INGOT_KERNEL(name, Args, fn, ...)                                                                            \
-  namespace {                                                                                                        \
-  const ::ingot::KernelEntry<::ingot::Args, fn> INGOT_JOIN(registered_, __LINE__){name,                              \
-                                                                                  #Args __VA_OPT__(, ) __VA_ARGS__}; \
+#define INGOT_KERNEL(name, Args, fn, ...)                                                                           \
+  namespace {                                                                                                       \
+  const ::ingot::KernelEntry<::ingot::Args, fn> INGOT_JOIN(registered_, __LINE__){name __VA_OPT__(, ) __VA_ARGS__}; \
   }

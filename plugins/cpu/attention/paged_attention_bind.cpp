@@ -1,0 +1,29 @@
+#include "execution/binder.h"
+
+namespace ingot {
+namespace {
+
+void bind_paged_attention(const Binder& step, BoundStep& bound) {
+  step.check_form(1, 1, 7);
+  const PagedKv kv = step.layer_kv();
+  const int64_t heads = step.attr_int("heads", 1, 4096);
+  step.check(heads % kv.kv_heads == 0, "heads must be a multiple of kv_heads");
+  const BufferSpec* q = step.buffer(step.spec().inputs[0], heads * kv.head_dim);
+  const BufferSpec* y = step.buffer(step.spec().outputs[0], heads * kv.head_dim);
+  step.counts_tokens(q);
+  step.counts_tokens(y);
+  step.apart(y, q, false);
+  const int64_t window = step.attr_int("window", 0, kMaxCount);
+  bound.args = PagedAttentionArgs{.q = step.at(q),
+                                  .y = step.at(y),
+                                  .kv = kv,
+                                  .heads = heads,
+                                  .window = window == 0 ? kMaxCount : window,
+                                  .scale = step.attr_float("scale"),
+                                  .softcap = step.attr_not_negative("softcap")};
+}
+
+}  // namespace
+}  // namespace ingot
+
+INGOT_OP("paged_attention", ingot::bind_paged_attention)

@@ -1,0 +1,131 @@
+#include "execution/binder.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kMaxInt8K = 131000;  // MAX_K of plugins/quantised.py
+
+std::vector<Op>& table() {
+  static std::vector<Op> ops;  // in a function: files register before any order of files is known
+  return ops;
+}
+
+}  // namespace
+
+OpEntry::OpEntry(Op op) { table().push_back(op); }
+
+const Op* find_op(std::string_view name) {
+  for (const Op& op : table())
+    if (op.name == name) return &op;
+  return nullptr;
+}
+
+int64_t panel_bytes_of(const std::string& dtype, int64_t k, int64_t group) {
+  constexpr int64_t kHeader = 128;
+  if (dtype == "w8") return kHeader + round_up(k, 64) * kPanel;
+  if (dtype == "w4") {
+    const int64_t padded_k = round_up(k, 128);
+    return kHeader + round_up(round_up(padded_k, group) / group * kPanel, kAlignment) + padded_k / 2 * kPanel;
+  }
+  return (dtype == "bf16" ? round_up(k, 32) * 2 : k * itemsize_of(dtype)) * kPanel;
+}
+
+std::string panel_layout_of(const std::string& dtype, int64_t group) {
+  return "panel16." + dtype + (group ? std::string("g").append(std::to_string(group)) : "");
+}
+
+const WeightSpec* Binder::product_weight(const std::string& name, size_t dimensions, bool gated) const {
+  const WeightSpec* weight = find_weight(name);
+  const std::string& dtype = weight->dtype;
+  const std::string rounded = attr_word("activations"), taken(kernel_->dtype());
+  check(taken == dtype + (rounded == "int8" ? "a8" : ""), std::string("kernel ") + kernel_->name + " does not take " +
+                                                              dtype + " weights with " + rounded + " activations");
+  check(rounded == "int8" || rounded == (kernel_->rounds_to_bf16() ? "bf16" : "f32"),
+        std::string("kernel ") + kernel_->name + " does not take " + rounded + " activations");
+  const int64_t group = attr_group(dtype);
+  const std::string layout = panel_layout_of(dtype, group) + (gated ? ".gated" : "");
+  check(weight->layout == layout && weight->shape.size() == dimensions,
+        "weight " + name + " must be " + (dimensions == 2 ? "[N, K]" : "[experts, N, K]") + " of layout " + layout);
+  check(rounded != "int8" || weight->shape.back() <= kMaxInt8K,
+        "K = " + std::to_string(weight->shape.back()) + " is too long for int8 activations");
+  check(!gated || weight->shape[dimensions - 2] % 2 == 0, "a gated product needs an even number of weight rows");
+  return weight;
+}
+
+std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const {
+  std::vector<Piece> pieces;
+  int64_t next = 0;
+  for (const PieceSpec& piece : weight->pieces) {
+    check(piece.begin == next && piece.end > piece.begin && piece.end <= num_panels,
+          "the pieces of weight " + weight->name + " are not in order");
+    const int64_t bytes = product(piece.end - piece.begin, panel_bytes);
+    check(piece.offset >= 0 && piece.offset % kAlignment == 0 && bytes <= memory_.weight_bytes - piece.offset,
+          "weight " + weight->name + " lies outside the weights section");
+    check(!gated || (piece.begin % 2 == 0 && piece.end % 2 == 0),
+          "a piece of weight " + weight->name + " parts gate from up");
+    pieces.push_back({piece.begin, piece.end, memory_.weights + piece.offset});
+    next = piece.end;
+  }
+  check(next == num_panels, "the pieces of weight " + weight->name + " hold " + std::to_string(next) +
+                                " panels, expected " + std::to_string(num_panels));
+  check(weight->nbytes == product(num_panels, panel_bytes),
+        "weight " + weight->name + " says that it has " + std::to_string(weight->nbytes) + " bytes");
+  return pieces;
+}
+
+int64_t Binder::attr_group(const std::string& dtype) const {
+  const int64_t group = attr_int("group", 0, 128);
+  check(dtype == "w4" ? group == 32 || group == 64 || group == 128 : group == 0,
+        "a " + dtype + " weight does not come in groups of " + std::to_string(group));
+  return group;
+}
+
+void Binder::bind_form(BoundStep& bound, size_t inputs, size_t attrs) const {
+  const bool tuned = step_->attrs.contains("tactics");
+  check_form(inputs, 1, attrs + tuned);
+  if (!tuned) return;
+  const std::string word = attr_word("tactics"), digits("0123456789", static_cast<size_t>(kernel_->tactics()));
+  check(word.size() == bound.tactics.size() && word.find_first_not_of(digits) == std::string::npos,
+        "attribute tactics must be four digits, each below " + std::to_string(digits.size()) + ", got " + word);
+  for (size_t i = 0; i < word.size(); ++i) bound.tactics[i] = word[i] - '0';
+}
+
+PagedKv Binder::layer_kv() const {
+  const KvSpec& kv = plan_.kv;
+  check(kernel_->dtype() == kv.dtype,
+        "the KV cache is " + kv.dtype + ", kernel " + kernel_->name + " takes " + std::string(kernel_->dtype()));
+  const int64_t layer = attr_int("layer", 0, kv.num_layers - 1);
+  attr_int("kv_heads", kv.kv_heads, kv.kv_heads);
+  attr_int("head_dim", kv.head_dim, kv.head_dim);
+  return PagedKv{.keys = memory_.kv + kv_.offset(layer, false),
+                 .values = memory_.kv + kv_.offset(layer, true),
+                 .block_bytes = kv_.block,
+                 .kv_heads = kv.kv_heads,
+                 .head_dim = kv.head_dim,
+                 .padded_dim = kv_.padded_dim,
+                 .block_size = kv.tokens_per_block,
+                 .block_tables = nullptr,
+                 .table_width = 0,
+                 .query_starts = batch_.query_starts.data(),
+                 .past_lengths = batch_.past_lengths.data(),
+                 .positions = batch_.positions.data(),
+                 .sequence_of = batch_.sequence_of.data(),
+                 .sequences = 0,
+                 .tokens = 0};
+}
+
+void BoundStep::set_counts(const Batch& batch) {
+  const int64_t rows = counts_logits ? batch.rows : batch.tokens;
+  args.set_counts(batch, rows, tactics[rows <= 1 ? 0 : rows <= 8 ? 1 : rows <= 32 ? 2 : 3]);
+}
+
+std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSpec>& steps, const PlanMemory& memory,
+                                  const Batch& batch) {
+  for (const WeightSpec& weight : plan.weights) check_weight(weight, memory.weight_bytes);
+  Binder binder(plan, memory, batch);
+  std::vector<BoundStep> bound;
+  for (const StepSpec& step : steps) bound.push_back(binder.bind(step));
+  return bound;
+}
+
+}  // namespace ingot

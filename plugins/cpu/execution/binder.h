@@ -1,0 +1,229 @@
+// What binding a step checks, whatever its op; and the table of ops that the INGOT_OP lines fill while the module
+// loads.
+//
+//   plugins/cpu/<group>/<op>_bind.cpp   INGOT_OP("relu2", ingot::bind_relu2, .shares_by_rows = true)
+#pragma once
+
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "execution/bind.h"
+#include "execution/plan_check.h"
+#include "isa/cpu_isa.h"
+
+namespace ingot {
+
+constexpr int64_t kPanel = 16;  // plugins/layouts.py
+
+// Bytes of a panel, as in plugins/layouts.py.
+int64_t panel_bytes_of(const std::string& dtype, int64_t k, int64_t group);
+std::string panel_layout_of(const std::string& dtype, int64_t group);
+// How many panels n rows of a weight take, gated ones as pairs.
+inline int64_t num_panels_of(int64_t n, bool gated) {
+  return gated ? 2 * round_up(n / 2, kPanel) / kPanel : round_up(n, kPanel) / kPanel;
+}
+
+class Binder;
+
+// An op of CPU plans, registered where its kernels lie.
+struct Op {
+  const char* name;
+  void (*bind)(const Binder& step, BoundStep& bound);  // checks the step and fills the struct of its kernels
+  bool shares_by_rows = false;  // its kernels take nothing from the team but their share of the rows
+};
+
+const Op* find_op(std::string_view name);  // null where there is none
+
+struct OpEntry {
+  explicit OpEntry(Op op);
+};
+
+// Resolves and checks one step at a time. Whatever does not hold throws std::invalid_argument that names the step.
+class Binder {
+ public:
+  Binder(const PlanSpec& plan, const PlanMemory& memory, const Batch& batch)
+      : plan_(plan), memory_(memory), batch_(batch), kv_(plan.kv) {
+    for (const BufferSpec& buffer : plan.buffers) buffers_[buffer.name] = &buffer;
+    for (const WeightSpec& weight : plan.weights) weights_[weight.name] = &weight;
+  }
+
+  BoundStep bind(const StepSpec& step) {
+    step_ = &step;
+    const Kernel* kernel = find_kernel(step.kernel);
+    check(kernel != nullptr, "this build of ingot has no kernel " + step.kernel);
+    check(kernel->op() == step.op, "kernel " + step.kernel + " does not compute op " + step.op);
+    check(isa_includes(memory_.isa, kernel->isa()),
+          "kernel " + step.kernel + " needs " + std::string(kernel->isa()) + ", this machine offers " + memory_.isa);
+    kernel_ = kernel;
+    const Op* const op = find_op(step.op);
+    check(op != nullptr, "op " + step.op + " is not a step of CPU plans");
+    BoundStep bound{step.name, kernel, {}, {}, {}, false, {}, {}, {}};
+    op->bind(*this, bound);
+    if (bound.args.type() != *kernel->args) throw std::logic_error(step.kernel + " takes another struct than its op");
+    for (const std::string& input : step.inputs)
+      if (const auto found = buffers_.find(input); found != buffers_.end()) bound.inputs.push_back(found->second);
+    for (const std::string& output : step.outputs)
+      if (!output.empty()) bound.outputs.push_back(find_buffer(output));
+    return bound;
+  }
+
+  const StepSpec& spec() const { return *step_; }
+  const Kernel& kernel() const { return *kernel_; }
+  const PlanSpec& plan() const { return plan_; }
+  const Batch& batch() const { return batch_; }
+
+  void check(bool holds, const std::string& otherwise) const {
+    if (!holds) throw std::invalid_argument("step " + step_->name + ": " + otherwise);
+  }
+
+  void check_form(size_t inputs, size_t outputs, size_t attrs) const {
+    check(step_->inputs.size() == inputs, "takes " + std::to_string(inputs) + " inputs");
+    check(step_->outputs.size() == outputs, "gives " + std::to_string(outputs) + " outputs");
+    check(step_->attrs.size() == attrs, "takes " + std::to_string(attrs) + " attributes");
+  }
+
+  const BufferSpec* find_buffer(const std::string& name) const {
+    const auto found = buffers_.find(name);
+    check(found != buffers_.end(), "there is no buffer " + name);
+    return found->second;
+  }
+
+  // A required buffer of `cols` columns.
+  const BufferSpec* buffer(const std::string& name, int64_t cols) const {
+    const BufferSpec* found = find_buffer(name);
+    check(found->cols == cols,
+          "buffer " + name + " must have " + std::to_string(cols) + " columns, has " + std::to_string(found->cols));
+    return found;
+  }
+
+  const BufferSpec* optional_buffer(const std::string& name, int64_t cols) const {
+    return name.empty() ? nullptr : buffer(name, cols);
+  }
+
+  float* at(const BufferSpec* buffer) const {
+    return buffer == nullptr ? nullptr : reinterpret_cast<float*>(memory_.arena + buffer->offset);
+  }
+
+  void same_rows(const BufferSpec* a, const BufferSpec* b) const {
+    check(a == nullptr || b == nullptr || a->rows == b->rows,
+          "inputs and outputs must all count tokens or all count logit rows");
+  }
+
+  void counts_tokens(const BufferSpec* buffer) const {
+    check(buffer == nullptr || buffer->rows == "tokens", "its buffers must count tokens");
+  }
+
+  // Kernels read and write at once: an output may only be an input's own buffer, and only where `in_place` says so.
+  void apart(const BufferSpec* output, const BufferSpec* input, bool in_place) const {
+    if (output == nullptr || input == nullptr) return;
+    const int64_t output_end = output->offset + buffer_rows(plan_, *output) * output->cols * 4;
+    const int64_t input_end = input->offset + buffer_rows(plan_, *input) * input->cols * 4;
+    if (output_end <= input->offset || input_end <= output->offset) return;
+    check(in_place && output->offset == input->offset && output->cols == input->cols && output->rows == input->rows,
+          "buffers " + output->name + " and " + input->name + " overlap");
+  }
+
+  const WeightSpec* find_weight(const std::string& name) const {
+    const auto found = weights_.find(name);
+    check(found != weights_.end(), "there is no weight " + name);
+    return found->second;
+  }
+
+  // A weight whose rows lie one after another, with this type and shape; shape entries of -1 are free.
+  const WeightSpec* row_weight(const std::string& name, const std::string& dtype, std::vector<int64_t> shape) const {
+    const WeightSpec* weight = find_weight(name);
+    const std::string layout = row_layout_of(dtype);
+    check(weight->layout == layout && weight->dtype == dtype,
+          "weight " + name + " must be " + dtype + " of layout " + layout);
+    check(weight->shape.size() == shape.size() && weight->pieces.size() == 1, "weight " + name + " has a wrong shape");
+    for (size_t i = 0; i < shape.size(); ++i)
+      check(shape[i] < 0 || weight->shape[i] == shape[i], "weight " + name + " must have " + std::to_string(shape[i]) +
+                                                              " in dimension " + std::to_string(i) + ", has " +
+                                                              std::to_string(weight->shape[i]));
+    return weight;
+  }
+
+  const std::byte* at(const WeightSpec* weight) const {
+    return weight == nullptr ? nullptr : memory_.weights + weight->pieces[0].offset;
+  }
+
+  const float* vector(const std::string& name, int64_t n) const {
+    return name.empty() ? nullptr : reinterpret_cast<const float*>(at(row_weight(name, "f32", {n})));
+  }
+
+  const AttrSpec& attr(const char* key) const {
+    const auto found = step_->attrs.find(key);
+    check(found != step_->attrs.end(), std::string("attribute ") + key + " is missing");
+    return found->second;
+  }
+
+  int64_t attr_int(const char* key, int64_t lowest, int64_t highest) const {
+    const int64_t* value = std::get_if<int64_t>(&attr(key));
+    check(value != nullptr && *value >= lowest && *value <= highest,
+          std::string("attribute ") + key + " must be an integer from " + std::to_string(lowest) + " to " +
+              std::to_string(highest));
+    return *value;
+  }
+
+  float attr_float(const char* key) const {
+    const double* value = std::get_if<double>(&attr(key));
+    check(value != nullptr && std::isfinite(*value),
+          std::string("attribute ") + key + " must be a number with a point");
+    return static_cast<float>(*value);
+  }
+
+  float attr_not_negative(const char* key) const {
+    const float value = attr_float(key);
+    check(value >= 0, std::string("attribute ") + key + " must not be negative");
+    return value;
+  }
+
+  std::string attr_word(const char* key) const {
+    const std::string* value = std::get_if<std::string>(&attr(key));
+    check(value != nullptr, std::string("attribute ") + key + " must be a word");
+    return *value;
+  }
+
+  Activation attr_activation() const {
+    const std::string word = attr_word("activation");
+    if (word == "none") return Activation::kNone;
+    if (word == "silu") return Activation::kSilu;
+    if (word == "gelu") return Activation::kGelu;
+    if (word == "gelu_tanh") return Activation::kGeluTanh;
+    check(word == "relu", "there is no activation " + word);
+    return Activation::kRelu;
+  }
+
+  // The packed weight of a product, [N, K] or [experts, N, K], in the types that the kernel and the step name.
+  const WeightSpec* product_weight(const std::string& name, size_t dimensions, bool gated) const;
+  // The weight's pieces, which must hold panels 0 .. num_panels-1 (of every expert) in order and lie inside the weights
+  // section. panel_bytes: of all experts together.
+  std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const;
+  int64_t attr_group(const std::string& dtype) const;
+  // Of a product, which has one more attribute where a build has timed its ways: a digit for each class of rows.
+  void bind_form(BoundStep& bound, size_t inputs, size_t attrs) const;
+  // The step's layer of the KV cache; attributes must agree with the plan's KV layout.
+  PagedKv layer_kv() const;
+
+ private:
+  const PlanSpec& plan_;
+  const PlanMemory& memory_;
+  const Batch& batch_;
+  KvSizes kv_;
+  std::unordered_map<std::string, const BufferSpec*> buffers_;
+  std::unordered_map<std::string, const WeightSpec*> weights_;
+  const StepSpec* step_ = nullptr;
+  const Kernel* kernel_ = nullptr;
+};
+
+}  // namespace ingot
+
+// Last line of a binding's file: the op's name, its function, then what else Op says.
+#define INGOT_OP(op, function, ...)                                                                                    \
+  namespace {                                                                                                          \
+  const ::ingot::OpEntry INGOT_JOIN(registered_, __LINE__)({.name = op, .bind = function __VA_OPT__(, ) __VA_ARGS__}); \
+  }

@@ -1,0 +1,44 @@
+#include "execution/binder.h"
+
+namespace ingot {
+namespace {
+
+void bind_moe_matmul(const Binder& step, BoundStep& bound) {
+  const bool gated = step.spec().op == "moe_gate_up";
+  step.bind_form(bound, gated ? 3 : 4, gated ? 3 : 2);
+  const WeightSpec* weight = step.product_weight(step.spec().inputs.back(), 3, gated);
+  const int64_t group = step.attr_group(weight->dtype);
+  const int64_t experts = weight->shape[0], n = weight->shape[1], k = weight->shape[2];
+  const BufferSpec* ids = step.find_buffer(step.spec().inputs[1]);
+  const int64_t slots = ids->cols;
+  step.check(slots <= experts && product(buffer_rows(step.plan(), *ids), slots) < kMaxCount,
+             "a row takes too many experts");
+  step.check(experts < 65536, "there are too many experts");
+  const BufferSpec* x = step.buffer(step.spec().inputs[0], gated ? k : product(slots, k));
+  const BufferSpec* weights = gated ? nullptr : step.buffer(step.spec().inputs[2], slots);
+  const BufferSpec* y = step.buffer(step.spec().outputs[0], gated ? product(slots, n / 2) : n);
+  for (const BufferSpec* each : {x, weights, y}) step.same_rows(ids, each);
+  bound.counts_logits = ids->rows == "logits";
+  for (const BufferSpec* input : {x, ids, weights}) step.apart(y, input, false);
+  const int64_t num_panels = num_panels_of(n, gated);
+  bound.pieces = step.panels(weight, num_panels, product(experts, panel_bytes_of(weight->dtype, k, group)), gated);
+  bound.args = MoeMatmulArgs{.x = step.at(x),
+                             .ids = step.at(ids),
+                             .weights = step.at(weights),
+                             .pieces = bound.pieces.data(),
+                             .num_panels = num_panels,
+                             .y = step.at(y),
+                             .rows = 0,
+                             .slots = slots,
+                             .experts = experts,
+                             .n = n,
+                             .k = k,
+                             .group = group,
+                             .activation = gated ? step.attr_activation() : Activation::kNone};
+}
+
+}  // namespace
+}  // namespace ingot
+
+INGOT_OP("moe_gate_up", ingot::bind_moe_matmul)
+INGOT_OP("moe_down", ingot::bind_moe_matmul)

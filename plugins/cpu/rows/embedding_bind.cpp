@@ -1,0 +1,30 @@
+#include "execution/binder.h"
+
+namespace ingot {
+namespace {
+
+void bind_embedding(const Binder& step, BoundStep& bound) {
+  step.check_form(2, 1, 1);
+  const std::string dtype(step.kernel().dtype());
+  const BufferSpec* y = step.find_buffer(step.spec().outputs[0]);
+  step.counts_tokens(y);
+  const WeightSpec* table = step.row_weight(step.spec().inputs[0], dtype, {-1, y->cols});
+  const WeightSpec* positions =
+      step.spec().inputs[1].empty() ? nullptr : step.row_weight(step.spec().inputs[1], dtype, {-1, y->cols});
+  step.check(table->shape[0] >= step.plan().limits.vocab_size, "the token table has fewer rows than the vocabulary");
+  step.check(positions == nullptr || positions->shape[0] >= step.plan().limits.max_positions,
+             "the position table has fewer rows than there are positions");
+  bound.args = EmbeddingArgs{.ids = step.batch().ids.data(),
+                             .positions = step.batch().positions.data(),
+                             .table = step.at(table),
+                             .position_table = step.at(positions),
+                             .y = step.at(y),
+                             .rows = 0,
+                             .hidden = y->cols,
+                             .scale = step.attr_float("scale")};
+}
+
+}  // namespace
+}  // namespace ingot
+
+INGOT_OP("embedding", ingot::bind_embedding, .shares_by_rows = true)
