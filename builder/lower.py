@@ -17,7 +17,6 @@ from ingot.builder.pack import WeightUse, place_weights, shard_count
 from ingot.builder.positions import UNLIMITED
 from ingot.builder.screen import PRODUCT_ATTRS, require_screenable, screen_kernels, screen_uses
 from ingot.builder.select import plan_ops
-from ingot.builder.shapes import size_problem
 from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plan import Attr, KvLayout, Limits, Plan, Rows, Step
@@ -25,7 +24,6 @@ from ingot.plugins.ops.screen import GROUP
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import Target
 
-_PANELS = {"matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → the input that is packed in panels
 _RESIDUAL = {"matmul": 3, "rms_norm": 2, "layer_norm": 3}  # op → its input that is added
 
 
@@ -217,14 +215,14 @@ class Lowering:
         ]
         refs += [None] * (len(op.inputs) - len(refs))
         problem = op.problem(["" if ref is None else str(ref) for ref in refs], attrs)
-        problem = problem or size_problem(op_name, [self._shape(ref) for ref in refs], attrs)
+        problem = problem or op.size_problem([self._shape(ref) for ref in refs], attrs)
         activations = [self._values[ref] for ref in refs if isinstance(ref, int)]
         if len({value.rows for value in activations}) > 1:
             problem = "some of its inputs have a row per token, others a row per wanted logit"
         if problem is not None:
             raise PassError(f"step {name} is no use of op {op_name}", where=node.name, got=problem)
         rows = op.rows or activations[0].rows
-        cols = op.out_cols([self._cols(ref, product=_PANELS.get(op_name) == i) for i, ref in enumerate(refs)], attrs)
+        cols = op.out_cols([self._cols(ref, product=op.packed == i) for i, ref in enumerate(refs)], attrs)
         made: list[int | None] = [
             each if isinstance(each, int) else self._new_value(rows, cols[i], each) for i, each in enumerate(outputs)
         ]
@@ -270,9 +268,9 @@ class Lowering:
         return self._weight(node, op, name, index, each) if is_weight(each) else self._index[id(each)]
 
     def _weight(self, node: gs.Node, op: str, name: str, index: int, tensor: gs.Tensor) -> str:
-        product = _PANELS.get(op) == index
+        product = find_op(op).packed == index
         panels = product and self._panels
-        matrix = product or op == "embedding"
+        matrix = product or index in find_op(op).tables
         gated = panels and bool(node.attrs.get("gated", op == "moe_gate_up"))
         dtype = DType(node.attrs["dtype"]) if matrix else DType.F32
         shape = weight_shape(tensor) if len(weight_shape(tensor)) >= 2 and matrix else None

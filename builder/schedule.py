@@ -14,9 +14,9 @@ from pathlib import Path
 from ingot.builder.passes.base import PassReport
 from ingot.plan import Call, Plan, Variant
 from ingot.plan_check import overlaps
+from ingot.plugins.registry import find_op
 from ingot.plugins.target import CallRules, Target, WithVariants
 
-_PRODUCTS = ("matmul", "moe_gate_up", "moe_down")
 _NORMS = ("rms_norm", "layer_norm")
 _Said = Callable[[PassReport, Plan], None]
 
@@ -86,7 +86,7 @@ class PlanView:
             if self.meet(reads, (y,)):
                 if another:
                     return "another norm comes before one of its readers"
-                if self.steps[j].op not in _PRODUCTS or reads[0] != y or self.meet(reads[1:], (y,)):
+                if find_op(self.steps[j].op).packed is None or reads[0] != y or self.meet(reads[1:], (y,)):
                     return "not only products read it"
                 found.append(j)
             if self.meet(self.writes[j], (y,)):

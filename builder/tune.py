@@ -10,6 +10,7 @@ from pathlib import Path
 from ingot.builder.timing_cache import Times, TimingCache
 from ingot.plan import Buffer, Plan, Rows, Step
 from ingot.plugins.layouts import group_of, panel_bytes
+from ingot.plugins.registry import find_op
 from ingot.plugins.target import Product, Target, TimesItself, Tunable
 
 ROWS = (1, 8, 32, 512)  # timed for 1, 2 .. 8, 9 .. 32 and more rows
@@ -21,7 +22,6 @@ MAX_BYTES = 8 << 20  # of the weights timed: of a larger product only so many co
 MAX_EXPERT_BYTES = 32 << 20  # of all experts together, of which a call reads some
 LEAST_PANELS = 8  # of an expert that is timed: where that is too much, fewer experts are
 ROUNDS = 5  # each times every product in all its ways
-WEIGHT_INPUT = {"matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → which input is the weight
 LEAST_ROUNDS = 2  # of a product that takes longer than LONG seconds, all ways together
 LONG = 0.05
 MEMORY = 96 << 20  # what timing needs at most beside the weights of a usual product
@@ -46,7 +46,8 @@ def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress
         return Tuning(tactics={}, table=(), notes=(f"nothing is timed for {target.name}: {why}",) if told else ())
     cache = TimingCache(target.machine(), cache_path)
     notes = [f"the timing cache holds nothing of this machine, only of: {each}" for each in cache.strangers()]
-    steps = {step.name: _product(plan, step) for step in plan.steps if step.op in WEIGHT_INPUT}
+    packed = [(step, find_op(step.op).packed) for step in plan.steps]
+    steps = {step.name: _product(plan, step, place) for step, place in packed if place is not None}
     most: dict[Product, int] = {}
     for step in plan.steps:
         if (product := steps.get(step.name)) is not None and _weights(product) >= MIN_WEIGHTS:
@@ -67,8 +68,8 @@ def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress
     return Tuning(tactics=tactics, table=tuple(table), notes=tuple(notes))
 
 
-def _product(plan: Plan, step: Step) -> Product:
-    weight = next(weight for weight in plan.weights if weight.name == step.inputs[WEIGHT_INPUT[step.op]])
+def _product(plan: Plan, step: Step, packed: int) -> Product:
+    weight = next(weight for weight in plan.weights if weight.name == step.inputs[packed])
     (*experts, n, k), group = weight.shape, group_of(weight.layout)
     return Product(
         kernel=step.kernel,

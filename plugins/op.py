@@ -21,6 +21,28 @@ Operand = Array | QuantisedRows | WeightValues
 """What an op takes: an activation, or a weight that is in memory or that reads its numbers when they are asked for."""
 
 
+Shape = tuple[int, ...]
+"""Of a weight: as stored in the plan; of an activation: its columns alone."""
+Shapes = Sequence[Shape | None]
+SizeRule = Callable[[Shapes, Mapping[str, Attr]], str | None]
+
+
+def unequal(name: str, shape: Shape | None, wanted: int) -> str | None:
+    """What is wrong with an input that must have `wanted` columns or numbers, where it is there."""
+    return None if shape is None or shape == (wanted,) else f"{name} has shape {shape} instead of ({wanted},)"
+
+
+def as_wide_as_first(*names: str) -> SizeRule:
+    """The rule of ops whose other inputs, these, have as many columns or numbers as the first."""
+
+    def problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
+        (cols,) = shapes[0] or (0,)
+        found = (unequal(name, shape, cols) for name, shape in zip(names, shapes[1:], strict=True))
+        return next((each for each in found if each), None)
+
+    return problem
+
+
 class KvCache:
     """Paged keys and values in numpy: the reference of every target's KV memory.
 
@@ -108,6 +130,12 @@ class Op:
     rows          what the outputs' first dimension counts
     reference     Call → outputs; an optional output that nobody wants is still computed
     in_place      (output, input) pairs that may share their bytes
+    size_problem  (shape of each input or None, attrs) → why they do not fit together, or None
+    packed        the input that is a product's weight, which targets may pack in panels
+    tables        inputs that are tables: weights of which it reads rows
+    vectors       inputs that are weights with one dimension, float32
+    of_tokens     its activations count tokens, never logit rows
+    is_step       plans have steps of it; else sessions do it beside their steps
     keeps_inputs  activations that it reads stay as long as those that it writes, whose readers may make them anew
     """
 
@@ -119,6 +147,12 @@ class Op:
     reference: Callable[[Call], tuple[Array, ...]]
     rows: Rows | None = None  # None: as the first activation input
     in_place: tuple[tuple[int, int], ...] = ()
+    size_problem: SizeRule = lambda shapes, attrs: None
+    packed: int | None = None
+    tables: tuple[int, ...] = ()
+    vectors: tuple[int, ...] = ()
+    of_tokens: bool = False
+    is_step: bool = True
     keeps_inputs: bool = False
 
     def problem(self, num_inputs: Sequence[str], attrs: Mapping[str, Attr]) -> str | None:

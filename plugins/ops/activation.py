@@ -1,7 +1,7 @@
 """An activation function by itself, or times a second operand; used where it cannot join a product's epilogue."""
 
 from ingot.plugins.activations import ACTIVATIONS
-from ingot.plugins.op import Array, Call, Op
+from ingot.plugins.op import Array, Call, Op, as_wide_as_first
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -18,5 +18,6 @@ OP = Op(
     attrs={"activation": str},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
+    size_problem=as_wide_as_first("up"),
     in_place=((0, 0),),
 )

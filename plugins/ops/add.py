@@ -1,6 +1,6 @@
 """Sum of two activations; used where it cannot join a norm or a product's epilogue."""
 
-from ingot.plugins.op import Array, Call, Op
+from ingot.plugins.op import Array, Call, Op, as_wide_as_first
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -15,5 +15,6 @@ OP = Op(
     attrs={},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
+    size_problem=as_wide_as_first("b"),
     in_place=((0, 0),),
 )

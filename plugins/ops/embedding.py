@@ -1,9 +1,11 @@
 """Rows of a token table, plus rows of a position table where the model learns positions."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from ingot.plan import Rows
-from ingot.plugins.op import Array, Call, Op
+from ingot.plan import Attr, Rows
+from ingot.plugins.op import Array, Call, Op, Shapes
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -14,6 +16,14 @@ def reference(call: Call) -> tuple[Array, ...]:
     return (out,)
 
 
+def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
+    """Tables of one width."""
+    tables = [shape for shape in shapes if shape is not None]
+    if any(len(shape) != 2 for shape in tables) or len({shape[-1] for shape in tables}) != 1:
+        return f"tables {tables} are no matrices of one width"
+    return None
+
+
 OP = Op(
     name="embedding",
     inputs=("table", "position_table?"),  # [vocab, hidden], [positions, hidden]
@@ -21,5 +31,7 @@ OP = Op(
     attrs={"scale": 1.0},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
+    size_problem=size_problem,
+    tables=(0, 1),
     rows=Rows.TOKENS,
 )

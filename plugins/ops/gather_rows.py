@@ -16,5 +16,6 @@ OP = Op(
     attrs={},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
+    of_tokens=True,
     rows=Rows.LOGITS,
 )

@@ -1,7 +1,10 @@
 """Product with a packed weight and its epilogue: bias, activation, gate, residual."""
 
+from collections.abc import Mapping
+
+from ingot.plan import Attr
 from ingot.plugins.activations import ACTIVATIONS
-from ingot.plugins.op import Array, Call, Op
+from ingot.plugins.op import Array, Call, Op, Shapes, unequal
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -24,6 +27,17 @@ def _epilogue(call: Call, p: Array) -> Array:
     return y if residual is None else y + residual
 
 
+def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
+    """K of both factors, and what joins the product."""
+    (k,), weight, bias, residual = shapes[0] or (0,), shapes[1] or (), shapes[2], shapes[3]
+    if len(weight) != 2 or weight[1] != k:
+        return f"an input of {k} columns cannot be multiplied with a weight {weight}"
+    if attrs["gated"] and weight[0] % 2:
+        return f"a gated product needs an even number of rows, not {weight[0]}"
+    out = weight[0] // 2 if attrs["gated"] else weight[0]
+    return unequal("bias", bias, weight[0]) or unequal("residual", residual, out)
+
+
 OP = Op(
     name="matmul",
     inputs=("x", "weight", "bias?", "residual?"),  # [rows, K], [N, K] packed, [N], [rows, out]
@@ -32,5 +46,8 @@ OP = Op(
     attrs={"activation": "none", "gated": 0, "activations": "f32", "group": 0},
     out_cols=lambda cols, attrs: ((cols[1] or 0) // (2 if attrs["gated"] else 1),),
     reference=reference,
+    size_problem=size_problem,
+    packed=1,
+    vectors=(2,),
     in_place=((0, 3),),
 )

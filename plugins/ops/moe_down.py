@@ -1,8 +1,11 @@
 """The second half of the experts: the product of each slot with the weight of its expert, and their weighted sum."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from ingot.plugins.op import Array, Call, Op
+from ingot.plan import Attr
+from ingot.plugins.op import Array, Call, Op, Shapes, unequal
 from ingot.plugins.ops.moe_gate_up import each_expert
 
 
@@ -21,6 +24,14 @@ def reference(call: Call) -> tuple[Array, ...]:
     return (y,)
 
 
+def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
+    """K of every slot, and a weight for each."""
+    (k,), (slots,), weight = shapes[0] or (0,), shapes[1] or (0,), shapes[3] or ()
+    if len(weight) != 3 or weight[2] * slots != k:
+        return f"an input of {slots} slots in {k} columns cannot be multiplied with experts {weight}"
+    return unequal("weights", shapes[2], slots)
+
+
 OP = Op(
     name="moe_down",
     inputs=("x", "ids", "weights", "weight"),  # [rows, slots * K], [rows, slots] twice, [experts, N, K] packed
@@ -28,4 +39,6 @@ OP = Op(
     attrs={"activations": "f32", "group": 0},
     out_cols=lambda cols, attrs: (cols[3] or 0,),
     reference=reference,
+    size_problem=size_problem,
+    packed=3,
 )

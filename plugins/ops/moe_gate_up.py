@@ -1,10 +1,13 @@
 """The first half of the experts: for each slot of each row, the gated product with the weight of its expert."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
+from ingot.plan import Attr
 from ingot.plugins.activations import ACTIVATIONS
-from ingot.plugins.op import Array, Call, Op
+from ingot.plugins.op import Array, Call, Op, Shapes
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -28,6 +31,14 @@ def each_expert(ids: Array) -> dict[int, tuple[npt.NDArray[np.intp], ...]]:
     return {int(expert): np.nonzero(numbers == expert) for expert in np.unique(numbers)}
 
 
+def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
+    """K of both factors; gates and ups are as many."""
+    (k,), weight = shapes[0] or (0,), shapes[2] or ()
+    if len(weight) != 3 or weight[2] != k or weight[1] % 2:
+        return f"an input of {k} columns cannot be multiplied with the gates and ups of experts {weight}"
+    return None
+
+
 OP = Op(
     name="moe_gate_up",
     inputs=("x", "ids", "weight"),  # [rows, K], [rows, slots], [experts, 2 I, K] packed: gate rows, then up rows
@@ -35,4 +46,6 @@ OP = Op(
     attrs={"activation": str, "activations": "f32", "group": 0},
     out_cols=lambda cols, attrs: ((cols[1] or 0) * ((cols[2] or 0) // 2),),
     reference=reference,
+    size_problem=size_problem,
+    packed=2,
 )

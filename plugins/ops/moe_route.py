@@ -1,8 +1,11 @@
 """Which experts each token takes, and what each of them weighs."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from ingot.plugins.op import Array, Call, Op
+from ingot.plan import Attr
+from ingot.plugins.op import Array, Call, Op, Shapes
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -21,6 +24,13 @@ def reference(call: Call) -> tuple[Array, ...]:
     return taken.astype(np.float32), weights / total.sum(axis=1, keepdims=True)
 
 
+def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
+    """A row takes at most as many experts as there are."""
+    (experts,) = shapes[0] or (0,)
+    taken = int(attrs["per_token"])
+    return None if 1 <= taken <= experts else f"a row cannot take {taken} of {experts} experts"
+
+
 OP = Op(
     name="moe_route",
     inputs=("logits",),  # [rows, experts]
@@ -28,4 +38,5 @@ OP = Op(
     attrs={"per_token": int, "normalized": int},
     out_cols=lambda cols, attrs: (int(attrs["per_token"]),) * 2,
     reference=reference,
+    size_problem=size_problem,
 )

@@ -1,8 +1,11 @@
 """Causal attention of each token over its sequence's blocks of the KV cache (MHA, GQA, MQA)."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from ingot.plugins.op import Array, Call, Op
+from ingot.plan import Attr
+from ingot.plugins.op import Array, Call, Op, Shapes
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -38,6 +41,12 @@ def reference(call: Call) -> tuple[Array, ...]:
     return (out,)
 
 
+def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
+    """A cap is 0, which is none, or above."""
+    softcap = float(attrs["softcap"])
+    return None if softcap >= 0 else f"a soft cap of {softcap:g} is below 0"
+
+
 OP = Op(
     name="paged_attention",
     inputs=("q",),  # [tokens, heads * head_dim]
@@ -45,4 +54,6 @@ OP = Op(
     attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "scale": float, "window": 0, "softcap": 0.0},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
+    size_problem=size_problem,
+    of_tokens=True,
 )

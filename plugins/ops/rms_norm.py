@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ingot.plugins.op import Array, Call, Op
+from ingot.plugins.op import Array, Call, Op, as_wide_as_first
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -20,5 +20,7 @@ OP = Op(
     attrs={"eps": float},
     out_cols=lambda cols, attrs: (cols[0] or 0, cols[0] or 0),
     reference=reference,
+    size_problem=as_wide_as_first("weight", "residual"),
+    vectors=(1,),
     in_place=((1, 2),),
 )

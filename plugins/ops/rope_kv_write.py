@@ -1,8 +1,11 @@
 """Norms queries and keys where the model does, rotates them, then writes keys and values into the paged KV cache."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from ingot.plugins.op import Array, Call, Op
+from ingot.plan import Attr
+from ingot.plugins.op import Array, Call, Op, Shapes, unequal
 
 
 def _rotate(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
@@ -55,6 +58,17 @@ def reference(call: Call) -> tuple[Array, ...]:
     return (np.ascontiguousarray(q.reshape(tokens, heads * dim)),)
 
 
+def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
+    """Heads, rotary dimensions, and norms of one head or of all."""
+    heads, kv_heads, dim = (int(attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
+    if shapes[1] is not None and shapes[1][0] > dim:
+        return f"{shapes[1][0]} rotary dimensions do not fit into a head of {dim}"
+    for name, norm, count in (("q_norm", shapes[2], heads), ("k_norm", shapes[3], kv_heads)):
+        if norm not in (None, (dim,), (count * dim,)):
+            return f"{name} has shape {norm} instead of ({dim},), one head, or ({count * dim},), all heads"
+    return unequal("qkv", shapes[0], (heads + 2 * kv_heads) * dim)
+
+
 OP = Op(
     name="rope_kv_write",
     # [tokens, (heads + 2 kv_heads) * head_dim], [tokens, rotary_dim], [head_dim] or [width of all (key) heads]
@@ -63,5 +77,8 @@ OP = Op(
     attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "interleaved": 0, "norm_eps": 0.0},
     out_cols=lambda cols, attrs: (int(attrs["heads"]) * int(attrs["head_dim"]),),
     reference=reference,
+    size_problem=size_problem,
+    vectors=(2, 3),
+    of_tokens=True,
     keeps_inputs=True,  # attention may turn queries itself
 )

@@ -21,5 +21,6 @@ OP = Op(
     attrs={"scale": 1.0},
     out_cols=lambda cols, attrs: (2 * (cols[0] or 0),),
     reference=reference,
+    vectors=(0,),
     rows=Rows.TOKENS,
 )

@@ -141,4 +141,5 @@ OP = Op(
     attrs={},
     out_cols=lambda cols, attrs: (),
     reference=reference,
+    is_step=False,
 )

@@ -112,5 +112,6 @@ OP = Op(
     attrs={"group": GROUP},
     out_cols=lambda cols, attrs: (),
     reference=reference,
+    is_step=False,
     rows=Rows.LOGITS,
 )

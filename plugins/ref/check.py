@@ -19,11 +19,6 @@ from ingot.plugins.registry import find_op, op_names
 from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
 _MOST = (1 << 31) - 1
-_PRODUCTS = {"matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → its input that is packed in panels
-_TABLES = {"embedding": (0, 1)}
-_VECTORS = {"matmul": (2,), "rms_norm": (1,), "layer_norm": (1, 2), "rope_table": (0,), "rope_kv_write": (2, 3)}
-_OF_TOKENS = ("gather_rows", "rope_kv_write", "paged_attention")  # their activations count tokens, never logit rows
-_NO_STEPS = ("sample", "screen")  # what sessions do beside the steps
 _GROUPS = tuple(group for each in FORMATS.values() for group in each.groups)
 _TABLE_DTYPES = (DType.F32, DType.BF16, DType.F16, DType(TABLE_FORMAT.dtype))
 
@@ -44,9 +39,9 @@ class _Checker:
 
     def problem(self, step: Step) -> str | None:
         """What is wrong with a step, or None."""
-        if step.op not in op_names() or step.op in _NO_STEPS:
+        op = find_op(step.op) if step.op in op_names() else None
+        if op is None or not op.is_step:
             return f"op {step.op} is no step of a plan"
-        op = find_op(step.op)
         if (found := op.problem(step.inputs, step.attrs)) is not None:
             return found
         if len(step.outputs) != len(op.outputs) or not step.outputs[0]:
@@ -88,7 +83,7 @@ class _Checker:
 
     def _kinds(self, step: Step, op: Op) -> str | None:
         """Weights where the op takes weights, buffers elsewhere."""
-        constant = {_PRODUCTS.get(step.op), *_TABLES.get(step.op, ()), *_VECTORS.get(step.op, ())}
+        constant = {op.packed, *op.tables, *op.vectors}
         for index, name in enumerate(step.inputs):
             kind, known = ("weight", self._weights) if index in constant else ("buffer", self._buffers)
             if name and name not in known:
@@ -96,10 +91,9 @@ class _Checker:
         return next((f"there is no buffer {name}" for name in step.outputs if name and name not in self._buffers), None)
 
     def _weights_of(self, step: Step, op: Op) -> str | None:
-        product = _PRODUCTS.get(step.op)
-        found = None if product is None else _product_problem(self._weights[step.inputs[product]], step)
-        for places, dtypes, dimensions in ((_TABLES, _TABLE_DTYPES, 2), (_VECTORS, (DType.F32,), 1)):
-            for name in (step.inputs[place] for place in places.get(step.op, ()) if step.inputs[place]):
+        found = None if op.packed is None else _product_problem(self._weights[step.inputs[op.packed]], step)
+        for places, dtypes, dimensions in ((op.tables, _TABLE_DTYPES, 2), (op.vectors, (DType.F32,), 1)):
+            for name in (step.inputs[place] for place in places if step.inputs[place]):
                 found = found or _rows_problem(self._weights[name], dtypes, dimensions)
         if found is None and step.op == "embedding":
             for name, least in zip(step.inputs, (self._plan.vocab_size, self._plan.max_positions), strict=True):
@@ -110,7 +104,7 @@ class _Checker:
     def _inputs(self, step: Step, op: Op) -> str | None:
         """Activations as wide as the op's formula wants them, and of the same rows."""
         given = [self._buffers[name] for name in step.inputs if name in self._buffers]
-        tokens = step.op in _OF_TOKENS
+        tokens = op.of_tokens
         if any(each.rows is not (Rows.TOKENS if tokens else given[0].rows) for each in given):
             return "inputs must all count tokens or all count logit rows"
         for index, wanted in self._widths(step).items():
@@ -163,7 +157,7 @@ class _Checker:
         if step.op == "moe_route" and int(step.attrs["per_token"]) > (cols[0] or 0):
             return f"{step.attrs['per_token']} experts of {cols[0]}"
         if step.op in ("moe_gate_up", "moe_down"):
-            experts = self._weights[step.inputs[_PRODUCTS[step.op]]].shape[0]
+            experts = self._weights[step.inputs[-1]].shape[0]
             return f"{cols[1]} experts of {experts}" if (cols[1] or 0) > experts else None
         return None
 
@@ -196,7 +190,7 @@ class _Checker:
                 found.append(self._buffers[name].cols)
             elif name:
                 shape = self._weights[name].shape
-                found.append(shape[-2] if _PRODUCTS.get(step.op) == index else shape[-1])
+                found.append(shape[-2] if find_op(step.op).packed == index else shape[-1])
             else:
                 found.append(None)
         return found

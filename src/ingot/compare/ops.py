@@ -27,7 +27,6 @@ from ingot.step_io import StepBatch
 ROUNDING = 2.0**-24  # of float32, relative
 MOVED = 2.0**-10  # how far inputs are moved to see what that does to the result
 CACHE = ("keys", "values")  # what rope_kv_write writes beside its output
-PRODUCTS = ("matmul", "moe_gate_up", "moe_down")
 SLACK = 32.0  # roundings that every kernel may make beside those of its sums
 # Distance of neighbours: of a bf16 or f16 relative to itself, of int8 relative to the largest number of its token and
 # head; F16_STEP: of f16 at zero.
@@ -111,7 +110,7 @@ class StepChecker:
         pools: KvPools | None,
     ) -> Iterator[tuple[str, Array, Array, Array]]:
         """(what, the engine's, the reference's, the reference's of the moved inputs), each [rows, cols]."""
-        if step.op in PRODUCTS:  # reading a weight costs more than a few rows
+        if find_op(step.op).packed is not None:  # reading a weight costs more than a few rows
             both = {name: np.concatenate([values, moved[name]]) for name, values in inputs.items()}
             (result,) = self._reference(step, both, KvCache(self._kv, 0)).values()
             expected, other = np.split(result, 2)

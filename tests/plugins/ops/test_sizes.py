@@ -2,8 +2,9 @@
 
 import pytest
 
-from ingot.builder.shapes import Shape, size_problem
 from ingot.plan import Attr
+from ingot.plugins.op import Shape
+from ingot.plugins.registry import find_op
 
 HEADS: dict[str, Attr] = {"heads": 4, "kv_heads": 2, "head_dim": 8}
 PLAIN: dict[str, Attr] = {"gated": 0}
@@ -25,9 +26,9 @@ GATED: dict[str, Attr] = {"gated": 1}
         ("layer_norm", [(8,), (8,), (7,), None], {}, "has shape (7,) instead of (8,)"),
         ("layer_norm", [(8,), (8,), (8,), (8,)], {}, None),
         ("add", [(8,), (8,)], {}, None),
-        ("add", [(8,), (1,)], {}, "second input has shape (1,)"),
+        ("add", [(8,), (1,)], {}, "b has shape (1,)"),
         ("activation", [(8,), None], {}, None),
-        ("activation", [(8,), (4,)], {}, "second input"),
+        ("activation", [(8,), (4,)], {}, "up has shape"),
         ("embedding", [(61, 8), (20, 8)], {}, None),
         ("embedding", [(61, 8), (20, 4)], {}, "no matrices of one width"),
         ("embedding", [(61,), None], {}, "no matrices of one width"),
@@ -57,6 +58,6 @@ GATED: dict[str, Attr] = {"gated": 1}
     ],
 )
 def test_sizes(op: str, shapes: list[Shape | None], attrs: dict[str, Attr], words: str | None) -> None:
-    problem = size_problem(op, shapes, attrs)
+    problem = find_op(op).size_problem(shapes, attrs)
     assert (problem is None) == (words is None)
     assert words is None or words in str(problem)
