@@ -372,7 +372,7 @@ NB_MODULE(_cpu, m) {
         std::set<std::string> ops;
         for (const ingot::Kernel& kernel : ingot::kernel_table()) {
           if (kernel.norms_rows()) norming.emplace_back(kernel.name);
-          if (const ingot::Op* op = ingot::find_op(kernel.op()); op != nullptr && op->shares_by_rows)
+          if (const ingot::Op* op = ingot::find_op(kernel); op != nullptr && op->shares_by_rows)
             ops.emplace(kernel.op());
         }
         by_rows.assign(ops.begin(), ops.end());

@@ -1,5 +1,7 @@
 #include "execution/binder.h"
 
+#include "rows/elements_args.h"
+
 namespace ingot {
 namespace {
 
@@ -14,10 +16,11 @@ std::vector<Op>& table() {
 
 OpEntry::OpEntry(Op op) { table().push_back(op); }
 
-const Op* find_op(std::string_view name) {
+const Op* find_op(const Kernel& kernel) {
+  static constexpr Op kElements{.name = "", .bind = bind_elements, .shares_by_rows = true};
   for (const Op& op : table())
-    if (op.name == name) return &op;
-  return nullptr;
+    if (op.name == kernel.op()) return &op;
+  return *kernel.args == typeid(ElementsArgs) ? &kElements : nullptr;
 }
 
 int64_t panel_bytes_of(const std::string& dtype, int64_t k, int64_t group) {

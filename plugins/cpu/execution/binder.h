@@ -36,7 +36,10 @@ struct Op {
   bool shares_by_rows = false;  // its kernels take nothing from the team but their share of the rows
 };
 
-const Op* find_op(std::string_view name);  // null where there is none
+// What a kernel computes; null for one that is no step of a plan.
+const Op* find_op(const Kernel& kernel);
+
+void bind_elements(const Binder& step, BoundStep& bound);  // rows/elements_args.h
 
 struct OpEntry {
   explicit OpEntry(Op op);
@@ -59,7 +62,7 @@ class Binder {
     check(isa_includes(memory_.isa, kernel->isa()),
           "kernel " + step.kernel + " needs " + std::string(kernel->isa()) + ", this machine offers " + memory_.isa);
     kernel_ = kernel;
-    const Op* const op = find_op(step.op);
+    const Op* const op = find_op(*kernel);
     check(op != nullptr, "op " + step.op + " is not a step of CPU plans");
     BoundStep bound{step.name, kernel, {}, {}, {}, false, {}, {}, {}};
     op->bind(*this, bound);

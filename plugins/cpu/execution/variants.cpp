@@ -95,7 +95,7 @@ class VariantBinder {
   BoundCall bind_call(const CallSpec& spec) {
     const BoundStep& step = steps_[step_];
     BoundCall call{.step = step_, .waits = spec.waits, .keys_only = inside_[step_]};
-    Access access{step.inputs, step.outputs, !find_op(step.kernel->op())->shares_by_rows};
+    Access access{step.inputs, step.outputs, !find_op(*step.kernel)->shares_by_rows};
     if (!spec.inside.empty())
       compute_inside(call, find_step(spec.inside[0]), access);
     else if (!step.inputs.empty() && step.inputs.front() == own_ && std::ranges::count(absent_, own_) > 0)

@@ -4,14 +4,13 @@ namespace ingot {
 namespace {
 
 void bind_elementwise(const Binder& step, BoundStep& bound) {
-  const bool is_add = step.spec().op == "add", is_cap = step.spec().op == "softcap";
-  step.check_form(is_cap ? 1 : 2, 1, is_add ? 0 : 1);
+  const bool is_cap = step.spec().op == "softcap";
+  step.check_form(is_cap ? 1 : 2, 1, 1);
   const BufferSpec* a = step.find_buffer(step.spec().inputs[0]);
   const BufferSpec* b = is_cap ? nullptr : step.optional_buffer(step.spec().inputs[1], a->cols);
   const float cap = is_cap ? step.attr_float("cap") : 0.0f;
   step.check(!is_cap || cap > 0, "attribute cap must be above 0");
   const BufferSpec* y = step.buffer(step.spec().outputs[0], a->cols);
-  step.check(!is_add || b != nullptr, "input b is missing");
   step.same_rows(a, b);
   step.same_rows(a, y);
   step.apart(y, a, true);
@@ -22,7 +21,7 @@ void bind_elementwise(const Binder& step, BoundStep& bound) {
                                .y = step.at(y),
                                .rows = 0,
                                .cols = a->cols,
-                               .activation = is_add || is_cap ? Activation::kNone : step.attr_activation(),
+                               .activation = is_cap ? Activation::kNone : step.attr_activation(),
                                .cap = cap};
 }
 
@@ -30,5 +29,4 @@ void bind_elementwise(const Binder& step, BoundStep& bound) {
 }  // namespace ingot
 
 INGOT_OP("activation", ingot::bind_elementwise, .shares_by_rows = true)
-INGOT_OP("add", ingot::bind_elementwise, .shares_by_rows = true)
 INGOT_OP("softcap", ingot::bind_elementwise, .shares_by_rows = true)

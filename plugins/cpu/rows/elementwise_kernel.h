@@ -4,13 +4,14 @@
 #include "ingot/kernel.h"
 #include "isa/simd_lanes.h"
 #include "matmul/activations.h"
+#include "rows/elements_args.h"
 
 namespace ingot {
 namespace {
 
 // Calls each(i, lanes) for the thread's share of all elements, in whole cache lines.
-template <typename S, typename Each>
-[[gnu::always_inline]] inline void for_share(const ElementwiseArgs& args, const Team& team, Each each) {
+template <typename S, typename Args, typename Each>
+[[gnu::always_inline]] inline void for_share(const Args& args, const Team& team, Each each) {
   const int64_t total = args.rows * args.cols;
   const Team::Range lines = team.share((total + 15) / 16);
   const int64_t end = lines.end * 16 < total ? lines.end * 16 : total;
@@ -34,9 +35,10 @@ void softcap(const ElementwiseArgs& args, const Team& team) {
 }
 
 template <typename S>
-void add(const ElementwiseArgs& args, const Team& team) {
+void add(const ElementsArgs& args, const Team& team) {
+  const float *a = args.inputs[0], *b = args.inputs[1];
   for_share<S>(args, team, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
-    store_lanes<S>(args.y + i, S::add(load_lanes<S>(args.a + i, n), load_lanes<S>(args.b + i, n)), n);
+    store_lanes<S>(args.y + i, S::add(load_lanes<S>(a + i, n), load_lanes<S>(b + i, n)), n);
   });
 }
 

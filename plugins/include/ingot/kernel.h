@@ -130,7 +130,7 @@ struct EmbeddingArgs {
   float scale;                 // of the table's rows
 };
 
-// y = activation(a) * b (op activation; b may be null), a + b (op add) or cap * tanh(a / cap) (op softcap)
+// y = activation(a) * b (op activation; b may be null) or cap * tanh(a / cap) (op softcap)
 struct ElementwiseArgs {
   const float* a;
   const float* b;

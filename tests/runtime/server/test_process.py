@@ -88,7 +88,9 @@ def is_up(url: str) -> bool:
 
 def test_a_full_log_disk_ends_nothing_and_a_closed_terminal_drains(engine: Path) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "ingot", "serve", "--engine_dir", str(engine), "--port", str(port)]
+    # below nohup SIGHUP is ignored, and the server would leave it so
+    start = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from ingot.cli import main; main()"
+    command = [sys.executable, "-c", start, "serve", "--engine_dir", str(engine), "--port", str(port)]
     with open("/dev/full", "w") as full, concurrent.futures.ThreadPoolExecutor() as pool:
         server = subprocess.Popen([*command, "--host", "0.0.0.0", "--drain_timeout", "60"], stderr=full)
         try:
