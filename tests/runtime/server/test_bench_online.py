@@ -29,7 +29,7 @@ def run(*args: object) -> int:
 def test_closed_and_open_loops(behind_a_key: Served, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / "latency.png"
     trace = tmp_path / "trace.jsonl"
-    rows = [{"arrival": 0.1 * place, "input_len": 40 + place, "output_len": 60} for place in range(8)]
+    rows = [{"arrival": 0.1 * place, "input_len": 40 + place, "output_len": 24} for place in range(8)]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with behind_a_key.slowly(0.0001):  # a stream of one piece has no TPOT
         code = run(
@@ -62,7 +62,7 @@ def test_closed_and_open_loops(behind_a_key: Served, capsys: pytest.CaptureFixtu
     assert [run["load"] for run in report["runs"]] == ["3 at once", "40 requests/s"]
     for each in report["runs"]:
         assert (each["requests"], each["failed"], each["good_share"]) == (8, 0, 1.0)
-        assert each["output_tokens_mean"] == 60
+        assert each["output_tokens_mean"] == 24
         assert 35 < each["prompt_tokens_mean"] < 53
         assert 0 < each["ttft"]["p50"] <= each["ttft"]["p90"] <= each["e2e"]["p99"]
         assert len(each["samples"]["ttft"]) == len(each["samples"]["tpot"]) == 8
