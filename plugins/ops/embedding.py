@@ -17,7 +17,7 @@ def reference(call: Call) -> tuple[Array, ...]:
 
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
-    """Tables of one width."""
+    """The tables must have the same number of columns."""
     tables = [shape for shape in shapes if shape is not None]
     if any(len(shape) != 2 for shape in tables) or len({shape[-1] for shape in tables}) != 1:
         return f"tables {tables} are no matrices of one width"

@@ -28,7 +28,7 @@ def _epilogue(call: Call, p: Array) -> Array:
 
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
-    """K of both factors, and what joins the product."""
+    """Input and weight must agree on K; bias and residual must fit the output."""
     (k,), weight, bias, residual = shapes[0] or (0,), shapes[1] or (), shapes[2], shapes[3]
     if len(weight) != 2 or weight[1] != k:
         return f"an input of {k} columns cannot be multiplied with a weight {weight}"

@@ -25,7 +25,7 @@ def reference(call: Call) -> tuple[Array, ...]:
 
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
-    """K of every slot, and a weight for each."""
+    """The input has K columns for every slot, and every slot has a weight."""
     (k,), (slots,), weight = shapes[0] or (0,), shapes[1] or (0,), shapes[3] or ()
     if len(weight) != 3 or weight[2] * slots != k:
         return f"an input of {slots} slots in {k} columns cannot be multiplied with experts {weight}"

@@ -32,7 +32,7 @@ def each_expert(ids: Array) -> dict[int, tuple[npt.NDArray[np.intp], ...]]:
 
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
-    """K of both factors; gates and ups are as many."""
+    """Input and weight must agree on K; the weight has as many rows for gates as for ups."""
     (k,), weight = shapes[0] or (0,), shapes[2] or ()
     if len(weight) != 3 or weight[2] != k or weight[1] % 2:
         return f"an input of {k} columns cannot be multiplied with the gates and ups of experts {weight}"

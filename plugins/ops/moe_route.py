@@ -25,7 +25,7 @@ def reference(call: Call) -> tuple[Array, ...]:
 
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
-    """A row takes at most as many experts as there are."""
+    """A row takes at least one expert, and at most all of them."""
     (experts,) = shapes[0] or (0,)
     taken = int(attrs["per_token"])
     return None if 1 <= taken <= experts else f"a row cannot take {taken} of {experts} experts"

@@ -42,7 +42,7 @@ def reference(call: Call) -> tuple[Array, ...]:
 
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
-    """A cap is 0, which is none, or above."""
+    """The soft cap must not be negative; 0 means that there is no cap."""
     softcap = float(attrs["softcap"])
     return None if softcap >= 0 else f"a soft cap of {softcap:g} is below 0"
 

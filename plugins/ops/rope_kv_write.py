@@ -59,7 +59,7 @@ def reference(call: Call) -> tuple[Array, ...]:
 
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
-    """Heads, rotary dimensions, and norms of one head or of all."""
+    """The columns must fit the heads; a norm is as long as one head or as all heads."""
     heads, kv_heads, dim = (int(attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
     if shapes[1] is not None and shapes[1][0] > dim:
         return f"{shapes[1][0]} rotary dimensions do not fit into a head of {dim}"

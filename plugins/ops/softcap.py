@@ -15,7 +15,7 @@ def reference(call: Call) -> tuple[Array, ...]:
 
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
-    """A cap is above 0."""
+    """The cap must be above 0."""
     cap = float(attrs["cap"])
     return None if cap > 0 else f"a soft cap of {cap:g} is not above 0"
 

@@ -1,7 +1,5 @@
 #include "execution/binder.h"
 
-#include "rows/elements_args.h"
-
 namespace ingot {
 namespace {
 
@@ -17,10 +15,9 @@ std::vector<Op>& table() {
 OpEntry::OpEntry(Op op) { table().push_back(op); }
 
 const Op* find_op(const Kernel& kernel) {
-  static constexpr Op kElements{.name = "", .bind = bind_elements, .shares_by_rows = true};
   for (const Op& op : table())
     if (op.name == kernel.op()) return &op;
-  return *kernel.args == typeid(ElementsArgs) ? &kElements : nullptr;
+  return find_elements_op(*kernel.args);
 }
 
 int64_t panel_bytes_of(const std::string& dtype, int64_t k, int64_t group) {

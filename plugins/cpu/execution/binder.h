@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <typeinfo>
 #include <unordered_map>
 #include <vector>
 
@@ -39,7 +40,8 @@ struct Op {
 // What a kernel computes; null for one that is no step of a plan.
 const Op* find_op(const Kernel& kernel);
 
-void bind_elements(const Binder& step, BoundStep& bound);  // rows/elements_args.h
+// That of kernels which take an ElementsArgs (rows/elements_args.h); null for another struct.
+const Op* find_elements_op(const std::type_info& args);
 
 struct OpEntry {
   explicit OpEntry(Op op);

@@ -1,6 +1,6 @@
 // The variants of a plan, bound: which steps run for a batch, what they compute along with themselves, and where the
-// threads of a session wait for each other. The builder has decided all that (src/ingot/builder/schedule.py); here it
-// is checked, since a call too early would read what is not there yet, or memory of nobody.
+// threads of a session wait for each other. The builder has decided all that (builder/schedule.py). It is checked here,
+// because a call that comes too early would read values that are not there yet.
 #pragma once
 
 #include <cstddef>

@@ -35,7 +35,7 @@ void softcap(const ElementwiseArgs& args, const Team& team) {
 }
 
 template <typename S>
-void add(const ElementsArgs& args, const Team& team) {
+void add(const ElementsArgs<2>& args, const Team& team) {
   const float *a = args.inputs[0], *b = args.inputs[1];
   for_share<S>(args, team, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
     store_lanes<S>(args.y + i, S::add(load_lanes<S>(a + i, n), load_lanes<S>(b + i, n)), n);
