@@ -1,7 +1,5 @@
 """`EngineLLM`: text or token ids in, text out, with vLLM's names, for many prompts at once or one as it grows."""
 
-import asyncio
-import contextlib
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -9,6 +7,7 @@ from types import TracebackType
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.chat_template import ChatTemplates
+from ingot.runtime.event_queue import EventQueue, LoopBridges
 from ingot.runtime.generate_text import read_text
 from ingot.runtime.llm_chat import ChatTokenizer, Message, read_conversations, read_template_arguments
 from ingot.runtime.llm_outputs import Gathering, RequestOutput
@@ -28,7 +27,7 @@ from ingot.runtime.owned import Owned
 from ingot.runtime.reports import Stats
 from ingot.runtime.template_text import plain
 from ingot.runtime.text_loop import TextLoop
-from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
+from ingot.runtime.text_stream import TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
 
 
@@ -42,7 +41,8 @@ class EngineLLM(Owned):
     def __init__(self, runner: ModelRunner, tokenizer: Tokenizer) -> None:
         super().__init__()
         self.runner, self.tokenizer = runner, tokenizer
-        self._texts = TextLoop(runner, tokenizer)
+        self._bridges = LoopBridges()
+        self._texts = TextLoop(runner, tokenizer, on_pause=self._bridges.wake)
         self._templates: dict[str | None, ChatTemplates] = {}
         self._closing = weakref.finalize(self, _close, self._texts, runner)  # before the interpreter ends, too
 
@@ -78,7 +78,7 @@ class EngineLLM(Owned):
         """
         refuse_arguments(EngineLLM.generate_async, others)
         params = SamplingParams() if sampling_params is None else check_params(sampling_params)
-        return AsyncOutputs(self, self._texts, read_request(prompt, params))
+        return AsyncOutputs(self, self._texts, self._bridges, read_request(prompt, params))
 
     def chat(
         self,
@@ -170,21 +170,21 @@ class EngineLLM(Owned):
 class AsyncOutputs(Owned):
     """Asynchronous iterator over the growing result of one prompt. The request begins with the first `anext`."""
 
-    def __init__(self, llm: EngineLLM, texts: TextLoop, asked: TextRequest) -> None:
+    def __init__(self, llm: EngineLLM, texts: TextLoop, bridges: LoopBridges, asked: TextRequest) -> None:
         """llm: kept, so that it stays open."""
         super().__init__()
-        self._llm, self._texts, self._asked = llm, texts, asked
+        self._llm, self._texts, self._bridges, self._asked = llm, texts, bridges, asked
         self._streams: list[TextStream] = []
         self._gathering: Gathering | None = None
         self._failure: IngotError | None = None
-        self._events: asyncio.Queue[TextEvent] = asyncio.Queue()
+        self._events: EventQueue | None = None
 
     def __aiter__(self) -> "AsyncOutputs":
         return self
 
     async def __anext__(self) -> RequestOutput:
-        if self._gathering is None:
-            self._gathering = self._begin()
+        if self._gathering is None or self._events is None:
+            self._gathering, self._events = self._begin()
         if self._failure is not None:
             self._stop()
             failure, self._failure = self._failure, None
@@ -192,12 +192,10 @@ class AsyncOutputs(Owned):
         if self._gathering.finished:
             raise StopAsyncIteration
         try:
-            events = [await self._events.get()]
+            events = [event for _, event in await self._events.take()]
         except BaseException:
             self._stop()
             raise
-        while not self._events.empty():
-            events.append(self._events.get_nowait())
         for event in events:
             self._failure = self._failure or event.error
             self._gathering.take(event)
@@ -213,17 +211,11 @@ class AsyncOutputs(Owned):
     def __del__(self) -> None:
         self._stop()
 
-    def _begin(self) -> Gathering:
+    def _begin(self) -> tuple[Gathering, EventQueue]:
         self._streams = make_streams(self._texts.runner, self._texts.tokenizer, 0, self._asked)
-        gathering = Gathering(self._asked, self._streams)
-        loop, events = asyncio.get_running_loop(), self._events
-
-        def sink(event: TextEvent) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(events.put_nowait, event)
-
-        self._texts.submit(self._streams, sink)
-        return gathering
+        gathering, events = Gathering(self._asked, self._streams), EventQueue(self._bridges.here())
+        self._texts.submit(self._streams, events.put)
+        return gathering, events
 
     def _stop(self) -> None:
         if self._gathering is not None and not self._gathering.finished:

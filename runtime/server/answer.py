@@ -73,7 +73,7 @@ class Answer:
         """Wake the stream when it has long been silent."""
         left = self._last + KEEP_ALIVE - time.monotonic()
         if left <= 0:
-            self._generation.inbox.poke()
+            self._generation.queue.poke()
         self._timer = asyncio.get_running_loop().call_later(left if left > 0 else KEEP_ALIVE, self._beat)
 
     async def _send_stream(self, send: Send) -> None:

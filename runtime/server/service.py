@@ -19,6 +19,7 @@ from ingot.configs.generation import GenerationDefaults
 from ingot.configs.serve import ServeConfig
 from ingot.errors import IngotError
 from ingot.runtime.chat_template import ChatTemplates
+from ingot.runtime.event_queue import EventQueue, LoopBridge
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.server.api_error import (
     ApiError,
@@ -32,7 +33,6 @@ from ingot.runtime.server.api_error import (
 from ingot.runtime.server.asking import check_logprobs
 from ingot.runtime.server.guard import Caller
 from ingot.runtime.server.health import Pool, Pulse, Result
-from ingot.runtime.server.inbox import Crossing, Inbox
 from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.server.request_log import RequestLog
 from ingot.runtime.server.tracing import Tracer
@@ -67,8 +67,8 @@ class Order:
 class Generation:
     """One HTTP request in the executor: its prompts, each with its sequences."""
 
-    def __init__(self, order: Order, inbox: Inbox, metrics: Metrics) -> None:
-        self.answer_id, self.caller, self.count, self.inbox = order.answer_id, order.caller, order.count, inbox
+    def __init__(self, order: Order, queue: EventQueue, metrics: Metrics) -> None:
+        self.answer_id, self.caller, self.count, self.queue = order.answer_id, order.caller, order.count, queue
         self.prompt_alone = order.prompt_alone
         self.created = int(time.time())
         self.arrived = time.monotonic()
@@ -86,17 +86,17 @@ class Generation:
         """End the wait for events when the client leaves."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.inbox.interrupt(ClientGoneError())
+        self.queue.interrupt(ClientGoneError())
 
     @property
     def given_up(self) -> bool:
         """Whether nobody wants an answer any more. From any thread."""
-        return self.inbox.stopped.done()
+        return self.queue.stopped.done()
 
     async def events(self) -> list[TextEvent]:
         """What is new; empty when poked. Raises ApiError and ClientGoneError."""
         events = []
-        for when, event in await self.inbox.take():
+        for when, event in await self.queue.take():
             if event.error is not None:
                 raise failed(event.error)
             self._count(when, event)
@@ -160,7 +160,7 @@ class Service:
         self.defaults, self.config, self.metrics = defaults, config, metrics
         self.log = RequestLog(metrics, lines=config.log_requests)
         self._loop = asyncio.get_running_loop()
-        self._crossing = Crossing(self._loop)
+        self._bridge = LoopBridge(self._loop)
         self.texts = TextLoop(runner, tokenizer, self._wake)
         self.failed = asyncio.Event()  # a thread has ended that should not have ended: see `texts.failure`
         self._pool = Pool()
@@ -187,17 +187,17 @@ class Service:
         its events raise why.
         """
         self._admit(order)
-        generation = Generation(order, Inbox(self._crossing), self.metrics)
+        generation = Generation(order, EventQueue(self._bridge), self.metrics)
         self.sequences += order.count
         self.active[order.answer_id] = generation
         self._idle.clear()
         seconds = order.timeout or self.config.request_timeout
-        stop = generation.inbox.interrupt
+        stop = generation.queue.interrupt
         generation.deadline = asyncio.get_running_loop().call_later(seconds, stop, timed_out(seconds))
         if receive is not None:
             generation.watch = asyncio.create_task(generation.give_up_with(receive))
         generation.preparation = work = self._pool.run(lambda: self._submit(generation, prepare))
-        await asyncio.wait((work, generation.inbox.stopped), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((work, generation.queue.stopped), return_when=asyncio.FIRST_COMPLETED)
         if work.done() and (error := work.exception()) is not None:
             self._forget(generation)
             raise refused(error) if isinstance(error, IngotError) else error
@@ -237,7 +237,7 @@ class Service:
             if request_id in (each.answer_id, each.caller.request_id) and each.caller.key == key
         ]
         for generation in found:
-            generation.inbox.interrupt(cancelled())
+            generation.queue.interrupt(cancelled())
         return bool(found)
 
     async def aside(self, work: Callable[[], Result]) -> Result:
@@ -270,7 +270,7 @@ class Service:
     def end_all(self, error: ApiError) -> None:
         """Answer everything that runs with an error."""
         for generation in tuple(self.active.values()):
-            generation.inbox.interrupt(error)
+            generation.queue.interrupt(error)
 
     def close(self) -> None:
         """End the threads and release the engine; waits for the step that runs."""
@@ -283,7 +283,7 @@ class Service:
 
     def _wake(self) -> None:
         """On the text thread, when the events of a step are out."""
-        self._crossing.wake()
+        self._bridge.wake()
         if self.texts.failure is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.failed.set)
 
@@ -328,7 +328,7 @@ class Service:
         streams = [stream for group in groups for stream in group]
         assert len(streams) == generation.count, "a request was admitted for other sequences than it asks for"
         generation.groups = groups
-        self.texts.submit(streams, generation.inbox.put)
+        self.texts.submit(streams, generation.queue.put)
 
     def _give_up(self, generation: Generation, work: "asyncio.Future[None]") -> None:
         """It is prepared at last, and its time is over."""

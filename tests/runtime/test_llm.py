@@ -194,3 +194,33 @@ def test_callers_share_steps_with_the_runner(llm: EngineLLM, session: FakeSessio
         caller.join(20)
     assert results == {n: continued([n, n], 50) for n in range(6)}
     assert len(llm.runner.step_log()) < 3 * 50
+
+
+def test_a_step_wakes_the_loop_once_for_all_its_results(
+    llm: EngineLLM, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.before_step = slow
+
+    async def wake_ups() -> tuple[int, int]:
+        loop, count = asyncio.get_running_loop(), 0
+        call = loop.call_soon_threadsafe
+
+        def counted(*args: Any, **named: Any) -> asyncio.Handle:
+            nonlocal count
+            count += 1
+            return call(*args, **named)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        grown = await asyncio.gather(*(collect(llm.generate_async(prompt, LONG)) for prompt in ("1", "22", "333")))
+        return count, sum(map(len, grown))
+
+    count, results = asyncio.run(wake_ups())
+    assert results > 2 * count
+    assert count <= len(llm.runner.step_log())
+
+
+def test_event_loops_one_after_the_other(llm: EngineLLM) -> None:
+    """A closed loop is forgotten, and its requests with it."""
+    for _ in range(3):
+        assert asyncio.run(collect(llm.generate_async("1", LONG)))[-1].finished
+    assert len(llm._bridges._bridges) == 1

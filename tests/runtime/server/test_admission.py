@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ingot.configs.serve import ServeConfig
+from ingot.runtime.event_queue import LoopBridge
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.guard import Caller, Guard
-from ingot.runtime.server.inbox import Crossing
 from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.server.request_log import RequestLog
 from ingot.runtime.server.service import Order, Service
@@ -73,8 +73,8 @@ def test_a_key_cancels_its_own_requests_alone() -> None:
     stopped: list[str] = []
 
     def running(answer_id: str, key: int) -> Any:
-        inbox = types.SimpleNamespace(interrupt=lambda error: stopped.append(answer_id))
-        return types.SimpleNamespace(answer_id=answer_id, caller=caller("same", key), inbox=inbox)
+        queue = types.SimpleNamespace(interrupt=lambda error: stopped.append(answer_id))
+        return types.SimpleNamespace(answer_id=answer_id, caller=caller("same", key), queue=queue)
 
     service = house(active={name: running(name, key) for name, key in (("a", 0), ("b", 1), ("c", 1))})
     assert not Service.cancel(service, "b", 0)
@@ -105,11 +105,11 @@ def test_a_request_ends_in_its_own_time_or_the_servers(own: float | None, words:
             metrics=Metrics(),
             _admit=lambda order: None,
             _idle=asyncio.Event(),
-            _crossing=Crossing(loop),
+            _bridge=LoopBridge(loop),
             _pool=types.SimpleNamespace(run=lambda work: never),
         )
         generation = await Service.start(service, Order(answer_id="a", caller=caller(), timeout=own), list)
-        return generation.inbox.stopped.result()
+        return generation.queue.stopped.result()
 
     error = asyncio.run(start())
     assert isinstance(error, ApiError)

@@ -14,8 +14,8 @@ import pytest
 from tokenizers import Tokenizer as HfTokenizer
 from tokenizers import decoders, models
 
+from ingot.runtime.event_queue import EventQueue, LoopBridge
 from ingot.runtime.server import answer, app, json_pieces, replies
-from ingot.runtime.server.inbox import Crossing, Inbox
 from ingot.runtime.server.json_pieces import Rows, dump, json_blocks
 from ingot.runtime.server.json_pieces import json_pieces as pieces_of
 from ingot.runtime.server.text_offsets import TextOffsets
@@ -206,8 +206,8 @@ def test_a_reader_that_comes_late_takes_events_by_and_by() -> None:
     """However many there are, others have their turn in between."""
 
     async def read() -> list[str]:
-        crossing, turns = Crossing(asyncio.get_running_loop()), []
-        inbox = Inbox(crossing)
+        bridge, turns = LoopBridge(asyncio.get_running_loop()), []
+        queue = EventQueue(bridge)
 
         async def other() -> None:
             for _ in range(3):
@@ -215,17 +215,17 @@ def test_a_reader_that_comes_late_takes_events_by_and_by() -> None:
                 await asyncio.sleep(0)
 
         for index in range(600):
-            inbox.put(TextEvent(index=index))
-        crossing.wake()
+            queue.put(TextEvent(index=index))
+        bridge.wake()
         task, got = asyncio.create_task(other()), 0
         while got < 600:
-            events = await inbox.take()
+            events = await queue.take()
             assert [event.index for _, event in events] == list(range(got, got + len(events)))
             got += len(events)
             turns.append(str(len(events)))
         await task
-        inbox.poke()
-        assert await inbox.take() == []
+        queue.poke()
+        assert await queue.take() == []
         return turns
 
     turns = asyncio.run(read())
@@ -238,20 +238,20 @@ def test_a_step_wakes_the_loop_once() -> None:
     calls: list[Callable[[], None]] = []
 
     async def read() -> list[list[int]]:
-        crossing = Crossing(types.SimpleNamespace(is_closed=lambda: False, call_soon_threadsafe=calls.append))  # type: ignore[arg-type]
-        inboxes, taken = [Inbox(crossing) for _ in range(3)], []
+        bridge = LoopBridge(types.SimpleNamespace(is_closed=lambda: False, call_soon_threadsafe=calls.append))  # type: ignore[arg-type]
+        queues, taken = [EventQueue(bridge) for _ in range(3)], []
         for step in range(2):
-            for inbox in inboxes:
-                inbox.put(TextEvent(index=step))
-            crossing.wake()
+            for queue in queues:
+                queue.put(TextEvent(index=step))
+            bridge.wake()
         assert len(calls) == 1, "the second step came before the loop had turned"
         calls[0]()
-        for inbox in inboxes:
-            taken.append([event.index for _, event in await inbox.take()])
-        crossing.wake()
+        for queue in queues:
+            taken.append([event.index for _, event in await queue.take()])
+        bridge.wake()
         assert len(calls) == 1, "nothing was new"
-        inboxes[0].put(TextEvent(index=2))
-        crossing.wake()
+        queues[0].put(TextEvent(index=2))
+        bridge.wake()
         assert len(calls) == 2
         return taken
 

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ingot.configs.generation import GenerationDefaults
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import CapacityError, RequestError
+from ingot.runtime.event_queue import EventQueue, LoopBridge
 from ingot.runtime.reports import Stats, StepReport
 from ingot.runtime.request import FinishReason
 from ingot.runtime.server import serve
@@ -32,7 +33,6 @@ from ingot.runtime.server.asking import MAX_SCORES, check_logprobs, completion_p
 from ingot.runtime.server.body import read_body
 from ingot.runtime.server.guard import Caller
 from ingot.runtime.server.ids import Ids
-from ingot.runtime.server.inbox import Crossing, Inbox
 from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.server.protocol import ChatRequest, CompletionRequest
 from ingot.runtime.server.service import Generation, Order, retry_after
@@ -79,8 +79,8 @@ def generation(metrics: Metrics, *, prompt_alone: bool = False, sequences: int =
     caller = Caller(request_id="r", key=None, traceparent="")
 
     async def make() -> Generation:
-        inbox = Inbox(Crossing(asyncio.get_running_loop()))
-        return Generation(Order(answer_id="a", caller=caller, n=sequences, prompt_alone=prompt_alone), inbox, metrics)
+        events = EventQueue(LoopBridge(asyncio.get_running_loop()))
+        return Generation(Order(answer_id="a", caller=caller, n=sequences, prompt_alone=prompt_alone), events, metrics)
 
     made = asyncio.run(make())
     made.arrived = 100.0

@@ -5,6 +5,7 @@ event loop     take ◀─────── everything            than the toke
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from ingot.runtime.text_stream import TextEvent
 _AT_ONCE = 256  # events
 
 
-class Crossing:
+class LoopBridge:
     """Sets asyncio events from the text thread, many with one wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -33,8 +34,9 @@ class Crossing:
         with self._lock:
             needed = bool(self._ready) and not self._under_way
             self._under_way |= needed
-        if needed and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._set)
+        if needed:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(self._set)
 
     def _set(self) -> None:
         with self._lock:
@@ -44,23 +46,45 @@ class Crossing:
             event.set()
 
 
-class Inbox:
-    """The events of one HTTP request. `stopped`: done when somebody interrupts, with the error."""
+class LoopBridges:
+    """The bridges to all event loops that wait for one engine's events."""
 
-    def __init__(self, crossing: Crossing) -> None:
-        self._crossing = crossing
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bridges: dict[asyncio.AbstractEventLoop, LoopBridge] = {}
+
+    def here(self) -> LoopBridge:
+        """The bridge to the loop that runs on this thread."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            self._bridges = {each: bridge for each, bridge in self._bridges.items() if not each.is_closed()}
+            return self._bridges.setdefault(loop, LoopBridge(loop))
+
+    def wake(self) -> None:
+        """`LoopBridge.wake` of each."""
+        with self._lock:
+            bridges = list(self._bridges.values())
+        for bridge in bridges:
+            bridge.wake()
+
+
+class EventQueue:
+    """The events of one request. `stopped`: done when somebody interrupts, with the error."""
+
+    def __init__(self, bridge: LoopBridge) -> None:
+        self._bridge = bridge
         self._lock = threading.Lock()
         self._events: deque[tuple[float, TextEvent]] = deque()
         self._news = asyncio.Event()
         self.stopped: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     def put(self, event: TextEvent) -> None:
-        """From the text thread; the reader hears of it with the next `Crossing.wake`."""
+        """From the text thread; the reader hears of it with the next `LoopBridge.wake`."""
         with self._lock:
             self._events.append((time.monotonic(), event))
             first = len(self._events) == 1
         if first:
-            self._crossing.mark(self._news)
+            self._bridge.mark(self._news)
 
     async def take(self) -> list[tuple[float, TextEvent]]:
         """What came since the last take with the time of its arrival, at most 256 events, as soon as there is anything;
