@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 
 from ingot.builder.calibrate import activation_errors, sample_ids
 from ingot.builder.expressions import WeightReader
-from ingot.builder.float_plan import float_plan, lower_float
+from ingot.builder.float_plan import FloatModel, lower_float
 from ingot.builder.graph import Graph, weight_shape
-from ingot.builder.lower import Lowering
 from ingot.builder.precision import ProductChoice, product_weight, products_of
 from ingot.builder.select import kernel_dtype, plan_ops
 from ingot.checkpoint import Checkpoint
@@ -31,8 +30,9 @@ class SampleErrors:
         """By product. Rewrites the precisions of `graph`, a graph of plugins; every other one of this checkpoint has
         the same errors."""
         if self._errors is None:
-            lowering, plan, ids = _sample_plan(graph, self._checkpoint)
-            total, done = sum(use.nbytes for use in lowering.uses), 0
+            model, plan, ids = _sample_plan(graph, self._checkpoint)
+            uses = model.lowering.uses
+            total, done = sum(use.nbytes for use in uses), 0
 
             def advance(nbytes: int) -> None:
                 nonlocal done
@@ -41,7 +41,7 @@ class SampleErrors:
                     self._progress("measuring int8 activations", min(done, total), total)
 
             with WeightReader(self._checkpoint) as reader:
-                self._errors = activation_errors(plan, lowering.uses, reader, ids, advance)
+                self._errors = activation_errors(plan, uses, reader, ids, advance)
         return self._errors
 
 
@@ -95,15 +95,15 @@ def _by_kernels(choice: ProductChoice, plugin: str, target: Target, notes: list[
     return dataclasses.replace(choice, activations=only)
 
 
-def _sample_plan(graph: Graph, checkpoint: Checkpoint) -> tuple[Lowering, Plan, list[int]]:
+def _sample_plan(graph: Graph, checkpoint: Checkpoint) -> tuple[FloatModel, Plan, list[int]]:
     """The graph as a plan of float32 for one sequence: the sample text."""
-    lowering, shape = lower_float(graph, checkpoint)
-    ids = sample_ids(checkpoint, shape.vocab_size, shape.positions)
+    model = lower_float(graph, checkpoint)
+    ids = sample_ids(checkpoint, model.shape.vocab_size, model.shape.positions)
     count = len(ids)
     limits = Limits(
         max_batch_size=1, max_input_len=count, max_seq_len=count + 1, max_num_tokens=count, max_logit_rows=count
     )
-    return lowering, float_plan(lowering, shape, limits, count), ids
+    return model, model.plan(limits, count), ids
 
 
 def _shortened(error: float) -> float | None:

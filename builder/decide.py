@@ -1,6 +1,7 @@
 """All that is decided about a target before the first byte of an engine is written: a Job for each target.
 
-the graph of plugins → precision, activations and limits → target passes → Plan → variants → tactics → machine code
+graph of plugins → precision, activations and limits → target passes → Program → step passes → Plan → variants
+→ tactics → machine code
 """
 
 import dataclasses
@@ -16,7 +17,14 @@ from ingot.builder.limits import fit_limits
 from ingot.builder.lower import Lowering, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
-from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
+from ingot.builder.pipeline import (
+    require_plugins,
+    run_passes,
+    run_step_passes,
+    step_passes,
+    structure_passes,
+    target_passes,
+)
 from ingot.builder.precision import choose_main, choose_products, choose_routers, products_of, table_dtype
 from ingot.builder.predict import Sample, choose_sample
 from ingot.builder.schedule import Dump, schedule
@@ -108,14 +116,17 @@ def _decide_target(
         tokens_per_block=config.tokens_per_block,
         dtype=kv_dtype,
     )
-    lowering = Lowering(graph, panels=target.packs_products, adding_products=target.adds_in_products)
+    lowering = Lowering(graph, panels=target.packs_products)
     if config.screen_lm_head:
         lowering.screen_head(target)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
-    plan = lowering.plan(limits, kv, shape)
-    check_plan(plan, target)
     dump = Dump(config.dump_passes, len(reports) + len(own) + 1)
+    program = run_step_passes(
+        lowering.program, step_passes(target), lambda report, made: dump(report, lowering.plan(made, limits, kv, shape))
+    )
+    plan = lowering.plan(program, limits, kv, shape)
+    check_plan(plan, target)
     plan = schedule(plan, target, dump)
     timings: tuple[str, ...] = ()
     if config.autotune:

@@ -1,34 +1,46 @@
 """A graph of plugins lowered in float32 for `ref`: the model itself, whatever an engine of it rounds."""
 
+import dataclasses
+from collections.abc import Sequence
+
 from ingot.builder.expressions import check_sources
 from ingot.builder.graph import Graph
 from ingot.builder.lower import Lowering, ModelShape, read_shape
-from ingot.builder.pipeline import run_passes, target_passes
+from ingot.builder.pipeline import StepPass, run_passes, run_step_passes, target_passes
 from ingot.builder.precision import ProductChoice, products_of
+from ingot.builder.program import Program
 from ingot.checkpoint import Checkpoint
 from ingot.dtypes import DType, Precision
 from ingot.plan import KvLayout, Limits, Plan
 from ingot.plugins.registry import find_target
 
 
-def lower_float(graph: Graph, checkpoint: Checkpoint, *, adding_products: bool = False) -> tuple[Lowering, ModelShape]:
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FloatModel:
+    """lowering: names the weights; program: the steps."""
+
+    lowering: Lowering
+    program: Program
+    shape: ModelShape
+
+    def plan(self, limits: Limits, tokens_per_block: int) -> Plan:
+        """The plan under these limits."""
+        kv = KvLayout(
+            num_layers=self.shape.layers,
+            kv_heads=self.shape.kv_heads,
+            head_dim=self.shape.head_dim,
+            tokens_per_block=tokens_per_block,
+            dtype=DType.F32,
+        )
+        return self.lowering.plan(self.program, limits, kv, self.shape)
+
+
+def lower_float(graph: Graph, checkpoint: Checkpoint, passes: Sequence[StepPass] = ()) -> FloatModel:
     """Rewrites `graph`, whose nodes have their names. Raises CheckpointError for a weight that is not there."""
     choice = ProductChoice(precision=Precision(dtype=DType.F32), activations="bf16")
     products = {node.name: choice for node in products_of(graph)}
     run_passes(graph, target_passes(find_target("ref"), products=products, tables=DType.F32, kv=DType.F32))
-    lowering, shape = Lowering(graph, adding_products=adding_products), read_shape(graph)
+    lowering = Lowering(graph)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
-    return lowering, shape
-
-
-def float_plan(lowering: Lowering, shape: ModelShape, limits: Limits, tokens_per_block: int) -> Plan:
-    """The plan of what `lower_float` gave."""
-    kv = KvLayout(
-        num_layers=shape.layers,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        tokens_per_block=tokens_per_block,
-        dtype=DType.F32,
-    )
-    return lowering.plan(limits, kv, shape)
+    return FloatModel(lowering=lowering, program=run_step_passes(lowering.program, passes), shape=read_shape(graph))

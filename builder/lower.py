@@ -1,11 +1,10 @@
-"""Graph of plugins → Plan: steps in execution order, weights by name, buffers in one arena.
+"""Graph of plugins → Program → Plan: steps in execution order, weights by name, buffers in one arena.
 
 PagedAttention becomes rope_kv_write and paged_attention. The last step writes the logits; drawing from them is the
-session's.
+session's. Between Program and Plan come the step passes of `pipeline.py`.
 """
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
@@ -15,6 +14,7 @@ from ingot.builder.graph import DOMAIN, Graph, is_weight, ours, weight_shape
 from ingot.builder.memory import Use, Value, plan_arena
 from ingot.builder.pack import WeightUse, place_weights, shard_count
 from ingot.builder.positions import UNLIMITED
+from ingot.builder.program import Draft, Program
 from ingot.builder.screen import PRODUCT_ATTRS, require_screenable, screen_kernels, screen_uses
 from ingot.builder.select import plan_ops
 from ingot.dtypes import DType
@@ -23,8 +23,6 @@ from ingot.plan import Attr, KvLayout, Limits, Plan, Rows, Step
 from ingot.plugins.ops.screen import GROUP
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import Target
-
-_RESIDUAL = {"matmul": 3, "rms_norm": 2, "layer_norm": 3}  # op → its input that is added
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,18 +37,6 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     kv_dtype: DType
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Draft:
-    """A step before memory is planned: inputs are weight names, value indices or None."""
-
-    name: str
-    op: str
-    kernel: str
-    inputs: tuple[str | int | None, ...]
-    outputs: tuple[int | None, ...]
-    attrs: dict[str, Attr]
 
 
 def read_shape(graph: Graph) -> ModelShape:
@@ -89,15 +75,14 @@ def read_shape(graph: Graph) -> ModelShape:
 
 
 class Lowering:
-    """Collects drafts and weights node by node; `plan` puts them together."""
+    """Collects steps and weights node by node; `plan` puts them together."""
 
-    def __init__(self, graph: Graph, *, panels: bool = True, adding_products: bool = False) -> None:
-        """panels: the target's products take packed weights. adding_products: and add what a norm would add to them."""
+    def __init__(self, graph: Graph, *, panels: bool = True) -> None:
+        """panels: the target's products take packed weights."""
         self._panels = panels
-        self._drafts: list[_Draft] = []
-        self._screen: list[_Draft] = []
+        self._drafts: list[Draft] = []
+        self._screen: list[Draft] = []
         self._values: list[Value] = []
-        self._tensors: list[str] = []  # the graph's name of each value, "" for those made here
         self._index: dict[int, int] = {}  # id of a tensor → its value
         self._known: dict[tuple[object, ...], str] = {}  # equal weights are stored once
         self._uses: dict[str, WeightUse] = {}
@@ -105,8 +90,6 @@ class Lowering:
         for node in graph.nodes:
             if node.domain == DOMAIN:
                 self._lower(node)
-        if adding_products:
-            self._add_in_products()
         self._logits = self._index[id(graph.logits)]
 
     def screen_head(self, target: Target) -> None:
@@ -123,7 +106,7 @@ class Lowering:
                 self._uses[each.name] = each
         x, logits = head.inputs[0], head.outputs[0]
         self._screen = [
-            _Draft(
+            Draft(
                 name=codes.name,
                 op="matmul",
                 kernel=product,
@@ -131,7 +114,7 @@ class Lowering:
                 outputs=(logits,),
                 attrs=dict(PRODUCT_ATTRS),
             ),
-            _Draft(
+            Draft(
                 name=f"{codes.name}.choice",
                 op="screen",
                 kernel=choice,
@@ -154,17 +137,19 @@ class Lowering:
         """Rows and columns of an activation."""
         return self._values[self._index[id(tensor)]]
 
-    def tensors(self) -> dict[str, tuple[str, ...]]:
-        """Step → the graph's tensor behind each output, "" where there is none."""
-        return {
-            draft.name: tuple("" if index is None else self._tensors[index] for index in draft.outputs)
-            for draft in self._drafts
-        }
+    @property
+    def program(self) -> Program:
+        """The steps as the graph has them."""
+        return Program(
+            steps=tuple(self._drafts), values=tuple(self._values), logits=self._logits, screen=tuple(self._screen)
+        )
 
-    def plan(self, limits: Limits, kv: KvLayout, shape: ModelShape) -> Plan:
-        """The Plan under these limits."""
+    def plan(self, program: Program, limits: Limits, kv: KvLayout, shape: ModelShape) -> Plan:
+        """The Plan of this program, or of what passes have made of it, under these limits."""
         rows = {Rows.TOKENS: limits.max_num_tokens, Rows.LOGITS: limits.max_logit_rows}
-        buffers, arena_bytes = plan_arena(self._values, [_use(draft) for draft in self._drafts], rows, [self._logits])
+        buffers, arena_bytes = plan_arena(
+            program.values, [_use(step) for step in program.steps], rows, [program.logits]
+        )
         weights, weight_bytes = place_weights(self.uses, shard_count(self.uses))
         names = [buffer.name for buffer in buffers]
         max_positions = limits.max_seq_len if shape.positions == UNLIMITED else shape.positions
@@ -175,11 +160,11 @@ class Lowering:
             kv=kv,
             buffers=tuple(dict.fromkeys(buffers)),
             weights=tuple(weights),
-            steps=tuple(_step(draft, names) for draft in self._drafts),
+            steps=tuple(_step(each, names) for each in program.steps),
             arena_bytes=arena_bytes,
             weight_bytes=weight_bytes,
-            logits=names[self._logits],
-            screen=tuple(_step(draft, names) for draft in self._screen),
+            logits=names[program.logits],
+            screen=tuple(_step(each, names) for each in program.screen),
         )
 
     def _lower(self, node: gs.Node) -> None:
@@ -228,37 +213,8 @@ class Lowering:
         ]
         made += [None] * (len(op.outputs) - len(made))
         self._drafts.append(
-            _Draft(name=name, op=op_name, kernel=kernel, inputs=tuple(refs), outputs=tuple(made), attrs=attrs)
+            Draft(name=name, op=op_name, kernel=kernel, inputs=tuple(refs), outputs=tuple(made), attrs=attrs)
         )
-
-    def _add_in_products(self) -> None:
-        """What a norm adds to a product that nobody else reads is added by the product, which then comes before it."""
-        writers = {value: draft for draft in self._drafts for value in draft.outputs}
-        readers = Counter(ref for draft in self._drafts for ref in draft.inputs)
-        products: dict[str, _Draft] = {}  # norm → the product before it, as it is now
-        moved: set[str] = set()
-        for norm in self._drafts:
-            residual = norm.inputs[_RESIDUAL[norm.op]] if norm.op.endswith("_norm") else None
-            branch = norm.inputs[0] if norm.inputs else None
-            if residual is None or not isinstance(branch, int) or readers[branch] > 1:
-                continue
-            product = writers.get(branch)
-            if product is None or product.op != "matmul" or product.inputs[_RESIDUAL["matmul"]] is not None:
-                continue
-            total = norm.outputs[1]
-            if total is None:  # the product's value becomes the sum, which has no name in the graph any more
-                total, self._tensors[branch] = branch, ""
-            inputs = (*product.inputs[:-1], residual)
-            products[norm.name] = dataclasses.replace(product, inputs=inputs, outputs=(total,))
-            moved.add(product.name)
-        drafts = [draft for draft in self._drafts if draft.name not in moved]
-        self._drafts = []
-        for draft in drafts:
-            if (product := products.get(draft.name)) is not None:
-                inputs = (product.outputs[0], *draft.inputs[1:-1], None)
-                self._drafts.append(product)
-                draft = dataclasses.replace(draft, inputs=inputs, outputs=(draft.outputs[0], None))
-            self._drafts.append(draft)
 
     def _ref(self, node: gs.Node, op: str, name: str, index: int, each: gs.Tensor | int) -> str | int | None:
         if isinstance(each, int):
@@ -302,14 +258,13 @@ class Lowering:
         return shape[-2] if product else shape[-1]
 
     def _new_value(self, rows: Rows, cols: int, tensor: gs.Tensor | None = None) -> int:
-        self._values.append(Value(rows=rows, cols=cols))
-        self._tensors.append("" if tensor is None else tensor.name)
+        self._values.append(Value(rows=rows, cols=cols, tensor="" if tensor is None else tensor.name))
         if tensor is not None:
             self._index[id(tensor)] = len(self._values) - 1
         return len(self._values) - 1
 
 
-def _use(draft: _Draft) -> Use:
+def _use(draft: Draft) -> Use:
     op = find_op(draft.op)
     return Use(
         inputs=tuple(ref if isinstance(ref, int) else None for ref in draft.inputs),
@@ -319,7 +274,7 @@ def _use(draft: _Draft) -> Use:
     )
 
 
-def _step(draft: _Draft, names: Sequence[str]) -> Step:
+def _step(draft: Draft, names: Sequence[str]) -> Step:
     return Step(
         name=draft.name,
         op=draft.op,

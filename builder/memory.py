@@ -20,10 +20,11 @@ _FLOAT = 4  # activations are float32
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """An activation [rows, cols]."""
+    """An activation [rows, cols]. tensor: its name in the graph, "" for one that the graph has not."""
 
     rows: Rows
     cols: int
+    tensor: str = dataclasses.field(default="", compare=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,10 +23,12 @@ from ingot.builder.passes import (
     recognise_norms,
     select_logit_rows,
 )
+from ingot.builder.passes.add_in_products import add_in_products
 from ingot.builder.passes.base import Pass, PassReport
 from ingot.builder.passes.choose_kernels import ChooseKernels
 from ingot.builder.passes.set_precision import SetPrecision
 from ingot.builder.precision import ProductChoice
+from ingot.builder.program import Program
 from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plugins.target import Target
@@ -57,6 +59,26 @@ def target_passes(
 ) -> tuple[Pass, ...]:
     """How the model is computed."""
     return (SetPrecision(products=products, tables=tables, kv=kv, target=target), ChooseKernels(target=target))
+
+
+StepPass = Callable[[Program], tuple[Program, PassReport]]
+
+
+def step_passes(target: Target) -> tuple[StepPass, ...]:
+    """What is decided of steps, when weights and kernels are known and memory is not planned yet."""
+    return (add_in_products,) if target.adds_in_products else ()
+
+
+def run_step_passes(
+    program: Program,
+    passes: Sequence[StepPass],
+    said: Callable[[PassReport, Program], None] = lambda report, made: None,
+) -> Program:
+    """Run passes in order. said: gets each pass's report, and what it has made."""
+    for each in passes:
+        program, report = each(program)
+        said(report, program)
+    return program
 
 
 def run_passes(

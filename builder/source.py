@@ -1,8 +1,8 @@
 """A Checkpoint as `verify` sees it: the steps that an engine of it has, the weights of those steps, and the graph.
 
 Nothing here depends on an engine's bytes or precision: steps and weights come from the same passes with float32
-everywhere, the values of the graph from the graph before any pass (`builder/evaluate.py`). Of an engine's target it
-matters whether its products add the residual stream.
+everywhere, the values of the graph from the graph before any pass (`builder/evaluate.py`). An engine's target decides
+which step passes there are: whether its products add the residual stream.
 """
 
 import contextlib
@@ -17,13 +17,14 @@ import numpy.typing as npt
 from ingot.builder.build import graph_errors
 from ingot.builder.evaluate import Evaluation
 from ingot.builder.expressions import Float32, WeightReader, key, leaves
-from ingot.builder.float_plan import float_plan, lower_float
+from ingot.builder.float_plan import lower_float
 from ingot.builder.graph import Graph
 from ingot.builder.names import name_nodes
 from ingot.builder.pack import WeightUse
-from ingot.builder.pipeline import require_plugins, run_passes, structure_passes
+from ingot.builder.pipeline import require_plugins, run_passes, step_passes, structure_passes
 from ingot.checkpoint import Checkpoint
 from ingot.plan import Limits, Plan
+from ingot.plugins.target import Target
 
 Int64 = npt.NDArray[np.int64]
 
@@ -66,21 +67,20 @@ class Source:
 
 
 @contextlib.contextmanager
-def open_source(directory: Path, limits: Limits, tokens_per_block: int, *, adding_products: bool) -> Iterator[Source]:
-    """Raises CheckpointError or PassError where `build` would."""
+def open_source(directory: Path, limits: Limits, tokens_per_block: int, target: Target) -> Iterator[Source]:
+    """target: of the engine. Raises CheckpointError or PassError where `build` would."""
     checkpoint = Checkpoint.open(directory)
     with graph_errors(checkpoint.graph_path):
         graph = Graph.load(checkpoint.graph_path)
         names, logits = set(graph.surgeon.tensors()), graph.logits.name
         require_plugins(graph, run_passes(graph, structure_passes()))
         name_nodes(graph)
-        lowering, shape = lower_float(graph, checkpoint, adding_products=adding_products)
-        plan = float_plan(lowering, shape, limits, tokens_per_block)
-    tensors = {
-        step: tuple(name if name in names else "" for name in outputs) for step, outputs in lowering.tensors().items()
-    }
+        model = lower_float(graph, checkpoint, step_passes(target))
+        plan, uses = model.plan(limits, tokens_per_block), model.lowering.uses
+    written = model.program.tensors()
+    tensors = {step: tuple(name if name in names else "" for name in outputs) for step, outputs in written.items()}
     first: dict[tuple[object, ...], str] = {}
-    same = {use.name: first.setdefault(key(use.tensor), use.name) for use in lowering.uses}
+    same = {use.name: first.setdefault(key(use.tensor), use.name) for use in uses}
     with WeightReader(checkpoint) as reader:
         yield Source(
             plan=plan,
@@ -88,7 +88,7 @@ def open_source(directory: Path, limits: Limits, tokens_per_block: int, *, addin
             hashes=checkpoint.config.sources,
             same=same,
             logits=logits,
-            _uses={use.name: use for use in lowering.uses},
+            _uses={use.name: use for use in uses},
             _reader=reader,
             _graph=checkpoint.graph_path,
         )

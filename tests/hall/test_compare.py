@@ -27,6 +27,7 @@ from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.ref.weights import read_weight
+from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from ingot.quickstart import SHIPPED
 from tests.hall.planted import Bytes, Edit, floats, panel, replant, swap_panels, with_attr
@@ -249,7 +250,7 @@ def run_on(session: RefSession, engine: Path, checkpoint: Path) -> Comparison:
         plan = opened.plan
         tokens = read_tokens(engine, plan.vocab_size, 40, None, 40)
         assert session.num_blocks >= blocks_needed(plan, tokens.sequences)
-        with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block, adding_products=False) as source:
+        with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block, find_target("ref")) as source:
             run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=2)
             run.compare_group(0, tokens.sequences)
             return run.result(engine, checkpoint)
@@ -311,7 +312,7 @@ def test_what_is_right_by_itself_but_not_in_the_model_is_named(llama: Built) -> 
         plan = opened.plan
         tokens = read_tokens(engine, plan.vocab_size, 40, None, 40)
         session = RefSession(plan, opened.weights, SessionOptions(num_blocks=8))
-        with open_source(llama.checkpoint, plan.limits, plan.kv.tokens_per_block, adding_products=False) as source:
+        with open_source(llama.checkpoint, plan.limits, plan.kv.tokens_per_block, find_target("ref")) as source:
             names = dict(source.tensors)
             names["layers.0/attention_out"], names["layers.0/down"] = (
                 names["layers.0/down"],

@@ -24,6 +24,7 @@ from ingot.plan import Plan, Step
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.session import RefSession
+from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import Int32, StepBatch
 from tests.hall.planted import step_named
@@ -196,7 +197,7 @@ def test_what_is_beyond_a_bound_is_a_finding(llama: Built) -> None:
         plan = opened.plan
         tokens = read_tokens(llama.engine("ref-f32"), plan.vocab_size, 8, None, 8)
         session = RefSession(plan, opened.weights, SessionOptions(num_blocks=8))
-        with open_source(llama.checkpoint, plan.limits, plan.kv.tokens_per_block, adding_products=False) as source:
+        with open_source(llama.checkpoint, plan.limits, plan.kv.tokens_per_block, find_target("ref")) as source:
             for share, count in ((0.99, 0), (1.01, 1), (float("nan"), 1), (float("inf"), 1)):
                 run = Run(
                     engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=1

@@ -25,6 +25,7 @@ from ingot.errors import EngineError
 from ingot.plan import Plan
 from ingot.plugins.op import Array
 from ingot.plugins.ref.session import RefSession
+from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from tests.hall.planted import Bytes, Edit, panel, replant, step_named, with_attr
 from tests.hall.test_compare import LLAMA, OPTIONS, Built, built, run_on
@@ -90,7 +91,7 @@ def test_figures_are_those_of_the_source_by_itself(chaotic: Built, monkeypatch: 
     ((ids, own),) = seen
     with (
         open_engine(chaotic.engine("cpu-w4g32")) as opened,
-        open_source(chaotic.checkpoint, opened.plan.limits, 16, adding_products=True) as source,
+        open_source(chaotic.checkpoint, opened.plan.limits, 16, find_target("cpu/avx2")) as source,
     ):
         expected = source.evaluate(ids.astype(np.int64), {source.logits}, 1).value(source.logits)
     np.testing.assert_allclose(own, expected.reshape(own.shape), rtol=1e-9, atol=1e-9)

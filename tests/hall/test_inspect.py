@@ -11,8 +11,13 @@ from ingot.convert.convert import convert
 from ingot.engine import read_plan
 from ingot.errors import EngineError, UsageError
 from ingot.inspect import inspect
+from ingot.plan import Plan
 from ingot.plan_json import plan_from_json
 from tests.handmade import TINY_LLAMA, write_model
+
+
+def _dumped(file: Path) -> Plan:
+    return plan_from_json(file.read_text()[:-1])
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +57,10 @@ def test_the_variants_of_an_engine(folder: Path, tmp_path: Path) -> None:
     assert "6 norms in products, 3 rotations in attention" in lines[1]
     assert inspect(folder / "e").document["variants"] == [], "ref runs the steps"
     dumped = [path.name for path in sorted(tmp_path.glob("*.json"))]
-    assert dumped[0] == "17_few.private_rows.json"
-    assert plan_from_json((tmp_path / dumped[-1]).read_text()[:-1]).variants == read_plan(tmp_path / "e").variants
+    assert dumped[:2] == ["17_add_in_products.json", "18_few.private_rows.json"]
+    adding = [bool(step.inputs[3]) for step in _dumped(tmp_path / dumped[0]).steps if step.op == "matmul"]
+    assert adding == [False, True, False, True] * 3 + [False], "attention's product and down, of each layer"
+    assert _dumped(tmp_path / dumped[-1]).variants == read_plan(tmp_path / "e").variants
 
 
 def test_bytes_bound_one_token_and_never_a_step_without_bytes(folder: Path) -> None:

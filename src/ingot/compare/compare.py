@@ -68,8 +68,7 @@ def compare(
         _checkpoint_of(against, progress) as checkpoint,
     ):
         plan = engine.plan
-        adding = target.adds_in_products
-        with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block, adding_products=adding) as source:
+        with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block, target) as source:
             require_same_structure(plan, source.plan, source.same, str(directory), str(against))
             group = max(2, min(512, GROUP_BYTES // (8 * plan.vocab_size)))
             longest = min(longest_sequence(plan), group)
