@@ -2,6 +2,10 @@
 
 import json
 import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import click
@@ -57,3 +61,55 @@ def test_the_image_has_what_it_builds_and_runs_with() -> None:
     assert extras == ["serve"]
     assert extras[0] in project["project"]["optional-dependencies"]
     assert "ingot" in project["project"]["scripts"]
+
+
+def serve_params(arguments: list[str]) -> dict[str, Any]:
+    """What `ingot serve` makes of its arguments."""
+    params: dict[str, Any] = command.make_context("serve", arguments).params
+    return params
+
+
+def test_the_unit_gives_drains_their_time() -> None:
+    unit = (DEPLOY / "ingot.service").read_text()
+    program, subcommand, *arguments = shlex.split(re.findall(r"ExecStart=(.*)", unit)[0])
+    assert (Path(program).name, subcommand) == ("ingot", "serve")
+    params = serve_params(arguments)
+    assert params["drain_timeout"] >= params["request_timeout"], "no answer is cut off"
+    assert int(re.findall(r"TimeoutStopSec=(\d+)", unit)[0]) > params["drain_timeout"]
+
+
+def test_the_proxy_waits_longer_than_the_server_and_forwards_what_needs_a_key() -> None:
+    proxy = (DEPLOY / "nginx.conf").read_text()
+    params = serve_params(["--engine_dir", "engine"])
+    assert int(re.findall(r"proxy_read_timeout (\d+)s", proxy)[0]) > params["request_timeout"]
+    assert f"127.0.0.1:{params['port']}" in proxy
+    (forwarded,) = re.findall(r"location ~ (\S+) {", proxy)
+    for path in ("/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"):
+        assert re.search(forwarded, path)
+    for path in ("/", "/metrics", "/health/ready", "/version", "/openapi.json", "/debug/stall"):
+        assert not re.search(forwarded, path)
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx")
+def test_nginx_takes_the_file(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-subj",
+        "/CN=x",
+    ]
+    subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
+    proxy = (DEPLOY / "nginx.conf").read_text()
+    for place, path in (("ssl_certificate_key", key), ("ssl_certificate", certificate)):
+        proxy = re.sub(rf"{place} .*;", f"{place} {path};", proxy)
+    (tmp_path / "nginx.conf").write_text(f"pid {tmp_path}/pid;\nevents {{}}\nhttp {{\naccess_log off;\n{proxy}}}\n")
+    checked = ["nginx", "-t", "-q", "-e", str(tmp_path / "log"), "-c", str(tmp_path / "nginx.conf")]
+    done = subprocess.run(checked, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The support table of the README, found by trying: `python -m tests.house.support` writes it.
+"""docs/support.md and its summary in the README, found by trying: `python -m tests.house.support` writes both.
 
 Every family × precision × target is converted, built, and, where this machine can, run beside the target `ref`. With
 PYTHONPATH=build/tiles/site, after `make tiles`, cpu/amx is tried too on a machine without tile registers.
@@ -6,6 +6,7 @@ PYTHONPATH=build/tiles/site, after `make tiles`, cpu/amx is tried too on a machi
 
 import enum
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,9 @@ from ingot.runtime.model_runner import ModelRunner
 from tests.handmade import write_model
 from tests.house.project import ROOT
 
-BEGIN = "<!-- support: written by `python -m tests.house.support`, kept in step by a test -->"
-END = "<!-- end of support -->"
+PAGE = ROOT / "docs/support.md"
+BEGIN = "<!-- summary: written by `python -m tests.house.support`, kept in step by a test -->"
+END = "<!-- end of summary -->"
 # Of the range of the logits, against `ref`. w4g64 and w4g128 run the kernels of w4g32.
 TOLERANCE = {"f32": 1e-4, "bf16": 3e-2, "w8": 1e-2, "w4g32": 2e-2}
 # On tiles attention rounds to bf16, and int8 activations make steps of that.
@@ -34,16 +36,42 @@ TOLERANCE_ON_TILES = {**TOLERANCE, "w8": 2e-2}
 GPU_COLUMNS = {"cuda": "cuda/smXX", "tensorrt": "tensorrt/smXX", "tensorrt-rtx": "tensorrt-rtx"}
 
 
-UNPROVEN = """Not proven, since we had no GPU:
+HEAD = """# What works
 
-- whether TensorRT-RTX takes a GPU of 9.0 (expected: it refuses), and that it loads and runs engines on any other
-- every CUDA kernel's numbers on a real GPU, and that compute-sanitizer finds nothing
-- tokens and layers of whole models, 729 sorts, under the real driver, cuBLASLt and graph capture
-- every speed on GPUs: decode, prefill, paged attention, against the machine's limits and against transformers
-- of the full TensorRT: that it builds, reads back and runs any of this
+`python -m tests.house.support` writes this page. It converts, builds and, where the machine can, runs every row. A test
+tries every row again.
+
+"""
+WORDS = """
+| word | means |
+|---|---|
+| tested | The engine runs, and its logits agree with the numpy reference. |
+| tested on emulated tiles | The same on a CPU with AVX-512 and BF16, where software did the AMX instructions. |
+| builds | The engine was built and not run: our machine lacks the instructions. |
+| never run on a GPU | The engine is built, and tests run its kernels on an emulated GPU. |
+| refused | ingot refuses to build it and says why. |
+
+- We had no CPU with AMX.
+- `cuda/smXX` and `tensorrt/smXX` stand for sm80, sm86, sm89, sm90, sm100 and sm120. `tensorrt-rtx` also has /sm80,
+  /sm86, /sm89 and /sm120. All of them also take `f16`.
+- We have not even built an engine for `tensorrt/smXX`: we had no such library.
+- `w4g64` and `w4g128` run the kernels of `w4g32`.
+- Any other model type is refused by name. [Adding a family](how-to/add.md#a-model-family) takes one file.
+
+"""
+UNPROVEN = """## Not proven
+
+We had no GPU. So nobody has tried:
+
+- whether TensorRT-RTX takes a GPU of 9.0 (we expect that it refuses), and that it loads and runs engines on any other
+- the numbers of every CUDA kernel on a real GPU, and that compute-sanitizer finds nothing
+- that whole models give the right tokens and layers under the real driver, cuBLASLt and graph capture
+- any speed on a GPU: decode, prefill, paged attention
+- that the full TensorRT builds, reads back and runs an engine
 - several GPUs: an engine has one rank
 
-`python -m tests.gpu_proof --work DIR` does the first four on an H100 or H200 ([docs/gpu.md](docs/gpu.md))."""
+`python -m tests.gpu_proof --work DIR` does the first four on an H100 or H200 ([NVIDIA GPUs](gpu.md)).
+"""
 
 
 class Support(enum.Enum):
@@ -55,7 +83,7 @@ class Support(enum.Enum):
     TESTED = "tested"
     TRAPPED = "tested on emulated tiles"
     BUILDS = "builds"
-    UNPROVEN = "not executed by us"
+    UNPROVEN = "never run on a GPU"
     REFUSED = "refused"
 
 
@@ -131,8 +159,30 @@ def table(found: dict[Row, dict[str, Support]]) -> str:
     return "\n".join(lines)
 
 
+def summary(found: dict[Row, dict[str, Support]]) -> str:
+    """Targets x precisions for the README, as Markdown: one row for each target, precisions alike in one column."""
+    columns_of = {"f32, bf16": ("f32", "bf16"), "w8, w4g32, w4g64, w4g128": ("w8", "w4g32")}
+    lines = [
+        "| target | " + " | ".join(f"`{each.replace(', ', '`, `')}`" for each in columns_of) + " |",
+        "|---|---|---|",
+    ]
+    for name in columns():
+        cells = (_cell([row[name] for (_, each), row in found.items() if each in kept]) for kept in columns_of.values())
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(cells: Sequence[Support]) -> str:
+    """What all families have; where they differ, what most have, and how many are refused."""
+    others = [cell for cell in cells if cell is not Support.REFUSED]
+    if not others:
+        return Support.REFUSED.value
+    words = " or ".join(dict.fromkeys(cell.value for cell in others))
+    return words if len(others) == len(cells) else f"{words}; experts refused"
+
+
 def parse(text: str) -> dict[Row, dict[str, Support]]:
-    """The table that stands in the README."""
+    """The table that stands in docs/support.md."""
     lines = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.strip().splitlines()]
     head, _, *rows = lines
     return {
@@ -140,29 +190,23 @@ def parse(text: str) -> dict[Row, dict[str, Support]]:
     }
 
 
-def written() -> str:
-    """The part of the README between the marks."""
-    return (ROOT / "README.md").read_text().split(BEGIN)[1].split(END)[0].split("\n\n")[1]
+def stands() -> str:
+    """The table of docs/support.md."""
+    return next(part for part in PAGE.read_text().split("\n\n") if part.startswith("| model type |"))
+
+
+def write(found: dict[Row, dict[str, Support]]) -> None:
+    """The page, and the summary in the README."""
+    PAGE.write_text(f"{HEAD}{table(found)}\n{WORDS}{UNPROVEN}")
+    readme = ROOT / "README.md"
+    before, rest = readme.read_text().split(BEGIN)
+    readme.write_text(f"{before}{BEGIN}\n{summary(found)}\n{END}{rest.split(END)[1]}")
 
 
 def main() -> None:
-    """Put the table of this machine into the README."""
+    """Try everything on this machine and write what came out."""
     with tempfile.TemporaryDirectory() as work:
-        found = {row: cells for family in family_names() for row, cells in find_support(family, Path(work)).items()}
-    before, rest = (ROOT / "README.md").read_text().split(BEGIN)
-    words = (
-        "*tested*: runs and agrees with the numpy reference. *tested on emulated tiles*: so does the machine code, on\n"
-        "a CPU with AVX-512 and BF16, its AMX instructions done in software; we had no CPU with AMX.\n"
-        "*builds*: not run: our machine lacks the ISA.\n"
-    )
-    words += "*not executed by us*: built, and its kernels run on an emulated GPU by tests, but on no real one yet\n"
-    words += (
-        "(cuda and tensorrt: sm80, sm86, sm89, sm90, sm100, sm120; tensorrt-rtx, also /sm80, /sm86, /sm89, /sm120;\n"
-    )
-    words += "all of them also in `f16`). We have not built engines of tensorrt/smXX either: we had no such library.\n"
-    words += f"*refused*: with a reason.\n\n{UNPROVEN}"
-    body = f"{BEGIN}\n## Support\n\n{table(found)}\n\n{words}\n{END}"
-    (ROOT / "README.md").write_text(before + body + rest.split(END)[1])
+        write({row: cells for family in family_names() for row, cells in find_support(family, Path(work)).items()})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The support table of the README says what is true: every cell is tried."""
+"""docs/support.md says what is true: every cell is tried. The README sums it up."""
 
 from pathlib import Path
 
@@ -6,26 +6,38 @@ import pytest
 
 from ingot.convert.family import family_names
 from tests.house.project import ROOT
-from tests.house.support import UNPROVEN, Support, find_support, parse, table, written
+from tests.house.support import UNPROVEN, Support, find_support, parse, stands, summary, table
 
 UPDATE = "run: python -m tests.house.support"
 
 
 @pytest.mark.parametrize("family", family_names())
-def test_the_readme_lists_what_was_tried(family: str, tmp_path: Path) -> None:
+def test_the_page_lists_what_was_tried(family: str, tmp_path: Path) -> None:
     """Trying raises where a cell does not hold; which cells are run depends on the machine."""
-    stands = {row: set(cells) for row, cells in parse(written()).items() if row[0] == family}
-    assert stands == {row: set(cells) for row, cells in find_support(family, tmp_path).items()}, UPDATE
+    there = {row: set(cells) for row, cells in parse(stands()).items() if row[0] == family}
+    assert there == {row: set(cells) for row, cells in find_support(family, tmp_path).items()}, UPDATE
 
 
-def test_the_readme_lists_every_family_and_no_other() -> None:
-    stands = parse(written())
-    assert tuple(dict.fromkeys(family for family, _ in stands)) == family_names(), UPDATE
-    assert all(cells["ref"] is Support.TESTED for cells in stands.values())
+def test_the_page_lists_every_family_and_no_other() -> None:
+    there = parse(stands())
+    assert tuple(dict.fromkeys(family for family, _ in there)) == family_names(), UPDATE
+    assert all(cells["ref"] is Support.TESTED for cells in there.values())
+
+
+def test_the_readme_names_every_family_and_sums_up_the_page() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in family_names() if f"`{name}`" not in readme] == []
+    assert summary(parse(stands())) in readme, UPDATE
+
+
+def test_experts_are_summed_up_apart() -> None:
+    rows = {("llama", "f32"): Support.UNPROVEN, ("mixtral", "f32"): Support.REFUSED, ("llama", "w8"): Support.REFUSED}
+    found = {row: dict.fromkeys(parse(stands())["llama", "f32"], cell) for row, cell in rows.items()}
+    assert "| `cuda/smXX` | never run on a GPU; experts refused | refused |" in summary(found)
 
 
 def test_what_is_not_proven_stands_below() -> None:
-    assert UNPROVEN in (ROOT / "README.md").read_text()
+    assert UNPROVEN in (ROOT / "docs/support.md").read_text()
     program = UNPROVEN.split("python -m ")[1].split(" ")[0]
     assert (ROOT / program.replace(".", "/") / "__main__.py").is_file(), "and what proves it is there"
 

@@ -1,4 +1,4 @@
-"""Options → everything installed, built, measured in turn → results.json, table.md, plot.png below --work."""
+"""Options → everything installed, built, measured in turn → results.json, record.json, table.md, plot.png in --work."""
 
 import argparse
 import dataclasses
@@ -17,10 +17,12 @@ from ingot.errors import IngotError, UsageError
 from ingot.plugins.cpu.native import core_count, detect_isa
 from tests.peers.adapters.ingot import engine_dir
 from tests.peers.adapters.protocol import Job
+from tests.peers.load import RUNNING
 from tests.peers.mixed import MixedOptions, run_mixed
 from tests.peers.models import SHAPES
 from tests.peers.peers import CLASSES, INGOT, ISAS, PEERS, Peer, Variant, cap, variants
 from tests.peers.picture import draw
+from tests.peers.record import record_of, written
 from tests.peers.regimes import DEFAULT, Regime, parse_regimes
 from tests.peers.report import NO_TRACE, Heading, markdown
 from tests.peers.rounds import Entrant, Outcome, run_rounds
@@ -42,6 +44,21 @@ class Options:
     isa: str
     json: bool
     dry_run: bool
+
+    @property
+    def command(self) -> str:
+        """What measures the same again."""
+        words = ["python -m tests.peers --work DIR --model", self.model]
+        words += ["--peers", ",".join(peer.name for peer in self.peers) or "none"]
+        words += ["--precisions", ",".join(self.precisions)]
+        words += ["--regimes", ",".join(regime.name for regime in self.regimes) or "none"]
+        words += ["--rounds", str(self.rounds), "--threads", str(self.threads), "--isa", self.isa]
+        if self.mixed is not None:
+            mixed = self.mixed
+            words += ["--trace", mixed.trace.name, "--requests", str(mixed.requests)]
+            words += ["--length_scale", f"{mixed.length_scale:g}", "--ttft_ms", f"{1e3 * mixed.ttft:g}"]
+            words += ["--tpot_ms", ",".join(f"{1e3 * tpot:g}" for tpot in mixed.tpots)]
+        return " ".join(words)
 
     def job(self, variant: Variant) -> Job:
         """What an adapter is told."""
@@ -200,12 +217,12 @@ def compare(options: Options, best: str) -> int:
     folder = options.work / "results" / f"{options.model}-{options.isa}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     try:
         run_rounds(entrants, options.regimes, options.rounds if options.regimes else 1, say)
-        write(folder, heading, outcomes)
+        write(folder, heading, outcomes, options)
         if options.mixed is not None:
             run_mixed(entrants, options.mixed, say)
     except KeyboardInterrupt:
         say("interrupted; what was measured is written, and what is built is used again")
-    write(folder, heading, outcomes)
+    write(folder, heading, outcomes, options)
     print((folder / ("results.json" if options.json else "table.md")).read_text())
     say(f"written: {folder}")
     return 0 if all(_ran(options, outcome) for outcome in outcomes if outcome.engine == INGOT.name) else 1
@@ -241,11 +258,13 @@ def prepare(options: Options, chosen: Sequence[Variant], best: str) -> tuple[lis
     return outcomes, entrants
 
 
-def write(folder: Path, heading: Heading, outcomes: Sequence[Outcome]) -> None:
+def write(folder: Path, heading: Heading, outcomes: Sequence[Outcome], options: Options) -> None:
     """What is known so far."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {**dataclasses.asdict(heading), "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes]}
     (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    ttft = None if options.mixed is None else options.mixed.ttft
+    (folder / "record.json").write_text(written(record_of(heading, outcomes, options.command, RUNNING, ttft)))
     (folder / "table.md").write_text(markdown(heading, outcomes))
     draw(heading, outcomes, folder / "plot.png")
 

@@ -15,12 +15,15 @@ NO_TRACE = "no trace was given (--trace FILE)"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Ratio:
-    """ingot's speed over a peer's: median of the ratios within each round, and their range."""
+    """ingot's speed over a peer's, in each round."""
 
     peer: str
-    median: float
-    lowest: float
-    highest: float
+    rounds: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        """Of the rounds."""
+        return statistics.median(self.rounds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +62,7 @@ def ratio(ours: Outcome, other: Outcome, regime: str) -> Ratio:
     """Round by round; rounds that one of them lacks do not count."""
     found = [mine.speeds[regime] / theirs.speeds[regime] for mine, theirs in zip(ours.turns, other.turns, strict=False)]
     name = f"{other.engine} {other.weights}"
-    return Ratio(peer=name, median=statistics.median(found), lowest=min(found), highest=max(found))
+    return Ratio(peer=name, rounds=found)
 
 
 def against_best(outcomes: Sequence[Outcome], precision: str, regime: str) -> Ratio | None:
@@ -115,7 +118,7 @@ def _ratios(heading: Heading, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _ratio_cell(found: Ratio) -> str:
-    return f"{found.median:.2f} ({found.lowest:.2f} to {found.highest:.2f}; {found.peer})"
+    return f"{found.median:.2f} ({min(found.rounds):.2f} to {max(found.rounds):.2f}; {found.peer})"
 
 
 def _notes(heading: Heading, outcomes: Sequence[Outcome]) -> list[str]:

@@ -145,7 +145,7 @@ def test_ratio_is_the_median_of_the_rounds_against_the_fastest_peer() -> None:
     outcomes = [outcome("ingot", 30, 44, 30), outcome("slow", 10, 10, 10), outcome("fast", 20, 22, 10)]
     found = against_best(outcomes, "w8", "decode:1")
     assert found is not None
-    assert (found.peer, found.median, found.lowest, found.highest) == ("fast w", 2.0, 1.5, 3.0)
+    assert (found.peer, found.median, found.rounds) == ("fast w", 2.0, [1.5, 2.0, 3.0])
     assert median_fraction(outcomes[0], "decode:1") == 0.3
     assert against_best(outcomes[:1], "w8", "decode:1") is None
 

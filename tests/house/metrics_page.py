@@ -1,0 +1,47 @@
+"""docs/metrics.md from the server's own registry: `python -m tests.house.metrics_page` writes it."""
+
+from ingot.runtime.reports import Stats, StepReport
+from ingot.runtime.server.metrics import Metrics
+from tests.house.project import ROOT
+
+PAGE = ROOT / "docs/metrics.md"
+_HEAD = """# Metrics
+
+`python -m tests.house.metrics_page` writes this page from the server's own list. `/metrics` needs no key.
+`examples/deploy/alerts.yml` has rules, `examples/deploy/dashboard.json` a dashboard.
+
+| metric | kind | labels | meaning |
+|---|---|---|---|
+"""
+_TAIL = """
+A histogram also has `_bucket`, `_sum` and `_count`. Gauges and the counters of preemptions are those of the last step.
+"""
+
+
+def names() -> dict[str, tuple[str, str, str]]:
+    """Metric → kind, labels, meaning. A counter has `_total` at its end, as Prometheus sees it."""
+    found = {}
+    for family in _seen().registry.collect():
+        labels = sorted({label for sample in family.samples for label in sample.labels if label != "le"})
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        found[name] = (family.type, ", ".join(f"`{label}`" for label in labels), family.documentation)
+    return found
+
+
+def _seen() -> Metrics:
+    """Metrics with a sample of every label."""
+    metrics = Metrics()
+    metrics.answered("/v1/completions", 200)
+    metrics.step(StepReport(prefill_tokens=1, decode_rows=1, schedule_seconds=0, session_seconds=0, finish_seconds=0))
+    metrics.watch(lambda: Stats(**dict.fromkeys(Stats.__annotations__, 0)))  # type: ignore[typeddict-item]
+    return metrics
+
+
+def page() -> str:
+    """The whole page."""
+    rows = (f"| `{name}` | {kind} | {labels} | {words} |" for name, (kind, labels, words) in sorted(names().items()))
+    return _HEAD + "\n".join(rows) + "\n" + _TAIL
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

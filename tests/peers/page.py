@@ -1,0 +1,120 @@
+"""Records in results/ → docs/results.md and the chart of the README: `python -m tests.peers.page` writes them."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.house.project import ROOT
+from tests.peers.chart import chart
+from tests.peers.record import FOLDER, Group, Load, LoadRow, Record, read
+from tests.peers.regimes import title
+from tests.peers.report import OURS
+from tests.peers.table import table
+
+HEADLINE = "2026-11-23-emerald-rapids-tinyllama"  # the record of the README's chart
+PRECISION = "w4g128"  # and its class
+UPDATE = "run: python -m tests.peers.page"
+_HEAD = """# Results beside other engines
+
+`python -m tests.peers.page` writes this page from the records in `tests/peers/results`. [Speed](speed.md) explains the
+method, the limit of a machine, and what these figures cannot say.
+
+All models have the shape of the named one and random weights. A figure is the median of the rounds, in tokens per
+second. The percentage is its share of the machine's limit. The last row of a class has a ratio for each round.
+
+Records up to 2026-11-23 were copied from the tables of that day. Their commands say what those tables measured. The
+program writes later records.
+"""
+
+
+def pages() -> dict[Path, str]:
+    """Every file that is written, with its text."""
+    headline = read(FOLDER / f"{HEADLINE}.json")
+    images = {theme: ROOT / f"docs/images/speed-{theme}.svg" for theme in ("light", "dark")}
+    written = {path: chart(headline, PRECISION, theme) for theme, path in images.items()}
+    records = sorted(FOLDER.glob("*.json"), key=lambda path: (path.stem != HEADLINE, _backwards(path.stem)))
+    text = "\n".join([_HEAD, *("\n".join(_section(read(path))) for path in records)])
+    return {ROOT / "docs/results.md": text, **written}
+
+
+def _backwards(stem: str) -> tuple[int, str]:
+    """Newest first, then by name."""
+    return -int(stem[:10].replace("-", "")), stem
+
+
+def _section(record: Record) -> Iterator[str]:
+    yield f"## {record.title}, {record.date}"
+    yield ""
+    yield f"{record.machine}, {record.isa}, {record.threads} threads. {_rounds(record)}"
+    yield ""
+    yield f"```\n{record.command}\n```\n"
+    if record.groups:
+        yield from _speeds(record)
+        yield ""
+    if record.load is not None:
+        yield from _load(record.load)
+        yield ""
+    yield from (f"- {note}" for note in record.notes)
+    yield from (f"- {engine}: {version}" for engine, version in record.versions.items())
+    yield ""
+
+
+def _rounds(record: Record) -> str:
+    return "One round." if record.rounds == 1 else f"Medians of {record.rounds} rounds."
+
+
+def _speeds(record: Record) -> list[str]:
+    rows = [row for group in record.groups for row in _group(group, record.regimes)]
+    return table(["engine", "weights", *map(title, record.regimes)], rows)
+
+
+def _group(group: Group, regimes: Sequence[str]) -> Iterator[list[str]]:
+    for row in group.rows:
+        cells = [f"{row.speeds[name]:,.1f} ({row.fractions[name]:.0%})" for name in regimes]
+        yield [row.engine, row.weights, *cells]
+    if group.limits:
+        yield ["*limit*", group.precision, *(f"*{group.limits[name]:,.0f}*" for name in regimes)]
+    ratios = [" and ".join(f"{each:.2f}" for each in group.ratios[name]) for name in regimes]
+    yield ["**ingot over the fastest peer**", group.precision, *(f"**{each}**" for each in ratios)]
+
+
+def _load(load: Load) -> list[str]:
+    limits = [f"goodput, TPOT < {1e3 * tpot:g} ms" for tpot in load.tpots]
+    rows = [
+        [
+            row.engine,
+            row.weights,
+            "" if row.ttft is None or row.tpot is None else f"{row.ttft:.2f} s, {1e3 * row.tpot:.0f} ms",
+            f"{row.at_once:.3g}",
+            *("search given up" if each is None else f"{each:.3g}" for each in row.goodputs),
+        ]
+        for row in load.rows
+    ]
+    rows.append(["**ingot over the best peer**", "", "", *_ratios(load.rows)])
+    words = f"Mixed load: {load.words}. {load.concurrent} requests run at once at most. TTFT below {load.ttft:g} s."
+    columns = ["engine", "weights", "alone: TTFT, TPOT", "all at once, requests/s", *limits]
+    return [words, "", *table(columns, rows)]
+
+
+def _ratios(rows: Sequence[LoadRow]) -> Iterator[str]:
+    """In each column of requests per second."""
+    figures = [(row.engine, (row.at_once, *row.goodputs)) for row in rows]
+    for column in range(len(figures[0][1])):
+        ours = next(found[column] for engine, found in figures if engine == OURS)
+        theirs = [found[column] for engine, found in figures if engine != OURS]
+        if ours is None or None in theirs:
+            yield ""
+        else:
+            best = max(each for each in theirs if each is not None)
+            yield f"**{ours / best:.2f}**" if best else "**no peer has any**"
+
+
+def main() -> None:
+    """Write them."""
+    for path, text in pages().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
