@@ -271,7 +271,7 @@ class Lowering:
         product = find_op(op).packed == index
         panels = product and self._panels
         matrix = product or index in find_op(op).tables
-        gated = panels and bool(node.attrs.get("gated", op == "moe_gate_up"))
+        gated = panels and find_op(op).gated(node.attrs)
         dtype = DType(node.attrs["dtype"]) if matrix else DType.F32
         shape = weight_shape(tensor) if len(weight_shape(tensor)) >= 2 and matrix else None
         use = WeightUse(

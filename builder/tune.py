@@ -76,7 +76,7 @@ def _product(plan: Plan, step: Step, packed: int) -> Product:
         n=n,
         k=k,
         group=group,
-        gated=step.op == "moe_gate_up" or step.attrs.get("gated") == 1,
+        gated=find_op(step.op).gated(step.attrs),
         panel_bytes=panel_bytes(k, weight.dtype, group),
         experts=experts[0] if experts else 0,
         slots=_buffer(plan, step.inputs[1]).cols if experts else 0,

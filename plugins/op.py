@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.plan import Attr, KvLayout, Rows
+from ingot.plan import Attr, KvLayout, Plan, Rows
+from ingot.plugins.attributes import AttrRule
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
 from ingot.plugins.weight_values import HeldWeight, WeightValues
+from ingot.plugins.work import WorkRule, plain_work
 from ingot.step_io import StepBatch
 
 Array = npt.NDArray[np.float32]
@@ -131,10 +133,16 @@ class Op:
     reference     Call → outputs; an optional output that nobody wants is still computed
     in_place      (output, input) pairs that may share their bytes
     size_problem  (shape of each input or None, attrs) → why they do not fit together, or None
+    attr_rules    attribute → what it may be beside its type; others may be any value
+    work          what a use of it moves and computes
     packed        the input that is a product's weight, which targets may pack in panels
-    tables        inputs that are tables: weights of which it reads rows
+    gated         attrs → whether that weight's rows are gates, then ups
+    experts       that weight has a matrix for each expert; the second input names those that a row takes
+    tables        inputs that are tables, weights of which it reads single rows → how many rows a plan needs there
     vectors       inputs that are weights with one dimension, float32
     of_tokens     its activations count tokens, never logit rows
+    uses_kv       it reads or writes the KV cache: its attributes layer, kv_heads and head_dim are those of a plan's
+    overwrites    an output may have the bytes of any input, not only those of `in_place`: each is read before that
     is_step       plans have steps of it; else sessions do it beside their steps
     keeps_inputs  activations that it reads stay as long as those that it writes, whose readers may make them anew
     """
@@ -148,10 +156,16 @@ class Op:
     rows: Rows | None = None  # None: as the first activation input
     in_place: tuple[tuple[int, int], ...] = ()
     size_problem: SizeRule = lambda shapes, attrs: None
+    attr_rules: Mapping[str, AttrRule] = dataclasses.field(default_factory=dict)
+    work: WorkRule = plain_work
     packed: int | None = None
-    tables: tuple[int, ...] = ()
+    gated: Callable[[Mapping[str, Attr]], bool] = lambda attrs: False
+    experts: bool = False
+    tables: Mapping[int, Callable[[Plan], int]] = dataclasses.field(default_factory=dict)
     vectors: tuple[int, ...] = ()
     of_tokens: bool = False
+    uses_kv: bool = False
+    overwrites: bool = False
     is_step: bool = True
     keeps_inputs: bool = False
 
@@ -170,5 +184,7 @@ class Op:
                 return f"attribute {key} must be {wanted.__name__}, got {attrs[key]!r}"
             if isinstance(value := attrs[key], float) and not math.isfinite(value):
                 return f"attribute {key} must be finite, got {value!r}"
+            if key in self.attr_rules and not self.attr_rules[key](value):
+                return f"attribute {key} cannot be {value!r}"
         unknown = sorted(set(attrs) - set(self.attrs))
         return f"unknown attributes {unknown}" if unknown else None

@@ -17,4 +17,5 @@ OP = Op(
     reference=reference,
     size_problem=as_wide_as_first("b"),
     in_place=((0, 0),),
+    overwrites=True,
 )

@@ -1,11 +1,14 @@
 """Rows of a token table, plus rows of a position table where the model learns positions."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 
 from ingot.plan import Attr, Rows
 from ingot.plugins.op import Array, Call, Op, Shapes
+from ingot.plugins.work import OpUse, plain_work
+from ingot.step_work import Work
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -24,6 +27,12 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     return None
 
 
+def work(use: OpUse) -> Work:
+    """A row of each table is read per token."""
+    rows = sum(weight.nbytes // weight.shape[0] for weight in use.weights if weight is not None)
+    return dataclasses.replace(plain_work(use), nbytes=use.activation_bytes + use.rows * rows)
+
+
 OP = Op(
     name="embedding",
     inputs=("table", "position_table?"),  # [vocab, hidden], [positions, hidden]
@@ -32,6 +41,7 @@ OP = Op(
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
     size_problem=size_problem,
-    tables=(0, 1),
+    work=work,
+    tables={0: lambda plan: plan.vocab_size, 1: lambda plan: plan.max_positions},
     rows=Rows.TOKENS,
 )

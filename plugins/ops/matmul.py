@@ -1,10 +1,14 @@
 """Product with a packed weight and its epilogue: bias, activation, gate, residual."""
 
+import dataclasses
 from collections.abc import Mapping
 
 from ingot.plan import Attr
 from ingot.plugins.activations import ACTIVATIONS
+from ingot.plugins.attributes import PRODUCT_RULES, is_flag, one_of
 from ingot.plugins.op import Array, Call, Op, Shapes, unequal
+from ingot.plugins.work import OpUse, plain_work
+from ingot.step_work import Work
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -38,6 +42,12 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     return unequal("bias", bias, weight[0]) or unequal("residual", residual, out)
 
 
+def work(use: OpUse) -> Work:
+    """A multiply-add for each number of the weight and each row."""
+    n, k = use.weight(1).shape
+    return dataclasses.replace(plain_work(use), operations=2 * use.rows * n * k)
+
+
 OP = Op(
     name="matmul",
     inputs=("x", "weight", "bias?", "residual?"),  # [rows, K], [N, K] packed, [N], [rows, out]
@@ -47,7 +57,10 @@ OP = Op(
     out_cols=lambda cols, attrs: ((cols[1] or 0) // (2 if attrs["gated"] else 1),),
     reference=reference,
     size_problem=size_problem,
+    attr_rules={**PRODUCT_RULES, "activation": one_of(*ACTIVATIONS), "gated": is_flag},
+    work=work,
     packed=1,
+    gated=lambda attrs: bool(attrs.get("gated", 0)),
     vectors=(2,),
     in_place=((0, 3),),
 )

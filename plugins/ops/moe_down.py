@@ -5,8 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from ingot.plan import Attr
+from ingot.plugins.attributes import PRODUCT_RULES
 from ingot.plugins.op import Array, Call, Op, Shapes, unequal
-from ingot.plugins.ops.moe_gate_up import each_expert
+from ingot.plugins.ops.moe_gate_up import each_expert, too_many
+from ingot.plugins.work import experts_work
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -29,7 +31,7 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     (k,), (slots,), weight = shapes[0] or (0,), shapes[1] or (0,), shapes[3] or ()
     if len(weight) != 3 or weight[2] * slots != k:
         return f"an input of {slots} slots in {k} columns cannot be multiplied with experts {weight}"
-    return unequal("weights", shapes[2], slots)
+    return unequal("weights", shapes[2], slots) or too_many(slots, weight[0])
 
 
 OP = Op(
@@ -40,5 +42,8 @@ OP = Op(
     out_cols=lambda cols, attrs: (cols[3] or 0,),
     reference=reference,
     size_problem=size_problem,
+    attr_rules=PRODUCT_RULES,
+    work=experts_work,
     packed=3,
+    experts=True,
 )

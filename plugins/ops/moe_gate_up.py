@@ -7,7 +7,9 @@ import numpy.typing as npt
 
 from ingot.plan import Attr
 from ingot.plugins.activations import ACTIVATIONS
+from ingot.plugins.attributes import PRODUCT_RULES, one_of
 from ingot.plugins.op import Array, Call, Op, Shapes
+from ingot.plugins.work import experts_work
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -33,10 +35,15 @@ def each_expert(ids: Array) -> dict[int, tuple[npt.NDArray[np.intp], ...]]:
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     """Input and weight must agree on K; the weight has as many rows for gates as for ups."""
-    (k,), weight = shapes[0] or (0,), shapes[2] or ()
+    (k,), (slots,), weight = shapes[0] or (0,), shapes[1] or (0,), shapes[2] or ()
     if len(weight) != 3 or weight[2] != k or weight[1] % 2:
         return f"an input of {k} columns cannot be multiplied with the gates and ups of experts {weight}"
-    return None
+    return too_many(slots, weight[0])
+
+
+def too_many(slots: int, experts: int) -> str | None:
+    """What is wrong with rows that take so many experts."""
+    return None if slots <= experts else f"a row cannot take {slots} of {experts} experts"
 
 
 OP = Op(
@@ -47,5 +54,9 @@ OP = Op(
     out_cols=lambda cols, attrs: ((cols[1] or 0) * ((cols[2] or 0) // 2),),
     reference=reference,
     size_problem=size_problem,
+    attr_rules={**PRODUCT_RULES, "activation": one_of(*ACTIVATIONS)},
+    work=experts_work,
     packed=2,
+    gated=lambda attrs: True,
+    experts=True,
 )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ingot.plan import Attr
+from ingot.plugins.attributes import is_flag
 from ingot.plugins.op import Array, Call, Op, Shapes
 
 
@@ -39,4 +40,5 @@ OP = Op(
     out_cols=lambda cols, attrs: (int(attrs["per_token"]),) * 2,
     reference=reference,
     size_problem=size_problem,
+    attr_rules={"normalized": is_flag},
 )

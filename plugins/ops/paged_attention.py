@@ -5,7 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from ingot.plan import Attr
-from ingot.plugins.op import Array, Call, Op, Shapes
+from ingot.plugins.attributes import HEAD_RULES, LARGEST, between, not_negative
+from ingot.plugins.op import Array, Call, Op, Shapes, unequal
+from ingot.plugins.work import OpUse
+from ingot.step_work import Work
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -42,9 +45,23 @@ def reference(call: Call) -> tuple[Array, ...]:
 
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
-    """The soft cap must not be negative; 0 means that there is no cap."""
-    softcap = float(attrs["softcap"])
-    return None if softcap >= 0 else f"a soft cap of {softcap:g} is below 0"
+    """KV heads share the heads evenly, and queries have a column for each dimension of each head."""
+    heads, kv_heads, dim = (int(attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
+    if heads % kv_heads:
+        return f"{heads} heads are no multiple of {kv_heads} KV heads"
+    return unequal("q", shapes[0], heads * dim)
+
+
+def work(use: OpUse) -> Work:
+    """Of each sequence, what some token of it sees is read once."""
+    tokens, pairs = 0, 0
+    for past, count in use.load.sequences:
+        window = int(use.attrs["window"]) or past + count
+        tokens += min(past + count, window - 1 + count)
+        full = max(0, min(count, window - past))  # tokens that see everything before them
+        pairs += full * past + full * (full + 1) // 2 + (count - full) * window
+    nbytes = use.activation_bytes + tokens * use.kv_bytes_per_token
+    return Work(nbytes=nbytes, operations=4 * pairs * use.out_cols)
 
 
 OP = Op(
@@ -55,5 +72,9 @@ OP = Op(
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
     size_problem=size_problem,
+    # window: tokens that a token sees, itself included, 0 for all; softcap: 0 for none
+    attr_rules={**HEAD_RULES, "window": between(0, LARGEST + 1), "softcap": not_negative},
+    work=work,
+    uses_kv=True,
     of_tokens=True,
 )

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ingot.plugins.attributes import not_negative
 from ingot.plugins.op import Array, Call, Op, as_wide_as_first
 
 
@@ -21,6 +22,8 @@ OP = Op(
     out_cols=lambda cols, attrs: (cols[0] or 0, cols[0] or 0),
     reference=reference,
     size_problem=as_wide_as_first("weight", "residual"),
+    attr_rules={"eps": not_negative},
     vectors=(1,),
     in_place=((1, 2),),
+    overwrites=True,
 )

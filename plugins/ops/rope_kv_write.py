@@ -5,7 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from ingot.plan import Attr
+from ingot.plugins.attributes import HEAD_RULES, is_flag, not_negative
 from ingot.plugins.op import Array, Call, Op, Shapes, unequal
+from ingot.plugins.work import OpUse, plain_work
+from ingot.step_work import Work
 
 
 def _rotate(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
@@ -61,12 +64,23 @@ def reference(call: Call) -> tuple[Array, ...]:
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     """The columns must fit the heads; a norm is as long as one head or as all heads."""
     heads, kv_heads, dim = (int(attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
-    if shapes[1] is not None and shapes[1][0] > dim:
+    if shapes[1] is not None and shapes[1][0] not in range(2, dim + 1, 2):
         return f"{shapes[1][0]} rotary dimensions do not fit into a head of {dim}"
     for name, norm, count in (("q_norm", shapes[2], heads), ("k_norm", shapes[3], kv_heads)):
         if norm not in (None, (dim,), (count * dim,)):
             return f"{name} has shape {norm} instead of ({dim},), one head, or ({count * dim},), all heads"
     return unequal("qkv", shapes[0], (heads + 2 * kv_heads) * dim)
+
+
+def work(use: OpUse) -> Work:
+    """Keys and values are written. Queries that attention turns itself are neither read nor written here."""
+    plain = plain_work(use) + Work(nbytes=use.load.tokens * use.kv_bytes_per_token, operations=0)
+    if not use.inside:
+        return plain
+    return Work(
+        nbytes=plain.nbytes - 2 * 4 * use.rows * use.out_cols,
+        operations=plain.operations * int(use.attrs["kv_heads"]) // int(use.attrs["heads"]),
+    )
 
 
 OP = Op(
@@ -78,6 +92,9 @@ OP = Op(
     out_cols=lambda cols, attrs: (int(attrs["heads"]) * int(attrs["head_dim"]),),
     reference=reference,
     size_problem=size_problem,
+    attr_rules={**HEAD_RULES, "interleaved": is_flag, "norm_eps": not_negative},
+    work=work,
+    uses_kv=True,
     vectors=(2, 3),
     of_tokens=True,
     keeps_inputs=True,  # attention may turn queries itself

@@ -113,5 +113,6 @@ OP = Op(
     out_cols=lambda cols, attrs: (),
     reference=reference,
     is_step=False,
+    tables={4: lambda plan: plan.vocab_size},
     rows=Rows.LOGITS,
 )

@@ -29,4 +29,5 @@ OP = Op(
     reference=reference,
     size_problem=size_problem,
     in_place=((0, 0),),
+    overwrites=True,
 )

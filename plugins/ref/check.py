@@ -5,21 +5,18 @@ steps.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ingot.dtypes import PRECISIONS, DType, Precision
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import Buffer, Plan, Rows, Step, Weight
 from ingot.plan_check import buffer_bytes
-from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.layouts import ROW, num_panels, panel_bytes, panel_layout, row_bytes, row_layout
 from ingot.plugins.op import Op
 from ingot.plugins.quantised import MAX_K
 from ingot.plugins.registry import find_op, op_names
-from ingot.weight_formats import FORMATS, TABLE_FORMAT
+from ingot.weight_formats import TABLE_FORMAT
 
-_MOST = (1 << 31) - 1
-_GROUPS = tuple(group for each in FORMATS.values() for group in each.groups)
 _TABLE_DTYPES = (DType.F32, DType.BF16, DType.F16, DType(TABLE_FORMAT.dtype))
 
 
@@ -47,7 +44,7 @@ class _Checker:
         if len(step.outputs) != len(op.outputs) or not step.outputs[0]:
             return f"gives {len(op.outputs)} outputs, got {len(step.outputs)}"
         checks: Sequence[Callable[[Step, Op], str | None]] = (
-            self._attributes,
+            self._cache,
             self._kinds,
             self._weights_of,
             self._inputs,
@@ -56,29 +53,13 @@ class _Checker:
         )
         return next((found for check in checks if (found := check(step, op)) is not None), None)
 
-    def _attributes(self, step: Step, op: Op) -> str | None:
-        kv = self._plan.kv
-        allowed: Mapping[str, Callable[[object], bool]] = {
-            "activation": lambda value: value in ACTIVATIONS,
-            "activations": lambda value: value in ("f32", "bf16", "f16", "int8"),
-            "gated": _is_flag,
-            "normalized": _is_flag,
-            "interleaved": _is_flag,
-            "group": lambda value: value in (0, *_GROUPS),
-            "layer": lambda value: _is_between(value, 0, kv.num_layers - 1),
-            "heads": lambda value: _is_between(value, 1, 4096),
-            "kv_heads": lambda value: value == kv.kv_heads,
-            "head_dim": lambda value: value == kv.head_dim,
-            "window": lambda value: _is_between(value, 0, _MOST + 1),
-            **dict.fromkeys(("eps", "norm_eps", "softcap"), _is_not_negative),
-            "cap": lambda value: isinstance(value, float) and value > 0,
-            "per_token": lambda value: _is_between(value, 1, _MOST),
-        }
-        for key, value in step.attrs.items():
-            if key in allowed and not allowed[key](value):
-                return f"attribute {key} cannot be {value!r}"
-        if step.op == "paged_attention" and int(step.attrs["heads"]) % kv.kv_heads:
-            return "heads must be a multiple of kv_heads"
+    def _cache(self, step: Step, op: Op) -> str | None:
+        """An op that uses the KV cache names a layer of it, and the cache's own sizes."""
+        kv, attrs = self._plan.kv, step.attrs
+        if op.uses_kv and int(attrs["layer"]) >= kv.num_layers:
+            return f"layer {attrs['layer']} of {kv.num_layers}"
+        if op.uses_kv and (attrs["kv_heads"], attrs["head_dim"]) != (kv.kv_heads, kv.head_dim):
+            return f"{attrs['kv_heads']} KV heads of {attrs['head_dim']}, the cache has {kv.kv_heads} of {kv.head_dim}"
         return None
 
     def _kinds(self, step: Step, op: Op) -> str | None:
@@ -91,74 +72,31 @@ class _Checker:
         return next((f"there is no buffer {name}" for name in step.outputs if name and name not in self._buffers), None)
 
     def _weights_of(self, step: Step, op: Op) -> str | None:
-        found = None if op.packed is None else _product_problem(self._weights[step.inputs[op.packed]], step)
+        found = None if op.packed is None else _product_problem(self._weights[step.inputs[op.packed]], step, op)
         for places, dtypes, dimensions in ((op.tables, _TABLE_DTYPES, 2), (op.vectors, (DType.F32,), 1)):
             for name in (step.inputs[place] for place in places if step.inputs[place]):
                 found = found or _rows_problem(self._weights[name], dtypes, dimensions)
-        if found is None and step.op == "embedding":
-            for name, least in zip(step.inputs, (self._plan.vocab_size, self._plan.max_positions), strict=True):
-                if name and self._weights[name].shape[0] < least:
-                    return f"{name} has fewer than {least} rows"
+        for place, needed in op.tables.items():
+            name, least = step.inputs[place], needed(self._plan)
+            if found is None and name and self._weights[name].shape[0] < least:
+                return f"{name} has fewer than {least} rows"
         return found
 
     def _inputs(self, step: Step, op: Op) -> str | None:
-        """Activations as wide as the op's formula wants them, and of the same rows."""
+        """Activations that fit together as the op says, and of the same rows."""
         given = [self._buffers[name] for name in step.inputs if name in self._buffers]
-        tokens = op.of_tokens
-        if any(each.rows is not (Rows.TOKENS if tokens else given[0].rows) for each in given):
+        if any(each.rows is not (Rows.TOKENS if op.of_tokens else given[0].rows) for each in given):
             return "inputs must all count tokens or all count logit rows"
-        for index, wanted in self._widths(step).items():
-            name = step.inputs[index]
-            found = self._buffers[name].cols if name in self._buffers else _width(self._weights, name)
-            if name and found not in wanted:
-                return (
-                    f"input {op.inputs[index]}, {name}, has {found} columns, expected {' or '.join(map(str, wanted))}"
-                )
-        return None
-
-    def _widths(self, step: Step) -> dict[int, tuple[int, ...]]:
-        """Input → the columns (numbers of a vector) that it may have."""
-        attrs, kv, cols = step.attrs, self._plan.kv, self._cols(step)
-        first, made = cols[0] or 0, find_op(step.op).out_cols(cols, attrs)[0]
-        match step.op:
-            case "matmul":
-                n, k = self._weights[step.inputs[1]].shape
-                return {0: (k,), 2: (n,), 3: (made,)}
-            case "rms_norm" | "layer_norm" | "add" | "activation":
-                return {index: (first,) for index in range(1, len(step.inputs))}
-            case "rope_kv_write":
-                heads, dim = int(attrs["heads"]), kv.head_dim
-                return {
-                    0: ((heads + 2 * kv.kv_heads) * dim,),
-                    1: tuple(range(2, dim + 1, 2)),
-                    2: (dim, heads * dim),
-                    3: (dim, kv.kv_heads * dim),
-                }
-            case "paged_attention":
-                return {0: (int(attrs["heads"]) * kv.head_dim,)}
-            case "embedding":
-                return {1: (first,)}
-            case "moe_gate_up":
-                return {0: (self._weights[step.inputs[2]].shape[2],)}
-            case "moe_down":
-                slots = cols[1] or 0
-                return {0: (slots * self._weights[step.inputs[3]].shape[2],), 2: (slots,)}
-        return {}
+        return op.size_problem([self._shape(name) for name in step.inputs], step.attrs)
 
     def _outputs(self, step: Step, op: Op) -> str | None:
-        cols = self._cols(step)
-        widths = op.out_cols(cols, step.attrs)
+        widths = op.out_cols(self._cols(step, op), step.attrs)
         first = next((self._buffers[name] for name in step.inputs if name in self._buffers), None)
         rows = op.rows or (first.rows if first else Rows.TOKENS)
         for name, width in zip(step.outputs, widths, strict=True):
             buffer = self._buffers.get(name)
             if buffer is not None and (buffer.cols, buffer.rows) != (width, rows):
                 return f"its output {name} must be {width} columns of {rows.value}"
-        if step.op == "moe_route" and int(step.attrs["per_token"]) > (cols[0] or 0):
-            return f"{step.attrs['per_token']} experts of {cols[0]}"
-        if step.op in ("moe_gate_up", "moe_down"):
-            experts = self._weights[step.inputs[-1]].shape[0]
-            return f"{cols[1]} experts of {experts}" if (cols[1] or 0) > experts else None
         return None
 
     def _apart(self, step: Step, op: Op) -> str | None:
@@ -174,7 +112,7 @@ class _Checker:
                 if given is None or not self._meet(output, given):
                     continue
                 same = (output.offset, output.cols, output.rows) == (given.offset, given.cols, given.rows)
-                if not same or not _in_place(step.op, op, place, index):
+                if not same or not (op.overwrites or (place, index) in op.in_place):
                     return f"buffers {output.name} and {given.name} overlap"
         return None
 
@@ -182,44 +120,21 @@ class _Checker:
         ends = (each.offset + buffer_bytes(self._plan, each) for each in (one, other))
         return next(ends) > other.offset and next(ends) > one.offset
 
-    def _cols(self, step: Step) -> list[int | None]:
+    def _shape(self, name: str) -> tuple[int, ...] | None:
+        """Of a weight as it is stored, (columns,) of an activation."""
+        if name in self._buffers:
+            return (self._buffers[name].cols,)
+        return self._weights[name].shape if name else None
+
+    def _cols(self, step: Step, op: Op) -> list[int | None]:
         """As `Op.out_cols` wants them: rows of a product's weight, columns of a table, numbers of a vector."""
-        found: list[int | None] = []
-        for index, name in enumerate(step.inputs):
-            if name in self._buffers:
-                found.append(self._buffers[name].cols)
-            elif name:
-                shape = self._weights[name].shape
-                found.append(shape[-2] if find_op(step.op).packed == index else shape[-1])
-            else:
-                found.append(None)
-        return found
+        shapes = [self._shape(name) for name in step.inputs]
+        return [shape[-2 if op.packed == index else -1] if shape else None for index, shape in enumerate(shapes)]
 
 
-def _is_flag(value: object) -> bool:
-    return value in (0, 1)
-
-
-def _is_not_negative(value: object) -> bool:
-    return isinstance(value, float) and value >= 0
-
-
-def _is_between(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and low <= value <= high
-
-
-def _width(weights: Mapping[str, Weight], name: str) -> int:
-    return weights[name].shape[-1] if name else 0
-
-
-def _in_place(name: str, op: Op, output: int, index: int) -> bool:
-    """Elementwise ops and norms read an element before they write it, whichever input it is of."""
-    return (output, index) in op.in_place or name in ("add", "activation", "softcap", "rms_norm", "layer_norm")
-
-
-def _product_problem(weight: Weight, step: Step) -> str | None:
+def _product_problem(weight: Weight, step: Step, op: Op) -> str | None:
     """Of the packed weight of a product."""
-    dimensions, gated = (2, bool(step.attrs["gated"])) if step.op == "matmul" else (3, step.op == "moe_gate_up")
+    dimensions, gated = 3 if op.experts else 2, op.gated(step.attrs)
     group, rounded = int(step.attrs["group"]), step.attrs["activations"] == "int8"
     if len(weight.shape) != dimensions or (gated and weight.shape[-2] % 2):
         return f"weight {weight.name} has the shape {weight.shape}"

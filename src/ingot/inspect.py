@@ -23,8 +23,9 @@ from ingot.errors import REBUILD, EngineError, UsageError
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
 from ingot.plan import Plan, Step, Variant, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT
+from ingot.plugins.plan_work import PlanWork
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
-from ingot.step_work import SCREEN_ROWS, Load, PlanWork, Work
+from ingot.step_work import SCREEN_ROWS, Load, Work
 
 BALANCE = 8.0  # operations per byte, assumed: `ingot bench` measures what a machine really does
 CONTEXT = 1024  # tokens an attention looks back at, where the limits allow

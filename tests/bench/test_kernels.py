@@ -14,8 +14,9 @@ from ingot.bench.kernels import KernelsOptions, Phase, fastest_quarter, op_name,
 from ingot.engine import read_plan
 from ingot.plan import Call, Plan, Variant
 from ingot.plugins.cpu.native import detect_isa, peak_name
+from ingot.plugins.plan_work import PlanWork
 from ingot.step_io import StepTimes
-from ingot.step_work import Load, PlanWork
+from ingot.step_work import Load
 from ingot.timed_run import TimedStep
 from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model

@@ -14,7 +14,8 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.engine import read_plan
 from ingot.plan import Plan
-from ingot.step_work import Load, PlanWork
+from ingot.plugins.plan_work import PlanWork
+from ingot.step_work import Load
 from tests.gpu_proof.result import Result
 from tests.gpu_proof.shapes import SHAPES, Wanted
 from tests.gpu_proof.work import Job, engine_of

@@ -14,7 +14,8 @@ from ingot.configs.sampling import SamplingParams
 from ingot.convert.convert import convert
 from ingot.engine import read_plan
 from ingot.plan import Buffer, Plan, Rows, Step
-from ingot.step_work import SCREEN_ROWS, Load, PlanWork, Work, may_screen
+from ingot.plugins.plan_work import PlanWork
+from ingot.step_work import SCREEN_ROWS, Load, Work, may_screen
 from tests.handmade import TINY_LLAMA, write_model
 
 

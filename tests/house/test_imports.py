@@ -31,8 +31,8 @@ MAY = {
     "ingot.weights_memory": "errors plan",
     "ingot.engine": "errors dtypes configs chunks plan plan_json manifest weights_memory engine",
     "ingot.engine_writer": "errors dtypes configs chunks plan manifest engine output_dir",
-    "ingot.plugins": "errors weight_formats dtypes configs plan plan_check plan_json step_io weights_memory plugins "
-    "_cpu",
+    "ingot.plugins": "errors weight_formats dtypes configs plan plan_check plan_json step_io step_work weights_memory "
+    "plugins _cpu",
     "ingot.convert": "errors dtypes configs chunks companions checkpoint tensor_file output_dir forecast convert",
     "ingot.builder": "errors weight_formats dtypes configs chunks companions checkpoint tensor_file output_dir "
     "forecast plan plan_check manifest engine engine_writer step_io step_work timed_run weights_memory plugins "

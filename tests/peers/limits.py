@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from ingot.bench.traffic import decode_bytes, kv_bytes_per_token, weight_bytes_per_step
 from ingot.plan import Plan
 from ingot.plugins.cpu.native import live_peak, peak_name, read_bandwidth
-from ingot.step_work import Load, PlanWork, may_screen
+from ingot.plugins.plan_work import PlanWork
+from ingot.step_work import Load, may_screen
 from tests.peers.regimes import Regime
 
 _ARITHMETIC = ("matmul", "paged_attention")  # ops whose operations count

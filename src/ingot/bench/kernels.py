@@ -21,9 +21,10 @@ from ingot.engine import read_plan
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan, Step
 from ingot.plugins.cpu.native import barrier_seconds, core_count, live_peak, peak_name, read_bandwidth
+from ingot.plugins.plan_work import PlanWork
 from ingot.runtime.session import load_engine
 from ingot.step_io import Int32, TimedSession
-from ingot.step_work import PlanWork, Work
+from ingot.step_work import Work
 from ingot.timed_run import TimedRun, TimedStep, blocks_needed
 
 BATCH_SIZES = (1, 8, 32)

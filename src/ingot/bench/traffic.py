@@ -6,11 +6,10 @@ from ingot.bench.timing import GREEDY
 from ingot.configs.sampling import SamplingParams
 from ingot.plan import Plan
 from ingot.plugins.cpu.native import read_bandwidth
-from ingot.plugins.registry import find_target
+from ingot.plugins.registry import find_op, find_target
 from ingot.plugins.target import WithMemory
-from ingot.step_work import EXPERTS, expert_bytes, may_screen
-
-_GATHERED = ("embedding", "screen")  # ops that read single rows of their tables
+from ingot.plugins.work import expert_bytes
+from ingot.step_work import may_screen
 
 
 def takes_screen(plan: Plan, sampling: SamplingParams, requests: int) -> bool:
@@ -24,10 +23,10 @@ def weight_bytes_per_step(plan: Plan, rows: float = 1, *, screened: bool = False
     as many as the rows take if each takes its own at random. screened: the last step is replaced by the screen."""
     weights = {weight.name: weight for weight in plan.weights}
     steps = (*plan.steps[:-1], *plan.screen) if screened else plan.steps
-    read = {name: step for step in steps if step.op not in _GATHERED for name in step.inputs if name in weights}
+    read = {name: step for step in steps if not find_op(step.op).tables for name in step.inputs if name in weights}
     cols = {buffer.name: buffer.cols for buffer in plan.buffers}
     return sum(
-        expert_bytes(weights[name], cols[step.inputs[1]], rows) if step.op in EXPERTS else weights[name].nbytes
+        expert_bytes(weights[name], cols[step.inputs[1]], rows) if find_op(step.op).experts else weights[name].nbytes
         for name, step in read.items()
     )
 

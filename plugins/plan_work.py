@@ -1,0 +1,56 @@
+"""What each step of a Plan must move and compute for a given batch, for comparison with what a machine can."""
+
+from collections.abc import Collection
+
+from ingot.plan import Buffer, Plan, Rows, Step
+from ingot.plugins.registry import find_op
+from ingot.plugins.work import OpUse
+from ingot.step_work import Load, Work
+
+
+class PlanWork:
+    """The steps of one plan, and the draws that follow them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._kv = plan.kv
+        self._last, self._screen = plan.steps[-1].name, plan.screen
+        self._vocab = plan.vocab_size
+        self._weights = {weight.name: weight for weight in plan.weights}
+        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
+
+    def of(self, step: Step, load: Load, inside: Collection[str] = ()) -> Work:
+        """One step; in place of the last one the screen where that is taken, the rows of its candidates left out: how
+        many they are is not known beforehand. inside: steps that the calls of others compute (Variant.inside)."""
+        if load.screened and step.name == self._last:
+            product, _ = self._screen
+            centres = load.rows * self._vocab  # read for the likeliest token, and again for the candidates
+            return self.of(product, load) + Work(nbytes=8 * centres, operations=8 * centres)
+        inputs = [self._buffers.get(name) for name in step.inputs]
+        outputs = [self._buffers.get(name) for name in step.outputs]
+        out = outputs[0] if outputs else None
+        rows = _rows(out, load) if out else load.tokens
+        if rows == 0:  # a chunk in the middle of a prompt needs no logits, and skips what makes them
+            return Work(nbytes=0, operations=0)
+        return find_op(step.op).work(
+            OpUse(
+                attrs=step.attrs,
+                kv=self._kv,
+                load=load,
+                rows=rows,
+                weights=[self._weights.get(name) for name in step.inputs],
+                cols=[each.cols if each else None for each in inputs],
+                out_cols=out.cols if out else 0,
+                activation_bytes=sum(4 * each.cols * _rows(each, load) for each in (*inputs, *outputs) if each),
+                inside=step.name in inside,
+            )
+        )
+
+    def draw_work(self, load: Load) -> Work:
+        """Greedy draws: every logit is read, and its exponential added up; a screen has drawn already."""
+        if load.screened:
+            return Work(nbytes=0, operations=0)
+        return Work(nbytes=4 * load.rows * self._vocab, operations=2 * load.rows * self._vocab)
+
+
+def _rows(buffer: Buffer, load: Load) -> int:
+    return load.tokens if buffer.rows is Rows.TOKENS else load.rows

@@ -1,0 +1,71 @@
+"""What a step must move and compute: one use of an op under a load, and the rule that most ops follow.
+
+Each op states its rule as `Op.work`; `plan_work.py` asks it for the steps of a plan.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from ingot.plan import Attr, KvLayout, Weight
+from ingot.step_work import Load, Work
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OpUse:
+    """One step of a plan under a load.
+
+    weights           of each input; None for an activation and an absent input
+    cols              columns of each input that is an activation, else None
+    out_cols          columns of the first output, 0 without
+    activation_bytes  of all inputs and outputs
+    rows              that the step computes, at least one
+    inside            the calls of other steps compute it, or a part of it (Variant.inside)
+    """
+
+    attrs: Mapping[str, Attr]
+    kv: KvLayout
+    load: Load
+    rows: int
+    weights: Sequence[Weight | None]
+    cols: Sequence[int | None]
+    out_cols: int
+    activation_bytes: int
+    inside: bool = False
+
+    def weight(self, index: int) -> Weight:
+        """Input `index`, a weight."""
+        weight = self.weights[index]
+        assert weight is not None, f"input {index} is a weight"
+        return weight
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights."""
+        return sum(weight.nbytes for weight in self.weights if weight is not None)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of a token in one layer."""
+        return (self.kv.k_block_bytes + self.kv.v_block_bytes) // self.kv.tokens_per_block
+
+
+WorkRule = Callable[[OpUse], Work]
+
+
+def plain_work(use: OpUse) -> Work:
+    """Everything is read or written once, with two operations for each element of the output."""
+    return Work(nbytes=use.activation_bytes + use.weight_bytes, operations=2 * use.rows * use.out_cols)
+
+
+def experts_work(use: OpUse) -> Work:
+    """Of products with experts, whose weight is the last input, [experts, N, K], and whose numbers are the second."""
+    weight, slots = use.weight(-1), use.cols[1] or 0
+    _, n, k = weight.shape
+    nbytes = use.activation_bytes + expert_bytes(weight, slots, use.rows)
+    return Work(nbytes=nbytes, operations=2 * use.rows * slots * n * k)
+
+
+def expert_bytes(weight: Weight, slots: int, rows: float) -> int:
+    """Of the experts that `rows` rows take, if each takes its own at random."""
+    untaken: float = (1 - slots / weight.shape[0]) ** rows
+    return round(weight.nbytes * (1 - untaken))
