@@ -4,6 +4,7 @@
 steps.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -173,8 +174,7 @@ class _Checker:
                 given = self._buffers.get(name)
                 if given is None or not self._meet(output, given):
                     continue
-                same = (output.offset, output.cols, output.rows) == (given.offset, given.cols, given.rows)
-                if not same or not _in_place(step.op, op, place, index):
+                if not _same_place(output, given) or not _in_place(step.op, op, place, index):
                     return f"buffers {output.name} and {given.name} overlap"
         return None
 
@@ -210,6 +210,10 @@ def _is_between(value: object, low: int, high: int) -> bool:
 
 def _width(weights: Mapping[str, Weight], name: str) -> int:
     return weights[name].shape[-1] if name else 0
+
+
+def _same_place(one: Buffer, other: Buffer) -> bool:
+    return dataclasses.replace(one, name="") == dataclasses.replace(other, name="")
 
 
 def _in_place(name: str, op: Op, output: int, index: int) -> bool:

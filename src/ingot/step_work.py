@@ -58,7 +58,7 @@ class PlanWork:
             return self.of(product, load) + Work(nbytes=8 * centres, operations=8 * centres)
         read = [self._weights[name] for name in step.inputs if name in self._weights]
         touched = [self._buffers[name] for name in (*step.inputs, *step.outputs) if name in self._buffers]
-        nbytes = sum(4 * buffer.cols * _rows(buffer, load) for buffer in touched)
+        nbytes = sum(buffer.dtype.itemsize * buffer.cols * _rows(buffer, load) for buffer in touched)
         out = self._buffers[step.outputs[0]] if step.outputs else None
         rows = _rows(out, load) if out else load.tokens
         if rows == 0:  # a chunk in the middle of a prompt needs no logits, and skips what makes them
