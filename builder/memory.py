@@ -10,20 +10,23 @@ An op may keep its inputs: rope_kv_write's stay as long as its queries, since an
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ingot.dtypes import DType
 from ingot.plan import Buffer, Rows
 
 _ALIGNMENT = 64  # bytes
-_FLOAT = 4  # activations are float32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """An activation [rows, cols]. tensor: its name in the graph, "" for one that the graph has not."""
+    """An activation [rows, cols]. dtype: as it is stored; tensor: its name in the graph, "" for one that the graph has
+    not."""
 
     rows: Rows
     cols: int
+    dtype: DType = DType.F32
     tensor: str = dataclasses.field(default="", compare=False)
 
 
@@ -60,7 +63,7 @@ def plan_arena(
     home = _share_in_place(values, uses, last)
     slots: dict[int, _Slot] = {}
     for index, value in enumerate(values):
-        nbytes = -(-max_rows[value.rows] * value.cols * _FLOAT // _ALIGNMENT) * _ALIGNMENT
+        nbytes = -(-max_rows[value.rows] * value.cols * value.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         slot = slots.setdefault(home[index], _Slot(value=index, nbytes=nbytes, first=first[index], last=last[index]))
         slot.first, slot.last = min(slot.first, first[index]), max(slot.last, last[index])
     _place(list(slots.values()))
@@ -111,13 +114,18 @@ def _place(slots: list[_Slot]) -> None:
 
 
 def _named(values: Sequence[Value], offsets: Sequence[int]) -> list[Buffer]:
-    """One Buffer per distinct place and shape, named `tokens.256`, `tokens.256.2`, ... in order of use."""
-    known: dict[tuple[Rows, int, int], Buffer] = {}
-    count: dict[tuple[Rows, int], int] = {}
+    """One Buffer per distinct place, type and shape: `tokens.256`, `tokens.256.2`, `tokens.256.bf16`."""
+    known: dict[tuple[str, int], Buffer] = {}
+    count = Counter[str]()
     for value, offset in zip(values, offsets, strict=True):
-        place = (value.rows, value.cols, offset)
-        if place not in known:
-            number = count[place[:2]] = count.get(place[:2], 0) + 1
-            name = f"{value.rows.value}.{value.cols}" + (f".{number}" if number > 1 else "")
-            known[place] = Buffer(name=name, rows=value.rows, cols=value.cols, offset=offset)
-    return [known[(value.rows, value.cols, offset)] for value, offset in zip(values, offsets, strict=True)]
+        kind = _kind(value)
+        if (kind, offset) not in known:
+            count[kind] += 1
+            name = kind + (f".{count[kind]}" if count[kind] > 1 else "")
+            buffer = Buffer(name=name, rows=value.rows, cols=value.cols, dtype=value.dtype, offset=offset)
+            known[kind, offset] = buffer
+    return [known[_kind(value), offset] for value, offset in zip(values, offsets, strict=True)]
+
+
+def _kind(value: Value) -> str:
+    return f"{value.rows.value}.{value.cols}" + ("" if value.dtype is DType.F32 else f".{value.dtype.value}")

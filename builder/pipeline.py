@@ -27,11 +27,12 @@ from ingot.builder.passes.add_in_products import add_in_products
 from ingot.builder.passes.base import Pass, PassReport
 from ingot.builder.passes.choose_kernels import ChooseKernels
 from ingot.builder.passes.set_precision import SetPrecision
+from ingot.builder.passes.store_narrow import StoreNarrow
 from ingot.builder.precision import ProductChoice
 from ingot.builder.program import Program
 from ingot.dtypes import DType
 from ingot.errors import PassError
-from ingot.plugins.target import Target
+from ingot.plugins.target import StoresNarrow, Target
 
 
 def structure_passes() -> tuple[Pass, ...]:
@@ -66,7 +67,10 @@ StepPass = Callable[[Program], tuple[Program, PassReport]]
 
 def step_passes(target: Target) -> tuple[StepPass, ...]:
     """What is decided of steps, when weights and kernels are known and memory is not planned yet."""
-    return (add_in_products,) if target.adds_in_products else ()
+    return (
+        *((add_in_products,) if target.adds_in_products else ()),
+        *((StoreNarrow(ops=target.storing_narrow()),) if isinstance(target, StoresNarrow) else ()),
+    )
 
 
 def run_step_passes(

@@ -40,7 +40,7 @@ class PlanWork:
                 weights=[self._weights.get(name) for name in step.inputs],
                 cols=[each.cols if each else None for each in inputs],
                 out_cols=out.cols if out else 0,
-                activation_bytes=sum(4 * each.cols * _rows(each, load) for each in (*inputs, *outputs) if each),
+                activation_bytes=sum(_row_bytes(each) * _rows(each, load) for each in (*inputs, *outputs) if each),
                 inside=step.name in inside,
             )
         )
@@ -54,3 +54,7 @@ class PlanWork:
 
 def _rows(buffer: Buffer, load: Load) -> int:
     return load.tokens if buffer.rows is Rows.TOKENS else load.rows
+
+
+def _row_bytes(buffer: Buffer) -> int:
+    return buffer.dtype.itemsize * buffer.cols

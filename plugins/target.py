@@ -204,6 +204,15 @@ class WithVariants(Target, Protocol):
         ...
 
 
+@runtime_checkable
+class StoresNarrow(Target, Protocol):
+    """A target that stores what only products read in the 16-bit type to which these round it."""
+
+    def storing_narrow(self) -> frozenset[str]:
+        """Ops whose kernels write their first output so, where the plan's buffer says it."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Product:
     """The shape of a matrix product, n counting gate and up together. panel_bytes: of 16 packed columns.

@@ -45,7 +45,7 @@ using OutRows = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 using PieceTuple = std::tuple<int64_t, int64_t, int64_t>;
-using BufferTuple = std::tuple<std::string, std::string, int64_t, int64_t>;
+using BufferTuple = std::tuple<std::string, std::string, int64_t, int64_t, std::string>;
 using WeightTuple =
     std::tuple<std::string, std::string, std::vector<int64_t>, std::string, int64_t, std::vector<PieceTuple>>;
 using StepTuple = std::tuple<std::string, std::string, std::string, std::vector<std::string>, std::vector<std::string>,

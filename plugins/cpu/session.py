@@ -178,7 +178,7 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
     try:
         native = _cpu.Session(
             weights=weights,
-            buffers=[(each.name, each.rows.value, each.cols, each.offset) for each in plan.buffers],
+            buffers=[(each.name, each.rows.value, each.cols, each.offset, each.dtype.value) for each in plan.buffers],
             weight_specs=[
                 (
                     each.name,

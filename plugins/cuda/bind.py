@@ -1,13 +1,13 @@
 """Plan steps → launches of kernels and products, with every address known before the first step.
 
-Activations lie in the plan's arena as float32. One whose readers are all matrix products lies there in the type that
-these take ("narrow"), so that nothing is converted in between: decided here, from the steps alone.
+Activations lie in the plan's arena as float32, or in the products' type ("narrow") where the plan's buffer says so:
+then nothing is converted in between.
 """
 
 from collections.abc import Callable, Sequence
 
 from ingot.dtypes import DType
-from ingot.errors import EngineError
+from ingot.errors import REBUILD, EngineError
 from ingot.plan import Buffer, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Places, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.compiler import Specialisation
@@ -85,37 +85,36 @@ class _Binder:
         self._types = specialisation(plan)
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._weights = {weight.name: weight for weight in plan.weights}
-        self._narrow: dict[str, bool] = {}  # of what lies in each buffer now
 
     def bind(self) -> list[Bound]:
         bound = []
-        for index, step in enumerate(self._plan.steps):
+        for step in self._plan.steps:
             how = _STEPS.get(step.op)
             if how is None:
                 raise EngineError("the cuda target has no kernel for a step", where=step.name, got=step.op)
-            narrow = tuple(
-                position == 0 and step.op in _MAY_NARROW and self._may_be_narrow(index, name)
-                for position, name in enumerate(step.outputs)
-            )
-            work = how(self, step, narrow[0] if narrow else False)
-            self._narrow |= dict(zip(step.outputs, narrow, strict=True))
-            bound.append(Bound(step=step, work=tuple(work), narrow=narrow))
+            self._check_types(step)
+            bound.append(Bound(step=step, work=tuple(how(self, step, self._narrow(step.outputs[0])))))
         return bound
 
-    def _may_be_narrow(self, index: int, name: str) -> bool:
-        """Whether what step `index` writes to a buffer is only ever the input of 16-bit products. Not where it takes
-        over the bytes of an input, which is wider."""
-        if self._types.weight is DType.F32 or name == self._plan.logits or name in self._plan.steps[index].inputs:
-            return False
-        readers = 0
-        for step in self._plan.steps[index + 1 :]:
-            if name in step.inputs:
-                if step.op != "matmul" or step.inputs.count(name) > 1 or step.inputs[0] != name:
-                    return False
-                readers += 1
-            if name in step.outputs:
-                break
-        return readers > 0
+    def _narrow(self, name: str) -> bool:
+        """Whether what lies in a buffer has the products' type."""
+        return self._buffers[name].dtype is not DType.F32
+
+    def _check_types(self, step: Step) -> None:
+        """A narrow buffer has the products' type; they alone read it, and not every kernel writes it."""
+        either = tuple(dict.fromkeys((DType.F32, self._types.weight)))
+        taken = step.inputs[1:] if step.op == "matmul" else step.inputs
+        made = step.outputs[1:] if step.op in NARROW else step.outputs
+        for name in (*step.inputs, *step.outputs):
+            allowed = (DType.F32,) if name in (*taken, *made) else either
+            if name in self._buffers and self._buffers[name].dtype not in allowed:
+                raise EngineError(
+                    "the cuda target cannot keep an activation of a step in this type",
+                    where=f"step {step.name}: {name}",
+                    expected=" or ".join(each.value for each in allowed),
+                    got=self._buffers[name].dtype.value,
+                    hint=REBUILD,
+                )
 
     # Addresses and sizes.
 
@@ -193,7 +192,7 @@ class _Binder:
         n, k = weight.shape
         work: list[Work] = []
         source = self._buffer(x)
-        if self._types.weight is not DType.F32 and not self._narrow.get(x, False):
+        if self._types.weight is not DType.F32 and not self._narrow(x):
             work.append(self._convert(self._at.inputs, source, k, self._buffers[x].rows))
             source = self._at.inputs
         y = self._buffer(step.outputs[0])
@@ -389,7 +388,8 @@ _STEPS: dict[str, Callable[[_Binder, Step, bool], Sequence[Work]]] = {
     "softcap": _Binder.softcap,
 }
 OPS = tuple(_STEPS)
-_MAY_NARROW = frozenset({"rms_norm", "layer_norm", "matmul", "add", "activation", "paged_attention"})
+# whose first output may lie in the products' type
+NARROW = frozenset({"rms_norm", "layer_norm", "matmul", "add", "activation", "paged_attention"})
 
 
 def code_weight(plan: Plan) -> Weight:

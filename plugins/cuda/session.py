@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType, to_float32
+from ingot.dtypes import to_float32
 from ingot.plan import Plan, Rows
-from ingot.plugins.cuda.bind import bind, code_weight, group_of, scratch_bytes, specialisation
+from ingot.plugins.cuda.bind import bind, code_weight, group_of, scratch_bytes
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.draws import KERNEL as DRAWS
 from ingot.plugins.cuda.draws import Draws
@@ -198,13 +198,11 @@ class CudaSession:
         """What a step wrote, as float32."""
         buffers = {buffer.name: buffer for buffer in self._plan.buffers}
         found: dict[str, Float32] = {}
-        for name, narrow in zip(bound.step.outputs, bound.narrow, strict=True):
-            if not name:
-                continue
-            buffer, dtype = buffers[name], specialisation(self._plan).weight if narrow else DType.F32
+        for name in filter(None, bound.step.outputs):
+            buffer = buffers[name]
             rows = counts.tokens if buffer.rows is Rows.TOKENS else counts.rows
-            stored = np.empty((rows, buffer.cols), dtype.storage)
+            stored = np.empty((rows, buffer.cols), buffer.dtype.storage)
             self.device.fetch(stored, self.addresses.arena + buffer.offset)
             self.device.wait()
-            found[name] = to_float32(stored, dtype)
+            found[name] = to_float32(stored, buffer.dtype)
         return found

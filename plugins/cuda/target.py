@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
-from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, code_weight, specialisation
+from ingot.plugins.cuda.bind import CODE_LAYOUT, NARROW, OPS, code_weight, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.products import find_library
@@ -84,6 +84,10 @@ class CudaTarget:
         """The machine code of the plan's kernels."""
         code = compile_kernels(specialisation(plan), self.architecture.code, progress)
         return (Constant(name="code", layout=CODE_LAYOUT + self.architecture.code, data=code.image),)
+
+    def storing_narrow(self) -> frozenset[str]:
+        """Those of all architectures are the same."""
+        return NARROW
 
     def tools(self) -> dict[str, str]:
         """The compiler."""

@@ -38,11 +38,10 @@ Work = Launch | Multiply
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """One plan step. narrow: its outputs that lie in the products' type."""
+    """One plan step."""
 
     step: Step
     work: tuple[Work, ...]
-    narrow: tuple[bool, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

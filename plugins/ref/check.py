@@ -4,6 +4,7 @@
 steps.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
@@ -111,8 +112,7 @@ class _Checker:
                 given = self._buffers.get(name)
                 if given is None or not self._meet(output, given):
                     continue
-                same = (output.offset, output.cols, output.rows) == (given.offset, given.cols, given.rows)
-                if not same or not (op.overwrites or (place, index) in op.in_place):
+                if not _same_place(output, given) or not (op.overwrites or (place, index) in op.in_place):
                     return f"buffers {output.name} and {given.name} overlap"
         return None
 
@@ -130,6 +130,10 @@ class _Checker:
         """As `Op.out_cols` wants them: rows of a product's weight, columns of a table, numbers of a vector."""
         shapes = [self._shape(name) for name in step.inputs]
         return [shape[-2 if op.packed == index else -1] if shape else None for index, shape in enumerate(shapes)]
+
+
+def _same_place(one: Buffer, other: Buffer) -> bool:
+    return dataclasses.replace(one, name="") == dataclasses.replace(other, name="")
 
 
 def _product_problem(weight: Weight, step: Step, op: Op) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ingot.dtypes import from_float32, to_float32
 from ingot.errors import CapacityError
 from ingot.plan import Buffer, Plan, Rows
 from ingot.plugins.interpreter import Interpreter
@@ -74,7 +75,7 @@ class RefSession:
     def close(self) -> None:
         """Forget weights, arena and cache."""
         self._weights.clear()
-        self._arena = np.empty(0, dtype=np.float32)
+        self._arena = np.empty(0, dtype=np.uint8)
         del self.kv
 
     def _interpreter(self, batch: StepBatch) -> Interpreter:
@@ -84,27 +85,31 @@ class RefSession:
 class Arena:
     """The buffers of a plan in one array, with the rows of one batch."""
 
-    def __init__(self, numbers: Array, buffers: Mapping[str, Buffer], batch: StepBatch) -> None:
-        self._numbers, self._buffers = numbers, buffers
+    def __init__(self, memory: npt.NDArray[np.uint8], buffers: Mapping[str, Buffer], batch: StepBatch) -> None:
+        self._memory, self._buffers = memory, buffers
         self._rows = {Rows.TOKENS: len(batch.ids), Rows.LOGITS: len(batch.logit_rows)}
 
     def __contains__(self, name: object) -> bool:
         return name in self._buffers
 
     def __getitem__(self, name: str) -> Array:
-        """A view, float32 [rows, cols]."""
-        buffer = self._buffers[name]
-        rows, begin = self._rows[buffer.rows], buffer.offset // 4
-        return self._numbers[begin : begin + rows * buffer.cols].reshape(rows, buffer.cols)
+        """Float32 [rows, cols]: a view where the buffer is float32."""
+        return to_float32(self._stored(name), self._buffers[name].dtype)
 
     def update(self, outputs: Mapping[str, Array]) -> None:
-        """Copies come first: a step may write over what another of its results is a view of."""
+        """Rounded to the buffers' types. Copies come first: a step may write over what another result is a view of."""
         for name, result in {name: result.copy() for name, result in outputs.items()}.items():
-            self[name][...] = result
+            self._stored(name)[...] = from_float32(result, self._buffers[name].dtype)
+
+    def _stored(self, name: str) -> npt.NDArray[np.generic]:
+        buffer = self._buffers[name]
+        rows, begin = self._rows[buffer.rows], buffer.offset
+        numbers = self._memory[begin : begin + rows * buffer.cols * buffer.dtype.itemsize]
+        return numbers.view(buffer.dtype.storage).reshape(rows, buffer.cols)
 
 
-def _fresh_arena(plan: Plan) -> Array:
-    """NaN everywhere: a step that reads what none has written is found out."""
+def _fresh_arena(plan: Plan) -> npt.NDArray[np.uint8]:
+    """NaN everywhere, in every type: a step that reads what none has written is found out."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if plan.arena_bytes > physical:
         raise CapacityError(
@@ -113,4 +118,4 @@ def _fresh_arena(plan: Plan) -> Array:
             got=f"{plan.arena_bytes} bytes",
             hint="build the engine with a smaller max_num_tokens",
         )
-    return np.full(-(-plan.arena_bytes // 4), np.nan, dtype=np.float32)
+    return np.full(plan.arena_bytes, 0xFF, dtype=np.uint8)

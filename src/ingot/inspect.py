@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "file": file,
         "kv": {**write_record(plan.kv), "bytes_per_token": block},
         "arena_bytes": plan.arena_bytes,
+        "buffers": [write_record(each) for each in plan.buffers],
         "weight_bytes": plan.weight_bytes,
         "screen": [each.name for each in plan.screen],
         "variants": [write_record(each) for each in plan.variants],
@@ -184,7 +186,8 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     }
     lines = [
         f"target      {manifest.target} in {manifest.precision}: plan and weights in {file}",
-        f"weights     {format_bytes(plan.weight_bytes)} packed, activations {format_bytes(plan.arena_bytes)}",
+        f"weights     {format_bytes(plan.weight_bytes)} packed",
+        f"activations {format_bytes(plan.arena_bytes)}: {_buffer_words(plan)}",
         f"KV cache    {plan.kv.dtype.value}, {format_bytes(block)} a token, {plan.kv.tokens_per_block} tokens a block",
         *_screen_lines(plan),
         *(_variant_line(plan, each) for each in plan.variants),
@@ -198,6 +201,12 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "",
     ]
     return Inspection(text="\n".join([*lines, *_step_table(facts)]), document=document)
+
+
+def _buffer_words(plan: Plan) -> str:
+    """How many buffers there are of each type."""
+    counts = Counter(buffer.dtype.value for buffer in plan.buffers)
+    return ", ".join(f"{count} buffers of {dtype}" for dtype, count in counts.items())
 
 
 def _screen_lines(plan: Plan) -> list[str]:

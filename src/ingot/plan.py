@@ -5,7 +5,7 @@ any number of tokens up to the limits: a step carries T ragged tokens of S seque
 
     arena (one allocation, offsets fixed at build)            weights (mmapped, packed)
     ┌──────────┬─────────────┬───────┐                        ┌────────┬──────────────┬───┐
-    │ hidden   │ qkv         │ ...   │  rows x cols x 4 bytes │ norm   │ qkv panels   │...│
+    │ hidden   │ qkv         │ ...   │  rows x cols x bytes   │ norm   │ qkv panels   │...│
     └──────────┴─────────────┴───────┘                        └────────┴──────────────┴───┘
 """
 
@@ -19,7 +19,7 @@ from ingot.configs.exact import Between, Bytes, Count, Like, MultipleOf
 from ingot.configs.read import write_record
 from ingot.dtypes import DType
 
-PLAN_SCHEMA = 4
+PLAN_SCHEMA = 5
 ALIGNMENT = 64  # of buffers and pieces: one cache line
 
 Number = Annotated[int, Between(-(1 << 63), (1 << 63) - 1)]
@@ -42,12 +42,16 @@ class Rows(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Buffer:
-    """An activation [rows, cols], float32, at a fixed byte offset of the arena (64-byte aligned)."""
+    """An activation [rows, cols] at a fixed byte offset of the arena (64-byte aligned).
+
+    dtype  f32, or bf16 or f16 for what only products read, which round it to that type
+    """
 
     name: Name
     rows: Rows
     cols: Count
     offset: Offset
+    dtype: DType = DType.F32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

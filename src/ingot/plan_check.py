@@ -12,6 +12,7 @@ from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import ALIGNMENT, Buffer, Plan, Rows, Variant, Weight
 
+_BUFFER_DTYPES = (DType.F32, DType.BF16, DType.F16)
 _KV_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
 _MOST_DIMENSIONS = 3
 _SCREEN_STEPS = 2
@@ -27,7 +28,7 @@ def check_plan(plan: Plan, where: str = "plan") -> None:
 def buffer_bytes(plan: Plan, buffer: Buffer) -> int:
     """Bytes of a buffer in the largest step, without what fills its last cache line."""
     rows = plan.limits.max_num_tokens if buffer.rows is Rows.TOKENS else plan.limits.max_logit_rows
-    return rows * buffer.cols * 4
+    return rows * buffer.cols * buffer.dtype.itemsize
 
 
 def _problems(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -62,13 +63,17 @@ def _names(plan: Plan) -> Iterable[tuple[str, str]]:
 
 
 def _arena(plan: Plan) -> Iterable[tuple[str, str]]:
+    for buffer in plan.buffers:
+        if buffer.dtype not in _BUFFER_DTYPES:
+            expected = ", ".join(each.value for each in _BUFFER_DTYPES)
+            yield f"buffers.{buffer.name}.dtype", f"{buffer.dtype.value}, expected {expected}"
     end = max((each.offset + buffer_bytes(plan, each) for each in plan.buffers), default=0)
     end = -(-end // ALIGNMENT) * ALIGNMENT
     if plan.arena_bytes != end:
         yield "arena_bytes", f"{plan.arena_bytes}, its buffers end at {end}"
     logits = next((each for each in plan.buffers if each.name == plan.logits), None)
-    if logits is None or logits.rows is not Rows.LOGITS or logits.cols != plan.vocab_size:
-        yield "logits", f"{plan.logits} is no buffer of logit rows with {plan.vocab_size} columns"
+    if logits is None or (logits.rows, logits.cols, logits.dtype) != (Rows.LOGITS, plan.vocab_size, DType.F32):
+        yield "logits", f"{plan.logits} is no buffer of logit rows with {plan.vocab_size} columns of f32"
 
 
 def _weights(plan: Plan) -> Iterable[tuple[str, str]]:

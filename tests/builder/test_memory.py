@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.builder.memory import Use, Value, plan_arena
+from ingot.dtypes import DType
 from ingot.plan import Buffer, Rows
 
 ROWS = {Rows.TOKENS: 10, Rows.LOGITS: 3}
@@ -12,7 +13,7 @@ Chain = tuple[list[Value], list[Use]]
 
 
 def extent(buffer: Buffer) -> tuple[int, int]:
-    return buffer.offset, buffer.offset + ROWS[buffer.rows] * buffer.cols * 4
+    return buffer.offset, buffer.offset + ROWS[buffer.rows] * buffer.cols * buffer.dtype.itemsize
 
 
 def tokens(*cols: int) -> list[Value]:
@@ -47,6 +48,18 @@ def test_in_place_waits_for_the_last_reader() -> None:
     ]
     buffers, _ = plan_arena(tokens(16, 16, 16), uses, ROWS, results=[2])
     assert buffers[0] != buffers[1]
+
+
+def test_in_place_needs_the_same_type() -> None:
+    uses = [
+        Use(inputs=(), outputs=(0,)),
+        Use(inputs=(0,), outputs=(1,), in_place=((0, 0),)),
+        Use(inputs=(1,), outputs=(2,)),
+    ]
+    wide, narrow = (Value(rows=Rows.TOKENS, cols=16, dtype=dtype) for dtype in (DType.F32, DType.BF16))
+    buffers, arena = plan_arena([wide, narrow, wide], uses, ROWS, results=[2])
+    assert [buffer.name for buffer in buffers] == ["tokens.16", "tokens.16.bf16", "tokens.16"]
+    assert arena == 640 + 320
 
 
 def test_in_place_needs_the_same_shape_and_a_single_use() -> None:
@@ -98,7 +111,8 @@ def programs(draw: st.DrawFn) -> Chain:
         made = range(len(values), len(values) + count)
         for _ in made:
             rows = draw(st.sampled_from([Rows.TOKENS, Rows.LOGITS]))
-            values.append(Value(rows=rows, cols=draw(st.sampled_from([1, 5, 16, 48]))))
+            dtype = draw(st.sampled_from([DType.F32, DType.BF16]))
+            values.append(Value(rows=rows, cols=draw(st.sampled_from([1, 5, 16, 48])), dtype=dtype))
         pairs = st.tuples(st.integers(0, count - 1), st.integers(0, max(len(inputs) - 1, 0)))
         in_place = tuple(draw(st.lists(pairs, max_size=1))) if inputs else ()
         keeps = draw(st.booleans())
@@ -122,7 +136,7 @@ def test_every_step_finds_its_inputs_unharmed(program: Chain) -> None:
     result = len(values) - 1
     makers = {index: use for use in uses for index in use.outputs if index is not None}
     buffers, size = plan_arena(values, uses, ROWS, results=[result])
-    arena = np.zeros(size // 4, np.int64)
+    arena = np.zeros(size // 2, np.int64)
     for use in uses:
         for index in use.inputs:
             assert index is not None
@@ -130,7 +144,7 @@ def test_every_step_finds_its_inputs_unharmed(program: Chain) -> None:
             for needed in (index, *kept):
                 assert needed is not None
                 begin, end = extent(buffers[needed])
-                assert (arena[begin // 4 : end // 4] == needed).all()
+                assert (arena[begin // 2 : end // 2] == needed).all()
         outputs = [index for index in use.outputs if index is not None]
         spans = [extent(buffers[index]) for index in outputs]
         assert all(a[1] <= b[0] or b[1] <= a[0] for i, a in enumerate(spans) for b in spans[:i])
@@ -142,8 +156,8 @@ def test_every_step_finds_its_inputs_unharmed(program: Chain) -> None:
                 apart |= extent(buffers[source])[1] <= extent(buffers[index])[0]
                 assert apart or ((index, source) in allowed and buffers[index] == buffers[source])
             begin, end = extent(buffers[index])
-            arena[begin // 4 : end // 4] = index
+            arena[begin // 2 : end // 2] = index
     begin, end = extent(buffers[result])
-    assert (arena[begin // 4 : end // 4] == result).all()
+    assert (arena[begin // 2 : end // 2] == result).all()
     assert all(buffer.offset % 64 == 0 and extent(buffer)[1] <= size for buffer in buffers)
     assert len({buffer.name for buffer in buffers}) == len(set(buffers))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingot.dtypes import DType
 from ingot.engine import open_engine
 from ingot.errors import EngineError
 from ingot.plan import Buffer, Rows, Step
@@ -69,6 +70,18 @@ def test_a_buffer_is_not_read_once_another_was_written_over_it(offset: int, soun
         return
     with pytest.raises(EngineError, match="reads x, which no step before has written"):
         check_plan(made)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words"),
+    [(DType.I32, r"buffers.b.dtype(.|\n)*i32, expected f32, bf16, f16"), (DType.BF16, "columns of f32")],
+)
+def test_logits_are_float32_and_no_buffer_holds_integers(dtype: DType, words: str) -> None:
+    plan = make_plan()
+    nbytes = plan.limits.max_logit_rows * 5 * dtype.itemsize
+    buffers = (dataclasses.replace(plan.buffers[0], dtype=dtype),)
+    with pytest.raises(EngineError, match=words):
+        check_plan(dataclasses.replace(plan, buffers=buffers, arena_bytes=-(-nbytes // 64) * 64))
 
 
 def test_reads_that_bring_less_than_asked_for_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, Buffer, Rows, Step
 from ingot.plugins.interpreter import Interpreter
 from ingot.plugins.op import Array, KvCache, Operand
@@ -64,7 +65,7 @@ def test_an_arena_keeps_a_result_that_is_a_view_of_what_another_one_overwrites()
     places = {name: Buffer(name=name, rows=Rows.TOKENS, cols=8, offset=64 * at) for at, name in enumerate(("x", "s"))}
     x, weight = random_array(2, 8) * 3, random_array(8, seed=1)
     batch = make_batch([0, 1], [2], [0], [[0]])
-    arena = Arena(np.full(48, np.nan, np.float32), places, batch)
+    arena = Arena(np.full(192, 0xFF, np.uint8), places, batch)
     arena.update({"x": x})
     assert "y" not in arena
     norm = step("rms_norm", ["x", "w", ""], ["x", "s"], eps=1e-6)
@@ -72,6 +73,22 @@ def test_an_arena_keeps_a_result_that_is_a_view_of_what_another_one_overwrites()
     assert done is norm
     np.testing.assert_array_equal(arena["s"], x)
     assert not np.array_equal(arena["x"], x)
+
+
+def test_an_arena_rounds_to_the_types_of_its_buffers() -> None:
+    """And holds NaN of each type where nothing was written."""
+    types = (DType.F32, DType.BF16, DType.F16)
+    places = {
+        dtype.value: Buffer(name=dtype.value, rows=Rows.TOKENS, cols=8, dtype=dtype, offset=64 * at)
+        for at, dtype in enumerate(types)
+    }
+    arena = Arena(np.full(192, 0xFF, np.uint8), places, make_batch([0, 1], [2], [0], [[0]]))
+    x = random_array(2, 8)
+    for dtype in types:
+        assert np.isnan(arena[dtype.value]).all()
+        arena.update({dtype.value: x})
+        np.testing.assert_array_equal(arena[dtype.value], to_float32(from_float32(x, dtype), dtype))
+        assert np.array_equal(arena[dtype.value], x) == (dtype is DType.F32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -107,6 +107,7 @@ void check_plan(const PlanSpec& plan) {
     const std::string where = "buffer " + buffer.name + ": ";
     require(buffer.rows == "tokens" || buffer.rows == "logits", where + "counts neither tokens nor logits");
     require_count(where + "cols", buffer.cols);
+    require(buffer.dtype == "f32", where + "is " + buffer.dtype + ", CPU kernels store f32 alone");
     const int64_t bytes = product(buffer_rows(plan, buffer), buffer.cols, 4);
     require(buffer.offset >= 0 && buffer.offset % kAlignment == 0 && bytes <= plan.arena_bytes - buffer.offset,
             where + "lies outside the arena");

@@ -17,6 +17,7 @@ struct BufferSpec {
   std::string rows;  // "tokens" or "logits"
   int64_t cols;
   int64_t offset;
+  std::string dtype;
 };
 
 struct PieceSpec {

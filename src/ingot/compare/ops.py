@@ -66,7 +66,7 @@ class StepChecker:
         self._packed, self._batch, self._threads = packed, batch, threads
         self._kv = dataclasses.replace(plan.kv, num_layers=1, dtype=DType.F32)
         self._kv_dtype, self._noise = plan.kv.dtype, np.random.default_rng(0)
-        self._narrow = narrow_outputs(plan)
+        self._stored = {buffer.name: buffer.dtype for buffer in plan.buffers}
 
     def check(
         self, step: Step, inputs: Mapping[str, Array], outputs: Mapping[str, Array], pools: KvPools | None
@@ -88,18 +88,14 @@ class StepChecker:
             if what in CACHE:
                 of = largest if self._kv_dtype is DType.I8 else np.abs(expected)
                 bound = bound + _step(self._kv_dtype, of)
-            elif (dtype := self.stored_type(step, outputs)) is not None:
+            elif (dtype := self.stored_type(step)) is not DType.F32:
                 bound = bound + _step(dtype, np.abs(expected)) / 2
             found.append(_worst(step, what, got, expected, np.broadcast_to(bound, got.shape)))
         return max(found, key=lambda each: each.ratio)
 
-    def stored_type(self, step: Step, outputs: Mapping[str, Array]) -> DType | None:
-        """The 16-bit type in which the step's output lies, None for float32."""
-        dtype = self._narrow.get(step.name)
-        if dtype is None:
-            return None
-        values = outputs[step.outputs[0]]
-        return dtype if np.array_equal(rounded(values, dtype), values) else None
+    def stored_type(self, step: Step) -> DType:
+        """In which the step's first output lies."""
+        return self._stored[step.outputs[0]]
 
     def _compared(
         self,
@@ -153,22 +149,6 @@ class StepChecker:
 
     def _weight(self, step: Step, name: str) -> PackedWeight:
         return PackedWeight(packed=self._packed, name=name, threads=self._threads)
-
-
-def narrow_outputs(plan: Plan) -> dict[str, DType]:
-    """Steps whose first output is nothing but the input of products that round it to 16 bits, and to which type."""
-    found: dict[str, DType] = {}
-    for index, step in enumerate(plan.steps):
-        readers: list[str] = []
-        for later in plan.steps[index + 1 :]:
-            at = [place for place, name in enumerate(later.inputs) if name == step.outputs[0]]
-            if at:
-                readers.append(str(later.attrs["activations"]) if later.op == "matmul" and at == [0] else "f32")
-            if step.outputs[0] in later.outputs:
-                break
-        if readers and set(readers) <= {"bf16", "f16"}:
-            found[step.name] = DType(readers[0])
-    return found
 
 
 def rounded(values: Array, dtype: DType) -> Array:

@@ -112,6 +112,7 @@ HOSTILE = [
     (_norm_plan, _buffer(0, cols=1 << 30), "outside"),
     (_norm_plan, _buffer(0, cols=0), "range"),
     (_norm_plan, _buffer(2, offset=64), "overlap"),
+    (_norm_plan, _buffer(0, dtype=DType.BF16), "buffer in0: is bf16, CPU kernels store f32 alone"),
     (_norm_plan, _plan(arena_bytes=64), "outside"),
     (_norm_plan, _plan(arena_bytes=-1), "negative"),
     (_norm_plan, _plan(logits="in0"), "logits"),

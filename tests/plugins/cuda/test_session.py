@@ -1,6 +1,7 @@
 """Whole engines on the emulated GPU: the tokens of `ref` on the same plan, for every family, alone and in batches."""
 
 import ctypes
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.dtypes import DType
 from ingot.engine import Engine, open_engine
-from ingot.errors import NoKernelError, RequestError
+from ingot.errors import EngineError, NoKernelError, RequestError
+from ingot.plan import Plan
 from ingot.plugins.cuda.gpu import find_gpus
 from ingot.plugins.cuda.session import CudaSession
 from ingot.plugins.ops.sample import sample
@@ -240,6 +242,42 @@ def test_every_step_is_tapped(gpu: ctypes.CDLL, engine: Path) -> None:
     assert result.logits is not None
     np.testing.assert_array_equal(outputs[opened.plan.steps[-1].name][opened.plan.logits], result.logits)
     session.close()
+
+
+def _types(plan: Plan) -> dict[str, str]:
+    """Step → types of what it writes."""
+    types = {buffer.name: buffer.dtype.value for buffer in plan.buffers}
+    return {step.name: " ".join(types[name] for name in step.outputs if name) for step in plan.steps}
+
+
+def test_the_plan_says_what_lies_in_16_bits(engine: Path) -> None:
+    """What products alone read, and nothing else; the arena is smaller for it."""
+    plan = open_engine(engine).plan
+    types = _types(plan)
+    assert types["layers.0/attention_norm"] == types["layers.0/attention"] == types["layers.0/gate_up"] == "bf16"
+    assert types["layers.1/mlp_norm"] == "bf16 f32", "the sum is the residual stream"
+    assert types["layers.0/qkv"] == types["layers.0/attention_out"] == types["lm_head"] == "f32"
+
+
+@pytest.mark.parametrize(
+    ("step", "place", "dtype", "words"),
+    [
+        ("layers.0/attention", 0, DType.F16, "expected: f32 or bf16"),
+        ("layers.0/qkv", 0, DType.BF16, "expected: f32"),
+        ("embed", 0, DType.BF16, "expected: f32"),
+    ],
+)
+def test_types_that_kernels_do_not_store_are_refused(
+    step: str, place: int, dtype: DType, words: str, gpu: ctypes.CDLL, engine: Path
+) -> None:
+    opened = open_engine(engine)
+    name = next(each.outputs[place] for each in opened.plan.steps if each.name == step)
+    buffers = tuple(
+        dataclasses.replace(each, dtype=dtype if each.name == name else each.dtype) for each in opened.plan.buffers
+    )
+    changed = dataclasses.replace(opened.plan, buffers=buffers)
+    with pytest.raises(EngineError, match=rf"cannot keep an activation of a step in this type(.|\n)*{words}"):
+        find_target("cuda/sm90").open_session(changed, opened.weights, SessionOptions(num_blocks=4))
 
 
 def _batches() -> Iterator[tuple[str, StepBatch]]:
