@@ -1,7 +1,8 @@
-# make quickstart   its own environment, ingot installed, the whole path on the model that ships here
+# make quickstart   its own environment, ingot compiled for this machine, the whole path on the model that ships here
 # make test         test extras, then every test that is not marked slow, JOBS at a time
 # make lint         ruff, clang-format and mypy
-# make wheel        dist/ingot-*.whl, which needs no compiler where it is installed
+# make wheel        dist/ingot-*.whl, which needs no compiler where it is installed: manylinux, if auditwheel installs
+# make sdist        dist/ingot-*.tar.gz, which needs one
 # make native       the native module in place, for PYTHONPATH=src
 # make haswell      kernel tests on an emulated processor that has AVX2 and nothing newer (needs qemu-user)
 # make tiles        kernels for AMX on a machine with AVX-512 and BF16 but no tile registers: their instructions trapped
@@ -27,11 +28,13 @@ EMULATED := --config-settings=cmake.define.INGOT_EMULATE=ON
 
 unexport PYTHONPATH # what is tested is what was installed
 
-.PHONY: quickstart test lint wheel native sanitize tsan tiles haswell mutants clean preflight
+.PHONY: quickstart test lint wheel sdist native sanitize tsan tiles haswell mutants clean preflight
 .DELETE_ON_ERROR:
 
-quickstart: $(VENV)/.installed
-	$(VENV)/bin/ingot quickstart
+# An environment that has the kernels of all machines keeps them; else those of this one are compiled, which is quicker.
+QUICK := $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.installed-here)
+quickstart: $(QUICK)
+	@$(VENV)/bin/ingot quickstart --output_dir build/quickstart
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
@@ -45,16 +48,29 @@ lint: $(VENV)/.installed-dev
 wheel: dist/.built
 	@ls dist/ingot-*.whl
 
+sdist: | preflight $(VENV)/bin/pip
+	@mkdir -p dist && rm -f dist/ingot-*.tar.gz
+	@git describe --always --dirty --abbrev=12 --exclude='*' > COMMIT || echo unknown > COMMIT
+	@$(PIP) install build && $(VENV)/bin/python -m build --sdist --outdir dist . > /dev/null; code=$$?; rm -f COMMIT; exit $$code
+	@ls dist/ingot-*.tar.gz
+
 preflight:
 	$(eval problem := $(shell $(if $(filter command environment,$(firstword $(origin CXX))),CXX='$(CXX)') .ci/preflight $(PYTHON)))
 	$(if $(problem),$(error $(problem)))
 
 $(VENV)/bin/pip: | preflight
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 
 dist/.built: $(SOURCES) | preflight $(VENV)/bin/pip
-	@mkdir -p dist && rm -f dist/ingot-*.whl
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --no-deps -w dist .
+	@mkdir -p dist && rm -f dist/ingot-*.whl build/wheel/ingot-*.whl
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --no-deps -w build/wheel .
+	@.ci/manylinux $(VENV)/bin/python build/wheel dist
+	@touch $@
+
+$(VENV)/.installed-here: $(SOURCES) | preflight $(VENV)/bin/pip
+	@echo "Installing ingot into $(VENV): its dependencies, and kernels compiled for this machine. This takes a minute or two."
+	@CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) .ci/quietly build/install.log $(PIP) install \
+		--config-settings=cmake.define.INGOT_LEVELS=native ".[serve]"
 	@touch $@
 
 $(VENV)/.installed: dist/.built

@@ -76,7 +76,8 @@ class BuildReport:
     """What a build did, or would do (dry_run).
 
     targets      in the order in which they were asked for
-    notes        one sentence each: lowered defaults, choices, weights that are not finite
+    notes        one sentence each: choices, weights that are not finite
+    lowered      one sentence for each default limit that is lowered to what the model allows
     memory       bytes the build was expected to need at most
     engine_bytes of all rank files
     """
@@ -85,6 +86,7 @@ class BuildReport:
     dry_run: bool
     targets: tuple[TargetReport, ...]
     notes: tuple[str, ...]
+    lowered: tuple[str, ...]
     memory: int
     engine_bytes: int
     seconds: float
@@ -154,6 +156,7 @@ def build(
         dry_run=config.dry_run,
         targets=reports,
         notes=(*common_notes(jobs), *notes),
+        lowered=jobs[0].lowered,  # the graph and the limits are the same for all
         memory=forecast.memory,
         engine_bytes=sum(map(_engine_bytes, shares)),
         seconds=time.monotonic() - begin,

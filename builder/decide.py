@@ -35,7 +35,7 @@ from ingot.dtypes import DType, Precision
 from ingot.errors import UsageError
 from ingot.plan import KvLayout, Plan
 from ingot.plugins.op_graph import OpGraph
-from ingot.plugins.target import CompilesGraph, Progress, Target
+from ingot.plugins.target import CompilesGraph, Progress, Target, Tunable
 
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
 BASE_MEMORY = 80 << 20
@@ -48,7 +48,8 @@ class Job:
 
     graph    what the target compiles instead of running the plan's steps, None where it runs them
     reports  of the passes, those that every target shares included
-    notes    one sentence each: lowered defaults, choices
+    notes    one sentence each: choices
+    lowered  one sentence for each default limit that is lowered to what the model allows
     timings  a line for every product and number of rows that was timed
     sample   what is run to predict the engine's speed
     """
@@ -61,6 +62,7 @@ class Job:
     lowering: Lowering
     reports: tuple[PassReport, ...]
     notes: tuple[str, ...]
+    lowered: tuple[str, ...]
     timings: tuple[str, ...]
     sample: Sample | None
 
@@ -142,7 +144,8 @@ def _decide_target(
         graph=export(graph, lowering) if isinstance(target, CompilesGraph) else None,
         lowering=lowering,
         reports=(*reports, *own, *dump.reports),
-        notes=(*notes, *lowered),
+        notes=tuple(notes),
+        lowered=tuple(lowered),
         timings=timings,
         sample=sample,
     )
@@ -152,6 +155,8 @@ def _sample(config: BuildConfig, checkpoint: Checkpoint, plan: Plan, target: Tar
     """None, and why, where no speed can be predicted."""
     if not config.autotune or config.dry_run:
         return None  # nothing is to be timed, or there will be no engine
+    if isinstance(target, Tunable) and target.missing() is not None:
+        return None  # as `tune` has said
     room = None if config.max_mem is None else config.max_mem - base_memory(checkpoint)
     found = choose_sample(plan, target, room)
     if isinstance(found, str):

@@ -8,7 +8,7 @@ from ingot.configs.build import (
     DEFAULT_MAX_SEQ_LEN,
     BuildConfig,
 )
-from ingot.errors import BuildError
+from ingot.errors import UsageError
 from ingot.plan import Limits
 
 _MIN_LOGIT_ROWS = 256  # so that the logits of a whole prompt come in large pieces
@@ -17,7 +17,7 @@ _MIN_LOGIT_ROWS = 256  # so that the logits of a whole prompt come in large piec
 def fit_limits(config: BuildConfig, positions: int) -> tuple[Limits, list[str]]:
     """(limits, one sentence per lowered default). positions: of the model."""
     notes: list[str] = []
-    reason = f"the model has {positions} positions, and the last token needs none"
+    reason = f"the model has {positions} positions, and the last generated token needs none"
     longest = positions + 1 if positions < UNLIMITED else UNLIMITED
     output = config.max_output_len or 1  # room that the default of max_input_len leaves for generated tokens
     given = config.max_seq_len
@@ -52,7 +52,7 @@ def fit_limits(config: BuildConfig, positions: int) -> tuple[Limits, list[str]]:
 
 def _fit(name: str, given: int | None, default: int, most: int, reason: str, notes: list[str]) -> int:
     if given is not None and given > most:
-        raise BuildError(
+        raise UsageError(
             f"{name} is more than is possible",
             where=f"--{name}",
             expected=f"at most {most}: {reason}",

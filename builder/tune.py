@@ -41,7 +41,9 @@ class Tuning:
 def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress | None = None) -> Tuning:
     """Time what the cache does not know. Raises UsageError for a file that is no timing cache."""
     if not isinstance(target, Tunable) or target.missing() is not None:
-        why = target.missing() or "its products have one way each"
+        why = "its products have one way each"
+        if (reason := target.missing()) is not None:
+            why = f"{reason}. To measure it, run `ingot bench kernels` on a machine that has it"
         told = isinstance(target, Tunable) or (cache_path is not None and not isinstance(target, TimesItself))
         return Tuning(tactics={}, table=(), notes=(f"nothing is timed for {target.name}: {why}",) if told else ())
     cache = TimingCache(target.machine(), cache_path)

@@ -16,7 +16,7 @@ from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import read_model
 from ingot.convert.hf_rope import choose_factors
 from ingot.convert.random_weights import random_blocks
-from ingot.convert.source import SINGLE_FILE, Source, safetensors_name
+from ingot.convert.source import SINGLE_FILE, Source, read_config, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
 from ingot.convert.weights import Bits, Drop, Row, blocks, claim, held, infer, require_rows, sources
 from ingot.dtypes import DType
@@ -66,6 +66,7 @@ class Job:
 
 def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
     """Copy the weights of a Hugging Face directory, file by file in the order of the Graph."""
+    read_model(read_config(folder), None)  # a model that ingot cannot take is refused before its weights are there
     source = Source.open(folder)
     family, model, unknown = read_model(source.config, source.tensors)
     model, remarks = choose_factors(model, source.config, options.rope_factors)

@@ -11,9 +11,10 @@ from pathlib import Path
 from ingot.checkpoint import COMPANION_FILES, companions
 from ingot.configs.read import Section
 from ingot.convert.pickled import read_pickled
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, MissingModelError, spelled
 from ingot.tensor_file import StoredTensor, read_header
 
+CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED_FILE = "pytorch_model.bin"
@@ -40,27 +41,37 @@ class Source:
     @classmethod
     def open(cls, path: Path) -> "Source":
         """Raises CheckpointError or ConfigError if the directory is not a complete, sound model."""
-        if not path.is_dir():
-            raise CheckpointError(
-                "there is no such model directory",
-                where=str(path),
-                expected="a Hugging Face directory with config.json and safetensors files",
-                hint="download the model first; --model_dir takes a local path",
-            )
-        config_file = path / "config.json"
-        if not config_file.is_file():
-            raise CheckpointError("the model directory has no config.json", where=str(path), got=_listing(path))
-        config = Section.from_file(config_file)
-        if config.has("schema_version"):
-            raise CheckpointError(
-                "this is a Checkpoint or an Engine already, not a Hugging Face directory",
-                where=str(path),
-                hint="give a Checkpoint to ingot build",
-            )
+        config = read_config(path)
         _check_entries(path)
         tensors, weight_files = _tensors(path)
         carried = [path / name for name in companions(path)]
-        return cls(path=path, config=config, tensors=tensors, files=(config_file, *weight_files, *carried))
+        return cls(path=path, config=config, tensors=tensors, files=(path / CONFIG_FILE, *weight_files, *carried))
+
+
+def read_config(path: Path) -> Section:
+    """The config.json of a model directory, whose weights need not be there. Raises CheckpointError, ConfigError."""
+    if not path.is_dir():
+        raise MissingModelError(
+            "there is no such model directory",
+            where=str(path),
+            expected="a Hugging Face directory with config.json and safetensors files",
+            hint=f"{spelled(path)}; --model_dir takes a local path, so download the model first",
+        )
+    if not (path / CONFIG_FILE).is_file():
+        raise CheckpointError(
+            "the model directory has no config.json",
+            where=str(path),
+            got=_listing(path),
+            hint="give a Hugging Face directory, and finish its download",
+        )
+    config = Section.from_file(path / CONFIG_FILE)
+    if config.has("schema_version"):
+        raise CheckpointError(
+            "this is a Checkpoint or an Engine already, not a Hugging Face directory",
+            where=str(path),
+            hint="give a Checkpoint to ingot build",
+        )
+    return config
 
 
 def _check_entries(path: Path) -> None:

@@ -87,9 +87,11 @@ def find_targets(names: str) -> tuple[Target, ...]:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
     """Targets of an engine that this machine runs, the preferred one first; why it does not run the others, a line
-    for each. where: the engine."""
+    for each. where: the engine; here: where it runs none, the target to build for this machine, capped as
+    it was asked for."""
 
     where: str
+    here: str
     runs: tuple[Target, ...]
     reasons: dict[str, str]
 
@@ -108,7 +110,8 @@ class Fit:
             where=self.where,
             expected=" or ".join(self.reasons),
             got=common.pop() if len(common) == 1 else "".join(lines),
-            hint="build an engine for this machine: ingot build --target cpu, or see ingot doctor",
+            hint=f"rebuild it for this machine: ingot build --target {self.here}; or run it on a machine that has what "
+            "it needs (`ingot doctor` lists what this one has)",
         )
 
 
@@ -133,4 +136,5 @@ def fit_targets(names: Sequence[str], *, where: str, wanted: str | None = None, 
             del reasons[target.name]
         else:
             reasons[target.name] = reason
-    return Fit(where=where, runs=tuple(runs), reasons=reasons)
+    here = "" if runs else next((each.name for each in targets(["cpu"]) if each.missing(isa) is None), "ref")
+    return Fit(where=where, here=here, runs=tuple(runs), reasons=reasons)

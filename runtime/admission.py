@@ -17,10 +17,12 @@ from ingot.step_io import Int32
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """What requests are checked against. end_ids: tokens that end a sequence; pad_id: fills up output rows."""
+    """What requests are checked against. max_positions: of the model; end_ids: tokens that end a sequence; pad_id:
+    fills up output rows."""
 
     vocab_size: int
     limits: Limits
+    max_positions: int
     end_ids: frozenset[int]
     pad_id: int
 
@@ -206,7 +208,7 @@ def make_requests(
     end_ids             None: the engine's, unless params.ignore_eos
     stop_words, bad_words  token sequences; those of params.stop and params.bad_words need a tokenizer
     """
-    max_new_tokens = _max_new_tokens(len(prompt), params.max_tokens, default_max_tokens, facts.limits, where)
+    max_new_tokens = _max_new_tokens(len(prompt), params.max_tokens, default_max_tokens, facts, where)
     ends = (frozenset() if params.ignore_eos else facts.end_ids) if end_ids is None else end_ids
     rules = _rules(params, bad_words, max_new_tokens, facts.vocab_size, where)
     logprobs, prompt_logprobs = (
@@ -271,14 +273,21 @@ def _num_probs(name: str, wanted: int | None, vocab_size: int, where: str) -> in
     return vocab_size if wanted == -1 else wanted
 
 
-def _max_new_tokens(num_prompt: int, given: int | None, default: int | None, limits: Limits, where: str) -> int:
+def _max_new_tokens(num_prompt: int, given: int | None, default: int | None, facts: ModelFacts, where: str) -> int:
+    limits = facts.limits
+    longer = "" if limits.max_seq_len > facts.max_positions else ", or build the engine with a larger --max_seq_len"
     if num_prompt > limits.max_input_len:
         raise RequestError(
             "the prompt is longer than the engine allows",
             where=where,
             expected=f"at most {limits.max_input_len} tokens (max_input_len)",
             got=f"{num_prompt} tokens",
-            hint="shorten it, or build the engine with a larger --max_input_len",
+            hint="shorten it"
+            + (
+                ", or build the engine with a larger --max_input_len"
+                if limits.max_input_len < facts.max_positions
+                else ""
+            ),
         )
     room = limits.max_seq_len - num_prompt
     if room < 1:
@@ -287,7 +296,7 @@ def _max_new_tokens(num_prompt: int, given: int | None, default: int | None, lim
             where=where,
             expected=f"at most {limits.max_seq_len - 1} tokens (max_seq_len counts prompt and new tokens)",
             got=f"{num_prompt} tokens",
-            hint="shorten it, or build the engine with a larger --max_seq_len",
+            hint=f"shorten it{longer}",
         )
     if given is None:
         return room if default is None else min(default, room)
@@ -297,6 +306,6 @@ def _max_new_tokens(num_prompt: int, given: int | None, default: int | None, lim
             where=where,
             expected=f"at most {limits.max_seq_len} tokens (max_seq_len), here {room} new ones",
             got=f"{num_prompt} + {given}",
-            hint="ask for fewer new tokens, or build with a larger --max_seq_len",
+            hint=f"ask for at most {room} new tokens{longer}",
         )
     return int(given)

@@ -106,6 +106,7 @@ class ModelRunner(Owned):
         self.facts = ModelFacts(
             vocab_size=plan.vocab_size,
             limits=loaded.limits,
+            max_positions=plan.max_positions,
             end_ids=frozenset(manifest.eos_ids),
             pad_id=0 if manifest.pad_id is None else manifest.pad_id,
         )

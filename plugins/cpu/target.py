@@ -39,7 +39,8 @@ _TILE_TACTICS = ("parts of K", "epilogue apart", "half parts")
 
 
 class CpuTarget:
-    """One instruction set level. The compiled module holds the kernels of all levels."""
+    """One instruction set level. The compiled module holds the kernels of all levels, or, where `make quickstart` has
+    compiled it, of those that the machine had."""
 
     packs_products = True
     adds_in_products = True
@@ -74,7 +75,14 @@ class CpuTarget:
 
     def unbuildable(self) -> str | None:
         """Packing needs numpy alone, but only the compiled module knows its kernels."""
-        return None if why_not is None else f"ingot's compiled CPU module is not here: {why_not}"
+        if why_not is not None:
+            return f"ingot's compiled CPU module is not here: {why_not}"
+        if any(name.endswith(f".{self._level}") for name in _cpu.kernel_names()):
+            return None
+        return (
+            f"this ingot has no kernels for {self.name}: make quickstart has compiled it for one machine alone; "
+            "install the wheel of `make wheel`, which has all"
+        )
 
     def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """The kernels lie in the compiled module, not in the engine."""
@@ -85,22 +93,18 @@ class CpuTarget:
         return {}
 
     def missing(self, isa: str | None = None) -> str | None:
-        """Why not, with the way out. Raises UsageError for an `isa` that is not a level."""
+        """Why not. Raises UsageError for an `isa` that is not a level."""
         if isa is not None and isa not in _LEVELS:
             raise UsageError(f"there is no ISA {isa!r}", where="--isa", expected=", ".join(_LEVELS))
         if why_not is not None:
-            return f"ingot's compiled CPU module is not here: {why_not}"
+            return self.unbuildable()
         offered = (*_LEVELS, "none")
         here = detect_isa()
         usable = here if isa is None else max(here, isa, key=offered.index)
         if offered.index(usable) <= offered.index(self._level):
-            return None
+            return self.unbuildable()
         cap = f", capped to {usable} by --isa" if usable != here else ""
-        rebuild = "use --target ref" if usable == "none" else f"rebuild with --target cpu/{usable}"
-        return (
-            f"{self.name} needs {self._level.upper()}; this machine offers {here}{cap}. Next: {rebuild}, or take a "
-            f"machine with {self._level.upper()}"
-        )
+        return f"{self.name} needs {self._level.upper()}; this machine offers {here}{cap}"
 
     def kv_memory(self, plan: Plan) -> int | None:
         """The host's."""
@@ -160,7 +164,12 @@ class CpuTarget:
         """Bind `plan` to this machine. Raises EngineError for a plan that is wrong, TargetError, CapacityError."""
         require_native()
         if (reason := self.missing()) is not None:
-            raise TargetError("this machine cannot run the engine", expected=self.name, got=reason)
+            raise TargetError(
+                "this machine cannot run the engine",
+                expected=self.name,
+                got=reason,
+                hint="rebuild it for this machine: ingot build --target cpu",
+            )
         return open_native(plan, weights, options, self._level)
 
 

@@ -21,7 +21,7 @@ from ingot.configs.exact import read_exactly
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section, read_record, write_record
 from ingot.dtypes import DType
-from ingot.errors import CheckpointError, ConfigError
+from ingot.errors import CheckpointError, ConfigError, MissingModelError, spelled
 from ingot.tensor_file import StoredTensor, read_header
 
 CHECKPOINT_SCHEMA = 2
@@ -118,9 +118,13 @@ class Checkpoint:
     def open(cls, path: Path) -> "Checkpoint":
         """Raises CheckpointError or ConfigError if `path` is no Checkpoint of this schema."""
         if not path.is_dir():
-            raise CheckpointError("there is no such Checkpoint directory", where=str(path))
+            raise MissingModelError("there is no such Checkpoint directory", where=str(path), hint=spelled(path))
         if not (path / "config.json").is_file():
-            raise CheckpointError("this is not a Checkpoint: it has no config.json", where=str(path))
+            raise CheckpointError(
+                "this is not a Checkpoint: it has no config.json",
+                where=str(path),
+                hint="give the output directory of ingot convert",
+            )
         config = CheckpointConfig.from_file(path / "config.json")
         if not (path / GRAPH_FILE).is_file():
             raise CheckpointError(

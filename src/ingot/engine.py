@@ -41,7 +41,7 @@ import numpy.typing as npt
 
 from ingot.chunks import CHUNK_BYTES
 from ingot.configs.read import parse_json
-from ingot.errors import REBUILD, ConfigError, EngineError
+from ingot.errors import REBUILD, ConfigError, EngineError, MissingEngineError, spelled
 from ingot.manifest import ENGINE_SCHEMA, FORMAT, MANIFEST_NAME, Manifest, Part, parse_manifest, rank_file
 from ingot.plan import Plan
 from ingot.plan_json import plans_from_json
@@ -222,10 +222,15 @@ def read_manifest(directory: Path | str) -> Manifest:
     """The manifest of an engine directory, checked against its own checksum."""
     directory = Path(directory)
     if not directory.is_dir():
-        raise EngineError("there is no engine directory", where=str(directory), hint=REBUILD)
+        raise MissingEngineError("there is no engine directory", where=str(directory), hint=spelled(directory))
     path = directory / MANIFEST_NAME
     if not path.is_file():
-        raise EngineError("the engine has no manifest", where=str(path), expected=MANIFEST_NAME, hint=REBUILD)
+        raise EngineError(
+            "the engine has no manifest",
+            where=str(path),
+            expected=MANIFEST_NAME,
+            hint=f"give the output directory of ingot build, or {REBUILD}",
+        )
     return parse_manifest(path.read_bytes(), where=str(path))
 
 

@@ -59,7 +59,7 @@ def _cached(model_dir: Path, config: BuildConfig, cache: Path, say: Callable[[st
         checkpoint = Path(work) / "checkpoint"
         convert(ConvertOptions(model_dir=model_dir, output_dir=checkpoint))
         report = build(config, checkpoint, engine)
-    for note in report.notes:
+    for note in (*report.lowered, *report.notes):
         say(note)
     kinds = ", ".join(f"{each.target} in {each.precision}" for each in report.targets)
     say(f"built for {kinds}, {report.seconds:.1f} s")

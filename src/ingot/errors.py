@@ -4,20 +4,35 @@
     ├── UsageError              wrong option or argument (exit code 2)
     ├── ConfigError             a value in a JSON or TOML file
     ├── CheckpointError         a Hugging Face directory or a Checkpoint
-    │   └── UnsupportedModelError
+    │   ├── UnsupportedModelError
+    │   └── MissingModelError   a path that does not exist (exit code 2, as a UsageError)
     ├── BuildError              Checkpoint → Engine
     │   ├── PassError
     │   └── NoKernelError
     ├── EngineError             an Engine file: damaged, foreign, too new
-    │   └── TargetError         this machine cannot run it
+    │   ├── TargetError         this machine cannot run it
+    │   └── MissingEngineError  a path that does not exist (exit code 2, as a UsageError)
     ├── RequestError            one request is wrong; others are not touched
     └── CapacityError           not enough memory or disk
 
 A message says what failed, where, what was expected and found, and what to do next.
 """
 
+import difflib
+from pathlib import Path
+
 REBUILD = "build the engine again with `ingot build --checkpoint_dir ... --output_dir ...`"
 """The next step where an engine is of no use."""
+
+
+def spelled(path: Path) -> str:
+    """The next step where `path` does not exist: the entry beside it that is spelled most like it, if any."""
+    try:
+        beside = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        beside = []
+    close = difflib.get_close_matches(path.name, beside, n=1)
+    return f"did you mean {path.with_name(close[0])}?" if close else "look at how the path is spelled"
 
 
 class IngotError(Exception):
@@ -71,6 +86,10 @@ class UnsupportedModelError(CheckpointError):
     """The model's type or one of its features has no implementation."""
 
 
+class MissingModelError(CheckpointError, UsageError):
+    """The path of a Hugging Face directory or a Checkpoint does not exist."""
+
+
 class BuildError(IngotError):
     """A Checkpoint cannot become an Engine."""
 
@@ -89,6 +108,10 @@ class EngineError(IngotError):
 
 class TargetError(EngineError):
     """This machine lacks what the Engine's target needs."""
+
+
+class MissingEngineError(EngineError, UsageError):
+    """The path of an Engine does not exist."""
 
 
 class RequestError(IngotError):

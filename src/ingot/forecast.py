@@ -29,8 +29,8 @@ class Forecast:
 
     def __str__(self) -> str:
         return (
-            f"needs at most {format_bytes(self.memory)} of memory and {format_bytes(self.disk)} of disk, of which "
-            f"{format_bytes(self.free)} are free"
+            f"needs at most {format_bytes(self.memory)} of memory and {format_bytes(self.disk)} of disk "
+            f"({format_bytes(self.free)} of the disk are free)"
         )
 
     def check_memory(self, max_mem: int | None) -> None:

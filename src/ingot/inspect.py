@@ -1,14 +1,9 @@
-"""Says what a Checkpoint, an ONNX graph or an Engine holds, without loading weights.
-
-Of an engine every step is listed: kernel, precision, bytes it reads, operations, and what bounds it on a machine that
-computes BALANCE operations in the time it reads a byte.
-"""
+"""Says what a Checkpoint, an ONNX graph or an Engine holds, without loading weights; `step_table` lists the steps."""
 
 import contextlib
 import dataclasses
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,46 +13,23 @@ from ingot.builder.summary import GraphSummary, summarise
 from ingot.checkpoint import Checkpoint, is_checkpoint
 from ingot.configs.read import write_record
 from ingot.configs.sizes import format_bytes
-from ingot.dtypes import Precision
 from ingot.engine import is_engine, read_manifest, read_plan
 from ingot.errors import REBUILD, EngineError, UsageError
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
-from ingot.plan import Plan, Step, Variant, Weight
+from ingot.plan import Plan, Variant
 from ingot.plugins.cuda.bind import CODE_LAYOUT
-from ingot.plugins.plan_work import PlanWork
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
-from ingot.step_work import SCREEN_ROWS, Load, Work
-
-BALANCE = 8.0  # operations per byte, assumed: `ingot bench` measures what a machine really does
-CONTEXT = 1024  # tokens an attention looks back at, where the limits allow
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StepFacts:
-    """One step with one token: bytes of weights, cache and activations it moves; a multiply-add is two operations.
-
-    activations  what a product rounds its input to; "" of other steps
-    int8_error   relative error of the product with int8 inputs, as measured at build; None where it was not
-    tactics      how a product that was timed at build shares its work for 1, 2-8, 9-32 and more rows, a digit each
-                 (0: as shipped); "" of other steps
-    """
-
-    name: str
-    kernel: str
-    precision: str
-    activations: str
-    int8_error: float | None
-    tactics: str
-    nbytes: int
-    operations: int
-    bound: str
+from ingot.step_table import short_table, step_facts, whole_table
+from ingot.step_work import SCREEN_ROWS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """The same facts for people and for programs."""
+    """The same facts for people and for programs. text: all of them; summary: what most readers want, in lines that
+    can be wrapped and tables of 80 columns."""
 
     text: str
+    summary: str
     document: dict[str, Any]
 
     def to_json(self) -> str:
@@ -81,35 +53,6 @@ def inspect(path: Path | str) -> Inspection:
         where=str(path),
         expected="an Engine directory, a Checkpoint directory or an .onnx file",
         got="no such file" if not path.exists() else "something else",
-    )
-
-
-def step_facts(plan: Plan, errors: Mapping[str, float | None] | None = None, context: int = CONTEXT) -> list[StepFacts]:
-    """Of every step, for one token that sees `context` tokens, itself included. errors: of int8 inputs, by step."""
-    work = PlanWork(plan)
-    weights = {weight.name: weight for weight in plan.weights}
-    load = Load(sequences=[(min(context, plan.limits.max_seq_len) - 1, 1)], rows=1)
-    return [
-        _facts(step, work.of(step, load), weights, (errors or {}).get(step.name), plan.tactics.get(step.name, ""))
-        for step in plan.steps
-    ]
-
-
-def _facts(step: Step, work: Work, weights: Mapping[str, Weight], error: float | None, tactics: str) -> StepFacts:
-    products = [weights[name] for name in step.inputs if name in weights and "group" in step.attrs]
-    precision = step.kernel.split(".")[1]
-    if products:
-        precision = str(Precision(dtype=products[0].dtype, group=int(step.attrs["group"])))
-    return StepFacts(
-        name=step.name,
-        kernel=step.kernel,
-        precision=precision,
-        activations=str(step.attrs.get("activations", "")),
-        int8_error=error,
-        tactics=tactics,
-        nbytes=work.nbytes,
-        operations=work.operations,
-        bound="compute" if work.operations > BALANCE * work.nbytes else "memory",
     )
 
 
@@ -138,8 +81,14 @@ def _inspect_engine(path: Path) -> Inspection:
         *(f"part        {part.name}: {format_bytes(part.nbytes)}" for part in manifest.parts),
         *(f"source      {name} {sha256}" for name, sha256 in manifest.sources.items()),
     ]
-    texts = (target.text if len(targets) == 1 else f"\n{target.text}" for target in targets)
-    return Inspection(text="\n".join([*head, *texts]), document=document)
+    parts = ", ".join(f"{part.name} {format_bytes(part.nbytes)}" for part in manifest.parts)
+    short = [*head[:4], f"files       {parts}; --all lists their sources"]
+    gap = "" if len(targets) == 1 else "\n"
+    return Inspection(
+        text="\n".join([*head, *(gap + target.text for target in targets)]),
+        summary="\n".join([*short, *(gap + target.summary for target in targets)]),
+        document=document,
+    )
 
 
 def _inspect_target(path: Path, manifest: Manifest) -> Inspection:
@@ -190,6 +139,8 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         f"activations {format_bytes(plan.arena_bytes)}: {_buffer_words(plan)}",
         f"KV cache    {plan.kv.dtype.value}, {format_bytes(block)} a token, {plan.kv.tokens_per_block} tokens a block",
         *_screen_lines(plan),
+    ]
+    rest = [
         *(_variant_line(plan, each) for each in plan.variants),
         *(
             f"code        for {each['architecture']}: {each['bytes']:,} bytes at {each['offset']:,} of {file}"
@@ -197,10 +148,13 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         ),
         *([f"built with  {_versions(manifest)}"] if manifest.built_with else []),
         *(description_lines(network) if network else ()),
-        *_passport_lines(manifest.passport),
-        "",
     ]
-    return Inspection(text="\n".join([*lines, *_step_table(facts)]), document=document)
+    passport = _passport_lines(manifest.passport)
+    return Inspection(
+        text="\n".join([*lines, *rest, *passport, "", *whole_table(plan, facts)]),
+        summary="\n".join([*lines, *passport, "", *short_table(plan, facts)]),
+        document=document,
+    )
 
 
 def _buffer_words(plan: Plan) -> str:
@@ -268,59 +222,11 @@ def _network(path: Path, manifest: Manifest) -> dict[str, Any] | None:
 
 
 def _passport_lines(passport: Mapping[str, Fact]) -> list[str]:
+    """What `ingot verify --store_passport` found."""
     if not passport:
         return []
     words = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in passport.items())
-    return [f"passport    {', '.join(words)}"]
-
-
-def _step_table(facts: list[StepFacts]) -> list[str]:
-    """One line per step; layers that do the same share their lines."""
-    groups: dict[tuple[bool, StepFacts], list[tuple[int, float | None]]] = {}
-    for each in facts:
-        layer = re.match(r"layers\.(\d+)/", each.name)
-        name = each.name[layer.end() :] if layer else each.name
-        same = (layer is not None, dataclasses.replace(each, name=name, int8_error=None))
-        groups.setdefault(same, []).append((int(layer[1]) if layer else -1, each.int8_error))
-    rows = [("step", "kernel", "precision", "activations", "int8 error", "tactics", "bytes", "operations", "bound")]
-    for (in_layer, step), members in groups.items():
-        label = f"layers.{_ranges([layer for layer, _ in members])}/{step.name}" if in_layer else step.name
-        error = _span([error for _, error in members if error is not None])
-        rows.append(
-            (
-                label,
-                step.kernel,
-                step.precision,
-                step.activations,
-                error,
-                step.tactics,
-                f"{step.nbytes:,}",
-                f"{step.operations:,}",
-                step.bound,
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.append(f"one token after at most {CONTEXT} others; bound by compute above {BALANCE:g} operations per byte")
-    told = "tactics: how a timed product shares its work for 1, 2-8, 9-32 and more rows; 0 as shipped, same results"
-    return [*lines, told] if any(each.tactics for each in facts) else lines
-
-
-def _span(errors: list[float]) -> str:
-    """[0.012, 0.03] → "1.2-3%"."""
-    shown = list(dict.fromkeys(f"{100 * error:.2g}" for error in (min(errors), max(errors)))) if errors else []
-    return "-".join(shown) + "%" if shown else ""
-
-
-def _ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] → "0-2,5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return [f"passport    {', '.join(words)} (as ingot verify has measured)"]
 
 
 def _inspect_checkpoint(path: Path) -> Inspection:
@@ -338,15 +244,37 @@ def _inspect_checkpoint(path: Path) -> Inspection:
         "files": files,
         "graph": graph.document,
     }
+    told, every = dict(_told(model)), dict(_flat(model))
+    head = f"Checkpoint, converted by ingot {config.ingot_version or '(unknown)'}"
     lines = [
-        f"Checkpoint, converted by ingot {config.ingot_version or '(unknown)'}",
-        "model       " + (", ".join(f"{key} {value}" for key, value in model.items()) or "not described"),
         "files       " + (", ".join(files) or "no tokenizer or generation files"),
         *(f"warning     {name} holds {count} NaN or infinite values" for name, count in config.nonfinite.items()),
         "",
         graph.text,
     ]
-    return Inspection(text="\n".join(lines), document=document)
+    return Inspection(
+        text="\n".join([head, f"model       {_listed(every)}", *lines]),
+        summary="\n".join([head, f"model       {_listed(told)}", *lines]),
+        document=document,
+    )
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(key, value) of a record; keys of records in it are joined by dots: rope.theta."""
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _told(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """`_flat` without what the model does not have."""
+    return ((key, value) for key, value in _flat(record) if value not in (None, [], "", 0, 0.0, False))
+
+
+def _listed(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in facts.items()) or "not described"
 
 
 def _inspect_graph(summary: GraphSummary, path: Path) -> Inspection:
@@ -359,4 +287,4 @@ def _inspect_graph(summary: GraphSummary, path: Path) -> Inspection:
         f"weights     {weights or 'none outside the file'}, in {', '.join(summary.files) or 'no file'}",
         "ops         " + ", ".join(f"{count} {op}" for op, count in summary.ops.items()),
     ]
-    return Inspection(text="\n".join(lines), document=document)
+    return Inspection(text="\n".join(lines), summary="\n".join(lines), document=document)

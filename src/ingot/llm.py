@@ -158,7 +158,7 @@ def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> 
             "tensor_parallel_size: an engine has one rank in this version",
             expected="1",
             got=f"{tensor_parallel_size!r}; this machine has {len(find_gpus().gpus)} NVIDIA GPUs that can be used",
-            hint="ranks are decided at build: ingot build --tp_size",
+            hint="leave tensor_parallel_size out; to use several GPUs, run a process with an engine for each",
         )
     if gpu_memory_utilization is not None:
         raise UsageError(

@@ -80,16 +80,14 @@ def test_a_table_for_people(folder: Path) -> None:
     args = ("--engine_dir", folder / "e", "--batch_size", 2, "--context", 7, *SHORT)
     out = ingot("bench", "kernels", *[arg for arg in args if arg != "--json"]).succeeds().out
     assert "w8 for cpu/avx2, KV cache in bf16" in out
-    for words in (
-        "decode of 2 sequences after 7 tokens",
-        "gate_up",
-        "matmul.w8a8.avx2",
-        "outside",
-        "GB/s",
-        "int8.avx2",
-    ):
+    for words in ("decode of 2 sequences after 7 tokens", "gate_up", "matmul.w8a8 ", "outside", "GB/s", "int8.avx2"):
         assert words in out
     assert "decode of 1 sequence" not in out
+    table = [line for line in out.splitlines() if line.startswith(("op ", "gate_up", "sampling"))]
+    assert max(map(len, table)) <= 80
+    whole = ingot("bench", "kernels", *[arg for arg in args if arg != "--json"], "--all").succeeds().out
+    assert "matmul.w8a8.avx2" in whole
+    assert "limit ms" in whole
 
 
 @native
@@ -114,7 +112,7 @@ def test_engines_that_do_not_tell_are_refused(folder: Path) -> None:
 
 
 def test_no_engine_is_refused(tmp_path: Path) -> None:
-    ingot("bench", "kernels", "--engine_dir", tmp_path / "none").fails("none")
+    ingot("bench", "kernels", "--engine_dir", tmp_path / "none").fails("none", code=2)
 
 
 def _turn(plan: Plan, seconds: float, context: int = 9, variant: str = "") -> list[TimedStep]:

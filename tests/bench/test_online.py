@@ -62,7 +62,7 @@ def test_percentiles_of_known_times() -> None:
         assert [found.p50, found.p90, found.p99] == pytest.approx(np.percentile(expected, [50, 90, 99]).tolist())
     good = (first <= 600) & (tpot <= 20)
     assert report.good_share == pytest.approx(good.mean())
-    assert report.goodput == pytest.approx(good.sum() / report.seconds)
+    assert report.good_requests_per_second == pytest.approx(good.sum() / report.seconds)
     assert (report.requests, report.failed, report.output_tokens_mean, report.prompt_tokens_mean) == (30, 0, 9, 400)
 
 
@@ -75,7 +75,7 @@ def answered(start: float, *pieces: float, tokens: int = 0, error: str | None = 
 def reported(answers: list[Answer], planned: list[float], seconds: float, **options: Any) -> LoadReport:
     asked = OnlineOptions(url="http://x", rates=(1.0,), num_requests=len(answers), **options)
     bench = _Bench(asked, lambda *_: None, KnownTimes())  # type: ignore[arg-type]
-    return bench._report("a load", answers, [1000 + each for each in planned], seconds)
+    return bench._report("a load", None, answers, [1000 + each for each in planned], seconds)
 
 
 def test_times_count_from_the_planned_arrival() -> None:
@@ -86,7 +86,7 @@ def test_times_count_from_the_planned_arrival() -> None:
     assert report.samples["ttft"] == pytest.approx([250, 2250])
     assert report.samples["e2e"] == pytest.approx([1000, 3000])
     assert report.samples["tpot"] == pytest.approx([250, 250])
-    assert (report.good_share, report.goodput) == (0.5, 0.25)
+    assert (report.good_share, report.good_requests_per_second) == (0.5, 0.25)
 
 
 def test_an_open_loop_plans_arrivals_whatever_the_server_does() -> None:
@@ -111,7 +111,7 @@ def test_failed_requests_are_neither_good_nor_counted() -> None:
     answers = [answered(0, 0.25, 1.25, tokens=5), answered(0, 0.25, tokens=7, error="gone")]
     report = reported(answers, [0, 0], 2.0, ttft_ms=1e9, tpot_ms=1e9)
     assert (report.requests, report.failed, report.errors) == (2, 1, {"gone": 1})
-    assert (report.good_share, report.goodput, report.requests_per_second) == (0.5, 0.5, 0.5)
+    assert (report.good_share, report.good_requests_per_second, report.requests_per_second) == (0.5, 0.5, 0.5)
     assert (report.output_tokens_per_second, report.output_tokens_mean) == (2.5, 5)
     assert report.samples["tpot"] == pytest.approx([250])
     assert reported(answers, [0, 0], 2.0, ttft_ms=1e9, tpot_ms=249).good_share == 0

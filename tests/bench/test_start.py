@@ -35,7 +35,7 @@ def test_a_start_for_people(engine: Path) -> None:
 
 
 def test_what_keeps_an_engine_from_starting_is_told(engine: Path, tmp_path: Path) -> None:
-    ingot("bench", "start", "--engine_dir", tmp_path / "none").fails("none")
+    ingot("bench", "start", "--engine_dir", tmp_path / "none").fails("none", code=2)
     ingot("bench", "start", "--engine_dir", engine, "--input_len", 65).fails("--input_len", "at most", code=2)
     start = ("bench", "start", "--engine_dir", engine, "--input_len", 5)
     ingot(*start, "--target", "cpu").fails("a process could not start", "the engine has no such target", "ref")

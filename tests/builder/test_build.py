@@ -22,7 +22,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.dtypes import DType
 from ingot.engine import open_engine
-from ingot.errors import BuildError, CapacityError, CheckpointError, IngotError, PassError, UsageError
+from ingot.errors import CapacityError, CheckpointError, IngotError, PassError, UsageError
 from tests.builder.engines import engine_logits
 from tests.handmade import TINY_GPT2, TINY_LLAMA, random_tensors, write_model
 from tests.passes.graphs import evaluate_model
@@ -377,7 +377,7 @@ def test_an_unknown_target_is_refused(llama: Path, tmp_path: Path) -> None:
 
 
 def test_limits_beyond_the_model_are_refused(llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="at most 65"):
+    with pytest.raises(UsageError, match="at most 65"):
         build_ref(llama, tmp_path / "e", max_seq_len=66)
 
 

@@ -7,7 +7,7 @@ import pytest
 from ingot.builder.limits import fit_limits
 from ingot.builder.positions import UNLIMITED
 from ingot.configs.build import BuildConfig
-from ingot.errors import BuildError
+from ingot.errors import UsageError
 
 
 def test_defaults_of_a_large_model() -> None:
@@ -53,7 +53,7 @@ def test_tokens_and_requests_of_a_step_are_independent() -> None:
     ],
 )
 def test_given_values_beyond_the_model_are_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(BuildError, match=words):
+    with pytest.raises(UsageError, match=words):
         fit_limits(BuildConfig(**given), 512)
 
 
@@ -71,5 +71,5 @@ def test_max_output_len_sets_max_seq_len() -> None:
     assert len(notes) == 1
     limits, _ = fit_limits(BuildConfig(max_output_len=3000), 131072)
     assert (limits.max_input_len, limits.max_seq_len) == (2048, 5048)
-    with pytest.raises(BuildError, match="at most 513"):
+    with pytest.raises(UsageError, match="at most 513"):
         fit_limits(BuildConfig(max_output_len=513), 512)

@@ -151,7 +151,10 @@ def test_only_some_columns_of_a_large_product_are_timed(monkeypatch: pytest.Monk
 
 
 def test_other_machines_and_targets_take_the_shipped_way() -> None:
-    assert tune(_plan(), Absent(), None).notes == ("nothing is timed for ref: cpu/amx needs AMX",)
+    assert tune(_plan(), Absent(), None).notes == (
+        "nothing is timed for ref: cpu/amx needs AMX. To measure it, run `ingot bench kernels` "
+        "on a machine that has it",
+    )
     assert tune(_plan(), RefTarget(), None).notes == ()
     assert tune(_plan(), RefTarget(), Path("f")).notes == ("nothing is timed for ref: its products have one way each",)
 

@@ -45,18 +45,20 @@ def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
         (["convert", "--output_dir", "x", "--dtype", "float23"], "float32"),
         (["bench", "latncy"], "latency"),
         (["convert"], "--output_dir"),
+        (["convert"], "next: `ingot convert --help` lists the options"),
     ],
 )
 def test_typos_are_answered_with_the_near_name(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(args) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
+    assert captured.err.startswith("error: ")
     assert words in captured.err
 
 
 @pytest.mark.parametrize("option", ["--engine_dir", "--engine-dir"])
 def test_underscores_and_hyphens_are_the_same(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.run(["run", option, "does-not-exist", "--prompt", "x"]) == 1
+    assert app.run(["run", option, "does-not-exist", "--prompt", "x"]) == 2
     assert "does-not-exist" in capsys.readouterr().err
 
 
@@ -142,5 +144,5 @@ def test_bench_serve_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str], 
     args = ["bench", "serve", "--engine_dir", str(tmp_path / "none"), "--trace", str(trace)]
     assert app.run(args) == 2
     assert "--url URL, or --offline" in capsys.readouterr().err
-    assert app.run([*args, "--offline"]) == 1
+    assert app.run([*args, "--offline"]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import time
 
 import pytest
 
@@ -23,54 +24,75 @@ def _work(talk: Talk) -> None:
         talk.detail("pass fired 3 times")
 
 
-def test_a_log_gets_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_prints_no_progress_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     log = io.StringIO()
     _work(Talk(Level.VERBOSE, log))
-    assert log.getvalue().splitlines() == [
-        "weights 0%",
-        "weights 100%",
-        "graph 100%",
-        "warning: a NaN",
-        "lowered",
-        "pass fired 3 times",
-    ]
+    assert log.getvalue().splitlines() == ["warning: a NaN", "lowered", "pass fired 3 times"]
     assert capsys.readouterr().out == ""
 
 
-def test_bytes_have_a_rate_and_a_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 MiB/s from the second call of a stage on; what was done in an earlier stage does not count."""
-    clock = iter(range(0, 100, 10))
+def _clock(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """`step` seconds between any two looks at the clock."""
+    clock = iter(range(0, 1000, step))
     monkeypatch.setattr("ingot.cli.console.time.monotonic", lambda: float(next(clock)))
+
+
+def test_a_log_has_a_line_now_and_then_with_rate_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six seconds from call to call; what was done in an earlier stage does not count."""
+    _clock(monkeypatch, 6)
     log = io.StringIO()
     with Talk(Level.INFO, log) as talk:
         talk.progress_bytes("hashing", 1000 << 20, 4000 << 20)
-        for done in (1000, 1040, 1080, 4000):
+        for done in (1000, 1060, 1120, 1180, 4000):
             talk.progress_bytes("weights", done << 20, 4000 << 20)
+        talk.progress_requests("generating", 1, 30)
+        talk.progress_requests("generating", 13, 30)
         talk.progress("rounds", 1, 3)
         talk.progress("rounds", 2, 3)
     assert log.getvalue().splitlines() == [
-        "hashing 25%",
-        "weights 25%",
-        "weights 26%, 4 MiB/s, 12:20 left",
-        "weights 27%, 4 MiB/s, 12:10 left",
-        "weights 100%, 100 MiB/s",
-        "rounds 33%",
-        "rounds 67%, 0:10 left",
+        "weights 26%, 10 MiB/s, 4:54 left",
+        "weights 30%, 10 MiB/s, 4:42 left",
+        "weights 100%, 125 MiB/s",
+        "generating 43%, 2 requests/s, 0:08 left",
+        "rounds 67%, 0:06 left",
     ]
+
+
+def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
+    _work(Talk(Level.INFO, screen))
+    assert "weights" not in screen.getvalue(), "too short for a bar"
+    assert "lowered" in screen.getvalue()
+    _clock(monkeypatch, 1)
     with Talk(Level.INFO, screen) as talk:
         talk.progress_bytes("weights", 0, 4000 << 20)
         talk.progress_bytes("weights", 1000 << 20, 4000 << 20)
-    assert "25%" in screen.getvalue()
-    assert "/s, " in screen.getvalue()
+        time.sleep(0.15)  # rich draws ten times a second
+        talk.progress_bytes("packing", 4000 << 20, 4000 << 20)
+        talk.hide()
+    said = screen.getvalue()
+    assert "weights" in said
+    assert "25%" in said
+    assert "/s, " in said
+    assert said.endswith("\x1b[2K"), "the last thing written clears the line of the bar"
 
 
-def test_a_terminal_gets_a_bar_that_goes_away() -> None:
+def test_text_on_a_terminal_is_not_torn_by_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the bar is hidden nothing more is drawn until there is progress again."""
+    _clock(monkeypatch, 1)
     screen = Terminal()
-    _work(Talk(Level.INFO, screen))
-    assert "weights" in screen.getvalue()
-    assert "\x1b[" in screen.getvalue()
-    assert "lowered" in screen.getvalue()
+    with Talk(Level.INFO, screen) as talk:
+        talk.progress("building", 0, 2)
+        talk.progress("building", 1, 2)
+        talk.hide()
+        before = screen.getvalue()
+        for piece in ("The prince", " looked at", " Natasha."):
+            screen.write(piece)
+            screen.flush()
+            time.sleep(0.15)  # longer than rich waits before it draws again
+        assert screen.getvalue() == before + "The prince looked at Natasha."
+        talk.progress("measuring", 1, 2)
+        assert "measuring" in screen.getvalue()
 
 
 @pytest.mark.parametrize(

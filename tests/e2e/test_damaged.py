@@ -80,7 +80,7 @@ def test_a_damaged_engine_is_refused(damage: str, engine: Path) -> None:
     spoil, words = DAMAGES[damage]
     spoil(engine)
     for command in (("run", "--engine_dir", engine, *RUN), ("verify", engine)):
-        done = ingot(*command).fails(words)
+        done = ingot(*command).fails(words, code=2 if damage == "no directory" else 1)
         assert "next:" in done.err
 
 
@@ -144,6 +144,25 @@ def test_a_spoiled_model_is_refused(damage: str, tmp_path: Path) -> None:
     spoil(model)
     ingot("convert", "--model_dir", model, "--output_dir", tmp_path / "c").fails(words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, ("quantised already", "--precision w4g128")),
+        ({"model_type": "qwen9"}, ("'qwen9' are not supported", "did you mean")),
+    ],
+)
+def test_a_model_is_refused_by_its_config_before_its_weights_are_there(
+    changes: dict[str, object], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({**TINY_LLAMA, **changes}))
+    convert = ("convert", "--model_dir", model, "--output_dir", tmp_path / "c")
+    ingot(*convert).fails(*words)
+    (model / "config.json").write_text(json.dumps(TINY_LLAMA))
+    ingot(*convert).fails("neither model.safetensors")
 
 
 def test_missing_and_extra_tensors_are_listed(tmp_path: Path) -> None:

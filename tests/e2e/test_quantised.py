@@ -115,7 +115,7 @@ def test_inspect_lists_the_choice(checkpoint: Path, tmp_path: Path) -> None:
     assert steps["layers.1/down"]["precision"] == "w8"
     assert steps["layers.1/down"]["int8_error"] is None
     assert 0 < steps["layers.0/down"]["int8_error"] < 0.05
-    text = ingot("inspect", tmp_path / "e").succeeds().out
+    text = ingot("inspect", tmp_path / "e", "--all").succeeds().out
     assert "int8 error" in text
     assert "w4g64" in text
     ingot("verify", tmp_path / "e").succeeds()

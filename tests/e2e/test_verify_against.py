@@ -1,6 +1,7 @@
 """`ingot verify --against`, as a command: words, JSON, exit codes, the passport."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def test_a_sound_engine(shipped_engine: Path, shipped_checkpoint: Path) -> None:
     result = ingot("verify", shipped_engine, "--against", shipped_checkpoint, *TOKENS).succeeds()
     for word in ("all hashes match", "24 tokens of the sample text", "KL", "top-1", "perplexity", "weights", "kernels"):
         assert word in result.out
-    assert "comparing steps 100%" in result.err
+    assert "warning" not in result.err
 
 
 def test_json_and_a_text_of_ones_own(shipped_engine: Path, tmp_path: Path) -> None:
@@ -33,6 +34,20 @@ def test_json_and_a_text_of_ones_own(shipped_engine: Path, tmp_path: Path) -> No
     assert 1 < document["summary"]["perplexity"] < 2000
     assert {"sha256", "bytes", "steps", "findings"} <= set(document)
     assert document["steps"][0]["name"] == "embed"
+
+
+def test_the_last_line_is_the_verdict(tiny_engine: Path, tiny_checkpoint: Path) -> None:
+    done = ingot("verify", tiny_engine, "--against", tiny_checkpoint, *TOKENS).succeeds()
+    assert done.out.splitlines()[-1].startswith("verify: OK, all hashes match, and every weight")
+    assert re.search(r"^layers +\S+ differs most from the source: \S+, tolerance \S+$", done.out, flags=re.MULTILINE)
+    assert "were compared" not in done.err
+
+
+def test_fewer_tokens_than_asked_for_are_told(tiny_engine: Path, shipped_engine: Path, tmp_path: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("The prince looked at Natasha.")
+    done = ingot("verify", shipped_engine, "--against", SHIPPED, "--text", text, "--tokens", 300).succeeds()
+    assert re.search(r"warning: \d+ tokens were compared, not 300: short.txt has no more", done.err)
 
 
 def test_the_passport(tiny_engine: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -27,7 +27,10 @@ def test_from_hugging_face_to_tokens(config: dict[str, object], target: str, tmp
     built = ingot("build", "--checkpoint_dir", checkpoint, "--output_dir", engine, "--target", target).succeeds()
     assert built.out == ""
     assert "max_seq_len lowered from 4096 to 65: the model has 64 positions" in built.err
-    assert "all hashes match" in ingot("verify", engine).succeeds().out
+    assert built.err.index("wrote ") < built.err.index("max_seq_len lowered"), "what was written comes first"
+    assert built.err.splitlines()[-1] == f'  next    ingot run --engine_dir {engine} --prompt "Once upon a time"'
+    verified = ingot("verify", engine).succeeds().out
+    assert verified.splitlines()[-1].startswith("verify: OK, all hashes match")
     document = json.loads(ingot("inspect", engine, "--json").succeeds().out)
     assert document["limits"]["max_seq_len"] == 65
     assert document["steps"][-1]["name"]
@@ -177,6 +180,24 @@ def test_doctor_knows_every_target() -> None:
         assert state["runs"] or state["why_not"]
 
 
+def test_doctor_is_one_screen_and_all_has_every_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.cli.console.terminal_width", lambda: 80)
+    short, whole = ingot("doctor").succeeds().out, ingot("doctor", "--all").succeeds().out
+    for out in (short, whole):
+        assert max(map(len, out.splitlines())) <= 80
+    assert len(short.splitlines()) <= 24
+    assert "ref" in short
+    machine = json.loads(ingot("doctor", "--json").succeeds().out)
+    flat = " ".join(whole.split())
+    for state in machine["targets"]:
+        assert state["name"] in whole
+        if state["why_not"] is not None:
+            assert flat.count(" ".join(state["why_not"].split())) >= 1
+    (tmp_path / "e").mkdir()
+    first = ingot("doctor", tmp_path / "e").succeeds().out.split("CPU")[0]
+    assert " ".join(first.split()).startswith(f"{tmp_path / 'e'}: the engine has no manifest")
+
+
 def test_quickstart_goes_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = ModelRunner.from_dir
 
@@ -204,7 +225,9 @@ def test_quickstart_whose_tokens_come_at_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("ingot.quickstart.stream_text", late)
     shown = ingot("quickstart").succeeds()
-    assert "unknown: all tokens came at once" in shown.err
+    assert "all tokens came at once" in shown.err
+    assert "quickstart --output_dir quickstart" in shown.err, "the engine was removed"
+    assert "%" not in shown.err.split("model ")[0], "no progress of short work"
     report = json.loads(ingot("quickstart", "--json").succeeds().out)
     assert (report["tokens"], report["tpot_ms"], report["bandwidth_fraction"]) == (100, None, None)
 
@@ -265,7 +288,7 @@ def test_precision_by_any_of_its_names(
 ) -> None:
     done = ingot("build", "--checkpoint_dir", tiny_checkpoint, "--output_dir", tmp_path / "e", *options).succeeds()
     assert json.loads((tmp_path / "e/config.json").read_text())["precision"] == precision
-    assert ("run" in done.err or "compute float16" in done.err) == ("float16" in options) or "disable" in options
+    assert ("compute float16" in done.err) == ("float16" in options) or "disable" in options
 
 
 @pytest.mark.parametrize(
@@ -318,4 +341,4 @@ def test_output_length_sets_the_sequence_length(tiny_checkpoint: Path, tmp_path:
     ingot(*build, "--max_output_len", 10).succeeds()
     limits = json.loads((tmp_path / "e/config.json").read_text())["limits"]
     assert (limits["max_input_len"], limits["max_seq_len"]) == (55, 65)
-    ingot(*build, "--max_input_len", 60, "--max_output_len", 10).fails("more than is possible")
+    ingot(*build, "--max_input_len", 60, "--max_output_len", 10).fails("more than is possible", code=2)

@@ -10,7 +10,7 @@ from ingot.forecast import Forecast
 
 def test_is_a_sentence() -> None:
     forecast = Forecast(memory=100 << 20, disk=3 << 30, free=7 << 30)
-    assert str(forecast) == "needs at most 100 MiB of memory and 3 GiB of disk, of which 7 GiB are free"
+    assert str(forecast) == "needs at most 100 MiB of memory and 3 GiB of disk (7 GiB of the disk are free)"
 
 
 def test_free_space_is_that_of_the_nearest_folder_there_is(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ingot.builder.build import build
+from ingot.cli.console import wrapped
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
@@ -66,6 +67,23 @@ def test_the_variants_of_an_engine(folder: Path, tmp_path: Path) -> None:
 def test_bytes_bound_one_token_and_never_a_step_without_bytes(folder: Path) -> None:
     bounds = {step["name"]: step["bound"] for step in inspect(folder / "e").document["steps"]}
     assert bounds["lm_head"] == bounds["layers.0/attention_norm"] == "memory"
+
+
+@pytest.mark.parametrize("name", ["c", "e", "c/model.onnx"])
+def test_the_summary_fits_a_terminal(name: str, folder: Path) -> None:
+    found = inspect(folder / name)
+    assert max(map(len, wrapped(found.summary, 80).splitlines())) <= 80
+    assert len(found.summary) <= len(found.text)
+
+
+def test_the_summary_names_what_there_is(folder: Path) -> None:
+    checkpoint, engine = inspect(folder / "c").summary, inspect(folder / "e").summary
+    assert "rope.theta" in checkpoint
+    assert "None" not in checkpoint.split("files")[0], "what the model does not have is left out"
+    assert "{" not in checkpoint
+    assert "  gate_up" in engine
+    assert "layers 0-2" in engine
+    assert "of one token after 64 others" in engine, "the engine holds no more"
 
 
 def test_json_holds_the_same(folder: Path) -> None:

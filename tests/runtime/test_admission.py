@@ -11,7 +11,7 @@ from ingot.runtime.admission import ModelFacts, make_requests, read_ids, read_tu
 from ingot.runtime.request import MAX_PRIORITY, Request
 
 LIMITS = Limits(max_batch_size=4, max_input_len=8, max_seq_len=12, max_num_tokens=8, max_logit_rows=4)
-FACTS = ModelFacts(vocab_size=10, limits=LIMITS, end_ids=frozenset((3,)), pad_id=0)
+FACTS = ModelFacts(vocab_size=10, limits=LIMITS, max_positions=99, end_ids=frozenset((3,)), pad_id=0)
 PARAMS = SamplingParams(max_tokens=4)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ingot.bench.http_client import Answer, Client
+from ingot.bench.serve import GOOD_SHARE
 from ingot.bench.trace import TraceRow, arrivals_at, read_trace, scale_lengths
 from ingot.errors import IngotError, UsageError
 
@@ -111,13 +112,15 @@ class Percentiles:
 class LoadReport:
     """One run. ttft, e2e: from the planned arrival; itl: gaps between pieces of text; tpot: (end - TTFT) / (n - 1).
 
+    rate          requests per second that were asked for; None of a closed loop
     good_share    requests within both limits, of all
-    goodput       such requests per second
+    good_requests_per_second  in an open loop of few requests this may be more than the rate: arrivals are random
     errors        words → how often
     samples       milliseconds behind the percentiles, for plots
     """
 
     load: str
+    rate: float | None
     requests: int
     failed: int
     errors: dict[str, int]
@@ -131,13 +134,14 @@ class LoadReport:
     itl: Percentiles | None
     e2e: Percentiles | None
     good_share: float
-    goodput: float
+    good_requests_per_second: float
     samples: dict[str, list[float]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OnlineReport:
-    """All runs against one server."""
+    """All runs against one server. goodput: the highest rate of an open loop whose requests were good, as in
+    `ingot bench serve --offline`; 0 where none was, None without open loops."""
 
     url: str
     model: str
@@ -145,6 +149,7 @@ class OnlineReport:
     ttft_ms: float
     tpot_ms: float
     runs: tuple[LoadReport, ...]
+    goodput: float | None
 
 
 Progress = Callable[[str, int, int], None]
@@ -180,6 +185,7 @@ class _Bench:
             ttft_ms=options.ttft_ms,
             tpot_ms=options.tpot_ms,
             runs=tuple(runs),
+            goodput=_goodput(runs),
         )
 
     async def _meet(self) -> None:
@@ -194,6 +200,7 @@ class _Bench:
                 got=f"{type(error).__name__}: {error}",
                 hint="is the server up? --model NAME and --api_key KEY, if it wants them",
             ) from error
+        self._progress("asking the server how many tokens a word has", 0, 0)
         words = _CALIBRATION
         answer = await self._ask(self._prompt(words), 2)
         while answer.error is not None and answer.error.startswith("status 400") and words > 1:  # too long, perhaps
@@ -216,7 +223,7 @@ class _Bench:
 
         begin = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(min(concurrency, len(self._rows)))))
-        return self._report(name, answers, [answer.start for answer in answers], time.perf_counter() - begin)
+        return self._report(name, None, answers, [answer.start for answer in answers], time.perf_counter() - begin)
 
     async def _open(self, rate: float) -> LoadReport:
         options = self._options
@@ -236,7 +243,7 @@ class _Bench:
         begin = time.perf_counter() + 0.05
         planned = [begin + at for at in times]
         answers = await asyncio.gather(*(client(row, at) for row, at in zip(self._rows, planned, strict=True)))
-        return self._report(name, answers, planned, time.perf_counter() - begin)
+        return self._report(name, rate, answers, planned, time.perf_counter() - begin)
 
     def _prompt(self, tokens: int) -> str:
         """Random words, about so many tokens: no two prompts have a common head."""
@@ -263,7 +270,9 @@ class _Bench:
         path = "/chat/completions" if options.chat else "/completions"
         return await self._client.stream(path, body, options.timeout)
 
-    def _report(self, load: str, answers: Sequence[Answer], planned: Sequence[float], seconds: float) -> LoadReport:
+    def _report(
+        self, load: str, rate: float | None, answers: Sequence[Answer], planned: Sequence[float], seconds: float
+    ) -> LoadReport:
         good, samples = 0, _samples(answers, planned)
         for answer, begin in zip(answers, planned, strict=True):
             if answer.error is None:
@@ -278,6 +287,7 @@ class _Bench:
         prompts = [answer.prompt_tokens for answer in ended if answer.prompt_tokens is not None]
         return LoadReport(
             load=load,
+            rate=rate,
             requests=len(answers),
             failed=len(answers) - len(ended),
             errors=errors,
@@ -291,9 +301,14 @@ class _Bench:
             itl=_percentiles(samples["itl"]),
             e2e=_percentiles(samples["e2e"]),
             good_share=good / len(answers),
-            goodput=good / seconds,
+            good_requests_per_second=good / seconds,
             samples=samples,
         )
+
+
+def _goodput(runs: Sequence[LoadReport]) -> float | None:
+    rates = {run.rate: run.good_share >= GOOD_SHARE for run in runs if run.rate is not None}
+    return max((rate for rate, good in rates.items() if good), default=0.0) if rates else None
 
 
 def _samples(answers: Sequence[Answer], planned: Sequence[float]) -> dict[str, list[float]]:

@@ -296,7 +296,7 @@ def _clips(options: ServeOptions, limits: Limits) -> tuple[int, int]:
             "--max_input and --max_output are more than the engine holds",
             expected=f"at most {limits.max_input_len} tokens in, {limits.max_seq_len} in all",
             got=f"{max_input} + {max_output}",
-            hint="lower them, or build a longer engine",
+            hint=f"lower them to {limits.max_seq_len} in all; `ingot inspect ENGINE` lists the limits",
         )
     return max_input, max_output
 

@@ -1,7 +1,4 @@
-"""The group of commands: names and typos, and how an error becomes words and an exit code.
-
-Exit codes: 0 done, 1 the work failed, 2 wrong usage, 130 interrupted, 143 terminated.
-"""
+"""The group of commands: names and typos, and how an error becomes words. `exit_codes` has the codes."""
 
 import difflib
 import errno
@@ -15,9 +12,13 @@ from types import FrameType
 from typing import NoReturn
 
 import click
+from click.exceptions import NoArgsIsHelpError
+from click.shell_completion import CompletionItem
 
 import ingot
-from ingot.errors import IngotError, UsageError
+from ingot.cli.absent_options import ABSENT
+from ingot.cli.exit_codes import READER_LEFT, TERMINATED, exit_code
+from ingot.errors import IngotError
 
 COMMANDS = {
     "quickstart": "The whole path on the small model that ships with ingot.",
@@ -29,6 +30,8 @@ COMMANDS = {
     "inspect": "Show a Checkpoint, a graph or an Engine.",
     "verify": "Check every hash of an Engine, or its numbers against the source.",
     "doctor": "What this machine offers, and which targets build and run here.",
+    "help": "Explain a topic: exit_codes, limits, memory, precisions, targets, ...",
+    "completion": "Complete commands and options in bash, zsh or fish.",
 }
 
 
@@ -63,14 +66,29 @@ class Commands(click.Group):
             raise click.UsageError(f"there is no command {name!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names alone: importing every command for its help would take a second."""
+        names = [CompletionItem(name, help=words) for name, words in COMMANDS.items() if name.startswith(incomplete)]
+        return names or click.Command.shell_complete(self, ctx, incomplete)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        facts = importlib.import_module("ingot.build_info").build_facts()
+        print(f"ingot, version {ingot.__version__}")
+        print("\n".join(f"{name:<9} {value}" for name, value in facts.items()))
+        context.exit()
+
+
 @click.group(cls=Commands, context_settings=CONTEXT)
 @click.option("--traceback", is_flag=True, help="Show where in ingot's code an error was raised.")
-@click.version_option(ingot.__version__, prog_name="ingot")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show version and build."
+)
 def group(traceback: bool) -> None:
     """Ahead-of-time compiler and runtime for large language models.
 
@@ -82,43 +100,39 @@ def group(traceback: bool) -> None:
     """
 
 
-def _failed(text: str) -> int:
-    """Print what went wrong and the next step; the exit code of failed work."""
-    print(f"error: {text}", file=sys.stderr)
-    return 1
-
-
 def _os_error(error: OSError) -> IngotError:
     where = os.fspath(error.filename) if isinstance(error.filename, str | os.PathLike) else None
     hint = "free some space or choose another directory" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
     return IngotError((error.strerror or str(error)).lower(), where=where, hint=hint)
 
 
-def _foreseen(error: Exception) -> int:
-    if isinstance(error, click.ClickException):
-        error.show()
-        return error.exit_code
-    if isinstance(error, UsageError):
-        _failed(str(error))
-        return 2
+def _usage_error(error: click.ClickException) -> IngotError:
+    """click's words in the form of ours; an option of TensorRT-LLM gets ingot's way."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if isinstance(error, click.NoSuchOption) and context is not None and context.info_name in ("build", "convert"):
+        name = error.option_name.lstrip("-").replace("-", "_")
+        if name in ABSENT:
+            return IngotError(f"--{name} is an option of TensorRT-LLM that ingot does not have", hint=ABSENT[name])
+    words = error.format_message().strip().removesuffix(".")
+    hint = None if context is None else f"`{context.command_path} --help` lists the options"
+    return IngotError(words[:1].lower() + words[1:], hint=hint)
+
+
+def _in_words(error: Exception) -> IngotError:
     if isinstance(error, IngotError):
-        return _failed(str(error))
+        return error
+    if isinstance(error, click.ClickException):
+        return _usage_error(error)
     if isinstance(error, OSError):
-        return _failed(str(_os_error(error)))
+        return _os_error(error)
     if isinstance(error, MemoryError):
-        return _failed(
-            str(IngotError("out of memory", hint="close other programs, or lower the limits and batch sizes"))
-        )
+        return IngotError("out of memory", hint="close other programs, or lower the limits and batch sizes")
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return _failed(
-        str(
-            IngotError(
-                "ingot itself is wrong here, not what you asked for",
-                where=f"{frame.filename}:{frame.lineno} in {frame.name}",
-                got=f"{type(error).__name__}: {error}",
-                hint="report this with the output of `ingot --traceback ...`",
-            )
-        )
+    return IngotError(
+        "ingot itself is wrong here, not what you asked for",
+        where=f"{frame.filename}:{frame.lineno} in {frame.name}",
+        got=f"{type(error).__name__}: {error}",
+        hint="report this with the output of `ingot --traceback ...`",
     )
 
 
@@ -128,16 +142,20 @@ def run(args: Sequence[str]) -> int:
         code = group.main(list(args), prog_name="ingot", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
         print("interrupted", file=sys.stderr)
-        return 130
+        return exit_code(error)
     except BrokenPipeError:  # the reader of our output left: not an error of ours
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return READER_LEFT
+    except NoArgsIsHelpError as error:  # its words are the help
+        print(error.format_message(), file=sys.stderr)
+        return exit_code(error)
     except Exception as error:
         if "--traceback" in args:
             traceback.print_exc()
-        return _foreseen(error)
+        print(f"error: {_in_words(error)}", file=sys.stderr)
+        return exit_code(error)
 
 
 class _Terminated(SystemExit):
@@ -147,7 +165,7 @@ class _Terminated(SystemExit):
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     """What works clears up after itself, as after Ctrl-C; a second signal ends at once."""
     signal.signal(number, signal.SIG_DFL)
-    raise _Terminated(128 + number)
+    raise _Terminated(TERMINATED)
 
 
 def main() -> None:

@@ -2,15 +2,16 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ingot.bench.kernels import KernelsOptions, KernelsReport, Phase, bench_kernels
-from ingot.cli.console import LEVELS, Talk
+from ingot.bench.kernels import KernelsOptions, KernelsReport, OpTimes, Phase, bench_kernels
+from ingot.cli.console import LEVELS, Talk, wrapped
 from ingot.cli.values import as_json, log_level, positive, target_isa
+from ingot.step_table import aligned
 
 
 @click.command()
@@ -33,10 +34,11 @@ from ingot.cli.values import as_json, log_level, positive, target_isa
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts.")
 @click.option("--threads", type=positive, help="Threads; every core unless given.")
+@click.option("--all", "everything", is_flag=True, help="Print every column, in rows as wide as they get.")
 @target_isa
 @as_json
 @log_level
-def kernels(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **options: Any) -> None:
+def kernels(everything: bool, as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **options: Any) -> None:
     """Time, bytes, operations and bound of every op, in prefill and decode, beside this machine's limits.
 
     The limits are measured around each phase: memory read from a buffer as large as the engine, and arithmetic on
@@ -53,55 +55,62 @@ def kernels(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **optio
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
     else:
-        _show(report)
+        _show(report, everything=everything)
 
 
-_HEADS = ("op", "kernel", "calls", "ms", "share", "MB", "Mop", "bound", "limit ms", "of limit")
-_NAMES = 2  # columns of words; numbers stand to the right
-
-
-def _show(report: KernelsReport) -> None:
+def _show(report: KernelsReport, *, everything: bool) -> None:
     threads = f"{report.threads} thread{'s' if report.threads > 1 else ''}"
-    print(f"{report.engine}: {report.precision} for {report.target}, KV cache in {report.kv_dtype}, {threads}")
+    print(wrapped(f"{report.engine}: {report.precision} for {report.target}, KV cache in {report.kv_dtype}, {threads}"))
     for phase in report.phases:
         print()
         print(
-            f"{phase.name}: {1e3 * phase.seconds:.3f} ms, {phase.tokens_per_second:,.1f} tokens/s, "
-            f"{phase.fraction_of_limit:.0%} of the limit (the fastest quarter of {phase.repetitions}; "
-            f"median {1e3 * phase.median_seconds:.3f} ms)"
-        )
-        print("\n".join(_table(phase)))
-        peaks = ", ".join(f"{name} {each / 1e9:,.1f} Gop/s" for name, each in phase.peaks.items())
-        print(
-            f"limits: {phase.machine_gbs:.2f} GB/s from a buffer of {report.buffer_bytes:,} bytes; {peaks}; "
-            f"calls: {' and '.join(each or 'one by one' for each in phase.variants)}; {phase.barriers} barriers, "
-            f"{1e3 * phase.barrier_seconds:.3f} ms where nobody is late"
-        )
-
-
-def _table(phase: Phase) -> list[str]:
-    rows = [_HEADS]
-    for op in phase.ops:
-        rows.append(
-            (
-                op.name,
-                op.kernel,
-                str(op.calls),
-                f"{1e3 * op.seconds:.3f}",
-                f"{op.share:.1%}",
-                f"{op.nbytes / 1e6:,.2f}",
-                f"{op.operations / 1e6:,.1f}",
-                op.bound,
-                f"{1e3 * op.limit_seconds:.3f}",
-                f"{op.fraction_of_limit:.0%}",
+            wrapped(
+                f"{phase.name}: {1e3 * phase.seconds:.3f} ms, {phase.tokens_per_second:,.1f} tokens/s, "
+                f"{phase.fraction_of_limit:.0%} of the limit (the fastest quarter of {phase.repetitions}; "
+                f"median {1e3 * phase.median_seconds:.3f} ms)"
             )
         )
-    share = phase.outside_seconds / phase.seconds
-    rows.append(("outside", "", "", f"{1e3 * phase.outside_seconds:.3f}", f"{share:.1%}", "", "", "", "", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    return ["  ".join(_padded(row, widths)).rstrip() for row in rows]
+        print("\n".join(_whole_table(phase) if everything else _short_table(phase)))
+        peaks = ", ".join(f"{name} {each / 1e9:,.1f} Gop/s" for name, each in phase.peaks.items())
+        print(
+            wrapped(
+                f"limits: {phase.machine_gbs:.2f} GB/s from a buffer of {report.buffer_bytes:,} bytes; {peaks}; "
+                f"calls: {' and '.join(each or 'one by one' for each in phase.variants)}; {phase.barriers} barriers, "
+                f"{1e3 * phase.barrier_seconds:.3f} ms where nobody is late"
+            )
+        )
+    if not everything:
+        print(wrapped("\nof limit: how near the time comes to what this machine allows. --all adds calls, operations"))
 
 
-def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    sides = [str.ljust] * _NAMES + [str.rjust] * (len(widths) - _NAMES)
-    return [side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)]
+def _short_table(phase: Phase) -> list[str]:
+    """In 80 columns; kernels without the instruction set that most have."""
+    usual = Counter(op.kernel.partition(".")[2].rpartition(".")[2] for op in phase.ops).most_common(1)[0][0]
+    rows = [("op", "kernel", "ms", "share", "MB", "of limit", "bound")]
+    rows += [
+        (op.name, op.kernel.removesuffix(f".{usual}"), *_times(op), f"{op.nbytes / 1e6:,.2f}", *_limit(op))
+        for op in phase.ops
+    ]
+    rows.append(("outside", "", *_outside(phase), "", "", ""))
+    return aligned(rows, words=2)
+
+
+def _whole_table(phase: Phase) -> list[str]:
+    rows = [("op", "kernel", "calls", "ms", "share", "MB", "Mop", "limit ms", "of limit", "bound")]
+    for op in phase.ops:
+        sizes = (f"{op.nbytes / 1e6:,.2f}", f"{op.operations / 1e6:,.1f}", f"{1e3 * op.limit_seconds:.3f}")
+        rows.append((op.name, op.kernel, str(op.calls), *_times(op), *sizes, *_limit(op)))
+    rows.append(("outside", "", "", *_outside(phase), "", "", "", "", ""))
+    return aligned(rows, words=2)
+
+
+def _times(op: OpTimes) -> tuple[str, str]:
+    return f"{1e3 * op.seconds:.3f}", f"{op.share:.1%}"
+
+
+def _limit(op: OpTimes) -> tuple[str, str]:
+    return f"{op.fraction_of_limit:.0%}", op.bound
+
+
+def _outside(phase: Phase) -> tuple[str, str]:
+    return f"{1e3 * phase.outside_seconds:.3f}", f"{phase.outside_seconds / phase.seconds:.1%}"

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from ingot.bench.online import OnlineOptions, OnlineReport, Percentiles, bench_online
 from ingot.bench.plot import check_plotting, plot
-from ingot.bench.serve import ServeOptions, ServeReport, bench_serve
-from ingot.cli.console import LEVELS, Talk
+from ingot.bench.serve import GOOD_SHARE, ServeOptions, ServeReport, bench_serve
+from ingot.cli.console import LEVELS, Talk, wrapped
 from ingot.cli.values import as_json, log_level, positive, target_isa
 from ingot.errors import UsageError
+from ingot.step_table import aligned
 
 _milliseconds = click.FloatRange(min=0, min_open=True)
 _above_zero = click.FloatRange(min=0, min_open=True)
@@ -112,7 +111,7 @@ _ONLINE = (
 @as_json
 @log_level
 def serve(offline: bool, as_json: bool, log_level: str, **options: Any) -> int:
-    """With --url: TTFT, TPOT and ITL that clients of a server see, and its goodput, in closed and open loops.
+    """With --url: TTFT, TPOT and ITL that clients of a server see in closed and open loops, and its goodput.
     With --offline: the highest rate at which 90 % of a trace's requests meet both limits, with chunked and mixed steps
     against neither.
 
@@ -156,51 +155,58 @@ def _offline(given: dict[str, Any], talk: Talk) -> ServeReport:
 
 
 def _show_online(report: OnlineReport) -> None:
-    title = f"{report.model} at {report.url}; good: TTFT <= {report.ttft_ms:g} ms, TPOT <= {report.tpot_ms:g} ms"
-    table = Table("load", "requests/s", "tokens/s", "good", "TTFT ms p50, p90, p99", "TPOT ms", "ITL ms", title=title)
+    print(wrapped(f"{report.model} at {report.url}; good: {_limits(report.ttft_ms, report.tpot_ms)}"))
     for run in report.runs:
-        table.add_row(
-            run.load,
-            f"{run.requests_per_second:.2f}",
-            f"{run.output_tokens_per_second:.1f}",
-            f"{run.good_share:.0%}",
-            _three(run.ttft),
-            _three(run.tpot),
-            _three(run.itl),
-        )
-    Console().print(table)
-    for run in report.runs:
-        print(f"goodput, {run.load}: {run.goodput:.3f} requests/s" + (f"; {run.failed} failed" if run.failed else ""))
+        failed = f", {run.failed} of {run.requests} failed" if run.failed else ""
+        print(f"\n{run.load}{failed}")
+        print(f"  {run.requests_per_second:.2f} requests/s, {run.output_tokens_per_second:,.1f} tokens/s")
+        print(f"  good {run.good_share:.0%}, {run.good_requests_per_second:.3f} good requests/s")
+        named = (("TTFT", run.ttft), ("TPOT", run.tpot), ("ITL", run.itl))
+        rows = [(name, *_percentiles(values), "") for name, values in named if values is not None]
+        if rows:
+            print("\n".join(f"  {line}" for line in aligned([("ms", "p50", "p90", "p99", ""), *rows], words=1)))
         for words, count in run.errors.items():
             print(f"  {count} times: {words}")
+    if report.goodput is not None:
+        print(f"\ngoodput: {report.goodput:g} requests/s, the highest --rate with at least {GOOD_SHARE:.0%} good")
 
 
-def _three(values: Percentiles | None) -> str:
-    return "" if values is None else f"{values.p50:.1f}, {values.p90:.1f}, {values.p99:.1f}"
+def _limits(ttft_ms: float, tpot_ms: float) -> str:
+    return f"TTFT <= {ttft_ms:g} ms, TPOT <= {tpot_ms:g} ms"
+
+
+def _percentiles(values: Percentiles) -> tuple[str, str, str]:
+    return f"{values.p50:.1f}", f"{values.p90:.1f}", f"{values.p99:.1f}"
 
 
 def _show_offline(report: ServeReport) -> None:
-    title = (
-        f"{report.engine}: {report.num_requests} requests of {report.trace}, {report.input_len_mean:.0f} tokens in, "
-        f"{report.output_len_mean:.0f} out; TTFT <= {report.ttft_ms:g} ms, TPOT <= {report.tpot_ms:g} ms"
+    print(
+        wrapped(
+            f"{report.engine}: {report.num_requests} requests of {report.trace}, {report.input_len_mean:.0f} tokens "
+            f"in, {report.output_len_mean:.0f} out; good: {_limits(report.ttft_ms, report.tpot_ms)}"
+        )
     )
-    table = Table("steps", "requests/s", "good", "TTFT ms p50, p90", "TPOT ms p50, p90", "mixed steps", title=title)
     for mode in report.modes:
-        for run in sorted(mode.rates, key=lambda run: run.rate):
-            table.add_row(
-                mode.mode.replace("_", ", "),
+        rows: list[tuple[str, ...]] = [
+            ("requests/s", "good", "TTFT p50", "p90 ms", "TPOT p50", "p90 ms", "mixed steps", "")
+        ]
+        rows += [
+            (
                 f"{run.rate:.3f}",
                 f"{run.good_share:.0%}" if run.complete else "given up",
-                ", ".join("" if value is None else f"{value:.0f}" for value in (run.ttft_ms_p50, run.ttft_ms_p90)),
-                ", ".join("" if value is None else f"{value:.1f}" for value in (run.tpot_ms_p50, run.tpot_ms_p90)),
+                *("" if value is None else f"{value:.0f}" for value in (run.ttft_ms_p50, run.ttft_ms_p90)),
+                *("" if value is None else f"{value:.1f}" for value in (run.tpot_ms_p50, run.tpot_ms_p90)),
                 f"{run.mixed_steps} of {run.steps}",
+                "",
             )
-    Console().print(table)
-    for mode in report.modes:
+            for run in sorted(mode.rates, key=lambda run: run.rate)
+        ]
         before, after = mode.saturated
+        print(f"\n{mode.mode.replace('_', ', ')}")
+        print("\n".join(f"  {line}" for line in aligned(rows, words=0)))
         print(
-            f"goodput, {mode.mode.replace('_', ', ')}: {mode.goodput:.3f} requests/s "
-            f"(all at once: {before:.3f} before, {after:.3f} after)"
+            f"  goodput: {mode.goodput:.3f} requests/s, the highest rate with at least {GOOD_SHARE:.0%} good\n"
+            f"  all requests at once: {before:.3f} requests/s before, {after:.3f} after"
         )
     if report.ratio is not None:
         print(f"ratio: {report.ratio:.2f}")

@@ -1,5 +1,6 @@
 """`ingot build`: Checkpoint to Engine. Reads TensorRT-LLM's spellings into one BuildConfig."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -230,19 +231,35 @@ def _tell(report: BuildReport, talk: Talk) -> None:
         talk.note(line)
     for note in report.notes:
         (talk.warn if "NaN" in note else talk.note)(note)
-    limits, done = report.plan.limits, "would be" if report.dry_run else "is"
-    kinds = [
-        f"{each.target}: {each.precision} with a KV cache in {each.plan.kv.dtype.value}" for each in report.targets
+    for line in _result(report):
+        talk.note(line)
+
+
+def _result(report: BuildReport) -> list[str]:
+    """What was written, what it takes, how fast it will be, and the next command."""
+    limits = report.plan.limits
+    verb = "would write" if report.dry_run else "wrote"
+    size = f"{format_bytes(report.engine_bytes)}, {report.seconds:.1f} s"
+    targets = [
+        f"{each.target}, weights in {each.precision}, KV cache in {each.plan.kv.dtype.value}" for each in report.targets
     ]
-    if len(kinds) > 1:
-        for each, kind in zip(report.targets, kinds, strict=True):
-            talk.note(f"{kind}, in {each.file}")
-        kinds = [f"{len(kinds)} targets"]
-    talk.note(
-        f"{report.output_dir} {done} an engine for {kinds[0]}, "
-        f"{format_bytes(report.engine_bytes)}, at most {limits.max_batch_size} requests, {limits.max_input_len} tokens "
-        f"in, {limits.max_seq_len} in all, {limits.max_num_tokens} per step; {report.seconds:.1f} s"
-    )
-    for target in report.targets:
-        if target.prediction is not None:
-            talk.note(f"{target.target} is {target.prediction}" if len(report.targets) > 1 else str(target.prediction))
+    lines = [f"{verb} {report.output_dir}: an engine for {len(targets)} targets, {size}"]
+    if len(targets) == 1:
+        lines = [f"{verb} {report.output_dir}: an engine for {targets[0]}, {size}"]
+    else:
+        lines += [f"  target  {kind}, in {each.file}" for each, kind in zip(report.targets, targets, strict=True)]
+    lines += [
+        f"  limits  {limits.max_batch_size:,} requests at once, {limits.max_input_len:,} prompt tokens, "
+        f"{limits.max_seq_len:,} tokens in all, {limits.max_num_tokens:,} tokens per step",
+        *(f"          {each}" for each in report.lowered),
+    ]
+    for each in report.targets:
+        if each.prediction is not None:
+            lines.append(
+                f"  speed   {each.target}: {each.prediction}" if len(targets) > 1 else f"  speed   {each.prediction}"
+            )
+    if not report.dry_run:
+        lines.append(
+            f'  next    ingot run --engine_dir {shlex.quote(str(report.output_dir))} --prompt "Once upon a time"'
+        )
+    return lines

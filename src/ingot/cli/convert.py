@@ -1,5 +1,6 @@
 """`ingot convert`: Hugging Face directory to Checkpoint."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -75,6 +76,7 @@ def command(
         for warning in report.warnings:
             talk.warn(warning)
         talk.note(
-            f"{report.output_dir}: {report.model.family}, {report.tensors} tensors, {format_bytes(report.nbytes)}, "
-            f"{report.seconds:.1f} s"
+            f"wrote {report.output_dir}: a Checkpoint of a {report.model.family} model, {report.tensors} tensors, "
+            f"{format_bytes(report.nbytes)}, {report.seconds:.1f} s"
         )
+        talk.note(f"  next    ingot build --checkpoint_dir {shlex.quote(str(report.output_dir))} --output_dir ENGINE")

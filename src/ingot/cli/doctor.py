@@ -2,21 +2,24 @@
 
 import dataclasses
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Column, Table
 
+from ingot.cli.console import wrapped
 from ingot.cli.values import as_json
 from ingot.configs.sizes import format_bytes
-from ingot.doctor import EngineState, Machine, examine
+from ingot.doctor import EngineState, Machine, TargetState, examine
+from ingot.step_table import aligned
 
 
 @click.command()
 @click.argument("engines", nargs=-1, type=click.Path(path_type=Path), metavar="[ENGINE]...")
+@click.option("--all", "everything", is_flag=True, help="Print every target with what is missing for it.")
 @as_json
-def command(engines: tuple[Path, ...], as_json: bool) -> None:
+def command(engines: tuple[Path, ...], everything: bool, as_json: bool) -> None:
     """What this machine offers, which targets build and run here, and why not; of every ENGINE the same.
 
     \b
@@ -25,50 +28,73 @@ def command(engines: tuple[Path, ...], as_json: bool) -> None:
     machine = examine(engines)
     if as_json:
         print(json.dumps(dataclasses.asdict(machine), indent=1))
-    else:
-        _show(machine)
+        return
+    for engine in machine.engines:
+        print(wrapped("\n".join(_fate(engine))) + "\n")
+    print(wrapped("\n".join(f"{name:<13}  {text}" for name, text in _facts(machine, everything=everything).items())))
+    print()
+    print(_every_target(machine.targets) if everything else wrapped("\n".join(_groups(machine.targets))))
 
 
-def _show(machine: Machine) -> None:
+def _facts(machine: Machine, *, everything: bool) -> dict[str, str]:
     bandwidth = machine.bandwidth_why_not if machine.bandwidth_gbs is None else f"{machine.bandwidth_gbs:.1f} GB/s read"
     pages = "2 MiB pages" if machine.huge_pages else "no 2 MiB pages (transparent_hugepage is set to never)"
-    rows = {
+    memory = f"{format_bytes(machine.memory_bytes)}, {format_bytes(machine.available_bytes)} free"
+    versions = (f"{name} {version}" for name, version in machine.libraries.items() if version)
+    facts = {
         "CPU": f"{machine.cpu}, {machine.cores} cores for this process",
         "ISA": f"{machine.isa} ({machine.isa_why})",
-        "memory": "; ".join(
-            (
-                f"{format_bytes(machine.memory_bytes)}, {format_bytes(machine.available_bytes)} free",
-                bandwidth or "",
-                pages,
-            )
-        ),
+        "memory": "; ".join((memory, bandwidth or "", pages)),
         "GPUs": ", ".join(machine.gpus) or "none (no NVIDIA driver is loaded)",
+    }
+    more = {
         "CUDA": "; ".join(machine.cuda.values()),
-        "libraries": ", ".join(
-            [
-                f"Python {machine.python}",
-                *(f"{name} {version}" for name, version in machine.libraries.items() if version),
-            ]
-        ),
+        "libraries": ", ".join([f"Python {machine.python}", *versions]),
         "not installed": ", ".join(name for name, version in machine.libraries.items() if version is None) or "nothing",
     }
-    facts = Table.grid(padding=(0, 2))
-    for name, text in rows.items():
-        facts.add_row(name, text)
-    table = Table("target", "builds here", "runs here", Column("why not", overflow="fold"))
-    for target in machine.targets:
-        table.add_row(target.name, _yes(target.builds), _yes(target.runs), target.why_not or "")
-    console = Console()
-    console.print(facts, highlight=False, markup=False)
-    console.print(table, highlight=False, markup=False)
-    for engine in machine.engines:
-        print(f"{engine.directory}: " + (engine.problem or _fate(engine)))
-        for line in engine.why_not:
-            print(f"  {line}")
+    return facts | more if everything else facts
 
 
-def _fate(engine: EngineState) -> str:
-    return "runs nowhere here" if engine.takes is None else f"runs here as {engine.takes}"
+def _groups(targets: Sequence[TargetState]) -> list[str]:
+    """Names of the targets by what this machine can do with them; whole families where they share it."""
+    kinds: dict[str, list[str]] = {"builds and runs": [], "builds only": [], "runs only": [], "neither": []}
+    for target in targets:
+        both, one = target.builds and target.runs, "builds only" if target.builds else "runs only"
+        kinds["builds and runs" if both else one if target.builds or target.runs else "neither"].append(target.name)
+    families = Counter(target.name.split("/")[0] for target in targets)
+    lines = [f"{kind:<17}  {', '.join(_short_names(names, families))}" for kind, names in kinds.items() if names]
+    return [*lines, "", "`ingot doctor --all` says what is missing for each target."]
+
+
+def _short_names(names: Sequence[str], families: Mapping[str, int]) -> list[str]:
+    """cuda/sm80, cuda/sm90 → cuda/*, if there are no others."""
+    here = Counter(name.split("/")[0] for name in names)
+    found = (name.split("/")[0] for name in names)
+    shared = {family for family in here if here[family] == families[family] > 1}
+    return list(dict.fromkeys(f"{each}/*" if each in shared else name for each, name in zip(found, names, strict=True)))
+
+
+def _every_target(targets: Sequence[TargetState]) -> str:
+    """Every target, and each reason once with the targets that it stops."""
+    table = aligned(
+        [
+            ("target", "builds here", "runs here"),
+            *((each.name, _yes(each.builds), _yes(each.runs)) for each in targets),
+        ],
+        words=3,
+    )
+    reasons: dict[str, list[str]] = {}
+    for each in targets:
+        if each.why_not is not None:
+            reasons.setdefault(each.why_not, []).append(each.name)
+    told = (wrapped(f"{', '.join(names)}:\n    {why}") for why, names in reasons.items())
+    return "\n\n".join(["\n".join(table), *told])
+
+
+def _fate(engine: EngineState) -> list[str]:
+    """Whether the engine runs here, and why its other targets do not."""
+    fate = f"runs here as {engine.takes}; `ingot verify` checks its bytes" if engine.takes else "runs nowhere here"
+    return [f"{engine.directory}: {engine.problem or fate}", *(f"    {line}" for line in engine.why_not)]
 
 
 def _yes(value: bool) -> str:

@@ -4,18 +4,20 @@ from pathlib import Path
 
 import click
 
+from ingot.cli.console import wrapped
 from ingot.cli.values import as_json
 from ingot.inspect import inspect
 
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
+@click.option("--all", "everything", is_flag=True, help="Print everything, in lines as wide as they get.")
 @as_json
-def command(path: Path, as_json: bool) -> None:
+def command(path: Path, everything: bool, as_json: bool) -> None:
     """Show a Checkpoint, an ONNX graph or an Engine without loading weights.
 
     \b
     Example: ingot inspect engine
     """
     found = inspect(path)
-    print(found.to_json() if as_json else found.text)
+    print(found.to_json() if as_json else found.text if everything else wrapped(found.summary))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import click
 
+from ingot.cli.absent_options import ABSENT
 from ingot.cli.app import COMMANDS, group
 from ingot.cli.spellings import SPELLINGS, Spelling
 
@@ -50,7 +51,8 @@ def page() -> str:
         assert command is not None
         parts += _sections(f"ingot {name}", command)
     rows = [f"| `{option}` | same | {what} |" for option, what in _SAME.items()]
-    parts.append(_SPELLINGS_HEAD + "\n".join(rows + [_row(spelling) for spelling in SPELLINGS]) + "\n")
+    parts.append(_SPELLINGS_HEAD + "\n".join(rows + [_row(spelling) for spelling in SPELLINGS]))
+    parts[-1] += "".join(f"\n| `--{name}` | refused | {way} |" for name, way in ABSENT.items()) + "\n"
     return "\n".join(parts)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ingot.cli.console import LEVELS, Talk
+from ingot.cli.exit_codes import DONE, FAILED
 from ingot.cli.prompts import Prompt, Sampling, read_prompts
 from ingot.cli.values import as_json, byte_size, log_level, positive, target_isa, use_mmap
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
@@ -71,21 +72,21 @@ def command(
     \b
     Example: ingot run --engine_dir engine --prompt "Once upon a time" --stream
     """
-    talk = Talk(LEVELS[log_level])
     options = Sampling(**sampling)
     if prompts or input_file is None:  # a line of a file may yet say otherwise
         _check(options)
     entries = read_prompts(prompts, input_file, options)
-    with ModelRunner.from_dir(
+    opened = ModelRunner.from_dir(
         engine_dir, threads=threads, isa=isa, target=target, kv_cache_memory=kv_cache_memory, use_mmap=use_mmap
-    ) as runner:
+    )
+    with opened as runner, Talk(LEVELS[log_level]) as talk:
         defaults = read_generation_defaults(engine_dir)
         for setting in defaults.not_followed:
             talk.warn(f"generation_config.json: {setting} is not followed in this version")
         requests = [_request(index, *entry, defaults) for index, entry in enumerate(entries)]
         printer = _JsonPrinter(requests, stream) if as_json else _TextPrinter(len(requests), stream)
         with contextlib.closing(stream_text(runner, Tokenizer.from_dir(engine_dir), requests)) as events:
-            return _print_all(events, printer)
+            return _print_all(events, printer, len(requests), talk)
 
 
 def _check(options: Sampling) -> None:
@@ -116,14 +117,22 @@ def _params(asked: Sampling, defaults: GenerationDefaults) -> SamplingParams:
     return SamplingParams(**{**defaults.others, **values})
 
 
-def _print_all(events: Iterator[TextEvent], printer: "_JsonPrinter | _TextPrinter") -> int:
-    """1 if any request failed; the words go to stderr, the others are not touched."""
-    code = 0
+def _print_all(events: Iterator[TextEvent], printer: "_JsonPrinter | _TextPrinter", total: int, talk: Talk) -> int:
+    """The exit code: FAILED if any request failed, whose words go to stderr; the others are not touched. The bar goes
+    away before anything is printed."""
+    code, finished = DONE, 0
     for event in events:
+        ends = event.finish_reason is not None
+        if ends or printer.streams:
+            talk.hide()
         if event.error is not None:
             print(f"error: request {event.index}: {event.error}", file=sys.stderr)
-            code = 1
+            code = FAILED
         printer.take(event)
+        finished += ends
+        if total > 1 and not printer.streams:
+            talk.progress_requests("generating", finished, total)
+    talk.hide()
     printer.end()
     return code
 
@@ -135,7 +144,7 @@ class _TextPrinter:
         self._waiting: list[list[str]] = [[] for _ in range(count)]
         self._done = [False] * count
         self._silent = [False] * count
-        self._stream = stream
+        self.streams = stream
         self._current = 0
 
     def take(self, event: TextEvent) -> None:
@@ -143,7 +152,7 @@ class _TextPrinter:
         self._done[event.index] |= event.finish_reason is not None
         self._silent[event.index] |= event.error is not None  # no line for what has no completion
         while self._current < len(self._done):
-            if self._stream or self._done[self._current]:
+            if self.streams or self._done[self._current]:
                 print("".join(self._waiting[self._current]), end="", flush=True)
                 self._waiting[self._current].clear()
             if not self._done[self._current]:
@@ -160,16 +169,16 @@ class _JsonPrinter:
     """One JSON object per request, in the order of the prompts; streaming, in the order in which they end."""
 
     def __init__(self, requests: Sequence[TextRequest], stream: bool) -> None:
-        self._requests, self._stream = requests, stream
+        self._requests, self.streams = requests, stream
         self._events: list[list[TextEvent]] = [[] for _ in requests]
 
     def take(self, event: TextEvent) -> None:
         self._events[event.index].append(event)
-        if self._stream and event.finish_reason is not None:
+        if self.streams and event.finish_reason is not None:
             self._print(event.index)
 
     def end(self) -> None:
-        for index in range(len(self._requests)) if not self._stream else ():
+        for index in range(len(self._requests)) if not self.streams else ():
             self._print(index)
 
     def _print(self, index: int) -> None:

@@ -1,7 +1,8 @@
 """Options of TensorRT-LLM's `trtllm-build` that need no work here: what ingot always does, and what it refuses.
 
 Options that change something (`--gemm_plugin`, `--max_output_len`, `--use_weight_only`, ...) are ordinary options of
-`ingot build`. `docs/options.md` is written from both, see `ingot.cli.options_page`.
+`ingot build`; those that ingot has no use for are in `absent_options.py`. `docs/options.md` is written from all of
+them, see `ingot.cli.options_page`.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ class Spelling:
     accepted  values that name what ingot does anyway; empty: the option is always refused
     bare      the value that the option means when it is given without one, or None if it needs one
     way       what ingot does, or what to use instead: the words of the note and of the refusal
+    hidden    whether `--help` leaves it out; `ingot help trtllm` and docs/options.md have all
     """
 
     name: str
@@ -27,6 +29,7 @@ class Spelling:
     refused: tuple[str, ...] = ()
     bare: str | None = None
     flag: bool = False
+    hidden: bool = False
     way: str
 
     @property
@@ -37,6 +40,18 @@ class Spelling:
 def _switch(name: str, way: str) -> Spelling:
     return Spelling(name=name, accepted=("enable",), refused=("disable",), bare="enable", way=way)
 
+
+def _never(name: str, way: str) -> Spelling:
+    """A switch of something that ingot does not have: it may be off."""
+    return Spelling(name=name, accepted=("disable",), refused=("enable",), bare="enable", hidden=True, way=way)
+
+
+def _fused(name: str, way: str) -> Spelling:
+    return dataclasses.replace(_switch(name, way), hidden=True)
+
+
+_NO_RANKS = "an engine has one rank in this version, so nothing is sent between GPUs"
+_TYPES = ("auto", "enable", "float16", "float32", "bfloat16")
 
 SPELLINGS = (
     Spelling(
@@ -107,6 +122,49 @@ SPELLINGS = (
         flag=True,
         way="an engine is self-contained; the file without packed weights is the Checkpoint, which builds in seconds",
     ),
+    Spelling(
+        name="gather_all_token_logits",
+        accepted=("set",),
+        bare="set",
+        flag=True,
+        hidden=True,
+        way="every engine can return them: output_context_logits and output_generation_logits of ModelRunner.generate",
+    ),
+    Spelling(
+        name="moe_plugin",
+        accepted=_TYPES,
+        refused=("disable",),
+        hidden=True,
+        way="experts always run as fused kernels, in the precision that --precision sets",
+    ),
+    _fused("use_fused_mlp", "gate and up projections are always one product, which applies the activation too"),
+    _fused("enable_xqa", "decoding always reads each KV head once for all query heads that share it"),
+    _fused("multi_block_mode", "attention of a long context is always split among threads or blocks"),
+    _fused("context_fmha_fp32_acc", "attention always adds in float32"),
+    _fused("bert_context_fmha_fp32_acc", "attention always adds in float32"),
+    _fused("paged_state", "all state of a request is the paged KV cache"),
+    _never("nccl_plugin", _NO_RANKS),
+    _never("use_custom_all_reduce", _NO_RANKS),
+    _never("reduce_fusion", _NO_RANKS),
+    _never("user_buffer", _NO_RANKS),
+    _never("gemm_allreduce_plugin", _NO_RANKS),
+    _never("pp_reduce_scatter", _NO_RANKS),
+    _never("lora_plugin", "adapters do not exist yet: merge the adapter into the weights before ingot convert"),
+    _never("dora_plugin", "adapters do not exist yet: merge the adapter into the weights before ingot convert"),
+    _never("bert_attention_plugin", "encoder models are not supported: ingot runs decoder-only models"),
+    _never("mamba_conv1d_plugin", "models with a recurrent state are not supported: see `ingot help families`"),
+    _never("lookup_plugin", "the token table is read by a kernel of its own; there is nothing to choose"),
+    _never("low_latency_gemm_plugin", "--precision chooses the kernels; the build times them for few and many rows"),
+    _never("low_latency_gemm_swiglu_plugin", "gate and up projections are always one product; the build times it"),
+    _never("fp8_rowwise_gemm_plugin", "FP8 does not exist yet: see `ingot help precisions`"),
+    _never("qserve_gemm_plugin", "4-bit weights with 8-bit inputs: --precision w4g128 --activations int8"),
+    _never("use_fp8_context_fmha", "FP8 does not exist yet: see `ingot help precisions`"),
+    _never("fuse_fp4_quant", "FP4 does not exist: see `ingot help precisions`"),
+    _never("norm_quant_fusion", "norms and the rounding behind them are fused wherever a kernel can; see inspect"),
+    _never("attention_qk_half_accumulation", "attention always adds in float32"),
+    _never("use_context_fmha_for_generation", "prefill and decoding each have their attention kernel"),
+    _never("streamingllm", "attention sinks do not exist yet; models with a sliding window keep their own"),
+    _never("manage_weights", "weights are always mapped from the engine's file"),
     *(
         Spelling(name=name, accepted=(), way="--timing_cache FILE is read before and written after timing")
         for name in ("input_timing_cache", "output_timing_cache")
@@ -128,16 +186,14 @@ def judge(spelling: Spelling, value: str) -> str:
 def spelling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: add every spelling as an option; `judge_all` reads the values."""
     for spelling in reversed(SPELLINGS):
-        words = f"[{spelling.fate}] {spelling.way}"
+        attributes: dict[str, Any] = {"help": f"[{spelling.fate}] {spelling.way}", "hidden": spelling.hidden}
         if spelling.flag:
-            option = click.option(f"--{spelling.name}", is_flag=True, flag_value="set", default=None, help=words)
+            attributes |= {"is_flag": True, "flag_value": "set", "default": None}
         elif spelling.bare is not None:
-            option = click.option(
-                f"--{spelling.name}", is_flag=False, flag_value=spelling.bare, metavar=_values(spelling), help=words
-            )
+            attributes |= {"is_flag": False, "flag_value": spelling.bare, "metavar": _values(spelling)}
         else:
-            option = click.option(f"--{spelling.name}", metavar=_values(spelling), help=words)
-        function = option(function)
+            attributes["metavar"] = _values(spelling)
+        function = click.option(f"--{spelling.name}", **attributes)(function)
     return function
 
 

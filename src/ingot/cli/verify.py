@@ -61,19 +61,20 @@ def command(
     options = CompareOptions(tokens=tokens or DEFAULT_TOKENS, text=text, threads=threads, isa=isa, target=target)
     with Talk(LEVELS[log_level]) as talk:
         report = verify(engine, talk.progress_bytes)
-        comparisons = [] if against is None else _compare(engine, against, options, talk)
+        comparisons = [] if against is None else _compare(engine, against, options, tokens, talk)
     if as_json:
         print(json.dumps({**_hashes(report), **_document(comparisons)}, indent=1))
     else:
         parts = f"{len(report.manifest.parts)} parts, {format_bytes(report.nbytes)}, all hashes match"
         lines = [line for comparison in comparisons for line in comparison.lines()]
-        print("\n".join([f"{report.directory}: {parts}", *lines]))
+        print("\n".join([f"{report.directory}: {parts}", *lines, _verdict(comparisons)]))
     for comparison in comparisons:
         _judge(comparison, store, talk)
 
 
-def _compare(engine: Path, against: Path, options: CompareOptions, talk: Talk) -> list[Comparison]:
-    """One comparison for each target that this machine runs; of the others it is said why there is none."""
+def _compare(engine: Path, against: Path, options: CompareOptions, asked: int | None, talk: Talk) -> list[Comparison]:
+    """One comparison for each target that this machine runs; the others get a warning that says why not. asked: the
+    value of --tokens, if it was given."""
     fit = comparable_targets(engine, options)
     fit.best()
     for line in fit.lines():
@@ -81,10 +82,23 @@ def _compare(engine: Path, against: Path, options: CompareOptions, talk: Talk) -
     comparisons = []
     for target in fit.runs:
         compared = compare(engine, against, dataclasses.replace(options, target=target.name), talk.progress)
+        done = compared.logits.positions + compared.logits.left_out
+        if asked is not None and done < asked:
+            talk.warn(f"{done} tokens were compared, not {asked}: {compared.text} has no more that fill a sequence")
         comparisons.append(compared)
         for step in compared.steps:
             talk.detail(_line(step))
     return comparisons
+
+
+def _verdict(comparisons: list[Comparison]) -> str:
+    """The last line: yes or no, and what was asked."""
+    wrong = [comparison.target for comparison in comparisons if comparison.findings]
+    if wrong:
+        return f"verify: FAILED, {', '.join(wrong)} does not compute what the source says"
+    if comparisons:
+        return "verify: OK, all hashes match, and every weight, kernel and layer is within its tolerance"
+    return "verify: OK, all hashes match; --against CHECKPOINT compares what the engine computes, too"
 
 
 def _document(comparisons: list[Comparison]) -> dict[str, Any]:

@@ -128,19 +128,20 @@ class Comparison:
         if self.layers == COMPARED:
             kernel = max(self.steps, key=lambda step: step.kernel_error or 0.0)
             outputs = [
-                f"kernels     nearest to its bound: {kernel.name}, {kernel.kernel_error:.2f} of it",
-                f"layers      farthest from the source: {worst.name}, {_share(worst.model_error or 0)}",
+                f"kernels     {kernel.name} uses most of its tolerance: {kernel.kernel_error or 0:.0%}",
+                f"layers      {worst.name} differs most from the source: {_share(worst.model_error or 0)}, "
+                f"tolerance {_share(worst.model_bound)}",
             ]
         else:
             outputs = [
                 f"layers      {self.layers}",
-                f"logits      {_share(worst.model_error or 0)} from the source, within {_share(worst.model_bound)}",
+                f"logits      {_share(worst.model_error or 0)} from the source, tolerance {_share(worst.model_bound)}",
             ]
         tokens = self.logits.positions + self.logits.left_out
         return [
-            f"{self.engine} for {self.target} against {self.source}: {len(self.steps)} steps, "
-            f"{tokens} tokens of {self.text}",
-            f"weights     farthest from the source: {weight.name}, {_share(weight.weight_error)}",
+            f"{self.engine} for {self.target} against {self.source}",
+            f"compared    {len(self.steps)} steps, on {tokens} tokens of {self.text}",
+            f"weights     {weight.name} differs most from the source: {_share(weight.weight_error)}",
             *outputs,
             *passport_lines(self.passport()),
         ]
@@ -149,7 +150,7 @@ class Comparison:
 def passport_lines(passport: Mapping[str, Fact]) -> list[str]:
     """Its figures, for people."""
     if not passport["positions"]:
-        return ["KL          not to be had: every position has NaN or infinities among its logits"]
+        return ["KL          unknown: every position has NaN or infinities among its logits"]
     lines = [
         f"KL          mean {passport['kl_mean']:.2e}, at most {passport['kl_max']:.2e} nats",
         f"top-1       {passport['top1_agreement']:.2%} of {passport['positions']} positions agree",

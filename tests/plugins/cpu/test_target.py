@@ -9,9 +9,9 @@ import pytest
 
 import ingot
 from ingot import _cpu
-from ingot.errors import UsageError
+from ingot.errors import TargetError, UsageError
 from ingot.plugins.cpu import native as cpu
-from ingot.plugins.registry import find_op, find_target
+from ingot.plugins.registry import find_op, find_target, fit_targets
 
 pytestmark = pytest.mark.native
 
@@ -75,8 +75,26 @@ def test_missing_says_what_and_what_next(here: str, monkeypatch: pytest.MonkeyPa
             if reason is not None:
                 assert f"needs {level.upper()}" in reason
                 assert f"offers {here}" in reason
-                assert ("--target ref" if usable == "none" else f"--target cpu/{usable}") in reason
                 assert ("--isa" in reason) == (usable != here)
+                fit = fit_targets([f"cpu/{level}"], where="e", isa=cap)
+                with pytest.raises(TargetError) as caught:
+                    fit.best()
+                best = "ref" if usable == "none" else f"cpu/{usable}"
+                assert f"ingot build --target {best};" in str(caught.value.hint)
+                assert str(caught.value).count("next:") == 1
+
+
+def test_a_module_without_the_kernels_of_a_level_neither_builds_nor_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `make quickstart` compiles it on a machine with AVX2 alone, taken to one with more."""
+    names = [name for name in _cpu.kernel_names() if name.endswith(".avx2")]
+    monkeypatch.setattr("ingot.plugins.cpu.target._cpu.kernel_names", lambda: names)
+    monkeypatch.setattr("ingot.plugins.cpu.target.detect_isa", lambda: "amx")
+    for level in ("avx512", "avx512bf16", "amx"):
+        target = find_target(f"cpu/{level}")
+        assert "make wheel" in str(target.unbuildable())
+        assert "make wheel" in str(target.missing())
+    assert find_target("cpu").name == "cpu/avx2"
+    assert find_target("cpu/avx2").unbuildable() is None
 
 
 def test_an_unknown_isa_is_a_wrong_option() -> None:

@@ -290,7 +290,7 @@ def test_the_command_line(library: Library, monkeypatch: pytest.MonkeyPatch, tmp
     assert rtx["network"]["products"] == {"mixed": 9, "decode": 9}
     assert rtx["network"]["profiles"]["decode"]["prefill"] == [0, 0, 0]
     ingot("verify", engine).succeeds()
-    text = ingot("inspect", engine).succeeds().out
+    text = ingot("inspect", engine, "--all").succeeds().out
     assert "for GPUs of 8.9 (mask 0x08), 9/9 products" in text
     for name, place, byte, words in (
         ("rank0.plan", 32, 0x7E, ("header of the TensorRT engine is not the one", "8.0, 8.6, 8.9, 12.0, 12.1, newer")),

@@ -143,7 +143,7 @@ def test_an_engine_with_exact_versions(installed: Library, checkpoint: Path, tmp
     )
     assert network["network"]["PLUGIN_V3"] == 2
     assert network["network"]["MATRIX_MULTIPLY"] == 9
-    text = ingot("inspect", tmp_path / "e").succeeds().out
+    text = ingot("inspect", tmp_path / "e", "--all").succeeds().out
     assert "by TensorRT 11.4.0.106 on Emulated GPU, for GPUs of 9.0, 9/9 products, 3 MiB for activations" in text
     assert "layers: " in text.split("profile     decode: ")[1].splitlines()[0]
     assert network["products"] == {"mixed": 9, "decode": 9}

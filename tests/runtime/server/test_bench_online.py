@@ -66,8 +66,10 @@ def test_closed_and_open_loops(behind_a_key: Served, capsys: pytest.CaptureFixtu
         assert 35 < each["prompt_tokens_mean"] < 53
         assert 0 < each["ttft"]["p50"] <= each["ttft"]["p90"] <= each["e2e"]["p99"]
         assert len(each["samples"]["ttft"]) == len(each["samples"]["tpot"]) == 8
-        assert each["goodput"] == pytest.approx(8 / each["seconds"])
+        assert each["good_requests_per_second"] == pytest.approx(8 / each["seconds"])
     assert report["runs"][1]["seconds"] >= 7 / 40
+    assert [run["rate"] for run in report["runs"]] == [None, 40]
+    assert report["goodput"] == 40, "the highest rate of an open loop whose requests were good"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -76,9 +78,14 @@ def test_limits_and_the_table(behind_a_key: Served, capsys: pytest.CaptureFixtur
     assert (
         run("--url", url, "--api_key", key, "--concurrency", 2, "--num_requests", 4, "--chat", "--ttft_ms", 0.001) == 0
     )
-    assert "goodput, 2 at once: 0.000" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "good 0%, 0.000 good requests/s" in out
+    assert "goodput" not in out, "a closed loop has no rate"
+    assert max(map(len, out.splitlines())) <= 80
     assert run("--url", url, "--api_key", key, "--rate", 50, "--num_requests", 2, "--output_len", 100_000) == 1
-    assert "status 400: prompt and new tokens together" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "status 400: prompt and new tokens together" in out
+    assert "goodput: 0 requests/s, the highest --rate with at least 90% good" in out
 
 
 def test_a_server_of_short_prompts_can_be_used(

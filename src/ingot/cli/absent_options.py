@@ -1,0 +1,128 @@
+"""Options of TensorRT-LLM's `trtllm-build` and `convert_checkpoint.py`, up to 1.2, that ingot does not have.
+
+Each has the reason or ingot's way, which the refusal says instead of "no such option".
+"""
+
+_CALIBRATED = "calibrated quantisation does not exist yet; --precision w8, w4g128 need no calibration"
+_FP8 = "FP8 does not exist yet: see `ingot help precisions`"
+_KV = "the type of the KV cache is the build's: ingot build --kv_cache_dtype int8"
+_LORA = "adapters do not exist yet: merge the adapter into the weights before ingot convert"
+_CONFIG = (
+    "the shape of the model comes from its config.json; convert --config FILE --random_weights SEED takes one alone"
+)
+_RANKS = "an engine has one rank in this version, so weights are not divided"
+_DRAFT = "speculative decoding does not exist yet"
+_TENSORRT = "ingot's own compiler has no such setting; see `ingot build --help`"
+_META = "convert the model to a Hugging Face directory first; --model_dir takes it"
+_GROUPS = "--precision w4g128, w4g64 or w4g32 of ingot build sets the group size"
+
+ABSENT = {
+    # trtllm-build
+    "model_config": "the Checkpoint holds the model's configuration; for a model without weights: ingot convert "
+    "--config FILE --random_weights SEED",
+    "build_config": "options can be given on the command line; --config FILE takes a recipe of precisions by layer",
+    "model_cls_file": "a new model family is one file of ingot: convert/families/<model_type>.py",
+    "model_cls_name": "a new model family is one file of ingot: convert/families/<model_type>.py",
+    "max_decoder_seq_len": "--max_seq_len is its present name",
+    "opt_num_tokens": "one plan serves any number of tokens up to --max_num_tokens; "
+    "the build times kernels for 1, 8, 32 and 512 rows",
+    "max_encoder_input_len": "encoder-decoder models are not supported",
+    "max_prompt_embedding_table_size": "prompt tuning and images do not exist yet",
+    "max_multimodal_len": "prompt tuning and images do not exist yet",
+    "use_prompt_tuning": "prompt tuning does not exist yet",
+    "weight_sparsity": "sparse weights do not exist; --precision w4g128 makes weights smaller",
+    "fast_build": "--no_autotune builds without timing kernels",
+    "enable_debug_output": "ingot verify ENGINE --against CHECKPOINT compares the output of every layer",
+    "visualize_network": "the Checkpoint's model.onnx opens in any ONNX viewer; --dump_passes DIR writes the graph "
+    "after every pass",
+    "monitor_memory": "the build prints what it needs before it starts; --max_mem 8GiB caps it",
+    "logits_dtype": "logits are always float32",
+    "lora_dir": _LORA,
+    "lora_ckpt_source": _LORA,
+    "lora_target_modules": _LORA,
+    "max_lora_rank": _LORA,
+    "speculative_decoding_mode": _DRAFT,
+    "max_draft_len": _DRAFT,
+    "auto_parallel": _RANKS,
+    "gpus_per_node": _RANKS,
+    "cluster_key": "--target names the kind of machine, e.g. cuda/sm90",
+    "strongly_typed": "every step of a plan has its types; --precision and --activations set them",
+    "builder_opt": "the build times its kernels unless --no_autotune is given; there are no levels",
+    "builder_force_num_profiles": "one plan serves any number of tokens up to the limits",
+    "hardware_compatible": "--target takes a list: --target cpu/avx2,cpu/avx512 runs on both",
+    "use_refit": "new weights need a new build",
+    "refit": "new weights need a new build",
+    "use_strip_plan": "engines always hold their weights; ship the Checkpoint and build on the other machine",
+    "weight_only_groupwise_quant_matmul_plugin": _GROUPS,
+    "weight_only_quant_matmul_plugin": "--precision w8 or w4g128",
+    "smooth_quant_gemm_plugin": _CALIBRATED,
+    "rmsnorm_quantization_plugin": _CALIBRATED,
+    "layernorm_quantization_plugin": _CALIBRATED,
+    "quantize_per_token_plugin": "--activations int8 rounds inputs per token",
+    "quantize_tensor_plugin": _CALIBRATED,
+    "identity_plugin": _TENSORRT,
+    # convert_checkpoint.py
+    "meta_ckpt_dir": _META,
+    "nemo_ckpt_path": _META,
+    "ammo_quant_ckpt_path": "quantised checkpoints are not read yet: convert the original model",
+    "modelopt_quant_ckpt_path": "quantised checkpoints are not read yet: convert the original model",
+    "quant_ckpt_path": "quantised checkpoints are not read yet: convert the original model",
+    "moe_tp_size": _RANKS,
+    "moe_ep_size": _RANKS,
+    "cp_size": _RANKS,
+    "world_size": _RANKS,
+    **dict.fromkeys(
+        (
+            "vocab_size",
+            "n_positions",
+            "n_layer",
+            "n_head",
+            "n_kv_head",
+            "n_embd",
+            "inter_size",
+            "multiple_of",
+            "ffn_dim_multiplier",
+            "rms_norm_eps",
+            "hidden_act",
+            "rotary_base",
+            "rotary_dim",
+            "moe_num_experts",
+            "moe_top_k",
+            "moe_renorm_mode",
+            "gpt_variant",
+            "multi_query_mode",
+            "remove_duplicated_kv_heads",
+        ),
+        _CONFIG,
+    ),
+    "disable_weight_only_quant_plugin": "quantised weights always run as kernels that read them as they are stored",
+    "calib_dataset": _CALIBRATED,
+    "calib_size": _CALIBRATED,
+    "calib_max_seq_length": _CALIBRATED,
+    "calib_tp_size": _CALIBRATED,
+    "calib_pp_size": _CALIBRATED,
+    "calibrate_kv_cache": _KV,
+    "smoothquant": _CALIBRATED,
+    "per_channel": "quantised weights always have a scale per row",
+    "per_token": "ingot build --activations int8 rounds inputs per token",
+    "int8_kv_cache": _KV,
+    "fp8_kv_cache": "the KV cache can have 8 bits as int8: ingot build --kv_cache_dtype int8",
+    "use_fp8": _FP8,
+    "enable_fp8": _FP8,
+    "use_fp8_rowwise": _FP8,
+    "use_meta_fp8_rowwise_recipe": _FP8,
+    "use_nvfp4": "FP4 does not exist: see `ingot help precisions`",
+    "per_group": _GROUPS,
+    "group_size": _GROUPS,
+    "load_by_shard": "weights are always streamed, a block at a time",
+    "load_model_on_cpu": "ingot convert never uses a GPU",
+    "use_parallel_embedding": _RANKS,
+    "embedding_sharding_dim": _RANKS,
+    "use_embedding_sharing": "tied tables are stored once wherever the model ties them",
+    "save_config_only": "ingot build --dry_run decides everything and writes nothing",
+    "dense_context_fmha": "prefill attention is always fused and tiled",
+    "only_multimodal": "images do not exist yet",
+    "tokenizer_dir": "tokenizer files are taken from --model_dir",
+    "storage_type": "--dtype sets the type of the stored weights",
+}
+"""Option of TensorRT-LLM → why not, or what to use here."""

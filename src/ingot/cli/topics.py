@@ -1,0 +1,128 @@
+"""The texts of `ingot help TOPIC`: questions that come up at the command line, answered in a screen or less."""
+
+import dataclasses
+from collections.abc import Callable
+
+from ingot.cli.absent_options import ABSENT
+from ingot.cli.exit_codes import EXIT_CODES
+from ingot.cli.spellings import SPELLINGS
+from ingot.convert.family import family_names
+from ingot.plugins.registry import targets
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Topic:
+    """One topic. summary: a line for the list of topics; text: makes the page, its paragraphs and rows unwrapped."""
+
+    summary: str
+    text: Callable[[], str]
+
+
+def _exit_codes() -> str:
+    rows = "\n".join(f"{code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
+    return f"Every command ends with one of these exit codes.\n\n{rows}"
+
+
+def _targets() -> str:
+    names = ", ".join(target.name for target in targets())
+    return f"""\
+A target is a kind of machine. `ingot build --target T` packs weights and chooses kernels for it.
+
+cpu           the best instruction set of the machine that builds. This is the default.
+cpu/avx2      any x86-64 CPU since Haswell. Name it where engines must run on other CPUs than the one that builds.
+cpu/avx512    AVX-512 with VNNI; cpu/avx512bf16 adds BF16, cpu/amx adds tiles.
+cuda/smXX     an NVIDIA GPU of compute capability X.X
+ref           numpy, slow, for comparison
+
+One engine can hold several targets: --target cpu/avx2,cpu/avx512,cpu/amx. At start ingot takes the best one that the \
+machine can run; `ingot run --target T` and `--isa I` choose.
+
+`ingot doctor` says which targets this machine can build and run, and what is missing for the others.
+All: {names}"""
+
+
+def _precisions() -> str:
+    return """\
+A precision says how weights are stored. `ingot build --precision P`:
+
+f32, bf16     as they are; f16 on GPUs
+w8            8 bits, one scale per row: half the memory of bf16
+w4g128        4 bits, groups of 128: about a quarter of bf16; w4g64 and w4g32 are larger and closer to the source
+auto          what the Checkpoint stores. This is the default.
+
+Decoding reads every weight once per step, so fewer bits mean more tokens per second as well as less memory.
+--lm_head_precision sets the last product alone; --activations says what products round their inputs to.
+`ingot verify ENGINE --against CHECKPOINT` measures what a precision costs: KL divergence, top-1 agreement, perplexity.
+GPU targets take f32, bf16 and f16 only. GPTQ, AWQ and FP8 checkpoints are not read yet: convert the original model."""
+
+
+def _memory() -> str:
+    return """\
+Serving needs four things. `ingot inspect ENGINE` prints the first three of them.
+
+weights       the engine's size on disk. Processes share them with --use_mmap; else each has a copy.
+KV cache      bytes per token x tokens held. --kv_cache_memory 4GiB caps it. Without the option it takes what \
+max_batch_size x max_seq_len needs, and at most 40 % of the available memory.
+activations   fixed by max_num_tokens and max_batch_size of the build
+Python        about 100 MiB
+
+Requests that find no room in the KV cache wait, or are preempted and computed again.
+`ingot convert` and `ingot build` print what they need before they start; \
+--max_mem 8GiB refuses work that needs more."""
+
+
+def _limits() -> str:
+    return """\
+`ingot build` fixes what an engine takes. Larger limits need more memory for activations, not for weights.
+
+max_seq_len     prompt plus generated tokens of one request. A model with P positions allows P + 1: the last token \
+generated is never read.
+max_input_len   prompt tokens of one request
+max_batch_size  requests that run at once; further ones wait
+max_num_tokens  tokens computed in one step: one for each request that decodes, the rest for prompts. Longer prompts \
+are cut into chunks. Fewer tokens make a steadier TPOT and a longer TTFT.
+
+Limits that you do not give are fitted to the model, and the result line says which. Limits that you give are kept, or \
+refused with exit code 2. `ingot run`, `serve` and `bench` can lower \
+max_batch_size and max_num_tokens, never raise them."""
+
+
+def _metrics() -> str:
+    return """\
+TTFT      time to first token: from the request to its first token
+TPOT      time per output token: (last token - first token) / (tokens - 1)
+ITL       inter-token latency: every single gap between two tokens
+good      a request that keeps both limits: TTFT <= --ttft_ms and TPOT <= --tpot_ms
+goodput   the highest rate, in requests per second, at which 90 % of the requests are good. \
+`ingot bench serve --offline` searches it. `ingot bench serve --url` reports the rate of good requests of each load \
+that you give; goodput is the highest load whose share of good requests is 90 % or more.
+of limit  time that the bytes and operations need at the speed of this machine, measured in the same run, divided by \
+the time taken"""
+
+
+def _families() -> str:
+    return f"""\
+`model_type` in a model's config.json names its family. ingot converts these:
+
+{", ".join(family_names())}
+
+A new family is one file, convert/families/<model_type>.py.
+`ingot convert` reads config.json first: one that downloads it alone learns whether the model is supported."""
+
+
+def _trtllm() -> str:
+    rows = [f"--{each.name}: {each.fate}. {each.way}" for each in SPELLINGS]
+    rows += [f"--{name}: refused. {way}" for name, way in ABSENT.items()]
+    return "Options of trtllm-build and convert_checkpoint.py, and what ingot does with them.\n\n" + "\n".join(rows)
+
+
+TOPICS = {
+    "exit_codes": Topic(summary="What each exit code means.", text=_exit_codes),
+    "families": Topic(summary="Models that ingot converts.", text=_families),
+    "limits": Topic(summary="max_seq_len, max_num_tokens and the others.", text=_limits),
+    "memory": Topic(summary="What takes memory, and how to cap it.", text=_memory),
+    "metrics": Topic(summary="TTFT, TPOT, ITL, goodput.", text=_metrics),
+    "precisions": Topic(summary="bf16, w8, w4g128 and the others.", text=_precisions),
+    "targets": Topic(summary="Kinds of machine that an engine is built for.", text=_targets),
+    "trtllm": Topic(summary="Options of trtllm-build and convert_checkpoint.py.", text=_trtllm),
+}

@@ -1,0 +1,150 @@
+"""The steps of a plan for people: what each one runs, moves and computes for one token, and what bounds it."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from ingot.dtypes import Precision
+from ingot.plan import Plan, Step, Weight
+from ingot.plugins.plan_work import PlanWork
+from ingot.step_work import Load, Work
+
+BALANCE = 8.0  # operations per byte, assumed: `ingot bench` measures what a machine really does
+CONTEXT = 1024  # tokens an attention looks back at, where the limits allow
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepFacts:
+    """One step with one token: bytes of weights, cache and activations it moves; a multiply-add is two operations.
+
+    activations  what a product rounds its input to; "" of other steps
+    int8_error   relative error of the product with int8 inputs, as measured at build; None where it was not
+    tactics      how a product that was timed at build shares its work for 1, 2-8, 9-32 and more rows, a digit each
+                 (0: as shipped); "" of other steps
+    """
+
+    name: str
+    kernel: str
+    precision: str
+    activations: str
+    int8_error: float | None
+    tactics: str
+    nbytes: int
+    operations: int
+    bound: str
+
+
+def step_facts(plan: Plan, errors: Mapping[str, float | None] | None = None, context: int = CONTEXT) -> list[StepFacts]:
+    """Of every step, for one token that sees `context` tokens, itself included. errors: of int8 inputs, by step."""
+    work = PlanWork(plan)
+    weights = {weight.name: weight for weight in plan.weights}
+    load = Load(sequences=[(min(context, plan.limits.max_seq_len) - 1, 1)], rows=1)
+    return [
+        _facts(step, work.of(step, load), weights, (errors or {}).get(step.name), plan.tactics.get(step.name, ""))
+        for step in plan.steps
+    ]
+
+
+def _facts(step: Step, work: Work, weights: Mapping[str, Weight], error: float | None, tactics: str) -> StepFacts:
+    products = [weights[name] for name in step.inputs if name in weights and "group" in step.attrs]
+    precision = step.kernel.split(".")[1]
+    if products:
+        precision = str(Precision(dtype=products[0].dtype, group=int(step.attrs["group"])))
+    return StepFacts(
+        name=step.name,
+        kernel=step.kernel,
+        precision=precision,
+        activations=str(step.attrs.get("activations", "")),
+        int8_error=error,
+        tactics=tactics,
+        nbytes=work.nbytes,
+        operations=work.operations,
+        bound="compute" if work.operations > BALANCE * work.nbytes else "memory",
+    )
+
+
+_Group = tuple[str, StepFacts, str]
+"""(layers such as "0-3", or ""; the step without its layer; the int8 errors of its layers)"""
+
+
+def _groups(facts: Sequence[StepFacts]) -> Iterator[_Group]:
+    """Every step once; layers that do the same share one."""
+    groups: dict[tuple[bool, StepFacts], list[tuple[int, float | None]]] = {}
+    for each in facts:
+        layer = re.match(r"layers\.(\d+)/", each.name)
+        name = each.name[layer.end() :] if layer else each.name
+        same = (layer is not None, dataclasses.replace(each, name=name, int8_error=None))
+        groups.setdefault(same, []).append((int(layer[1]) if layer else -1, each.int8_error))
+    for (in_layer, step), members in groups.items():
+        layers = _ranges([layer for layer, _ in members]) if in_layer else ""
+        yield layers, step, _span([error for _, error in members if error is not None])
+
+
+def whole_table(plan: Plan, facts: Sequence[StepFacts]) -> list[str]:
+    """Everything that is known of the steps, as wide as it gets."""
+    rows = [("step", "kernel", "precision", "activations", "int8 error", "tactics", "bytes", "operations", "bound")]
+    for layers, step, error in _groups(facts):
+        label = f"layers.{layers}/{step.name}" if layers else step.name
+        sizes = (f"{step.nbytes:,}", f"{step.operations:,}")
+        rows.append((label, step.kernel, step.precision, step.activations, error, step.tactics, *sizes, step.bound))
+    told = "tactics: how a timed product shares its work for 1, 2-8, 9-32 and more rows; 0 as shipped, same results"
+    return [*aligned(rows, words=6), *_legend(plan), *([told] if any(each.tactics for each in facts) else [])]
+
+
+def short_table(plan: Plan, facts: Sequence[StepFacts]) -> list[str]:
+    """Step, kernel, precision, bytes, operations and bound in 80 columns."""
+    rows = [("step", "kernel", "precision", "bytes", "ops", "bound")]
+    before = ""
+    for layers, step, _ in _groups(facts):
+        if layers and layers != before:
+            rows.append((f"layers {layers}", "", "", "", "", ""))
+        before = layers
+        name = f"  {step.name}" if layers else step.name
+        sizes = (_rounded(step.nbytes), _rounded(step.operations))
+        rows.append((name, step.kernel, step.precision, *sizes, step.bound))
+    inputs = {each.activations for each in facts} - {"", "f32"}
+    legend = _legend(plan)
+    if "int8" in inputs:
+        legend.append("a8 in a kernel's name: it rounds its inputs to 8 bits; --all lists the error")
+    return [*aligned(rows, words=3), *legend]
+
+
+def _legend(plan: Plan) -> list[str]:
+    context = min(CONTEXT, plan.limits.max_seq_len) - 1
+    return [
+        f"bytes, ops (operations): of one token after {context:,} others",
+        f"bound: compute above {BALANCE:g} operations per byte, else memory; `ingot bench kernels` measures it",
+    ]
+
+
+def _rounded(count: int) -> str:
+    """1,234,567 → "1.2 M"."""
+    for unit, word in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= unit:
+            return f"{count / unit:.{0 if count >= 100 * unit else 1}f} {word}"
+    return str(count)
+
+
+def aligned(rows: Sequence[tuple[str, ...]], words: int) -> list[str]:
+    """The first `words` columns to the left, the others, which are numbers but for the last, to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    right = range(words, len(widths) - 1)
+    sides = [str.rjust if i in right else str.ljust for i in range(len(widths))]
+    return ["  ".join(side(cell, n) for side, cell, n in zip(sides, row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _span(errors: list[float]) -> str:
+    """[0.012, 0.03] → "1.2-3%"."""
+    shown = list(dict.fromkeys(f"{100 * error:.2g}" for error in (min(errors), max(errors)))) if errors else []
+    return "-".join(shown) + "%" if shown else ""
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] → "0-2,5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,35 @@
+"""One table of exit codes, which every command keeps."""
+
+import click
+import pytest
+
+from ingot.cli import app
+from ingot.cli.exit_codes import DONE, EXIT_CODES, FAILED, INTERRUPTED, READER_LEFT, WRONG_USE, exit_code
+from ingot.errors import BuildError, EngineError, IngotError, MissingEngineError, MissingModelError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("x"), WRONG_USE),
+        (MissingEngineError("x"), WRONG_USE),
+        (MissingModelError("x"), WRONG_USE),
+        (click.UsageError("x"), WRONG_USE),
+        (EngineError("x"), FAILED),
+        (BuildError("x"), FAILED),
+        (IngotError("x"), FAILED),
+        (OSError("x"), FAILED),
+        (ZeroDivisionError("x"), FAILED),
+        (KeyboardInterrupt(), INTERRUPTED),
+        (BrokenPipeError(), READER_LEFT),
+    ],
+)
+def test_the_table_gives_the_code(error: BaseException, code: int) -> None:
+    assert exit_code(error) == code
+    assert EXIT_CODES[code].endswith(".")
+
+
+def test_help_shows_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["help", "exit_codes"]) == DONE
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines() if line[:3].strip().isdigit()] == list(map(str, EXIT_CODES))

@@ -1,0 +1,28 @@
+"""Exit codes of command lines that name wrong paths and values: the next step is one that works."""
+
+from pathlib import Path
+
+from tests.e2e.command import ingot
+
+
+def test_a_path_that_does_not_exist_is_wrong_use_and_the_like_one_is_named(tmp_path: Path) -> None:
+    for name in ("engine-w8", "checkpoint", "model"):
+        (tmp_path / name).mkdir()
+    run = ("run", "--prompt", "x", "--engine_dir")
+    ingot(*run, tmp_path / "engine-w4").fails(f"did you mean {tmp_path / 'engine-w8'}?", code=2)
+    ingot(*run, tmp_path / "zzz").fails("there is no engine directory", "how the path is spelled", code=2)
+    build = ("build", "--output_dir", tmp_path / "e", "--checkpoint_dir")
+    ingot(*build, tmp_path / "chekpoint").fails(f"did you mean {tmp_path / 'checkpoint'}?", code=2)
+    convert = ("convert", "--output_dir", tmp_path / "c", "--model_dir")
+    ingot(*convert, tmp_path / "modell").fails(f"did you mean {tmp_path / 'model'}?", code=2)
+
+
+def test_a_value_that_does_not_fit_is_wrong_use_and_a_request_that_fails_is_failed_work(
+    shipped_engine: Path, shipped_checkpoint: Path, tmp_path: Path
+) -> None:
+    build = ("build", "--checkpoint_dir", shipped_checkpoint, "--output_dir", tmp_path / "e")
+    ingot(*build, "--max_seq_len", 1024).fails("at most 513", code=2)
+    ingot(*build, "--precision", "int4").fails("w4g128", code=2)
+    done = ingot("run", "--engine_dir", shipped_engine, "--prompt", "x", "--max_output_len", 600)
+    done.fails("ask for at most 511 new tokens", code=1)
+    assert "build" not in done.err, "the model has no more positions: a build would refuse that, too"
