@@ -31,7 +31,7 @@ from ingot.cli.values import as_json, log_level, positive, target_isa
     show_default=True,
     help="Timed rounds of each phase, at least; short ones are repeated for a second.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random prompts.")
 @click.option("--threads", type=positive, help="Threads; every core unless given.")
 @target_isa
 @as_json
