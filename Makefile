@@ -1,5 +1,6 @@
 # make quickstart   its own environment, ingot compiled for this machine, the whole path on the model that ships here
 # make test         test extras, then every test that is not marked slow, JOBS at a time
+# make docs         the site of docs/ in build/site, its links checked
 # make lint         ruff, clang-format and mypy
 # make wheel        dist/ingot-*.whl, which needs no compiler where it is installed: manylinux, if auditwheel installs
 # make sdist        dist/ingot-*.tar.gz, which needs one
@@ -28,7 +29,7 @@ EMULATED := --config-settings=cmake.define.INGOT_EMULATE=ON
 
 unexport PYTHONPATH # what is tested is what was installed
 
-.PHONY: quickstart test lint wheel sdist native sanitize tsan tiles haswell mutants clean preflight
+.PHONY: quickstart test lint docs wheel sdist native sanitize tsan tiles haswell mutants clean preflight
 .DELETE_ON_ERROR:
 
 # An environment that has the kernels of all machines keeps them; else those of this one are compiled, which is quicker.
@@ -44,6 +45,10 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .
 	git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run --Werror
 	$(VENV)/bin/mypy
+
+docs: $(VENV)/.installed-dev
+	$(VENV)/bin/zensical build --strict --clean
+	@echo "build/site/index.html"
 
 wheel: dist/.built
 	@ls dist/ingot-*.whl

@@ -55,7 +55,7 @@ def tokenizer_json(folder: Path, settings: Section) -> dict[str, object]:
     section = Section.from_file(folder / VOCAB_FILE)
     vocab = {name: section.integer(name) for name in section.unread()}
     if len(set(vocab.values())) < len(vocab) or not vocab:
-        raise CheckpointError("two tokens have the same id, or there are none", where=str(folder / VOCAB_FILE))
+        raise CheckpointError("two tokens have the same id, or there is no token", where=str(folder / VOCAB_FILE))
     prefix = settings.boolean("add_prefix_space", False)
     byte_level: dict[str, object] = {
         "type": "ByteLevel",

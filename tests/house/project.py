@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -16,7 +17,12 @@ SKIPPED = {".git", ".venv", "build", "dist", "__pycache__"}
 
 def pyproject() -> dict[str, object]:
     """The parsed pyproject.toml."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
+    return read_toml("pyproject.toml")
+
+
+def read_toml(name: str) -> dict[str, Any]:
+    """A TOML file of the root."""
+    with (ROOT / name).open("rb") as file:
         return tomllib.load(file)
 
 

@@ -39,7 +39,9 @@ def _shared(function: Any) -> Any:
         click.option(
             "--repetitions", type=positive, default=3, show_default=True, help="Timed rounds; medians are shown."
         ),
-        click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts."),
+        click.option(
+            "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random prompts."
+        ),
         click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
         click.option(
             "--top_k", type=int, default=0, show_default=True, help="Draw from the k most likely tokens; 0 is all."

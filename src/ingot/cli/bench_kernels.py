@@ -32,7 +32,7 @@ from ingot.step_table import aligned
     show_default=True,
     help="Timed rounds of each phase, at least; short ones are repeated for a second.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random prompts.")
 @click.option("--threads", type=positive, help="Threads; every core unless given.")
 @click.option("--all", "everything", is_flag=True, help="Print every column, in rows as wide as they get.")
 @target_isa

@@ -63,12 +63,18 @@ _ONLINE = (
 @click.option("--ttft_ms", type=_milliseconds, default=1000.0, show_default=True, help="A good request's TTFT at most.")
 @click.option("--tpot_ms", type=_milliseconds, default=100.0, show_default=True, help="A good request's TPOT at most.")
 @click.option(
-    "--length_scale", type=_above_zero, default=0.25, show_default=True, help="Lengths of the trace times this."
+    "--length_scale",
+    type=_above_zero,
+    default=0.25,
+    show_default=True,
+    help="Multiply the trace's prompt and answer lengths by this.",
 )
 @click.option("--max_input", type=positive, help="Longest prompt (offline: 768, or what the engine takes).")
 @click.option("--max_output", type=positive, help="Longest answer (offline: 256, or what the engine holds).")
 @click.option("--poisson", is_flag=True, help="Poisson arrivals instead of the trace's own times.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of prompts and Poisson gaps.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the prompts and the Poisson gaps."
+)
 @click.option(
     "--rate",
     "rates",
@@ -84,12 +90,12 @@ _ONLINE = (
     help="--url: closed loop, requests at once; may be given several times.",
 )
 @click.option("--model", help="--url: as the server calls it; the first that it lists unless given.")
-@click.option("--api_key", help="--url: of the server.")
+@click.option("--api_key", help="--url: key that the server wants.")
 @click.option("--chat", is_flag=True, default=None, help="--url: chat completions instead of completions.")
 @click.option("--input_len", type=positive, help="--url, without a trace: prompt tokens, about (128).")
 @click.option("--output_len", type=positive, help="--url, without a trace: generated tokens at most (64).")
 @click.option("--ignore_eos", is_flag=True, default=None, help="--url: ask for all tokens; not every server knows it.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="--url: of every request (0).")
+@click.option("--temperature", type=click.FloatRange(min=0), help="--url: temperature of every request (0).")
 @click.option("--timeout", type=_above_zero, help="--url: seconds that a request may take (600).")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="PNG", help="--url: draw the latencies.")
 @click.option("--engine_dir", type=click.Path(path_type=Path), help="--offline: engine to measure.")

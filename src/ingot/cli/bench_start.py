@@ -23,7 +23,7 @@ from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
     help="Untimed processes; after one the engine's files are in the page cache.",
 )
 @click.option("--repetitions", type=positive, default=5, show_default=True, help="Processes; medians are shown.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random prompts.")
 @click.option("--threads", type=positive, help="Threads; every core unless given.")
 @use_mmap
 @target_isa

@@ -33,7 +33,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 )
 @click.option(
     "--precision",
-    help="Of the weights: f32, bf16, f16 (GPU), w8, w4g128, w4g64, w4g32; "
+    help="Precision of the weights: f32, bf16, f16 (GPU), w8, w4g128, w4g64, w4g32; "
     "auto (the default) keeps what the checkpoint stores.",
 )
 @click.option(
@@ -57,7 +57,10 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option("--max_num_tokens", type=positive, help="Tokens of one step (2048).")
 @click.option("--tokens_per_block", type=positive, default=32, show_default=True, help="Tokens per KV cache block.")
 @click.option(
-    "--kv_cache_dtype", default="auto", show_default=True, help="Of keys and values: auto, f32, bf16, f16 (GPU), int8."
+    "--kv_cache_dtype",
+    default="auto",
+    show_default=True,
+    help="Type of keys and values: auto, f32, bf16, f16 (GPU), int8.",
 )
 @click.option("--tp_size", type=positive, help="Ranks that share each layer; only 1 yet.")
 @click.option("--pp_size", type=positive, help="Ranks that share the layers; only 1 yet.")

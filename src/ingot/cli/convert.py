@@ -25,20 +25,33 @@ from ingot.convert.convert import convert
 @click.option(
     "--rope_factors",
     type=click.Choice(ROPE_FACTORS),
-    help="Of longrope models (Phi 3 128k): "
+    help="Factors of a longrope model (Phi 3 128k): "
     "the short ones hold up to the original positions, the long ones for texts of any length.",
 )
 @click.option(
     "--max_mem", type=byte_size("--max_mem"), metavar="SIZE", help="Memory that the conversion may use, e.g. 8GiB."
 )
-@click.option("--config", type=click.Path(path_type=Path), help="A config.json alone: needs --random_weights.")
-@click.option("--random_weights", type=int, metavar="SEED", help="Draw the weights: a model of that exact shape.")
-@click.option("--use_weight_only", is_flag=True, help="Recorded: the build's default precision is weight-only.")
 @click.option(
-    "--weight_only_precision", type=click.Choice(list(WEIGHT_ONLY)), help="Recorded: int8 is w8, int4 is w4g128."
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Convert a config.json without weights; give --random_weights too.",
 )
-@click.option("--tp_size", type=click.IntRange(min=1), help="Recorded: the build's default.")
-@click.option("--pp_size", type=click.IntRange(min=1), help="Recorded: the build's default.")
+@click.option(
+    "--random_weights",
+    type=int,
+    metavar="SEED",
+    help="Fill the model with random weights of this seed, e.g. to measure its speed.",
+)
+@click.option(
+    "--use_weight_only", is_flag=True, help="Store weight-only precision in the Checkpoint, as the build's default."
+)
+@click.option(
+    "--weight_only_precision",
+    type=click.Choice(list(WEIGHT_ONLY)),
+    help="Store the build's default precision: int8 is w8, int4 is w4g128.",
+)
+@click.option("--tp_size", type=click.IntRange(min=1), help="Store the build's default in the Checkpoint.")
+@click.option("--pp_size", type=click.IntRange(min=1), help="Store the build's default in the Checkpoint.")
 @log_level
 def command(
     model_dir: Path | None,

@@ -22,7 +22,9 @@ from ingot.quickstart import QuickstartReport, quickstart
 
 @click.command()
 @click.option(
-    "--output_dir", type=click.Path(path_type=Path), help="Keep Checkpoint and Engine there; else they are deleted."
+    "--output_dir",
+    type=click.Path(path_type=Path),
+    help="Keep Checkpoint and Engine in this directory. Without it they are deleted.",
 )
 @click.option("--target", default="cpu", show_default=True, help="Kind of machine; cpu is the best ISA of this one.")
 @as_json

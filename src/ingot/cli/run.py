@@ -43,7 +43,7 @@ from ingot.runtime.tokenizer import Tokenizer
 @click.option("--bad_words", multiple=True, metavar="TEXT", help="Is not generated; may be given several times.")
 @click.option("--min_tokens", type=int, help="Tokens before which nothing but a limit ends the text.")
 @click.option("--ignore_eos", is_flag=True, default=None, help="End tokens of the model do not end the text.")
-@click.option("--seed", type=int, help="Of the random draws; the same seed gives the same text.")
+@click.option("--seed", type=int, help="Seed of the random draws. The same seed gives the same text.")
 @click.option("--stream", is_flag=True, help="Print text as it comes; with --json each object as its request ends.")
 @click.option("--threads", type=positive, help="Threads; every core unless given.")
 @click.option(

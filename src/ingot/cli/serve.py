@@ -60,7 +60,11 @@ _seconds = click.FloatRange(min=0)
     help="Sequences that may wait; more are answered 429.",
 )
 @click.option(
-    "--max_body_size", type=byte_size("--max_body_size"), default="1MiB", show_default=True, help="Of one request."
+    "--max_body_size",
+    type=byte_size("--max_body_size"),
+    default="1MiB",
+    show_default=True,
+    help="Refuse longer bodies of requests.",
 )
 @click.option("--request_timeout", type=_seconds, default=600, show_default=True, help="Seconds for a whole request.")
 @click.option("--body_timeout", type=_seconds, default=30, show_default=True, help="Seconds for a body to arrive.")
@@ -108,7 +112,7 @@ _seconds = click.FloatRange(min=0)
     "--tpot_target",
     type=click.FloatRange(min=0, min_open=True),
     metavar="MS",
-    help="Milliseconds that steps with decode rows should take at most.",
+    help="Milliseconds that an output token should take at most: prompts are cut into smaller chunks to keep it.",
 )
 @use_mmap
 @target_isa

@@ -1,0 +1,93 @@
+"""Plain words: README, docs, help texts and error messages do without the phrases that readers stumble over."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from ingot.cli.app import COMMANDS, group
+from tests.house.documents import PAGES, name, prose
+from tests.house.project import package_files
+
+# phrase → what to say instead; docs/style.md has the reasons
+AVOID = {
+    r"\b[Ll]est\b": "so that ... not",
+    r"\b[Ww]hoever\b": "those who, the one that",
+    r"\b(is|are|be) none\b": "there is no",
+    r"\bto be had\b": "can be installed, exists",
+    r"\b[Oo]ne must\b": "say who must",
+    r"\b(stays?|is|are) of use\b": "is useful",
+    r"\bbut where\b": "except where",
+    r"(?:^|(?<=[.?!] ))Of (?!course)": "begin with the subject",
+    r"(?:^|(?<=[.?!] ))Recorded:": "begin with the subject or the verb",
+}
+# The first page quotes what it forbids. The sections of the other two are rewritten together with their code.
+EXEMPT = ("docs/style.md", "docs/design.md", "docs/engine_format.md")
+
+
+def stumbles(text: str) -> list[str]:
+    """Phrases to rewrite, each with what to say."""
+    flat = " ".join(text.split())
+    return [
+        f"{found.group(0)!r}: {instead}" for phrase, instead in AVOID.items() for found in re.finditer(phrase, flat)
+    ]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if name(page) not in EXEMPT], ids=name)
+def test_documents(page: Path) -> None:
+    text = prose(page.read_text())
+    assert [found for paragraph in re.split(r"\n\n|\n[|-]|\|", text) for found in stumbles(paragraph.strip())] == []
+
+
+def helps() -> Iterator[tuple[str, str]]:
+    """Command or option → its help."""
+    context = click.Context(group, info_name="ingot")
+    waiting = [(f"ingot {each}", group.get_command(context, each)) for each in COMMANDS]
+    while waiting:
+        title, command = waiting.pop()
+        assert command is not None
+        yield title, command.help or ""
+        yield from (
+            (f"{title} {each.opts[0]}", each.help or "") for each in command.params if isinstance(each, click.Option)
+        )
+        if isinstance(command, click.Group):
+            waiting += [(f"{title} {key}", inner) for key, inner in command.commands.items()]
+
+
+def test_help_texts() -> None:
+    assert [f"{title}: {found}" for title, text in helps() for found in stumbles(text)] == []
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """Place → every text in an expression that is raised, and in the reasons that functions return."""
+    for path in package_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                for inner in ast.walk(node.exc):
+                    if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                        yield f"{path}:{inner.lineno}", inner.value
+
+
+def test_error_messages() -> None:
+    assert [f"{place}: {found}" for place, text in messages() for found in stumbles(text)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It copies, lest it fail.",
+        "Whoever waits looks.",
+        "A number that is none becomes null.",
+        "Of AMX, the code runs on any CPU.",
+        "It runs. Of the two, one stays.",
+    ],
+)
+def test_each_phrase_is_noticed(text: str) -> None:
+    assert len(stumbles(text)) == 1
+
+
+def test_plain_sentences_pass() -> None:
+    assert stumbles("Of course, none of them is lost. There is no kernel. The size of a block is 32.") == []
