@@ -24,7 +24,7 @@ from ingot.plan import Plan, Step
 from ingot.plugins.interpreter import Interpreter
 from ingot.plugins.op import Array, KvCache
 from ingot.plugins.quantised import round_to_int8
-from ingot.step_io import SampleRows, StepBatch
+from ingot.step_io import StepBatch
 
 SAMPLE_TEXT = Path(__file__).with_name("sample_text.txt")
 MAX_TOKENS = 32
@@ -68,7 +68,8 @@ class _Measurement:
             past_lengths=np.zeros(1, np.int32),
             block_tables=np.arange(blocks, dtype=np.int32)[None],
             logit_rows=np.arange(len(ids), dtype=np.int32),
-            sample=_no_draws(),
+            slots=np.full(1, -1, np.int32),
+            draws=np.empty(0, np.int32),
         )
         self._interpreter = Interpreter(weights=self._weight, batch=batch, kv=KvCache(plan.kv, blocks))
 
@@ -144,15 +145,3 @@ def _squares(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Sum of squares of each row."""
     squares: npt.NDArray[np.float64] = np.einsum("rc,rc->r", rows, rows)
     return squares
-
-
-def _no_draws() -> SampleRows:
-    empty, wide = np.empty(0, np.int32), np.empty(0, np.uint64)
-    return SampleRows(
-        row=empty,
-        temperature=empty.astype(np.float32),
-        top_k=empty,
-        top_p=empty.astype(np.float32),
-        seed=wide,
-        counter=wide,
-    )

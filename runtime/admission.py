@@ -1,6 +1,7 @@
 """What a caller asks → Requests, or the reason why not. Nothing runs before every request of a call has passed."""
 
 import dataclasses
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from ingot.errors import RequestError
 from ingot.plan import Limits
 from ingot.runtime.request import MAX_PRIORITY, Request
 from ingot.runtime.rules import NO_RULES, Rules, read_processors
-from ingot.runtime.sampler import request_seed
 from ingot.step_io import Int32
 
 
@@ -221,7 +221,7 @@ def make_requests(
             temperature=float(params.temperature),
             top_k=max(int(params.top_k), 0),
             top_p=float(params.top_p),
-            seed=request_seed(params.seed, index),
+            seed=_seed(params.seed, index),
             rules=rules,
             logprobs=logprobs,
             # of equal prompts one computes all positions, the others find its blocks
@@ -309,3 +309,8 @@ def _max_new_tokens(num_prompt: int, given: int | None, default: int | None, fac
             hint=f"ask for at most {room} new tokens{longer}",
         )
     return int(given)
+
+
+def _seed(seed: int | None, index: int) -> int:
+    """Of the index-th completion of a prompt: seed + index, or a random one where none was given."""
+    return secrets.randbits(64) if seed is None else (int(seed) + index) % 2**64

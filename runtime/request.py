@@ -20,7 +20,7 @@ import numpy as np
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.block_manager import BlockTable
 from ingot.runtime.rules import NO_RULES, Rules
-from ingot.step_io import Float32, Int32
+from ingot.step_io import Ending, Float32, Int32
 
 PRIORITY_STEP = 256  # requests that may overtake, per level of priority
 MAX_PRIORITY = 1000  # either way
@@ -32,6 +32,9 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     STOP = "stop"
     ABORT = "abort"
+
+
+_REASONS = {Ending.NONE: None, Ending.STOP: FinishReason.STOP, Ending.LENGTH: FinishReason.LENGTH}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +51,7 @@ class TokenProbs:
 class Request:
     """prompt int32 [num_prompt]; everything else by name.
 
-    temperature, top_k, top_p, seed  see step_io.SampleRows
+    temperature, top_k, top_p, seed  see step_io.SequenceRules
     rules                    what else bears on its draws
     logprobs                 how many of the likeliest tokens are wanted at each generated place; None: not even one
     prompt_logprobs          the same for the tokens of the prompt
@@ -58,6 +61,7 @@ class Request:
     priority                 lower goes first. A level is worth a head start of PRIORITY_STEP arrivals and no more, so
                              that everybody's turn comes
     arrival                  order of arrival, set by the step loop; smaller is older
+    slot                     where the session holds it; None: nowhere
     started                  when it first took part in a step, time.monotonic(); None before
     num_cached               prompt tokens that the prefix cache gave then; None before
     num_lost                 tokens that were in the KV cache when it was preempted last
@@ -104,6 +108,7 @@ class Request:
         self.tokens[: len(prompt)] = prompt
         self.blocks = BlockTable(cache_salt)
         self.priority, self.arrival = priority, -1
+        self.slot: int | None = None
         self.started: float | None = None
         self.num_cached: int | None = None
         self.num_lost = 0
@@ -173,16 +178,12 @@ class Request:
         """The longest chunk of at most `count` tokens that gives at most `max_rows` rows of logits."""
         return min(count, self.first_logit_position() - self.num_computed + max_rows)
 
-    def append(self, token: int, log_prob: float) -> None:
-        """Take the next token; sets finish_reason if it is the last."""
+    def append(self, token: int, log_prob: float, ending: Ending = Ending.NONE) -> None:
+        """Take the next token."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         self.log_probs.append(log_prob)
-        ended = token in self.end_ids or (self.stop_words and any(self._ends_with(word) for word in self.stop_words))
-        if ended and self.num_generated >= self.rules.min_tokens:
-            self.finish_reason = FinishReason.STOP
-        elif self.num_tokens == len(self.tokens):
-            self.finish_reason = FinishReason.LENGTH
+        self.finish_reason = _REASONS[ending]
 
     def catch_up(self, tokens: Int32, log_probs: Sequence[float]) -> None:
         """Take the tokens of several steps, each computed in the step after the one that drew it. None of them ends the
@@ -194,24 +195,6 @@ class Request:
         self.num_computed += len(tokens)
         self.log_probs += log_probs
 
-    def biases(self) -> tuple[Int32, Float32]:
-        """Tokens, and what is added to their logits in the next draw; -inf bans one."""
-        ids, values = self.rules.always
-        last = int(self.tokens[self.num_tokens - 1])
-        banned = [word[-1] for word in self.rules.words_after.get(last, ()) if self._ends_with(word[:-1])]
-        if self.num_generated < self.rules.min_tokens:
-            banned += self.end_ids
-        if not banned:
-            return ids, values
-        bans = np.full(len(banned), -np.inf, dtype=np.float32)
-        return np.concatenate([ids, np.array(banned, dtype=np.int32)]), np.concatenate([values, bans])
-
     def generated(self) -> Int32:
         """The generated tokens: a view, int32 [num_generated]."""
         return self.tokens[self.num_prompt : self.num_tokens]
-
-    def _ends_with(self, word: tuple[int, ...]) -> bool:
-        return (
-            len(word) <= self.num_generated
-            and tuple(self.tokens[self.num_tokens - len(word) : self.num_tokens]) == word
-        )

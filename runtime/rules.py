@@ -1,14 +1,13 @@
-"""What a request asks of its draws beside temperature, top_k and top_p, token ids only."""
+"""What a request asks of its draws beside temperature, top_k and top_p, token ids only; logits processors."""
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from ingot.errors import RequestError
-from ingot.step_io import Float32, Int32
+from ingot.step_io import Float32
 
 Processor = Callable[[list[int], list[int], Float32], object]
 """(prompt, generated tokens, logits float32 [vocab]) → logits."""
@@ -22,13 +21,7 @@ _FORMS: Mapping[int, Callable[[Callable[..., object]], Processor]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-    """See step_io.DrawRules for the numbers.
-
-    logit_bias  (token, what is added to its logit)
-    bad_words   token sequences that are never generated: the last token of one is banned after the others
-    min_tokens  generated tokens before which nothing but a limit ends the request: its end tokens are banned
-    processors  change the row of raw logits, in this order, before everything else
-    """
+    """See step_io.SequenceRules. processors: change the row of raw logits, in this order, before everything else."""
 
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -38,42 +31,6 @@ class Rules:
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     processors: tuple[Processor, ...] = ()
-
-    @functools.cached_property
-    def always(self) -> tuple[Int32, Float32]:
-        """Tokens, and what is added to their logits in every draw; -inf bans one."""
-        banned = [word[0] for word in self.bad_words if len(word) == 1]
-        ids = [*(token for token, _ in self.logit_bias), *banned]
-        values = [*(value for _, value in self.logit_bias), *([-np.inf] * len(banned))]
-        return np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32)
-
-    @functools.cached_property
-    def words_after(self) -> dict[int, list[tuple[int, ...]]]:
-        """Bad words of several tokens by the one before the last: few of them can be complete at any time."""
-        found: dict[int, list[tuple[int, ...]]] = {}
-        for word in self.long_words:
-            found.setdefault(word[-2], []).append(word)
-        return found
-
-    @functools.cached_property
-    def long_words(self) -> tuple[tuple[int, ...], ...]:
-        """Bad words of several tokens."""
-        return tuple(word for word in self.bad_words if len(word) > 1)
-
-    @functools.cached_property
-    def long_word_tokens(self) -> Int32:
-        """Theirs, with -1 behind each word."""
-        return np.array([token for word in self.long_words for token in (*word, -1)], dtype=np.int32)
-
-    @functools.cached_property
-    def penalises(self) -> bool:
-        """Whether the tokens so far matter to the logits."""
-        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
-
-    @functools.cached_property
-    def lasting(self) -> bool:
-        """Whether every draw has the same biases, whatever was drawn before."""
-        return not (self.long_words or self.min_tokens)
 
 
 NO_RULES = Rules()

@@ -1,62 +1,76 @@
 """One step through the Session, and the only place where logits cross to Python: for logits processors of requests."""
 
 import dataclasses
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ingot.errors import IngotError
 from ingot.runtime.request import Request
 from ingot.runtime.rules import process
-from ingot.runtime.sampler import sample_rows
-from ingot.runtime.step_batch import ScheduledStep
-from ingot.step_io import Int32, ProbRows, Session, StepResult
+from ingot.runtime.step_batch import ScheduledStep, tops
+from ingot.step_io import Ahead, Float32, Int32, Session, StepResult
+
+Number = TypeVar("Number", np.int32, np.float32)
 
 Outcome = tuple[ScheduledStep, StepResult | IngotError]
 
 
-def run_step(session: Session, step: ScheduledStep) -> list[Outcome]:
+def run_step(session: Session, step: ScheduledStep, ahead: Ahead | None = None) -> list[Outcome]:
     """The step and its result; before it, alone, each request whose logits processor failed."""
-    result = session.run(step.batch)
-    places = [place for place, request in enumerate(step.sampled) if request.rules.processors]
-    if not places:
+    result = session.run(step.batch, ahead)
+    if not step.processed:
         return [(step, result)]
     assert result.logits is not None, "assemble asks for the logits that processors need"
+    place = len(step.sampled) - len(step.processed)
     failed: list[Outcome] = []
-    processed, good = [], []
-    for place in places:
-        request = step.sampled[place]
+    good: dict[Request, int] = {}
+    processed: list[Float32] = []
+    for request, row in zip(step.sampled[place:], step.processed, strict=True):
         tokens = request.tokens[: request.num_tokens].tolist()
         prompt, generated = tokens[: request.num_prompt], tokens[request.num_prompt :]
         try:
-            row = process(request.rules, prompt, generated, result.logits[step.batch.sample.row[place]])
+            processed.append(process(request.rules, prompt, generated, result.logits[row]))
         except IngotError as error:
             failed.append((dataclasses.replace(step, chunks={request: step.chunks[request]}), error))
         else:
-            processed.append(row)
-            good.append(place)
+            good[request] = row
+    step = dataclasses.replace(step, sampled=(*step.sampled[:place], *good), processed=tuple(good.values()))
     if good:
-        requests = [step.sampled[place] for place in good]
-        drawn = session.draw(np.stack(processed), sample_rows(requests, range(len(good)))).ids
-        result = _with_drawn(session, step, result, good, drawn)
+        slots = np.array([request.slot for request in good], dtype=np.int32)
+        drawn = session.draw(slots, np.stack(processed), result.logits[list(good.values())])
+        result = _joined(result, drawn, place, sum(tops(step)[:place]))
     return [*failed, (step, result)]
 
 
-def _with_drawn(
-    session: Session, step: ScheduledStep, result: StepResult, places: list[int], drawn: Int32
-) -> StepResult:
-    """`result` with these tokens at these places, their probabilities and ranks under the raw logits."""
-    assert result.logits is not None, "assemble asks for the logits that processors need"
-    raw = result.logits[step.batch.sample.row[places]]
-    requests: list[Request] = [step.sampled[place] for place in places]
-    nothing = np.zeros(len(places) + 1, dtype=np.int32)
-    given = dataclasses.replace(
-        sample_rows(requests, range(len(places))), rules=None, probs=ProbRows(given=drawn, top_starts=nothing)
+def _joined(result: StepResult, drawn: StepResult, place: int, top_place: int) -> StepResult:
+    """`result` with other draws at `place`, and their most likely tokens at `top_place`."""
+    joined = dataclasses.replace(
+        result,
+        ids=_inserted(result.ids, drawn.ids, place),
+        log_probs=_inserted(result.log_probs, drawn.log_probs, place),
+        ends=np.concatenate([result.ends, drawn.ends]),
     )
-    seen = session.draw(raw, given)
-    ids, log_probs = result.ids.copy(), result.log_probs.copy()
-    ids[places] = drawn
-    log_probs[places] = np.where(drawn < 0, -np.inf, seen.log_probs)
-    ranks = None if result.ranks is None else result.ranks.copy()
-    if ranks is not None and seen.ranks is not None:
-        ranks[places] = seen.ranks
-    return dataclasses.replace(result, ids=ids, log_probs=log_probs, ranks=ranks)
+    if result.ranks is None and drawn.ranks is None:
+        return joined
+    mine, theirs = (_with_probs(each) for each in (result, drawn))
+    return dataclasses.replace(
+        joined,
+        ranks=_inserted(mine[0], theirs[0], place),
+        top_ids=_inserted(mine[1], theirs[1], top_place),
+        top_log_probs=_inserted(mine[2], theirs[2], top_place),
+    )
+
+
+def _with_probs(result: StepResult) -> tuple[Int32, Int32, Float32]:
+    """Ranks, most likely tokens and their log probabilities; ranks of 0 and no tokens where nobody wants any."""
+    if result.ranks is None or result.top_ids is None or result.top_log_probs is None:
+        none = result.ids[:, :0]
+        return np.zeros_like(result.ids), none, none.astype(np.float32)
+    return result.ranks, result.top_ids, result.top_log_probs
+
+
+def _inserted(array: npt.NDArray[Number], other: npt.NDArray[Number], place: int) -> npt.NDArray[Number]:
+    """Columns of `other` between those of `array`."""
+    return np.concatenate([array[:, :place], other, array[:, place:]], axis=1)

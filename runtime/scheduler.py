@@ -79,6 +79,11 @@ class Scheduler:
         self.preempted_tokens = self.prefix_hit_tokens = 0
 
     @property
+    def most_running(self) -> int:
+        """Requests that take part in steps at any time."""
+        return self._limits.max_batch_size
+
+    @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 

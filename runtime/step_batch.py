@@ -1,15 +1,15 @@
 """Scheduled chunks → the arrays of a step, and the results of a step → the requests."""
 
 import dataclasses
-import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.request import Request, TokenProbs
-from ingot.runtime.sampler import next_draws, sample_rows
-from ingot.step_io import Int32, StepBatch, StepResult
+from ingot.step_io import LAST_DRAWN, Int32, KnownTokens, StepBatch, StepResult
+
+_LAST = np.array([LAST_DRAWN], dtype=np.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,8 +18,10 @@ class ScheduledStep:
 
     chunks     tokens of each request, in the batch's order
     row_ends   int per request: end of its rows among the step's R logit rows; they begin where the one before ends
-    sampled    requests whose last known token is in the step: each gets the next token
-    known      behind them in the draws: (request, row, token) of prompt tokens whose probabilities are wanted
+    sampled    requests whose last known token is in the step: each gets the next token. Those for which the session
+               draws, then those with logits processors
+    processed  the rows of logits of the latter
+    known      behind them in the results: (request, row, token) of prompt tokens whose probabilities are wanted
     versions   of each request's block table
     keeps      whether anything but tokens is to be kept of its results
     """
@@ -27,6 +29,7 @@ class ScheduledStep:
     chunks: Mapping[Request, int]
     row_ends: tuple[int, ...]
     sampled: tuple[Request, ...]
+    processed: tuple[int, ...]
     known: tuple[tuple[Request, int, int], ...]
     versions: tuple[int, ...]
     keeps: bool
@@ -34,7 +37,7 @@ class ScheduledStep:
 
 
 def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None) -> ScheduledStep:
-    """The step that computes chunks[request] pending tokens of each request.
+    """The step that computes chunks[request] pending tokens of each request, all of which have slots.
 
     before  the step before: where the same requests decode again, most of it still holds
     """
@@ -53,11 +56,14 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
     ends = starts[1:].tolist()
     ids, tables = [], []
     rows: list[int] = []
-    row_ends, sampled, sampled_rows = [], [], []
+    row_ends: list[int] = []
+    drawn: dict[Request, int] = {}
+    processed: dict[Request, int] = {}
     known: list[tuple[Request, int, int]] = []
     for (request, count), end in zip(chunks.items(), ends, strict=True):
         computed = request.num_computed
-        ids.append(request.tokens[computed : computed + count])
+        decodes = count == request.num_pending == 1 and request.num_generated > 0
+        ids.append(_LAST if decodes else request.tokens[computed : computed + count])
         tables.append(request.blocks.ids)
         num_rows = request.logit_rows(count)
         if num_rows:
@@ -66,30 +72,32 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
             known += _known(request, count, len(rows))
         row_ends.append(len(rows))
         if count == request.num_pending:
-            sampled.append(request)
-            sampled_rows.append(len(rows) - 1)
+            (processed if request.rules.processors else drawn)[request] = len(rows) - 1
     block_tables = np.full((len(chunks), max(len(table) for table in tables)), -1, dtype=np.int32)
     for row, table in zip(block_tables, tables, strict=True):
         row[: len(table)] = table
-    versions = tuple([request.blocks.version for request in requests])
     batch = StepBatch(
         ids=np.concatenate(ids),
         query_starts=starts,
         past_lengths=np.array([request.num_computed for request in requests], dtype=np.int32),
         block_tables=block_tables,
         logit_rows=np.array(rows, dtype=np.int32),
-        sample=sample_rows(sampled, sampled_rows, known),
-        want_logits=any(r.rules.processors for r in sampled)
+        slots=np.array([request.slot for request in requests], dtype=np.int32),
+        draws=np.array(list(drawn.values()), dtype=np.int32),
+        known=_known_tokens(known) if known else None,
+        want_logits=bool(processed)
         or (bool(rows) and any(r.want_context_logits or r.want_generation_logits for r in chunks)),
     )
-    keeps = batch.want_logits or batch.sample.probs is not None or any(r.wants_prompt_rows for r in requests)
+    sampled = (*drawn, *processed)
+    wants_probs = bool(known) or any(request.logprobs is not None for request in sampled)
     return ScheduledStep(
         chunks=chunks,
         row_ends=tuple(row_ends),
-        sampled=tuple(sampled),
+        sampled=sampled,
+        processed=tuple(processed.values()),
         known=tuple(known),
-        versions=versions,
-        keeps=keeps,
+        versions=tuple([request.blocks.version for request in requests]),
+        keeps=batch.want_logits or wants_probs or any(r.wants_prompt_rows for r in requests),
         batch=batch,
     )
 
@@ -100,22 +108,22 @@ def _advance(before: ScheduledStep, chunks: Mapping[Request, int]) -> ScheduledS
     """
     requests, last = before.sampled, before.batch
     versions = tuple([request.blocks.version for request in requests])
-    past = [request.num_computed for request in requests]
-    past_lengths = np.array(past, dtype=np.int32)
     one_each = np.arange(len(requests) + 1, dtype=np.int32)
     batch = StepBatch(
-        ids=np.array([request.tokens[place] for request, place in zip(requests, past, strict=True)], dtype=np.int32),
+        ids=np.full(len(requests), LAST_DRAWN, dtype=np.int32),
         query_starts=one_each,
-        past_lengths=past_lengths,
+        past_lengths=np.array([request.num_computed for request in requests], dtype=np.int32),
         block_tables=last.block_tables if versions == before.versions else _changed_tables(before, versions),
         logit_rows=one_each[:-1],
-        sample=next_draws(last.sample, requests, one_each[:-1]),
+        slots=np.array([request.slot for request in requests], dtype=np.int32),
+        draws=one_each[: len(requests) - len(before.processed)],
         want_logits=last.want_logits,
     )
     return ScheduledStep(
         chunks=chunks,
         row_ends=tuple(range(1, len(requests) + 1)),
         sampled=requests,
+        processed=tuple(range(len(batch.draws), len(requests))),
         known=(),
         versions=versions,
         keeps=before.keeps,
@@ -147,6 +155,14 @@ def _known(request: Request, count: int, end: int) -> list[tuple[Request, int, i
     return [(request, first_row + place, token) for place, token in enumerate(following)]
 
 
+def _known_tokens(known: Sequence[tuple[Request, int, int]]) -> KnownTokens:
+    return KnownTokens(
+        row=np.array([row for _, row, _ in known], dtype=np.int32),
+        token=np.array([token for _, _, token in known], dtype=np.int32),
+        top=np.array([request.prompt_logprobs for request, _, _ in known], dtype=np.int32),
+    )
+
+
 def count_kinds(chunks: Mapping[Request, int]) -> tuple[int, int]:
     """(prefill tokens, decode rows) of a step. A decode row computes the one token that was generated last."""
     decode_rows = sum([count == 1 and r.num_prompt < r.num_tokens == r.num_computed + 1 for r, count in chunks.items()])
@@ -160,16 +176,32 @@ def unfit(step: ScheduledStep, result: StepResult) -> list[tuple[Request, IngotE
     no_token = "bad_words, logit_bias, min_tokens and penalties of this request leave no token to choose"
     no_number = "the model's logits for this request are not finite numbers"
     found: list[tuple[Request, IngotError]] = []
-    for request, token, log_prob in zip(step.sampled, result.ids, result.log_probs, strict=False):
+    log_probs = result.log_probs[-1]
+    for request, token, log_prob in zip(step.sampled, result.ids[-1], log_probs, strict=False):
         if not np.isfinite(log_prob):
             found.append((request, RequestError(no_token if token < 0 else no_number)))
-    sick = np.isnan(result.log_probs[len(step.sampled) :])
+    sick = np.isnan(log_probs[len(step.sampled) :])
     found += [(step.known[place][0], RequestError(no_number)) for place in np.flatnonzero(sick)]
     return found
 
 
+def catch_up(step: ScheduledStep, result: StepResult) -> None:
+    """Give the requests what all steps but the last brought."""
+    before = len(result.ids) - 1
+    if not before:
+        return
+    if result.ranks is not None:
+        for number in range(before):
+            for request, own in zip(step.sampled, token_probs(step, result, number), strict=True):
+                if request.logprobs is not None:
+                    request.token_probs.append(own)
+    tokens, log_probs = result.ids[:before].T, result.log_probs[:before].T.tolist()
+    for request, own_tokens, own_log_probs in zip(step.sampled, tokens, log_probs, strict=True):
+        request.catch_up(own_tokens, own_log_probs)
+
+
 def keep_results(step: ScheduledStep, result: StepResult) -> None:
-    """Copy what requests asked for beside tokens out of the step. Call before the new tokens are appended."""
+    """Copy what requests asked for beside tokens out of the last step. Call before its tokens are appended."""
     if not step.keeps:
         return
     begin = 0
@@ -183,9 +215,9 @@ def keep_results(step: ScheduledStep, result: StepResult) -> None:
         if request.wants_prompt_rows:
             request.num_context_logits += end - begin
         begin = end
-    if step.batch.sample.probs is None:
+    if result.ranks is None:
         return
-    probs = iter(token_probs(step, result))
+    probs = iter(token_probs(step, result, -1))
     for request, own in zip(step.sampled, probs, strict=False):
         if request.logprobs is not None:
             request.token_probs.append(own)
@@ -193,22 +225,26 @@ def keep_results(step: ScheduledStep, result: StepResult) -> None:
         request.prompt_probs.append(own)
 
 
-def token_probs(step: ScheduledStep, result: StepResult) -> list[TokenProbs]:
-    """Of every draw of a step with `ProbRows`."""
-    assert step.batch.sample.probs is not None, "somebody wants probabilities"
-    assert result.ranks is not None, "a step with ProbRows has ranks"
+def tops(step: ScheduledStep) -> list[int]:
+    """How many of the most likely tokens each draw and each known token wants."""
+    return [r.logprobs or 0 for r in step.sampled] + [r.prompt_logprobs or 0 for r, _, _ in step.known]
+
+
+def token_probs(step: ScheduledStep, result: StepResult, number: int) -> list[TokenProbs]:
+    """Of every draw and known token of one of the steps."""
+    assert result.ranks is not None, "somebody wants probabilities"
     assert result.top_ids is not None
     assert result.top_log_probs is not None
-    top_ids, top_log_probs = result.top_ids, result.top_log_probs
-    places = itertools.pairwise(step.batch.sample.probs.top_starts.tolist())
-    drawn = zip(result.ids.tolist(), result.log_probs.tolist(), result.ranks.tolist(), places, strict=True)
-    return [
-        TokenProbs(
-            token=token,
-            log_prob=log_prob,
-            rank=rank,
-            top_ids=top_ids[begin:end],
-            top_log_probs=top_log_probs[begin:end],
+    top_ids, top_log_probs = result.top_ids[number], result.top_log_probs[number]
+    found: list[TokenProbs] = []
+    begin = 0
+    columns = (array[number].tolist() for array in (result.ids, result.log_probs, result.ranks))
+    for token, log_prob, rank, top in zip(*columns, tops(step), strict=True):
+        own = slice(begin, begin + top)
+        begin += top
+        found.append(
+            TokenProbs(
+                token=token, log_prob=log_prob, rank=rank, top_ids=top_ids[own], top_log_probs=top_log_probs[own]
+            )
         )
-        for token, log_prob, rank, (begin, end) in drawn
-    ]
+    return found

@@ -6,34 +6,32 @@
 
 Nothing happens but in a call. `Executor` has a thread that makes these calls; tests make them by hand.
 
-Short steps follow each other inside the session where it can repeat them: as long as nobody comes or goes, the requests
-that decode are the same in the next step, and the host's work between steps would cost small models more than it gives.
+Short steps follow each other inside the session where it can go on by itself: as long as nobody comes or goes, the
+requests that decode are the same in the next step, and the host's work between steps would cost small models much.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from ingot.errors import CapacityError, IngotError, RequestError
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.outlet import News, Outlet, Progress
-from ingot.runtime.repetition import Repetition
 from ingot.runtime.reports import Stats, StepReport, Work
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.run_step import Outcome, run_step
 from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.step_batch import ScheduledStep, assemble, count_kinds, keep_results, unfit
-from ingot.step_io import RepeatSession, Session, StepResult
+from ingot.runtime.sequences import Sequences
+from ingot.runtime.step_batch import ScheduledStep, assemble, catch_up, count_kinds, keep_results, unfit
+from ingot.step_io import Ahead, Ending, Session, StepResult
 
 _LOG = logging.getLogger("ingot.runtime")
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
 _LONG_STEP = 0.012  # seconds: of longer steps the host takes less than 3 %, and they go singly
-_REPEAT_SECONDS = 0.25  # no step follows when so much has gone by
-_TELL_SECONDS = 0.05  # the same where somebody reads every token
-_MAX_REPEATS = 128  # keeps the blocks that are reserved ahead few
+_CROSSING_SECONDS = 0.05  # no step follows when so much has gone by: readers get their tokens that often
 
 
 class StepLoop:
@@ -46,13 +44,12 @@ class StepLoop:
 
     def __init__(self, session: Session, scheduler: Scheduler, blocks: BlockManager) -> None:
         self._session, self._scheduler, self._blocks = session, scheduler, blocks
-        self._repeater = session if isinstance(session, RepeatSession) else None
-        self._repeats = 1  # how many steps may follow each other
+        self._sequences = Sequences(session, scheduler.most_running)
+        self._most_steps = 1  # that may follow each other
         self._closed = False
         self._death: IngotError | None = None
         self._arrivals = 0
         self._outlets: dict[Request, Outlet] = {}
-        self._read = 0  # requests of which every step is told
         self._news: dict[Outlet, News] = {}  # not yet put
         self._last: ScheduledStep | None = None
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
@@ -85,7 +82,6 @@ class StepLoop:
             self._arrivals += 1
             if outlet is not None:
                 self._outlets[request] = outlet
-                self._read += outlet.every_step
             self._scheduler.add(request)
         if self._death is not None:
             self.die(self._death)
@@ -107,19 +103,16 @@ class StepLoop:
         chunks = self._scheduler.schedule()
         assert chunks, "the oldest request can always advance"
         kinds = count_kinds(chunks)
-        most = 1 if self._repeater is None else self._scheduler.repeatable(chunks, self._repeats)
-        step = self._last = assemble(chunks, self._last)
-        repetition = self._repetition(step, most)
+        most = self._scheduler.repeatable(chunks, self._most_steps)
+        step = self._last = self._assemble(chunks, self._last)
+        ahead = Ahead(most_steps=most, seconds=_CROSSING_SECONDS, stop=self.stop) if most > 1 else None
         begin = time.perf_counter()
-        outcomes = self._run(step) if repetition is None else self._repeat(step, repetition)
+        outcomes = self._run(step, ahead)
         taken = time.perf_counter() - begin
-        before = 0 if repetition is None else repetition.settle()
+        num_steps = max([1 if isinstance(outcome, IngotError) else len(outcome.ids) for _, outcome in outcomes])
         for part, outcome in outcomes:
             self._finish_step(part, outcome)
-        if not outcomes:
-            self._tell(step.sampled)
         self._put()
-        num_steps = before + bool(outcomes)
         report = StepReport(
             steps=num_steps,
             prefill_tokens=kinds[0],
@@ -129,7 +122,7 @@ class StepLoop:
             finish_seconds=(time.perf_counter() - begin - taken) / num_steps,
         )
         self.work = Work(steps=self.work.steps + num_steps, session_seconds=self.work.session_seconds + taken)
-        self._account(report, failed=not outcomes)
+        self._account(report)
         if self._scheduler.pace is not None and len(outcomes) == 1:
             self._scheduler.pace.times.observe(sum(kinds), 1e3 * (time.perf_counter() - start) / num_steps)
         return True
@@ -177,51 +170,49 @@ class StepLoop:
         """[prefill tokens, decode rows] of each step, the most recent 100,000."""
         return [list(counts) for counts in self._steps]
 
-    def _account(self, report: StepReport, *, failed: bool) -> None:
+    def _account(self, report: StepReport) -> None:
         self._steps.extend([(report.prefill_tokens, report.decode_rows)] * report.steps)
         if self.on_step is not None:
             self.on_step(report)
-        if failed:
-            self._repeats = 1
-        elif not report.prefill_tokens:
-            fitting = 1 + int(_REPEAT_SECONDS / max(report.session_seconds, 1e-6))
-            self._repeats = 1 if report.session_seconds > _LONG_STEP else min(_MAX_REPEATS, fitting)
+        if not report.prefill_tokens:
+            fitting = 1 + int(_CROSSING_SECONDS / max(report.session_seconds, 1e-6))
+            most = 1 if report.session_seconds > _LONG_STEP else min(fitting, self._session.most_steps)
+            self._most_steps = min(most, 2 * report.steps)
 
-    def _repetition(self, step: ScheduledStep, most: int) -> Repetition | None:
-        if self._repeater is None or most == 1:
-            return None
-        seconds = _TELL_SECONDS if self._read else _REPEAT_SECONDS
-        return Repetition(self._repeater, step, most=most, seconds=seconds, stop=self.stop)
+    def _assemble(self, chunks: Mapping[Request, int], before: ScheduledStep | None = None) -> ScheduledStep:
+        self._sequences.start(chunks)
+        return assemble(chunks, before)
 
-    def _repeat(self, step: ScheduledStep, repetition: Repetition) -> list[Outcome]:
-        """The result of the last of several steps. If one fails it is tried alone, to see which request is at fault: at
-        once if it was the first, else as the next step, and then there is no result here.
+    def _run(self, step: ScheduledStep, ahead: Ahead | None = None) -> list[Outcome]:
+        """The step's result; if it fails, each request alone, so that the one at fault fails alone. If several steps
+        fail, one is tried first.
+
+        Computing a chunk again writes the same keys and values to the same slots, and sequences begin again with the
+        tokens that their requests have.
         """
         try:
-            return [(step, repetition.run())]
-        except Exception as error:
-            _LOG.warning("several steps at a time failed, one is tried: %r", error)
-            return [] if repetition.done else self._run(step)
-
-    def _run(self, step: ScheduledStep) -> list[Outcome]:
-        """The step's result; if it fails, each request alone, so that the one at fault fails alone.
-
-        Computing a chunk again writes the same keys and values to the same slots.
-        """
-        try:
-            return run_step(self._session, step)
-        except Exception as error:
+            return run_step(self._session, step, ahead)
+        except BaseException as error:
+            self._sequences.end(step.chunks)
+            if not isinstance(error, Exception):
+                raise
+            if ahead is not None:
+                _LOG.warning("several steps at a time failed, one is tried: %r", error)
+                return self._run(self._assemble(step.chunks))
             if len(step.chunks) == 1:
                 return [(step, _in_words(error))]
             _LOG.warning("a step failed, its requests are tried one by one: %r", error)
-        parts = [assemble({request: count}) for request, count in step.chunks.items()]
-        return [outcome for part in parts for outcome in self._run(part)]
+        outcomes: list[Outcome] = []
+        for request, count in step.chunks.items():
+            outcomes += self._run(self._assemble({request: count}))
+        return outcomes
 
     def _finish_step(self, step: ScheduledStep, outcome: StepResult | IngotError) -> None:
         """Move every request forward."""
         if isinstance(outcome, IngotError):
             self._fail(step.chunks, outcome)
             return
+        catch_up(step, outcome)
         for request, error in unfit(step, outcome):
             self._fail([request], error)
         keep_results(step, outcome)
@@ -231,14 +222,14 @@ class StepLoop:
                 request.num_computed = computed = request.num_computed + count
                 if computed >= (request.blocks.sealed + 1) * size:
                     self._blocks.seal(request.blocks, request.tokens, computed)
-        drawn = zip(step.sampled, outcome.ids.tolist(), outcome.log_probs.tolist(), strict=False)  # then the known ones
         moved = []
-        for request, token, log_prob in drawn:
+        ids, log_probs = outcome.ids[-1].tolist(), outcome.log_probs[-1].tolist()
+        for request, token, log_prob, ending in zip(step.sampled, ids, log_probs, outcome.ends.tolist(), strict=False):
             if request.finish_reason is None:
-                request.append(token, log_prob)
+                request.append(token, log_prob, Ending(ending))
                 moved.append(request)
                 if request.finish_reason is not None:
-                    self._scheduler.remove(request)
+                    self._remove(request)
         self._tell(moved)
 
     def _fail(self, requests: Iterable[Request], error: IngotError) -> None:
@@ -250,8 +241,12 @@ class StepLoop:
     def _end(self, request: Request, error: IngotError | None) -> None:
         if not request.finished and request.arrival >= 0:
             request.error, request.finish_reason = error, FinishReason.ABORT
-            self._scheduler.remove(request)
+            self._remove(request)
             self._tell([request])
+
+    def _remove(self, request: Request) -> None:
+        self._scheduler.remove(request)
+        self._sequences.end([request])
 
     def _tell(self, requests: Iterable[Request]) -> None:
         """Note how far these have come, for the readers who want to know."""
@@ -261,7 +256,6 @@ class StepLoop:
                 self._news.setdefault(outlet, []).append(Progress(request, request.num_generated, ended))
                 if ended:
                     del self._outlets[request]
-                    self._read -= outlet.every_step
 
     def _put(self) -> None:
         news, self._news = self._news, {}

@@ -18,6 +18,7 @@ from ingot.errors import UsageError
 from ingot.plan import Limits
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.request import Request
+from ingot.runtime.sequences import Sequences
 from ingot.runtime.step_batch import assemble
 from ingot.step_io import Session
 
@@ -97,11 +98,14 @@ def _time_step(session: Session, blocks: BlockManager, limits: Limits, size: int
             break
         chunks[request] = count
         left -= count
-    step, best = assemble(chunks), math.inf
+    sequences, best = Sequences(session, limits.max_batch_size), math.inf
     for _ in range(_REPEATS):
+        sequences.start(chunks)
+        step = assemble(chunks)
         start = time.perf_counter()
         session.run(step.batch)
         best = min(best, time.perf_counter() - start)
+        sequences.end(chunks)
     for request in chunks:
         blocks.release(request.blocks)
     return 1e3 * best * size / (size - left)

@@ -37,11 +37,9 @@ using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using InRows = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <typename T>
-using FilledRows = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using FilledInts = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <typename T>
 using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
-using OutRows = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+template <typename T>
+using OutRows = nb::ndarray<nb::numpy, T, nb::ndim<2>>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 using PieceTuple = std::tuple<int64_t, int64_t, int64_t>;
@@ -61,21 +59,17 @@ std::span<const T> span_of(const In<T>& array) {
 }
 
 template <typename T>
-std::span<T> span_of(const FilledRows<T>& array) {
-  return {array.data(), array.size()};
-}
-
-template <typename T>
 Out<T> vector_out(std::vector<T>&& values) {
   auto* owned = new std::vector<T>(std::move(values));
   const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
   return Out<T>(owned->data(), {owned->size()}, owner);
 }
 
-OutRows rows_out(std::vector<float>&& values, int64_t rows, int64_t cols) {
-  auto* owned = new std::vector<float>(std::move(values));
-  const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
-  return OutRows(owned->data(), {static_cast<size_t>(rows), static_cast<size_t>(cols)}, owner);
+template <typename T>
+OutRows<T> rows_out(std::vector<T>&& values, int64_t rows, int64_t cols) {
+  auto* owned = new std::vector<T>(std::move(values));
+  const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return OutRows<T>(owned->data(), {static_cast<size_t>(rows), static_cast<size_t>(cols)}, owner);
 }
 
 template <typename Spec, typename Tuple>
@@ -129,131 +123,93 @@ bool signal_pending() {
   return PyErr_CheckSignals() != 0;
 }
 
-// DrawRules, ProbRows and SampleRows of src/ingot/step_io.py, in the order of their fields.
-using RulesTuple = std::tuple<In<float>, In<float>, In<float>, In<float>, In<int32_t>, In<int32_t>, In<int32_t>,
-                              In<int32_t>, In<int32_t>, In<float>>;
-using ProbsTuple = std::tuple<In<int32_t>, In<int32_t>>;
-using DrawTuple = std::tuple<In<int32_t>, In<float>, In<int32_t>, In<float>, In<uint64_t>, In<uint64_t>,
-                             std::optional<RulesTuple>, std::optional<ProbsTuple>, std::optional<In<bool>>>;
+// SequenceRules of src/ingot/step_io.py, in the order of its fields; top: -1 for None.
+using RulesTuple = std::tuple<double, int64_t, double, double, uint64_t, double, double, double,
+                              std::vector<std::tuple<int32_t, double>>, std::vector<std::vector<int32_t>>,
+                              std::vector<std::vector<int32_t>>, std::vector<int32_t>, int64_t, int64_t, bool, int64_t>;
 
-template <typename View, typename Tuple>
-std::optional<View> spans(const std::optional<Tuple>& arrays) {
-  if (!arrays) return std::nullopt;
-  return std::apply([](const auto&... array) { return View{span_of(array)...}; }, *arrays);
+void start(Session& self, int64_t slot, const RulesTuple& fields, const In<int32_t>& tokens, int64_t num_prompt) {
+  auto rules = std::apply([](const auto&... field) { return ingot::SequenceRules{field...}; }, fields);
+  const nb::gil_scoped_release release;
+  self.start(slot, std::move(rules), span_of(tokens), num_prompt);
 }
 
-ingot::DrawView draw_view(const DrawTuple& arrays) {
-  const auto& [row, temperature, top_k, top_p, seed, counter, rules, probs, log_probs] = arrays;
-  return {.row = span_of(row),
-          .temperature = span_of(temperature),
-          .top_k = span_of(top_k),
-          .top_p = span_of(top_p),
-          .seed = span_of(seed),
-          .counter = span_of(counter),
-          .rules = spans<ingot::RulesView>(rules),
-          .probs = spans<ingot::ProbsView>(probs),
-          .log_probs = log_probs ? std::optional(span_of(*log_probs)) : std::nullopt};
-}
+// ids, log_probs, ends, logits, ranks, top_ids, top_log_probs
+using RunResult =
+    std::tuple<OutRows<int32_t>, OutRows<float>, Out<int32_t>, std::optional<OutRows<float>>,
+               std::optional<OutRows<int32_t>>, std::optional<OutRows<int32_t>>, std::optional<OutRows<float>>>;
 
-// ids, log_probs, logits, ranks, top_ids, top_log_probs
-using RunResult = std::tuple<Out<int32_t>, Out<float>, std::optional<OutRows>, std::optional<Out<int32_t>>,
-                             std::optional<Out<int32_t>>, std::optional<Out<float>>>;
-
-RunResult run_result(ingot::DrawResult&& drawn, std::optional<OutRows>&& logits, bool probs) {
-  RunResult result{
-      vector_out(std::move(drawn.ids)), vector_out(std::move(drawn.log_probs)), std::move(logits), {}, {}, {}};
-  if (probs) {
-    std::get<3>(result) = vector_out(std::move(drawn.ranks));
-    std::get<4>(result) = vector_out(std::move(drawn.top_ids));
-    std::get<5>(result) = vector_out(std::move(drawn.top_log_probs));
+RunResult run_result(ingot::DrawResult&& drawn, std::optional<OutRows<float>>&& logits) {
+  const auto by_step = [steps = drawn.steps](auto&& values) {
+    const auto cols = static_cast<int64_t>(values.size()) / steps;
+    return rows_out(std::move(values), steps, cols);
+  };
+  RunResult result{by_step(std::move(drawn.ids)),
+                   by_step(std::move(drawn.log_probs)),
+                   vector_out(std::move(drawn.ends)),
+                   std::move(logits),
+                   {},
+                   {},
+                   {}};
+  if (drawn.ranked) {
+    std::get<4>(result) = by_step(std::move(drawn.ranks));
+    std::get<5>(result) = by_step(std::move(drawn.top_ids));
+    std::get<6>(result) = by_step(std::move(drawn.top_log_probs));
   }
   return result;
 }
 
-ingot::BatchView batch_view(const In<int32_t>& ids, const In<int32_t>& query_starts, const In<int32_t>& past_lengths,
-                            const InRows<int32_t>& block_tables, const In<int32_t>& logit_rows) {
-  return {.ids = span_of(ids),
-          .query_starts = span_of(query_starts),
-          .past_lengths = span_of(past_lengths),
-          .block_tables = {block_tables.data(), block_tables.size()},
-          .logit_rows = span_of(logit_rows),
-          .table_width = static_cast<int64_t>(block_tables.shape(1))};
-}
+// KnownTokens and Ahead of src/ingot/step_io.py, in the order of their fields.
+using KnownTuple = std::tuple<In<int32_t>, In<int32_t>, In<int32_t>>;
+using AheadTuple = std::tuple<int64_t, double, In<int32_t>>;
 
 RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths,
-              InRows<int32_t> block_tables, In<int32_t> logit_rows, const DrawTuple& sample, bool want_logits) {
-  const ingot::BatchView view = batch_view(ids, query_starts, past_lengths, block_tables, logit_rows);
-  const ingot::DrawView draws = draw_view(sample);
+              InRows<int32_t> block_tables, In<int32_t> logit_rows, In<int32_t> slots, In<int32_t> draws,
+              const std::optional<KnownTuple>& known, bool want_logits, const std::optional<AheadTuple>& ahead) {
+  const ingot::BatchView view{.ids = span_of(ids),
+                              .query_starts = span_of(query_starts),
+                              .past_lengths = span_of(past_lengths),
+                              .block_tables = {block_tables.data(), block_tables.size()},
+                              .logit_rows = span_of(logit_rows),
+                              .table_width = static_cast<int64_t>(block_tables.shape(1))};
+  ingot::DrawsView drawing{.slots = span_of(slots), .draws = span_of(draws), .known = {}};
+  if (known)
+    drawing.known = std::apply([](const auto&... array) { return ingot::KnownView{span_of(array)...}; }, *known);
+  std::optional<ingot::AheadView> going;
+  if (ahead) {
+    const auto& [most_steps, seconds, stop] = *ahead;
+    if (stop.size() != 1) throw std::invalid_argument("stop must have one entry");
+    going = {.most_steps = most_steps, .seconds = seconds, .stop = stop.data()};
+  }
   ingot::DrawResult drawn;
   std::vector<float> logits;
   const auto rows = static_cast<int64_t>(logit_rows.size());
   try {
     const nb::gil_scoped_release release;
-    drawn = self.run(view, draws, signal_pending, want_logits ? &logits : nullptr);
+    drawn = self.run(view, drawing, going, signal_pending, want_logits ? &logits : nullptr);
   } catch (const ingot::StepInterrupted&) {
     throw nb::python_error();
   }
-  std::optional<OutRows> logits_out;
+  std::optional<OutRows<float>> logits_out;
   if (want_logits) logits_out = rows_out(std::move(logits), rows, self.logit_cols());
-  return run_result(std::move(drawn), std::move(logits_out), draws.probs.has_value());
+  return run_result(std::move(drawn), std::move(logits_out));
 }
 
-// Course, RepeatProbs and Repeat of src/ingot/step_io.py, in the order of their fields.
-using CourseTuple =
-    std::tuple<In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>>;
-using RepeatProbsTuple = std::tuple<FilledRows<int32_t>, FilledRows<int32_t>, FilledRows<float>>;
-using RepeatTuple = std::tuple<double, In<int32_t>, In<int32_t>, std::optional<CourseTuple>, In<int32_t>,
-                               FilledRows<int32_t>, FilledRows<float>, std::optional<RepeatProbsTuple>, FilledInts>;
-
-ingot::RepeatView repeat_view(const RepeatTuple& arrays) {
-  const auto& [seconds, end_starts, end_ids, course, stop, ids, log_probs, probs, done] = arrays;
-  if (stop.size() != 1 || done.size() != 1) throw std::invalid_argument("stop and done must have one entry each");
-  return {.seconds = seconds,
-          .end_starts = span_of(end_starts),
-          .end_ids = span_of(end_ids),
-          .course = spans<ingot::CourseView>(course),
-          .stop = stop.data(),
-          .steps = static_cast<int64_t>(ids.shape(0)),
-          .ids = span_of(ids),
-          .log_probs = span_of(log_probs),
-          .probs = spans<ingot::RepeatProbsView>(probs),
-          .done = done.data()};
-}
-
-int64_t decode(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths,
-               InRows<int32_t> block_tables, In<int32_t> logit_rows, const DrawTuple& sample,
-               const RepeatTuple& repeat) {
-  const ingot::BatchView view = batch_view(ids, query_starts, past_lengths, block_tables, logit_rows);
-  const ingot::DrawView draws = draw_view(sample);
-  const ingot::RepeatView repeated = repeat_view(repeat);
-  try {
-    const nb::gil_scoped_release release;
-    return self.decode(view, draws, repeated, signal_pending);
-  } catch (const ingot::StepInterrupted&) {
-    throw nb::python_error();
-  }
-}
-
-// numpy's own loads let a processor with a weak order of memory (ARM) read the rows of a step before it reads `done`.
-int32_t load_acquire(const In<int32_t>& word) {
-  if (word.size() != 1) throw std::invalid_argument("load_acquire reads an array of one entry");
-  return __atomic_load_n(word.data(), __ATOMIC_ACQUIRE);
-}
-
-RunResult draw(Session& self, InRows<float> logits, const DrawTuple& sample) {
-  if (static_cast<int64_t>(logits.shape(1)) != self.logit_cols())
-    throw std::invalid_argument("logits have " + std::to_string(logits.shape(1)) + " columns, expected " +
-                                std::to_string(self.logit_cols()));
-  const ingot::DrawView draws = draw_view(sample);
+RunResult draw(Session& self, In<int32_t> slots, InRows<float> logits, InRows<float> raw) {
+  for (const auto* each : {&logits, &raw})
+    if (each->shape(0) != slots.size() || static_cast<int64_t>(each->shape(1)) != self.logit_cols())
+      throw std::invalid_argument("logits have " + std::to_string(each->shape(0)) + " rows and " +
+                                  std::to_string(each->shape(1)) + " columns, expected " +
+                                  std::to_string(slots.size()) + " and " + std::to_string(self.logit_cols()));
   ingot::DrawResult drawn;
   {
     const nb::gil_scoped_release release;
-    drawn = self.draw(logits.data(), static_cast<int64_t>(logits.shape(0)), draws);
+    drawn = self.draw(span_of(slots), logits.data(), raw.data());
   }
-  return run_result(std::move(drawn), std::nullopt, draws.probs.has_value());
+  return run_result(std::move(drawn), std::nullopt);
 }
 
-using TappedTuple = std::tuple<std::string, std::string, OutRows>;
+using TappedTuple = std::tuple<std::string, std::string, OutRows<float>>;
 
 std::vector<TappedTuple> take_tapped(Session& self) {
   std::vector<ingot::Tapped> tapped;
@@ -267,7 +223,7 @@ std::vector<TappedTuple> take_tapped(Session& self) {
   return all;
 }
 
-OutRows read_buffer(Session& self, const std::string& name, int64_t rows) {
+OutRows<float> read_buffer(Session& self, const std::string& name, int64_t rows) {
   int64_t cols = 0;
   std::vector<float> values;
   {
@@ -310,13 +266,15 @@ void bind_session(nb::module_& m) {
   nb::class_<Session>(m, "Session", "A plan bound to its weights, arena and KV pools. Arguments: target.py.")
       .def("__init__", &make_session, "weights"_a.noconvert(), "buffers"_a, "weight_specs"_a, "steps"_a, "screen"_a,
            "variants"_a, "limits"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a, nb::keep_alive<1, 2>())
+      .def("start", &start, "slot"_a, "rules"_a, "tokens"_a.noconvert(), "num_prompt"_a,
+           "Hold a sequence in a slot; its rules are SequenceRules' fields in order.")
+      .def("end", &Session::end, "slot"_a, Released(), "Forget the sequence in a slot.")
       .def("run", &run, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
-           "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "sample"_a.noconvert(), "want_logits"_a,
-           "One step: ids, log_probs, logits if wanted, and where the draws want them ranks, top_ids, top_log_probs.")
-      .def("decode", &decode, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
-           "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "sample"_a.noconvert(), "repeat"_a.noconvert(),
-           "Steps that follow each other; how many there were.")
-      .def("draw", &draw, "logits"_a.noconvert(), "sample"_a.noconvert(), "The same draws from given logits.")
+           "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "slots"_a.noconvert(), "draws"_a.noconvert(),
+           "known"_a.noconvert().none(), "want_logits"_a, "ahead"_a.noconvert().none(),
+           "One step, or several: the fields of StepResult in order.")
+      .def("draw", &draw, "slots"_a.noconvert(), "logits"_a.noconvert(), "raw"_a.noconvert(),
+           "The same draws from given logits, with probabilities from raw ones.")
       .def("close", &Session::close, Released(), "Free arena and KV pools.")
       .def_prop_ro("kv_bytes", &Session::kv_bytes, "Address space of the KV pools.")
       .def_prop_ro("threads", &Session::threads, "Threads that share each step.")
@@ -399,7 +357,5 @@ NB_MODULE(_cpu, m) {
   m.def("time_experts", &ingot::time_experts, "kernel"_a, "rows"_a, "experts"_a, "slots"_a, "n"_a, "k"_a, "group"_a,
         "panel_bytes"_a, "tactic"_a, "threads"_a, "seconds"_a, Released(),
         "The same of a product of experts, of which each row takes `slots`.");
-  m.def("load_acquire", &load_acquire, "word"_a.noconvert(),
-        "The one entry of an array; what its writer wrote before `decode` published it can be read from now on.");
   bind_session(m);
 }

@@ -11,81 +11,69 @@ from ingot.plugins.cpu.kv_layout import unpack_keys, unpack_values
 from ingot.plugins.cpu.machine import check_memory
 from ingot.plugins.cpu.native import _cpu, contract, enough_threads, num_threads
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import Float32, Repeat, SampleRows, StepBatch, StepResult, StepTimes
+from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult, StepTimes
+
+MOST_STEPS = 128  # of a run: few enough that the blocks which are reserved ahead are few too
 
 
-def _draw_tuple(rows: SampleRows) -> "_cpu.Draws":
-    """The arrays in the order of their classes' fields."""
-    rules, probs = rows.rules, rows.probs
+def _rules_tuple(rules: SequenceRules) -> "_cpu.Rules":
+    """In the order of the class's fields."""
     return (
-        rows.row,
-        rows.temperature,
-        rows.top_k,
-        rows.top_p,
-        rows.seed,
-        rows.counter,
-        None
-        if rules is None
-        else (
-            rules.min_p,
-            rules.repetition_penalty,
-            rules.frequency_penalty,
-            rules.presence_penalty,
-            rules.history_starts,
-            rules.history,
-            rules.num_prompt,
-            rules.bias_starts,
-            rules.bias_ids,
-            rules.bias,
-        ),
-        None if probs is None else (probs.given, probs.top_starts),
-        rows.log_probs,
-    )
-
-
-def _repeat_tuple(repeat: Repeat) -> "_cpu.Repeat":
-    course, probs = repeat.course, repeat.probs
-    return (
-        float(repeat.seconds),
-        repeat.end_starts,
-        repeat.end_ids,
-        None
-        if course is None
-        else (
-            course.num_lasting,
-            course.min_steps,
-            course.tails,
-            course.tail_starts,
-            course.bad_words,
-            course.bad_word_starts,
-            course.stop_words,
-            course.stop_word_starts,
-        ),
-        repeat.stop,
-        repeat.ids,
-        repeat.log_probs,
-        None if probs is None else (probs.ranks, probs.top_ids, probs.top_log_probs),
-        repeat.done,
+        float(rules.temperature),
+        rules.top_k,
+        float(rules.top_p),
+        float(rules.min_p),
+        rules.seed,
+        float(rules.repetition_penalty),
+        float(rules.frequency_penalty),
+        float(rules.presence_penalty),
+        rules.logit_bias,
+        rules.bad_words,
+        rules.stop_words,
+        rules.end_ids,
+        rules.min_tokens,
+        rules.max_tokens,
+        rules.log_prob,
+        -1 if rules.top is None else rules.top,
     )
 
 
 def _step_result(results: "_cpu.Drawn") -> StepResult:
-    ids, log_probs, logits, ranks, top_ids, top_log_probs = results
+    ids, log_probs, ends, logits, ranks, top_ids, top_log_probs = results
     return StepResult(
-        ids=ids, log_probs=log_probs, logits=logits, ranks=ranks, top_ids=top_ids, top_log_probs=top_log_probs
+        ids=ids,
+        log_probs=log_probs,
+        ends=ends,
+        logits=logits,
+        ranks=ranks,
+        top_ids=top_ids,
+        top_log_probs=top_log_probs,
     )
 
 
 class CpuSession:
     """A native session behind the runtime's contract. native: the session itself, with its hooks for tests."""
 
+    most_steps = MOST_STEPS
+
     def __init__(self, native: "_cpu.Session", kv: KvLayout, num_blocks: int) -> None:
         self.native = native
         self.num_blocks = num_blocks
         self._kv = kv
 
-    def run(self, batch: StepBatch) -> StepResult:
+    def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
+        """Hold a sequence. Raises RequestError for rules or tokens that break the contract."""
+        with contract("the session cannot hold this sequence"):
+            self.native.start(slot, _rules_tuple(rules), tokens, num_prompt)
+
+    def end(self, slot: int) -> None:
+        """Forget it."""
+        with contract("the session cannot forget a sequence now"):
+            self.native.end(slot)
+
+    def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One crossing. Raises RequestError for a batch that breaks the contract, before anything is computed."""
+        known = batch.known
         with contract("the session cannot run this batch"):
             results = self.native.run(
                 batch.ids,
@@ -93,32 +81,18 @@ class CpuSession:
                 batch.past_lengths,
                 batch.block_tables,
                 batch.logit_rows,
-                _draw_tuple(batch.sample),
+                batch.slots,
+                batch.draws,
+                None if known is None else (known.row, known.token, known.top),
                 batch.want_logits,
+                None if ahead is None else (ahead.most_steps, float(ahead.seconds), ahead.stop),
             )
         return _step_result(results)
 
-    def decode(self, batch: StepBatch, repeat: Repeat) -> int:
-        """One crossing for several steps. Raises RequestError as `run` does."""
-        with contract("the session cannot repeat this batch"):
-            return self.native.decode(
-                batch.ids,
-                batch.query_starts,
-                batch.past_lengths,
-                batch.block_tables,
-                batch.logit_rows,
-                _draw_tuple(batch.sample),
-                _repeat_tuple(repeat),
-            )
-
-    def steps_done(self, repeat: Repeat) -> int:
-        """Never waits for the step that runs."""
-        return _cpu.load_acquire(repeat.done)
-
-    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+    def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits. Raises RequestError for draws that break the contract."""
         with contract("the session cannot draw from these logits"):
-            return _step_result(self.native.draw(logits, _draw_tuple(rows)))
+            return _step_result(self.native.draw(slots, logits, raw))
 
     def run_tapped(
         self, batch: StepBatch, steps: Sequence[str]

@@ -23,9 +23,9 @@ from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, product_rows, split_count
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places
-from ingot.plugins.ops.sample import sample
+from ingot.plugins.sequences import Sequences
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
+from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult
 
 _INT = 4
 
@@ -56,9 +56,12 @@ class CudaSession:
     device, addresses  where everything lies, for those who look into it
     """
 
+    most_steps = 1
+
     def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, gpu: Gpu) -> None:
         self.num_blocks = options.num_blocks
         self._plan, self._gpu = plan, gpu
+        self._sequences = Sequences()
         self._most_rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
         with contextlib.ExitStack() as opened:
             self.device = opened.enter_context(contextlib.closing(Device(gpu)))
@@ -104,7 +107,7 @@ class CudaSession:
     def _capture_decode(self) -> None:
         """A graph of every bucket, so that no step that serves waits for one. Each runs first with idle rows alone."""
         for bucket in self._graphs.buckets:
-            counts, integers = self._tables.fill(idle_batch(), bucket)
+            counts, integers = self._tables.fill(idle_batch(), padded=bucket)
             self.device.send(self._tables_at, integers)
             self._launch_all(counts)
             self.device.wait()
@@ -123,22 +126,34 @@ class CudaSession:
             return work
         return _Ready(launch=work, kernel=self._kernels[work.kernel], arguments=Arguments(work.arguments))
 
-    def run(self, batch: StepBatch) -> StepResult:
+    def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
+        """Hold a sequence, on the host."""
+        self._sequences.start(slot, rules, tokens, num_prompt)
+
+    def end(self, slot: int) -> None:
+        """Forget it."""
+        self._sequences.end(slot)
+
+    def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""
+        batch = self._sequences.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
+        draws = self._sequences.draws(batch)
         self.device.enter()
-        counts, integers = self._tables.fill(batch, self._graphs.bucket(batch))
+        counts, integers = self._tables.fill(batch, draws, self._graphs.bucket(batch))
         self.device.send(self._tables_at, integers)
         self._graphs.run(counts, lambda: self._launch_all(counts))
-        return self._draws.result(batch, self._logits_at)
+        return self._draws.result(batch, draws, self._sequences, self._logits_at)
 
     def run_tapped(
         self, batch: StepBatch, steps: Sequence[str]
     ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
+        batch = self._sequences.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
+        draws = self._sequences.draws(batch)
         self.device.enter()
-        counts, integers = self._tables.fill(batch)
+        counts, integers = self._tables.fill(batch, draws)
         self.device.send(self._tables_at, integers)
         splits = self._splits(counts)
         outputs: dict[str, dict[str, Float32]] = {}
@@ -146,7 +161,7 @@ class CudaSession:
             self._launch_step(index, counts, splits)
             if bound.step.name in steps:
                 outputs[bound.step.name] = self._outputs(bound, counts)
-        return self._draws.result(batch, self._logits_at), outputs
+        return self._draws.result(batch, draws, self._sequences, self._logits_at), outputs
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, each [kv_heads, tokens_per_block, head_dim]."""
@@ -165,9 +180,9 @@ class CudaSession:
             found.append(to_float32(stored, kv.dtype)[..., : kv.head_dim])
         return found[0], found[1]
 
-    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+    def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits, on the host."""
-        return sample(logits, rows)
+        return self._sequences.draw(slots, logits, raw)
 
     def close(self) -> None:
         """Give the GPU's memory back, also after a fault of the GPU."""

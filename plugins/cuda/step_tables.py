@@ -18,7 +18,8 @@ import numpy.typing as npt
 from ingot.errors import RequestError
 from ingot.plan import Limits, Plan
 from ingot.plugins.cuda.shapes import Tiles
-from ingot.step_io import Int32, SampleRows, StepBatch
+from ingot.plugins.ops.sample import Draw
+from ingot.step_io import Int32, StepBatch
 
 ITEM = 4  # integers of an item
 _ALIGNMENT = 16  # integers: 64 bytes
@@ -92,7 +93,7 @@ def _problem(batch: StepBatch, plan: Plan, num_blocks: int) -> str | None:
         return f"a sequence would reach {int(totals.max())} tokens"
     if not _within(batch.ids, plan.vocab_size) or not _within(batch.logit_rows, tokens):
         return "a token id or a wanted row is out of range"
-    if not _within(batch.sample.row, rows):
+    if not _within(batch.draws, rows) or (batch.known is not None and not _within(batch.known.row, rows)):
         return "a draw is from a row that the step does not have"
     used = -(-totals // plan.kv.tokens_per_block)
     if batch.block_tables.shape[0] != sequences or batch.block_tables.shape[1] < used.max(initial=0):
@@ -108,15 +109,14 @@ def _within(values: Int32, end: int) -> bool:
 def idle_batch() -> StepBatch:
     """A step of no sequences: filled up, it has idle rows alone."""
     none = np.zeros(0, np.int32)
-    wide, real = np.zeros(0, np.uint64), np.zeros(0, np.float32)
-    draws = SampleRows(row=none, temperature=real, top_k=none, top_p=real, seed=wide, counter=wide)
     return StepBatch(
         ids=none,
         query_starts=np.zeros(1, np.int32),
         past_lengths=none,
         block_tables=np.zeros((0, 0), np.int32),
         logit_rows=none,
-        sample=draws,
+        slots=none,
+        draws=none,
     )
 
 
@@ -130,7 +130,7 @@ class StepTables:
         self._layout, self._tiles, self._limits, self._spare_block = layout, tiles, limits, spare_block
         self._memory = memory[: 4 * layout.total].view(np.int32)
 
-    def fill(self, batch: StepBatch, padded: int | None = None) -> tuple[Counts, Int32]:
+    def fill(self, batch: StepBatch, draws: Sequence[Draw] = (), padded: int | None = None) -> tuple[Counts, Int32]:
         """(counts, the integers to send). padded: a decode step is filled up to so many sequences with idle rows.
 
         The counts of a padded step are those of every step that is filled up to as many: one graph serves them all.
@@ -148,7 +148,7 @@ class StepTables:
         self._put("positions", np.concatenate([positions, idle]))
         self._put("sequences", np.concatenate([owner, np.asarray(extra, np.int32)]))
         self._put("rows", np.concatenate([batch.logit_rows, np.asarray(extra, np.int32)]))
-        self._put_draws(batch.sample)
+        self._put_draws(draws)
         self._put("decode", np.asarray(decode, np.int32).reshape(-1))
         self._put("prefill", np.asarray(prefill, np.int32).reshape(-1))
         end = self._put_tables(batch.block_tables, len(extra))
@@ -177,18 +177,15 @@ class StepTables:
                 prefill.append((sequence, first, min(step, count - begin), past[sequence] + begin))
         return decode, prefill
 
-    def _put_draws(self, draws: SampleRows) -> None:
-        most = self._layout.sizes["draw_rows"]  # of more draws, none is the device's
-        arrays: dict[str, npt.NDArray[np.generic]] = {
-            "draw_rows": draws.row,
-            "temperatures": draws.temperature,
-            "top_ks": draws.top_k,
-            "top_ps": draws.top_p,
-            "seeds": draws.seed,
-            "counters": draws.counter,
-        }
-        for name, values in arrays.items():
-            self._put(name, np.ascontiguousarray(values[:most]).view(np.int32))
+    def _put_draws(self, draws: Sequence[Draw]) -> None:
+        draws = draws[: self._layout.sizes["draw_rows"]]  # of more draws, none is the device's
+        rules = [draw.rules for draw in draws]
+        self._put("draw_rows", np.array([draw.row for draw in draws], np.int32))
+        self._put("temperatures", np.array([each.temperature for each in rules], np.float32).view(np.int32))
+        self._put("top_ks", np.array([each.top_k for each in rules], np.int32))
+        self._put("top_ps", np.array([each.top_p for each in rules], np.float32).view(np.int32))
+        self._put("seeds", np.array([each.seed for each in rules], np.uint64).view(np.int32))
+        self._put("counters", np.array([draw.counter for draw in draws], np.uint64).view(np.int32))
 
     def _put(self, name: str, values: Int32) -> None:
         begin = self._layout.offsets[name]

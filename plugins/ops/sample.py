@@ -1,19 +1,54 @@
 """Draws one token from each wanted row of logits: biases, penalties, then greedy, or temperature, min-p, top-k, top-p.
 
-Randomness is Philox4x32-10 (Salmon et al., 2011), keyed by the request's seed and counted by its generated tokens,
-so that a draw depends on nothing else in the batch.
+Randomness is Philox4x32-10 (Salmon et al., 2011), keyed by the sequence's seed and counted by its generated tokens,
+so that a draw depends on nothing else in the batch. `plugins/sequences.py` says which draws a sequence makes.
 """
 
+import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.plugins.op import Array, Call, Op
-from ingot.step_io import DrawRules, SampleRows, StepResult
+from ingot.step_io import Float32, Int32, SequenceRules
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Draw:
+    """One token from a row of logits, or the probability of one that is known.
+
+    row             index into the rows of logits
+    rules           those of its sequence
+    counter         tokens that the sequence has generated so far
+    bias_ids, bias  what is added to the logits of these tokens; -inf bans one
+    history         all tokens of a sequence with penalties, the first num_prompt of which it did not generate
+    known           a token whose probability is wanted: then nothing is drawn; else -1
+    """
+
+    row: int
+    rules: SequenceRules
+    counter: int = 0
+    bias_ids: Sequence[int] = ()
+    bias: Sequence[float] = ()
+    history: Sequence[int] = ()
+    num_prompt: int = 0
+    known: int = -1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """Of N draws: see StepResult, of which these are the arrays of one step."""
+
+    ids: Int32
+    log_probs: Float32
+    ranks: Int32 | None = None
+    top_ids: Int32 | None = None
+    top_log_probs: Float32 | None = None
 
 
 def uniform(seed: int, counter: int) -> float:
@@ -32,22 +67,20 @@ def uniform(seed: int, counter: int) -> float:
     return (state[0] >> 8) * 2.0**-24
 
 
-def edited(logits: Array, rules: DrawRules, q: int) -> Array:
-    """The logits that draw q chooses from, float32 [vocab]."""
-    line = logits.copy()
-    biased = slice(*rules.bias_starts[q : q + 2])
-    np.add.at(line, rules.bias_ids[biased], rules.bias[biased])
-    history = rules.history[slice(*rules.history_starts[q : q + 2])]
-    seen = np.unique(history)
-    penalty = rules.repetition_penalty[q]
+def edited(logits: Array, draw: Draw) -> Array:
+    """The logits that a draw chooses from, float32 [vocab]."""
+    line, rules = logits.copy(), draw.rules
+    np.add.at(line, np.array(draw.bias_ids, np.int32), np.array(draw.bias, np.float32))
+    history = np.array(draw.history, np.int32)
+    seen, penalty = np.unique(history), np.float32(rules.repetition_penalty)
     line[seen] = np.where(line[seen] > 0, line[seen] / penalty, line[seen] * penalty)
-    generated, counts = np.unique(history[rules.num_prompt[q] :], return_counts=True)
-    line[generated] -= rules.frequency_penalty[q] * counts.astype(np.float32)
-    line[generated] -= rules.presence_penalty[q]
+    generated, counts = np.unique(history[draw.num_prompt :], return_counts=True)
+    line[generated] -= np.float32(rules.frequency_penalty) * counts.astype(np.float32)
+    line[generated] -= np.float32(rules.presence_penalty)
     return line
 
 
-def draw(
+def draw_token(
     logits: Array, temperature: float, top_k: int, top_p: float, seed: int, counter: int, min_p: float = 0.0
 ) -> int:
     """One token id. Ties: the lower id comes first, in argmax as in top-k and top-p."""
@@ -70,29 +103,30 @@ def draw(
     return int(order[by_id[min(chosen, len(order) - 1)]])
 
 
-def sample(logits: Array, rows: SampleRows) -> StepResult:
-    """Every draw of `rows` from logits float32 [R, vocab]."""
-    ids = np.empty(len(rows.row), dtype=np.int32)
-    log_probs = np.empty(len(rows.row), dtype=np.float32)
-    ranks, top_ids, top_log_probs = np.empty_like(ids), [], []
-    for q, row in enumerate(rows.row):
-        every = log_softmax(logits[row])
-        ids[q] = token = _token(logits[row], rows, q)
+def sample(logits: Array, draws: Sequence[Draw], processed: Array | None = None) -> Drawn:
+    """Every draw from logits float32 [R, vocab]. processed: tokens of draw q are drawn from its row q instead."""
+    ids = np.empty(len(draws), dtype=np.int32)
+    log_probs = np.empty(len(draws), dtype=np.float32)
+    ranks, top_ids, top_log_probs = np.zeros_like(ids), [], []
+    for q, draw in enumerate(draws):
+        raw = logits[draw.row]
+        every = log_softmax(raw)
+        ids[q] = token = _token(raw if processed is None else processed[q], draw)
         log_probs[q] = every[token] if token >= 0 else -np.inf
-        if rows.probs is not None:
-            order = np.lexsort((np.arange(len(every)), -logits[row]))
-            top = order[: np.diff(rows.probs.top_starts)[q]]
+        if draw.rules.top is not None:
+            order = np.lexsort((np.arange(len(every)), -raw))
+            top = order[: draw.rules.top]
             ranks[q] = 1 + np.flatnonzero(order == token)[0] if token >= 0 else 0
             top_ids.append(top)
             top_log_probs.append(every[top])
-    if rows.probs is None:
-        return StepResult(ids=ids, log_probs=log_probs)
-    return StepResult(
+    if not top_ids:
+        return Drawn(ids=ids, log_probs=log_probs)
+    return Drawn(
         ids=ids,
         log_probs=log_probs,
         ranks=ranks,
-        top_ids=np.concatenate([ids[:0], *top_ids]).astype(np.int32),
-        top_log_probs=np.concatenate([log_probs[:0], *top_log_probs]).astype(np.float32),
+        top_ids=np.concatenate(top_ids).astype(np.int32),
+        top_log_probs=np.concatenate(top_log_probs).astype(np.float32),
     )
 
 
@@ -106,32 +140,26 @@ def log_softmax(logits: Array) -> npt.NDArray[np.float64]:
     return every
 
 
-def _token(logits: Array, rows: SampleRows, q: int) -> int:
-    """The given token, or the drawn one; -1 if the rules leave none; argmax where the logits are no distribution."""
-    if rows.probs is not None and rows.probs.given[q] >= 0:
-        return int(rows.probs.given[q])
+def _token(logits: Array, draw: Draw) -> int:
+    """The known token, or the drawn one; -1 if the rules leave none; argmax where the logits are no distribution."""
+    if draw.known >= 0:
+        return draw.known
     if not np.isfinite(logits.max()):
         return int(np.argmax(logits))
-    min_p = 0.0
-    if rows.rules is not None:
-        logits, min_p = edited(logits, rows.rules, q), float(rows.rules.min_p[q])
+    rules = draw.rules
+    if len(draw.bias_ids) or len(draw.history):
+        logits = edited(logits, draw)
         if not np.isfinite(logits.max()):
             return -1
-    return draw(
-        logits,
-        float(rows.temperature[q]),
-        int(rows.top_k[q]),
-        float(rows.top_p[q]),
-        int(rows.seed[q]),
-        int(rows.counter[q]),
-        min_p,
-    )
+    temperature, top_p, min_p = (float(np.float32(each)) for each in (rules.temperature, rules.top_p, rules.min_p))
+    return draw_token(logits, temperature, rules.top_k, top_p, rules.seed, draw.counter, min_p)
 
 
 def reference(call: Call) -> tuple[Array, ...]:
-    """The ids as one float32 column: [Q, 1] (targets return them through StepResult)."""
-    ids = sample(call.required(0), call.batch.sample).ids
-    return (ids.astype(np.float32)[:, None],)
+    """The most likely id of every row, as one float32 column (targets draw through StepResult)."""
+    logits = call.required(0)
+    greedy = [Draw(row=row, rules=SequenceRules()) for row in range(len(logits))]
+    return (sample(logits, greedy).ids.astype(np.float32)[:, None],)
 
 
 OP = Op(

@@ -4,7 +4,6 @@ Buffers live in one arena at the offsets that the builder planned, so that a pla
 are alive gives wrong numbers here too.
 """
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 
@@ -16,11 +15,11 @@ from ingot.errors import CapacityError
 from ingot.plan import Buffer, Plan, Rows
 from ingot.plugins.interpreter import Interpreter
 from ingot.plugins.op import Array, KvCache
-from ingot.plugins.ops.sample import sample
 from ingot.plugins.ref.check import check_steps
 from ingot.plugins.ref.weights import read_weight
+from ingot.plugins.sequences import Sequences, step_result
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
+from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult
 
 
 class RefSession:
@@ -28,6 +27,8 @@ class RefSession:
 
     kv  the paged cache; slots that nobody wrote hold NaN
     """
+
+    most_steps = 1
 
     def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> None:
         """Raises EngineError for a plan that cannot run, CapacityError."""
@@ -37,6 +38,7 @@ class RefSession:
         read = {name for step in plan.steps for name in step.inputs}  # not the machine code of another target
         self._weights = {weight.name: read_weight(weights, weight) for weight in plan.weights if weight.name in read}
         self._arena = _fresh_arena(plan)
+        self._sequences = Sequences()
         self.num_blocks = options.num_blocks
         try:
             self.kv = KvCache(plan.kv, options.num_blocks)
@@ -45,8 +47,16 @@ class RefSession:
                 "there is not enough memory for the KV cache", got=str(error), hint="pass a smaller kv_cache_memory"
             ) from error
 
-    def run(self, batch: StepBatch) -> StepResult:
-        """One pass over the plan's steps, then one draw per sampled row."""
+    def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
+        """Hold a sequence."""
+        self._sequences.start(slot, rules, tokens, num_prompt)
+
+    def end(self, slot: int) -> None:
+        """Forget it."""
+        self._sequences.end(slot)
+
+    def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
+        """One pass over the plan's steps, then the draws."""
         return self.run_tapped(batch, ())[0]
 
     def run_tapped(
@@ -54,13 +64,12 @@ class RefSession:
     ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
         wanted, tapped = frozenset(steps), dict[str, dict[str, Float32]]()
+        batch = self._sequences.complete(batch)
         arena = Arena(self._arena, self._buffers, batch)
         for step in self._interpreter(batch).run(self._steps, arena):
             if step.name in wanted:
                 tapped[step.name] = {name: arena[name].copy() for name in step.outputs if name}
-        logits = arena[self._logits]
-        drawn = sample(logits, batch.sample)
-        return (dataclasses.replace(drawn, logits=logits.copy()) if batch.want_logits else drawn), tapped
+        return step_result(self._sequences, batch, arena[self._logits]), tapped
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block."""
@@ -68,9 +77,9 @@ class RefSession:
         scales = self.kv.key_scales[layer, block], self.kv.value_scales[layer, block]
         return keys * scales[0][..., None], values * scales[1][..., None]
 
-    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+    def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits."""
-        return sample(logits, rows)
+        return self._sequences.draw(slots, logits, raw)
 
     def close(self) -> None:
         """Forget weights, arena and cache."""

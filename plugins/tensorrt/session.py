@@ -27,7 +27,7 @@ from ingot.plugins.cuda.draws import Draws
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu
 from ingot.plugins.cuda.shapes import attention_tiles, split_count
 from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch, idle_batch
-from ingot.plugins.ops.sample import sample
+from ingot.plugins.sequences import Sequences
 from ingot.plugins.tensorrt.attention import MAX_MULTIPROCESSORS, Attention, kernels, launches
 from ingot.plugins.tensorrt.bindings import (
     Context,
@@ -44,7 +44,7 @@ from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.plan_file import HEADER_BYTES
 from ingot.plugins.tensorrt.plugin import Shapes, register_attention
 from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, outputs, pools, require_blocks, step_inputs, weights
-from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
+from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult
 
 MIXED, DECODE = 0, 1  # profiles
 
@@ -67,6 +67,8 @@ class TensorRtSession:
     num_blocks  of the KV pool, without the spare one
     """
 
+    most_steps = 1
+
     def __init__(
         self, plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int, gpu: Gpu, network: Network, code: Weight
     ) -> None:
@@ -74,6 +76,7 @@ class TensorRtSession:
         require_blocks(plan, num_blocks)
         self.num_blocks = num_blocks
         self._plan, self._library = plan, network.library
+        self._sequences = Sequences()
         self._multiprocessors = min(gpu.multiprocessors, MAX_MULTIPROCESSORS)
         self._contexts: dict[int | None, Context] = {}  # by bucket; None: of mixed steps
         self._loaded: list[Any] = []  # runtime and engine, which contexts need
@@ -188,28 +191,38 @@ class TensorRtSession:
         library has done what it postpones to the first run, and what a capture forbids."""
         for bucket in self._graphs.buckets:
             context = self._contexts[bucket]
-            counts, integers = self._tables.fill(idle_batch(), bucket)
+            counts, integers = self._tables.fill(idle_batch(), padded=bucket)
             self.device.send(self._tables_at, integers)
             self._execute(context, counts)
             self.device.wait()
             if not isinstance(context, JudgesStreams) or context.is_stream_capturable(self.device.stream_address):
                 self._graphs.capture(counts, functools.partial(self._enqueue, context))
 
-    def run(self, batch: StepBatch) -> StepResult:
+    def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
+        """Hold a sequence, on the host."""
+        self._sequences.start(slot, rules, tokens, num_prompt)
+
+    def end(self, slot: int) -> None:
+        """Forget it."""
+        self._sequences.end(slot)
+
+    def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""
+        batch = self._sequences.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
+        draws = self._sequences.draws(batch)
         self.device.enter()
         bucket = self._graphs.bucket(batch)
         # A network without a single row is not what layers are made for: row 0 is computed, and nobody reads it.
         padded = batch if len(batch.logit_rows) else dataclasses.replace(batch, logit_rows=np.zeros(1, np.int32))
-        counts, integers = self._tables.fill(padded, bucket)
+        counts, integers = self._tables.fill(padded, draws, bucket)
         self.device.send(self._tables_at, integers)
         self._graphs.run(counts, functools.partial(self._execute, self._contexts[bucket], counts))
-        return self._draws.result(batch, self._logits_at)
+        return self._draws.result(batch, draws, self._sequences, self._logits_at)
 
-    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
+    def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits, on the host."""
-        return sample(logits, rows)
+        return self._sequences.draw(slots, logits, raw)
 
     def close(self) -> None:
         """Give the GPU's memory back, also after a fault of the GPU."""

@@ -14,7 +14,6 @@ def cores() -> list[tuple[int, int]]: ...
 def kernel_names() -> list[str]: ...
 def call_rules() -> tuple[list[str], list[str], int]: ...
 def crc32(data: NDArray[np.uint8], crc: int = 0) -> int: ...
-def load_acquire(word: NDArray[np.int32]) -> int: ...
 def read_bandwidth(bytes: int, threads: int, passes: int = 3) -> float: ...
 def barrier_seconds(threads: int) -> float: ...
 def live_peak(name: str, threads: int, seconds: float) -> float: ...
@@ -46,21 +45,25 @@ def time_experts(
 
 Ints: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float32]
-Rules: TypeAlias = tuple[Floats, Floats, Floats, Floats, Ints, Ints, Ints, Ints, Ints, Floats]
-Draws: TypeAlias = tuple[
-    Ints,
-    Floats,
-    Ints,
-    Floats,
-    NDArray[np.uint64],
-    NDArray[np.uint64],
-    Rules | None,
-    tuple[Ints, Ints] | None,
-    NDArray[np.bool_] | None,
+Rules: TypeAlias = tuple[
+    float,
+    int,
+    float,
+    float,
+    int,
+    float,
+    float,
+    float,
+    Sequence[tuple[int, float]],
+    Sequence[Sequence[int]],
+    Sequence[Sequence[int]],
+    Sequence[int],
+    int,
+    int,
+    bool,
+    int,
 ]
-Course: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints]
-Repeat: TypeAlias = tuple[float, Ints, Ints, Course | None, Ints, Ints, Floats, tuple[Ints, Ints, Floats] | None, Ints]
-Drawn: TypeAlias = tuple[Ints, Floats, Floats | None, Ints | None, Ints | None, Floats | None]
+Drawn: TypeAlias = tuple[Ints, Floats, Ints, Floats | None, Ints | None, Ints | None, Floats | None]
 
 class Session:
     """Tuples hold the fields of ingot.plan's classes in their order; see `open_native` in target.py."""
@@ -80,27 +83,22 @@ class Session:
         threads: int,
         isa: str,
     ) -> None: ...
+    def start(self, slot: int, rules: Rules, tokens: Ints, num_prompt: int) -> None: ...
+    def end(self, slot: int) -> None: ...
     def run(
         self,
-        ids: NDArray[np.int32],
-        query_starts: NDArray[np.int32],
-        past_lengths: NDArray[np.int32],
-        block_tables: NDArray[np.int32],
-        logit_rows: NDArray[np.int32],
-        sample: Draws,
+        ids: Ints,
+        query_starts: Ints,
+        past_lengths: Ints,
+        block_tables: Ints,
+        logit_rows: Ints,
+        slots: Ints,
+        draws: Ints,
+        known: tuple[Ints, Ints, Ints] | None,
         want_logits: bool,
+        ahead: tuple[int, float, Ints] | None,
     ) -> Drawn: ...
-    def decode(
-        self,
-        ids: NDArray[np.int32],
-        query_starts: NDArray[np.int32],
-        past_lengths: NDArray[np.int32],
-        block_tables: NDArray[np.int32],
-        logit_rows: NDArray[np.int32],
-        sample: Draws,
-        repeat: Repeat,
-    ) -> int: ...
-    def draw(self, logits: NDArray[np.float32], sample: Draws) -> Drawn: ...
+    def draw(self, slots: Ints, logits: Floats, raw: Floats) -> Drawn: ...
     def close(self) -> None: ...
     @property
     def kv_bytes(self) -> int: ...

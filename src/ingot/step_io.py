@@ -1,4 +1,4 @@
-"""What crosses between the runtime and a Session in one step: a ragged batch in, token ids out.
+"""What crosses between the runtime and a Session: sequences that start and end, ragged batches in, token ids out.
 
 token-major ragged batch, 3 sequences, T = 7          query_starts = [0, 5, 6, 7]
 ┌─────────────────────┬───┬───┐
@@ -6,9 +6,13 @@ token-major ragged batch, 3 sequences, T = 7          query_starts = [0, 5, 6, 7
 └─────────────────────┴───┴───┘
   past_lengths[s] tokens of sequence s are in the KV cache before the step;
   token i of sequence s has position past_lengths[s] + i.
+
+A session holds what bears on the draws of a sequence in a slot, from `start` to `end`: its rules and its tokens so far.
+Every draw adds a token to it. So several steps of decoding sequences can follow each other in one crossing.
 """
 
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -19,84 +23,102 @@ Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
 NO_LOG_PROB = 1.0  # in place of a log probability, none of which is above 0, that nobody wants
+LAST_DRAWN = -1  # in place of a token id: the token that the sequence drew last
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class DrawRules:
-    """What changes the logits of Q draws beforehand, in this order: biases, repetition, frequency, presence; then
-    temperature, and min_p ahead of top_k and top_p.
+class SequenceRules:
+    """How the tokens of a sequence are drawn, and when it ends. A draw changes its logits in this order: biases and
+    bans, repetition, frequency, presence; then temperature, and min_p ahead of top_k and top_p. A grammar's mask is to
+    come beside the bans.
 
-    min_p               float32 [Q]: drop tokens less likely than min_p times the most likely one; 0 keeps all
-    repetition_penalty  float32 [Q]: positive logits of tokens in the history are divided by it, others multiplied
-    frequency_penalty   float32 [Q]: subtracted once per occurrence among the generated tokens
-    presence_penalty    float32 [Q]: subtracted from every token that was generated
-    history             int32 [H]: prompts and generated tokens, draw q's from history_starts[q] on
-    history_starts      int32 [Q + 1]; a draw without penalties may have an empty history
-    num_prompt          int32 [Q]: how many tokens of draw q's history are prompt
-    bias_ids, bias      int32 [B], float32 [B]: added to the logits of these tokens; -inf bans one
-    bias_starts         int32 [Q + 1]
+    temperature         0 is greedy (lowest id wins ties); otherwise logits are divided by it
+    top_k               keep the k most likely tokens, 0 keeps all
+    top_p               then keep the smallest head of the sorted tokens whose probability reaches top_p; 1 keeps all
+    min_p               drop tokens less likely than min_p times the most likely one; 0 keeps all
+    seed                of the stream of random numbers: draw n of a sequence takes the n-th, n generated tokens so far
+    repetition_penalty  positive logits of the sequence's tokens are divided by it, others multiplied
+    frequency_penalty   subtracted once per occurrence among the generated tokens
+    presence_penalty    subtracted from every token that was generated
+    logit_bias          (token, what is added to its logit); -inf bans it
+    bad_words           token sequences that are never generated: the last token of one is banned after the others
+    stop_words          token sequences that end it
+    end_ids             tokens that end it
+    min_tokens          generated tokens before which nothing but the length ends it: its end tokens are banned
+    max_tokens          generated tokens that end it
+    log_prob            whether the log probability of a drawn token is wanted; else it may be NO_LOG_PROB
+    top                 how many of the most likely tokens are wanted beside it, and its rank; None: neither
     """
 
-    min_p: Float32
-    repetition_penalty: Float32
-    frequency_penalty: Float32
-    presence_penalty: Float32
-    history_starts: Int32
-    history: Int32
-    num_prompt: Int32
-    bias_starts: Int32
-    bias_ids: Int32
-    bias: Float32
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    stop_words: tuple[tuple[int, ...], ...] = ()
+    end_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    max_tokens: int = 2**31 - 1
+    log_prob: bool = True
+    top: int | None = None
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the tokens so far matter to the logits."""
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def plain(self) -> bool:
+        """Whether its draws need nothing but temperature, top_k and top_p, and give a token and its probability."""
+        edits = self.penalises or self.logit_bias or self.bad_words or self.min_tokens
+        return not edits and self.min_p == 0 and self.top is None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ProbRows:
-    """Which probabilities of Q draws are wanted beside those of the drawn tokens.
+class Ending(enum.IntEnum):
+    """How a sequence stands after a step.
 
-    given       int32 [Q]: a token that is known already, whose probability is wanted, or -1 to draw one
-    top_starts  int32 [Q + 1]: draw q wants its top_starts[q + 1] - top_starts[q] most likely tokens
+    STOP    an end token or a stop word
+    LENGTH  as many tokens as it may have
+    FAILED  no token: the rules left none, or the logits are no numbers. Nothing was added to it
     """
 
-    given: Int32
-    top_starts: Int32
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    FAILED = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SampleRows:
-    """How to draw one token for each of Q logit rows. All arrays have length Q.
+class KnownTokens:
+    """Tokens whose probabilities are wanted at K rows of logits; nothing is drawn there.
 
-    row          index into the R logit rows of the step
-    temperature  0 is greedy (lowest id wins ties); otherwise logits are divided by it
-    top_k        keep the k most likely tokens, 0 keeps all
-    top_p        then keep the smallest head of the sorted tokens whose probability reaches top_p; 1 keeps all
-    seed         stream of the request
-    counter      index of the draw within the stream: the number of tokens the request has generated so far
-    rules        None where no draw has any
-    probs        None where nobody wants more than the drawn tokens' own
-    log_probs    bool [Q]: which of those are wanted; a session may leave the others out (`NO_LOG_PROB`). None: all
+    row    int32 [K]: index into the R logit rows of the step
+    token  int32 [K]
+    top    int32 [K]: how many of the most likely tokens are wanted too
     """
 
     row: Int32
-    temperature: Float32
-    top_k: Int32
-    top_p: Float32
-    seed: npt.NDArray[np.uint64]
-    counter: npt.NDArray[np.uint64]
-    rules: DrawRules | None = None
-    probs: ProbRows | None = None
-    log_probs: npt.NDArray[np.bool_] | None = None
+    token: Int32
+    top: Int32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepBatch:
     """One step.
 
-    ids           int32 [T]
+    ids           int32 [T]; LAST_DRAWN may stand for the first of a sequence's tokens
     query_starts  int32 [S + 1], first 0, last T
     past_lengths  int32 [S]
     block_tables  int32 [S, W], C-contiguous: block of tokens [w * tokens_per_block, ...); unused entries -1
     logit_rows    int32 [R]: token indices whose logits are wanted, ascending
-    sample        how to draw from them
+    slots         int32 [S]: where the session holds the sequences; -1: nowhere, it draws nothing
+    draws         int32 [Q]: the logit rows from which their sequences draw; one at most for each
+    known         None where no probabilities of known tokens are wanted
     want_logits   copy the R rows of logits out
     """
 
@@ -105,125 +127,88 @@ class StepBatch:
     past_lengths: Int32
     block_tables: Int32
     logit_rows: Int32
-    sample: SampleRows
+    slots: Int32
+    draws: Int32
+    known: KnownTokens | None = None
     want_logits: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ahead:
+    """How far a run of decoding sequences may go on by itself. Each step computes what the one before it drew; the
+    last one is that after which a sequence has ended, or one of these limits is reached.
+
+    most_steps  at most so many
+    seconds     none begins when so much time has gone by
+    stop        int32 [1]: any thread may set it to 1; the step that runs is the last
+    """
+
+    most_steps: int
+    seconds: float
+    stop: Int32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """Probabilities are natural logarithms under softmax(raw logits), before any rule.
+    """What n steps brought. Probabilities are natural logarithms under softmax(raw logits), before any rule.
 
-    ids            int32 [Q]; -1 where the rules left no token
-    log_probs      float32 [Q], of each drawn or given token; NaN where the logits are not numbers; NO_LOG_PROB where
-                   nobody wants it and the session has a cheaper way to the token
-    logits         float32 [R, vocab] or None
-    ranks          int32 [Q], of each drawn or given token: 1 is the most likely; ties: the lower id first
-    top_ids        int32 [top_starts[Q]]: the most likely tokens of each draw, best first
-    top_log_probs  float32 [top_starts[Q]]
+    ids            int32 [n, Q + K]: drawn tokens, -1 where the rules left none; behind them the known ones
+    log_probs      float32 [n, Q + K], of these; NaN where the logits are not numbers; NO_LOG_PROB where nobody wants
+                   it and the session has a cheaper way to the token
+    ends           int32 [Q]: the Ending of each sequence that drew, after the last step
+    logits         float32 [R, vocab] of a single step, or None
+    ranks          int32 [n, Q + K], of each drawn or known token: 1 is the most likely; ties: the lower id first.
+                   0 where it is not wanted
+    top_ids        int32 [n, top]: the most likely tokens, best first: as many as each draw, then each known token wants
+    top_log_probs  float32 [n, top]
 
-    The last three are None unless the step had `ProbRows`.
+    The last three are None where no draw wants them and no token is known.
     """
 
     ids: Int32
     log_probs: Float32
+    ends: Int32
     logits: Float32 | None = None
     ranks: Int32 | None = None
     top_ids: Int32 | None = None
     top_log_probs: Float32 | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Course:
-    """How the draws of S sequences go on from those of a batch. Draws with a history add to it what they draw.
-
-    num_lasting     int32 [S]: so many of the first biases of draw s stay for all draws; those behind are of one draw
-    min_steps       int32 [S]: the first so many steps ban the tokens that end sequence s; a stop word ends it from the
-                    last of them on
-    tails           int32 [L]: the last generated tokens of sequence s from tail_starts[s] on: as many as its words of
-                    n tokens may begin with, n - 1, where so many were generated
-    tail_starts     int32 [S + 1], as the starts below
-    bad_words       int32 [B]: token sequences that are never generated, of two tokens at least; -1 behind each
-    stop_words      int32 [W]: the same of those that end the sequence
-    """
-
-    num_lasting: Int32
-    min_steps: Int32
-    tails: Int32
-    tail_starts: Int32
-    bad_words: Int32
-    bad_word_starts: Int32
-    stop_words: Int32
-    stop_word_starts: Int32
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RepeatProbs:
-    """For draws with `ProbRows`; to be filled: see StepResult. top: top_starts[S].
-
-    ranks          int32 [most steps, S]
-    top_ids        int32 [most steps, top]
-    top_log_probs  float32 [most steps, top]
-    """
-
-    ranks: Int32
-    top_ids: Int32
-    top_log_probs: Float32
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Repeat:
-    """How long steps of the same decoding sequences follow each other, each computing what the one before drew, and
-    what they drew.
-
-    seconds     no step follows when so much time has gone by
-    end_ids     int32 [E]: tokens that end sequence s, from end_starts[s] on. The step that draws one is the last; so is
-                one that completes a stop word, or has no token or no number for a sequence
-    end_starts  int32 [S + 1]
-    course      None where every draw has the biases of the first, and no sequence has stop words
-    stop        int32 [1]: any thread may set it to 1; the step that runs is the last
-    ids         int32 [most steps, S], to be filled: see StepResult
-    log_probs   float32 [most steps, S], to be filled
-    probs       None where the draws have no `ProbRows`
-    done        int32 [1]: 0 at first; so many steps have ended and others followed, also where one of these failed
-    """
-
-    seconds: float
-    end_starts: Int32
-    end_ids: Int32
-    course: Course | None = None
-    stop: Int32
-    ids: Int32
-    log_probs: Float32
-    probs: RepeatProbs | None = None
-    done: Int32
-
-
 class Session(Protocol):
-    """An Engine loaded on a device. Not thread-safe: one step at a time."""
+    """An Engine loaded on a device. Not thread-safe: one call at a time.
+
+    num_blocks  0 .. num_blocks-1 may appear in block tables
+    most_steps  that one run may make
+    """
 
     num_blocks: int
+    most_steps: int
 
-    def run(self, batch: StepBatch) -> StepResult:
-        """Execute the plan once. Block 0 .. num_blocks-1 may appear in block tables."""
+    def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
+        """Hold a sequence in a slot, 0 to max_batch_size - 1, in place of any that is there. tokens: all that are
+        known, `num_prompt` of which were not generated. One that was preempted starts again with more of them.
+        """
         ...
 
-    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
-        """Draw from given logits, float32 [R, vocab], as at the end of a step."""
+    def end(self, slot: int) -> None:
+        """Forget the sequence in a slot, if there is one."""
+        ...
+
+    def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
+        """Execute the plan once; with `ahead` several times, up to most_steps, where every sequence has one token, one
+        row of logits and one draw, and the block tables have room. What raises leaves the sequences that draw to be
+        started again.
+        """
+        ...
+
+    def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
+        """Draw for the sequences in Q slots from given logits, as at the end of a step. Probabilities and ranks are
+        those of `raw`. Both float32 [Q, vocab].
+        """
         ...
 
     def close(self) -> None:
         """Release memory; the session cannot run afterwards."""
-        ...
-
-
-@runtime_checkable
-class RepeatSession(Session, Protocol):
-    """A session that needs nobody between the steps of decoding sequences."""
-
-    def decode(self, batch: StepBatch, repeat: Repeat) -> int:
-        """The same as `run` again and again; how many times, at least once. Every sequence has one token, one row of
-        logits and one draw, no token is given, and the block tables have room for all steps.
-        """
         ...
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot.plan import Plan
-from ingot.step_io import Int32, SampleRows, StepBatch, StepTimes, TimedSession
+from ingot.step_io import Int32, SequenceRules, StepBatch, StepTimes, TimedSession
 from ingot.step_work import Load, may_screen
 
 
@@ -33,6 +33,8 @@ class TimedRun:
         width = -(-length // plan.kv.tokens_per_block)
         order = np.random.default_rng(0).permutation(sequences * width).astype(np.int32)
         self._tables = order.reshape(sequences, width)
+        for slot in range(sequences):
+            session.start(slot, SequenceRules(log_prob=False), np.zeros(1, np.int32), 1)
 
     def prefill(self, ids: Int32) -> list[TimedStep]:
         """The first sequence computes a prompt, in chunks of what a step may carry, and draws a token."""
@@ -60,29 +62,17 @@ class TimedRun:
             past_lengths=np.array([past for past, _ in sequences], np.int32),
             block_tables=self._tables[: len(sequences)],
             logit_rows=(ends - 1).astype(np.int32) if draws else np.empty(0, np.int32),
-            sample=greedy_draws(len(sequences) if draws else 0),
+            slots=np.arange(len(sequences), dtype=np.int32),
+            draws=np.arange(len(sequences) if draws else 0, dtype=np.int32),
         )
         begin = time.perf_counter()
         result, times = self._session.run_timed(batch)
         seconds = time.perf_counter() - begin
         rows = len(batch.logit_rows)
         load = Load(sequences=tuple(sequences), rows=rows, screened=may_screen(self._plan, rows))
-        return TimedStep(load=load, seconds=seconds, times=times, ids=result.ids)
+        return TimedStep(load=load, seconds=seconds, times=times, ids=result.ids[0])
 
 
 def blocks_needed(plan: Plan, *, sequences: int, length: int) -> int:
     """KV blocks of a TimedRun."""
     return sequences * -(-length // plan.kv.tokens_per_block)
-
-
-def greedy_draws(count: int) -> SampleRows:
-    """The most likely token of each of the first `count` logit rows, and nothing else."""
-    return SampleRows(
-        row=np.arange(count, dtype=np.int32),
-        temperature=np.zeros(count, np.float32),
-        top_k=np.zeros(count, np.int32),
-        top_p=np.ones(count, np.float32),
-        seed=np.zeros(count, np.uint64),
-        counter=np.zeros(count, np.uint64),
-        log_probs=np.zeros(count, np.bool_),
-    )

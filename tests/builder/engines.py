@@ -9,22 +9,9 @@ from ingot.engine import open_engine
 from ingot.plan import Plan
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import SampleRows, StepBatch
+from ingot.step_io import StepBatch
 
 Float32 = npt.NDArray[np.float32]
-
-
-def no_draws() -> SampleRows:
-    """A step that draws nothing."""
-    empty, wide = np.empty(0, np.int32), np.empty(0, np.uint64)
-    return SampleRows(
-        row=empty,
-        temperature=empty.astype(np.float32),
-        top_k=empty,
-        top_p=empty.astype(np.float32),
-        seed=wide,
-        counter=wide,
-    )
 
 
 def plan_logits(plan: Plan, weights: npt.NDArray[np.uint8], ids: npt.NDArray[np.int64]) -> Float32:
@@ -38,7 +25,8 @@ def plan_logits(plan: Plan, weights: npt.NDArray[np.uint8], ids: npt.NDArray[np.
             query_starts=np.array([0, len(sequence)], np.int32),
             past_lengths=np.zeros(1, np.int32),
             block_tables=np.arange(blocks, 0, -1, dtype=np.int32)[None],
-            sample=no_draws(),
+            slots=np.full(1, -1, np.int32),
+            draws=np.empty(0, np.int32),
             want_logits=True,
             logit_rows=np.arange(len(sequence), dtype=np.int32),
         )

@@ -13,32 +13,27 @@ from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import load_engine
 from ingot.runtime.text_stream import TextRequest
 from ingot.runtime.tokenizer import Tokenizer
-from ingot.step_io import Float32, SampleRows, Session, StepBatch, StepResult
+from ingot.step_io import Ahead, Session, StepBatch, StepResult
+from tests.runtime.wrapped_session import WrappedSession
 
 PATIENCE = 20.0  # seconds until a step gives up waiting for the reader
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
 
-class SlowSession:
+class SlowSession(WrappedSession):
     """From the second step on, a step ends only when a reader has seen the text of the first one."""
 
     def __init__(self, session: Session, seen: threading.Event) -> None:
-        self._session, self._seen, self._steps = session, seen, 0
-        self.num_blocks = session.num_blocks
+        super().__init__(session)
+        self._seen, self._steps = seen, 0
         self.in_time = True
 
-    def run(self, batch: StepBatch) -> StepResult:
+    def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         self._steps += 1
-        result = self._session.run(batch)
+        result = super().run(batch, ahead)
         if self._steps > 1:
             self.in_time &= self._seen.wait(PATIENCE)
         return result
-
-    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
-        return self._session.draw(logits, rows)
-
-    def close(self) -> None:
-        self._session.close()
 
 
 def slow_runner(engine: Path, seen: threading.Event) -> tuple[ModelRunner, SlowSession]:

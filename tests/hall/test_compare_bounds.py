@@ -14,7 +14,6 @@ from ingot.compare.ops import KvPools, OutputError, StepChecker
 from ingot.compare.packed import PackedWeights
 from ingot.compare.run import Run
 from ingot.compare.screened import _differ
-from ingot.compare.taps import no_draws
 from ingot.compare.tokens import read_tokens
 from ingot.compare.walk import TensorError
 from ingot.compare.weights import _not_the_nearest
@@ -49,7 +48,8 @@ def checker(llama: Built, kv: DType, count: int = 1) -> tuple[StepChecker, Plan]
             query_starts=np.array([0, count], np.int32),
             past_lengths=np.zeros(1, np.int32),
             block_tables=np.zeros((1, 1), np.int32),
-            sample=no_draws(),
+            slots=np.full(1, -1, np.int32),
+            draws=np.empty(0, np.int32),
             logit_rows=np.arange(count, dtype=np.int32),
         )
         return StepChecker(PackedWeights(plan, opened.weights.copy()), plan, batch, 1), plan

@@ -17,36 +17,28 @@ from ingot.plan import Plan
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import Float32, SampleRows, StepBatch, StepResult
+from ingot.step_io import Ahead, StepBatch, StepResult
 from tests.e2e.command import ingot
 from tests.hall.planted import Edit, replant
 from tests.hall.test_compare import LLAMA, OPTIONS, PLANTED, Built, built
+from tests.runtime.wrapped_session import WrappedSession
 
 LAYERS = "not compared: ref has no taps"
 
 
-class PlainSession:
+class PlainSession(WrappedSession):
     """What a session must have, and nothing else. The logits of `spoiled` tokens have an error of `size`."""
 
     size = 0.0
     spoiled = slice(0, 0)
 
-    def __init__(self, session: RefSession) -> None:
-        self.num_blocks, self._session = session.num_blocks, session
-
-    def run(self, batch: StepBatch) -> StepResult:
-        result = self._session.run(batch)
+    def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
+        result = super().run(batch, ahead)
         if result.logits is None:
             return result
         logits = result.logits.copy()
         logits[self.spoiled] += self.size * np.random.default_rng(0).standard_normal(logits[self.spoiled].shape)
         return dataclasses.replace(result, logits=logits)
-
-    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
-        return self._session.draw(logits, rows)
-
-    def close(self) -> None:
-        self._session.close()
 
 
 @pytest.fixture(autouse=True)

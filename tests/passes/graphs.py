@@ -26,7 +26,6 @@ from ingot.plan import KvLayout
 from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
-from tests.builder.engines import no_draws
 
 VOCAB = 11
 IDS = np.random.default_rng(5).integers(0, VOCAB, (2, 7))
@@ -198,7 +197,8 @@ def _batch(ids: npt.NDArray[np.int64]) -> StepBatch:
         past_lengths=np.zeros(count, np.int32),
         block_tables=np.arange(count, dtype=np.int32)[:, None],
         logit_rows=np.arange(ids.size, dtype=np.int32),
-        sample=no_draws(),
+        slots=np.full(count, -1, np.int32),
+        draws=np.empty(0, np.int32),
     )
 
 

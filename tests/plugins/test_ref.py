@@ -9,7 +9,6 @@ from ingot.plan import Piece, Weight
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.registry import find_target, op_names
 from ingot.plugins.target import SessionOptions
-from ingot.runtime.sampler import sample_rows
 from ingot.step_io import StepBatch
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
@@ -26,7 +25,8 @@ def batch_of(tokens: list[int], blocks: list[int], wanted: list[int]) -> StepBat
         past_lengths=np.array([0], np.int32),
         block_tables=np.array([blocks], np.int32),
         logit_rows=np.array(wanted, np.int32),
-        sample=sample_rows([], []),
+        slots=np.full(1, -1, np.int32),
+        draws=np.empty(0, np.int32),
         want_logits=True,
     )
 
@@ -73,6 +73,6 @@ def test_logits_match_the_formulae(model: TinyModel) -> None:
 def test_no_wanted_rows_give_no_rows(model: TinyModel) -> None:
     session = find_target("ref").open_session(model.plan, model.weights, SessionOptions(num_blocks=1))
     result = session.run(batch_of([1, 2], [0], []))
-    assert result.ids.shape == (0,)
+    assert result.ids.shape == (1, 0)
     assert result.logits is not None
     assert result.logits.shape == (0, VOCAB)

@@ -7,7 +7,6 @@ from ingot.plan import KvLayout
 from ingot.plugins.registry import find_target, targets
 from ingot.plugins.target import CompilesGraph, SessionOptions
 from ingot.step_io import StepBatch, TapSession
-from tests.builder.engines import no_draws
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
 TOKENS, BLOCKS = 21, 4
@@ -20,9 +19,10 @@ def _batch() -> StepBatch:
         query_starts=np.array([0, TOKENS], np.int32),
         past_lengths=np.zeros(1, np.int32),
         block_tables=np.array([[3, 1]], np.int32),
-        sample=no_draws(),
-        want_logits=True,
         logit_rows=np.arange(2, TOKENS, dtype=np.int32),
+        slots=np.full(1, -1, np.int32),
+        draws=np.empty(0, np.int32),
+        want_logits=True,
     )
 
 

@@ -1,15 +1,18 @@
 """A Session whose "model" is a hash of every token before: wrong blocks, positions or counts give wrong tokens."""
 
+import dataclasses
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.plan import Limits
-from ingot.plugins.ops.sample import sample
-from ingot.step_io import Float32, Repeat, SampleRows, StepBatch, StepResult
-from tests.runtime.decode_by_run import decode_by_run
+from ingot.plugins.ops.sample import Drawn
+from ingot.plugins.sequences import Sequences
+from ingot.step_io import LAST_DRAWN, Ahead, Ending, Float32, Int32, SequenceRules, StepBatch, StepResult
 
 VOCAB = 97
 _NOBODY = -1
@@ -34,14 +37,25 @@ class FakeSession:
     before_step  called with each batch; may sleep or raise
     """
 
+    most_steps = 1
+
     def __init__(self, num_blocks: int, tokens_per_block: int, limits: Limits) -> None:
         self.num_blocks, self._limits = num_blocks, limits
         self.slots: npt.NDArray[np.int64] = np.full((num_blocks, tokens_per_block), _NOBODY)
         self.before_step: Callable[[StepBatch], None] = lambda batch: None
         self.closed = False
+        self._sequences = Sequences()
 
-    def run(self, batch: StepBatch) -> StepResult:
+    def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
+        assert 0 <= slot < self._limits.max_batch_size
+        self._sequences.start(slot, rules, tokens, num_prompt)
+
+    def end(self, slot: int) -> None:
+        self._sequences.end(slot)
+
+    def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         assert not self.closed
+        batch = self._sequences.complete(batch)
         self.before_step(batch)
         sequences = len(batch.past_lengths)
         assert 1 <= sequences <= self._limits.max_batch_size
@@ -66,13 +80,15 @@ class FakeSession:
                 following[t] = next_token(known[: past + t - begin + 1].tolist())
         chosen = following[batch.logit_rows]
         logits = np.where(chosen[:, None] == np.arange(VOCAB), 9, 0).astype(np.float32)
-        ids = chosen[batch.sample.row].astype(np.int32)
+        draws = self._sequences.draws(batch)
+        ids = chosen[batch.draws].astype(np.int32)
         # stands for whatever depends on the draw alone: seed and counter
-        log_probs = -(batch.sample.seed.astype(np.float32) + batch.sample.counter.astype(np.float32))
-        return StepResult(ids=ids, log_probs=log_probs, logits=logits if batch.want_logits else None)
+        log_probs = np.array([-float(draw.rules.seed + draw.counter) for draw in draws], np.float32)
+        result = self._sequences.take(batch, Drawn(ids=ids, log_probs=log_probs))
+        return dataclasses.replace(result, logits=logits if batch.want_logits else None)
 
-    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
-        return sample(logits, rows)
+    def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
+        return self._sequences.draw(slots, logits, raw)
 
     def close(self) -> None:
         self.closed = True
@@ -89,12 +105,39 @@ class FakeSession:
 
 
 class RepeatingSession(FakeSession):
-    """Needs nobody between the steps of decoding sequences. repeated: how many steps each call brought."""
+    """Goes on by itself. repeated: how many steps each run of several brought."""
+
+    most_steps = 128
 
     def __init__(self, num_blocks: int, tokens_per_block: int, limits: Limits) -> None:
         super().__init__(num_blocks, tokens_per_block, limits)
         self.repeated: list[int] = []
 
-    def decode(self, batch: StepBatch, repeat: Repeat) -> int:
-        self.repeated.append(decode_by_run(self, batch, repeat))
-        return self.repeated[-1]
+    def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
+        if ahead is None:
+            return super().run(batch)
+        results = run_singly(super().run, batch, ahead)
+        self.repeated.append(len(results.ids))
+        return results
+
+
+def run_singly(run: Callable[[StepBatch], StepResult], batch: StepBatch, ahead: Ahead) -> StepResult:
+    """What `ahead` means, step by step."""
+    begin = time.monotonic()
+    results = [run(batch)]
+    while (
+        len(results) < ahead.most_steps
+        and (results[-1].ends == Ending.NONE).all()
+        and time.monotonic() - begin < ahead.seconds
+        and not ahead.stop[0]
+    ):
+        last = np.full(len(batch.ids), LAST_DRAWN, np.int32)
+        batch = dataclasses.replace(batch, ids=last, past_lengths=batch.past_lengths + np.int32(1))
+        results.append(run(batch))
+
+    def stacked(name: str) -> Any:
+        arrays = [getattr(result, name) for result in results]
+        return None if arrays[0] is None else np.concatenate(arrays)
+
+    names = ("ids", "log_probs", "ranks", "top_ids", "top_log_probs")
+    return StepResult(ends=results[-1].ends, **{name: stacked(name) for name in names})

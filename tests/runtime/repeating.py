@@ -1,4 +1,4 @@
-"""An loop whose session repeats steps, requests for it, and what they must bring; native repetitions counted."""
+"""A loop whose session goes on by itself, requests for it, and what they must bring; native runs counted."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from ingot.plan import Limits
 from ingot.plugins.cpu.session import CpuSession
 from ingot.runtime.request import Request
 from ingot.runtime.step_loop import StepLoop
-from ingot.step_io import Repeat, StepBatch
+from ingot.step_io import Ahead, StepBatch, StepResult
 from tests.runtime.fake_session import RepeatingSession, continued
 from tests.runtime.tiny_engine import make_loop
 
@@ -30,13 +30,15 @@ def check(request: Request) -> None:
 
 
 def steps_of_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many steps each later call of the native `decode` brings."""
+    """How many steps each later native run of several brings."""
     calls: list[int] = []
-    decode = CpuSession.decode
+    run = CpuSession.run
 
-    def counted(session: CpuSession, batch: StepBatch, repeat: Repeat) -> int:
-        calls.append(decode(session, batch, repeat))
-        return calls[-1]
+    def counted(session: CpuSession, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
+        result = run(session, batch, ahead)
+        if ahead is not None:
+            calls.append(len(result.ids))
+        return result
 
-    monkeypatch.setattr(CpuSession, "decode", counted)
+    monkeypatch.setattr(CpuSession, "run", counted)
     return calls

@@ -13,7 +13,7 @@ from ingot.errors import RequestError
 from ingot.runtime.executor import Executor
 from ingot.runtime.outlet import News, Outlet
 from ingot.runtime.request import FinishReason, Request
-from ingot.step_io import Repeat, StepBatch
+from ingot.step_io import Ahead, StepBatch, StepResult
 from tests.runtime.fake_session import FakeSession, RepeatingSession, continued
 from tests.runtime.repeating import LIMITS, check, request_of
 from tests.runtime.tiny_engine import make_executor
@@ -136,10 +136,11 @@ def test_whoever_comes_or_goes_ends_the_repetition() -> None:
 
 def test_an_abort_from_inside_a_crossing_keeps_its_tokens() -> None:
     class Aborting(RepeatingSession):
-        def decode(self, batch: StepBatch, repeat: Repeat) -> int:
-            steps = super().decode(batch, repeat)
-            executor.abort([request])
-            return steps
+        def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
+            result = super().run(batch, ahead)
+            if ahead is not None:
+                executor.abort([request])
+            return result
 
     session = Aborting(400, 4, LIMITS)
     executor, request = make_executor(session, LIMITS, 4), request_of([1, 2], 190)

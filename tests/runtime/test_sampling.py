@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -17,11 +16,10 @@ from ingot.plan import Limits
 from ingot.plugins.registry import find_target
 from ingot.runtime import ModelRunner
 from ingot.runtime.logprobs import Logprob
-from ingot.runtime.request import Request
-from ingot.runtime.rules import Rules
-from ingot.step_io import Float32, SampleRows, Session, StepBatch, StepResult
+from ingot.step_io import Ahead, Float32, StepBatch, StepResult
 from tests.runtime.tiny_engine import make_runner, open_session
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
+from tests.runtime.wrapped_session import WrappedSession
 
 PROMPT = [3, 1, 4, 1, 5]
 COUNT = 10
@@ -222,24 +220,15 @@ def test_prompt_logprobs_come_with_several_completions(runner: ModelRunner) -> N
 
 
 def test_prompt_logits_that_are_no_numbers_fail_their_request(model: TinyModel, request: pytest.FixtureRequest) -> None:
-    class Sick:
+    class Sick(WrappedSession):
         """Everything is a number but the probability of the prompt's second token."""
 
-        def __init__(self, inner: Session) -> None:
-            self._inner, self.num_blocks = inner, inner.num_blocks
-
-        def run(self, batch: StepBatch) -> StepResult:
-            result = self._inner.run(batch)
+        def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
+            result = super().run(batch, ahead)
             log_probs = result.log_probs.copy()
-            if batch.sample.probs is not None:
-                log_probs[np.flatnonzero(batch.sample.probs.given >= 0)[:1]] = np.nan
+            if batch.known is not None:
+                log_probs[:, len(batch.draws)] = np.nan
             return dataclasses.replace(result, log_probs=log_probs)
-
-        def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
-            return self._inner.draw(logits, rows)
-
-        def close(self) -> None:
-            self._inner.close()
 
     target = find_target(request.node.callspec.params["model"])
     with make_runner(model, Sick(open_session(model, target, 60))) as runner:
@@ -331,20 +320,3 @@ def test_a_failing_processor_fails_its_request_alone(runner: ModelRunner, proces
         runner.generate([PROMPT], sampling_config=params)
     *_, last = stream
     assert last[0, 0, len(PROMPT) :].tolist() == generated(runner)
-
-
-def test_many_bad_words_cost_a_step_nothing() -> None:
-    words = [(place % 50, place // 50 % 50) for place in range(2500)] + [(place,) for place in range(100, 3000)]
-    request = Request(
-        np.array([1, 2], dtype=np.int32), max_new_tokens=9, rules=Rules(bad_words=tuple(words), logit_bias=((7, 0.5),))
-    )
-    alone = request.biases()[0].tolist()
-    assert alone == [7, *range(100, 3000)], "no prompt is part of a bad word"
-    request.append(5, 0.0)
-    ids, values = request.biases()
-    assert ids.tolist() == [*alone, *range(50)]
-    assert values.tolist() == [0.5] + [-np.inf] * 2950
-    begin = time.thread_time()
-    for _ in range(100):
-        request.biases()
-    assert time.thread_time() - begin < 0.1, "of 100 steps"

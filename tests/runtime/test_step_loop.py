@@ -1,5 +1,7 @@
 """The loop, a step at a time: faults stay with their request, an abort frees what it held."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from ingot.errors import CapacityError, RequestError
 from ingot.plan import Limits
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.step_loop import StepLoop
-from ingot.step_io import StepBatch, StepResult
+from ingot.step_io import Ahead, StepBatch, StepResult
 from tests.runtime.fake_session import FakeSession, continued
 from tests.runtime.tiny_engine import make_loop
 
@@ -48,14 +50,12 @@ def test_a_failing_request_fails_alone() -> None:
 
 
 def test_logits_that_are_not_finite_fail_their_request() -> None:
-    loop, session = make()
-
     class Sick(FakeSession):
-        def run(self, batch: StepBatch) -> StepResult:
-            result = session.run(batch)
+        def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
+            result = super().run(batch, ahead)
             log_probs = result.log_probs.copy()
-            log_probs[:1] = np.nan
-            return StepResult(ids=result.ids, log_probs=log_probs, logits=None)
+            log_probs[:, :1] = np.nan
+            return dataclasses.replace(result, log_probs=log_probs)
 
     loop = make_loop(Sick(100, 4, LIMITS), LIMITS, 4)[0]
     sick, well = request_of([1], 1), request_of([2], 1)

@@ -20,8 +20,9 @@ from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.scheduler import Pace, Scheduler
 from ingot.runtime.session import LoadedEngine
 from ingot.runtime.step_loop import StepLoop
-from ingot.step_io import Float32, SampleRows, Session, StepBatch, StepResult
+from ingot.step_io import Ahead, Session, StepBatch, StepResult
 from tests.runtime.tiny_plan import LAYERS, TinyModel
+from tests.runtime.wrapped_session import WrappedSession
 
 
 def make_manifest(limits: Limits, target: str = "ref", eos_ids: tuple[int, ...] = ()) -> Manifest:
@@ -53,17 +54,17 @@ def ref_session(model: TinyModel, num_blocks: int) -> RefSession:
     return RefSession(model.plan, model.weights, SessionOptions(num_blocks=num_blocks))
 
 
-class PoisonedSession:
+class PoisonedSession(WrappedSession):
     """A session in which every slot without an owner, and every slot of a block that its owner has not begun to write,
     holds NaN. `blocks`: the block manager of its runner; cached blocks keep their contents."""
 
     def __init__(self, inner: Session, tokens_per_block: int) -> None:
-        assert isinstance(inner, (RefSession, CpuSession))
-        self._inner, self.num_blocks, self._size = inner, inner.num_blocks, tokens_per_block
+        super().__init__(inner)
+        self._size = tokens_per_block
         self.blocks: BlockManager | None = None
         self._poisoned: set[int] = set()
 
-    def run(self, batch: StepBatch) -> StepResult:
+    def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         assert self.blocks is not None
         unwritten = set(self.blocks.free_blocks())
         for past, table in zip(batch.past_lengths.tolist(), batch.block_tables.tolist(), strict=True):
@@ -71,18 +72,13 @@ class PoisonedSession:
         for block in unwritten - self._poisoned:
             self._poison(block)
         self._poisoned = set(self.blocks.free_blocks())
-        return self._inner.run(batch)
-
-    def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
-        return self._inner.draw(logits, rows)
-
-    def close(self) -> None:
-        self._inner.close()
+        return super().run(batch, ahead)
 
     def _poison(self, block: int) -> None:
         if isinstance(self._inner, RefSession):
             self._inner.kv.keys[:, block] = self._inner.kv.values[:, block] = np.nan
             return
+        assert isinstance(self._inner, CpuSession)
         for layer, values in itertools.product(range(LAYERS), (False, True)):
             size = len(self._inner.native.read_kv(layer, block, values))
             self._inner.native.write_kv(layer, block, values, np.full(size // 4, np.nan, np.float32).tobytes())

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -13,6 +14,7 @@ namespace ingot {
 namespace {
 
 constexpr int64_t kCheckNs = 100'000'000;
+constexpr int32_t kLastDrawn = -1;     // LAST_DRAWN of src/ingot/step_io.py
 constexpr size_t kHugeKv = 16u << 20;  // in smaller caches, unused blocks would share large pages with used ones
 
 int64_t now_ns() {
@@ -39,6 +41,17 @@ size_t shared_bytes(std::vector<BoundStep>& steps, const LimitsSpec& limits, int
   return bytes;
 }
 
+void check_ahead(const BatchView& batch, const DrawsView& draws, const AheadView& ahead, bool logits_wanted) {
+  if (ahead.most_steps < 1) throw std::invalid_argument("there must be at least one step");
+  const size_t count = batch.past_lengths.size();
+  bool all = batch.ids.size() == count && batch.logit_rows.size() == count && draws.draws.size() == count;
+  for (size_t s = 0; all && s < count; ++s) all = draws.draws[s] == static_cast<int32_t>(s);
+  if (!all || draws.known || logits_wanted)
+    throw std::invalid_argument(
+        "steps follow each other where every sequence has one token, one row of logits and one draw, and nothing else "
+        "is wanted");
+}
+
 }  // namespace
 
 Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa)
@@ -47,7 +60,8 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
       threads_(threads),
       arena_(static_cast<size_t>(plan_.arena_bytes), static_cast<size_t>(plan_.arena_bytes) >= kHugePage),
       kv_(static_cast<size_t>(kv_sizes_.total), static_cast<size_t>(kv_sizes_.total) >= kHugeKv),
-      batch_(plan_.limits, plan_.kv.tokens_per_block, plan_.kv.num_blocks) {
+      batch_(plan_.limits, plan_.kv.tokens_per_block, plan_.kv.num_blocks),
+      draws_(plan_.limits.max_batch_size, find_buffer(plan_.logits, 0).cols) {
   if (threads < 1 || threads > ThreadPool::kMaxThreads)
     throw std::invalid_argument("threads must be 1 to " + std::to_string(ThreadPool::kMaxThreads));
   if (!isa_includes(detect_isa(), isa)) throw std::invalid_argument("this machine does not offer " + isa);
@@ -64,7 +78,6 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
   const BufferSpec& logits = find_buffer(plan_.logits, 0);
   logits_ = reinterpret_cast<const float*>(arena_.data() + logits.offset);
-  sample_args_.vocab = logits.cols;
   ThreadPool::instance().start(threads);
 }
 
@@ -73,50 +86,63 @@ std::unique_lock<RefusingMutex> Session::lock() {
   return std::unique_lock(running_);
 }
 
-DrawResult Session::run(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
-                        std::vector<float>* logits) {
+void Session::start(int64_t slot, SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt) {
   const auto held = lock();
   require_open();
-  DrawResult drawn = step(view, draws, interrupted, logits != nullptr);
-  if (logits != nullptr) logits->assign(logits_, logits_ + batch_.rows * sample_args_.vocab);
+  draws_.start(slot, std::move(rules), tokens, num_prompt);
+}
+
+void Session::end(int64_t slot) {
+  const auto held = lock();
+  require_open();
+  draws_.end(slot);
+}
+
+DrawResult Session::run(const BatchView& view, const DrawsView& draws, const std::optional<AheadView>& ahead,
+                        const std::function<bool()>& interrupted, std::vector<float>* logits) {
+  const auto held = lock();
+  require_open();
+  if (ahead) check_ahead(view, draws, *ahead, logits != nullptr);
+  DrawResult drawn;
+  bool ended = step(view, draws, interrupted, logits != nullptr, drawn);
+  if (logits != nullptr) logits->assign(logits_, logits_ + batch_.rows * logit_cols());
+  if (!ahead) return drawn;
+  std::vector<int32_t> past(view.past_lengths.begin(), view.past_lengths.end());
+  const std::vector<int32_t> last_drawn(past.size(), kLastDrawn);
+  BatchView next = view;
+  next.past_lengths = past;
+  next.ids = last_drawn;
+  const int64_t begin = now_ns();
+  while (!ended && drawn.steps < ahead->most_steps && static_cast<double>(now_ns() - begin) < 1e9 * ahead->seconds &&
+         __atomic_load_n(ahead->stop, __ATOMIC_ACQUIRE) == 0) {
+    for (int32_t& length : past) ++length;
+    ended = step(next, draws, interrupted, false, drawn);
+  }
   return drawn;
 }
 
-int64_t Session::decode(const BatchView& view, const DrawView& draws, const RepeatView& repeat,
-                        const std::function<bool()>& interrupted) {
-  const auto held = lock();
-  require_open();
-  RepeatedDraws repeated(view, draws, repeat);
-  std::vector<int32_t> past(view.past_lengths.begin(), view.past_lengths.end());
-  BatchView next = view;
-  next.past_lengths = past;
-  DrawResult drawn;
-  const double begin = static_cast<double>(now_ns());
-  const auto over = [&] {
-    return static_cast<double>(now_ns()) - begin >= 1e9 * repeat.seconds ||
-           __atomic_load_n(repeat.stop, __ATOMIC_ACQUIRE) != 0;
-  };
-  for (int64_t done = 1;; ++done) {
-    drawn = step(next, repeated.view(), interrupted);
-    if (repeated.take(drawn) || done == repeat.steps || over()) return done;
-    __atomic_store_n(repeat.done, static_cast<int32_t>(done), __ATOMIC_RELEASE);
-    repeated.advance();
-    next.ids = drawn.ids;
-    for (int32_t& length : past) ++length;
+// Adds what the step draws to `drawn`; whether a sequence has ended with it.
+bool Session::step(const BatchView& view, const DrawsView& draws, const std::function<bool()>& interrupted,
+                   bool logits_wanted, DrawResult& drawn) {
+  put_last_tokens(view, draws.slots);
+  BatchView complete = view;
+  complete.ids = ids_;
+  batch_.assign(complete);
+  if (draws.slots.size() != view.past_lengths.size())
+    throw std::invalid_argument("slots must have one entry per sequence");
+  draw_slots_.clear();
+  for (const int32_t row : draws.draws) {
+    if (row < 0 || row >= batch_.rows)
+      throw std::invalid_argument("the row of a draw is " + std::to_string(row) + ", expected 0 to " +
+                                  std::to_string(batch_.rows - 1));
+    draw_slots_.push_back(draws.slots[static_cast<size_t>(batch_.sequence_of[batch_.logit_rows[row]])]);
   }
-}
-
-DrawResult Session::step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
-                         bool logits_wanted) {
-  batch_.assign(view);
-  draws_.assign(draws, batch_.rows, sample_args_.vocab);
+  draws_.lay_out(draws.draws, draw_slots_, draws.known, batch_.rows);
   for (BoundStep& step : steps_) step.set_counts(batch_);
   taken_variant_ = &choose_variant();
   screening_ = screen_.takes(batch_) && draws_.only_best() && !logits_wanted && taps_.empty();
   if (screening_) screen_.set_counts(batch_);
-  DrawResult drawn;
-  sample_args_.logits = logits_;
-  draws_.bind(sample_args_, drawn);
+  sample_args_ = draws_.arguments(logits_, drawn);
   interrupted_ = &interrupted;
   next_check_ns_ = now_ns() + kCheckNs;
   last_step_.reset();
@@ -126,17 +152,28 @@ DrawResult Session::step(const BatchView& view, const DrawView& draws, const std
       threads_, [](void* self, const Team& team) { static_cast<Session*>(self)->execute(team); }, this);
   stamp();
   if (last_step_.decided()) throw StepInterrupted{};
-  if (screen_.exists()) draws_.hide_log_probs(drawn);  // whichever way the step has gone
-  return drawn;
+  return draws_.take(drawn, screen_.exists());  // whichever way the step has gone
 }
 
-DrawResult Session::draw(const float* logits, int64_t rows, const DrawView& draws) {
+// The tokens of a step, with what sequences drew last where its batch leaves that to the session.
+void Session::put_last_tokens(const BatchView& view, std::span<const int32_t> slots) {
+  ids_.assign(view.ids.begin(), view.ids.end());
+  for (size_t s = 0; s < std::min(slots.size(), view.query_starts.size()); ++s) {
+    const int64_t first = view.query_starts[s];
+    if (first >= 0 && first < static_cast<int64_t>(ids_.size()) && ids_[static_cast<size_t>(first)] == kLastDrawn)
+      ids_[static_cast<size_t>(first)] = draws_.last_token(slots[s]);
+  }
+}
+
+DrawResult Session::draw(std::span<const int32_t> slots, const float* logits, const float* raw) {
   const auto held = lock();
   require_open();
-  draws_.assign(draws, rows, sample_args_.vocab);
+  std::vector<int32_t> rows(slots.size());
+  std::iota(rows.begin(), rows.end(), 0);
+  draws_.lay_out(rows, slots, std::nullopt, static_cast<int64_t>(rows.size()));
+  draws_.draw_from(logits);
   DrawResult drawn;
-  sample_args_.logits = logits;
-  draws_.bind(sample_args_, drawn);
+  sample_args_ = draws_.arguments(raw, drawn);
   ThreadPool::instance().run(
       threads_,
       [](void* self, const Team& team) {
@@ -144,7 +181,7 @@ DrawResult Session::draw(const float* logits, int64_t rows, const DrawView& draw
         session->sample_->run(&session->sample_args_, team);
       },
       this);
-  if (screen_.exists()) draws_.hide_log_probs(drawn);
+  draws_.take(drawn, screen_.exists());
   return drawn;
 }
 
@@ -173,7 +210,7 @@ void Session::execute(const Team& team) {
   }
   if (draws_.count() > 0 && !decided) sample_->run(&sample_args_, mine);
   for (int64_t q = 0; decided && team.index == 0 && q < draws_.count(); ++q)
-    sample_args_.ids[q] = screen_.token(sample_args_.row[q]);
+    sample_args_.ids[q] = screen_.token(sample_args_.draws[q].row);
   if (team.index == 0) barriers_ = ThreadPool::instance().barriers() - barriers;
 }
 

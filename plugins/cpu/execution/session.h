@@ -14,7 +14,6 @@
 #include "execution/bind.h"
 #include "execution/memory.h"
 #include "execution/plan_spec.h"
-#include "execution/repeat.h"
 #include "execution/variants.h"
 #include "sampling/draws.h"
 #include "sampling/screen.h"
@@ -30,7 +29,14 @@ struct Tapped {
   std::vector<float> values;
 };
 
-struct StepInterrupted {};  // thrown by run and decode when the interruption check said so
+struct StepInterrupted {};  // thrown by run when the interruption check said so
+
+// Ahead of src/ingot/step_io.py.
+struct AheadView {
+  int64_t most_steps;
+  double seconds;
+  const int32_t* stop;  // other threads write it
+};
 
 // Any thread may call anything at any time: all but the delay waits for the step that runs. What a signal handler calls
 // in the middle of a step throws std::invalid_argument.
@@ -40,16 +46,17 @@ class Session {
   // wrong or that this machine cannot run, std::bad_alloc where memory is short, ThreadStartError where threads are.
   Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa);
 
-  // Executes the plan once and draws tokens. `interrupted` is asked on the calling thread at least every 100 ms or once
-  // per plan step, whatever is longer. Throws std::invalid_argument for a wrong batch, before anything is computed.
-  // `logits` may be null, else it receives [logit rows, vocab_size].
-  DrawResult run(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
-                 std::vector<float>* logits);
-  // Steps that follow each other, each computing the tokens that the one before drew; how many there were.
-  int64_t decode(const BatchView& view, const DrawView& draws, const RepeatView& repeat,
-                 const std::function<bool()>& interrupted);
-  // Draws from given logits, [rows, logit_cols()].
-  DrawResult draw(const float* logits, int64_t rows, const DrawView& draws);
+  // Hold a sequence in a slot, and forget it. Throw std::invalid_argument in words.
+  void start(int64_t slot, SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt);
+  void end(int64_t slot);
+  // Executes the plan once and draws tokens; with `ahead` several times, each computing what the one before drew.
+  // `interrupted` is asked on the calling thread at least every 100 ms or once per plan step, whatever is longer.
+  // Throws std::invalid_argument for a wrong batch, before anything is computed. `logits` may be null, else it receives
+  // [logit rows, vocab_size].
+  DrawResult run(const BatchView& view, const DrawsView& draws, const std::optional<AheadView>& ahead,
+                 const std::function<bool()>& interrupted, std::vector<float>* logits);
+  // Draws for the sequences in `slots` from given logits, probabilities from raw ones: both [slots, logit_cols()].
+  DrawResult draw(std::span<const int32_t> slots, const float* logits, const float* raw);
   int64_t logit_cols() const { return plan_.limits.vocab_size; }
   void close();  // all but hooks that tell of the last run throws std::invalid_argument from then on
 
@@ -84,8 +91,9 @@ class Session {
   // What every call begins with. A handler must not wait for another session either, which may wait for this one's
   // step.
   std::unique_lock<RefusingMutex> lock();
-  DrawResult step(const BatchView& view, const DrawView& draws, const std::function<bool()>& interrupted,
-                  bool logits_wanted = false);
+  bool step(const BatchView& view, const DrawsView& draws, const std::function<bool()>& interrupted, bool logits_wanted,
+            DrawResult& drawn);
+  void put_last_tokens(const BatchView& view, std::span<const int32_t> slots);
   void execute(const Team& team);
   void compute(const BoundStep& step, const BoundCall& call, const Team& team);
   bool screen(const BoundCall& call, const Team& team);
@@ -104,6 +112,7 @@ class Session {
   Region arena_, kv_, shared_;
   Region own_;  // [threads][kOwnElements] floats: what a norm that each thread computes for itself leaves to products
   Batch batch_;
+  std::vector<int32_t> ids_, draw_slots_;  // of the step: its tokens; where the sequences are that draw
   std::vector<BoundStep> steps_;
   std::vector<BoundVariant> variants_;  // for more and more tokens
   BoundVariant one_by_one_;             // what taps look at, and what runs where no variant is for so many tokens

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace ingot {
 namespace {
@@ -12,152 +13,107 @@ void require(bool holds, const std::string& otherwise) {
   if (!holds) throw std::invalid_argument(otherwise);
 }
 
-void require_within(const char* what, std::span<const int32_t> values, int64_t begin, int64_t end) {
-  for (const int32_t value : values)
-    require(value >= begin && value < end, std::string(what) + " is " + std::to_string(value) + ", expected " +
-                                               std::to_string(begin) + " to " + std::to_string(end - 1));
-}
-
-void check_rules(const RulesView& rules, size_t count, int64_t vocab) {
-  require(rules.min_p.size() == count && rules.repetition_penalty.size() == count &&
-              rules.frequency_penalty.size() == count && rules.presence_penalty.size() == count &&
-              rules.num_prompt.size() == count,
-          "the arrays of rules must have equal lengths");
-  require_starts("history_starts", rules.history_starts, count, rules.history.size());
-  require_starts("bias_starts", rules.bias_starts, count, rules.bias_ids.size());
-  require(rules.bias.size() == rules.bias_ids.size(), "bias_ids and bias must have equal lengths");
-  require_within("a token of the history", rules.history, 0, vocab);
-  require_within("a biased token", rules.bias_ids, 0, vocab);
-  for (size_t q = 0; q < count; ++q) {
-    require(rules.min_p[q] >= 0 && rules.min_p[q] <= 1, "min_p must be 0 to 1");
-    require(std::isfinite(rules.repetition_penalty[q]) && rules.repetition_penalty[q] > 0,
-            "repetition_penalty must be > 0");
-    require(std::isfinite(rules.frequency_penalty[q]) && std::isfinite(rules.presence_penalty[q]),
-            "penalties must be numbers");
-    const int32_t length = rules.history_starts[q + 1] - rules.history_starts[q];
-    require(rules.num_prompt[q] >= 0 && (length == 0 || rules.num_prompt[q] <= length),
-            "num_prompt is beyond the history");
-  }
-  for (const float bias : rules.bias) require(bias < HUGE_VALF, "a bias must be a number or -inf");
-}
-
-template <typename T>
-void copy(std::vector<T>& to, std::span<const T> from) {
-  to.assign(from.begin(), from.end());
+void require_within(const char* what, int64_t value, int64_t begin, int64_t end) {
+  require(value >= begin && value < end, std::string(what) + " is " + std::to_string(value) + ", expected " +
+                                             std::to_string(begin) + " to " + std::to_string(end - 1));
 }
 
 }  // namespace
 
-void require_starts(const char* what, std::span<const int32_t> starts, size_t count, size_t end) {
-  const std::string name(what);
-  require(starts.size() == count + 1, name + " must have one entry per draw or sequence and one more");
-  require(starts.front() == 0 && starts.back() == static_cast<int64_t>(end),
-          name + " must begin at 0 and end at the number of entries");
-  for (size_t q = 0; q < count; ++q) require(starts[q] <= starts[q + 1], name + " must not descend");
+Draws::Draws(int64_t slots, int64_t vocab) : vocab_(vocab), sequences_(static_cast<size_t>(slots)) {}
+
+void Draws::start(int64_t slot, SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt) {
+  require_within("a slot", slot, 0, static_cast<int64_t>(sequences_.size()));
+  sequences_[static_cast<size_t>(slot)] = Sequence(std::move(rules), tokens, num_prompt, vocab_);
 }
 
-void Draws::assign(const DrawView& view, int64_t rows, int64_t vocab) {
-  const size_t count = view.row.size();
-  require(view.temperature.size() == count && view.top_k.size() == count && view.top_p.size() == count &&
-              view.seed.size() == count && view.counter.size() == count,
-          "the arrays of sample must have equal lengths");
-  require_within("a sample row", view.row, 0, rows);
-  for (size_t q = 0; q < count; ++q) {
-    require(std::isfinite(view.temperature[q]) && view.temperature[q] >= 0, "temperature must be a number >= 0");
-    require(view.top_k[q] >= 0, "top_k must be >= 0");
-    require(view.top_p[q] > 0 && view.top_p[q] <= 1, "top_p must be > 0 and <= 1");
+void Draws::end(int64_t slot) {
+  require_within("a slot", slot, 0, static_cast<int64_t>(sequences_.size()));
+  sequences_[static_cast<size_t>(slot)].reset();
+}
+
+Sequence& Draws::at(int64_t slot) {
+  require_within("a slot", slot, 0, static_cast<int64_t>(sequences_.size()));
+  std::optional<Sequence>& found = sequences_[static_cast<size_t>(slot)];
+  require(found.has_value(), "no sequence was started in slot " + std::to_string(slot));
+  return *found;
+}
+
+void Draws::lay_out(std::span<const int32_t> rows, std::span<const int32_t> slots,
+                    const std::optional<KnownView>& known, int64_t num_rows) {
+  drawing_.clear();
+  draws_.clear();
+  ranks_.clear();
+  for (size_t q = 0; q < rows.size(); ++q) {
+    require_within("the row of a draw", rows[q], 0, num_rows);
+    Sequence* sequence = &at(slots[q]);
+    require(std::ranges::find(drawing_, sequence) == drawing_.end(), "a sequence draws once in a step");
+    drawing_.push_back(sequence);
+    draws_.push_back(sequence->next());
+    draws_.back().row = rows[q];
+    ranks_.push_back(sequence->wants_rank());
   }
-  require(!view.log_probs || view.log_probs->size() == count, "log_probs must have one entry per draw");
-  if (view.rules) check_rules(*view.rules, count, vocab);
-  if (view.probs) {
-    require(view.probs->given.size() == count, "given must have one entry per draw");
-    require_within("a given token", view.probs->given, -1, vocab);
-    require(!view.probs->top_starts.empty(), "top_starts must have one entry per draw and one more");
-    require(view.probs->top_starts.back() >= 0, "top_starts must not descend");
-    require_starts("top_starts", view.probs->top_starts, count, static_cast<size_t>(view.probs->top_starts.back()));
-    for (size_t q = 0; q < count; ++q)
-      require(view.probs->top_starts[q + 1] - view.probs->top_starts[q] <= vocab, "there are fewer tokens than wanted");
+  if (!known) return;
+  require(known->token.size() == known->row.size() && known->top.size() == known->row.size(),
+          "the arrays of known tokens must have equal lengths");
+  for (size_t k = 0; k < known->row.size(); ++k) {
+    require_within("the row of a known token", known->row[k], 0, num_rows);
+    require_within("a known token", known->token[k], 0, vocab_);
+    require(known->top[k] >= 0 && known->top[k] <= vocab_, "there are fewer tokens than wanted");
+    draws_.push_back({.row = known->row[k], .known = known->token[k], .num_top = known->top[k]});
+    ranks_.push_back(1);
   }
-  copy(row_, view.row);
-  copy(temperature_, view.temperature);
-  copy(top_k_, view.top_k);
-  copy(top_p_, view.top_p);
-  copy(seed_, view.seed);
-  copy(counter_, view.counter);
-  has_rules_ = view.rules.has_value();
-  if (has_rules_) {
-    copy(min_p_, view.rules->min_p);
-    copy(repetition_penalty_, view.rules->repetition_penalty);
-    copy(frequency_penalty_, view.rules->frequency_penalty);
-    copy(presence_penalty_, view.rules->presence_penalty);
-    copy(history_starts_, view.rules->history_starts);
-    copy(history_, view.rules->history);
-    copy(num_prompt_, view.rules->num_prompt);
-    copy(bias_starts_, view.rules->bias_starts);
-    copy(bias_ids_, view.rules->bias_ids);
-    copy(bias_, view.rules->bias);
-  }
-  hidden_.clear();
-  if (view.log_probs)
-    for (const bool wanted : *view.log_probs) hidden_.push_back(!wanted);
-  has_probs_ = view.probs.has_value();
-  if (has_probs_) {
-    copy(given_, view.probs->given);
-    copy(top_starts_, view.probs->top_starts);
-  }
+}
+
+void Draws::draw_from(const float* processed) {
+  for (size_t q = 0; q < drawing_.size(); ++q) draws_[q].processed = processed + static_cast<int64_t>(q) * vocab_;
 }
 
 bool Draws::only_best() const {
-  return !has_rules_ && !has_probs_ && !hidden_.empty() &&
-         std::ranges::all_of(hidden_, [](uint8_t each) { return each != 0; }) &&
-         std::ranges::all_of(temperature_, [](float each) { return each == 0; });
+  return !drawing_.empty() && draws_.size() == drawing_.size() &&
+         std::ranges::all_of(drawing_, [](const Sequence* each) { return each->only_best(); });
 }
 
-void Draws::hide_log_probs(DrawResult& result) const {
-  for (size_t q = 0; q < hidden_.size(); ++q)
-    if (hidden_[q] && std::isfinite(result.log_probs[q])) result.log_probs[q] = kNoLogProb;
+SampleArgs Draws::arguments(const float* logits, DrawResult& result) {
+  const size_t n = draws_.size(), before = result.ids.size(), top_before = result.top_ids.size();
+  size_t top = 0;
+  for (const Draw& draw : draws_) top += static_cast<size_t>(draw.num_top);
+  result.ranked = std::ranges::find(ranks_, 1) != ranks_.end();
+  result.ids.resize(before + n);
+  result.log_probs.resize(before + n);
+  result.ranks.resize(result.ranked ? before + n : 0);
+  result.top_ids.resize(top_before + top);
+  result.top_log_probs.resize(top_before + top);
+  top = top_before;
+  for (size_t q = 0; q < n; ++q) {
+    Draw& draw = draws_[q];
+    if (ranks_[q]) draw.rank = &result.ranks[before + q];
+    draw.top_ids = result.top_ids.data() + top;
+    draw.top_log_probs = result.top_log_probs.data() + top;
+    top += static_cast<size_t>(draw.num_top);
+  }
+  return {.logits = logits,
+          .vocab = vocab_,
+          .num_draws = count(),
+          .draws = draws_.data(),
+          .ids = result.ids.data() + before,
+          .log_probs = result.log_probs.data() + before};
 }
 
-void Draws::bind(SampleArgs& args, DrawResult& result) const {
-  const float* logits = args.logits;
-  const int64_t vocab = args.vocab;
-  const size_t n = row_.size(), top = has_probs_ ? static_cast<size_t>(top_starts_.back()) : 0;
-  result.ids.assign(n, 0);
-  result.log_probs.assign(n, 0);
-  result.ranks.assign(has_probs_ ? n : 0, 0);
-  result.top_ids.assign(top, 0);
-  result.top_log_probs.assign(top, 0);
-  args = {};
-  args.logits = logits;
-  args.vocab = vocab;
-  args.draws = count();
-  args.row = row_.data();
-  args.temperature = temperature_.data();
-  args.top_k = top_k_.data();
-  args.top_p = top_p_.data();
-  args.seed = seed_.data();
-  args.counter = counter_.data();
-  args.ids = result.ids.data();
-  args.log_probs = result.log_probs.data();
-  if (has_rules_) {
-    args.min_p = min_p_.data();
-    args.repetition_penalty = repetition_penalty_.data();
-    args.frequency_penalty = frequency_penalty_.data();
-    args.presence_penalty = presence_penalty_.data();
-    args.history_starts = history_starts_.data();
-    args.history = history_.data();
-    args.num_prompt = num_prompt_.data();
-    args.bias_starts = bias_starts_.data();
-    args.bias_ids = bias_ids_.data();
-    args.bias = bias_.data();
+bool Draws::take(DrawResult& result, bool hides) {
+  const size_t row = result.ids.size() - draws_.size();
+  result.ends.clear();
+  bool any = false;
+  for (size_t q = 0; q < drawing_.size(); ++q) {
+    Sequence& sequence = *drawing_[q];
+    float& log_prob = result.log_probs[row + q];
+    sequence.take(result.ids[row + q], log_prob);
+    if (hides && !sequence.wants_log_prob() && std::isfinite(log_prob)) log_prob = kNoLogProb;
+    result.ends.push_back(static_cast<int32_t>(sequence.ending()));
+    any = any || sequence.ending() != Ending::kNone;
   }
-  if (has_probs_) {
-    args.given = given_.data();
-    args.top_starts = top_starts_.data();
-    args.ranks = result.ranks.data();
-    args.top_ids = result.top_ids.data();
-    args.top_log_probs = result.top_log_probs.data();
-  }
+  ++result.steps;
+  return any;
 }
 
 }  // namespace ingot

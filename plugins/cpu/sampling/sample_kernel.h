@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "ingot/kernel.h"
@@ -132,33 +133,27 @@ DrawSpace draw_space(const Team& team, int64_t vocab) {
   return {memory, memory + n, memory + 2 * n, reinterpret_cast<float*>(narrow + 2 * n), narrow, narrow + n};
 }
 
-bool changes_logits(const SampleArgs& args, int64_t q) {
-  return args.min_p != nullptr &&
-         (args.bias_starts[q] < args.bias_starts[q + 1] || args.history_starts[q] < args.history_starts[q + 1]);
-}
-
 // The row with biases and penalties in space.logits.
-void apply_rules(const SampleArgs& args, int64_t q, const float* logits, const DrawSpace& space) {
+void apply_rules(const Draw& draw, int64_t vocab, const float* logits, const DrawSpace& space) {
   float* line = space.logits;
-  std::copy_n(logits, args.vocab, line);
-  for (int32_t i = args.bias_starts[q]; i < args.bias_starts[q + 1]; ++i) line[args.bias_ids[i]] += args.bias[i];
-  const int32_t* begin = args.history + args.history_starts[q];
-  const int32_t* end = args.history + args.history_starts[q + 1];
-  if (begin == end) return;
-  std::fill_n(space.counts, args.vocab, 0);
-  for (const int32_t* token = begin; token < end; ++token) {
-    if (std::exchange(space.counts[*token], 1) != 0) continue;
-    float& x = line[*token];
-    x = x > 0 ? x / args.repetition_penalty[q] : x * args.repetition_penalty[q];
+  std::copy_n(logits, vocab, line);
+  for (int64_t i = 0; i < draw.num_biases; ++i) line[draw.bias_ids[i]] += draw.bias[i];
+  const std::span tokens(draw.history, static_cast<size_t>(draw.history_length));
+  if (tokens.empty()) return;
+  std::fill_n(space.counts, vocab, 0);
+  for (const int32_t token : tokens) {
+    if (std::exchange(space.counts[token], 1) != 0) continue;
+    float& x = line[token];
+    x = x > 0 ? x / draw.repetition_penalty : x * draw.repetition_penalty;
   }
-  const int32_t* generated = begin + args.num_prompt[q];
-  for (const int32_t* token = begin; token < end; ++token) space.counts[*token] = 0;
-  for (const int32_t* token = generated; token < end; ++token) ++space.counts[*token];
-  for (const int32_t* token = generated; token < end; ++token) {
-    const int32_t count = std::exchange(space.counts[*token], 0);
+  for (const int32_t token : tokens) space.counts[token] = 0;
+  const auto generated = tokens.subspan(static_cast<size_t>(draw.num_prompt));
+  for (const int32_t token : generated) ++space.counts[token];
+  for (const int32_t token : generated) {
+    const int32_t count = std::exchange(space.counts[token], 0);
     if (count == 0) continue;
-    line[*token] -= args.frequency_penalty[q] * static_cast<float>(count);
-    line[*token] -= args.presence_penalty[q];
+    line[token] -= draw.frequency_penalty * static_cast<float>(count);
+    line[token] -= draw.presence_penalty;
   }
 }
 
@@ -258,13 +253,13 @@ int32_t walk_all(const DrawSpace& space, int64_t vocab, double uniform) {
   return likely;
 }
 
-int32_t draw_token(const SampleArgs& args, int64_t q, const float* logits, int64_t best, const DrawSpace& space) {
-  const double temperature = args.temperature[q], min_p = args.min_p == nullptr ? 0 : args.min_p[q];
-  weigh(logits, args.vocab, temperature, logits[best] / temperature, space);
-  const double uniform = philox_uniform(args.seed[q], args.counter[q]);
-  const bool cut = min_p > 0 || (args.top_k[q] > 0 && args.top_k[q] < args.vocab) || args.top_p[q] < 1;
-  if (!cut) return walk_all(space, args.vocab, uniform);
-  const int64_t count = keep_tokens(space, args.vocab, best, min_p, args.top_k[q], args.top_p[q]);
+int32_t draw_token(const Draw& draw, int64_t vocab, const float* logits, int64_t best, const DrawSpace& space) {
+  const double temperature = draw.temperature;
+  weigh(logits, vocab, temperature, logits[best] / temperature, space);
+  const double uniform = philox_uniform(draw.seed, draw.counter);
+  const bool cut = draw.min_p > 0 || (draw.top_k > 0 && draw.top_k < vocab) || draw.top_p < 1;
+  if (!cut) return walk_all(space, vocab, uniform);
+  const int64_t count = keep_tokens(space, vocab, best, draw.min_p, draw.top_k, draw.top_p);
   double total = 0, running = 0;
   for (int64_t i = 0; i < count; ++i) total += space.weights[space.order[i]];
   for (int64_t i = 0; i < count; ++i) {
@@ -274,40 +269,38 @@ int32_t draw_token(const SampleArgs& args, int64_t q, const float* logits, int64
   return space.order[count - 1];
 }
 
-// The given token, or the drawn one; -1 if the rules leave none.
+// -1 if the rules leave none.
 template <typename S>
-int32_t choose_token(const SampleArgs& args, int64_t q, const float* logits, const RowSummary& row,
+int32_t choose_token(const Draw& draw, int64_t vocab, const float* logits, const RowSummary& row,
                      const DrawSpace& space) {
-  if (args.given != nullptr && args.given[q] >= 0) return args.given[q];
   if (!row.finite) return row.best;
   int32_t best = row.best;
-  if (changes_logits(args, q)) {
-    apply_rules(args, q, logits, space);
+  if (draw.num_biases > 0 || draw.history_length > 0) {
+    apply_rules(draw, vocab, logits, space);
     logits = space.logits;
-    const RowSummary changed = summarise<S>(logits, args.vocab);
+    const RowSummary changed = summarise<S>(logits, vocab);
     if (!changed.finite) return -1;
     best = changed.best;
   }
-  return args.temperature[q] == 0 ? best : draw_token(args, q, logits, best, space);
+  return draw.temperature == 0 ? best : draw_token(draw, vocab, logits, best, space);
 }
 
 // Rank of the token, and the most likely tokens.
-void report(const SampleArgs& args, int64_t q, int32_t id, const float* logits, const RowSummary& row,
+void report(const Draw& draw, int32_t id, int64_t vocab, const float* logits, const RowSummary& row,
             const DrawSpace& space) {
   int64_t ahead = 0;
   if (id >= 0) {
     const float x = logits[id];
     for (int64_t i = 0; i < id; ++i) ahead += logits[i] >= x;
-    for (int64_t i = id; i < args.vocab; ++i) ahead += logits[i] > x;
+    for (int64_t i = id; i < vocab; ++i) ahead += logits[i] > x;
   }
-  args.ranks[q] = id >= 0 ? static_cast<int32_t>(ahead + 1) : 0;
-  const int32_t begin = args.top_starts[q], wanted = args.top_starts[q + 1] - begin;
-  if (wanted == 0) return;
-  for (int64_t i = 0; i < args.vocab; ++i) space.order[i] = static_cast<int32_t>(i);
-  if (row.finite) std::partial_sort(space.order, space.order + wanted, space.order + args.vocab, likelier(logits));
-  for (int32_t i = 0; i < wanted; ++i) {
-    args.top_ids[begin + i] = space.order[i];
-    args.top_log_probs[begin + i] =
+  *draw.rank = id >= 0 ? static_cast<int32_t>(ahead + 1) : 0;
+  if (draw.num_top == 0) return;
+  for (int64_t i = 0; i < vocab; ++i) space.order[i] = static_cast<int32_t>(i);
+  if (row.finite) std::partial_sort(space.order, space.order + draw.num_top, space.order + vocab, likelier(logits));
+  for (int32_t i = 0; i < draw.num_top; ++i) {
+    draw.top_ids[i] = space.order[i];
+    draw.top_log_probs[i] =
         static_cast<float>(static_cast<double>(logits[space.order[i]]) - logits[row.best] - row.log_sum);
   }
 }
@@ -315,14 +308,20 @@ void report(const SampleArgs& args, int64_t q, int32_t id, const float* logits, 
 template <typename S>
 void sample(const SampleArgs& args, const Team& team) {
   const DrawSpace space = draw_space(team, args.vocab);
-  for (int64_t q = team.take(); q < args.draws; q = team.take()) {
-    const float* logits = args.logits + args.row[q] * args.vocab;
+  for (int64_t q = team.take(); q < args.num_draws; q = team.take()) {
+    const Draw& draw = args.draws[q];
+    const float* logits = args.logits + draw.row * args.vocab;
     const RowSummary row = summarise<S>(logits, args.vocab);
-    const int32_t id = choose_token<S>(args, q, logits, row, space);
+    int32_t id = draw.known;
+    if (id < 0) {
+      const float* from = draw.processed == nullptr ? logits : draw.processed;
+      const RowSummary summary = draw.processed == nullptr ? row : summarise<S>(from, args.vocab);
+      id = choose_token<S>(draw, args.vocab, from, summary, space);
+    }
     args.ids[q] = id;
     args.log_probs[q] = id < 0 ? -std::numeric_limits<float>::infinity()
                                : static_cast<float>(static_cast<double>(logits[id]) - logits[row.best] - row.log_sum);
-    if (args.ranks != nullptr) report(args, q, id, logits, row, space);
+    if (draw.rank != nullptr) report(draw, id, args.vocab, logits, row, space);
   }
 }
 

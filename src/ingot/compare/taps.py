@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.plan import Plan
-from ingot.step_io import Float32, Int32, SampleRows, Session, StepBatch, TapSession
+from ingot.step_io import Float32, Int32, Session, StepBatch, TapSession
 
 TAP_BYTES = 256 << 20  # of outputs that are kept at a time
 
@@ -52,7 +52,8 @@ class PlainRun:
                 past_lengths=np.array([begin], np.int32),
                 block_tables=self._tables[number : number + 1],
                 logit_rows=np.arange(len(chunk), dtype=np.int32),
-                sample=no_draws(),
+                slots=np.full(1, -1, np.int32),
+                draws=np.empty(0, np.int32),
             )
 
 
@@ -72,8 +73,9 @@ class TappedRun(PlainRun):
             query_starts=np.arange(count + 1, dtype=np.int32) * length,
             past_lengths=np.zeros(count, np.int32),
             block_tables=self._tables,
-            sample=no_draws(),
             logit_rows=np.arange(count * length, dtype=np.int32),
+            slots=np.full(count, -1, np.int32),
+            draws=np.empty(0, np.int32),
         )
 
     def steps(self) -> Iterator[tuple[str, Outputs]]:
@@ -120,16 +122,3 @@ def blocks_needed(plan: Plan, sequences: npt.NDArray[np.generic]) -> int:
 def longest_sequence(plan: Plan) -> int:
     """Tokens of a sequence that an engine can compute: the last one generated is never fed back."""
     return min(plan.max_positions, plan.limits.max_seq_len - 1)
-
-
-def no_draws() -> SampleRows:
-    """A step that draws nothing."""
-    empty, wide = np.empty(0, np.int32), np.empty(0, np.uint64)
-    return SampleRows(
-        row=empty,
-        temperature=empty.astype(np.float32),
-        top_k=empty,
-        top_p=empty.astype(np.float32),
-        seed=wide,
-        counter=wide,
-    )

@@ -4,6 +4,7 @@ python concurrent_use.py NAME
 """
 
 import contextlib
+import dataclasses
 import faulthandler
 import os
 import resource
@@ -20,15 +21,15 @@ import pytest
 from ingot.dtypes import DType
 from ingot.errors import CapacityError, IngotError, RequestError
 from ingot.plan import KvLayout
-from ingot.plugins.cpu.native import barrier_seconds, crc32
+from ingot.plugins.cpu.native import barrier_seconds
 from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.target import SessionOptions
-from tests.plugins.cpu.one_step import batch_of, draws, native_outputs, one_step_plan, open_step, plain_batch
-from tests.runtime.test_repeat import repeat_of
+from ingot.step_io import Ahead
+from tests.plugins.cpu.one_step import batch_of, hold, native_outputs, one_step_plan, open_step, plain_batch
 
-BATCH = batch_of([(20, 2), (0, 1)], [[0, 1], [2]], [1, 2], sample=draws([0, 1]))
+BATCH = batch_of([(20, 2), (0, 1)], [[0, 1], [2]], [1, 2], draws=[0, 1])
 
-DECODING = batch_of([(20, 1), (5, 1)], [[0, 1], [2]], [0, 1], sample=draws([0, 1]))
+DECODING = batch_of([(20, 1), (5, 1)], [[0, 1], [2]], [0, 1], draws=[0, 1])
 
 
 def open_small(threads: int) -> CpuSession:
@@ -74,11 +75,11 @@ def threads_that_cannot_start() -> None:
             with pytest.raises(CapacityError, match=r"(?s)thread 3 of 5.*ulimit"):
                 attempt()
             assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == signals
-        assert open_small(2).run(BATCH).ids.tolist() == [0, 0]
+        assert open_small(2).run(BATCH).ids.tolist() == [[0, 0]]
         assert num_threads() == there
     session = open_small(5)
     assert num_threads() == there + 3  # the step to come starts none
-    assert session.run(BATCH).ids.tolist() == [0, 0]
+    assert session.run(BATCH).ids.tolist() == [[0, 0]]
     a_child_without_threads(session)
 
 
@@ -94,7 +95,7 @@ def a_child_without_threads(session: CpuSession) -> None:
                     session.run(BATCH)
                 except CapacityError:
                     refused += 1
-        os._exit(0 if refused == 3 and session.run(BATCH).ids.tolist() == [0, 0] else 1)
+        os._exit(0 if refused == 3 and session.run(BATCH).ids.tolist() == [[0, 0]] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -116,24 +117,24 @@ def _hooks(session: CpuSession) -> dict[str, Callable[[], object]]:
         "read_kv": lambda: native.read_kv(0, 1, True),
         "write_kv": lambda: native.write_kv(0, 0, False, block),
         "slow_down": lambda: session.slow_down(0.12),
+        "start": lambda: hold(session, 2),
         "run": lambda: session.run(BATCH),
     }
 
 
 def decode_with_signal(session: CpuSession, handle: Callable[[], None], *, steps: int) -> None:
     """Steps that follow each other, so many at most; a signal handler calls `handle` in the middle of one."""
-    repeat = repeat_of(steps, 2, stop=np.zeros(1, np.int32))
     session.slow_down(0.12)  # a step asks for signals after 100 ms
 
     def send() -> None:
-        while session.steps_done(repeat) == 0:
-            time.sleep(0.001)
+        time.sleep(0.15)
         os.kill(os.getpid(), signal.SIGALRM)
 
     signal.signal(signal.SIGALRM, lambda *_: handle())
     sender = threading.Thread(target=send)
     sender.start()
-    assert session.decode(DECODING, repeat) == steps
+    ahead = Ahead(most_steps=steps, seconds=60, stop=np.zeros(1, np.int32))
+    assert session.run(DECODING, ahead).ids.shape == (steps, 2)
     sender.join()
 
 
@@ -161,6 +162,7 @@ def hooks_beside_close() -> None:
     plan, section = one_step_plan("gather_rows.f32.avx2", [x], {}, BATCH, kv)
     for round in range(10):
         session = open_native(plan, section, SessionOptions(num_blocks=16, threads=1 + round % 2), "avx2")
+        hold(session, 2)
         hooks = {name: hook for name, hook in _hooks(session).items() if name != "slow_down"}
         refused: list[str] = []
         ready = threading.Barrier(len(hooks) + 1)
@@ -213,25 +215,27 @@ def a_handler_in_a_step() -> None:
     assert all("signal handler" in words for words in refused), refused
     assert os.sched_getaffinity(0) == before
     session.slow_down(0)
-    assert session.run(BATCH).ids.tolist() == other.run(BATCH).ids.tolist() == [0, 0]
+    assert session.run(BATCH).ids.tolist() == other.run(BATCH).ids.tolist() == [[0, 0]]
 
 
 def a_planted_race() -> None:
-    """What steps draw is read without asking how many are done: ThreadSanitizer has to report it (.ci/tsan)."""
+    """The block tables of a batch change while it is read: ThreadSanitizer has to report it (.ci/tsan)."""
     session = open_small(2)
-    repeat = repeat_of(8, 2)
+    tables = np.full((2, 1 << 16), -1, np.int32)
+    tables[:, :2] = BATCH.block_tables
+    batch, same = dataclasses.replace(BATCH, block_tables=tables), tables.copy()
     over = threading.Event()
 
-    def read() -> None:
+    def write() -> None:
         while not over.is_set():
-            crc32(repeat.ids.view(np.uint8).reshape(-1))
+            np.copyto(tables, same)
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    session.slow_down(0.01)
-    session.decode(DECODING, repeat)
+    writer = threading.Thread(target=write)
+    writer.start()
+    for _ in range(50):
+        session.run(batch)
     over.set()
-    reader.join()
+    writer.join()
 
 
 USES = {

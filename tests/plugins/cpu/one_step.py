@@ -30,7 +30,7 @@ from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op, find_target
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import SampleRows, StepBatch
+from ingot.step_io import SequenceRules, Session, StepBatch
 
 LEVELS = ("avx2", "avx512", "avx512bf16", "amx")
 VOCAB = 7
@@ -133,24 +133,10 @@ class Quantised(Packed):
 Input = Array | Packed | None
 
 
-def draws(rows: Sequence[int] = (), **changes: Sequence[float]) -> SampleRows:
-    """Greedy draws from the given rows; `changes` replace fields."""
-    count = len(rows)
-
-    def floats(name: str, usual: float) -> npt.NDArray[np.float32]:
-        return np.asarray(changes.get(name, [usual] * count), dtype=np.float32)
-
-    def wide(name: str) -> npt.NDArray[np.uint64]:
-        return np.asarray(changes.get(name, [0] * count), dtype=np.uint64)
-
-    return SampleRows(
-        row=np.asarray(rows, dtype=np.int32),
-        temperature=floats("temperature", 0),
-        top_k=np.asarray(changes.get("top_k", [0] * count), dtype=np.int32),
-        top_p=floats("top_p", 1),
-        seed=wide("seed"),
-        counter=wide("counter"),
-    )
+def hold(session: Session, count: int, rules: SequenceRules | None = None) -> None:
+    """Sequences in the first slots, of one token each; greedy ones unless rules are given."""
+    for slot in range(count):
+        session.start(slot, rules or SequenceRules(), np.zeros(1, np.int32), 1)
 
 
 def batch_of(
@@ -158,11 +144,11 @@ def batch_of(
     tables: Sequence[Sequence[int]],
     logit_rows: Sequence[int] = (),
     *,
-    sample: SampleRows | None = None,
+    draws: Sequence[int] = (),
     want_logits: bool = False,
     ids: npt.NDArray[np.int32] | None = None,
 ) -> StepBatch:
-    """lengths: (past, new) tokens per sequence; tables: blocks per sequence."""
+    """lengths: (past, new) tokens per sequence; tables: blocks per sequence. Sequence s is in slot s."""
     new = [each[1] for each in lengths]
     width = max(len(table) for table in tables)
     return StepBatch(
@@ -171,7 +157,8 @@ def batch_of(
         past_lengths=np.array([each[0] for each in lengths], dtype=np.int32),
         block_tables=np.array([[*table, *[-1] * (width - len(table))] for table in tables], dtype=np.int32),
         logit_rows=np.array(logit_rows, dtype=np.int32),
-        sample=sample or draws(),
+        slots=np.arange(len(lengths), dtype=np.int32),
+        draws=np.array(draws, dtype=np.int32),
         want_logits=want_logits,
     )
 
@@ -275,7 +262,7 @@ def open_step(
     pieces: int = 1,
     tactics: str | None = None,
 ) -> CpuSession:
-    """A session with the inputs in place and the cache's slots copied in."""
+    """A session with the inputs in place, the cache's slots copied in, and a greedy sequence in every slot."""
     plan, section = one_step_plan(kernel, inputs, attrs, batch, cache.layout if cache else NO_KV, pieces=pieces)
     if tactics is not None:
         plan = dataclasses.replace(plan, tactics={"step": tactics})
@@ -286,6 +273,7 @@ def open_step(
             session.native.write_buffer(f"in{index}", np.ascontiguousarray(value, dtype=np.float32))
     if cache:
         load_cache(session, cache)
+    hold(session, plan.limits.max_batch_size)
     return session
 
 

@@ -1,5 +1,7 @@
 """Plans of lm_head alone, with a screen, and steps through them."""
 
+import dataclasses
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,8 +11,8 @@ from ingot.plugins.op import Array
 from ingot.plugins.ops.screen import GROUP, dither, half_codes
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import SampleRows, StepBatch
-from tests.plugins.cpu.one_step import NO_KV, Packed, Quantised, packed_weight, plain_batch, runnable_isa
+from ingot.step_io import SequenceRules, StepBatch
+from tests.plugins.cpu.one_step import NO_KV, Packed, Quantised, batch_of, hold, packed_weight, runnable_isa
 
 PRODUCT: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "int8"}
 
@@ -85,36 +87,17 @@ def screened_plan(isa: str, x: Array, head: QuantisedRows, pieces: int = 1) -> t
 
 
 def open_screened(isa: str, x: Array, head: QuantisedRows, *, threads: int = 1, pieces: int = 1) -> CpuSession:
-    """A session with x in place."""
+    """A session with x in place, and greedy sequences that want nothing but their tokens in all slots."""
     plan, section = screened_plan(isa, x, head, pieces)
     session = open_native(
-        plan, section, SessionOptions(num_blocks=8, threads=threads), runnable_isa(plan.screen[1].kernel)
+        plan, section, SessionOptions(num_blocks=len(x), threads=threads), runnable_isa(plan.screen[1].kernel)
     )
     session.native.write_buffer("x", np.ascontiguousarray(x))
+    hold(session, plan.limits.max_batch_size, SequenceRules(log_prob=False))
     return session
 
 
-def greedy(rows: int, *, log_probs: bool = False, temperature: float = 0.0) -> SampleRows:
-    """A draw from each row."""
-    return SampleRows(
-        row=np.arange(rows, dtype=np.int32),
-        temperature=np.full(rows, temperature, np.float32),
-        top_k=np.zeros(rows, np.int32),
-        top_p=np.ones(rows, np.float32),
-        seed=np.zeros(rows, np.uint64),
-        counter=np.zeros(rows, np.uint64),
-        log_probs=np.full(rows, log_probs),
-    )
-
-
-def step_of(rows: int, sample: SampleRows, *, want_logits: bool = False) -> StepBatch:
-    batch = plain_batch(rows, range(rows))
-    return StepBatch(
-        ids=batch.ids,
-        query_starts=batch.query_starts,
-        past_lengths=batch.past_lengths,
-        block_tables=batch.block_tables,
-        logit_rows=batch.logit_rows,
-        sample=sample,
-        want_logits=want_logits,
-    )
+def step_of(rows: int, *, want_logits: bool = False) -> StepBatch:
+    """A draw from each row: sequences of one token each."""
+    batch = batch_of([(0, 1)] * rows, [[row] for row in range(rows)], range(rows), draws=range(rows))
+    return dataclasses.replace(batch, ids=np.zeros(rows, np.int32), want_logits=want_logits)

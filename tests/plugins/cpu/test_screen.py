@@ -14,9 +14,10 @@ from ingot.plugins.ops.screen import decide, dither, half_codes
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.target import SessionOptions
 from ingot.plugins.weight_values import product
-from ingot.step_io import NO_LOG_PROB
+from ingot.step_io import NO_LOG_PROB, Ending, SequenceRules
 from ingot.step_work import SCREEN_ROWS
-from tests.plugins.cpu.screened import greedy, open_screened, screened_plan, step_of
+from tests.plugins.cpu.one_step import hold
+from tests.plugins.cpu.screened import open_screened, screened_plan, step_of
 from tests.plugins.ops.screens import CASES, head_of, rows_of
 
 pytestmark = pytest.mark.native
@@ -36,11 +37,11 @@ def test_tokens_are_those_of_the_full_product(isa: str, case: str) -> None:
         x, head = CASES[case](k)
         rows = len(x)
         session = open_screened(isa, x, head, threads=(1, 2, 5)[index % 3], pieces=1 + index % 2)
-        full = session.run(step_of(rows, greedy(rows), want_logits=True))
+        full = session.run(step_of(rows, want_logits=True))
         assert full.logits is not None
         assert session.native.screen_counts == (0, 0, 0, 0)
-        screened = session.run(step_of(rows, greedy(rows)))
-        assert screened.ids.tolist() == full.ids.tolist() == full.logits.argmax(axis=1).tolist()
+        screened = session.run(step_of(rows))
+        assert screened.ids.tolist() == full.ids.tolist() == [full.logits.argmax(axis=1).tolist()]
         assert (screened.log_probs == NO_LOG_PROB).all()
         ids, counts = expected(x, head)
         undecided = -1 in ids
@@ -54,7 +55,7 @@ def test_small_vocabularies_and_many_threads(isa: str, vocab: int) -> None:
     x, head = rows_of(3, 65), head_of(vocab, 65)
     head.scale[vocab // 2] *= np.float32(50)  # far ahead, or far behind
     session = open_screened(isa, x, head, threads=5)
-    assert session.run(step_of(3, greedy(3))).ids.tolist() == product(x, head, "int8").argmax(axis=1).tolist()
+    assert session.run(step_of(3)).ids[0].tolist() == product(x, head, "int8").argmax(axis=1).tolist()
     assert session.native.screen_counts[0] == 1
     session.close()
 
@@ -63,7 +64,7 @@ def test_small_vocabularies_and_many_threads(isa: str, vocab: int) -> None:
 def test_long_rows(isa: str) -> None:
     x, head = rows_of(2, 20000), head_of(300, 20000)
     session = open_screened(isa, x, head, threads=2)
-    assert session.run(step_of(2, greedy(2))).ids.tolist() == product(x, head, "int8").argmax(axis=1).tolist()
+    assert session.run(step_of(2)).ids[0].tolist() == product(x, head, "int8").argmax(axis=1).tolist()
     assert session.native.screen_counts[:2] == (1, 0)
     session.close()
 
@@ -72,27 +73,31 @@ def test_logits_that_are_no_numbers_are_told_as_ever() -> None:
     x, head = rows_of(2, 64), head_of(1000, 64)
     x[1, 3] = np.nan
     session = open_screened("avx2", x, head, threads=2)
-    found = session.run(step_of(2, greedy(2)))
-    assert np.isnan(found.log_probs).tolist() == [False, True]
-    assert found.log_probs[0] == NO_LOG_PROB
+    found = session.run(step_of(2))
+    assert np.isnan(found.log_probs).tolist() == [[False, True]]
+    assert found.log_probs[0, 0] == NO_LOG_PROB
+    assert found.ends.tolist() == [Ending.NONE, Ending.FAILED]
     assert session.native.screen_counts == (1, 1, 0, 0)
     session.close()
 
 
-def test_whoever_wants_more_gets_the_full_product() -> None:
+def test_sequences_that_want_more_get_the_full_product() -> None:
     x, head = rows_of(SCREEN_ROWS + 1, 64), head_of(1000, 64)
     session = open_screened("avx2", x, head)
-    alone = session.run(step_of(1, greedy(1, log_probs=True)))
-    assert alone.log_probs[0] < 0
-    assert session.run(step_of(1, greedy(1, temperature=0.5))).log_probs[0] == NO_LOG_PROB
-    mixed = dataclasses.replace(greedy(2), log_probs=np.array([True, False]))
-    assert session.run(step_of(2, mixed)).log_probs.tolist() == [alone.log_probs[0], NO_LOG_PROB]
-    assert session.run(step_of(1, dataclasses.replace(greedy(1), log_probs=None))).log_probs[0] == alone.log_probs[0]
-    tapped, outputs = session.run_tapped(step_of(1, greedy(1)), ["full"])
-    assert tapped.ids.tolist() == outputs["full"]["logits"].argmax(axis=1).tolist() == alone.ids.tolist()
-    session.run(step_of(SCREEN_ROWS + 1, greedy(SCREEN_ROWS + 1)))
+    usual = SequenceRules(log_prob=False)
+    hold(session, 1, SequenceRules())
+    alone = session.run(step_of(1))
+    assert alone.log_probs[0, 0] < 0
+    assert session.run(step_of(2)).log_probs.tolist() == [[alone.log_probs[0, 0], NO_LOG_PROB]]
+    for more in ({"temperature": 0.5}, {"top": 0}, {"logit_bias": ((3, 1.0),)}, {"repetition_penalty": 1.1}):
+        hold(session, 1, dataclasses.replace(usual, **more))
+        assert session.run(step_of(1)).log_probs[0, 0] == NO_LOG_PROB
+    hold(session, 1, usual)
+    tapped, outputs = session.run_tapped(step_of(1), ["full"])
+    assert tapped.ids[0].tolist() == outputs["full"]["logits"].argmax(axis=1).tolist() == alone.ids[0].tolist()
+    session.run(step_of(SCREEN_ROWS + 1))
     assert session.native.screen_counts[0] == 0
-    session.run(step_of(SCREEN_ROWS, greedy(SCREEN_ROWS)))
+    session.run(step_of(SCREEN_ROWS))
     assert session.native.screen_counts[:3] == (1, 0, SCREEN_ROWS)
     session.close()
 

@@ -18,8 +18,8 @@ from ingot.errors import CapacityError, EngineError, RequestError, UsageError
 from ingot.plan import Attr, Plan
 from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import StepBatch
-from tests.plugins.cpu.one_step import Packed, batch_of, draws, native_outputs, one_step_plan, open_step, plain_batch
+from ingot.step_io import KnownTokens, StepBatch
+from tests.plugins.cpu.one_step import Packed, batch_of, native_outputs, one_step_plan, open_step, plain_batch
 
 pytestmark = pytest.mark.native
 
@@ -194,7 +194,7 @@ def _i32(*values: int) -> Any:
     return np.array(values, dtype=np.int32)
 
 
-GOOD = batch_of([(20, 2), (0, 1)], [[0, 1], [2]], [1, 2], sample=draws([0, 1]))
+GOOD = batch_of([(20, 2), (0, 1)], [[0, 1], [2]], [1, 2], draws=[0, 1])
 BAD = [
     ({"ids": _i32(0, 7, 0)}, "token id 1 is 7"),
     ({"ids": _i32(0, -1, 0)}, "token id 1 is -1"),
@@ -216,12 +216,17 @@ BAD = [
     ({"block_tables": np.array([[0, 1]], np.int32)}, "one row per sequence"),
     ({"logit_rows": _i32(2, 1)}, "ascend"),
     ({"logit_rows": _i32(1, 3)}, "logit row 1 is 3"),
-    ({"sample": draws([0, 2])}, "a sample row is 2"),
-    ({"sample": draws([0, 1], temperature=[0, float("nan")])}, "temperature"),
-    ({"sample": draws([0, 1], temperature=[0, -1])}, "temperature"),
-    ({"sample": draws([0, 1], top_p=[0, 1])}, "top_p"),
-    ({"sample": draws([0, 1], top_k=[0, -1])}, "top_k"),
-    ({"sample": dataclasses.replace(draws([0, 1]), seed=np.zeros(1, np.uint64))}, "equal lengths"),
+    ({"draws": _i32(0, 2)}, "the row of a draw is 2"),
+    ({"draws": _i32(0, -1)}, "the row of a draw is -1"),
+    ({"draws": _i32(1, 1)}, "draws once"),
+    ({"slots": _i32(0)}, "slots must have one entry per sequence"),
+    ({"slots": _i32(0, 99)}, "a slot is 99"),
+    ({"slots": _i32(0, -1)}, "a slot is -1"),
+    ({"ids": _i32(-1, 0, 0), "slots": _i32(-1, 1), "draws": _i32(1)}, "a slot is -1"),
+    ({"known": KnownTokens(row=_i32(2), token=_i32(0), top=_i32(0))}, "the row of a known token is 2"),
+    ({"known": KnownTokens(row=_i32(1), token=_i32(7), top=_i32(0))}, "a known token is 7"),
+    ({"known": KnownTokens(row=_i32(1), token=_i32(0), top=_i32(8))}, "fewer tokens"),
+    ({"known": KnownTokens(row=_i32(1), token=_i32(0), top=_i32())}, "equal lengths"),
 ]
 
 
@@ -230,12 +235,12 @@ def test_a_wrong_batch_is_refused_and_the_next_one_runs(changes: dict[str, Any],
     session = _session()
     with pytest.raises(RequestError, match=words):
         session.run(dataclasses.replace(GOOD, **changes))
-    assert session.run(GOOD).ids.tolist() == [0, 0]
+    assert session.run(GOOD).ids.tolist() == [[0, 0]]
 
 
 def test_a_prefix_may_be_shared_while_nobody_writes_it() -> None:
-    shared = batch_of([(16, 1), (16, 1)], [[0, 1], [0, 2]], [1], sample=draws([0]))
-    assert len(_session().run(shared).ids) == 1
+    shared = batch_of([(16, 1), (16, 1)], [[0, 1], [0, 2]], [1], draws=[0])
+    assert _session().run(shared).ids.shape == (1, 1)
     with pytest.raises(RequestError, match="block 0 is written"):
         _session().run(batch_of([(16, 1), (15, 1)], [[0, 1], [0]]))
 
@@ -296,7 +301,7 @@ def test_slow_down_and_interruption() -> None:
         session.run(GOOD)
     assert time.monotonic() - begin < 5
     session.slow_down(0)
-    assert session.run(GOOD).ids.tolist() == [0, 0]
+    assert session.run(GOOD).ids.tolist() == [[0, 0]]
 
 
 def test_other_python_threads_go_on_during_a_step() -> None:
@@ -354,9 +359,9 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
         child = os.fork()
     if child == 0:
         signal.alarm(20)
-        os._exit(0 if session.run(GOOD).ids.tolist() == [0, 0] else 1)
+        os._exit(0 if session.run(GOOD).ids.tolist() == [[0, 0]] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert session.run(GOOD).ids.tolist() == [0, 0]
+    assert session.run(GOOD).ids.tolist() == [[0, 0]]
 
 
 def test_the_affinity_of_the_caller_is_given_back() -> None:

@@ -21,16 +21,16 @@ from ingot.errors import EngineError, NoKernelError, RequestError
 from ingot.plan import Plan
 from ingot.plugins.cuda.gpu import find_gpus
 from ingot.plugins.cuda.session import CudaSession
-from ingot.plugins.ops.sample import sample
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import LoadedEngine, load_engine
-from ingot.step_io import Float32, SampleRows, Session, StepBatch, StepResult
+from ingot.step_io import Float32, SequenceRules, Session, StepBatch, StepResult
 from tests.handmade import write_model
-from tests.plugins.cpu.one_step import batch_of, draws, one_step_plan
+from tests.plugins.cpu.one_step import batch_of, one_step_plan
 from tests.plugins.cuda.one_step import layout_of, open_gpu
+from tests.plugins.ops.draws import Drawing, drawing_batch, expected_draws, rows_of, start_all
 
 TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f16": 3e-3}  # of the range of the logits
 MIXTURES = ("mixtral", "qwen3_moe")
@@ -175,11 +175,11 @@ def test_greedy_draws_are_those_of_the_specification(gpu: ctypes.CDLL) -> None:
     logits[3] = -np.inf
     logits[4, 776] = np.inf
     logits[5] = 1
-    found, expected = _draw(gpu, logits, draws([0, 1, 2, 3, 4, 5, 5]))
+    found, expected = _draw(gpu, logits, [Drawing(row=row) for row in (0, 1, 2, 3, 4, 5, 5)])
     finite = [0, 1, 5, 6]
-    assert found.ids[finite].tolist() == expected.ids[finite].tolist() == [30, int(logits[1].argmax()), 0, 0]
+    assert found.ids[0, finite].tolist() == expected.ids[0, finite].tolist() == [30, int(logits[1].argmax()), 0, 0]
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
-    assert np.isnan(found.log_probs[[2, 3, 4]]).all()
+    assert np.isnan(found.log_probs[0, [2, 3, 4]]).all()
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (1, 1.0), (7, 1.0), (0, 0.7), (0, 1e-6), (40, 0.9), (3, 0.999)])
@@ -189,40 +189,41 @@ def test_random_draws_are_those_of_the_specification(gpu: ctypes.CDLL, top_k: in
     logits = random.standard_normal((6, 1300)).astype(np.float32) * 3
     logits[3:] = np.round(logits[3:])
     logits[5, 100:] = -np.inf
-    rows = [row for row in range(6) for _ in range(8)]
-    count = len(rows)
-    given = draws(
-        rows,
-        temperature=random.uniform(0.3, 2, count).tolist(),
-        top_k=[top_k] * count,
-        top_p=[top_p] * count,
-        seed=random.integers(0, 2**63, count).tolist(),
-        counter=range(count),
-    )
+    given = [
+        Drawing(
+            row=place // 8,
+            rules=SequenceRules(
+                temperature=float(random.uniform(0.3, 2)), top_k=top_k, top_p=top_p, seed=int(random.integers(0, 2**63))
+            ),
+            generated=[0] * place,
+        )
+        for place in range(48)
+    ]
     found, expected = _draw(gpu, logits, given)
     assert found.ids.tolist() == expected.ids.tolist()
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
-    assert top_k == 1 or top_p < 0.1 or len(set(found.ids.tolist())) > 6
+    assert top_k == 1 or top_p < 0.1 or len(set(found.ids[0].tolist())) > 6
 
 
-def _draw(driver: ctypes.CDLL, logits: Float32, rows: SampleRows) -> tuple[StepResult, StepResult]:
+def _draw(driver: ctypes.CDLL, logits: Float32, drawings: Sequence[Drawing]) -> tuple[StepResult, StepResult]:
     """(on the GPU, by the specification); threads run in both orders."""
-    tokens = max(len(logits), len(rows.row))
-    logits = np.concatenate([logits, np.zeros((tokens - len(logits), logits.shape[1]), np.float32)])
-    batch = batch_of([(0, tokens)], [range(-(-tokens // 16))], range(tokens), sample=rows)
+    batch, expected = drawing_batch(len(drawings)), expected_draws(logits, drawings)
+    logits = rows_of(logits, drawings)
     inputs = [logits, np.zeros_like(logits)]
     plan, section = one_step_plan("add.f32.sm80", inputs, {}, batch, layout_of(DType.BF16), gives_logits=True)
-    session = open_gpu(plan, section, 8)
+    session = open_gpu(plan, section, len(drawings))
     for index, values in enumerate(inputs):
         offset = next(buffer.offset for buffer in plan.buffers if buffer.name == f"in{index}")
         session.device.upload(session.addresses.arena + offset, values)
+    start_all(session, drawings)
     found = session.run(batch)
     driver.emulated_run_backwards(1)
+    start_all(session, drawings)
     again = session.run(batch)
     session.close()
     assert found.ids.tolist() == again.ids.tolist()
     np.testing.assert_array_equal(found.log_probs, again.log_probs)
-    return found, sample(logits, rows)
+    return found, expected
 
 
 def test_every_step_is_tapped(gpu: ctypes.CDLL, engine: Path) -> None:
@@ -288,7 +289,7 @@ def _batches() -> Iterator[tuple[str, StepBatch]]:
     yield "out of range", batch_of([(0, 4)], [[0]], [4], ids=ids)
     yield "too small", batch_of([(16, 4)], [[0]], ids=ids)
     yield "would reach", batch_of([(62, 4)], [[0, 1, 2, 3, 4]], ids=ids)
-    yield "does not have", batch_of([(0, 4)], [[0]], [3], ids=ids, sample=draws([1]))
+    yield "does not have", batch_of([(0, 4)], [[0]], [3], ids=ids, draws=[1])
     yield "do not cut", batch_of([(0, 4), (3, 0)], [[0], [1]], ids=ids)
     yield "limits", batch_of([(0, 49)], [[0, 1, 2, 3]], ids=np.zeros(49, np.int32))
 

@@ -9,7 +9,7 @@ from ingot.plan import Attr, KvLayout
 from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
-from ingot.step_io import SampleRows, StepBatch
+from ingot.step_io import StepBatch
 
 LAYOUT = KvLayout(num_layers=2, kv_heads=2, head_dim=4, tokens_per_block=3, dtype=DType.F32)
 
@@ -40,22 +40,14 @@ def make_batch(
     logit_rows: Sequence[int] = (),
 ) -> StepBatch:
     """counts[s] of the ids belong to sequence s, after past[s] tokens in the cache."""
-    empty, wide = np.empty(0, np.int32), np.empty(0, np.uint64)
-    draws = SampleRows(
-        row=empty,
-        temperature=empty.astype(np.float32),
-        top_k=empty,
-        top_p=empty.astype(np.float32),
-        seed=wide,
-        counter=wide,
-    )
     return StepBatch(
         ids=np.array(ids, np.int32),
         query_starts=np.cumsum([0, *counts]).astype(np.int32),
         past_lengths=np.array(past, np.int32),
         block_tables=np.array(tables, np.int32),
         logit_rows=np.array(logit_rows, np.int32),
-        sample=draws,
+        slots=np.full(len(past), -1, np.int32),
+        draws=np.empty(0, np.int32),
     )
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ingot.plugins.ops.sample import draw, edited, sample, uniform
-from ingot.step_io import ProbRows, SampleRows
-from tests.plugins.ops.draws import make_rules
+from ingot.plugins.ops.sample import Draw, draw_token, edited, sample, uniform
+from ingot.step_io import SequenceRules
 
 Array = npt.NDArray[np.float32]
 
@@ -56,7 +55,7 @@ def test_draws_follow_the_distribution(temperature: float, top_k: int, top_p: fl
     draws = 4000
     counts: dict[int, int] = {}
     for counter in range(draws):
-        token = draw(logits, temperature, top_k, top_p, 7, counter, min_p)
+        token = draw_token(logits, temperature, top_k, top_p, 7, counter, min_p)
         counts[token] = counts.get(token, 0) + 1
     assert set(counts) <= set(expected)
     freedom = len(expected) - 1
@@ -79,25 +78,20 @@ def test_philox_known_answer() -> None:
 
 def test_ties_go_to_the_lower_id() -> None:
     logits = np.array([1, 3, 3, 0, 3], np.float32)
-    assert draw(logits, 0, 0, 1.0, 0, 0) == 1
-    assert {draw(logits, 1.0, 2, 1.0, 5, counter) for counter in range(60)} == {1, 2}
-    assert {draw(logits, 1.0, 0, 0.5, 5, counter) for counter in range(60)} == {1, 2}
+    assert draw_token(logits, 0, 0, 1.0, 0, 0) == 1
+    assert {draw_token(logits, 1.0, 2, 1.0, 5, counter) for counter in range(60)} == {1, 2}
+    assert {draw_token(logits, 1.0, 0, 0.5, 5, counter) for counter in range(60)} == {1, 2}
 
 
 def test_a_draw_depends_on_its_row_alone() -> None:
     logits = np.random.default_rng(2).standard_normal((3, 30)).astype(np.float32)
 
-    def rows(order: list[int]) -> SampleRows:
-        return SampleRows(
-            row=np.array(order, np.int32),
-            temperature=np.array([0, 1.5, 0.7], np.float32)[order],
-            top_k=np.array([0, 0, 9], np.int32)[order],
-            top_p=np.array([1, 0.9, 1], np.float32)[order],
-            seed=np.array([1, 2**64 - 1, 3], np.uint64)[order],
-            counter=np.array([0, 2**40, 5], np.uint64)[order],
-        )
-
-    drawn, other = sample(logits, rows([0, 1, 2])), sample(logits, rows([2, 0, 1]))
+    draws = [
+        Draw(row=0, rules=SequenceRules(seed=1)),
+        Draw(row=1, rules=SequenceRules(temperature=1.5, top_p=0.9, seed=2**64 - 1), counter=2**40),
+        Draw(row=2, rules=SequenceRules(temperature=0.7, top_k=9, seed=3), counter=5),
+    ]
+    drawn, other = sample(logits, draws), sample(logits, [draws[2], draws[0], draws[1]])
     ids, log_probs = drawn.ids, drawn.log_probs
     assert ids.tolist() == other.ids[[1, 2, 0]].tolist()
     assert log_probs.tolist() == other.log_probs[[1, 2, 0]].tolist()
@@ -130,25 +124,29 @@ def test_rules_change_logits_exactly(seed: int) -> None:
     prompt, output = prompt[: seed * 2], output[: 20 - seed]
     bias = {int(token): float(random.choice([-np.inf, -1.5, 0.3, 4.0])) for token in random.integers(0, 30, 5)}
     penalties = (1.7, -0.4, 0.9) if seed % 2 else (0.6, 1.1, -0.2)
-    rules = make_rules([(bias, prompt, output, penalties, 0.0)])
-    assert edited(logits, rules, 0).tolist() == plain_rules(logits, bias, prompt, output, penalties)
+    rules = SequenceRules(
+        repetition_penalty=penalties[0], frequency_penalty=penalties[1], presence_penalty=penalties[2]
+    )
+    draw = Draw(
+        row=0,
+        rules=rules,
+        bias_ids=list(bias),
+        bias=list(bias.values()),
+        history=[*prompt, *output],
+        num_prompt=len(prompt),
+    )
+    assert edited(logits, draw).tolist() == plain_rules(logits, bias, prompt, output, penalties)
 
 
 def test_probabilities_are_those_of_the_raw_logits() -> None:
     logits = (np.random.default_rng(8).standard_normal((2, 40)) * 2).astype(np.float32)
     logits[1, 5] = logits[1, 9] = logits[1].max() + 1  # a tie: the lower id is ahead
-    ban = {int(logits[0].argmax()): -np.inf}
-    rows = SampleRows(
-        row=np.array([0, 1, 1], np.int32),
-        temperature=np.zeros(3, np.float32),
-        top_k=np.zeros(3, np.int32),
-        top_p=np.ones(3, np.float32),
-        seed=np.zeros(3, np.uint64),
-        counter=np.zeros(3, np.uint64),
-        rules=make_rules([(ban, [], [], (1.0, 0.0, 0.0), 0.0), *[({}, [], [], (1.0, 0.0, 0.0), 0.0)] * 2]),
-        probs=ProbRows(given=np.array([-1, 9, 3], np.int32), top_starts=np.array([0, 3, 3, 43], np.int32)),
-    )
-    result = sample(logits, rows)
+    draws = [
+        Draw(row=0, rules=SequenceRules(top=3), bias_ids=[int(logits[0].argmax())], bias=[-np.inf]),
+        Draw(row=1, rules=SequenceRules(top=0), known=9),
+        Draw(row=1, rules=SequenceRules(top=40), known=3),
+    ]
+    result = sample(logits, draws)
     order = np.argsort(-logits, axis=1, kind="stable")
     wide = logits.astype(np.float64)
     expected = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
@@ -164,15 +162,7 @@ def test_probabilities_are_those_of_the_raw_logits() -> None:
 
 
 def test_rules_that_leave_nothing() -> None:
-    rows = SampleRows(
-        row=np.zeros(1, np.int32),
-        temperature=np.ones(1, np.float32),
-        top_k=np.zeros(1, np.int32),
-        top_p=np.ones(1, np.float32),
-        seed=np.zeros(1, np.uint64),
-        counter=np.zeros(1, np.uint64),
-        rules=make_rules([({token: -np.inf for token in range(4)}, [], [], (1.0, 0.0, 0.0), 0.0)]),
-    )
-    result = sample(np.ones((1, 4), np.float32), rows)
+    draw = Draw(row=0, rules=SequenceRules(temperature=1), bias_ids=range(4), bias=[-np.inf] * 4)
+    result = sample(np.ones((1, 4), np.float32), [draw])
     assert result.ids.tolist() == [-1]
     assert result.log_probs.tolist() == [-np.inf]

@@ -1,0 +1,124 @@
+#include "sampling/sequence.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace ingot {
+namespace {
+
+void require(bool holds, const std::string& otherwise) {
+  if (!holds) throw std::invalid_argument(otherwise);
+}
+
+void require_token(const char* what, int64_t token, int64_t vocab) {
+  require(token >= 0 && token < vocab,
+          std::string(what) + " is " + std::to_string(token) + ", expected 0 to " + std::to_string(vocab - 1));
+}
+
+bool finite(double value) { return std::isfinite(static_cast<float>(value)); }
+
+void check_rules(const SequenceRules& rules, int64_t vocab) {
+  require(finite(rules.temperature) && rules.temperature >= 0, "temperature must be a number >= 0");
+  require(rules.top_k >= 0 && rules.top_k <= std::numeric_limits<int32_t>::max(), "top_k must be >= 0");
+  require(rules.top_p > 0 && rules.top_p <= 1, "top_p must be > 0 and <= 1");
+  require(rules.min_p >= 0 && rules.min_p <= 1, "min_p must be 0 to 1");
+  require(finite(rules.repetition_penalty) && rules.repetition_penalty > 0, "repetition_penalty must be > 0");
+  require(finite(rules.frequency_penalty) && finite(rules.presence_penalty), "penalties must be numbers");
+  for (const auto& [token, bias] : rules.logit_bias) {
+    require_token("a biased token", token, vocab);
+    require(bias < HUGE_VALF, "a bias must be a number or -inf");
+  }
+  for (const auto& word : rules.bad_words) {
+    require(!word.empty(), "a bad word has no token");
+    require_token("the last token of a bad word", word.back(), vocab);
+  }
+  for (const auto& word : rules.stop_words) require(!word.empty(), "a stop word has no token");
+  for (const int32_t token : rules.end_ids)
+    if (rules.min_tokens > 0) require_token("an end token that min_tokens bans", token, vocab);
+  require(rules.top >= -1 && rules.top <= vocab, "there are fewer tokens than wanted");
+}
+
+}  // namespace
+
+Sequence::Sequence(SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt, int64_t vocab)
+    : rules_(std::move(rules)), tokens_(tokens.begin(), tokens.end()), num_prompt_(num_prompt) {
+  check_rules(rules_, vocab);
+  require(num_prompt >= 0 && num_prompt <= static_cast<int64_t>(tokens_.size()), "num_prompt is beyond the tokens");
+  require(!tokens_.empty(), "a sequence has one token at least");
+  for (const int32_t token : tokens_) require_token("a token of the sequence", token, vocab);
+  require(num_generated() < rules_.max_tokens, "the sequence has as many tokens as it may have");
+  draw_.temperature = static_cast<float>(rules_.temperature);
+  draw_.top_k = static_cast<int32_t>(rules_.top_k);
+  draw_.top_p = static_cast<float>(rules_.top_p);
+  draw_.min_p = static_cast<float>(rules_.min_p);
+  draw_.seed = rules_.seed;
+  draw_.repetition_penalty = static_cast<float>(rules_.repetition_penalty);
+  draw_.frequency_penalty = static_cast<float>(rules_.frequency_penalty);
+  draw_.presence_penalty = static_cast<float>(rules_.presence_penalty);
+  draw_.num_top = static_cast<int32_t>(std::max<int64_t>(rules_.top, 0));
+  penalises_ = rules_.repetition_penalty != 1 || rules_.frequency_penalty != 0 || rules_.presence_penalty != 0;
+  plain_ = !penalises_ && rules_.logit_bias.empty() && rules_.bad_words.empty() && rules_.min_tokens == 0 &&
+           rules_.min_p == 0 && rules_.top < 0;
+  for (const auto& [token, bias] : rules_.logit_bias) {
+    bias_ids_.push_back(token);
+    bias_.push_back(static_cast<float>(bias));
+  }
+  for (const std::vector<int32_t>& word : rules_.bad_words)
+    if (word.size() == 1) ban(word.back());
+  num_lasting_ = bias_.size();
+}
+
+Draw Sequence::next() {
+  if (ending_ != Ending::kNone) throw std::invalid_argument("a sequence that has ended draws no more");
+  bias_ids_.resize(num_lasting_);
+  bias_.resize(num_lasting_);
+  for (const std::vector<int32_t>& word : rules_.bad_words)
+    if (word.size() > 1 && generated_end_with(std::span(word).first(word.size() - 1))) ban(word.back());
+  if (num_generated() < rules_.min_tokens)
+    for (const int32_t token : rules_.end_ids) ban(token);
+  Draw draw = draw_;
+  draw.counter = static_cast<uint64_t>(num_generated());
+  draw.bias_ids = bias_ids_.data();
+  draw.bias = bias_.data();
+  draw.num_biases = static_cast<int64_t>(bias_ids_.size());
+  if (penalises_) {
+    draw.history = tokens_.data();
+    draw.history_length = static_cast<int64_t>(tokens_.size());
+    draw.num_prompt = num_prompt_;
+  }
+  return draw;
+}
+
+void Sequence::take(int32_t token, float log_prob) {
+  if (token < 0 || !std::isfinite(log_prob)) {
+    ending_ = Ending::kFailed;
+    return;
+  }
+  tokens_.push_back(token);
+  if (num_generated() >= rules_.min_tokens && stops())
+    ending_ = Ending::kStop;
+  else if (num_generated() >= rules_.max_tokens)
+    ending_ = Ending::kLength;
+}
+
+bool Sequence::stops() const {
+  return std::ranges::find(rules_.end_ids, tokens_.back()) != rules_.end_ids.end() ||
+         std::ranges::any_of(rules_.stop_words, [this](const auto& word) { return generated_end_with(word); });
+}
+
+// A word does not begin in the prompt.
+bool Sequence::generated_end_with(std::span<const int32_t> word) const {
+  const auto length = static_cast<int64_t>(word.size());
+  return length <= num_generated() && std::equal(word.begin(), word.end(), tokens_.end() - length);
+}
+
+void Sequence::ban(int32_t token) {
+  bias_ids_.push_back(token);
+  bias_.push_back(-std::numeric_limits<float>::infinity());
+}
+
+}  // namespace ingot

@@ -1,0 +1,67 @@
+// What a session holds of one sequence: its rules and tokens. Every draw follows from them, and so does its end. The
+// specification is src/ingot/plugins/sequences.py.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <tuple>
+#include <vector>
+
+#include "ingot/kernel.h"
+
+namespace ingot {
+
+using Words = std::vector<std::vector<int32_t>>;
+
+// SequenceRules of src/ingot/step_io.py, its fields in order.
+struct SequenceRules {
+  double temperature;
+  int64_t top_k;
+  double top_p, min_p;
+  uint64_t seed;
+  double repetition_penalty, frequency_penalty, presence_penalty;
+  std::vector<std::tuple<int32_t, double>> logit_bias;
+  Words bad_words, stop_words;
+  std::vector<int32_t> end_ids;
+  int64_t min_tokens, max_tokens;
+  bool log_prob;
+  int64_t top;  // -1: neither most likely tokens nor ranks
+};
+
+enum class Ending : int32_t { kNone, kStop, kLength, kFailed };
+
+class Sequence {
+ public:
+  // Throws std::invalid_argument in words.
+  Sequence(SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt, int64_t vocab);
+
+  int32_t last() const { return tokens_.back(); }
+  Ending ending() const { return ending_; }
+  // Whether the best tokens of its rows are all that is ever wanted.
+  bool only_best() const { return plain_ && draw_.temperature == 0 && !rules_.log_prob; }
+  bool wants_log_prob() const { return rules_.log_prob; }
+  bool wants_rank() const { return rules_.top >= 0; }
+
+  // The draw to come, of no row yet. What it points to stays until `take`.
+  Draw next();
+  // Adds what was drawn, and sees whether the sequence ends with it.
+  void take(int32_t token, float log_prob);
+
+ private:
+  int64_t num_generated() const { return static_cast<int64_t>(tokens_.size()) - num_prompt_; }
+  bool generated_end_with(std::span<const int32_t> word) const;
+  bool stops() const;
+  void ban(int32_t token);
+
+  SequenceRules rules_;
+  std::vector<int32_t> tokens_;
+  int64_t num_prompt_;
+  bool penalises_, plain_;
+  Ending ending_ = Ending::kNone;
+  Draw draw_;                      // what is the same in all draws
+  std::vector<int32_t> bias_ids_;  // the lasting ones, then what is banned in the draw to come
+  std::vector<float> bias_;
+  size_t num_lasting_ = 0;
+};
+
+}  // namespace ingot

@@ -1,0 +1,146 @@
+"""What a session holds of its sequences: the specification, for sessions that draw on the host.
+
+start ─▶ [rules, tokens] ──draws──▶ Draw ──sample──▶ token ──take──▶ [rules, tokens + 1] ─▶ ... ─▶ Ending
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ingot.errors import RequestError
+from ingot.plugins.op import Array
+from ingot.plugins.ops.sample import Draw, Drawn, sample
+from ingot.step_io import LAST_DRAWN, Ending, Float32, Int32, SequenceRules, StepBatch, StepResult
+
+
+class _Held:
+    """One sequence. tokens: the prompt and what was generated."""
+
+    def __init__(self, rules: SequenceRules, tokens: list[int], num_prompt: int) -> None:
+        self.rules, self.tokens, self.num_prompt = rules, tokens, num_prompt
+        self.ending = Ending.NONE
+        self._banned = [word[0] for word in rules.bad_words if len(word) == 1]
+        self._words_after: dict[int, list[tuple[int, ...]]] = {}  # the others, by the token before the last
+        for word in rules.bad_words:
+            if len(word) > 1:
+                self._words_after.setdefault(word[-2], []).append(word)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    def draw(self, row: int) -> Draw:
+        """The next one, from this row of logits. A grammar's mask will ban tokens here."""
+        if self.ending is not Ending.NONE:
+            raise RequestError("a sequence that has ended draws no more", got=self.ending.name)
+        rules = self.rules
+        words = self._words_after.get(self.tokens[-1], ())
+        banned = self._banned + [word[-1] for word in words if self._generated_end_with(word[:-1])]
+        if self.num_generated < rules.min_tokens:
+            banned += rules.end_ids
+        return Draw(
+            row=row,
+            rules=rules,
+            counter=self.num_generated,
+            bias_ids=[*(token for token, _ in rules.logit_bias), *banned],
+            bias=[*(bias for _, bias in rules.logit_bias), *[-np.inf] * len(banned)],
+            history=self.tokens if rules.penalises else (),
+            num_prompt=self.num_prompt,
+        )
+
+    def take(self, token: int, log_prob: float) -> None:
+        """Add what was drawn."""
+        if token < 0 or not np.isfinite(log_prob):
+            self.ending = Ending.FAILED
+            return
+        self.tokens.append(token)
+        stops = token in self.rules.end_ids or any(self._generated_end_with(word) for word in self.rules.stop_words)
+        if stops and self.num_generated >= self.rules.min_tokens:
+            self.ending = Ending.STOP
+        elif self.num_generated >= self.rules.max_tokens:
+            self.ending = Ending.LENGTH
+
+    def _generated_end_with(self, word: Sequence[int]) -> bool:
+        """A word does not begin in the prompt."""
+        return len(word) <= self.num_generated and self.tokens[len(self.tokens) - len(word) :] == list(word)
+
+
+class Sequences:
+    """Those of one session, by slot."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, _Held] = {}
+
+    def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
+        """See Session.start."""
+        if not num_prompt <= len(tokens) < num_prompt + rules.max_tokens:
+            raise RequestError(
+                "a sequence cannot start so",
+                expected=f"{num_prompt} tokens of a prompt and less than {rules.max_tokens} others",
+                got=f"{len(tokens)} tokens",
+            )
+        self._held[slot] = _Held(rules, tokens.tolist(), num_prompt)
+
+    def end(self, slot: int) -> None:
+        """See Session.end."""
+        self._held.pop(slot, None)
+
+    def complete(self, batch: StepBatch) -> StepBatch:
+        """The batch with the tokens that it leaves to the session."""
+        if not (batch.ids == LAST_DRAWN).any():
+            return batch
+        ids = batch.ids.copy()
+        for slot, first in zip(batch.slots.tolist(), batch.query_starts.tolist(), strict=False):
+            if ids[first] == LAST_DRAWN:
+                ids[first] = self._at(slot).tokens[-1]
+        return dataclasses.replace(batch, ids=ids)
+
+    def draws(self, batch: StepBatch) -> list[Draw]:
+        """Those of a step: for sequences, then of known tokens. Raises RequestError where a sequence cannot draw."""
+        drawn = [self._at(slot).draw(row) for slot, row in zip(_slots(batch), batch.draws.tolist(), strict=True)]
+        known = batch.known
+        if known is None:
+            return drawn
+        rows = zip(known.row.tolist(), known.token.tolist(), known.top.tolist(), strict=True)
+        return drawn + [Draw(row=row, rules=SequenceRules(top=top), known=token) for row, token, top in rows]
+
+    def take(self, batch: StepBatch, drawn: Drawn) -> StepResult:
+        """Move the sequences of a step on by what was drawn for them."""
+        return self._take(_slots(batch), drawn)
+
+    def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
+        """See Session.draw."""
+        drawn = [self._at(slot).draw(row) for row, slot in enumerate(slots.tolist())]
+        return self._take(slots.tolist(), sample(raw, drawn, logits))
+
+    def _take(self, slots: list[int], drawn: Drawn) -> StepResult:
+        held = [self._at(slot) for slot in slots]
+        for each, token, log_prob in zip(held, drawn.ids.tolist(), drawn.log_probs.tolist(), strict=False):
+            each.take(token, log_prob)
+        return StepResult(
+            ids=drawn.ids[None],
+            log_probs=drawn.log_probs[None],
+            ends=np.array([each.ending for each in held], dtype=np.int32),
+            ranks=None if drawn.ranks is None else drawn.ranks[None],
+            top_ids=None if drawn.top_ids is None else drawn.top_ids[None],
+            top_log_probs=None if drawn.top_log_probs is None else drawn.top_log_probs[None],
+        )
+
+    def _at(self, slot: int) -> _Held:
+        if slot not in self._held:
+            raise RequestError("a step draws for a sequence that was not started", got=f"slot {slot}")
+        return self._held[slot]
+
+
+def _slots(batch: StepBatch) -> list[int]:
+    """Where the sequences are that draw."""
+    tokens = batch.logit_rows[batch.draws]
+    slots: list[int] = batch.slots[np.searchsorted(batch.query_starts, tokens, side="right") - 1].tolist()
+    return slots
+
+
+def step_result(sequences: Sequences, batch: StepBatch, logits: Array) -> StepResult:
+    """The draws of a step on the host, from its logits float32 [R, vocab]."""
+    result = sequences.take(batch, sample(logits, sequences.draws(batch)))
+    return dataclasses.replace(result, logits=logits.copy()) if batch.want_logits else result
