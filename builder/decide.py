@@ -13,7 +13,7 @@ from ingot.builder.expressions import check_sources
 from ingot.builder.graph import Graph
 from ingot.builder.kernel_limits import check_graph, check_plan
 from ingot.builder.limits import fit_limits
-from ingot.builder.lower import Lowering, read_shape
+from ingot.builder.lower import Lowering, cache_groups, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
 from ingot.builder.pipeline import require_plugins, run_passes, structure_passes, target_passes
@@ -25,7 +25,7 @@ from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType, Precision
 from ingot.errors import UsageError
-from ingot.plan import KvLayout, Plan
+from ingot.plan import Plan
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.target import CompilesGraph, Progress, Target
 
@@ -101,19 +101,14 @@ def _decide_target(
     own = run_passes(graph, late, dump=config.dump_passes, first=len(reports) + 1)
     shape = read_shape(graph)
     limits, lowered = fit_limits(config, shape.positions)
-    kv = KvLayout(
-        num_layers=shape.layers,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        tokens_per_block=config.tokens_per_block,
-        dtype=kv_dtype,
-    )
+    frees = target.frees_windows
+    caches = cache_groups(shape, limits, config.tokens_per_block, kv_dtype, frees_windows=frees)
     lowering = Lowering(graph, panels=target.packs_products, adding_products=target.adds_in_products)
     if config.screen_lm_head:
         lowering.screen_head(target)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
-    plan = lowering.plan(limits, kv, shape)
+    plan = lowering.plan(limits, caches, shape)
     check_plan(plan, target)
     dump = Dump(config.dump_passes, len(reports) + len(own) + 1)
     plan = schedule(plan, target, dump)

@@ -2,12 +2,12 @@
 
 from ingot.builder.expressions import check_sources
 from ingot.builder.graph import Graph
-from ingot.builder.lower import Lowering, ModelShape, read_shape
+from ingot.builder.lower import Lowering, ModelShape, cache_groups, read_shape
 from ingot.builder.pipeline import run_passes, target_passes
 from ingot.builder.precision import ProductChoice, products_of
 from ingot.checkpoint import Checkpoint
 from ingot.dtypes import DType, Precision
-from ingot.plan import KvLayout, Limits, Plan
+from ingot.plan import Limits, Plan
 from ingot.plugins.registry import find_target
 
 
@@ -24,11 +24,5 @@ def lower_float(graph: Graph, checkpoint: Checkpoint, *, adding_products: bool =
 
 def float_plan(lowering: Lowering, shape: ModelShape, limits: Limits, tokens_per_block: int) -> Plan:
     """The plan of what `lower_float` gave."""
-    kv = KvLayout(
-        num_layers=shape.layers,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        tokens_per_block=tokens_per_block,
-        dtype=DType.F32,
-    )
-    return lowering.plan(limits, kv, shape)
+    caches = cache_groups(shape, limits, tokens_per_block, DType.F32, frees_windows=True)
+    return lowering.plan(limits, caches, shape)

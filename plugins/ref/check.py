@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ingot.dtypes import PRECISIONS, DType, Precision
 from ingot.errors import REBUILD, EngineError
-from ingot.plan import Buffer, Plan, Rows, Step, Weight
+from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
 from ingot.plan_check import buffer_bytes
 from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.layouts import ROW, num_panels, panel_bytes, panel_layout, row_bytes, row_layout
@@ -57,7 +57,7 @@ class _Checker:
         return next((found for check in checks if (found := check(step, op)) is not None), None)
 
     def _attributes(self, step: Step, op: Op) -> str | None:
-        kv = self._plan.kv
+        kv = self._cache(step)
         allowed: Mapping[str, Callable[[object], bool]] = {
             "activation": lambda value: value in ACTIVATIONS,
             "activations": lambda value: value in ("f32", "bf16", "f16", "int8"),
@@ -65,10 +65,10 @@ class _Checker:
             "normalized": _is_flag,
             "interleaved": _is_flag,
             "group": lambda value: value in (0, *_GROUPS),
-            "layer": lambda value: _is_between(value, 0, kv.num_layers - 1),
+            "layer": lambda value: kv is not None,
             "heads": lambda value: _is_between(value, 1, 4096),
-            "kv_heads": lambda value: value == kv.kv_heads,
-            "head_dim": lambda value: value == kv.head_dim,
+            "kv_heads": lambda value: kv is not None and value == kv.kv_heads,
+            "head_dim": lambda value: kv is not None and value == kv.head_dim,
             "window": lambda value: _is_between(value, 0, _MOST + 1),
             **dict.fromkeys(("eps", "norm_eps", "softcap"), _is_not_negative),
             "cap": lambda value: isinstance(value, float) and value > 0,
@@ -77,9 +77,13 @@ class _Checker:
         for key, value in step.attrs.items():
             if key in allowed and not allowed[key](value):
                 return f"attribute {key} cannot be {value!r}"
-        if step.op == "paged_attention" and int(step.attrs["heads"]) % kv.kv_heads:
+        if step.op == "paged_attention" and int(step.attrs["heads"]) % int(step.attrs["kv_heads"]):
             return "heads must be a multiple of kv_heads"
         return None
+
+    def _cache(self, step: Step) -> CacheGroup | None:
+        """The cache group of a step's layer."""
+        return next((each for each in self._plan.caches if step.attrs.get("layer") in each.layers), None)
 
     def _kinds(self, step: Step, op: Op) -> str | None:
         """Weights where the op takes weights, buffers elsewhere."""
@@ -118,7 +122,7 @@ class _Checker:
 
     def _widths(self, step: Step) -> dict[int, tuple[int, ...]]:
         """Input → the columns (numbers of a vector) that it may have."""
-        attrs, kv, cols = step.attrs, self._plan.kv, self._cols(step)
+        attrs, cols = step.attrs, self._cols(step)
         first, made = cols[0] or 0, find_op(step.op).out_cols(cols, attrs)[0]
         match step.op:
             case "matmul":
@@ -127,15 +131,15 @@ class _Checker:
             case "rms_norm" | "layer_norm" | "add" | "activation":
                 return {index: (first,) for index in range(1, len(step.inputs))}
             case "rope_kv_write":
-                heads, dim = int(attrs["heads"]), kv.head_dim
+                heads, kv_heads, dim = (int(attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
                 return {
-                    0: ((heads + 2 * kv.kv_heads) * dim,),
+                    0: ((heads + 2 * kv_heads) * dim,),
                     1: tuple(range(2, dim + 1, 2)),
                     2: (dim, heads * dim),
-                    3: (dim, kv.kv_heads * dim),
+                    3: (dim, kv_heads * dim),
                 }
             case "paged_attention":
-                return {0: (int(attrs["heads"]) * kv.head_dim,)}
+                return {0: (int(attrs["heads"]) * int(attrs["head_dim"]),)}
             case "embedding":
                 return {1: (first,)}
             case "moe_gate_up":

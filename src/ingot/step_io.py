@@ -94,7 +94,9 @@ class StepBatch:
     ids           int32 [T]
     query_starts  int32 [S + 1], first 0, last T
     past_lengths  int32 [S]
-    block_tables  int32 [S, W], C-contiguous: block of tokens [w * tokens_per_block, ...); unused entries -1
+    block_tables  int32 [G, S, W], C-contiguous, a table for each cache group of the plan: block of tokens
+                  [w * tokens_per_block, ...); -1 where there is none: not yet, or, in a group with a window, because no
+                  token of this step or a later one sees it
     logit_rows    int32 [R]: token indices whose logits are wanted, ascending
     sample        how to draw from them
     want_logits   copy the R rows of logits out
@@ -201,10 +203,10 @@ class Repeat:
 class Session(Protocol):
     """An Engine loaded on a device. Not thread-safe: one step at a time."""
 
-    num_blocks: int
+    num_blocks: tuple[int, ...]  # of each cache group
 
     def run(self, batch: StepBatch) -> StepResult:
-        """Execute the plan once. Block 0 .. num_blocks-1 may appear in block tables."""
+        """Execute the plan once. Block 0 .. num_blocks[g] - 1 may appear in the tables of cache group g."""
         ...
 
     def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
@@ -261,5 +263,5 @@ class TimedSession(Session, Protocol):
         ...
 
     def copy_block(self, source: int, target: int) -> None:
-        """Give a KV block the contents of another one, in all layers."""
+        """Give a KV block of every cache group the contents of another one, in all layers."""
         ...

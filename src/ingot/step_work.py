@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from ingot.plan import Buffer, KvLayout, Plan, Rows, Step, Weight
+from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
 
 SCREEN_ROWS = 4  # a step of more never takes the plan's screen
 EXPERTS = ("moe_gate_up", "moe_down")  # ops that read the experts which some row takes
@@ -42,7 +42,7 @@ class PlanWork:
     """The steps of one plan, and the draws that follow them."""
 
     def __init__(self, plan: Plan) -> None:
-        self._kv = plan.kv
+        self._caches = {layer: group for group in plan.caches for layer in group.layers}
         self._last, self._screen = plan.steps[-1].name, plan.screen
         self._vocab = plan.vocab_size
         self._weights = {weight.name: weight for weight in plan.weights}
@@ -76,11 +76,11 @@ class PlanWork:
         elif step.op == "embedding":  # a row of each table per token
             weights, operations = rows * sum(weight.nbytes // weight.shape[0] for weight in read), 2 * rows * _cols(out)
         elif step.op == "paged_attention":
-            weights, operations = _attention(self._kv, step.attrs, load, _cols(out))
+            weights, operations = _attention(self._caches[int(step.attrs["layer"])], step.attrs, load, _cols(out))
         else:
             weights, operations = sum(weight.nbytes for weight in read), 2 * rows * _cols(out)
         if step.op == "rope_kv_write":
-            weights += load.tokens * _kv_bytes(self._kv)
+            weights += load.tokens * _kv_bytes(self._caches[int(step.attrs["layer"])])
             if step.name in inside:  # queries are neither read nor written
                 nbytes -= 2 * 4 * rows * _cols(out)
                 operations = operations * int(step.attrs["kv_heads"]) // int(step.attrs["heads"])
@@ -104,7 +104,7 @@ def expert_bytes(weight: Weight, slots: int, rows: float) -> int:
     return round(weight.nbytes * (1 - untaken))
 
 
-def _attention(kv: KvLayout, attrs: Mapping[str, int | float | str], load: Load, cols: int) -> tuple[int, int]:
+def _attention(kv: CacheGroup, attrs: Mapping[str, int | float | str], load: Load, cols: int) -> tuple[int, int]:
     """(bytes of keys and values, operations): every sequence reads what some token of it sees once."""
     tokens, pairs = 0, 0
     for past, count in load.sequences:
@@ -115,7 +115,7 @@ def _attention(kv: KvLayout, attrs: Mapping[str, int | float | str], load: Load,
     return tokens * _kv_bytes(kv), 4 * pairs * cols
 
 
-def _kv_bytes(kv: KvLayout) -> int:
+def _kv_bytes(kv: CacheGroup) -> int:
     """Of a token in one layer."""
     return (kv.k_block_bytes + kv.v_block_bytes) // kv.tokens_per_block
 

@@ -112,7 +112,7 @@ def _decoding(rng: np.random.Generator, session: CpuSession, sequences: int) -> 
     """A first decode step behind random prompts that the session holds already; blocks for 30 more tokens."""
     size, width = 16, 4
     lengths = rng.integers(1, 10, sequences)
-    tables = rng.permutation(sequences * width).astype(np.int32).reshape(sequences, width)
+    tables = rng.permutation(sequences * width).astype(np.int32).reshape(1, sequences, width)
     ids = rng.integers(0, VOCAB, int(lengths.sum())).astype(np.int32)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     sample = SampleRows(

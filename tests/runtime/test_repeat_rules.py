@@ -66,7 +66,7 @@ def _rule(rng: np.random.Generator) -> Rule:
 def _batch(rng: np.random.Generator, session: CpuSession, sequences: int) -> tuple[StepBatch, list[int]]:
     """A first decode step behind random prompts, and how many biases of each draw last."""
     width = 4
-    tables = rng.permutation(sequences * width).astype(np.int32).reshape(sequences, width)
+    tables = rng.permutation(sequences * width).astype(np.int32).reshape(1, sequences, width)
     one_each = np.arange(sequences + 1, dtype=np.int32)
     rules = [_rule(rng) for _ in range(sequences)]
     sample = SampleRows(

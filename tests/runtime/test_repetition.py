@@ -40,8 +40,8 @@ def begin(request: Request, tokens: list[int]) -> tuple[Repetition, Crossing]:
     for token in tokens:
         request.append(token, -1.0)
     request.num_computed = request.num_tokens - 1
-    blocks = BlockManager(10, 16)
-    assert blocks.reserve(request.blocks, 40)
+    blocks = BlockManager((10,), 16)
+    assert blocks.reserve([(request.blocks, 40)])
     crossing = Crossing()
     step, stop = assemble({request: 1}), np.zeros(1, np.int32)
     repetition = Repetition(crossing, step, most=6, seconds=1.0, stop=stop)

@@ -22,27 +22,27 @@ def decoding(blocks: BlockManager, prompt: list[int], **more: Any) -> Request:
 def advance(blocks: BlockManager, request: Request, token: int) -> None:
     request.num_computed = request.num_tokens
     request.append(token, 0.0)
-    assert blocks.reserve(request.blocks, request.num_tokens)
+    assert blocks.reserve([(request.blocks, request.num_tokens)])
 
 
 def test_a_table_that_has_become_shorter_ends_earlier() -> None:
     """As after several steps whose blocks were reserved ahead, and a preemption."""
-    blocks = BlockManager(20, SIZE)
+    blocks = BlockManager((20,), SIZE)
     long, short = decoding(blocks, [1] * 11), decoding(blocks, [2])
-    assert blocks.reserve(short.blocks, 3 * SIZE)
+    assert blocks.reserve([(short.blocks, 3 * SIZE)])
     before = assemble({long: 1, short: 1})
     assert (before.batch.block_tables >= 0).all()
     blocks.release(short.blocks)
     advance(blocks, long, 51)
     advance(blocks, short, 52)
     step = assemble({long: 1, short: 1}, before)
-    assert step.batch.block_tables[0].tolist() == [*long.blocks.ids.tolist()]
-    width = step.batch.block_tables.shape[1]
-    assert step.batch.block_tables[1].tolist() == [*short.blocks.ids.tolist()] + [-1] * (width - 1)
+    assert step.batch.block_tables[0, 0].tolist() == [*long.blocks.ids[0].tolist()]
+    width = step.batch.block_tables.shape[2]
+    assert step.batch.block_tables[0, 1].tolist() == [*short.blocks.ids[0].tolist()] + [-1] * (width - 1)
 
 
 def test_the_same_requests_in_another_order_are_another_step() -> None:
-    blocks = BlockManager(20, SIZE)
+    blocks = BlockManager((20,), SIZE)
     first, second = decoding(blocks, [1]), decoding(blocks, [2, 3])
     before = assemble({first: 1, second: 1})
     step = assemble({second: 1, first: 1}, before)
@@ -51,9 +51,9 @@ def test_the_same_requests_in_another_order_are_another_step() -> None:
 
 
 def test_tokens_of_a_prompt_are_known_in_its_own_step_alone() -> None:
-    blocks = BlockManager(20, SIZE)
+    blocks = BlockManager((20,), SIZE)
     request = Request(np.array([1, 2, 3], np.int32), max_new_tokens=4, prompt_logprobs=0, logprobs=0)
-    assert blocks.reserve(request.blocks, 3)
+    assert blocks.reserve([(request.blocks, 3)])
     before = assemble({request: 3})
     assert [token for _, _, token in before.known] == [2, 3]
     request.num_context_logits = 3
@@ -65,17 +65,17 @@ def test_tokens_of_a_prompt_are_known_in_its_own_step_alone() -> None:
 
 
 def test_a_prompt_of_one_token_is_no_decode_row() -> None:
-    blocks = BlockManager(20, SIZE)
+    blocks = BlockManager((20,), SIZE)
     assert count_kinds({Request(np.array([1], np.int32), max_new_tokens=4): 1}) == (1, 0)
     assert count_kinds({decoding(blocks, [1]): 1}) == (0, 1)
 
 
 def test_logits_in_the_middle_of_a_prompt_are_not_those_of_a_generated_token() -> None:
-    blocks = BlockManager(20, SIZE)
+    blocks = BlockManager((20,), SIZE)
     request = Request(
         np.array([1, 2, 3], np.int32), max_new_tokens=4, want_context_logits=True, want_generation_logits=True
     )
-    assert blocks.reserve(request.blocks, 3)
+    assert blocks.reserve([(request.blocks, 3)])
     step = assemble({request: 2})
     logits = np.zeros((2, 5), np.float32)
     keep_results(step, StepResult(ids=np.empty(0, np.int32), log_probs=np.empty(0, np.float32), logits=logits))

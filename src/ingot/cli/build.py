@@ -232,7 +232,8 @@ def _tell(report: BuildReport, talk: Talk) -> None:
         (talk.warn if "NaN" in note else talk.note)(note)
     limits, done = report.plan.limits, "would be" if report.dry_run else "is"
     kinds = [
-        f"{each.target}: {each.precision} with a KV cache in {each.plan.kv.dtype.value}" for each in report.targets
+        f"{each.target}: {each.precision} with a KV cache in {each.plan.caches[0].dtype.value}"
+        for each in report.targets
     ]
     if len(kinds) > 1:
         for each, kind in zip(report.targets, kinds, strict=True):

@@ -72,7 +72,7 @@ def screened_plan(isa: str, x: Array, head: QuantisedRows, pieces: int = 1) -> t
         vocab_size=vocab,
         max_positions=rows,
         limits=limits,
-        kv=NO_KV,
+        caches=(NO_KV,),
         buffers=buffers,
         weights=tuple(weights),
         steps=(full,),
@@ -88,7 +88,7 @@ def open_screened(isa: str, x: Array, head: QuantisedRows, *, threads: int = 1, 
     """A session with x in place."""
     plan, section = screened_plan(isa, x, head, pieces)
     session = open_native(
-        plan, section, SessionOptions(num_blocks=8, threads=threads), runnable_isa(plan.screen[1].kernel)
+        plan, section, SessionOptions(num_blocks=(8,), threads=threads), runnable_isa(plan.screen[1].kernel)
     )
     session.native.write_buffer("x", np.ascontiguousarray(x))
     return session

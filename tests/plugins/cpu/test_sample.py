@@ -28,7 +28,7 @@ def _run(level: str, logits: Array, rows: SampleRows, threads: int = 2) -> StepR
     kernel = f"gather_rows.f32.{level}"
     plan, section = one_step_plan(kernel, [logits], {}, batch, gives_logits=True)
     session: CpuSession = open_native(
-        plan, section, SessionOptions(num_blocks=64, threads=threads), runnable_isa(kernel)
+        plan, section, SessionOptions(num_blocks=(64,), threads=threads), runnable_isa(kernel)
     )
     session.native.write_buffer("in0", logits)
     result = session.run(batch)
@@ -40,7 +40,7 @@ def _draw(level: str, logits: Array, rows: SampleRows, given: Array | None = Non
     """The same from a session's `draw`; `given`: other logits than those its shapes are made for."""
     kernel = f"gather_rows.f32.{level}"
     plan, section = one_step_plan(kernel, [logits], {}, plain_batch(len(logits), [0]), gives_logits=True)
-    session = open_native(plan, section, SessionOptions(num_blocks=1, threads=2), runnable_isa(kernel))
+    session = open_native(plan, section, SessionOptions(num_blocks=(1,), threads=2), runnable_isa(kernel))
     try:
         return session.draw(logits if given is None else given, rows)
     finally:
