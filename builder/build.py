@@ -219,7 +219,7 @@ def _constants(job: Job, progress: Progress, say: Say) -> tuple[Constant, ...]:
 
 def _made_bytes(jobs: Sequence[Job]) -> int:
     """What compilers will make, about."""
-    layers = sum(job.plan.kv.num_layers for job in jobs if isinstance(job.target, CompilesGraph))
+    layers = sum(job.plan.num_layers for job in jobs if isinstance(job.target, CompilesGraph))
     return CODE_BYTES * sum(job.target.on_gpu for job in jobs) + NETWORK_BYTES * layers
 
 

@@ -61,17 +61,18 @@ class _Measurement:
         self._plan, self._reader = plan, reader
         self._uses = {use.name: use for use in uses}
         self._squares = defaultdict[str, list[npt.NDArray[np.float64]]](list)  # of the errors of rows, by product
-        blocks = -(-len(ids) // plan.kv.tokens_per_block)
+        blocks = -(-len(ids) // plan.tokens_per_block)
         batch = StepBatch(
             ids=np.array(ids, np.int32),
             query_starts=np.array([0, len(ids)], np.int32),
             past_lengths=np.zeros(1, np.int32),
-            block_tables=np.arange(blocks, dtype=np.int32)[None],
+            block_tables=np.tile(np.arange(blocks, dtype=np.int32), (len(plan.caches), 1, 1)),
             logit_rows=np.arange(len(ids), dtype=np.int32),
             slots=np.full(1, -1, np.int32),
             draws=np.empty(0, np.int32),
         )
-        self._interpreter = Interpreter(weights=self._weight, batch=batch, kv=KvCache(plan.kv, blocks))
+        kv = [KvCache(group, blocks) for group in plan.caches]
+        self._interpreter = Interpreter(weights=self._weight, batch=batch, kv=kv)
 
     def run(self, progress: Progress | None) -> dict[str, float]:
         """The errors by product. progress: called with the stored size of each step's weights."""

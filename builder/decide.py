@@ -14,7 +14,7 @@ from ingot.builder.expressions import check_sources
 from ingot.builder.graph import Graph
 from ingot.builder.kernel_limits import check_graph, check_plan
 from ingot.builder.limits import fit_limits
-from ingot.builder.lower import Lowering, read_shape
+from ingot.builder.lower import Lowering, cache_groups, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
 from ingot.builder.pipeline import (
@@ -27,13 +27,14 @@ from ingot.builder.pipeline import (
 )
 from ingot.builder.precision import choose_main, choose_products, choose_routers, products_of, table_dtype
 from ingot.builder.predict import Sample, choose_sample
+from ingot.builder.program import Program
 from ingot.builder.schedule import Dump, schedule
 from ingot.builder.tune import tune
 from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType, Precision
 from ingot.errors import UsageError
-from ingot.plan import KvLayout, Plan
+from ingot.plan import Plan
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.target import CompilesGraph, Progress, Target, Tunable
 
@@ -111,23 +112,20 @@ def _decide_target(
     own = run_passes(graph, late, dump=config.dump_passes, first=len(reports) + 1)
     shape = read_shape(graph)
     limits, lowered = fit_limits(config, shape.positions)
-    kv = KvLayout(
-        num_layers=shape.layers,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        tokens_per_block=config.tokens_per_block,
-        dtype=kv_dtype,
-    )
+    frees = target.frees_windows
+    caches = cache_groups(shape, limits, config.tokens_per_block, kv_dtype, frees_windows=frees)
     lowering = Lowering(graph, panels=target.packs_products)
     if config.screen_lm_head:
         lowering.screen_head(target)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
     dump = Dump(config.dump_passes, len(reports) + len(own) + 1)
-    program = run_step_passes(
-        lowering.program, step_passes(target), lambda report, made: dump(report, lowering.plan(made, limits, kv, shape))
-    )
-    plan = lowering.plan(program, limits, kv, shape)
+
+    def plan_of(program: Program) -> Plan:
+        return lowering.plan(program, limits, caches, shape)
+
+    program = run_step_passes(lowering.program, step_passes(target), lambda report, made: dump(report, plan_of(made)))
+    plan = plan_of(program)
     check_plan(plan, target)
     plan = schedule(plan, target, dump)
     timings: tuple[str, ...] = ()

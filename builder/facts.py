@@ -16,12 +16,12 @@ def model_facts(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
     model = checkpoint.config.model
     return {
         "model_type": None if model is None else model.family,
-        "layers": plan.kv.num_layers,
+        "layers": plan.num_layers,
         "hidden_size": shapes[embedding.inputs[0]][1],
         "heads": attention.attrs["heads"],
-        "kv_heads": plan.kv.kv_heads,
-        "head_dim": plan.kv.head_dim,
-        "kv_cache_dtype": plan.kv.dtype.value,
+        "kv_heads": attention.attrs["kv_heads"],
+        "head_dim": attention.attrs["head_dim"],
+        "kv_cache_dtype": plan.caches[0].dtype.value,
         "vocab_size": plan.vocab_size,
         "positions": plan.max_positions,
         **_expert_facts(plan),

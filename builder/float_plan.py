@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from ingot.builder.expressions import check_sources
 from ingot.builder.graph import Graph
-from ingot.builder.lower import Lowering, ModelShape, read_shape
+from ingot.builder.lower import Lowering, ModelShape, cache_groups, read_shape
 from ingot.builder.pipeline import StepPass, run_passes, run_step_passes, target_passes
 from ingot.builder.precision import ProductChoice, products_of
 from ingot.builder.program import Program
 from ingot.checkpoint import Checkpoint
 from ingot.dtypes import DType, Precision
-from ingot.plan import KvLayout, Limits, Plan
+from ingot.plan import Limits, Plan
 from ingot.plugins.registry import find_target
 
 
@@ -25,14 +25,8 @@ class FloatModel:
 
     def plan(self, limits: Limits, tokens_per_block: int) -> Plan:
         """The plan under these limits."""
-        kv = KvLayout(
-            num_layers=self.shape.layers,
-            kv_heads=self.shape.kv_heads,
-            head_dim=self.shape.head_dim,
-            tokens_per_block=tokens_per_block,
-            dtype=DType.F32,
-        )
-        return self.lowering.plan(self.program, limits, kv, self.shape)
+        caches = cache_groups(self.shape, limits, tokens_per_block, DType.F32, frees_windows=True)
+        return self.lowering.plan(self.program, limits, caches, self.shape)
 
 
 def lower_float(graph: Graph, checkpoint: Checkpoint, passes: Sequence[StepPass] = ()) -> FloatModel:

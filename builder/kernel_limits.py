@@ -51,6 +51,14 @@ def _of_graph(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
             "one number for all layers",
             ", ".join(map(str, sorted(groups))),
         )
+    sizes = {(node.attrs["kv_heads"], node.attrs["head_dim"]) for node in attentions}
+    if limits.one_group and len(sizes) > 1:
+        yield (
+            "the sizes of the key heads are",
+            "the graph",
+            "one (kv_heads, head_dim) for all layers",
+            ", ".join(f"{heads} x {dim}" for heads, dim in sorted(sizes)),
+        )
     for node in graph.nodes:
         if ours(node, *PRODUCTS, "Embedding"):
             yield from _of_weight(node, limits)

@@ -19,10 +19,21 @@ from ingot.builder.screen import PRODUCT_ATTRS, require_screenable, screen_kerne
 from ingot.builder.select import plan_ops
 from ingot.dtypes import DType
 from ingot.errors import PassError
-from ingot.plan import Attr, KvLayout, Limits, Plan, Rows, Step
+from ingot.plan import Attr, CacheGroup, Limits, Plan, Rows, Step
 from ingot.plugins.ops.screen import GROUP
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import Target
+
+_KEPT = ("window", "kv_heads", "head_dim")  # attributes in the order of LayerShape's fields
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What a layer keeps of each token, and for how many tokens: 0 for all."""
+
+    window: int
+    kv_heads: int
+    head_dim: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,25 +43,18 @@ class ModelShape:
     positions: int
     vocab_size: int
     hidden_size: int
-    layers: int
     heads: int
-    kv_heads: int
-    head_dim: int
+    layers: tuple[LayerShape, ...]
     kv_dtype: DType
 
 
 def read_shape(graph: Graph) -> ModelShape:
-    """Raises PassError where the layers do not share one KV layout."""
+    """Raises PassError for a graph without attention or token embedding."""
     nodes = [node for node in graph.nodes if node.domain == DOMAIN]
     attentions = [node for node in nodes if ours(node, "PagedAttention")]
-    kinds = {(n.attrs["kv_heads"], n.attrs["head_dim"], n.attrs["dtype"]) for n in attentions}
-    if len(kinds) != 1:
-        raise PassError(
-            "the layers do not share one KV cache layout",
-            expected="one (kv_heads, head_dim) for all layers",
-            got=", ".join(f"{heads} x {dim}" for heads, dim, _ in sorted(kinds)) or "no attention at all",
-        )
-    kv_heads, head_dim, dtype = kinds.pop()
+    if not attentions:
+        raise PassError("the graph has no attention", expected="at least one layer with keys and values")
+    layers = {int(n.attrs["layer"]): LayerShape(*(int(n.attrs[key]) for key in _KEPT)) for n in attentions}
     table = next((node.inputs[1] for node in nodes if ours(node, "Embedding")), None)
     head = next(node for node in reversed(nodes) if ours(node, "Matmul"))
     if table is None:
@@ -66,11 +70,41 @@ def read_shape(graph: Graph) -> ModelShape:
         positions=min(int(node.attrs.get("positions", UNLIMITED)) for node in nodes),
         vocab_size=vocab_size,
         hidden_size=weight_shape(table)[1],
-        layers=len(attentions),
         heads=max(node.attrs["heads"] for node in attentions),
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        kv_dtype=DType(dtype),
+        layers=tuple(layers[number] for number in sorted(layers)),
+        kv_dtype=DType(attentions[0].attrs["dtype"]),
+    )
+
+
+def cache_groups(
+    shape: ModelShape, limits: Limits, tokens_per_block: int, dtype: DType, *, frees_windows: bool
+) -> tuple[CacheGroup, ...]:
+    """Layers that are alike share a group, in the order of their first layers. A window that no sequence grows out of
+    is none.
+
+    frees_windows  False: sessions take one group and keep everything. Raises PassError where sizes differ
+    """
+    kinds: dict[LayerShape, list[int]] = {}
+    for number, layer in enumerate(shape.layers):
+        window = layer.window if frees_windows and layer.window < limits.max_seq_len else 0
+        kinds.setdefault(dataclasses.replace(layer, window=window), []).append(number)
+    if not frees_windows and len(kinds) > 1:
+        raise PassError(
+            "the layers do not share one KV cache layout",
+            expected="one (kv_heads, head_dim) for all layers, which is what this target's sessions take",
+            got=", ".join(f"{kind.kv_heads} x {kind.head_dim}" for kind in kinds),
+            hint="build for a CPU target",
+        )
+    return tuple(
+        CacheGroup(
+            window=kind.window,
+            layers=tuple(layers),
+            kv_heads=kind.kv_heads,
+            head_dim=kind.head_dim,
+            tokens_per_block=tokens_per_block,
+            dtype=dtype,
+        )
+        for kind, layers in kinds.items()
     )
 
 
@@ -144,7 +178,7 @@ class Lowering:
             steps=tuple(self._drafts), values=tuple(self._values), logits=self._logits, screen=tuple(self._screen)
         )
 
-    def plan(self, program: Program, limits: Limits, kv: KvLayout, shape: ModelShape) -> Plan:
+    def plan(self, program: Program, limits: Limits, caches: tuple[CacheGroup, ...], shape: ModelShape) -> Plan:
         """The Plan of this program, or of what passes have made of it, under these limits."""
         rows = {Rows.TOKENS: limits.max_num_tokens, Rows.LOGITS: limits.max_logit_rows}
         buffers, arena_bytes = plan_arena(
@@ -157,7 +191,7 @@ class Lowering:
             vocab_size=shape.vocab_size,
             max_positions=max_positions,
             limits=limits,
-            kv=kv,
+            caches=caches,
             buffers=tuple(dict.fromkeys(buffers)),
             weights=tuple(weights),
             steps=tuple(_step(each, names) for each in program.steps),

@@ -78,7 +78,7 @@ class Sample:
         blocks = blocks_needed(plan, sequences=1, length=self.length)
         activations = plan.arena_bytes * self.prompt // plan.limits.max_num_tokens
         weights = sum(weight.nbytes for weight in self._weights())
-        self.memory = weights + activations + blocks * plan.kv.block_bytes + BESIDE
+        self.memory = weights + activations + blocks * plan.block_bytes + BESIDE
 
     @property
     def _longest(self) -> int:
@@ -149,7 +149,7 @@ def predict(sample: Sample, path: Path, target: Target) -> Prediction | str:
         else:
             file = map_file(path)
             weights = np.frombuffer(file, np.uint8, sample.plan.weight_bytes, len(file) - sample.plan.weight_bytes)
-        session = target.open_session(sample.plan, weights, SessionOptions(num_blocks=blocks))
+        session = target.open_session(sample.plan, weights, SessionOptions(num_blocks=sample.plan.in_each(blocks)))
     except IngotError as error:
         return f"no speed is predicted: {error.what}"
     try:

@@ -163,7 +163,7 @@ def _not_turned(view: PlanView, i: int) -> str | None:
     if i + 1 == len(view.steps) or view.steps[i + 1].op != "paged_attention" or view.reads[i + 1][0] != q:
         return "the next step is not its attention"
     norm = next((weight for weight in view.plan.weights if weight.name == step.inputs[2]), None)
-    if norm is not None and norm.shape[0] != view.plan.kv.head_dim:
+    if norm is not None and norm.shape[0] != step.attrs["head_dim"]:
         return "a norm takes several heads together"
     if view.meet(view.writes[i + 1], view.reads[i]):
         return "attention writes over what the queries are made of"

@@ -37,11 +37,11 @@ class Buffers(Values, Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Interpreter:
-    """weights: of the steps; batch, kv: what the steps work on."""
+    """weights: of the steps; batch, kv: what the steps work on, a pool for each cache group."""
 
     weights: Weights
     batch: StepBatch
-    kv: KvCache
+    kv: Sequence[KvCache]
 
     def run(self, steps: Sequence[Step], buffers: Buffers) -> Iterator[Step]:
         """Each step, when the buffers hold what it has written: until the next one is asked for, they may be read or

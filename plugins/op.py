@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.plan import Attr, KvLayout, Plan, Rows
+from ingot.plan import Attr, CacheGroup, Plan, Rows
 from ingot.plugins.attributes import AttrRule
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
 from ingot.plugins.weight_values import HeldWeight, WeightValues
@@ -50,41 +50,47 @@ class KvCache:
 
     Fresh slots hold NaN, so that a kernel that reads a slot nobody wrote is found out.
 
-    keys, values              float32 [layers, blocks, kv_heads, tokens_per_block, head_dim], rounded to the cache's
-                              dtype; int8: the codes
-    key_scales, value_scales  float32 [layers, blocks, kv_heads, tokens_per_block]: what they are multiplied with to
-                              give keys and values; 1 where the dtype is not int8
+    group                     the cache group whose pool this is; layers are given by their numbers
+    keys, values              float32 [layers of the group, blocks, kv_heads, tokens_per_block, head_dim], rounded to
+                              the cache's dtype; int8: the codes
+    key_scales, value_scales  float32 [layers of the group, blocks, kv_heads, tokens_per_block]: what they are
+                              multiplied with to give keys and values; 1 where the dtype is not int8
     """
 
-    def __init__(self, layout: KvLayout, num_blocks: int) -> None:
-        self.layout = layout
-        shape = (layout.num_layers, num_blocks, layout.kv_heads, layout.tokens_per_block, layout.head_dim)
+    def __init__(self, group: CacheGroup, num_blocks: int) -> None:
+        self.group = group
+        shape = (len(group.layers), num_blocks, group.kv_heads, group.tokens_per_block, group.head_dim)
         self.keys, self.values = (np.full(shape, np.nan, dtype=np.float32) for _ in range(2))
-        fresh = np.nan if layout.dtype is DType.I8 else 1
+        fresh = np.nan if group.dtype is DType.I8 else 1
         self.key_scales, self.value_scales = (np.full(shape[:-1], fresh, dtype=np.float32) for _ in range(2))
 
     def write(self, layer: int, block: int, slot: int, key: Array, value: Array) -> None:
         """Store one token's key and value, each [kv_heads, head_dim]."""
-        slots = np.s_[layer, block, :, slot]
+        slots = np.s_[self.place(layer), block, :, slot]
         self.keys[slots], self.key_scales[slots] = self._stored(key)
         self.values[slots], self.value_scales[slots] = self._stored(value)
 
-    def read(self, layer: int, blocks: npt.NDArray[np.int32], length: int) -> tuple[Array, Array]:
-        """Keys and values of the first `length` tokens of a block table, each [length, kv_heads, head_dim]."""
+    def place(self, layer: int) -> int:
+        """Of a layer among those of the group."""
+        return self.group.layers.index(layer)
+
+    def read(self, layer: int, blocks: npt.NDArray[np.int32]) -> tuple[Array, Array]:
+        """Keys and values of the tokens of some blocks, each [tokens, kv_heads, head_dim]."""
+        place = self.place(layer)
         gathered = [
-            (numbers[layer, blocks] * scales[layer, blocks][..., None])
+            (numbers[place, blocks] * scales[place, blocks][..., None])
             .transpose(0, 2, 1, 3)
-            .reshape(-1, self.layout.kv_heads, self.layout.head_dim)[:length]
+            .reshape(-1, self.group.kv_heads, self.group.head_dim)
             for numbers, scales in ((self.keys, self.key_scales), (self.values, self.value_scales))
         ]
         return gathered[0], gathered[1]
 
     def _stored(self, rows: Array) -> tuple[Array, Array | float]:
         """[kv_heads, head_dim] → numbers and scales as the cache holds them."""
-        if self.layout.dtype is DType.I8:
+        if self.group.dtype is DType.I8:
             codes, scales = round_to_int8(rows)
             return codes.astype(np.float32), scales
-        return to_float32(from_float32(rows, self.layout.dtype), self.layout.dtype), 1
+        return to_float32(from_float32(rows, self.group.dtype), self.group.dtype), 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,12 +99,19 @@ class Call:
 
     inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape or
             to quantised rows, or what reads them; None for an absent optional input
+    kv      the pool of each cache group
     """
 
     inputs: Sequence[Operand | None]
     attrs: Mapping[str, Attr]
     batch: StepBatch
-    kv: KvCache
+    kv: Sequence[KvCache]
+
+    def cache(self) -> tuple[KvCache, npt.NDArray[np.int32]]:
+        """The pool of the cache group that the op's layer is in, and its block tables, [sequences, width]."""
+        layer = int(self.attrs["layer"])
+        number = next(i for i, each in enumerate(self.kv) if layer in each.group.layers)
+        return self.kv[number], self.batch.block_tables[number]
 
     def required(self, index: int) -> Array:
         """Input `index`, which must be present; quantised rows as the values that they stand for."""

@@ -12,7 +12,7 @@ class PlanWork:
     """The steps of one plan, and the draws that follow them."""
 
     def __init__(self, plan: Plan) -> None:
-        self._kv = plan.kv
+        self._caches = {layer: group for group in plan.caches for layer in group.layers}
         self._last, self._screen = plan.steps[-1].name, plan.screen
         self._vocab = plan.vocab_size
         self._weights = {weight.name: weight for weight in plan.weights}
@@ -31,10 +31,11 @@ class PlanWork:
         rows = _rows(out, load) if out else load.tokens
         if rows == 0:  # a chunk in the middle of a prompt needs no logits, and skips what makes them
             return Work(nbytes=0, operations=0)
-        return find_op(step.op).work(
+        op = find_op(step.op)
+        return op.work(
             OpUse(
                 attrs=step.attrs,
-                kv=self._kv,
+                cache=self._caches[int(step.attrs["layer"])] if op.uses_kv else None,
                 load=load,
                 rows=rows,
                 weights=[self._weights.get(name) for name in step.inputs],

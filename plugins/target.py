@@ -19,10 +19,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SessionOptions:
-    """num_blocks: size of the KV pool in blocks; threads: None takes every core of the process; directory: of the
+    """num_blocks: of the pool of each cache group; threads: None takes every core of the process; directory: of the
     engine, for targets whose engines have files beside the rank file."""
 
-    num_blocks: int
+    num_blocks: tuple[int, ...]
     threads: int | None = None
     directory: Path | None = None
 
@@ -64,7 +64,7 @@ class KernelLimits:
     head_dim_multiple  what every head_dim must be a multiple of
     heads              of a layer: those of queries, and those of keys
     group              query heads that share a key head
-    one_group          that number must be the same in all layers
+    one_group          that number must be the same in all layers, and so must the key heads and their elements
     layers             with attention
     extent             rows or columns of a weight or a buffer, tokens of a sliding window
     experts            of a layer
@@ -87,12 +87,15 @@ class Target(Protocol):
 
     packs_products: the weights of matrix products lie in panels (`layouts.py`), else row by row.
     adds_in_products: products add the residual stream, else the norms behind them do.
+    frees_windows: sessions take several cache groups, and reuse blocks that a window has passed; else one group keeps
+    the blocks of all tokens.
     on_gpu: a machine that runs several targets of an engine takes these first.
     """
 
     name: str
     packs_products: bool
     adds_in_products: bool
+    frees_windows: bool
     on_gpu: bool
 
     def kernels(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Each op states its rule as `Op.work`; `plan_work.py` asks it for the steps of a 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from ingot.plan import Attr, KvLayout, Weight
+from ingot.plan import Attr, CacheGroup, Weight
 from ingot.step_work import Load, Work
 
 
@@ -14,6 +14,7 @@ from ingot.step_work import Load, Work
 class OpUse:
     """One step of a plan under a load.
 
+    cache             the cache group of its layer; None where it uses no cache
     weights           of each input; None for an activation and an absent input
     cols              columns of each input that is an activation, else None
     out_cols          columns of the first output, 0 without
@@ -23,7 +24,7 @@ class OpUse:
     """
 
     attrs: Mapping[str, Attr]
-    kv: KvLayout
+    cache: CacheGroup | None
     load: Load
     rows: int
     weights: Sequence[Weight | None]
@@ -46,7 +47,8 @@ class OpUse:
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of a token in one layer."""
-        return (self.kv.k_block_bytes + self.kv.v_block_bytes) // self.kv.tokens_per_block
+        assert self.cache is not None, "Op.uses_kv"
+        return (self.cache.k_block_bytes + self.cache.v_block_bytes) // self.cache.tokens_per_block
 
 
 WorkRule = Callable[[OpUse], Work]

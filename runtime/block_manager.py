@@ -1,6 +1,6 @@
 """Hands out the blocks of the paged KV cache, and keeps full ones for whoever needs the same tokens again.
 
-    request A  ┌───┬───┬───┐      pool of one layer (every layer has the same numbering)
+    request A  ┌───┬───┬───┐      pool of one cache group (its layers have the same numbering)
                │ 5 │ 1 │ 6 │      ┌────┬────┬────┬────┬────┬────┬────┬────┐
     request B  ├───┼───┼───┤      │ 0  │ 1  │ 2  │ 3  │ 4  │ 5  │ 6  │ 7  │
                │ 5 │ 1 │ 2 │      └────┴────┴────┴────┴────┴────┴────┴────┘
@@ -10,113 +10,164 @@ The first 64 tokens of A and B are equal: with 32 tokens per block both hold 5 a
 is sealed: it gets a key, the SHA-256 of the key before it and its own tokens, and is never written again. So nothing
 is copied on a write: requests that part write to blocks of their own, and blocks that are not full have one holder.
 A sealed block that nobody holds stays cached until its place is needed, the one released longest ago first.
+
+Each cache group of the plan has a pool and a row of a request's table; keys are the same in all. A group with a window
+gives back the blocks that no later token sees. A prefix is found where the groups that keep everything have all its
+blocks, and those with a window the ones that the next token sees:
+
+    window of 48 tokens    place   0    1    2    3    4
+    keeps everything             │ 5  │ 1  │ 2  │ 7  │ 3  │     blocks for all known tokens, from the start on
+    window                       │ -1 │ -1 │ 4  │ 0  │ 6  │     blocks for what the next step computes and sees
 """
 
+import dataclasses
 import hashlib
 import random
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from ingot.runtime.block_pool import NO_BLOCK, BlockPool
 from ingot.step_io import Int32
+
+_ANYWHERE = 1 << 62
 
 
 class BlockTable:
     """The blocks of one request, in the order of its tokens. Only the BlockManager changes it.
 
-    count     blocks that the request holds
-    sealed    of these, from the front, the ones that have keys and may be shared
+    count     blocks that its known tokens need, in groups that keep everything: it holds them
+    first     of each group: place of the first block that it holds
+    ends      of each group: place after the last block that it holds
+    claims    of each group: what the pool keeps for it
+    sealed    blocks, from the front, that are full and computed; with a prefix cache they have keys and may be shared
     version   another number whenever the blocks are others
     keys      of the full blocks of the known tokens, as far as somebody asked; they outlive the blocks
     promised  keys up to here belong to blocks that the request is about to compute
     awaited   key of the block that somebody else computes, for which the request waits
     """
 
-    __slots__ = ("_ids", "awaited", "count", "keys", "promised", "root", "sealed", "version")
+    __slots__ = ("_ids", "awaited", "claims", "count", "ends", "first", "keys", "promised", "root", "sealed", "version")
 
     def __init__(self, salt: bytes = b"") -> None:
         """salt: requests with different salts share nothing."""
-        self._ids = np.full(4, -1, dtype=np.int32)
+        self._ids = np.empty((0, 0), dtype=np.int32)
         self.count = self.sealed = self.promised = self.version = 0
+        self.first: list[int] = []
+        self.ends: list[int] = []
+        self.claims: list[int] = []
         self.root = hashlib.sha256(salt).digest()
         self.keys: list[bytes] = []
         self.awaited: bytes | None = None
 
     @property
     def ids(self) -> Int32:
-        """int32 [count], a view."""
-        return self._ids[: self.count]
+        """int32 [groups, count], a view; -1 where there is no block."""
+        return self._ids[:, : self.count]
 
-    def extend(self, blocks: Sequence[int]) -> None:
-        """Append blocks."""
-        end = self.count + len(blocks)
-        if end > len(self._ids):
-            self._ids = np.concatenate([self._ids, np.full(end, -1, dtype=np.int32)])
-        self._ids[self.count : end] = blocks
-        self.count = end
+    @property
+    def covered(self) -> int:
+        """Blocks of tokens that a step may compute up to: every group has them."""
+        return min(self.ends, default=0)
+
+    def held(self, group: int) -> list[int]:
+        """The blocks that it holds in a group."""
+        held: list[int] = self._ids[group, self.first[group] : self.ends[group]].tolist()
+        return held
+
+    def extend(self, group: int, blocks: Sequence[int]) -> None:
+        """Hold more blocks in a group, behind the others."""
+        end = self.ends[group] + len(blocks)
+        self.widen(end)
+        self._ids[group, self.ends[group] : end] = blocks
+        self.ends[group] = end
         self.version += 1
 
-    def replace(self, place: int, block: int) -> None:
-        """Hold another block, equal in content, at `place`."""
-        self._ids[place] = block
+    def widen(self, count: int) -> None:
+        """Have places for so many blocks."""
+        if count > self._ids.shape[1]:
+            self._ids = np.pad(self._ids, ((0, 0), (0, count)), constant_values=NO_BLOCK)
+        self.count = max(self.count, count)
+
+    def replace(self, group: int, place: int, block: int) -> None:
+        """Hold another block there, or none."""
+        self._ids[group, place] = block
         self.version += 1
 
-    def clear(self) -> None:
-        """Forget all blocks, but not their keys: the tokens stay what they are."""
+    def empty(self, first: Sequence[int]) -> None:
+        """Forget all blocks, but not their keys: the tokens stay what they are. first: where those to come begin."""
+        self._ids = np.full((len(first), 4), NO_BLOCK, dtype=np.int32)
+        self.first, self.ends, self.claims = list(first), list(first), [0] * len(first)
         self.count = self.sealed = self.promised = 0
         self.version += 1
 
 
-class BlockManager:
-    """num_blocks of tokens_per_block slots each: free + used + cached = num_blocks.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Hits:
+    """The head of a text that the cache has. blocks: of each group, as many as the token after it sees."""
 
+    count: int
+    blocks: tuple[list[int], ...]
+
+
+class BlockManager:
+    """A pool for each cache group, with blocks of tokens_per_block slots.
+
+    windows       of the groups; 0: the group keeps everything
     prefix_cache  False: every block has one holder and nothing is kept
-    shuffle       hand out blocks in this random order instead of the most recently freed first (which is likely still
-                  in a cache of the machine); for tests
+    shuffle       see BlockPool
     """
 
     def __init__(
-        self, num_blocks: int, tokens_per_block: int, *, prefix_cache: bool = True, shuffle: random.Random | None = None
+        self,
+        num_blocks: Sequence[int],
+        tokens_per_block: int,
+        *,
+        windows: Sequence[int] = (0,),
+        prefix_cache: bool = True,
+        shuffle: random.Random | None = None,
     ) -> None:
-        self.num_blocks, self.tokens_per_block = num_blocks, tokens_per_block
+        self.tokens_per_block = tokens_per_block
+        self.pools = tuple(
+            BlockPool(count, tokens_per_block, window, shuffle)
+            for count, window in zip(num_blocks, windows, strict=True)
+        )
+        self._whole = [group for group, window in enumerate(windows) if not window]
+        self._windows = [group for group, window in enumerate(windows) if window]
         self._prefix_cache = prefix_cache
-        self._holders = [0] * num_blocks
-        self._keys: list[bytes | None] = [None] * num_blocks
-        self._sealed: dict[bytes, int] = {}  # key → block
         self._promised: dict[bytes, BlockTable] = {}  # key → who computes such a block now
-        self._cached: OrderedDict[int, None] = OrderedDict()  # released longest ago first
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack
-        self._shuffle = shuffle
-        self._scatter()
 
     @property
-    def num_available(self) -> int:
-        """Blocks without a holder: free or cached."""
-        return len(self._free) + len(self._cached)
+    def num_blocks(self) -> int:
+        """Of all pools, as the counts below."""
+        return sum(pool.num_blocks for pool in self.pools)
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return sum(pool.num_free for pool in self.pools)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds and that are kept for their contents."""
-        return len(self._cached)
+        return sum(pool.num_cached for pool in self.pools)
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - self.num_available
+        return sum(pool.num_used for pool in self.pools)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.tokens_per_block)
 
-    def missing(self, table: BlockTable, num_tokens: int) -> int:
-        """Blocks that `table` lacks to hold `num_tokens` tokens."""
-        return max(0, self.blocks_for(num_tokens) - table.count)
+    def needed(self, num_tokens: int) -> tuple[int, ...]:
+        """Of each pool, the blocks without which a request of so many tokens cannot run."""
+        count = self.blocks_for(num_tokens)
+        return tuple(pool.claim(count) or count for pool in self.pools)
 
-    def lookup(self, table: BlockTable, tokens: Int32, limit: int) -> list[int] | None:
+    def missing(self, table: BlockTable, num_tokens: int) -> int:
+        """Blocks that `table` lacks to hold `num_tokens` tokens, in a group that keeps everything."""
+        return max(0, self.blocks_for(num_tokens) - table.count) if self._whole else 0
+
+    def lookup(self, table: BlockTable, tokens: Int32, limit: int) -> Hits | None:
         """Blocks that hold the head of `tokens`, at most `limit` tokens; changes nothing but keys.
 
         None: the next block is being computed for somebody else; ask again after the next step.
@@ -125,36 +176,67 @@ class BlockManager:
             return None
         table.awaited = None
         if not self._prefix_cache:
-            return []
-        hits: list[int] = []
+            return Hits(count=0, blocks=tuple([] for _ in self.pools))
         wanted = limit // self.tokens_per_block
         self._extend_keys(table, tokens, wanted)
-        for key in table.keys[:wanted]:
-            block = self._sealed.get(key)
-            if block is None:
-                if key in self._promised:
-                    table.awaited = key
-                    return None
-                break
-            hits.append(block)
-        return hits
+        keys = table.keys[:wanted]
+        complete = 0
+        while complete < wanted and all(self.pools[group].find(keys[complete]) is not None for group in self._whole):
+            complete += 1
+        count = self._seen_count(keys, complete)
+        for place in (complete, count):
+            if place < wanted and keys[place] in self._promised:
+                table.awaited = keys[place]
+                return None
+        blocks = []
+        for pool in self.pools:
+            found = [pool.find(key) for key in keys[pool.first_seen(count * self.tokens_per_block) : count]]
+            blocks.append([block for block in found if block is not None])
+        return Hits(count=count, blocks=tuple(blocks))
 
-    def taken(self, hits: Sequence[int], num_tokens: int) -> int:
-        """How many available blocks it takes to hold `num_tokens` tokens, `hits` among them."""
-        return self.blocks_for(num_tokens) - sum(self._holders[block] > 0 for block in hits)
+    def _seen_count(self, keys: Sequence[bytes], count: int) -> int:
+        """The most blocks, at most `count`, of which groups with windows have those that the next token sees."""
+        before = count + 1
+        while count < before:
+            before = count
+            for group in self._windows:
+                pool, place = self.pools[group], count - 1
+                while place >= pool.first_seen(count * self.tokens_per_block):
+                    if pool.find(keys[place]) is None:
+                        count = place
+                    place -= 1
+        return count
 
-    def start(self, table: BlockTable, hits: Sequence[int], tokens: Int32) -> bool:
-        """Give an empty table the blocks of all `tokens`, beginning with `hits`; False, and nothing changed, if too
-        few blocks are available. Until they are sealed, others with the same tokens wait for them.
+    def has_room(self, hits: Hits, num_tokens: int, most_tokens: int, beside: int) -> bool:
+        """Whether a request that begins with `hits` has blocks for `num_tokens` tokens, in groups that keep everything
+        with `beside` more blocks for others, and in those with windows whatever it needs to reach `most_tokens`."""
+        places, most = self.blocks_for(num_tokens), self.blocks_for(most_tokens)
+        for pool, blocks in zip(self.pools, hits.blocks, strict=True):
+            if pool.window:
+                if max(pool.claim(most), len(blocks)) > pool.spare:
+                    return False
+            elif places - sum(pool.holders(block) > 0 for block in blocks) + beside > pool.num_available:
+                return False
+        return True
+
+    def start(self, table: BlockTable, hits: Hits, tokens: Int32, most_tokens: int) -> bool:
+        """Give an empty table `hits`, and in groups that keep everything the blocks of all `tokens`; False, and nothing
+        changed, if too few blocks are available. Until they are sealed, others with the same tokens wait for them.
+
+        most_tokens  that the request may come to have in the cache
         """
-        if self.taken(hits, len(tokens)) > self.num_available:
+        if not self.has_room(hits, len(tokens), most_tokens, 0):
             return False
-        for block in hits:
-            self._hold(block)
-        table.extend(hits)
-        table.sealed = len(hits)
-        reserved = self.reserve(table, len(tokens))
-        assert reserved, "taken() counted the blocks"
+        table.empty([hits.count - len(blocks) for blocks in hits.blocks])
+        for group, (pool, blocks) in enumerate(zip(self.pools, hits.blocks, strict=True)):
+            for block in blocks:
+                pool.hold(block)
+            table.extend(group, blocks)
+            table.claims[group] = pool.claim(self.blocks_for(most_tokens))
+            pool.claimed += max(table.claims[group], len(blocks)) if pool.window else 0
+        table.sealed = hits.count
+        self._grow(table, self._whole, self.blocks_for(len(tokens)))
+        table.widen(self.blocks_for(len(tokens)))
         if self._prefix_cache:
             table.promised = len(tokens) // self.tokens_per_block
             self._extend_keys(table, tokens, table.promised)
@@ -162,64 +244,107 @@ class BlockManager:
                 self._promised.setdefault(key, table)
         return True
 
-    def reserve(self, table: BlockTable, num_tokens: int) -> bool:
-        """Grow `table` to hold `num_tokens` tokens; False, and nothing changed, if too few blocks are available."""
-        wanted = self.missing(table, num_tokens)
-        if wanted > self.num_available:
-            return False
-        if wanted:
-            table.extend([self._take() for _ in range(wanted)])
+    def reach(self, table: BlockTable, hits: Hits | None = None) -> int:
+        """Tokens up to which a step may compute, as far as groups with windows can tell. At least the block after those
+        that are computed. hits: of a table that they would start."""
+        ends = [_ANYWHERE]
+        for group in self._windows:
+            pool = self.pools[group]
+            if hits is None:
+                own = max(table.claims[group], table.ends[group] - table.first[group])
+                ends.append(table.first[group] + own + pool.spare)
+            else:
+                ends.append(hits.count - len(hits.blocks[group]) + pool.spare)
+        return min(ends) * self.tokens_per_block
+
+    def cover(self, table: BlockTable, num_tokens: int) -> None:
+        """Blocks for the next step in groups with windows. num_tokens: at most what `reach` says."""
+        self._grow(table, self._windows, self.blocks_for(num_tokens))
+
+    def reserve(self, wanted: Sequence[tuple[BlockTable, int]]) -> bool:
+        """Grow tables so that steps may compute so many tokens of each; False, and nothing changed, if too few blocks
+        are available."""
+        for table, _ in wanted:
+            if not table.ends:
+                table.empty([0] * len(self.pools))
+        for group, pool in enumerate(self.pools):
+            lacking = 0
+            for table, num_tokens in wanted:
+                held = table.ends[group] - table.first[group]
+                after = max(self.blocks_for(num_tokens) - table.first[group], held)
+                own = max(table.claims[group], held)
+                lacking += max(after - own, 0)
+            if lacking > (pool.spare if pool.window else pool.num_available):
+                return False
+        for table, num_tokens in wanted:
+            self._grow(table, range(len(self.pools)), self.blocks_for(num_tokens))
         return True
 
-    def seal(self, table: BlockTable, tokens: Int32, num_computed: int) -> None:
-        """The first `num_computed` tokens are in the cache: their full blocks may be shared from now on.
+    def advance(self, table: BlockTable, tokens: Int32, num_computed: int) -> None:
+        """The first `num_computed` tokens are in the cache: their full blocks may be shared from now on, and those that
+        no later token sees are given back.
 
         Where somebody sealed an equal block before, the table holds that one instead of its own.
         """
         full = num_computed // self.tokens_per_block
-        if not self._prefix_cache or full <= table.sealed:
-            return
-        self._extend_keys(table, tokens, full)
-        for place in range(table.sealed, full):
-            key, own = table.keys[place], int(table.ids[place])
-            self._keep_promise(table, key)
-            known = self._sealed.setdefault(key, own)
-            if known == own:
-                self._keys[own] = key
-            else:
-                self._hold(known)
-                table.replace(place, known)
-                self._drop(own)
-        table.sealed = full
+        if self._prefix_cache:
+            self._extend_keys(table, tokens, full)
+            for place in range(table.sealed, full):
+                key = table.keys[place]
+                self._keep_promise(table, key)
+                for group, pool in enumerate(self.pools):
+                    own = int(table.ids[group, place])
+                    if (known := pool.seal(key, own)) != own:
+                        table.replace(group, place, known)
+        table.sealed = max(table.sealed, full)
+        for group in self._windows:
+            self._give_back(table, group, self.pools[group].first_seen(num_computed))
+
+    def _give_back(self, table: BlockTable, group: int, first: int) -> None:
+        """Hold no block before place `first`."""
+        pool, first = self.pools[group], min(first, table.ends[group])
+        claimed = max(table.claims[group], table.ends[group] - table.first[group])
+        for place in range(table.first[group], first):
+            pool.drop(int(table.ids[group, place]))
+            table.replace(group, place, NO_BLOCK)
+        table.first[group] = max(first, table.first[group])
+        pool.claimed += max(table.claims[group], table.ends[group] - table.first[group]) - claimed
 
     def release(self, table: BlockTable) -> None:
         """Take back every block of `table`. Those that nobody else holds are cached if sealed, the last ones to go
         first, and free otherwise."""
+        if not table.ends:
+            return
         for key in table.keys[table.sealed : table.promised]:
             self._keep_promise(table, key)
-        for block in table.ids[::-1].tolist():
-            self._drop(block)
-        table.clear()
-        self._scatter()
+        for group, pool in enumerate(self.pools):
+            held = table.held(group)
+            for block in reversed(held):
+                pool.drop(block)
+            pool.claimed -= max(table.claims[group], len(held)) if pool.window else 0
+            pool.scatter()
+        table.empty([0] * len(self.pools))
 
     def forget(self, table: BlockTable) -> None:
         """The contents of `table`'s blocks are not to be trusted: nobody finds them any more."""
-        for block in table.ids.tolist():
-            key, self._keys[block] = self._keys[block], None
-            if key is not None:
-                del self._sealed[key]
+        for group in range(len(table.ends)):
+            for block in table.held(group):
+                self.pools[group].forget(block)
 
     def num_alone(self, table: BlockTable) -> int:
-        """Blocks that only `table` holds."""
-        return sum(self._holders[block] == 1 for block in table.ids.tolist())
+        """Blocks that only `table` holds, in a group that keeps everything."""
+        pool, held = self.pools[self._whole[0]], table.held(self._whole[0])
+        return sum(pool.holders(block) == 1 for block in held)
 
-    def holders(self, block: int) -> int:
-        """Tables that a block is in."""
-        return self._holders[block]
-
-    def free_blocks(self) -> Iterable[int]:
-        """Blocks without a holder whose contents nobody needs."""
-        return tuple(self._free)
+    def _grow(self, table: BlockTable, groups: Sequence[int], places: int) -> None:
+        """Hold blocks up to so many places in some groups."""
+        for group in groups:
+            pool, wanted = self.pools[group], places - table.ends[group]
+            if wanted > 0:
+                claimed = max(table.claims[group], table.ends[group] - table.first[group])
+                table.extend(group, [pool.take() for _ in range(wanted)])
+                if pool.window:
+                    pool.claimed += max(table.claims[group], table.ends[group] - table.first[group]) - claimed
 
     def _extend_keys(self, table: BlockTable, tokens: Int32, count: int) -> None:
         for place in range(len(table.keys), count):
@@ -230,33 +355,3 @@ class BlockManager:
     def _keep_promise(self, table: BlockTable, key: bytes) -> None:
         if self._promised.get(key) is table:
             del self._promised[key]
-
-    def _hold(self, block: int) -> None:
-        if not self._holders[block]:
-            del self._cached[block]
-        self._holders[block] += 1
-
-    def _drop(self, block: int) -> None:
-        self._holders[block] -= 1
-        if self._holders[block]:
-            return
-        if self._keys[block] is None:
-            self._free.append(block)
-        else:
-            self._cached[block] = None
-
-    def _take(self) -> int:
-        """A block for new contents: a free one, else the cached one released longest ago is evicted."""
-        if self._free:
-            block = self._free.pop()
-        else:
-            block, _ = self._cached.popitem(last=False)
-            key, self._keys[block] = self._keys[block], None
-            assert key is not None, "only sealed blocks are cached"
-            del self._sealed[key]
-        self._holders[block] = 1
-        return block
-
-    def _scatter(self) -> None:
-        if self._shuffle is not None:
-            self._shuffle.shuffle(self._free)

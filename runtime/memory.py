@@ -1,22 +1,24 @@
 """How much memory this process can still have, and how many KV blocks that makes."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.configs.sizes import format_bytes
 from ingot.errors import CapacityError
-from ingot.plan import KvLayout, Limits
+from ingot.plan import CacheGroup, Limits, window_blocks
 
 _DEFAULT_SHARE = 0.4  # of the available memory, at most, unless kv_cache_memory says otherwise
+_WINDOW_CHUNK = 2048  # tokens of a step that groups with windows have room for, whatever max_num_tokens is
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class KvBudget:
-    """num_blocks blocks in all layers; they take `nbytes`, which the system commits as they are first written."""
+    """num_blocks blocks of each cache group; they take `nbytes`, which the system commits as they are first written."""
 
-    num_blocks: int
+    num_blocks: tuple[int, ...]
     nbytes: int
 
 
@@ -40,16 +42,18 @@ def _cached_files(stat: Path) -> int:
     return int(dict(line.split() for line in stat.read_text().splitlines()).get("inactive_file", 0))
 
 
-def kv_budget(layout: KvLayout, limits: Limits, wanted: int | None, available: int) -> KvBudget:
+def kv_budget(groups: Sequence[CacheGroup], limits: Limits, wanted: int | None, available: int) -> KvBudget:
     """Blocks for max_batch_size sequences of max_seq_len tokens within 40 % of `available`, or for `wanted` bytes.
 
+    Groups that keep everything and groups with windows get half of the memory each: however long sequences are, at
+    least half as many fit as if the division had been made for their length. A half is as large as one sequence needs;
+    what it has beyond the needs of max_batch_size sequences goes to the other one. Pools of a half hold as many
+    sequences as each other.
     Raises CapacityError where that is too little for a single sequence or more than there is.
     """
-    # the last token of a sequence is never fed back, so it needs no slot
-    per_sequence = -(-(limits.max_seq_len - 1) // layout.tokens_per_block)
+    one, most = (_needed(groups, limits, sequences) for sequences in (1, limits.max_batch_size))
     if wanted is None:
         granted = int(available * _DEFAULT_SHARE)
-        num_blocks = min(limits.max_batch_size * per_sequence, granted // layout.block_bytes)
         source = f"{format_bytes(granted)} (40 % of the available memory)"
     else:
         if wanted > available:
@@ -59,23 +63,66 @@ def kv_budget(layout: KvLayout, limits: Limits, wanted: int | None, available: i
                 got=format_bytes(wanted),
                 hint="pass a smaller kv_cache_memory",
             )
-        num_blocks = wanted // layout.block_bytes
-        source = f"{format_bytes(wanted)} ({num_blocks} blocks)"
-    if num_blocks < per_sequence:
+        granted = wanted
+        source = f"{format_bytes(wanted)} ({wanted // sum(group.block_bytes for group in groups)} blocks)"
+    least = _bytes(groups, one)
+    if granted < least:
+        size = groups[0].tokens_per_block
+        blocks = ", ".join(
+            f"{count} blocks of {size} tokens, {format_bytes(group.block_bytes)} each"
+            for count, group in zip(one, groups, strict=True)
+        )
         raise CapacityError(
             "the KV cache memory is too small for one sequence",
-            expected=f"at least {format_bytes(per_sequence * layout.block_bytes)}: {limits.max_seq_len} tokens, "
-            f"{per_sequence} blocks of {layout.tokens_per_block} tokens, {format_bytes(layout.block_bytes)} each",
+            expected=f"at least {format_bytes(least)}: {limits.max_seq_len} tokens, {blocks}",
             got=source,
             hint="pass a larger kv_cache_memory, or build the engine with a smaller max_seq_len",
         )
-    return KvBudget(num_blocks=num_blocks, nbytes=num_blocks * layout.block_bytes)
+    num_blocks = _divided(groups, one, most, granted)
+    if wanted is None:
+        num_blocks = [min(counts) for counts in zip(num_blocks, most, strict=True)]
+    return KvBudget(num_blocks=tuple(num_blocks), nbytes=_bytes(groups, num_blocks))
 
 
-def fits_beside(nbytes: int, layout: KvLayout, limits: Limits, wanted: int | None, available: int) -> bool:
+def _needed(groups: Sequence[CacheGroup], limits: Limits, sequences: int) -> list[int]:
+    """Blocks of each group for so many sequences of max_seq_len tokens."""
+    size = groups[0].tokens_per_block
+    longest = -(-(limits.max_seq_len - 1) // size)  # the last token of a sequence is never fed back: it needs no slot
+    chunk = -(-min(limits.max_num_tokens, _WINDOW_CHUNK) // size)
+    return [
+        min(longest * sequences, window_blocks(group.window, size) * sequences + chunk)
+        if group.window
+        else longest * sequences
+        for group in groups
+    ]
+
+
+def _divided(groups: Sequence[CacheGroup], one: Sequence[int], most: Sequence[int], granted: int) -> list[int]:
+    """Blocks of each group in `granted` bytes: at least `one`, and more than `most` only where all have that."""
+    windows = [bool(group.window) for group in groups]
+    needs = [[count * window for count, window in zip(counts, windows, strict=True)] for counts in (one, most)]
+    least, enough = (_bytes(groups, counts) for counts in needs)  # of the groups with windows
+    rest, plenty = _bytes(groups, one) - least, _bytes(groups, most) - enough  # of the others
+    half = granted if least else 0  # for groups with windows
+    if least and rest:
+        half = min(max(granted // 2, least), granted - rest)
+        if half > enough:
+            half = max(enough, min(half, granted - plenty))
+        elif granted - half > plenty:
+            half = min(enough, granted - plenty)
+    parts = [half if window else granted - half for window in windows]
+    of_one = [least if window else rest for window in windows]
+    return [part * count // whole for part, count, whole in zip(parts, one, of_one, strict=True)]
+
+
+def _bytes(groups: Sequence[CacheGroup], num_blocks: Sequence[int]) -> int:
+    return sum(group.block_bytes * count for group, count in zip(groups, num_blocks, strict=True))
+
+
+def fits_beside(nbytes: int, groups: Sequence[CacheGroup], limits: Limits, wanted: int | None, available: int) -> bool:
     """Whether nbytes of `available` leave enough for `kv_budget`."""
     try:
-        kv_budget(layout, limits, wanted, max(available - nbytes, 0))
+        kv_budget(groups, limits, wanted, max(available - nbytes, 0))
     except CapacityError:
         return False
     return True

@@ -112,7 +112,8 @@ class ModelRunner(Owned):
         )
         self.blocks = BlockManager(
             loaded.session.num_blocks,
-            plan.kv.tokens_per_block,
+            plan.tokens_per_block,
+            windows=[group.window for group in plan.caches],
             prefix_cache=config.enable_prefix_cache,
             shuffle=shuffle,
         )

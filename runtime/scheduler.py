@@ -16,7 +16,7 @@ import time
 
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
-from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.block_manager import BlockManager, Hits
 from ingot.runtime.request import Request
 from ingot.runtime.step_times import StepTimes
 
@@ -126,11 +126,7 @@ class Scheduler:
             return 1
         steps = min(steps, *[len(request.tokens) - request.num_tokens for request in chunks])
         while steps > 1:
-            missing = [self._blocks.missing(request.blocks, request.num_tokens + steps - 1) for request in chunks]
-            if sum(missing) <= self._blocks.num_available:
-                for request, count in zip(chunks, missing, strict=True):
-                    if count:
-                        self._blocks.reserve(request.blocks, request.num_tokens + steps - 1)
+            if self._blocks.reserve([(request.blocks, request.num_tokens + steps - 1) for request in chunks]):
                 break
             steps //= 2
         return max(steps, 1)
@@ -141,8 +137,8 @@ class Scheduler:
         for request in requests:
             if len(step.chunks) == room:
                 break
-            held = request.blocks.count  # none: they were taken for one before it
-            if held and (request.num_tokens <= held * size or self._reserve(request)):
+            blocks = request.blocks  # none: they were taken for one before it
+            if blocks.count and (request.num_tokens <= blocks.covered * size or self._reserve(request)):
                 step.chunks[request] = 1
         step.decode_rows = len(step.chunks)
         step.tokens -= step.decode_rows
@@ -160,7 +156,8 @@ class Scheduler:
 
     def _continue(self, step: _Step, requests: list[Request]) -> None:
         for request in requests:
-            if request.blocks.count and (count := self._chunk(request, step)):
+            if request.blocks.count and (count := self._chunk(request, step, self._blocks.reach(request.blocks))):
+                self._blocks.cover(request.blocks, request.num_computed + count)
                 step.take(request, count)
 
     def _admit(self, step: _Step) -> None:
@@ -171,26 +168,30 @@ class Scheduler:
             if hits is None:  # soon it finds more; those behind it need not wait for that
                 place += 1
                 continue
-            request.num_computed = len(hits) * self._blocks.tokens_per_block
-            count = self._chunk(request, step)
+            request.num_computed = hits.count * self._blocks.tokens_per_block
+            count = self._chunk(request, step, self._blocks.reach(request.blocks, hits))
             if not count or not self._has_room(request, hits):
                 request.num_computed = 0
                 break
-            started = self._blocks.start(request.blocks, hits, request.tokens[: request.num_tokens])
+            known = request.tokens[: request.num_tokens]
+            started = self._blocks.start(request.blocks, hits, known, request.max_cached_tokens)
             assert started, "_has_room counted the blocks"
+            self._blocks.cover(request.blocks, request.num_computed + count)
             self._count_hits(request)
             del self.waiting[place]
             bisect.insort(self.running, request, key=_rank)
             step.take(request, count)
 
-    def _chunk(self, request: Request, step: _Step) -> int:
+    def _chunk(self, request: Request, step: _Step, reach: int) -> int:
         """How many pending tokens of a prompt come next. A chunk ends with the known tokens or on a tile; the first
         chunk of a step that has no room for that ends anywhere, lest a request wait for ever.
+
+        reach  tokens up to which blocks can be had
         """
         if step.tokens <= 0 or step.rows <= 0:
             return 0
         first = len(step.chunks) == step.decode_rows
-        count = request.fitting(min(request.num_pending, step.tokens), step.rows)
+        count = request.fitting(min(request.num_pending, step.tokens, reach - request.num_computed), step.rows)
         if count == request.num_pending:
             return count
         if not first and not self._mixed:
@@ -202,7 +203,7 @@ class Scheduler:
 
     def _reserve(self, request: Request) -> bool:
         """Blocks for all known tokens of a running request; may preempt later ones, in the end the request itself."""
-        while not self._blocks.reserve(request.blocks, request.num_tokens):
+        while not self._blocks.reserve([(request.blocks, request.num_tokens)]):
             later = self.running[bisect.bisect_right(self.running, request.rank, key=_rank) :]
             if not later:
                 self.preempted_for_itself += 1
@@ -239,19 +240,20 @@ class Scheduler:
         else:
             self.preempted_tokens += max(request.num_lost - request.num_computed, 0)
 
-    def _has_room(self, request: Request, hits: list[int]) -> bool:
+    def _has_room(self, request: Request, hits: Hits) -> bool:
         """Whether a waiting request may start, given the blocks it finds in the cache.
 
         guaranteed_no_evict: whatever it and the running ones still need, up to their whole lengths, is available.
         max_utilization: its known tokens fit, and one more block for each running request that can still grow, lest
         the start of this one preempt it at once.
+        Both: in cache groups with windows, which need few blocks, whatever it and the running ones still need.
         """
         missing = [self._blocks.missing(other.blocks, other.max_cached_tokens) for other in self.running]
+        most = request.max_cached_tokens
         if self._policy is Policy.GUARANTEED_NO_EVICT:
-            wanted = self._blocks.taken(hits, request.max_cached_tokens) + sum(missing)
-        else:
-            wanted = self._blocks.taken(hits, request.num_tokens) + sum(count > 0 for count in missing)
-        return wanted <= self._blocks.num_available
+            return self._blocks.has_room(hits, most, most, beside=sum(missing))
+        beside = sum(count > 0 for count in missing)
+        return self._blocks.has_room(hits, request.num_tokens, most, beside)
 
 
 def _take_out(queue: list[Request], request: Request) -> None:

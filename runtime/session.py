@@ -57,7 +57,7 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     limits = lowered(engine.plan.limits, config)
     on_device = target.kv_memory(engine.plan)
     available = available_memory() if on_device is None else on_device
-    budget = kv_budget(engine.plan.kv, limits, config.kv_cache_memory, available)
+    budget = kv_budget(engine.plan.caches, limits, config.kv_cache_memory, available)
     options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads, directory=Path(directory))
     session = target.open_session(engine.plan, engine.weights, options)
     chunk = None if target.on_gpu or config.max_num_tokens is not None else PREFILL_CHUNK
@@ -72,8 +72,8 @@ def _homes(plan: Plan, target: Target, config: RuntimeConfig) -> Homes | None:
     if config.use_mmap or not isinstance(target, WithHomes):
         return None
     limits, available = lowered(plan.limits, config), available_memory()
-    kv_budget(plan.kv, limits, config.kv_cache_memory, available)
-    if not fits_beside(plan.weight_bytes, plan.kv, limits, config.kv_cache_memory, available):
+    kv_budget(plan.caches, limits, config.kv_cache_memory, available)
+    if not fits_beside(plan.weight_bytes, plan.caches, limits, config.kv_cache_memory, available):
         _LOG.warning("weights are used where the file is mapped: there is no memory for a copy, which would be faster")
         return None
     return target.homes(plan, config.threads)

@@ -54,7 +54,7 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
     starts = np.zeros(len(chunks) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     ends = starts[1:].tolist()
-    ids, tables = [], []
+    ids = []
     rows: list[int] = []
     row_ends: list[int] = []
     drawn: dict[Request, int] = {}
@@ -64,7 +64,6 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
         computed = request.num_computed
         decodes = count == request.num_pending == 1 and request.num_generated > 0
         ids.append(_LAST if decodes else request.tokens[computed : computed + count])
-        tables.append(request.blocks.ids)
         num_rows = request.logit_rows(count)
         if num_rows:
             rows.extend(range(end - num_rows, end))
@@ -73,9 +72,11 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
         row_ends.append(len(rows))
         if count == request.num_pending:
             (processed if request.rules.processors else drawn)[request] = len(rows) - 1
-    block_tables = np.full((len(chunks), max(len(table) for table in tables)), -1, dtype=np.int32)
-    for row, table in zip(block_tables, tables, strict=True):
-        row[: len(table)] = table
+    tables = [request.blocks.ids for request in requests]
+    width = max([table.shape[1] for table in tables])
+    block_tables = np.full((len(tables[0]), len(tables), width), -1, dtype=np.int32)
+    for row, table in enumerate(tables):
+        block_tables[:, row, : table.shape[1]] = table
     batch = StepBatch(
         ids=np.concatenate(ids),
         query_starts=starts,
@@ -134,14 +135,15 @@ def _advance(before: ScheduledStep, chunks: Mapping[Request, int]) -> ScheduledS
 def _changed_tables(before: ScheduledStep, versions: tuple[int, ...]) -> Int32:
     """The block tables of `before` with the rows of tables that have changed since."""
     tables = [request.blocks.ids for request in before.sampled]
-    width = max([len(table) for table in tables])
-    kept = before.batch.block_tables[:, :width]
-    changed = np.full((len(tables), width), -1, dtype=np.int32)
-    changed[:, : kept.shape[1]] = kept
+    width = max([table.shape[1] for table in tables])
+    kept = before.batch.block_tables[..., :width]
+    changed = np.full((*kept.shape[:2], width), -1, dtype=np.int32)
+    changed[..., : kept.shape[2]] = kept
     for row, (now, then) in enumerate(zip(versions, before.versions, strict=True)):
         if now != then:
-            changed[row, : len(tables[row])] = tables[row]
-            changed[row, len(tables[row]) :] = -1
+            own = tables[row].shape[1]
+            changed[:, row, :own] = tables[row]
+            changed[:, row, own:] = -1
     return changed
 
 

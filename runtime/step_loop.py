@@ -66,14 +66,14 @@ class StepLoop:
         """Raise CapacityError if not even an empty cache holds one of the requests. From any thread."""
         blocks = self._blocks
         for request in requests:
-            needed = blocks.blocks_for(request.max_cached_tokens)
-            if needed > blocks.num_blocks:
-                raise CapacityError(
-                    "the KV cache is too small for this request",
-                    expected=f"at most {blocks.num_blocks} blocks of {blocks.tokens_per_block} tokens",
-                    got=f"{request.max_cached_tokens} tokens, {needed} blocks",
-                    hint="pass a larger kv_cache_memory or a smaller max_new_tokens",
-                )
+            for needed, pool in zip(blocks.needed(request.max_cached_tokens), blocks.pools, strict=True):
+                if needed > pool.num_blocks:
+                    raise CapacityError(
+                        "the KV cache is too small for this request",
+                        expected=f"at most {pool.num_blocks} blocks of {blocks.tokens_per_block} tokens",
+                        got=f"{request.max_cached_tokens} tokens, {needed} blocks",
+                        hint="pass a larger kv_cache_memory or a smaller max_new_tokens",
+                    )
 
     def add(self, requests: Iterable[Request], outlet: Outlet | None = None) -> None:
         """Queue requests that fit. outlet: where their tokens and ends are told."""
@@ -221,7 +221,7 @@ class StepLoop:
             if request.finish_reason is None:
                 request.num_computed = computed = request.num_computed + count
                 if computed >= (request.blocks.sealed + 1) * size:
-                    self._blocks.seal(request.blocks, request.tokens, computed)
+                    self._blocks.advance(request.blocks, request.tokens, computed)
         moved = []
         ids, log_probs = outcome.ids[-1].tolist(), outcome.log_probs[-1].tolist()
         for request, token, log_prob, ending in zip(step.sampled, ids, log_probs, outcome.ends.tolist(), strict=False):

@@ -88,13 +88,16 @@ def measure_step_times(session: Session, blocks: BlockManager, limits: Limits, t
 
 def _time_step(session: Session, blocks: BlockManager, limits: Limits, size: int) -> float:
     """Milliseconds of a step of `size` tokens, spread over as many prompts as they need: the best of a few."""
-    longest = min(limits.max_input_len, blocks.num_blocks * blocks.tokens_per_block // -(-size // limits.max_input_len))
+    longest = min(
+        limits.max_input_len,
+        min(pool.num_blocks for pool in blocks.pools) * blocks.tokens_per_block // -(-size // limits.max_input_len),
+    )
     chunks: dict[Request, int] = {}
     left = size
     while left and len(chunks) < min(limits.max_batch_size, limits.max_logit_rows):
         count = min(left, longest)
         request = Request(np.zeros(count, dtype=np.int32), max_new_tokens=1)
-        if not blocks.reserve(request.blocks, count):
+        if not blocks.reserve([(request.blocks, count)]):
             break
         chunks[request] = count
         left -= count

@@ -12,44 +12,44 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.plan import KvLayout
+from ingot.plan import CacheGroup
 
 LANES = 16
 
 Array = npt.NDArray[np.float32]
 
 
-def pack_keys(numbers: Array, scales: Array, layout: KvLayout) -> bytes:
+def pack_keys(numbers: Array, scales: Array, layout: CacheGroup) -> bytes:
     """Of a block, [kv_heads, tokens_per_block, head_dim]; scales [kv_heads, tokens_per_block], of int8 codes."""
     lines = numbers.reshape(layout.kv_heads, -1, LANES, layout.head_dim // _pair(layout), _pair(layout))
     return _stored(lines.transpose(0, 1, 3, 2, 4), scales, layout)
 
 
-def pack_values(numbers: Array, scales: Array, layout: KvLayout) -> bytes:
+def pack_values(numbers: Array, scales: Array, layout: CacheGroup) -> bytes:
     """Of a block, [kv_heads, tokens_per_block, padded_dim]; scales as those of keys."""
     lines = numbers.reshape(layout.kv_heads, -1, _pair(layout), layout.padded_dim // LANES, LANES)
     return _stored(lines.transpose(0, 3, 1, 4, 2), scales, layout)
 
 
-def unpack_keys(data: bytes, layout: KvLayout) -> tuple[Array, Array]:
+def unpack_keys(data: bytes, layout: CacheGroup) -> tuple[Array, Array]:
     """Inverse of `pack_keys`: numbers and scales, which are 1 where the cache has none."""
     numbers, scales = _numbers(data, layout)
     lines = numbers.reshape(layout.kv_heads, -1, layout.head_dim // _pair(layout), LANES, _pair(layout))
     return lines.transpose(0, 1, 3, 2, 4).reshape(layout.kv_heads, layout.tokens_per_block, -1), scales
 
 
-def unpack_values(data: bytes, layout: KvLayout) -> tuple[Array, Array]:
+def unpack_values(data: bytes, layout: CacheGroup) -> tuple[Array, Array]:
     """Inverse of `pack_values`."""
     numbers, scales = _numbers(data, layout)
     lines = numbers.reshape(layout.kv_heads, layout.padded_dim // LANES, -1, LANES, _pair(layout))
     return lines.transpose(0, 2, 4, 1, 3).reshape(layout.kv_heads, layout.tokens_per_block, -1), scales
 
 
-def _pair(layout: KvLayout) -> int:
+def _pair(layout: CacheGroup) -> int:
     return 2 if layout.dtype is DType.BF16 else 1
 
 
-def _stored(lines: Array, scales: Array, layout: KvLayout) -> bytes:
+def _stored(lines: Array, scales: Array, layout: CacheGroup) -> bytes:
     """lines [kv_heads, ...] in their order."""
     if layout.dtype is not DType.I8:
         return from_float32(np.ascontiguousarray(lines), layout.dtype).tobytes()
@@ -57,7 +57,7 @@ def _stored(lines: Array, scales: Array, layout: KvLayout) -> bytes:
     return b"".join(codes[head].tobytes() + scales[head].tobytes() for head in range(layout.kv_heads))
 
 
-def _numbers(data: bytes, layout: KvLayout) -> tuple[Array, Array]:
+def _numbers(data: bytes, layout: CacheGroup) -> tuple[Array, Array]:
     """(numbers [kv_heads, .], scales [kv_heads, tokens_per_block]) of a block."""
     size = layout.tokens_per_block
     if layout.dtype is not DType.I8:

@@ -16,14 +16,19 @@ def processor_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
 
 
-def check_memory(plan: Plan, num_blocks: int) -> None:
+def pool_bytes(plan: Plan, num_blocks: tuple[int, ...]) -> int:
+    """Of the pools of all cache groups."""
+    return sum(group.block_bytes * count for group, count in zip(plan.caches, num_blocks, strict=True))
+
+
+def check_memory(plan: Plan, num_blocks: tuple[int, ...]) -> None:
     """KV memory is committed lazily, so that the system itself would refuse only when it is too late."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    wanted = plan.kv.block_bytes * num_blocks
+    wanted = pool_bytes(plan, num_blocks)
     if wanted > physical:
         raise CapacityError(
             "the KV cache is larger than this machine's memory",
             expected=f"at most {physical} bytes",
-            got=f"{wanted} bytes ({num_blocks} blocks)",
+            got=f"{wanted} bytes ({sum(num_blocks)} blocks)",
             hint="pass a smaller kv_cache_memory",
         )

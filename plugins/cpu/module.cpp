@@ -36,6 +36,7 @@ template <typename T>
 using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using InRows = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using InTables = nb::ndarray<const int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 template <typename T>
@@ -51,7 +52,7 @@ using StepTuple = std::tuple<std::string, std::string, std::string, std::vector<
 using CallTuple = std::tuple<std::string, std::vector<std::string>, bool, bool>;
 using VariantTuple = std::tuple<std::string, int64_t, std::vector<CallTuple>>;
 using LimitsTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
-using KvTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, std::string, int64_t>;
+using CacheTuple = std::tuple<int64_t, std::vector<int64_t>, int64_t, int64_t, int64_t, std::string, int64_t>;
 
 template <typename T>
 std::span<const T> span_of(const In<T>& array) {
@@ -97,12 +98,11 @@ std::vector<ingot::VariantSpec> variant_specs(const std::vector<VariantTuple>& t
 void make_session(Session* self, const Bytes& weights, const std::vector<BufferTuple>& buffers,
                   const std::vector<WeightTuple>& weight_tuples, const std::vector<StepTuple>& steps,
                   const std::vector<StepTuple>& screen, const std::vector<VariantTuple>& variants,
-                  const LimitsTuple& limits, const KvTuple& kv, int64_t arena_bytes, const std::string& logits,
-                  int threads, const std::string& isa) {
+                  const LimitsTuple& limits, const std::vector<CacheTuple>& caches, int64_t arena_bytes,
+                  const std::string& logits, int threads, const std::string& isa) {
   const auto spec = [](const auto&... field) { return ingot::LimitsSpec{field...}; };
-  const auto kv_spec = [](const auto&... field) { return ingot::KvSpec{field...}; };
   ingot::PlanSpec plan{std::apply(spec, limits),
-                       std::apply(kv_spec, kv),
+                       specs<ingot::CacheSpec>(caches),
                        specs<ingot::BufferSpec>(buffers),
                        weight_specs(weight_tuples),
                        specs<ingot::StepSpec>(steps),
@@ -163,15 +163,15 @@ RunResult run_result(ingot::DrawResult&& drawn, std::optional<OutRows<float>>&& 
 using KnownTuple = std::tuple<In<int32_t>, In<int32_t>, In<int32_t>>;
 using AheadTuple = std::tuple<int64_t, double, In<int32_t>>;
 
-RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths,
-              InRows<int32_t> block_tables, In<int32_t> logit_rows, In<int32_t> slots, In<int32_t> draws,
-              const std::optional<KnownTuple>& known, bool want_logits, const std::optional<AheadTuple>& ahead) {
+RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths, InTables block_tables,
+              In<int32_t> logit_rows, In<int32_t> slots, In<int32_t> draws, const std::optional<KnownTuple>& known,
+              bool want_logits, const std::optional<AheadTuple>& ahead) {
   const ingot::BatchView view{.ids = span_of(ids),
                               .query_starts = span_of(query_starts),
                               .past_lengths = span_of(past_lengths),
                               .block_tables = {block_tables.data(), block_tables.size()},
                               .logit_rows = span_of(logit_rows),
-                              .table_width = static_cast<int64_t>(block_tables.shape(1))};
+                              .table_width = static_cast<int64_t>(block_tables.shape(2))};
   ingot::DrawsView drawing{.slots = span_of(slots), .draws = span_of(draws), .known = {}};
   if (known)
     drawing.known = std::apply([](const auto&... array) { return ingot::KnownView{span_of(array)...}; }, *known);
@@ -239,7 +239,7 @@ void write_buffer(Session& self, const std::string& name, const InRows<float>& v
 }
 
 nb::bytes read_kv(Session& self, int64_t layer, int64_t block, bool values) {
-  const size_t bytes = self.kv_block_bytes(values);
+  const size_t bytes = self.kv_block_bytes(layer, values);
   auto data = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
   if (!data.is_valid()) throw nb::python_error();
   auto* to = reinterpret_cast<std::byte*>(PyBytes_AsString(data.ptr()));
@@ -265,7 +265,8 @@ using Released = nb::call_guard<nb::gil_scoped_release>;
 void bind_session(nb::module_& m) {
   nb::class_<Session>(m, "Session", "A plan bound to its weights, arena and KV pools. Arguments: target.py.")
       .def("__init__", &make_session, "weights"_a.noconvert(), "buffers"_a, "weight_specs"_a, "steps"_a, "screen"_a,
-           "variants"_a, "limits"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a, nb::keep_alive<1, 2>())
+           "variants"_a, "limits"_a, "caches"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a,
+           nb::keep_alive<1, 2>())
       .def("start", &start, "slot"_a, "rules"_a, "tokens"_a.noconvert(), "num_prompt"_a,
            "Hold a sequence in a slot; its rules are SequenceRules' fields in order.")
       .def("end", &Session::end, "slot"_a, Released(), "Forget the sequence in a slot.")

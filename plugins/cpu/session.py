@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.errors import CapacityError, EngineError
-from ingot.plan import Attr, KvLayout, Plan, Step
+from ingot.plan import Attr, CacheGroup, Plan, Step
 from ingot.plugins.cpu.kv_layout import unpack_keys, unpack_values
-from ingot.plugins.cpu.machine import check_memory
+from ingot.plugins.cpu.machine import check_memory, pool_bytes
 from ingot.plugins.cpu.native import _cpu, contract, enough_threads, num_threads
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult, StepTimes
@@ -56,10 +56,10 @@ class CpuSession:
 
     most_steps = MOST_STEPS
 
-    def __init__(self, native: "_cpu.Session", kv: KvLayout, num_blocks: int) -> None:
+    def __init__(self, native: "_cpu.Session", caches: tuple[CacheGroup, ...], num_blocks: tuple[int, ...]) -> None:
         self.native = native
         self.num_blocks = num_blocks
-        self._kv = kv
+        self._caches = caches
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
         """Hold a sequence. Raises RequestError for rules or tokens that break the contract."""
@@ -122,16 +122,17 @@ class CpuSession:
             self.native.time_steps(False)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Give a KV block the contents of another one, in all layers."""
-        for layer in range(self._kv.num_layers):
+        """Give a KV block of every cache group the contents of another one, in all layers."""
+        for layer in (layer for group in self._caches for layer in group.layers):
             for values in (False, True):
                 self.native.write_kv(layer, target, values, self.native.read_kv(layer, source, values))
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, those of an int8 cache times their scales."""
-        keys, key_scales = unpack_keys(self.native.read_kv(layer, block, False), self._kv)
-        values, value_scales = unpack_values(self.native.read_kv(layer, block, True), self._kv)
-        return keys * key_scales[..., None], values[..., : self._kv.head_dim] * value_scales[..., None]
+        group = next(each for each in self._caches if layer in each.layers)
+        keys, key_scales = unpack_keys(self.native.read_kv(layer, block, False), group)
+        values, value_scales = unpack_values(self.native.read_kv(layer, block, True), group)
+        return keys * key_scales[..., None], values[..., : group.head_dim] * value_scales[..., None]
 
     def slow_down(self, seconds_per_step: float) -> None:
         """Makes every plan step last longer, for tests of streaming."""
@@ -148,7 +149,7 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
     """A session whose kernels may be of any level up to `isa` (tests also pass the emulated level "avx512emu")."""
     threads = num_threads(options.threads)
     check_memory(plan, options.num_blocks)
-    limits, kv = plan.limits, plan.kv
+    limits = plan.limits
     try:
         native = _cpu.Session(
             weights=weights,
@@ -181,7 +182,18 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
                 limits.max_num_tokens,
                 limits.max_logit_rows,
             ),
-            kv=(kv.num_layers, kv.kv_heads, kv.head_dim, kv.tokens_per_block, kv.dtype.value, options.num_blocks),
+            caches=[
+                (
+                    each.window,
+                    list(each.layers),
+                    each.kv_heads,
+                    each.head_dim,
+                    each.tokens_per_block,
+                    each.dtype.value,
+                    num_blocks,
+                )
+                for each, num_blocks in zip(plan.caches, options.num_blocks, strict=True)
+            ],
             arena_bytes=plan.arena_bytes,
             logits=plan.logits,
             threads=threads,
@@ -193,10 +205,10 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
         raise CapacityError(
             "there is not enough memory for the engine",
             expected=f"{plan.arena_bytes} bytes of activations and "
-            f"{kv.block_bytes * options.num_blocks} bytes of KV cache",
+            f"{pool_bytes(plan, options.num_blocks)} bytes of KV cache",
             hint="pass a smaller kv_cache_memory",
         ) from error
-    return CpuSession(native, plan.kv, options.num_blocks)
+    return CpuSession(native, plan.caches, options.num_blocks)
 
 
 def _step_tuple(plan: Plan, step: Step) -> tuple[str, str, str, list[str], list[str], dict[str, Attr]]:

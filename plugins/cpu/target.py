@@ -44,6 +44,7 @@ class CpuTarget:
 
     packs_products = True
     adds_in_products = True
+    frees_windows = True
     on_gpu = False
 
     def __init__(self, level: str) -> None:

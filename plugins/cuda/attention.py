@@ -3,7 +3,7 @@
 import dataclasses
 
 from ingot.dtypes import DType
-from ingot.plan import KvLayout, Rows
+from ingot.plan import CacheGroup, Rows
 from ingot.plugins.cuda.shapes import attention_shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Grid, Launch, integer, number, pointer, row_grid
@@ -40,7 +40,7 @@ def rope_table_launch(out: int, *, inv_freq: int, positions: int, half: int, sca
 
 def write_launch(
     at: Places,
-    kv: KvLayout,
+    kv: CacheGroup,
     *,
     qkv: int,
     cos_sin: int,
@@ -81,7 +81,7 @@ def write_launch(
 
 
 def attention_launches(
-    at: Places, kv: KvLayout, *, y: int, heads: int, window: int, scale: float, softcap: float, narrow: bool
+    at: Places, kv: CacheGroup, *, y: int, heads: int, window: int, scale: float, softcap: float, narrow: bool
 ) -> list[Launch]:
     """Attends to the pools. narrow: y has the products' type."""
     out, partial, stats = pointer(y), pointer(at.partial), pointer(at.stats)

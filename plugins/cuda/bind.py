@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
-from ingot.plan import Buffer, Plan, Rows, Step, Weight
+from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Places, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.gpu import Argument
@@ -42,17 +42,19 @@ def specialisation(plan: Plan) -> Specialisation:
     if len(types) > 1:
         raise EngineError("the kernels take one type of weights", got=", ".join(sorted(each.value for each in types)))
     groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if s.op == "paged_attention"}
-    if plan.kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP or len(groups) > 1:
+    kv, sizes = plan.caches[0], {(each.kv_heads, each.head_dim) for each in plan.caches}
+    if kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP or len(groups) > 1 or len(sizes) > 1:
         raise EngineError(
             "the attention kernels cannot take these heads",
-            expected=f"at most {MAX_HEAD_DIM} dims, and one group of at most {MAX_GROUP} query heads per KV head",
-            got=f"{plan.kv.head_dim} dims, groups of {sorted(groups)}",
+            expected=f"at most {MAX_HEAD_DIM} dims, as many in each layer, and one "
+            f"group of at most {MAX_GROUP} query heads per KV head",
+            got=f"KV heads and their dims {sorted(sizes)}, groups of {sorted(groups)}",
         )
     return Specialisation(
-        weight=types.pop() if types else plan.kv.dtype,
-        kv=plan.kv.dtype,
-        head_dim=plan.kv.head_dim,
-        tokens_per_block=plan.kv.tokens_per_block,
+        weight=types.pop() if types else kv.dtype,
+        kv=kv.dtype,
+        head_dim=kv.head_dim,
+        tokens_per_block=plan.tokens_per_block,
     )
 
 
@@ -241,8 +243,7 @@ class _Binder:
         qkv, cos_sin, q_norm, k_norm = step.inputs
         return [
             write_launch(
-                self._places(step, q=step.outputs[0]),
-                self._plan.kv,
+                *self._places(step, q=step.outputs[0]),
                 qkv=self._buffer(qkv),
                 cos_sin=self._any(cos_sin),
                 q_norm=self._weight(q_norm),
@@ -252,7 +253,7 @@ class _Binder:
                 heads=int(step.attrs["heads"]),
                 rotary_dim=self._buffers[cos_sin].cols if cos_sin else 0,
                 interleaved=bool(step.attrs["interleaved"]),
-                wide_norm=bool(q_norm) and self._weights[q_norm].shape[0] != self._plan.kv.head_dim,
+                wide_norm=bool(q_norm) and self._weights[q_norm].shape[0] != step.attrs["head_dim"],
                 eps=float(step.attrs["norm_eps"]),
             )
         ]
@@ -260,8 +261,7 @@ class _Binder:
     def paged_attention(self, step: Step, narrow: bool) -> list[Work]:
         return [
             *attention_launches(
-                self._places(step, q=step.inputs[0]),
-                self._plan.kv,
+                *self._places(step, q=step.inputs[0]),
                 y=self._buffer(step.outputs[0]),
                 heads=int(step.attrs["heads"]),
                 window=int(step.attrs["window"]),
@@ -296,13 +296,14 @@ class _Binder:
 
     # Parts of several ops.
 
-    def _places(self, step: Step, *, q: str) -> Places:
-        keys, values = cache_places(self._plan.kv, self._at, int(step.attrs["layer"]))
-        tables = self._at.tables
-        return Places(
+    def _places(self, step: Step, *, q: str) -> tuple[Places, CacheGroup]:
+        layer, tables = int(step.attrs["layer"]), self._at.tables
+        kv, keys, values = cache_places(self._plan.caches, self._at, layer)
+        own = self._at.table_width // len(self._plan.caches) * self._plan.group_of(layer)  # integers before its table
+        places = Places(
             keys=keys,
             values=values,
-            tables=tables["tables"],
+            tables=tables["tables"] + 4 * own,
             width=self._at.table_width,
             q=self._buffer(q),
             decode=tables["decode"],
@@ -310,6 +311,7 @@ class _Binder:
             partial=self._at.partial,
             stats=self._at.stats,
         )
+        return places, kv
 
     def _convert(self, to: int, source: int, cols: int, rows: Rows) -> Launch:
         return self._elementwise(to, source, cols=cols, ld=cols, rows=rows, kind="none", narrow=True)

@@ -32,12 +32,12 @@ _INT = 4
 
 def device_bytes(plan: Plan, multiprocessors: int) -> int:
     """What a session of a plan allocates on its GPU, with the spare block but without the KV cache."""
-    kv, scratch, rows = plan.kv, scratch_bytes(plan), partial_rows(multiprocessors)
+    scratch, rows = scratch_bytes(plan), partial_rows(multiprocessors)
     tables = _INT * TableLayout.of(plan, attention_tiles(group_of(plan))).total
-    partial = 4 * rows * kv.head_dim + 8 * rows
+    partial = 4 * rows * plan.caches[0].head_dim + 8 * rows
     drawn = 2 * _INT * plan.limits.max_logit_rows
     arena = plan.weight_bytes + plan.arena_bytes + scratch.sums + scratch.inputs
-    return arena + tables + partial + drawn + kv.block_bytes + WORKSPACE_BYTES
+    return arena + tables + partial + drawn + plan.block_bytes + WORKSPACE_BYTES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class _Ready:
 class CudaSession:
     """One plan on one GPU.
 
-    num_blocks  of the KV pool, without the spare one
+    num_blocks  of the pool of each cache group, without the spare one
     device, addresses  where everything lies, for those who look into it
     """
 
@@ -69,7 +69,7 @@ class CudaSession:
             self._opened = opened.pop_all()
 
     def _open(self, plan: Plan, weights: npt.NDArray[np.uint8], opened: contextlib.ExitStack) -> None:
-        device, kv = self.device, plan.kv
+        device, blocks = self.device, tuple(count + 1 for count in self.num_blocks)
         tiles = attention_tiles(group_of(plan))
         layout, scratch = TableLayout.of(plan, tiles), scratch_bytes(plan)
         tables = device.allocate(_INT * layout.total)
@@ -77,11 +77,11 @@ class CudaSession:
         self.addresses = Addresses(
             weights=device.allocate(weights.nbytes),
             arena=device.allocate(plan.arena_bytes),
-            kv=device.allocate(kv.block_bytes * (self.num_blocks + 1)),
-            num_blocks=self.num_blocks + 1,
+            kv=tuple(device.allocate(kv.block_bytes * n) for kv, n in zip(plan.caches, blocks, strict=True)),
+            num_blocks=blocks,
             sums=device.allocate(scratch.sums),
             inputs=device.allocate(scratch.inputs),
-            partial=device.allocate(4 * rows * kv.head_dim),
+            partial=device.allocate(4 * rows * plan.caches[0].head_dim),
             stats=device.allocate(8 * rows),
             tables={name: tables + _INT * offset for name, offset in layout.offsets.items()},
             table_width=layout.width,
@@ -89,7 +89,7 @@ class CudaSession:
         device.upload(self.addresses.weights, weights)
         self._tables_at = tables
         pinned = device.pinned(_INT * layout.total)
-        self._tables = StepTables(layout, pinned, tiles, plan.limits, spare_block=self.num_blocks)
+        self._tables = StepTables(layout, pinned, tiles, plan.limits, spare_blocks=self.num_blocks)
         products = Products(device.allocate(WORKSPACE_BYTES), device.stream_address)
         self._products = opened.enter_context(contextlib.closing(products))
         code = code_weight(plan)
@@ -165,14 +165,11 @@ class CudaSession:
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, each [kv_heads, tokens_per_block, head_dim]."""
-        kv = self._plan.kv
+        kv, *places = cache_places(self._plan.caches, self.addresses, layer)
         self.device.enter()
         found: list[Float32] = []
         for place, block_bytes, dim in zip(
-            cache_places(kv, self.addresses, layer),
-            (kv.k_block_bytes, kv.v_block_bytes),
-            (kv.head_dim, kv.padded_dim),
-            strict=True,
+            places, (kv.k_block_bytes, kv.v_block_bytes), (kv.head_dim, kv.padded_dim), strict=True
         ):
             stored = np.empty((kv.kv_heads, kv.tokens_per_block, dim), kv.dtype.storage)
             self.device.fetch(stored, place + block * block_bytes)
@@ -191,7 +188,7 @@ class CudaSession:
             self.device.wait()
 
     def _splits(self, counts: Counts) -> int:
-        return split_count(counts.decode, self._plan.kv.kv_heads, counts.longest, self._gpu.multiprocessors)
+        return split_count(counts.decode, self._plan.caches[0].kv_heads, counts.longest, self._gpu.multiprocessors)
 
     def _launch_all(self, counts: Counts) -> None:
         splits = self._splits(counts)

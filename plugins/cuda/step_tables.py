@@ -4,7 +4,7 @@
     rows                                                        [logit rows]
     draw_rows, temperatures, top_ks, top_ps, seeds, counters    [draws]; the last two have 8 bytes each
     decode, prefill                                             [items][4] {sequence, first token, tokens, position}
-    tables                                                      [sequences][width]
+    tables                                                      [sequences][cache groups][width / cache groups]
 
 The tables come last, since only their beginning is sent.
 """
@@ -27,18 +27,21 @@ _ALIGNMENT = 16  # integers: 64 bytes
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TableLayout:
-    """Where each table begins, in integers; the capacity of all; `width` of a block table's row."""
+    """Where each table begins, in integers; the capacity of all; `width` of a sequence's row of block tables, which are
+    those of `groups` cache groups."""
 
     offsets: dict[str, int]
     sizes: dict[str, int]
     total: int
     width: int
+    groups: int
 
     @classmethod
     def of(cls, plan: Plan, tiles: Tiles) -> "TableLayout":
         """Room for every step within the plan's limits."""
         limits, draws = plan.limits, plan.limits.max_logit_rows
-        width = -(-limits.max_seq_len // plan.kv.tokens_per_block)
+        groups = len(plan.caches)
+        width = groups * -(-limits.max_seq_len // plan.tokens_per_block)
         sizes = {
             "ids": limits.max_num_tokens,
             "positions": limits.max_num_tokens,
@@ -58,7 +61,7 @@ class TableLayout:
         for name, size in sizes.items():
             offsets[name] = end
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return cls(offsets=offsets, sizes=sizes, total=end, width=width)
+        return cls(offsets=offsets, sizes=sizes, total=end, width=width, groups=groups)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,13 +76,13 @@ class Counts:
     longest: int
 
 
-def check_batch(batch: StepBatch, plan: Plan, num_blocks: int) -> None:
+def check_batch(batch: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> None:
     """Raises RequestError for a batch that breaks the contract: kernels check nothing."""
     if (problem := _problem(batch, plan, num_blocks)) is not None:
         raise RequestError("the session cannot run this batch", got=problem)
 
 
-def _problem(batch: StepBatch, plan: Plan, num_blocks: int) -> str | None:
+def _problem(batch: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> str | None:
     limits, starts, past = plan.limits, batch.query_starts, batch.past_lengths
     tokens, sequences, rows = len(batch.ids), len(past), len(batch.logit_rows)
     sizes, most = (tokens, sequences, rows), (limits.max_num_tokens, limits.max_batch_size, limits.max_logit_rows)
@@ -95,11 +98,15 @@ def _problem(batch: StepBatch, plan: Plan, num_blocks: int) -> str | None:
         return "a token id or a wanted row is out of range"
     if not _within(batch.draws, rows) or (batch.known is not None and not _within(batch.known.row, rows)):
         return "a draw is from a row that the step does not have"
-    used = -(-totals // plan.kv.tokens_per_block)
-    if batch.block_tables.shape[0] != sequences or batch.block_tables.shape[1] < used.max(initial=0):
-        return f"block tables {batch.block_tables.shape} are too small for {int(totals.max())} tokens"
-    wanted = np.arange(batch.block_tables.shape[1])[None, :] < used[:, None]
-    return None if _within(batch.block_tables[wanted], num_blocks) else "a block of a table is out of range"
+    tables, used = batch.block_tables, -(-totals // plan.tokens_per_block)
+    if tables.shape[:2] != (len(plan.caches), sequences) or tables.shape[2] < used.max(initial=0):
+        return f"block tables {tables.shape} are too small for {int(totals.max())} tokens"
+    places = np.arange(tables.shape[2])[None, :]
+    for group, table, count in zip(plan.caches, tables, num_blocks, strict=True):
+        unseen = np.maximum(past + 1 - group.window, 0) // plan.tokens_per_block if group.window else past * 0
+        if not _within(table[(places >= unseen[:, None]) & (places < used[:, None])], count):
+            return "a block of a table is out of range"
+    return None
 
 
 def _within(values: Int32, end: int) -> bool:
@@ -113,7 +120,7 @@ def idle_batch() -> StepBatch:
         ids=none,
         query_starts=np.zeros(1, np.int32),
         past_lengths=none,
-        block_tables=np.zeros((0, 0), np.int32),
+        block_tables=np.zeros((0, 0, 0), np.int32),
         logit_rows=none,
         slots=none,
         draws=none,
@@ -124,10 +131,15 @@ class StepTables:
     """Fills the tables in pinned memory."""
 
     def __init__(
-        self, layout: TableLayout, memory: npt.NDArray[np.uint8], tiles: Tiles, limits: Limits, spare_block: int
+        self,
+        layout: TableLayout,
+        memory: npt.NDArray[np.uint8],
+        tiles: Tiles,
+        limits: Limits,
+        spare_blocks: tuple[int, ...],
     ) -> None:
-        """memory: layout.total integers. spare_block: which idle rows write to."""
-        self._layout, self._tiles, self._limits, self._spare_block = layout, tiles, limits, spare_block
+        """memory: layout.total integers. spare_blocks: which idle rows write to, of each cache group."""
+        self._layout, self._tiles, self._limits, self._spare_blocks = layout, tiles, limits, spare_blocks
         self._memory = memory[: 4 * layout.total].view(np.int32)
 
     def fill(self, batch: StepBatch, draws: Sequence[Draw] = (), padded: int | None = None) -> tuple[Counts, Int32]:
@@ -192,12 +204,12 @@ class StepTables:
         self._memory[begin : begin + len(values)] = values
 
     def _put_tables(self, tables: Int32, extra: int) -> int:
-        width, sequences = self._layout.width, tables.shape[0]
+        width, groups, sequences = self._layout.width, self._layout.groups, tables.shape[1]
         begin = self._layout.offsets["tables"]
         end = begin + (sequences + extra) * width
-        rows = self._memory[begin:end].reshape(-1, width)
-        used = min(width, tables.shape[1])
+        rows = self._memory[begin:end].reshape(-1, groups, width // groups)
+        used = min(width // groups, tables.shape[2])
         rows[:] = -1
-        rows[:sequences, :used] = tables[:, :used]
-        rows[sequences:, 0] = self._spare_block
+        rows[:sequences, :, :used] = tables[..., :used].swapaxes(0, 1)
+        rows[sequences:, :, 0] = self._spare_blocks
         return int(end)

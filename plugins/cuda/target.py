@@ -58,6 +58,7 @@ class CudaTarget:
 
     packs_products = False
     adds_in_products = False
+    frees_windows = True
     on_gpu = True
 
     def __init__(self, sm: str) -> None:

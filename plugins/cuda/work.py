@@ -2,9 +2,9 @@
 
 import ctypes
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from ingot.plan import KvLayout, Rows, Step
+from ingot.plan import CacheGroup, Rows, Step
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.products import Product
 from ingot.plugins.cuda.step_tables import Counts
@@ -49,15 +49,17 @@ class Addresses:
     """Device memory of a session.
 
     tables  by name, see step_tables.py
-    kv      [layers][K of all blocks, then V of all blocks]
+    kv      of each cache group: [layers][K of all blocks, then V of all blocks]
+    num_blocks  of each cache group, the spare one included
+    table_width  integers from a sequence's block tables to those of the next one
     sums    products before their epilogues, float32
     inputs  of products, in their type, where they lie elsewhere as float32
     """
 
     weights: int
     arena: int
-    kv: int
-    num_blocks: int
+    kv: tuple[int, ...]
+    num_blocks: tuple[int, ...]
     sums: int
     inputs: int
     partial: int
@@ -74,10 +76,12 @@ class ScratchBytes:
     inputs: int
 
 
-def cache_places(kv: KvLayout, at: Addresses, layer: int) -> tuple[int, int]:
-    """Where a layer's keys and values begin."""
-    keys = at.kv + layer * at.num_blocks * (kv.k_block_bytes + kv.v_block_bytes)
-    return keys, keys + at.num_blocks * kv.k_block_bytes
+def cache_places(caches: Sequence[CacheGroup], at: Addresses, layer: int) -> tuple[CacheGroup, int, int]:
+    """A layer's cache group, and where its keys and its values begin."""
+    number = next(i for i, group in enumerate(caches) if layer in group.layers)
+    kv, blocks = caches[number], at.num_blocks[number]
+    keys = at.kv[number] + kv.layers.index(layer) * blocks * (kv.k_block_bytes + kv.v_block_bytes)
+    return kv, keys, keys + blocks * kv.k_block_bytes
 
 
 def draw_arguments(ids: int, log_probs: int, logits: int, at: Mapping[str, int], vocab: int) -> tuple[Argument, ...]:

@@ -24,23 +24,25 @@ def reference(call: Call) -> tuple[Array, ...]:
     q, attrs, batch = call.required(0), call.attrs, call.batch
     heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     window, cap = int(attrs["window"]), float(attrs["softcap"])
-    out = np.empty_like(q)
+    out, (kv, tables) = np.empty_like(q), call.cache()
+    size = kv.group.tokens_per_block
     for s, past in enumerate(batch.past_lengths):
         begin, end = batch.query_starts[s], batch.query_starts[s + 1]
         total = int(past + end - begin)
-        blocks = batch.block_tables[s, : -(-total // call.kv.layout.tokens_per_block)]
-        keys, values = call.kv.read(int(attrs["layer"]), blocks, total)
+        unseen = max(0, int(past) + 1 - window) // size if window else 0  # blocks that may be another sequence's by now
+        keys, values = kv.read(int(attrs["layer"]), tables[s, unseen : -(-total // size)])
         group = heads // kv_heads
         keys, values = np.repeat(keys, group, axis=1).astype(np.float64), np.repeat(values, group, axis=1)
         for t in range(begin, end):
             visible = int(past + t - begin + 1)
             first = max(0, visible - window) if window else 0
-            scores = np.einsum("hd,nhd->hn", q[t].reshape(heads, dim), keys[first:visible]) * float(attrs["scale"])
+            seen = np.s_[first - unseen * size : visible - unseen * size]
+            scores = np.einsum("hd,nhd->hn", q[t].reshape(heads, dim), keys[seen]) * float(attrs["scale"])
             if cap:
                 scores = cap * np.tanh(scores / cap)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
-            out[t] = np.einsum("hn,nhd->hd", weights, values[first:visible]).reshape(-1)
+            out[t] = np.einsum("hn,nhd->hd", weights, values[seen]).reshape(-1)
     return (out,)
 
 

@@ -53,11 +53,12 @@ def reference(call: Call) -> tuple[Array, ...]:
         cos, sin = np.split(cos_sin, 2, axis=-1)
         interleaved = bool(attrs["interleaved"])
         q, k = _rotate(q, cos, sin, interleaved=interleaved), _rotate(k, cos, sin, interleaved=interleaved)
-    positions, block_size = call.positions(), call.kv.layout.tokens_per_block
+    positions, (kv, tables) = call.positions(), call.cache()
+    block_size = kv.group.tokens_per_block
     sequence = np.repeat(np.arange(len(call.batch.past_lengths)), np.diff(call.batch.query_starts))
     for t in range(tokens):
-        block = int(call.batch.block_tables[sequence[t], positions[t] // block_size])
-        call.kv.write(int(attrs["layer"]), block, int(positions[t] % block_size), k[t], v[t])
+        block = int(tables[sequence[t], positions[t] // block_size])
+        kv.write(int(attrs["layer"]), block, int(positions[t] % block_size), k[t], v[t])
     return (np.ascontiguousarray(q.reshape(tokens, heads * dim)),)
 
 

@@ -55,11 +55,14 @@ class _Checker:
         return next((found for check in checks if (found := check(step, op)) is not None), None)
 
     def _cache(self, step: Step, op: Op) -> str | None:
-        """An op that uses the KV cache names a layer of it, and the cache's own sizes."""
-        kv, attrs = self._plan.kv, step.attrs
-        if op.uses_kv and int(attrs["layer"]) >= kv.num_layers:
-            return f"layer {attrs['layer']} of {kv.num_layers}"
-        if op.uses_kv and (attrs["kv_heads"], attrs["head_dim"]) != (kv.kv_heads, kv.head_dim):
+        """An op that uses the KV cache names a layer of it, and that layer's own sizes."""
+        if not op.uses_kv:
+            return None
+        attrs, layer = step.attrs, int(step.attrs["layer"])
+        kv = next((group for group in self._plan.caches if layer in group.layers), None)
+        if kv is None:
+            return f"layer {layer} of {self._plan.num_layers}"
+        if (attrs["kv_heads"], attrs["head_dim"]) != (kv.kv_heads, kv.head_dim):
             return f"{attrs['kv_heads']} KV heads of {attrs['head_dim']}, the cache has {kv.kv_heads} of {kv.head_dim}"
         return None
 

@@ -25,7 +25,7 @@ from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepR
 class RefSession:
     """Never looks at kernel names: a plan for cpu/amx runs as well as its own.
 
-    kv  the paged cache; slots that nobody wrote hold NaN
+    kv  the pool of each cache group; slots that nobody wrote hold NaN
     """
 
     most_steps = 1
@@ -41,7 +41,7 @@ class RefSession:
         self._sequences = Sequences()
         self.num_blocks = options.num_blocks
         try:
-            self.kv = KvCache(plan.kv, options.num_blocks)
+            self.kv = [KvCache(group, n) for group, n in zip(plan.caches, options.num_blocks, strict=True)]
         except MemoryError as error:
             raise CapacityError(
                 "there is not enough memory for the KV cache", got=str(error), hint="pass a smaller kv_cache_memory"
@@ -73,8 +73,9 @@ class RefSession:
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block."""
-        keys, values = self.kv.keys[layer, block], self.kv.values[layer, block]
-        scales = self.kv.key_scales[layer, block], self.kv.value_scales[layer, block]
+        kv = next(each for each in self.kv if layer in each.group.layers)
+        at = kv.place(layer), block
+        keys, values, scales = kv.keys[at], kv.values[at], (kv.key_scales[at], kv.value_scales[at])
         return keys * scales[0][..., None], values * scales[1][..., None]
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:

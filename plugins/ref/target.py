@@ -28,6 +28,7 @@ class RefTarget:
     name = "ref"
     packs_products = True
     adds_in_products = False
+    frees_windows = True
     on_gpu = False
 
     def kernels(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.dtypes import DType
-from ingot.plan import KvLayout
+from ingot.plan import CacheGroup
 from ingot.plugins.cuda.attention import Places, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.shapes import partial_rows
 from ingot.plugins.cuda.step_tables import Counts
@@ -58,7 +58,7 @@ class Attention:
     softcap: float
 
     @classmethod
-    def of(cls, table: OpNode | None, rotary: int, node: OpNode, kv: KvLayout, *, narrow: bool) -> "Attention":
+    def of(cls, table: OpNode | None, rotary: int, node: OpNode, kv: CacheGroup, *, narrow: bool) -> "Attention":
         """Of a PagedAttention. table: the RopeTable, if queries and keys are turned; rotary: how many dims are."""
         return cls(
             layer=int(node.attrs["layer"]),
@@ -105,10 +105,10 @@ def _workspace(attention: Attention, tokens: int) -> Sequence[int]:
     return list(itertools.accumulate((-(-4 * size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
 
 
-def _one_layer(attention: Attention, dtype: DType) -> KvLayout:
+def _one_layer(attention: Attention, dtype: DType) -> CacheGroup:
     """The pools of one node: TensorRT binds each layer apart."""
-    return KvLayout(
-        num_layers=1,
+    return CacheGroup(
+        layers=(attention.layer,),
         kv_heads=attention.kv_heads,
         head_dim=attention.head_dim,
         tokens_per_block=attention.tokens_per_block,
@@ -190,7 +190,7 @@ def launches(
     return [*_rotation(attention, at, cos_sin), write, *attend], counts, dims["splits"][0]
 
 
-def kernels(kv: KvLayout) -> dict[str, int]:
+def kernels(kv: CacheGroup) -> dict[str, int]:
     """Names of what `launches` launches, and how many bytes of dynamic shared memory each may take."""
     nowhere = Places(keys=0, values=0, tables=0, width=0, q=0, decode=0, prefill=0, partial=0, stats=0)
     write = write_launch(

@@ -145,7 +145,7 @@ class _Lowering:
         qkv, cos_sin, q_norm, k_norm = node.inputs
         table = self._tables[cos_sin] if cos_sin else None
         rotary = self._graph.activations[cos_sin].cols if cos_sin else 0
-        attention = Attention.of(table, rotary, node, self._plan.kv, narrow=self._type is not DType.F32)
+        attention = Attention.of(table, rotary, node, self._plan.caches[0], narrow=self._type is not DType.F32)
         keys, values = pool_names(attention.layer)
         known = {
             "qkv": self._activation(qkv),

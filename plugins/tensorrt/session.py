@@ -64,17 +64,23 @@ class Network:
 class TensorRtSession:
     """One plan on one GPU.
 
-    num_blocks  of the KV pool, without the spare one
+    num_blocks  of the KV pool, without the spare one: of one cache group
     """
 
     most_steps = 1
 
     def __init__(
-        self, plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int, gpu: Gpu, network: Network, code: Weight
+        self,
+        plan: Plan,
+        section: npt.NDArray[np.uint8],
+        num_blocks: tuple[int, ...],
+        gpu: Gpu,
+        network: Network,
+        code: Weight,
     ) -> None:
         """section: all weights; code: the machine code among them that is for this GPU."""
-        require_blocks(plan, num_blocks)
-        self.num_blocks = num_blocks
+        (self._blocks,) = self.num_blocks = num_blocks
+        require_blocks(plan, self._blocks)
         self._plan, self._library = plan, network.library
         self._sequences = Sequences()
         self._multiprocessors = min(gpu.multiprocessors, MAX_MULTIPROCESSORS)
@@ -101,7 +107,7 @@ class TensorRtSession:
         layout = TableLayout.of(plan, tiles)
         self._tables_at, self._width = device.allocate(_INT * layout.total), layout.width
         pinned = device.pinned(_INT * layout.total)
-        self._tables = StepTables(layout, pinned, tiles, plan.limits, spare_block=self.num_blocks)
+        self._tables = StepTables(layout, pinned, tiles, plan.limits, spare_blocks=self.num_blocks)
         tables = {name: self._tables_at + _INT * offset for name, offset in layout.offsets.items()}
         weights_at = device.allocate(section.nbytes)
         device.upload(weights_at, section)
@@ -110,13 +116,13 @@ class TensorRtSession:
         self._addresses |= {each.name: tables[each.name] for each in step_inputs(plan) if each.name in tables}
         offsets = {weight.name: weight.pieces[0].offset for weight in plan.weights}
         self._addresses |= {each.name: weights_at + offsets[each.name] for each in weights(plan)}
-        bytes_of = {"keys": plan.kv.k_block_bytes, "values": plan.kv.v_block_bytes}
+        bytes_of = {"keys": plan.caches[0].k_block_bytes, "values": plan.caches[0].v_block_bytes}
         for pool in pools(plan):
-            place = device.allocate(bytes_of[pool.name.split(".")[0]] * (self.num_blocks + 1))
+            place = device.allocate(bytes_of[pool.name.split(".")[0]] * (self._blocks + 1))
             self._addresses |= {pool.name: place, pool.name + UPDATED: place}
         (piece,) = code.pieces
         module = device.load(section[piece.offset : piece.offset + code.nbytes])
-        wanted = {**kernels(plan.kv), DRAWS: 0}
+        wanted = {**kernels(plan.caches[0]), DRAWS: 0}
         self._kernels = {name: device.kernel(module, name, shared) for name, shared in wanted.items()}
         self._draws = Draws(device, self._kernels[DRAWS], plan, tables)
         self._graphs = DecodeGraphs(device, plan.limits)
@@ -182,7 +188,7 @@ class TensorRtSession:
         for name, address in self._addresses.items():
             self._require(context.set_tensor_address(name, address))
         for pool in pools(self._plan):
-            shape = (self.num_blocks + 1, *(each for each in pool.shape if isinstance(each, int)))
+            shape = (self._blocks + 1, *(each for each in pool.shape if isinstance(each, int)))
             self._require(context.set_input_shape(pool.name, shape))
         return context
 
@@ -231,7 +237,7 @@ class TensorRtSession:
             self.device.wait()
 
     def _execute(self, context: Context, counts: Counts) -> None:
-        splits = split_count(counts.decode, self._plan.kv.kv_heads, counts.longest, self._multiprocessors)
+        splits = split_count(counts.decode, self._plan.caches[0].kv_heads, counts.longest, self._multiprocessors)
         shapes = {
             "ids": (counts.tokens,),
             "positions": (counts.tokens,),
@@ -259,7 +265,7 @@ class TensorRtSession:
         stream: int,
     ) -> None:
         """What a plugin's enqueue does."""
-        work, counts, splits = launches(attention, self._plan.kv.dtype, shapes, given, made[0], workspace)
+        work, counts, splits = launches(attention, self._plan.caches[0].dtype, shapes, given, made[0], workspace)
         for each in work:
             grid = each.grid(counts, splits)
             if min(grid) > 0 and not (each.only_split and splits == 1):

@@ -59,6 +59,7 @@ class TensorRtRtxTarget:
 
     packs_products = False
     adds_in_products = False
+    frees_windows = False
     on_gpu = True
 
     def __init__(self, word: str) -> None:
@@ -150,8 +151,8 @@ class TensorRtRtxTarget:
         even room for that."""
         gpu, _ = self._require()
         logits = 4 * plan.limits.max_logit_rows * plan.vocab_size
-        free = memory_beside(gpu, plan.weight_bytes + plan.arena_bytes + logits + plan.kv.block_bytes + _RESERVE)
-        return min(free, (most_blocks(plan) - 1) * plan.kv.block_bytes)
+        free = memory_beside(gpu, plan.weight_bytes + plan.arena_bytes + logits + plan.block_bytes + _RESERVE)
+        return min(free, (most_blocks(plan) - 1) * plan.block_bytes)
 
     def read_bandwidth(self, nbytes: int) -> float:
         """Of a copy within the GPU's memory."""

@@ -88,7 +88,7 @@ def step_inputs(plan: Plan) -> tuple[Tensor, ...]:
 
 def pools(plan: Plan) -> tuple[Tensor, ...]:
     """Keys, then values, of every layer that has attention."""
-    kv = plan.kv
+    kv = plan.caches[0]
     layers = [int(step.attrs["layer"]) for step in plan.steps if step.op == "paged_attention"]
     head = (Dim.BLOCKS, kv.kv_heads, kv.tokens_per_block)
     return tuple(
@@ -120,7 +120,9 @@ def outputs(plan: Plan) -> tuple[Tensor, ...]:
 
 def most_blocks(plan: Plan) -> int:
     """Blocks of a pool, which is one tensor."""
-    return MOST_ELEMENTS // (max(plan.kv.k_block_bytes, plan.kv.v_block_bytes) // plan.kv.dtype.itemsize)
+    return MOST_ELEMENTS // (
+        max(plan.caches[0].k_block_bytes, plan.caches[0].v_block_bytes) // plan.caches[0].dtype.itemsize
+    )
 
 
 def require_blocks(plan: Plan, num_blocks: int) -> None:
@@ -130,8 +132,8 @@ def require_blocks(plan: Plan, num_blocks: int) -> None:
         raise CapacityError(
             "the KV cache is larger than TensorRT's tensors may be",
             where="kv_cache_memory",
-            expected=f"at most {format_bytes(most * plan.kv.block_bytes)}: {most} blocks",
-            got=f"{format_bytes(num_blocks * plan.kv.block_bytes)}: {num_blocks} blocks",
+            expected=f"at most {format_bytes(most * plan.block_bytes)}: {most} blocks",
+            got=f"{format_bytes(num_blocks * plan.block_bytes)}: {num_blocks} blocks",
             hint="pass a smaller kv_cache_memory",
         )
 
@@ -167,7 +169,7 @@ def profiles(plan: Plan) -> tuple[Profile, Profile]:
     most_decode = min(limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows)
     most_items = limits.max_num_tokens // tiles.prefill + limits.max_batch_size
     blocks = most_blocks(plan)
-    per_sequence = -(-limits.max_seq_len // plan.kv.tokens_per_block)
+    per_sequence = -(-limits.max_seq_len // plan.tokens_per_block)
     shared = {
         Dim.BLOCKS: Range(least=1, usual=min(limits.max_batch_size * per_sequence + 1, blocks), most=blocks),
         Dim.SPLITS: Range(least=1, usual=1, most=MAX_SPLITS),

@@ -16,7 +16,7 @@ from ingot.configs.sizes import format_bytes
 from ingot.engine import is_engine, read_manifest, read_plan
 from ingot.errors import REBUILD, EngineError, UsageError
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
-from ingot.plan import Plan, Variant
+from ingot.plan import CacheGroup, Plan, Variant
 from ingot.plugins.cuda.bind import CODE_LAYOUT
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
 from ingot.step_table import short_table, step_facts, whole_table
@@ -114,14 +114,14 @@ def _followed(path: Path, target: str) -> Iterator[None]:
 
 def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     facts = step_facts(plan, manifest.activation_errors)
-    block = plan.kv.block_bytes // plan.kv.tokens_per_block
     file, code = rank_file(0, manifest.files), _machine_code(plan, manifest)
     network = _network(path, manifest)
     document: dict[str, Any] = {
         "target": manifest.target,
         "precision": manifest.precision,
         "file": file,
-        "kv": {**write_record(plan.kv), "bytes_per_token": block},
+        "caches": [{**write_record(each), "bytes_per_token": _bytes_per_token(each)} for each in plan.caches],
+        "sequence_bytes": _sequence_bytes(plan),
         "arena_bytes": plan.arena_bytes,
         "buffers": [write_record(each) for each in plan.buffers],
         "weight_bytes": plan.weight_bytes,
@@ -137,7 +137,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         f"target      {manifest.target} in {manifest.precision}: plan and weights in {file}",
         f"weights     {format_bytes(plan.weight_bytes)} packed",
         f"activations {format_bytes(plan.arena_bytes)}: {_buffer_words(plan)}",
-        f"KV cache    {plan.kv.dtype.value}, {format_bytes(block)} a token, {plan.kv.tokens_per_block} tokens a block",
+        *_cache_lines(plan),
         *_screen_lines(plan),
     ]
     rest = [
@@ -161,6 +161,31 @@ def _buffer_words(plan: Plan) -> str:
     """How many buffers there are of each type."""
     counts = Counter(buffer.dtype.value for buffer in plan.buffers)
     return ", ".join(f"{count} buffers of {dtype}" for dtype, count in counts.items())
+
+
+def _bytes_per_token(group: CacheGroup) -> int:
+    return group.block_bytes // group.tokens_per_block
+
+
+def _sequence_bytes(plan: Plan) -> int:
+    """Of keys and values that the longest sequence has in the end, whose last token is never fed back."""
+    return sum(group.blocks_of(plan.limits.max_seq_len - 1) * group.block_bytes for group in plan.caches)
+
+
+def _cache_lines(plan: Plan) -> list[str]:
+    """One for a plan whose layers keep every token."""
+    size = f"{plan.tokens_per_block} tokens a block"
+    if len(plan.caches) == 1 and not plan.caches[0].window:
+        (group,) = plan.caches
+        return [f"KV cache    {group.dtype.value}, {format_bytes(_bytes_per_token(group))} a token, {size}"]
+    lines = [
+        f"KV cache    {group.dtype.value}, {format_bytes(_bytes_per_token(group))} for "
+        + (f"each of the last {group.window} tokens" if group.window else "every token")
+        + f" in {len(group.layers)} layers, {size}"
+        for group in plan.caches
+    ]
+    longest = plan.limits.max_seq_len
+    return [*lines, f"            {format_bytes(_sequence_bytes(plan))} for a sequence of {longest} tokens"]
 
 
 def _screen_lines(plan: Plan) -> list[str]:

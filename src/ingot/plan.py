@@ -27,6 +27,7 @@ Attr = Number | float | str
 
 # What a field may hold, which `plan_json.py` checks as it reads; plugins/cpu checks the same bounds again.
 RowCount = Annotated[int, Between(1, (1 << 21) - 1)]  # of a step: sessions have arrays of this length
+Layer = Annotated[int, Between(0, 65534)]
 Offset = Annotated[int, Between(0, (1 << 63) - 1), MultipleOf(ALIGNMENT)]
 Name = Annotated[str, Like(r"[^\0]+", "a name")]
 Kernel = Annotated[str, Like(r"[^.\0]+(\.[^.\0]+){2,}", "<op>.<dtype>.<isa or sm>")]
@@ -100,8 +101,12 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class KvLayout:
-    """The paged KV cache: keys and values of the tokens of a block, in each layer.
+class CacheGroup:
+    """A paged KV cache of layers that are alike: keys and values of the tokens of a block, in each layer.
+
+    window  0: a sequence keeps the blocks of all its tokens; else only those that a token at its end sees, which are
+            `window` tokens, itself included
+    layers  by the number that steps name them with; a layer is in one group
 
     K block: kv_heads * tokens_per_block * head_dim numbers
     V block: kv_heads * tokens_per_block * padded_dim numbers, padded_dim = head_dim rounded up to 16
@@ -110,7 +115,8 @@ class KvLayout:
     How numbers lie in a block is the target's affair: no file holds a cache (docs/engine_format.md).
     """
 
-    num_layers: Annotated[int, Between(1, 65535)]
+    window: Annotated[int, Between(0, (1 << 31) - 1)] = 0
+    layers: tuple[Layer, ...]
     kv_heads: Annotated[int, Between(1, 4096)]
     head_dim: Annotated[int, Between(4, 256), MultipleOf(4)]
     tokens_per_block: Annotated[int, Between(16, 512), MultipleOf(16)]
@@ -135,10 +141,21 @@ class KvLayout:
         """Bytes of one block's values in one layer."""
         return self.kv_heads * self.tokens_per_block * (self.padded_dim * self.dtype.itemsize + self.scale_bytes)
 
+    def blocks_of(self, num_tokens: int) -> int:
+        """Blocks that a sequence of so many tokens needs in the end."""
+        longest = -(-num_tokens // self.tokens_per_block)
+        return min(longest, window_blocks(self.window, self.tokens_per_block)) if self.window else longest
+
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers, keys and values."""
-        return self.num_layers * (self.k_block_bytes + self.v_block_bytes)
+        """Bytes of one block over all layers of the group, keys and values."""
+        return len(self.layers) * (self.k_block_bytes + self.v_block_bytes)
+
+
+def window_blocks(window: int, tokens_per_block: int) -> int:
+    """Blocks that a request of any length may hold in a group with a window, while a step computes at most
+    tokens_per_block of its tokens: window - 1 tokens before them, wherever in a block all these begin."""
+    return -(-(window - 1) // tokens_per_block) + 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,6 +211,7 @@ class Variant:
 class Plan:
     """Everything a target needs to run a step. `steps` are in execution order; the last one writes `logits`.
 
+    caches   the KV memory: a pool of blocks for each group, all of as many tokens; a sequence has a block table in each
     variants what a session runs: the first whose `most_tokens` are enough. Without any, or where somebody looks at what
              steps write, the steps run one by one, as they stand
     tactics  products that a build has timed: step → how to compute it with 1, 2-8, 9-32 and more rows, a digit each.
@@ -205,7 +223,7 @@ class Plan:
     vocab_size: Count
     max_positions: Count
     limits: Limits
-    kv: KvLayout
+    caches: tuple[CacheGroup, ...]
     buffers: tuple[Buffer, ...]
     weights: tuple[Weight, ...]
     steps: tuple[Step, ...]
@@ -215,6 +233,29 @@ class Plan:
     tactics: Mapping[str, Digits] = dataclasses.field(default_factory=dict)
     screen: tuple[Step, ...] = ()
     variants: tuple[Variant, ...] = ()
+
+    @property
+    def tokens_per_block(self) -> int:
+        """The same in all cache groups."""
+        return self.caches[0].tokens_per_block
+
+    @property
+    def num_layers(self) -> int:
+        """Layers with keys and values."""
+        return sum(len(group.layers) for group in self.caches)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in every cache group: what the tokens of a block take while no window has passed them."""
+        return sum(group.block_bytes for group in self.caches)
+
+    def group_of(self, layer: int) -> int:
+        """Index of the cache group that a layer is in."""
+        return next(index for index, group in enumerate(self.caches) if layer in group.layers)
+
+    def in_each(self, num_blocks: int) -> tuple[int, ...]:
+        """As many blocks in each cache group: room for whole sequences, of which no block is given back."""
+        return (num_blocks,) * len(self.caches)
 
     def variant(self, name: str) -> Variant:
         """A variant by its name; "" stands for the steps one by one."""

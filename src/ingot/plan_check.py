@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
-from ingot.plan import ALIGNMENT, Buffer, Plan, Rows, Variant, Weight
+from ingot.plan import ALIGNMENT, Attr, Buffer, Plan, Rows, Variant, Weight
 
 _BUFFER_DTYPES = (DType.F32, DType.BF16, DType.F16)
 _KV_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
@@ -34,6 +34,7 @@ def buffer_bytes(plan: Plan, buffer: Buffer) -> int:
 def _problems(plan: Plan) -> Iterable[tuple[str, str]]:
     """(where, what is wrong) of everything that is, the first things first."""
     yield from _limits(plan)
+    yield from _caches(plan)
     yield from _names(plan)
     yield from _arena(plan)
     yield from _weights(plan)
@@ -50,8 +51,31 @@ def _limits(plan: Plan) -> Iterable[tuple[str, str]]:
         yield "limits.max_input_len", f"{limits.max_input_len}, beyond what a sequence may have"
     if limits.max_logit_rows > limits.max_num_tokens:
         yield "limits.max_logit_rows", f"{limits.max_logit_rows} rows of {limits.max_num_tokens} tokens"
-    if plan.kv.dtype not in _KV_DTYPES:
-        yield "kv.dtype", f"{plan.kv.dtype.value}, expected {', '.join(each.value for each in _KV_DTYPES)}"
+
+
+def _caches(plan: Plan) -> Iterable[tuple[str, str]]:
+    """Layers are numbered from 0, each is in one group; no step looks back further than its group keeps tokens."""
+    layers = sorted(layer for group in plan.caches for layer in group.layers)
+    if not plan.caches or layers != list(range(len(layers))):
+        yield "caches", f"they hold the layers {layers[:20]}, expected each from 0 on once"
+        return
+    for index, group in enumerate(plan.caches):
+        if not group.layers:
+            yield f"caches.{index}.layers", "none"
+        if group.tokens_per_block != plan.tokens_per_block:
+            yield f"caches.{index}.tokens_per_block", f"{group.tokens_per_block} after {plan.tokens_per_block}"
+        if group.dtype not in _KV_DTYPES:
+            expected = ", ".join(each.value for each in _KV_DTYPES)
+            yield f"caches.{index}.dtype", f"{group.dtype.value}, expected {expected}"
+    windows = {layer: group.window for group in plan.caches for layer in group.layers}
+    for step in plan.steps:
+        kept, window = windows.get(_whole(step.attrs.get("layer"))), _whole(step.attrs.get("window"))
+        if kept and step.op == "paged_attention" and not 0 < window <= kept:
+            yield f"steps.{step.name}.window", f"{window}, its cache keeps {kept} tokens"
+
+
+def _whole(value: Attr | None) -> int:
+    return value if isinstance(value, int) else -1
 
 
 def _names(plan: Plan) -> Iterable[tuple[str, str]]:

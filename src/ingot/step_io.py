@@ -114,7 +114,9 @@ class StepBatch:
     ids           int32 [T]; LAST_DRAWN may stand for the first of a sequence's tokens
     query_starts  int32 [S + 1], first 0, last T
     past_lengths  int32 [S]
-    block_tables  int32 [S, W], C-contiguous: block of tokens [w * tokens_per_block, ...); unused entries -1
+    block_tables  int32 [G, S, W], C-contiguous, a table for each cache group of the plan: block of tokens
+                  [w * tokens_per_block, ...); -1 where there is none: not yet, or, in a group with a window, because no
+                  token of this step or a later one sees it
     logit_rows    int32 [R]: token indices whose logits are wanted, ascending
     slots         int32 [S]: where the session holds the sequences; -1: nowhere, it draws nothing
     draws         int32 [Q]: the logit rows from which their sequences draw; one at most for each
@@ -181,7 +183,7 @@ class Session(Protocol):
     most_steps  that one run may make
     """
 
-    num_blocks: int
+    num_blocks: tuple[int, ...]  # of each cache group
     most_steps: int
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
@@ -246,5 +248,5 @@ class TimedSession(Session, Protocol):
         ...
 
     def copy_block(self, source: int, target: int) -> None:
-        """Give a KV block the contents of another one, in all layers."""
+        """Give a KV block of every cache group the contents of another one, in all layers."""
         ...

@@ -30,9 +30,9 @@ class TimedRun:
 
     def __init__(self, session: TimedSession, plan: Plan, *, sequences: int, length: int) -> None:
         self._session, self._plan = session, plan
-        width = -(-length // plan.kv.tokens_per_block)
+        width = -(-length // plan.tokens_per_block)
         order = np.random.default_rng(0).permutation(sequences * width).astype(np.int32)
-        self._tables = order.reshape(sequences, width)
+        self._tables = np.tile(order.reshape(sequences, width), (len(plan.caches), 1, 1))
         for slot in range(sequences):
             session.start(slot, SequenceRules(log_prob=False), np.zeros(1, np.int32), 1)
 
@@ -46,8 +46,8 @@ class TimedRun:
 
     def share_prompt(self) -> None:
         """Copy the first sequence's keys and values to all others."""
-        for table in self._tables[1:]:
-            for source, target in zip(self._tables[0], table, strict=True):
+        for table in self._tables[0, 1:]:
+            for source, target in zip(self._tables[0, 0], table, strict=True):
                 self._session.copy_block(int(source), int(target))
 
     def decode(self, ids: Int32, past: int) -> TimedStep:
@@ -60,7 +60,7 @@ class TimedRun:
             ids=np.ascontiguousarray(ids, np.int32),
             query_starts=np.array([0, *ends], np.int32),
             past_lengths=np.array([past for past, _ in sequences], np.int32),
-            block_tables=self._tables[: len(sequences)],
+            block_tables=np.ascontiguousarray(self._tables[:, : len(sequences)]),
             logit_rows=(ends - 1).astype(np.int32) if draws else np.empty(0, np.int32),
             slots=np.arange(len(sequences), dtype=np.int32),
             draws=np.arange(len(sequences) if draws else 0, dtype=np.int32),
@@ -74,5 +74,5 @@ class TimedRun:
 
 
 def blocks_needed(plan: Plan, *, sequences: int, length: int) -> int:
-    """KV blocks of a TimedRun."""
-    return sequences * -(-length // plan.kv.tokens_per_block)
+    """KV blocks of a TimedRun, in each cache group."""
+    return sequences * -(-length // plan.tokens_per_block)

@@ -16,15 +16,15 @@ Float32 = npt.NDArray[np.float32]
 
 def plan_logits(plan: Plan, weights: npt.NDArray[np.uint8], ids: npt.NDArray[np.int64]) -> Float32:
     """ids [batch, sequence] → logits [batch, sequence, vocab], one sequence per step, blocks in reverse order."""
-    blocks = -(-ids.shape[1] // plan.kv.tokens_per_block)
-    session = RefSession(plan, weights, SessionOptions(num_blocks=blocks + 1))
+    blocks = -(-ids.shape[1] // plan.tokens_per_block)
+    session = RefSession(plan, weights, SessionOptions(num_blocks=plan.in_each(blocks + 1)))
     rows = []
     for sequence in ids.astype(np.int32):
         batch = StepBatch(
             ids=sequence,
             query_starts=np.array([0, len(sequence)], np.int32),
             past_lengths=np.zeros(1, np.int32),
-            block_tables=np.arange(blocks, 0, -1, dtype=np.int32)[None],
+            block_tables=np.tile(np.arange(blocks, 0, -1, dtype=np.int32), (len(plan.caches), 1, 1)),
             slots=np.full(1, -1, np.int32),
             draws=np.empty(0, np.int32),
             want_logits=True,

@@ -184,12 +184,12 @@ def test_equal_weights_under_two_names_are_stored_once(llama: Path, tmp_path: Pa
 def test_precision(tmp_path: Path, stored: DType, precision: str, kv: str, expected: tuple[str, str]) -> None:
     checkpoint = make_checkpoint(tmp_path, LLAMA, stored)
     report = build_ref(checkpoint, tmp_path / "e", precision=precision, kv_cache_dtype=kv)
-    assert (report.precision, report.plan.kv.dtype.value) == expected
+    assert (report.precision, report.plan.caches[0].dtype.value) == expected
     kernels = Counter(step.kernel for step in report.plan.steps)
     assert kernels[f"matmul.{expected[0]}.ref"] == 9
     assert kernels[f"paged_attention.{expected[1]}.ref"] == kernels[f"rope_kv_write.{expected[1]}.ref"] == 2
     with open_engine(tmp_path / "e") as engine:
-        assert engine.manifest.model["kv_cache_dtype"] == engine.plan.kv.dtype.value == expected[1]
+        assert engine.manifest.model["kv_cache_dtype"] == engine.plan.caches[0].dtype.value == expected[1]
     assert kernels["rms_norm.f32.ref"] == 5
     assert any("most weights are stored in" in note for note in report.notes) == (precision == "auto")
 

@@ -26,7 +26,7 @@ from tests.handmade import TINY_LLAMA
 
 CPUS = ("cpu/avx2", "cpu/avx512", "cpu/amx")
 GPUS = ("cuda/sm80", "cuda/sm90", "tensorrt-rtx", "tensorrt/sm90")
-OPTIONS = SessionOptions(num_blocks=1, threads=1)
+OPTIONS = SessionOptions(num_blocks=(1,), threads=1)
 
 needs_kernels = pytest.mark.skipif(not kernel_table(), reason="the compiled module is not here")
 
@@ -151,7 +151,7 @@ def test_sessions_have_the_limits_that_the_target_states(tmp_path: Path) -> None
         return ""
 
     def with_kv(**changes: Any) -> str:
-        return words(dataclasses.replace(plan, kv=dataclasses.replace(plan.kv, **changes)))
+        return words(dataclasses.replace(plan, caches=(dataclasses.replace(plan.caches[0], **changes),)))
 
     def with_attr(op: str, **changes: int) -> str:
         steps = [dataclasses.replace(s, attrs={**s.attrs, **changes}) if s.op == op else s for s in plan.steps]
@@ -162,8 +162,8 @@ def test_sessions_have_the_limits_that_the_target_states(tmp_path: Path) -> None
         assert ("head_dim must be a multiple" in with_kv(head_dim=dim)) is not fits, dim
     assert "kv_heads is out of range" in with_kv(kv_heads=limits.heads + 1)
     assert "kv_heads is out of range" not in with_kv(kv_heads=limits.heads)
-    assert "KV layers is out of range" in with_kv(num_layers=limits.layers + 1)
-    assert "KV layers is out of range" not in with_kv(num_layers=limits.layers)
+    assert "KV layers is out of range" in with_kv(layers=tuple(range(limits.layers + 1)))
+    assert "KV layers is out of range" not in with_kv(layers=tuple(range(limits.layers)))
     assert "attribute heads" in with_attr("paged_attention", heads=limits.heads + 1)
     assert "attribute heads" not in with_attr("paged_attention", heads=limits.heads)
     assert "attribute window" not in with_attr("paged_attention", window=limits.extent)

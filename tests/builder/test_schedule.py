@@ -10,7 +10,7 @@ import pytest
 from ingot.builder.passes.base import PassReport
 from ingot.builder.schedule import Dump, schedule, schedule_calls
 from ingot.dtypes import DType
-from ingot.plan import Attr, Buffer, KvLayout, Limits, Piece, Plan, Rows, Step, Variant, Weight
+from ingot.plan import Attr, Buffer, CacheGroup, Limits, Piece, Plan, Rows, Step, Variant, Weight
 from ingot.plan_check import check_plan
 from ingot.plan_json import plan_from_json
 from ingot.plugins.registry import find_target
@@ -85,7 +85,7 @@ def plan_of(lines: Sequence[Line], over: dict[str, str] | None = None) -> Plan:
         vocab_size=COLS["logits"],
         max_positions=8,
         limits=limits,
-        kv=KvLayout(num_layers=1, kv_heads=1, head_dim=HEAD_DIM, tokens_per_block=16, dtype=DType.F32),
+        caches=(CacheGroup(layers=(0,), kv_heads=1, head_dim=HEAD_DIM, tokens_per_block=16, dtype=DType.F32),),
         buffers=(*buffers[:-1], logits),
         weights=weights,
         steps=tuple(line.step() for line in lines),

@@ -54,7 +54,7 @@ from ingot.runtime.model_runner import ModelRunner
 runner = ModelRunner.from_dir(sys.argv[1])
 prompts = np.random.default_rng(0).integers(3, {VOCAB}, (4, 64)).tolist()
 runner.generate(prompts, max_new_tokens=8, end_id=-1)
-print(runner.stats()["blocks_total"] * runner.engine.plan.kv.block_bytes)
+print(runner.stats()["blocks_total"] * runner.engine.plan.block_bytes)
 """
 
 

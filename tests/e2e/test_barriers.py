@@ -124,7 +124,7 @@ def test_norms_on_the_way_to_tiles(engines: Path, kind: str) -> None:
     """Rows in bf16 are normed there too."""
     with _opened(engines / f"{kind}-2", 1) as (loaded, _):
         plan = _on_tiles(loaded.engine.plan)
-        options = SessionOptions(num_blocks=MANY_ROWS, threads=2)
+        options = SessionOptions(num_blocks=(MANY_ROWS,), threads=2)
         session = open_native(plan, loaded.engine.weights, options, "avx512emu")
         many, times = session.run_timed(_decode(MANY_ROWS))
         assert many.logits is not None

@@ -46,7 +46,9 @@ def log_probs(
 
 
 def test_inspect_says_what_a_token_takes(int8_engine: Path, shipped_engine: Path) -> None:
-    kv, usual = (json.loads(ingot("inspect", each, "--json").out)["kv"] for each in (int8_engine, shipped_engine))
+    kv, usual = (
+        json.loads(ingot("inspect", each, "--json").out)["caches"][0] for each in (int8_engine, shipped_engine)
+    )
     assert (kv["dtype"], usual["dtype"]) == ("int8", "bf16")
     assert kv["bytes_per_token"] == LAYERS * KV_HEADS * 2 * (DIM + 4)
     assert usual["bytes_per_token"] == LAYERS * KV_HEADS * 2 * DIM * 2

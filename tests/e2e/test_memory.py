@@ -21,7 +21,7 @@ from ingot.runtime.model_runner import ModelRunner
 runner = ModelRunner.from_dir(sys.argv[1])
 runner.generate([[1, 5, 9]] * 8, max_new_tokens=24, end_id=-1)
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-kv = runner.stats()["blocks_total"] * runner.engine.plan.kv.block_bytes
+kv = runner.stats()["blocks_total"] * runner.engine.plan.block_bytes
 print(json.dumps({"resident": int(status["VmHWM"].split()[0]) * 1024, "kv": kv}))
 """
 

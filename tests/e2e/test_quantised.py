@@ -86,7 +86,7 @@ def test_no_bit_depends_on_preemption(engine: Path) -> None:
     prompts = [[n] * 9 for n in range(6)]
     with ModelRunner.from_dir(engine) as runner:
         calm = bits(runner, prompts, 40)
-    with ModelRunner.from_dir(engine, kv_cache_memory=8 * read_plan(engine).kv.block_bytes) as runner:
+    with ModelRunner.from_dir(engine, kv_cache_memory=8 * read_plan(engine).block_bytes) as runner:
         assert bits(runner, prompts, 40) == calm
         assert runner.stats()["preemptions"] > 0
 

@@ -77,7 +77,9 @@ class Built:
             return next(name for name in (f"{stem}.{each}" for each in levels) if name in known)
 
         steps = tuple(dataclasses.replace(step, kernel=kernel(step)) for step in self.plan.steps)
-        plan = dataclasses.replace(self.plan, steps=steps, kv=dataclasses.replace(self.plan.kv, dtype=dtype))
+        plan = dataclasses.replace(
+            self.plan, steps=steps, caches=tuple(dataclasses.replace(each, dtype=dtype) for each in self.plan.caches)
+        )
         return schedule(plan, find_target("cpu/avx2"))
 
 
@@ -100,7 +102,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def _session(plan: Plan, weights: npt.NDArray[np.uint8], level: str = "avx2", threads: int = 2) -> CpuSession:
     blocks = SEQUENCES * -(-LENGTH // BLOCK)
     isa = "avx512emu" if level.endswith("emu") else level
-    return open_native(plan, weights, SessionOptions(num_blocks=blocks, threads=threads), isa)
+    return open_native(plan, weights, SessionOptions(num_blocks=(blocks,), threads=threads), isa)
 
 
 def _together() -> StepBatch:
@@ -123,7 +125,7 @@ def _turned(plan: Plan, times: StepTimes) -> set[str]:
 
 def _cache(session: CpuSession, plan: Plan) -> list[bytes]:
     """Keys and values of some blocks."""
-    read, layers = session.native.read_kv, range(plan.kv.num_layers)
+    read, layers = session.native.read_kv, range(plan.num_layers)
     return [read(layer, block, values) for layer in layers for block in (0, 7, 100) for values in (False, True)]
 
 

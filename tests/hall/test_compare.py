@@ -249,8 +249,8 @@ def run_on(session: RefSession, engine: Path, checkpoint: Path) -> Comparison:
     with open_engine(engine) as opened:
         plan = opened.plan
         tokens = read_tokens(engine, plan.vocab_size, 40, None, 40)
-        assert session.num_blocks >= blocks_needed(plan, tokens.sequences)
-        with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block, find_target("ref")) as source:
+        assert min(session.num_blocks) >= blocks_needed(plan, tokens.sequences)
+        with open_source(checkpoint, plan.limits, plan.tokens_per_block, find_target("ref")) as source:
             run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=2)
             run.compare_group(0, tokens.sequences)
             return run.result(engine, checkpoint)
@@ -262,7 +262,7 @@ def run_on(session: RefSession, engine: Path, checkpoint: Path) -> Comparison:
 def test_a_kernel_that_is_wrong_in_one_value_is_named(step: str, llama: Built) -> None:
     engine = llama.engine("ref-f32")
     with open_engine(engine) as opened:
-        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=8))
+        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=(8,)))
         session.wrong, session.spoil = step, spoil_one
         comparison = run_on(session, engine, llama.checkpoint)
     assert comparison.findings[0].step == step
@@ -283,7 +283,7 @@ def test_experts_are_read_in_blocks_and_their_kernels_judged(tmp_path: Path, mon
     monkeypatch.setattr("ingot.compare.packed.read_weight", count)
     monkeypatch.setattr("ingot.compare.packed.BLOCK_BYTES", 1)
     with open_engine(engine) as opened:
-        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=8))
+        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=(8,)))
         for step in ("nothing", "layers.0/moe_gate_up", "layers.1/moe_down"):
             session.wrong, session.spoil = step, spoil_one
             findings = run_on(session, engine, model.checkpoint).findings
@@ -299,7 +299,7 @@ def test_keys_that_are_written_wrong_are_named_where_they_are_written(llama: Bui
 
     engine = llama.engine("ref-bf16")
     with open_engine(engine) as opened:
-        session = WrongCache(opened.plan, opened.weights, SessionOptions(num_blocks=8))
+        session = WrongCache(opened.plan, opened.weights, SessionOptions(num_blocks=(8,)))
         first = run_on(session, engine, llama.checkpoint).findings[0]
     assert first.step == "layers.1/rope_kv_write"
     assert first.what.startswith("keys of kernel")
@@ -311,8 +311,8 @@ def test_what_is_right_by_itself_but_not_in_the_model_is_named(llama: Built) -> 
     with open_engine(engine) as opened:
         plan = opened.plan
         tokens = read_tokens(engine, plan.vocab_size, 40, None, 40)
-        session = RefSession(plan, opened.weights, SessionOptions(num_blocks=8))
-        with open_source(llama.checkpoint, plan.limits, plan.kv.tokens_per_block, find_target("ref")) as source:
+        session = RefSession(plan, opened.weights, SessionOptions(num_blocks=(8,)))
+        with open_source(llama.checkpoint, plan.limits, plan.tokens_per_block, find_target("ref")) as source:
             names = dict(source.tensors)
             names["layers.0/attention_out"], names["layers.0/down"] = (
                 names["layers.0/down"],

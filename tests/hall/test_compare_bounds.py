@@ -41,13 +41,16 @@ def checker(llama: Built, kv: DType, count: int = 1) -> tuple[StepChecker, Plan]
     with open_engine(llama.engine("ref-f32")) as opened:
         plan = dataclasses.replace(
             opened.plan,
-            kv=dataclasses.replace(opened.plan.kv, dtype=kv, kv_heads=KV_HEADS, head_dim=DIM, tokens_per_block=TOKENS),
+            caches=tuple(
+                dataclasses.replace(each, dtype=kv, kv_heads=KV_HEADS, head_dim=DIM, tokens_per_block=TOKENS)
+                for each in opened.plan.caches
+            ),
         )
         batch = StepBatch(
             ids=np.zeros(count, np.int32),
             query_starts=np.array([0, count], np.int32),
             past_lengths=np.zeros(1, np.int32),
-            block_tables=np.zeros((1, 1), np.int32),
+            block_tables=np.zeros((1, 1, 1), np.int32),
             slots=np.full(1, -1, np.int32),
             draws=np.empty(0, np.int32),
             logit_rows=np.arange(count, dtype=np.int32),
@@ -196,8 +199,8 @@ def test_what_is_beyond_a_bound_is_a_finding(llama: Built) -> None:
     with open_engine(llama.engine("ref-f32")) as opened:
         plan = opened.plan
         tokens = read_tokens(llama.engine("ref-f32"), plan.vocab_size, 8, None, 8)
-        session = RefSession(plan, opened.weights, SessionOptions(num_blocks=8))
-        with open_source(llama.checkpoint, plan.limits, plan.kv.tokens_per_block, find_target("ref")) as source:
+        session = RefSession(plan, opened.weights, SessionOptions(num_blocks=(8,)))
+        with open_source(llama.checkpoint, plan.limits, plan.tokens_per_block, find_target("ref")) as source:
             for share, count in ((0.99, 0), (1.01, 1), (float("nan"), 1), (float("inf"), 1)):
                 run = Run(
                     engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=1

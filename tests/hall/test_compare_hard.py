@@ -66,7 +66,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def found_with(model: Built, kind: str, step: str, spoil: Callable[[Array], Array]) -> Sequence[Finding]:
     """What is found of an engine one of whose kernels is wrong."""
     with open_engine(model.engine(kind)) as opened:
-        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=8))
+        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=(8,)))
         session.wrong, session.spoil = step, spoil
         return run_on(session, model.engine(kind), model.checkpoint).findings
 
@@ -188,7 +188,7 @@ def test_the_shares_of_experts_are_compared(chaotic: Built, tmp_path: Path) -> N
     engine = chaotic.engine("ref-bf16")
     with open_engine(engine) as opened:
         wrong = with_attr(opened.plan, "layers.2/moe_route", normalized=0)
-        session = RefSession(wrong, opened.weights, SessionOptions(num_blocks=8))
+        session = RefSession(wrong, opened.weights, SessionOptions(num_blocks=(8,)))
         object.__setattr__(opened, "plan", wrong)
         found = [finding.step for finding in run_on(session, engine, chaotic.checkpoint).findings]
     assert found[0].startswith("layers.2/")

@@ -17,7 +17,7 @@ from ingot.engine import HEADER_BYTES, SECTION_ALIGNMENT, is_engine, map_file, o
 from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import EngineError
 from ingot.manifest import ENGINE_SCHEMA, Manifest, parse_manifest
-from ingot.plan import Buffer, KvLayout, Limits, Piece, Plan, Rows, Step, Weight
+from ingot.plan import Buffer, CacheGroup, Limits, Piece, Plan, Rows, Step, Weight
 
 LIMITS = Limits(max_batch_size=2, max_input_len=7, max_seq_len=8, max_num_tokens=4, max_logit_rows=4)
 WEIGHT_BYTES = CHUNK_BYTES + 1000
@@ -31,7 +31,7 @@ def make_plan() -> Plan:
         vocab_size=5,
         max_positions=7,
         limits=LIMITS,
-        kv=KvLayout(num_layers=1, kv_heads=1, head_dim=4, tokens_per_block=16, dtype=DType.F32),
+        caches=(CacheGroup(layers=(0,), kv_heads=1, head_dim=4, tokens_per_block=16, dtype=DType.F32),),
         buffers=(Buffer(name="b", rows=Rows.LOGITS, cols=5, offset=0),),
         weights=(weight,),
         steps=(Step(name="s", op="embedding", kernel="embedding.f32.ref", inputs=("w",), outputs=("b",), attrs={}),),

@@ -52,7 +52,7 @@ def test_the_build_can_be_told_its_types(cache: Path) -> None:
         SHIPPED, cache_dir=cache, max_model_len=40, precision="w8", activations="bf16", kv_cache_dtype="int8"
     ) as llm:
         plan = llm.runner.engine.plan
-        assert plan.kv.dtype is DType.I8
+        assert plan.caches[0].dtype is DType.I8
         assert {step.attrs["activations"] for step in plan.steps if "activations" in step.attrs} <= {"f32", "bf16"}
         assert DType.W8 in {weight.dtype for weight in plan.weights}
         assert llm.generate("The prince", GREEDY)[0].outputs[0].text

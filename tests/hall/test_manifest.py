@@ -7,7 +7,7 @@ import pytest
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.manifest import Manifest, Variant, rank_file
-from ingot.plan import KvLayout
+from ingot.plan import CacheGroup
 from tests.hall.test_engine import make_manifest
 
 
@@ -40,7 +40,7 @@ def test_names_of_rank_files() -> None:
 
 
 def test_values_are_wider_than_keys_where_a_head_has_odd_dims() -> None:
-    kv = KvLayout(num_layers=3, kv_heads=2, head_dim=20, tokens_per_block=16, dtype=DType.BF16)
+    kv = CacheGroup(layers=(0, 1, 2), kv_heads=2, head_dim=20, tokens_per_block=16, dtype=DType.BF16)
     assert (kv.padded_dim, kv.scale_bytes) == (32, 0)
     assert (kv.k_block_bytes, kv.v_block_bytes) == (2 * 16 * 40, 2 * 16 * 64)
     assert kv.block_bytes == 3 * 2 * 16 * 104

@@ -142,7 +142,7 @@ def on(key: str, change: Callable[[Any], Any]) -> Edit:
 
 
 def kv(**values: object) -> Edit:
-    return on("kv", lambda kv: kv | values)
+    return first("caches", **values)
 
 
 def first(key: str, **values: object) -> Edit:
@@ -173,15 +173,19 @@ def variants(made: Calls, most_tokens: int = 96) -> Edit:
 
 PLANS: dict[str, tuple[Edit, str]] = {
     "nesting": (lambda text: text.replace('"tactics":{}', f'"tactics":{"[" * 100_000}'), "not readable"),
-    "no layers": (kv(num_layers=0), r"kv\.num_layers(.|\n)*from 1"),
-    "no heads": (kv(kv_heads=0), r"kv\.kv_heads(.|\n)*from 1"),
-    "odd heads": (kv(head_dim=6), r"kv\.head_dim(.|\n)*a multiple of 4"),
-    "no tokens in a block": (kv(tokens_per_block=0), r"kv\.tokens_per_block"),
+    "no layers": (kv(layers=[]), r"caches(.|\n)*none"),
+    "no heads": (kv(kv_heads=0), r"caches.*kv_heads(.|\n)*from 1"),
+    "odd heads": (kv(head_dim=6), r"caches.*head_dim(.|\n)*a multiple of 4"),
+    "no tokens in a block": (kv(tokens_per_block=0), r"caches.*tokens_per_block"),
     "odd blocks": (kv(tokens_per_block=24), "a multiple of 16"),
-    "a cache of booleans": (kv(dtype="bool"), r"kv\.dtype(.|\n)*bool"),
-    "a cache of nothing": (kv(dtype=None), r"kv\.dtype"),
-    "a layer in words": (kv(num_layers="2"), r"kv\.num_layers(.|\n)*a whole number"),
-    "no cache": (on("kv", lambda kv: None), "kv(.|\n)*an object"),
+    "a cache of booleans": (kv(dtype="bool"), r"caches.*dtype(.|\n)*bool"),
+    "a cache of nothing": (kv(dtype=None), r"caches.*dtype"),
+    "a layer in words": (kv(layers=["2"]), r"caches.*layers(.|\n)*a whole number"),
+    "no cache": (on("caches", lambda caches: []), r"caches(.|\n)*each from 0 on once"),
+    "a layer in two groups": (on("caches", lambda caches: [*caches, *caches]), r"caches(.|\n)*each from 0 on once"),
+    "a layer in no group": (kv(layers=[0, 2]), r"caches(.|\n)*each from 0 on once"),
+    "a window that a step looks behind": (kv(window=7), r"window(.|\n)*its cache keeps 7 tokens"),
+    "a negative window": (kv(window=-1), r"caches.*window"),
     "no vocabulary": (on("vocab_size", lambda size: 0), "vocab_size"),
     "another vocabulary": (on("vocab_size", lambda size: size + 1), "logit rows with 52 columns"),
     "no positions": (on("max_positions", lambda size: None), "max_positions"),

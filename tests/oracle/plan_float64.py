@@ -49,7 +49,7 @@ class Figures:
 def compare_with_float64(engine: Engine, ids: npt.NDArray[np.int32]) -> Figures:
     """ids [positions] of one sequence, computed as a prompt and then its last token alone."""
     sequences = ids[None, :]
-    options = SessionOptions(num_blocks=blocks_needed(engine.plan, sequences), threads=2)
+    options = SessionOptions(num_blocks=engine.plan.in_each(blocks_needed(engine.plan, sequences)), threads=2)
     session = find_target(engine.manifest.target).open_session(engine.plan, engine.weights, options)
     assert isinstance(session, TapSession)
     try:
@@ -159,11 +159,11 @@ class _PlanFloat64:
 
     def _in_cache(self, exact: Float64, pool: Array) -> Float64:
         """exact [positions, kv_heads, head_dim]; pool [blocks, kv_heads, tokens_per_block, head_dim]"""
-        size, positions = self._plan.kv.tokens_per_block, np.arange(len(exact))
-        stored = pool[self._run.batch.block_tables[0, positions // size], :, positions % size]
-        if self._plan.kv.dtype is DType.F32:
+        size, positions = self._plan.tokens_per_block, np.arange(len(exact))
+        stored = pool[self._run.batch.block_tables[0, 0, positions // size], :, positions % size]
+        if self._plan.caches[0].dtype is DType.F32:
             return exact
-        if self._plan.kv.dtype is DType.BF16:
+        if self._plan.caches[0].dtype is DType.BF16:
             return self._in_bf16(exact, stored)
         return self._in_int8(exact, round_to_int8(stored.reshape(-1, stored.shape[-1]))[0].reshape(stored.shape))
 

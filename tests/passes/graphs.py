@@ -22,7 +22,7 @@ from ingot.builder.passes.base import Pass, PassReport
 from ingot.builder.precision import PRODUCTS
 from ingot.builder.select import plan_ops
 from ingot.dtypes import DType
-from ingot.plan import KvLayout
+from ingot.plan import CacheGroup
 from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
@@ -181,7 +181,7 @@ def _compute(
         padded = [*flat, *[None] * (len(op.inputs) - len(flat))][: len(op.inputs)]
         usual = {name: value for name, value in op.attrs.items() if not isinstance(value, type)}
         known = {name: value for name, value in {**usual, **defaults, **attrs}.items() if name in op.attrs}
-        results = op.reference(Call(inputs=padded, attrs=known, batch=batch, kv=kv))
+        results = op.reference(Call(inputs=padded, attrs=known, batch=batch, kv=[kv]))
         flat = [results[0]]
     of_any_shape = plugin in ("RmsNorm", "Activation")
     shape = inputs[0].shape[:-1] if inputs[0] is not None and of_any_shape else ids.shape
@@ -195,7 +195,7 @@ def _batch(ids: npt.NDArray[np.int64]) -> StepBatch:
         ids=ids.reshape(-1).astype(np.int32),
         query_starts=np.arange(count + 1, dtype=np.int32) * length,
         past_lengths=np.zeros(count, np.int32),
-        block_tables=np.arange(count, dtype=np.int32)[:, None],
+        block_tables=np.arange(count, dtype=np.int32)[None, :, None],
         logit_rows=np.arange(ids.size, dtype=np.int32),
         slots=np.full(count, -1, np.int32),
         draws=np.empty(0, np.int32),
@@ -203,8 +203,8 @@ def _batch(ids: npt.NDArray[np.int64]) -> StepBatch:
 
 
 def _cache(attrs: dict[str, Any], ids: npt.NDArray[np.int64]) -> KvCache:
-    layout = KvLayout(
-        num_layers=attrs.get("layer", 0) + 1,
+    layout = CacheGroup(
+        layers=tuple(range(attrs.get("layer", 0) + 1)),
         kv_heads=attrs.get("kv_heads", 1),
         head_dim=attrs.get("head_dim", 4),
         tokens_per_block=16 * -(-ids.shape[1] // 16),

@@ -2,21 +2,21 @@
 
 import pytest
 
-from ingot.builder.lower import Lowering, ModelShape
+from ingot.builder.lower import LayerShape, Lowering, ModelShape
 from ingot.builder.names import name_nodes
 from ingot.builder.passes.add_in_products import add_in_products
 from ingot.builder.passes.base import PassReport
 from ingot.builder.pipeline import run_passes, step_passes, structure_passes, target_passes
 from ingot.builder.precision import ProductChoice, products_of
 from ingot.dtypes import DType, Precision
-from ingot.plan import KvLayout, Limits, Step
+from ingot.plan import CacheGroup, Limits, Step
 from ingot.plugins.registry import find_target
 from tests.passes.graphs import VOCAB, GraphMaker
 
 LIMITS = Limits(max_batch_size=1, max_input_len=8, max_seq_len=16, max_num_tokens=8, max_logit_rows=8)
-KV = KvLayout(num_layers=1, kv_heads=1, head_dim=4, tokens_per_block=16, dtype=DType.F32)
+KV = CacheGroup(layers=(0,), kv_heads=1, head_dim=4, tokens_per_block=16, dtype=DType.F32)
 SHAPE = ModelShape(
-    positions=64, vocab_size=VOCAB, hidden_size=8, layers=1, heads=1, kv_heads=1, head_dim=4, kv_dtype=DType.F32
+    positions=64, vocab_size=VOCAB, hidden_size=8, heads=1, layers=(LayerShape(0, 1, 4),), kv_dtype=DType.F32
 )
 
 
@@ -34,7 +34,7 @@ def before_and_after(g: GraphMaker, output: str) -> tuple[list[Step], list[Step]
     """The steps that the graph becomes, what the pass makes of them, and its report."""
     lowering = lower(g, output)
     program, report = add_in_products(lowering.program)
-    before, after = (lowering.plan(each, LIMITS, KV, SHAPE).steps for each in (lowering.program, program))
+    before, after = (lowering.plan(each, LIMITS, (KV,), SHAPE).steps for each in (lowering.program, program))
     return list(before), list(after), report
 
 

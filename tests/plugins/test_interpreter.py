@@ -29,7 +29,7 @@ def step(op: str, inputs: Sequence[str], outputs: Sequence[str], **attrs: Attr) 
 
 
 def interpreter(**weights: Operand) -> Interpreter:
-    return Interpreter(weights=lambda _, name: weights[name], batch=ONE_TOKEN, kv=KvCache(LAYOUT, 1))
+    return Interpreter(weights=lambda _, name: weights[name], batch=ONE_TOKEN, kv=[KvCache(LAYOUT, 1)])
 
 
 STEPS = (step("add", ["a", "b"], ["c"]), step("add", ["c", "b"], ["d"]), step("add", ["d", "w"], ["a"]))
@@ -137,7 +137,7 @@ def test_a_step_asks_its_weight_for_no_more_than_it_needs(
     made = step(op, inputs, ["y"], activations="f32", group=0, **attrs)
     batch = make_batch([4, 0, 4], [3], [0], [[0]])
     by_name: dict[str, Operand] = {"w": weight, "asked": asked}
-    runner = Interpreter(weights=lambda _, name: by_name[name], batch=batch, kv=KvCache(LAYOUT, 1))
+    runner = Interpreter(weights=lambda _, name: by_name[name], batch=batch, kv=[KvCache(LAYOUT, 1)])
     lazy = dataclasses.replace(made, inputs=tuple("asked" if name == "w" else name for name in inputs))
     np.testing.assert_array_equal(runner.compute(lazy, values)["y"], runner.compute(made, values)["y"])
     assert asked.asked == wanted

@@ -23,7 +23,7 @@ def batch_of(tokens: list[int], blocks: list[int], wanted: list[int]) -> StepBat
         ids=np.array(tokens, np.int32),
         query_starts=np.array([0, len(tokens)], np.int32),
         past_lengths=np.array([0], np.int32),
-        block_tables=np.array([blocks], np.int32),
+        block_tables=np.array([[blocks]], np.int32),
         logit_rows=np.array(wanted, np.int32),
         slots=np.full(1, -1, np.int32),
         draws=np.empty(0, np.int32),
@@ -60,7 +60,7 @@ def test_unknown_layout_is_refused() -> None:
 
 
 def test_logits_match_the_formulae(model: TinyModel) -> None:
-    session = find_target("ref").open_session(model.plan, model.weights, SessionOptions(num_blocks=9))
+    session = find_target("ref").open_session(model.plan, model.weights, SessionOptions(num_blocks=(9,)))
     tokens = [3, 1, 4, 1, 5, 9, 2, 6, 50]
     result = session.run(batch_of(tokens, [7, 2, 5], list(range(len(tokens)))))
     assert result.logits is not None
@@ -71,7 +71,7 @@ def test_logits_match_the_formulae(model: TinyModel) -> None:
 
 
 def test_no_wanted_rows_give_no_rows(model: TinyModel) -> None:
-    session = find_target("ref").open_session(model.plan, model.weights, SessionOptions(num_blocks=1))
+    session = find_target("ref").open_session(model.plan, model.weights, SessionOptions(num_blocks=(1,)))
     result = session.run(batch_of([1, 2], [0], []))
     assert result.ids.shape == (1, 0)
     assert result.logits is not None

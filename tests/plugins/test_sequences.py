@@ -26,7 +26,7 @@ def model(request: pytest.FixtureRequest) -> TinyModel:
 @pytest.fixture
 def session(model: TinyModel, request: pytest.FixtureRequest) -> Iterator[Session]:
     target = find_target(request.node.callspec.params["model"])
-    session = target.open_session(model.plan, model.weights, SessionOptions(num_blocks=40, threads=2))
+    session = target.open_session(model.plan, model.weights, SessionOptions(num_blocks=(40,), threads=2))
     yield session
     session.close()
 

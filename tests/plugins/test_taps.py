@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ingot.plan import KvLayout
+from ingot.plan import CacheGroup
 from ingot.plugins.registry import find_target, targets
 from ingot.plugins.target import CompilesGraph, SessionOptions
 from ingot.step_io import StepBatch, TapSession
@@ -18,7 +18,7 @@ def _batch() -> StepBatch:
         ids=np.arange(TOKENS, dtype=np.int32) * 7 % VOCAB,
         query_starts=np.array([0, TOKENS], np.int32),
         past_lengths=np.zeros(1, np.int32),
-        block_tables=np.array([[3, 1]], np.int32),
+        block_tables=np.array([[[3, 1]]], np.int32),
         logit_rows=np.arange(2, TOKENS, dtype=np.int32),
         slots=np.full(1, -1, np.int32),
         draws=np.empty(0, np.int32),
@@ -30,7 +30,7 @@ def _session(name: str, model: TinyModel) -> TapSession:
     target = find_target(name)
     if (reason := target.missing()) is not None:
         pytest.skip(f"this machine lacks {name.removeprefix('cpu/')}: {reason}")
-    session = target.open_session(model.plan, model.weights, SessionOptions(num_blocks=BLOCKS, threads=2))
+    session = target.open_session(model.plan, model.weights, SessionOptions(num_blocks=(BLOCKS,), threads=2))
     assert isinstance(session, TapSession)
     return session
 
@@ -61,10 +61,10 @@ def test_taps_show_what_ref_shows_and_change_nothing(name: str) -> None:
 def test_keys_and_values_are_those_of_ref(name: str) -> None:
     model = make_model(find_target(name))
     session, ref = _session(name, model), _session("ref", model)
-    layout: KvLayout = model.plan.kv
+    layout: CacheGroup = model.plan.caches[0]
     for each in (session, ref):
         each.run(_batch())
-    for layer in range(layout.num_layers):
+    for layer in layout.layers:
         for block, used in ((3, layout.tokens_per_block), (1, TOKENS - layout.tokens_per_block)):
             for got, wanted in zip(session.read_kv(layer, block), ref.read_kv(layer, block), strict=True):
                 assert got.shape == (layout.kv_heads, layout.tokens_per_block, layout.head_dim)

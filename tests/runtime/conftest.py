@@ -17,7 +17,7 @@ from tests.runtime.tiny_plan import make_model
 def session() -> FakeSession:
     """What `llm` runs on."""
     plan = make_model().plan
-    return FakeSession(100, plan.kv.tokens_per_block, plan.limits)
+    return FakeSession(100, plan.tokens_per_block, plan.limits)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ingot.plan import Limits
 from ingot.plugins.ops.sample import Drawn
@@ -34,14 +33,18 @@ def continued(prompt: Sequence[int], count: int) -> list[int]:
 class FakeSession:
     """Keeps tokens where a real session keeps keys and values, and checks every step against the limits.
 
+    windows      of the cache groups; the first is 0: what follows depends on all tokens
     before_step  called with each batch; may sleep or raise
     """
 
     most_steps = 1
 
-    def __init__(self, num_blocks: int, tokens_per_block: int, limits: Limits) -> None:
-        self.num_blocks, self._limits = num_blocks, limits
-        self.slots: npt.NDArray[np.int64] = np.full((num_blocks, tokens_per_block), _NOBODY)
+    def __init__(
+        self, num_blocks: int | Sequence[int], tokens_per_block: int, limits: Limits, windows: Sequence[int] = (0,)
+    ) -> None:
+        self.num_blocks = (num_blocks,) if isinstance(num_blocks, int) else tuple(num_blocks)
+        self._limits, self._windows = limits, windows
+        self.pools = [np.full((count, tokens_per_block), _NOBODY) for count in self.num_blocks]
         self.before_step: Callable[[StepBatch], None] = lambda batch: None
         self.closed = False
         self._sequences = Sequences()
@@ -67,17 +70,13 @@ class FakeSession:
         following = np.full(len(batch.ids), _NOBODY)
         for s in range(sequences):
             begin, end = batch.query_starts[s], batch.query_starts[s + 1]
-            past, table = int(batch.past_lengths[s]), batch.block_tables[s]
-            size = self.slots.shape[1]
-            for t in range(begin, end):
-                position = past + t - begin
-                assert table[position // size] >= 0
-                self.slots[table[position // size], position % size] = batch.ids[t]
-            blocks = table[: -(-(past + end - begin) // size)]
-            known = self.slots[blocks].reshape(-1)[: past + end - begin]
-            assert (known != _NOBODY).all(), "a slot nobody wrote"
+            past = int(batch.past_lengths[s])
+            known = self._written(0, batch, s)
+            for group in range(1, len(self.pools)):
+                seen = self._written(group, batch, s)
+                assert seen == known[len(known) - len(seen) :], "a group with a window has other tokens"
             for t in np.intersect1d(np.arange(begin, end), batch.logit_rows):
-                following[t] = next_token(known[: past + t - begin + 1].tolist())
+                following[t] = next_token(known[: past + t - begin + 1])
         chosen = following[batch.logit_rows]
         logits = np.where(chosen[:, None] == np.arange(VOCAB), 9, 0).astype(np.float32)
         draws = self._sequences.draws(batch)
@@ -93,15 +92,31 @@ class FakeSession:
     def close(self) -> None:
         self.closed = True
 
+    def _written(self, group: int, batch: StepBatch, s: int) -> list[int]:
+        """The tokens that a group has of a sequence, with those of this step: all that the first of these sees."""
+        slots, window, table = self.pools[group], self._windows[group], batch.block_tables[group, s]
+        begin, end, past = batch.query_starts[s], batch.query_starts[s + 1], int(batch.past_lengths[s])
+        total, size = int(past + end - begin), slots.shape[1]
+        for position in range(past, total):
+            assert table[position // size] >= 0
+            slots[table[position // size], position % size] = batch.ids[begin + position - past]
+        first = max(past + 1 - window, 0) if window else 0
+        assert (table[first // size : -(-total // size)] >= 0).all(), "a block that the step sees is not there"
+        known = slots[table[np.arange(first, total) // size], np.arange(first, total) % size]
+        assert (known != _NOBODY).all(), "a slot nobody wrote"
+        found: list[int] = known.tolist()
+        return found
+
     def _check_sharing(self, batch: StepBatch) -> None:
         """A block in two tables is full in both and stays as it is; the others hold nothing yet from `past` on."""
-        size = self.slots.shape[1]
-        holders = Counter(int(block) for table in batch.block_tables for block in table if block >= 0)
-        for past, table in zip(batch.past_lengths.tolist(), batch.block_tables.tolist(), strict=True):
-            for place, block in enumerate(table):
-                if block >= 0 and (place + 1) * size > past:
-                    assert holders[block] == 1, "a block that is not full in two tables"
-                    self.slots[block, max(past - place * size, 0) :] = _NOBODY
+        for slots, tables in zip(self.pools, batch.block_tables, strict=True):
+            size = slots.shape[1]
+            holders = Counter(int(block) for table in tables for block in table if block >= 0)
+            for past, table in zip(batch.past_lengths.tolist(), tables.tolist(), strict=True):
+                for place, block in enumerate(table):
+                    if block >= 0 and (place + 1) * size > past:
+                        assert holders[block] == 1, "a block that is not full in two tables"
+                        slots[block, max(past - place * size, 0) :] = _NOBODY
 
 
 class RepeatingSession(FakeSession):
@@ -109,8 +124,10 @@ class RepeatingSession(FakeSession):
 
     most_steps = 128
 
-    def __init__(self, num_blocks: int, tokens_per_block: int, limits: Limits) -> None:
-        super().__init__(num_blocks, tokens_per_block, limits)
+    def __init__(
+        self, num_blocks: int | Sequence[int], tokens_per_block: int, limits: Limits, windows: Sequence[int] = (0,)
+    ) -> None:
+        super().__init__(num_blocks, tokens_per_block, limits, windows)
         self.repeated: list[int] = []
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:

@@ -59,7 +59,7 @@ class CloseIn:
 @pytest.fixture
 def session() -> FakeSession:
     plan = make_model().plan
-    return FakeSession(100, plan.kv.tokens_per_block, plan.limits)
+    return FakeSession(100, plan.tokens_per_block, plan.limits)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ OTHER: list[Message] = [{"role": "developer", "content": [{"type": "text", "text
 def llm(tmp_path: Path) -> Iterator[EngineLLM]:
     model = make_model()
     model = dataclasses.replace(model, plan=dataclasses.replace(model.plan, vocab_size=VOCAB))
-    session = FakeSession(100, model.plan.kv.tokens_per_block, model.plan.limits)
+    session = FakeSession(100, model.plan.tokens_per_block, model.plan.limits)
     runner = make_runner(model, session)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     runner.engine = dataclasses.replace(runner.engine, directory=tmp_path)

@@ -8,28 +8,28 @@ import pytest
 from ingot.configs.sizes import format_bytes, parse_bytes
 from ingot.dtypes import DType
 from ingot.errors import CapacityError, UsageError
-from ingot.plan import KvLayout, Limits
+from ingot.plan import CacheGroup, Limits
 from ingot.runtime.memory import available_memory, fits_beside, kv_budget
 
-LAYOUT = KvLayout(num_layers=2, kv_heads=2, head_dim=8, tokens_per_block=16, dtype=DType.F32)
+LAYOUT = CacheGroup(layers=(0, 1), kv_heads=2, head_dim=8, tokens_per_block=16, dtype=DType.F32)
 LIMITS = Limits(max_batch_size=4, max_input_len=64, max_seq_len=65, max_num_tokens=64, max_logit_rows=4)
 BLOCK = LAYOUT.block_bytes
 
 
 def test_default_is_the_whole_batch_or_forty_percent() -> None:
-    assert kv_budget(LAYOUT, LIMITS, None, 10**12).num_blocks == 4 * 4
-    scarce = kv_budget(LAYOUT, LIMITS, None, 20 * BLOCK)
-    assert (scarce.num_blocks, scarce.nbytes) == (8, 8 * BLOCK)
+    assert kv_budget((LAYOUT,), LIMITS, None, 10**12).num_blocks == (4 * 4,)
+    scarce = kv_budget((LAYOUT,), LIMITS, None, 20 * BLOCK)
+    assert (scarce.num_blocks, scarce.nbytes) == ((8,), 8 * BLOCK)
 
 
 def test_blocks_of_int8_count_codes_and_scales() -> None:
     layout = dataclasses.replace(LAYOUT, dtype=DType.I8)
     assert layout.block_bytes == 2 * 2 * 16 * ((8 + 4) + (16 + 4))  # values are padded to 16 dims
-    assert kv_budget(layout, LIMITS, 8 * BLOCK, 10**12).num_blocks == 8 * BLOCK // 2048
+    assert kv_budget((layout,), LIMITS, 8 * BLOCK, 10**12).num_blocks == (8 * BLOCK // 2048,)
 
 
 def test_given_memory_is_used_in_full() -> None:
-    assert kv_budget(LAYOUT, LIMITS, 99 * BLOCK + 1, 10**12).num_blocks == 99
+    assert kv_budget((LAYOUT,), LIMITS, 99 * BLOCK + 1, 10**12).num_blocks == (99,)
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,17 @@ def test_given_memory_is_used_in_full() -> None:
 )
 def test_too_little_is_refused(wanted: int | None, available: int, words: str) -> None:
     with pytest.raises(CapacityError, match=words):
-        kv_budget(LAYOUT, LIMITS, wanted, available)
+        kv_budget((LAYOUT,), LIMITS, wanted, available)
 
 
 def test_what_lies_beside_the_kv_cache_leaves_enough_for_one_sequence() -> None:
-    least = next(n for n in range(100) if fits_beside(0, LAYOUT, LIMITS, None, n * BLOCK))
+    least = next(n for n in range(100) if fits_beside(0, (LAYOUT,), LIMITS, None, n * BLOCK))
     assert least > 2
-    assert fits_beside(7 * BLOCK, LAYOUT, LIMITS, None, (least + 7) * BLOCK)
-    assert not fits_beside(7 * BLOCK, LAYOUT, LIMITS, None, (least + 6) * BLOCK)
-    assert not fits_beside(100 * BLOCK, LAYOUT, LIMITS, None, BLOCK)
-    assert fits_beside(7 * BLOCK, LAYOUT, LIMITS, 8 * BLOCK, 15 * BLOCK)
-    assert not fits_beside(7 * BLOCK + 1, LAYOUT, LIMITS, 8 * BLOCK, 15 * BLOCK)
+    assert fits_beside(7 * BLOCK, (LAYOUT,), LIMITS, None, (least + 7) * BLOCK)
+    assert not fits_beside(7 * BLOCK, (LAYOUT,), LIMITS, None, (least + 6) * BLOCK)
+    assert not fits_beside(100 * BLOCK, (LAYOUT,), LIMITS, None, BLOCK)
+    assert fits_beside(7 * BLOCK, (LAYOUT,), LIMITS, 8 * BLOCK, 15 * BLOCK)
+    assert not fits_beside(7 * BLOCK + 1, (LAYOUT,), LIMITS, 8 * BLOCK, 15 * BLOCK)
 
 
 def test_available_memory_minds_the_container(tmp_path: Path) -> None:

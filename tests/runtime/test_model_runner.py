@@ -42,7 +42,7 @@ def fake_runner(blocks: int = 100, before: Callable[[StepBatch], None] | None = 
     """A runner whose tokens are a hash, for tests of the loop alone."""
     model = make_model()
     plan = dataclasses.replace(model.plan, vocab_size=97)
-    session = FakeSession(blocks, plan.kv.tokens_per_block, plan.limits)
+    session = FakeSession(blocks, plan.tokens_per_block, plan.limits)
     if before is not None:
         session.before_step = before
     return make_runner(dataclasses.replace(model, plan=plan), session)
@@ -297,7 +297,7 @@ def test_from_dir(directory: Path, model: TinyModel) -> None:
     with ModelRunner.from_dir(directory, max_num_tokens=7, max_batch_size=2, kv_cache_memory="1MiB") as runner:
         assert runner.generate(PROMPTS, max_new_tokens=3)[0, 0, :8].tolist() == model.greedy(PROMPTS[0], 3)
         assert max(prefill + decode for prefill, decode in runner.step_log()) <= 7
-        assert runner.stats()["blocks_total"] == (1 << 20) // model.plan.kv.block_bytes
+        assert runner.stats()["blocks_total"] == (1 << 20) // model.plan.block_bytes
         assert runner.stats()["prefix_hit_tokens"] == 0
     with pytest.raises(RequestError, match="closed"):
         runner.generate([[1]])

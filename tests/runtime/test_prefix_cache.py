@@ -90,7 +90,7 @@ def test_siblings_compute_their_prompt_once_and_share_its_full_blocks() -> None:
     loop, session = make()
     requests = [request_of(list(range(90)), 9, seed=seed) for seed in range(6)]
     tables: list[list[list[int]]] = []
-    session.before_step = lambda batch: tables.append(batch.block_tables.tolist())
+    session.before_step = lambda batch: tables.append(batch.block_tables[0].tolist())
     loop.add(requests)
     loop.step()
     assert loop.stats()["requests_running"] == 1  # the others wait for what it computes
@@ -152,8 +152,8 @@ def test_a_fork_shares_full_blocks_with_the_running_request() -> None:
     loop.add([fork])
     loop.step()
     assert fork.num_cached == 48
-    assert fork.blocks.ids[:3].tolist() == parent.blocks.ids[:3].tolist()
-    assert not set(fork.blocks.ids[3:].tolist()) & set(parent.blocks.ids.tolist())
+    assert fork.blocks.ids[0, :3].tolist() == parent.blocks.ids[0, :3].tolist()
+    assert not set(fork.blocks.ids[0, 3:].tolist()) & set(parent.blocks.ids[0].tolist())
     loop.drain()
     check(parent)
     check(fork)

@@ -9,7 +9,7 @@ import pytest
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
 from ingot.runtime import ModelRunner, session
-from ingot.runtime.block_manager import BlockTable
+from ingot.runtime.block_manager import BlockTable, Hits
 from ingot.runtime.request import PRIORITY_STEP, FinishReason, Request
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.step_loop import StepLoop
@@ -204,7 +204,9 @@ def test_storm_of_adds_and_aborts_leaves_nothing() -> None:
         assert after[name] == before[name]
     assert not loop.step()
     assert manager.num_free + after["blocks_cached"] == after["blocks_total"]
-    assert not manager.lookup(BlockTable(), np.arange(1000, 1041, dtype=np.int32), 40)
+    hits = manager.lookup(BlockTable(), np.arange(1000, 1041, dtype=np.int32), 40)
+    assert hits is not None
+    assert hits.count == 0
     whole = request_of(list(range(50, 74)), 24)
     loop.add([whole])
     loop.drain()
@@ -220,7 +222,7 @@ def test_the_cheapest_later_request_is_preempted() -> None:
     loop.step()
     assert [request.blocks.count for request in (first, cheap, dear)] == [4, 2, 5]
     others = BlockTable()
-    assert manager.reserve(others, 8)  # the last two blocks
+    assert manager.reserve([(others, 8)])  # the last two blocks
     loop.step()
     loop.step()  # cheap reached 8 tokens, first 16
     assert scheduler.preemptions == 0
@@ -253,12 +255,11 @@ def test_who_gives_no_block_is_preempted_last() -> None:
     _, scheduler, manager = make_loop(FakeSession(9, 4, shape), shape, 4)
     owner, sharer, giver = request_of([1] * 9, 4), request_of([1] * 9, 4), request_of([2] * 5, 4)
     for request, computed in ((owner, 8), (sharer, 8), (giver, 4)):
-        hits = manager.lookup(request.blocks, request.tokens, 8) or []
-        assert manager.start(
-            request.blocks, hits[:2], request.tokens[:8] if request is not giver else request.tokens[:5]
-        )
+        hits = manager.lookup(request.blocks, request.tokens, 8) or Hits(count=0, blocks=([],))
+        known = request.tokens[: 5 if request is giver else 8]
+        assert manager.start(request.blocks, hits, known, len(known))
         request.num_computed = computed
-        manager.seal(request.blocks, request.tokens, computed)
+        manager.advance(request.blocks, request.tokens, computed)
     assert [manager.num_alone(request.blocks) for request in (owner, sharer, giver)] == [0, 0, 2]
     assert min((sharer, giver), key=scheduler._cost) is giver
     assert min((giver, sharer), key=scheduler._cost) is giver

@@ -38,10 +38,10 @@ def request_of(*prompt: int, count: int = 9) -> Request:
 
 
 def test_a_preempted_request_keeps_its_slot_until_somebody_wants_it() -> None:
-    blocks, session = BlockManager(20, 4), Told()
+    blocks, session = BlockManager((20,), 4), Told()
     sequences, (first, second, third) = Sequences(session, 2), (request_of(n) for n in range(3))
     for request in (first, second, third):
-        assert blocks.reserve(request.blocks, 4)
+        assert blocks.reserve([(request.blocks, 4)])
     sequences.start([first, second])
     first.append(7, 0.0)
     blocks.release(first.blocks)
@@ -126,9 +126,9 @@ def test_everything_that_a_request_asks_for_is_told() -> None:
 
 
 def test_a_sequence_cannot_be_forgotten_for_one_that_runs() -> None:
-    blocks, sequences = BlockManager(20, 4), Sequences(Told(), 1)
+    blocks, sequences = BlockManager((20,), 4), Sequences(Told(), 1)
     first, second = request_of(1), request_of(2)
-    assert blocks.reserve(first.blocks, 4)
+    assert blocks.reserve([(first.blocks, 4)])
     sequences.start([first])
     with pytest.raises(StopIteration):
         sequences.start([second])

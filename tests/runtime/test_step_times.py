@@ -60,7 +60,7 @@ def test_measuring_stops_where_the_target_is_reached() -> None:
         time.sleep(0.001 * len(batch.ids))
 
     session.before_step = slow
-    blocks = BlockManager(40, 4)
+    blocks = BlockManager((40,), 4)
     times = measure_step_times(session, blocks, LIMITS, 10.0)
     assert max(seen) <= 16
     assert 4 < times.budget(10.0) <= 10
@@ -74,7 +74,7 @@ def test_every_size_fits_the_limits() -> None:
         (Limits(max_batch_size=3, max_input_len=40, max_seq_len=48, max_num_tokens=100, max_logit_rows=2), 100),
         (LIMITS, 13),
     ):
-        times = measure_step_times(FakeSession(blocks, 4, shape), BlockManager(blocks, 4), shape, 1e6)
+        times = measure_step_times(FakeSession(blocks, 4, shape), BlockManager((blocks,), 4), shape, 1e6)
         assert times.budget(1e6) == shape.max_num_tokens
 
 
@@ -82,7 +82,7 @@ def test_a_target_below_a_single_token_is_refused() -> None:
     session = FakeSession(40, 4, LIMITS)
     session.before_step = lambda batch: time.sleep(0.002)
     with pytest.raises(UsageError, match="single token"):
-        measure_step_times(session, BlockManager(40, 4), LIMITS, 0.5)
+        measure_step_times(session, BlockManager((40,), 4), LIMITS, 0.5)
 
 
 @pytest.mark.parametrize("target", [0, -3, float("nan"), float("inf"), "5", True])
@@ -153,5 +153,5 @@ def test_the_best_try_counts_and_stands_for_the_whole_step(monkeypatch: pytest.M
     monkeypatch.setattr("ingot.runtime.step_times.time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     session = FakeSession(13, 4, LIMITS)
     session.before_step = slow
-    times = measure_step_times(session, BlockManager(13, 4), LIMITS, 1e6)
+    times = measure_step_times(session, BlockManager((13,), 4), LIMITS, 1e6)
     assert [times.predict(count) for count in (1, 8, 32, 64, 128)] == pytest.approx([1, 8, 32, 64, 128])

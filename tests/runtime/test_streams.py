@@ -19,7 +19,7 @@ from tests.runtime.tiny_plan import make_model
 def make(kind: type[FakeSession]) -> tuple[ModelRunner, FakeSession]:
     model = make_model()
     model = dataclasses.replace(model, plan=dataclasses.replace(model.plan, vocab_size=VOCAB))
-    session = kind(400, model.plan.kv.tokens_per_block, model.plan.limits)
+    session = kind(400, model.plan.tokens_per_block, model.plan.limits)
     return make_runner(model, session), session
 
 

@@ -36,7 +36,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 def make(blocks: int = 100) -> tuple[ModelRunner, FakeSession]:
     model = make_model()
     model = dataclasses.replace(model, plan=dataclasses.replace(model.plan, vocab_size=VOCAB))
-    session = FakeSession(blocks, model.plan.kv.tokens_per_block, model.plan.limits)
+    session = FakeSession(blocks, model.plan.tokens_per_block, model.plan.limits)
     return make_runner(model, session), session
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from ingot.configs.runtime import Policy, RuntimeConfig
 from ingot.engine import Engine
 from ingot.engine_writer import RankFile, write_engine
 from ingot.manifest import Manifest
-from ingot.plan import Limits
+from ingot.plan import Limits, Plan
 from ingot.plugins.cpu.session import CpuSession
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.target import SessionOptions, Target
@@ -21,7 +22,7 @@ from ingot.runtime.scheduler import Pace, Scheduler
 from ingot.runtime.session import LoadedEngine
 from ingot.runtime.step_loop import StepLoop
 from ingot.step_io import Ahead, Session, StepBatch, StepResult
-from tests.runtime.tiny_plan import LAYERS, TinyModel
+from tests.runtime.tiny_plan import TinyModel
 from tests.runtime.wrapped_session import WrappedSession
 
 
@@ -51,41 +52,44 @@ def write_tiny(directory: Path, model: TinyModel, target: str = "ref") -> Path:
 
 
 def ref_session(model: TinyModel, num_blocks: int) -> RefSession:
-    return RefSession(model.plan, model.weights, SessionOptions(num_blocks=num_blocks))
+    return RefSession(model.plan, model.weights, SessionOptions(num_blocks=model.plan.in_each(num_blocks)))
 
 
 class PoisonedSession(WrappedSession):
     """A session in which every slot without an owner, and every slot of a block that its owner has not begun to write,
     holds NaN. `blocks`: the block manager of its runner; cached blocks keep their contents."""
 
-    def __init__(self, inner: Session, tokens_per_block: int) -> None:
+    def __init__(self, inner: Session, plan: Plan) -> None:
         super().__init__(inner)
-        self._size = tokens_per_block
+        self._size, self._caches = plan.tokens_per_block, plan.caches
         self.blocks: BlockManager | None = None
-        self._poisoned: set[int] = set()
+        self._poisoned: dict[int, set[int]] = {}  # of each cache group
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         assert self.blocks is not None
-        unwritten = set(self.blocks.free_blocks())
-        for past, table in zip(batch.past_lengths.tolist(), batch.block_tables.tolist(), strict=True):
-            unwritten |= {block for block in table[-(-past // self._size) :] if block >= 0}
-        for block in unwritten - self._poisoned:
-            self._poison(block)
-        self._poisoned = set(self.blocks.free_blocks())
+        for group, (pool, tables) in enumerate(zip(self.blocks.pools, batch.block_tables, strict=True)):
+            unwritten = set(pool.free_blocks())
+            for past, table in zip(batch.past_lengths.tolist(), tables.tolist(), strict=True):
+                unwritten |= {block for block in table[-(-past // self._size) :] if block >= 0}
+            for block in unwritten - self._poisoned.get(group, set()):
+                self._poison(group, block)
+            self._poisoned[group] = set(pool.free_blocks())
         return super().run(batch, ahead)
 
-    def _poison(self, block: int) -> None:
+    def _poison(self, group: int, block: int) -> None:
         if isinstance(self._inner, RefSession):
-            self._inner.kv.keys[:, block] = self._inner.kv.values[:, block] = np.nan
+            self._inner.kv[group].keys[:, block] = self._inner.kv[group].values[:, block] = np.nan
             return
         assert isinstance(self._inner, CpuSession)
-        for layer, values in itertools.product(range(LAYERS), (False, True)):
+        for layer, values in itertools.product(self._caches[group].layers, (False, True)):
             size = len(self._inner.native.read_kv(layer, block, values))
             self._inner.native.write_kv(layer, block, values, np.full(size // 4, np.nan, np.float32).tobytes())
 
 
 def open_session(model: TinyModel, target: Target, num_blocks: int) -> Session:
-    return target.open_session(model.plan, model.weights, SessionOptions(num_blocks=num_blocks, threads=2))
+    return target.open_session(
+        model.plan, model.weights, SessionOptions(num_blocks=model.plan.in_each(num_blocks), threads=2)
+    )
 
 
 def poisoned_runner(
@@ -97,7 +101,7 @@ def poisoned_runner(
     seed: int = 0,
 ) -> ModelRunner:
     """Blocks handed out in random order, NaN in every slot that nobody owns or has written yet."""
-    session = PoisonedSession(open_session(model, target, num_blocks), model.plan.kv.tokens_per_block)
+    session = PoisonedSession(open_session(model, target, num_blocks), model.plan)
     runner = make_runner(model, session, limits, config, shuffle=random.Random(seed))
     session.blocks = runner.blocks
     return runner
@@ -128,9 +132,12 @@ def make_loop(
     prefix_cache: bool = True,
     mixed: bool = True,
     pace: Pace | None = None,
+    windows: Sequence[int] = (0,),
 ) -> tuple[StepLoop, Scheduler, BlockManager]:
     """A StepLoop, whose steps the test runs, and its parts."""
-    blocks = BlockManager(session.num_blocks, tokens_per_block, prefix_cache=prefix_cache, shuffle=shuffle)
+    blocks = BlockManager(
+        session.num_blocks, tokens_per_block, windows=windows, prefix_cache=prefix_cache, shuffle=shuffle
+    )
     scheduler = Scheduler(limits, blocks, policy, mixed=mixed, pace=pace)
     return StepLoop(session, scheduler, blocks), scheduler, blocks
 

@@ -1,13 +1,14 @@
 """A two-layer llama-like plan with random weights in every packed layout, and what it should compute."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.builder.schedule import schedule
 from ingot.dtypes import DType, from_float32, round_to_bf16, to_float32
-from ingot.plan import Attr, Buffer, KvLayout, Limits, Piece, Plan, Rows, Step, Weight
+from ingot.plan import Attr, Buffer, CacheGroup, Limits, Piece, Plan, Rows, Step, Weight
 from ingot.plugins.layouts import interleave_gated, num_panels, pack_panels, panel_bytes, panel_layout
 from ingot.plugins.target import Target
 
@@ -33,11 +34,12 @@ _INPUTS = {"f32": _as_it_is, "bf16": _in_bf16}  # of products
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TinyModel:
-    """plan and packed weights, and the same weights as float32 in their logical shapes."""
+    """plan and packed weights, the same weights as float32 in their logical shapes, the layers' windows or 0."""
 
     plan: Plan
     weights: npt.NDArray[np.uint8]
     logical: dict[str, Array]
+    windows: tuple[int, ...] = (0,) * LAYERS
 
     def logits(self, tokens: list[int]) -> npt.NDArray[np.float64]:
         """float64 [tokens, vocab], computed straight from the formulae of a Llama; inputs of products as planned."""
@@ -57,7 +59,7 @@ class TinyModel:
             q, k = _turn(q.reshape(-1, HEADS, DIM), angle), _turn(k.reshape(-1, KV_HEADS, DIM), angle)
             k, v = (np.repeat(a.reshape(-1, KV_HEADS, DIM), HEADS // KV_HEADS, axis=1) for a in (k, v))
             scores = np.einsum("thd,shd->hts", q, k) * DIM**-0.5
-            scores = np.where(np.tri(len(tokens), dtype=bool), scores, -np.inf)
+            scores = np.where(self._seen(layer, len(tokens)), scores, -np.inf)
             scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
             scores /= scores.sum(axis=-1, keepdims=True)
             x = x + product(np.einsum("hts,shd->thd", scores, v).reshape(len(tokens), -1), f"out{layer}")
@@ -65,6 +67,11 @@ class TinyModel:
             x = x + product(gate / (1 + np.exp(-gate)) * up, f"down{layer}")
         logits: npt.NDArray[np.float64] = (_norm(x) * w["last"]) @ w["table"].T
         return logits
+
+    def _seen(self, layer: int, count: int) -> npt.NDArray[np.bool_]:
+        """Whether a token, by row, sees another one, by column."""
+        seen = np.tri(count, dtype=bool)
+        return seen & ~np.tri(count, k=-self.windows[layer], dtype=bool) if self.windows[layer] else seen
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """The prompt and `count` more tokens."""
@@ -126,7 +133,13 @@ class _Section:
         return np.frombuffer(b"".join(self._parts), dtype=np.uint8)
 
 
-def make_model(target: Target | None = None, limits: Limits = LIMITS, kv: DType = DType.F32) -> TinyModel:
+def make_model(
+    target: Target | None = None,
+    limits: Limits = LIMITS,
+    kv: DType = DType.F32,
+    windows: Sequence[int] = (0,) * LAYERS,
+    frees_windows: bool = True,
+) -> TinyModel:
     """Random weights. Without a target, kernels have names that nobody has, for ref must not care about them."""
     rng = np.random.default_rng(0)
     section = _Section()
@@ -153,16 +166,31 @@ def make_model(target: Target | None = None, limits: Limits = LIMITS, kv: DType 
         vocab_size=VOCAB,
         max_positions=POSITIONS,
         limits=limits,
-        kv=KvLayout(num_layers=LAYERS, kv_heads=KV_HEADS, head_dim=DIM, tokens_per_block=TOKENS_PER_BLOCK, dtype=kv),
+        caches=_caches(windows if frees_windows else (0,) * LAYERS, kv),
         buffers=buffers,
         weights=tuple(section.weights),
-        steps=tuple(_steps(target, kv)),
+        steps=tuple(_steps(target, kv, windows)),
         arena_bytes=arena,
         weight_bytes=section.size,
         logits="logits",
     )
     plan = plan if target is None else schedule(plan, target)
-    return TinyModel(plan=plan, weights=section.data(), logical=section.logical)
+    return TinyModel(plan=plan, weights=section.data(), logical=section.logical, windows=tuple(windows))
+
+
+def _caches(windows: Sequence[int], kv: DType) -> tuple[CacheGroup, ...]:
+    """Layers of the same window share a group."""
+    return tuple(
+        CacheGroup(
+            window=window,
+            layers=tuple(layer for layer in range(LAYERS) if windows[layer] == window),
+            kv_heads=KV_HEADS,
+            head_dim=DIM,
+            tokens_per_block=TOKENS_PER_BLOCK,
+            dtype=kv,
+        )
+        for window in dict.fromkeys(windows)
+    )
 
 
 def _buffers(limits: Limits) -> tuple[tuple[Buffer, ...], int]:
@@ -186,7 +214,7 @@ def _buffers(limits: Limits) -> tuple[tuple[Buffer, ...], int]:
     return tuple(buffers), offset
 
 
-def _steps(target: Target | None, kv: DType) -> list[Step]:
+def _steps(target: Target | None, kv: DType, windows: Sequence[int]) -> list[Step]:
     steps: list[Step] = []
     kernels = target.kernels() if target else ()
 
@@ -216,7 +244,7 @@ def _steps(target: Target | None, kv: DType) -> list[Step]:
         matmul("normed", f"qkv{layer}", "qkv", dtype=dtype)
         write: dict[str, Attr] = {"layer": layer, "interleaved": 0, "norm_eps": 0.0}
         add("rope_kv_write", ("qkv", "cos_sin", "", ""), ("q",), {**heads, **write}, kv.value)
-        attend: dict[str, Attr] = {"layer": layer, "scale": DIM**-0.5, "window": 0, "softcap": 0.0}
+        attend: dict[str, Attr] = {"layer": layer, "scale": DIM**-0.5, "window": windows[layer], "softcap": 0.0}
         add("paged_attention", ("q",), ("attended",), {**heads, **attend}, kv.value)
         matmul("attended", f"out{layer}", "x", dtype=dtype, residual="x")
         add("rms_norm", ("x", f"post{layer}", ""), ("normed", ""), {"eps": 1e-5})

@@ -14,6 +14,9 @@ void bind_paged_attention(const Binder& step, BoundStep& bound) {
   step.counts_tokens(y);
   step.apart(y, q, false);
   const int64_t window = step.attr_int("window", 0, kMaxCount);
+  const int64_t kept = step.cache(kv).window;
+  step.check(kept == 0 || (window > 0 && window <= kept),
+             "the window must be within that of the cache group, " + std::to_string(kept));
   bound.args = PagedAttentionArgs{.q = step.at(q),
                                   .y = step.at(y),
                                   .kv = kv,

@@ -84,7 +84,8 @@ class FloatAttention {
   void attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state);
 
  private:
-  // Where the groups of a tile lie; groups that nobody sees repeat another one's place.
+  // Where the groups of a tile lie. Groups that no row of the item sees repeat another one's place: their blocks may
+  // not be there any more, or not yet.
   struct Tile {
     int64_t begin, groups;
     T* keys[kGroups];
@@ -145,16 +146,11 @@ typename FloatAttention<S, T>::Tile FloatAttention<S, T>::locate(const Attention
   Tile tile;
   tile.begin = begin;
   tile.groups = begin + kTile <= end ? kGroups : (end - begin + kKvLanes - 1) / kKvLanes;
-  const int32_t* block = rows_.blocks(item.sequence) + begin / kv_.block_size;
-  int64_t slot = begin % kv_.block_size;
-  for (int64_t g = 0; g < kGroups; ++g, slot += kKvLanes) {
-    if (g >= tile.groups) {
-      tile.keys[g] = tile.keys[0];
-      tile.values[g] = tile.values[0];
-      tile.key_scales[g] = tile.key_scales[0];
-      tile.value_scales[g] = tile.value_scales[0];
-      continue;
-    }
+  const int64_t unseen = (rows_.hidden(item.sequence, item.begin) - begin) / kKvLanes, seen = unseen > 0 ? unseen : 0;
+  const int64_t token = begin + seen * kKvLanes;
+  const int32_t* block = rows_.blocks(item.sequence) + token / kv_.block_size;
+  int64_t slot = token % kv_.block_size;
+  for (int64_t g = seen; g < tile.groups; ++g, slot += kKvLanes) {
     if (slot == kv_.block_size) slot = 0, ++block;
     const int64_t place = *block * kv_.block_bytes;
     T* keys = reinterpret_cast<T*>(kv_.keys + place) + item.head * kv_head_size<T>(kv_.head_dim, kv_.block_size);
@@ -163,6 +159,13 @@ typename FloatAttention<S, T>::Tile FloatAttention<S, T>::locate(const Attention
     tile.values[g] = value_line(values, slot);
     tile.key_scales[g] = kv_scales(keys, kv_.head_dim, kv_.block_size) + slot;
     tile.value_scales[g] = kv_scales(values, kv_.padded_dim, kv_.block_size) + slot;
+  }
+  for (int64_t g = 0; g < kGroups; ++g) {
+    if (g >= seen && g < tile.groups) continue;
+    tile.keys[g] = tile.keys[seen];
+    tile.values[g] = tile.values[seen];
+    tile.key_scales[g] = tile.key_scales[seen];
+    tile.value_scales[g] = tile.value_scales[seen];
   }
   return tile;
 }

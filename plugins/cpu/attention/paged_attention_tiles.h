@@ -92,8 +92,9 @@ class TileAttention {
   struct Pair {
     int64_t first, rows, tiles;
   };
-  // A tile of tokens: where its groups lie, for tokens before `end` (later groups repeat another one's place), and the
-  // steps in which some row of a pair sees something; none from `end` on.
+  // A tile of tokens: where its groups lie, for tokens before `end`, and the steps in which some row of a pair sees
+  // something; none from `end` on. Groups from `end` on, and those that no row sees any more, repeat another one's
+  // place: their blocks may not be there.
   struct Groups {
     int64_t tile;
     Range used;
@@ -168,8 +169,10 @@ typename TileAttention<S, Tiles>::Groups TileAttention<S, Tiles>::locate(const A
   if (tile >= end) return groups;
   groups.used = {seen(pair.first, tile).begin / kStep,
                  (seen(pair.first + pair.rows - 1, tile).end + kStep - 1) / kStep};
+  const int64_t seen_from = seen_[pair.first].begin / kKvLanes * kKvLanes;
   for (int64_t g = 0; g < kGroups; ++g) {
-    const int64_t token = tile + g * kKvLanes < end ? tile + g * kKvLanes : tile, slot = token % kv_.block_size;
+    const int64_t token = std::max(tile + g * kKvLanes < end ? tile + g * kKvLanes : tile, seen_from);
+    const int64_t slot = token % kv_.block_size;
     const int64_t place = rows_.block(item.sequence, token) * kv_.block_bytes;
     const auto* keys = reinterpret_cast<const uint16_t*>(kv_.keys + place) + item.head * kv_.head_dim * kv_.block_size;
     const auto* values =

@@ -47,7 +47,7 @@ class Arguments {
     if constexpr (requires { args.kv.block_tables; }) {
       args.kv.tokens = batch.tokens;
       args.kv.sequences = batch.sequences;
-      args.kv.block_tables = batch.block_tables.data();
+      args.kv.block_tables = batch.block_tables.data() + args.kv.group * batch.sequences * batch.table_width;
       args.kv.table_width = batch.table_width;
     }
   }

@@ -20,8 +20,10 @@ int64_t blocks_for(int64_t tokens, int64_t block_size) { return (tokens + block_
 
 }  // namespace
 
-Batch::Batch(const LimitsSpec& limits, int64_t tokens_per_block, int64_t num_blocks)
-    : limits_(limits), block_size_(tokens_per_block), writer_(static_cast<size_t>(num_blocks), -1) {
+Batch::Batch(const LimitsSpec& limits, const std::vector<CacheSpec>& caches)
+    : limits_(limits), block_size_(caches[0].tokens_per_block) {
+  for (const CacheSpec& cache : caches)
+    groups_.push_back({cache.window, std::vector<int32_t>(static_cast<size_t>(cache.num_blocks), -1)});
   const auto max_tokens = static_cast<size_t>(limits.max_num_tokens);
   const auto max_sequences = static_cast<size_t>(limits.max_batch_size);
   ids.resize(max_tokens);
@@ -35,7 +37,7 @@ Batch::Batch(const LimitsSpec& limits, int64_t tokens_per_block, int64_t num_blo
 void Batch::assign(const BatchView& view) {
   check_sequences(view);
   check_tokens(view);
-  check_blocks(view);
+  for (size_t group = 0; group < groups_.size(); ++group) check_blocks(view, group);
   tokens = static_cast<int64_t>(view.ids.size());
   sequences = static_cast<int64_t>(view.past_lengths.size());
   rows = static_cast<int64_t>(view.logit_rows.size());
@@ -63,8 +65,9 @@ void Batch::check_sequences(const BatchView& view) const {
           "query_starts must have one entry per sequence and one more");
   require(view.query_starts.front() == 0 && view.query_starts.back() == total,
           "query_starts must begin at 0 and end at the number of tokens");
-  require(view.table_width >= 0 && static_cast<int64_t>(view.block_tables.size()) == count * view.table_width,
-          "block_tables must have one row per sequence");
+  require(view.table_width >= 0 &&
+              static_cast<int64_t>(view.block_tables.size()) == std::ssize(groups_) * count * view.table_width,
+          "block_tables must have one table per cache group, with one row per sequence");
   for (int64_t s = 0; s < count; ++s) {
     const int64_t new_tokens = int64_t{view.query_starts[s + 1]} - view.query_starts[s];
     require(new_tokens >= 1, "query_starts must ascend: sequence " + std::to_string(s) + " has no tokens");
@@ -93,10 +96,14 @@ void Batch::check_tokens(const BatchView& view) const {
   }
 }
 
-// A block that this step writes belongs to one sequence and appears once in its table.
-void Batch::check_blocks(const BatchView& view) {
-  std::ranges::fill(writer_, -1);
-  const auto num_blocks = static_cast<int64_t>(writer_.size());
+// A block that this step writes belongs to one sequence and appears once in its table. Those that no token of the step
+// sees any more are no longer the sequence's, whatever its table says.
+void Batch::check_blocks(const BatchView& view, size_t group) {
+  auto& [window, writer] = groups_[group];
+  std::ranges::fill(writer, -1);
+  const auto num_blocks = static_cast<int64_t>(writer.size());
+  const int32_t* const tables =
+      view.block_tables.data() + group * view.past_lengths.size() * static_cast<size_t>(view.table_width);
   const auto shared = [](int32_t block) {
     return "block " + std::to_string(block) + " is written in this step and must appear in one place of one table";
   };
@@ -104,11 +111,12 @@ void Batch::check_blocks(const BatchView& view) {
     for (size_t s = 0; s < view.past_lengths.size(); ++s) {
       const int64_t past = view.past_lengths[s], total = past + view.query_starts[s + 1] - view.query_starts[s];
       const int64_t first_written = past / block_size_, end = blocks_for(total, block_size_);
-      for (int64_t w = writing ? first_written : 0; w < (writing ? end : first_written); ++w) {
-        const int32_t block = view.block_tables[s * static_cast<size_t>(view.table_width) + static_cast<size_t>(w)];
+      const int64_t first_seen = window == 0 ? 0 : std::max<int64_t>(past + 1 - window, 0) / block_size_;
+      for (int64_t w = writing ? first_written : first_seen; w < (writing ? end : first_written); ++w) {
+        const int32_t block = tables[s * static_cast<size_t>(view.table_width) + static_cast<size_t>(w)];
         require(block >= 0 && block < num_blocks, in_range("block of entry", w, block, num_blocks));
-        require(writer_[static_cast<size_t>(block)] < 0, shared(block));
-        if (writing) writer_[static_cast<size_t>(block)] = static_cast<int32_t>(s);
+        require(writer[static_cast<size_t>(block)] < 0, shared(block));
+        if (writing) writer[static_cast<size_t>(block)] = static_cast<int32_t>(s);
       }
     }
   }

@@ -12,14 +12,14 @@ namespace ingot {
 // The arrays of src/ingot/step_io.py.
 struct BatchView {
   std::span<const int32_t> ids, query_starts, past_lengths, block_tables, logit_rows;
-  int64_t table_width = 0;
+  int64_t table_width = 0;  // block_tables: [cache groups, sequences, table_width]
 };
 
 // Owns the copy that kernels read, so that nobody can change a checked batch. The addresses of ids, positions,
 // sequence_of, query_starts, past_lengths and logit_rows never change.
 class Batch {
  public:
-  Batch(const LimitsSpec& limits, int64_t tokens_per_block, int64_t num_blocks);
+  Batch(const LimitsSpec& limits, const std::vector<CacheSpec>& caches);
 
   // Throws std::invalid_argument in words and leaves nothing that a kernel would read beyond its memory.
   void assign(const BatchView& view);
@@ -31,11 +31,16 @@ class Batch {
  private:
   void check_tokens(const BatchView& view) const;
   void check_sequences(const BatchView& view) const;
-  void check_blocks(const BatchView& view);
+  void check_blocks(const BatchView& view, size_t group);
 
   LimitsSpec limits_;
   int64_t block_size_;
-  std::vector<int32_t> writer_;  // per block: the sequence that writes it in this step, or -1
+  // Of a cache group. writer: per block, the sequence that writes it in this step, or -1.
+  struct Group {
+    int64_t window;
+    std::vector<int32_t> writer;
+  };
+  std::vector<Group> groups_;
 };
 
 }  // namespace ingot

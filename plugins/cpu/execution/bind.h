@@ -31,8 +31,8 @@ struct PlanMemory {
   const std::byte* weights;
   int64_t weight_bytes;
   std::byte* arena;
-  std::byte* kv;
-  std::string isa;  // kernels of higher levels are refused
+  std::vector<std::byte*> kv;  // of each cache group
+  std::string isa;             // kernels of higher levels are refused
 };
 
 // Throws std::invalid_argument that names the step or buffer and what is wrong.

@@ -91,19 +91,24 @@ void Binder::bind_form(BoundStep& bound, size_t inputs, size_t attrs) const {
 }
 
 PagedKv Binder::layer_kv() const {
-  const KvSpec& kv = plan_.kv;
+  const int64_t layer = attr_int("layer", 0, 65534);
+  check(layer < plan_.num_layers(), "no cache group has layer " + std::to_string(layer));
+  const LayerPlace at = find_layer(plan_.caches, layer);
+  const auto group = static_cast<size_t>(at.group);
+  const CacheSpec& kv = plan_.caches[group];
+  const CacheSizes& sizes = caches_[group];
   check(kernel_->dtype() == kv.dtype,
         "the KV cache is " + kv.dtype + ", kernel " + kernel_->name + " takes " + std::string(kernel_->dtype()));
-  const int64_t layer = attr_int("layer", 0, kv.num_layers - 1);
   attr_int("kv_heads", kv.kv_heads, kv.kv_heads);
   attr_int("head_dim", kv.head_dim, kv.head_dim);
-  return PagedKv{.keys = memory_.kv + kv_.offset(layer, false),
-                 .values = memory_.kv + kv_.offset(layer, true),
-                 .block_bytes = kv_.block,
+  return PagedKv{.keys = memory_.kv[group] + sizes.offset(at.place, false),
+                 .values = memory_.kv[group] + sizes.offset(at.place, true),
+                 .block_bytes = sizes.block,
                  .kv_heads = kv.kv_heads,
                  .head_dim = kv.head_dim,
-                 .padded_dim = kv_.padded_dim,
+                 .padded_dim = sizes.padded_dim,
                  .block_size = kv.tokens_per_block,
+                 .group = at.group,
                  .block_tables = nullptr,
                  .table_width = 0,
                  .query_starts = batch_.query_starts.data(),

@@ -51,7 +51,8 @@ struct OpEntry {
 class Binder {
  public:
   Binder(const PlanSpec& plan, const PlanMemory& memory, const Batch& batch)
-      : plan_(plan), memory_(memory), batch_(batch), kv_(plan.kv) {
+      : plan_(plan), memory_(memory), batch_(batch) {
+    for (const CacheSpec& cache : plan.caches) caches_.emplace_back(cache);
     for (const BufferSpec& buffer : plan.buffers) buffers_[buffer.name] = &buffer;
     for (const WeightSpec& weight : plan.weights) weights_[weight.name] = &weight;
   }
@@ -211,14 +212,15 @@ class Binder {
   int64_t attr_group(const std::string& dtype) const;
   // Of a product, which has one more attribute where a build has timed its ways: a digit for each class of rows.
   void bind_form(BoundStep& bound, size_t inputs, size_t attrs) const;
-  // The step's layer of the KV cache; attributes must agree with the plan's KV layout.
+  // The step's layer of the KV cache; attributes must agree with the layer's cache group.
   PagedKv layer_kv() const;
+  const CacheSpec& cache(const PagedKv& kv) const { return plan_.caches[static_cast<size_t>(kv.group)]; }
 
  private:
   const PlanSpec& plan_;
   const PlanMemory& memory_;
   const Batch& batch_;
-  KvSizes kv_;
+  std::vector<CacheSizes> caches_;
   std::unordered_map<std::string, const BufferSpec*> buffers_;
   std::unordered_map<std::string, const WeightSpec*> weights_;
   const StepSpec* step_ = nullptr;

@@ -1,5 +1,7 @@
 #include "execution/plan_check.h"
 
+#include <algorithm>
+#include <iterator>
 #include <set>
 #include <stdexcept>
 
@@ -28,6 +30,20 @@ void check_names(const PlanSpec& plan) {
   for (const StepSpec& step : plan.steps) add(steps, step.name);
   for (const StepSpec& step : plan.screen) add(steps, step.name);
   for (const VariantSpec& variant : plan.variants) add(variants, variant.name);
+}
+
+// Layers are numbered from 0, and each is in one group. A request has as many blocks in each group.
+void check_caches(const std::vector<CacheSpec>& caches) {
+  require(!caches.empty(), "the plan has no cache groups");
+  std::set<int64_t> layers;
+  size_t count = 0;
+  for (const CacheSpec& cache : caches) {
+    require(cache.tokens_per_block == caches[0].tokens_per_block, "cache groups have blocks of different lengths");
+    layers.insert(cache.layers.begin(), cache.layers.end());
+    count += cache.layers.size();
+  }
+  require(count > 0 && layers.size() == count && *layers.begin() == 0 && *layers.rbegin() + 1 == std::ssize(layers),
+          "each layer from 0 on must be in one cache group");
 }
 
 }  // namespace
@@ -70,11 +86,12 @@ void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
           where + "lies outside the weights section");
 }
 
-KvSizes::KvSizes(const KvSpec& kv) {
+CacheSizes::CacheSizes(const CacheSpec& kv) {
   itemsize = itemsize_of(kv.dtype);
   require(kv.dtype == "f32" || kv.dtype == "bf16" || kv.dtype == "int8",
           "KV caches are f32, bf16 or int8, got " + kv.dtype);
-  require(kv.num_layers >= 1 && kv.num_layers < 65536, "the number of KV layers is out of range");
+  require(kv.window >= 0 && kv.window < kMaxCount, "the window of a cache group is out of range");
+  require(!kv.layers.empty() && kv.layers.size() < 65536, "the number of KV layers is out of range");
   require(kv.kv_heads >= 1 && kv.kv_heads <= 4096, "kv_heads is out of range");
   require(kv.head_dim >= 4 && kv.head_dim <= 256 && kv.head_dim % 4 == 0,
           "head_dim must be a multiple of 4 from 4 to 256, got " + std::to_string(kv.head_dim));
@@ -85,8 +102,17 @@ KvSizes::KvSizes(const KvSpec& kv) {
   const int64_t scale = kv.dtype == "int8" ? 4 : 0;  // bytes behind the numbers of a token and head
   k_block = kv.kv_heads * kv.tokens_per_block * (kv.head_dim * itemsize + scale);
   v_block = kv.kv_heads * kv.tokens_per_block * (padded_dim * itemsize + scale);
-  block = product(kv.num_layers, k_block + v_block);
+  block = product(static_cast<int64_t>(kv.layers.size()), k_block + v_block);
   total = product(kv.num_blocks, block);
+}
+
+LayerPlace find_layer(const std::vector<CacheSpec>& caches, int64_t layer) {
+  for (size_t group = 0; group < caches.size(); ++group) {
+    const std::vector<int64_t>& layers = caches[group].layers;
+    if (const auto found = std::ranges::find(layers, layer); found != layers.end())
+      return {static_cast<int64_t>(group), found - layers.begin()};
+  }
+  throw std::invalid_argument("no cache group has layer " + std::to_string(layer));
 }
 
 int64_t buffer_rows(const PlanSpec& plan, const BufferSpec& buffer) {
@@ -102,6 +128,7 @@ void check_plan(const PlanSpec& plan) {
   require(plan.arena_bytes >= 0, "arena_bytes is negative");
   require(!plan.steps.empty(), "the plan has no steps");
   check_names(plan);
+  check_caches(plan.caches);
   const BufferSpec* logits = nullptr;
   for (const BufferSpec& buffer : plan.buffers) {
     const std::string where = "buffer " + buffer.name + ": ";

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "execution/plan_spec.h"
 
@@ -12,12 +13,20 @@ namespace ingot {
 constexpr int64_t kMaxCount = 1LL << 31;  // of rows, columns, positions: products of two fit int64
 constexpr int64_t kAlignment = 64;        // of buffers and pieces
 
-// Bytes of a layer's keys and values in a block, of a block, and of all; see KvLayout in src/ingot/plan.py.
-struct KvSizes {
-  explicit KvSizes(const KvSpec& kv);  // throws std::invalid_argument
+// Bytes of a layer's keys and values in a block, of a block, and of all; see CacheGroup in src/ingot/plan.py.
+struct CacheSizes {
+  explicit CacheSizes(const CacheSpec& cache);  // throws std::invalid_argument
   int64_t itemsize, padded_dim, k_block, v_block, block, total;
-  int64_t offset(int64_t layer, bool values) const { return layer * (k_block + v_block) + (values ? k_block : 0); }
+  // place: of a layer among those of its group
+  int64_t offset(int64_t place, bool values) const { return place * (k_block + v_block) + (values ? k_block : 0); }
 };
+
+// Where a layer's keys and values are: its group, and its place among the layers of that group.
+struct LayerPlace {
+  int64_t group, place;
+};
+// Throws std::invalid_argument where no group has the layer.
+LayerPlace find_layer(const std::vector<CacheSpec>& caches, int64_t layer);
 
 // Throws std::invalid_argument that names the buffer and what is wrong.
 void check_plan(const PlanSpec& plan);

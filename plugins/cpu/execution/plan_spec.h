@@ -44,8 +44,10 @@ struct StepSpec {
   std::map<std::string, AttrSpec> attrs;
 };
 
-struct KvSpec {
-  int64_t num_layers, kv_heads, head_dim, tokens_per_block;
+struct CacheSpec {
+  int64_t window;
+  std::vector<int64_t> layers;
+  int64_t kv_heads, head_dim, tokens_per_block;
   std::string dtype;
   int64_t num_blocks;
 };
@@ -70,7 +72,7 @@ struct VariantSpec {
 
 struct PlanSpec {
   LimitsSpec limits;
-  KvSpec kv;
+  std::vector<CacheSpec> caches;
   std::vector<BufferSpec> buffers;
   std::vector<WeightSpec> weights;
   std::vector<StepSpec> steps;
@@ -78,6 +80,12 @@ struct PlanSpec {
   std::vector<VariantSpec> variants;
   int64_t arena_bytes;
   std::string logits;
+
+  int64_t num_layers() const {  // with keys and values
+    int64_t count = 0;
+    for (const CacheSpec& cache : caches) count += static_cast<int64_t>(cache.layers.size());
+    return count;
+  }
 };
 
 }  // namespace ingot

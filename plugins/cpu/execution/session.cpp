@@ -27,12 +27,12 @@ PlanSpec checked(PlanSpec plan) {
   return plan;
 }
 
-size_t shared_bytes(std::vector<BoundStep>& steps, const LimitsSpec& limits, int64_t block_size) {
-  Batch largest(limits, block_size, 0);
+size_t shared_bytes(std::vector<BoundStep>& steps, const LimitsSpec& limits, const std::vector<CacheSpec>& caches) {
+  Batch largest(limits, caches);
   largest.tokens = limits.max_num_tokens;
   largest.sequences = limits.max_batch_size;
   largest.rows = limits.max_logit_rows;
-  largest.table_width = (limits.max_positions + block_size - 1) / block_size;
+  largest.table_width = (limits.max_positions + caches[0].tokens_per_block - 1) / caches[0].tokens_per_block;
   size_t bytes = 64;
   for (BoundStep& step : steps) {
     step.set_counts(largest);
@@ -56,23 +56,25 @@ void check_ahead(const BatchView& batch, const DrawsView& draws, const AheadView
 
 Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa)
     : plan_(checked(std::move(plan))),
-      kv_sizes_(plan_.kv),
+      kv_sizes_(plan_.caches.begin(), plan_.caches.end()),
       threads_(threads),
       arena_(static_cast<size_t>(plan_.arena_bytes), static_cast<size_t>(plan_.arena_bytes) >= kHugePage),
-      kv_(static_cast<size_t>(kv_sizes_.total), static_cast<size_t>(kv_sizes_.total) >= kHugeKv),
-      batch_(plan_.limits, plan_.kv.tokens_per_block, plan_.kv.num_blocks),
+      batch_(plan_.limits, plan_.caches),
       draws_(plan_.limits.max_batch_size, find_buffer(plan_.logits, 0).cols) {
   if (threads < 1 || threads > ThreadPool::kMaxThreads)
     throw std::invalid_argument("threads must be 1 to " + std::to_string(ThreadPool::kMaxThreads));
   if (!isa_includes(detect_isa(), isa)) throw std::invalid_argument("this machine does not offer " + isa);
-  const PlanMemory memory{weights, weight_bytes, arena_.data(), kv_.data(), isa};
+  PlanMemory memory{weights, weight_bytes, arena_.data(), {}, isa};
+  for (const CacheSizes& sizes : kv_sizes_) {
+    kv_.emplace_back(static_cast<size_t>(sizes.total), static_cast<size_t>(sizes.total) >= kHugeKv);
+    memory.kv.push_back(kv_.back().data());
+  }
   steps_ = bind_steps(plan_, plan_.steps, memory, batch_);
   screen_ = Screen(plan_, memory, batch_);
   variants_ = bind_variants(plan_, steps_);
   one_by_one_ = one_by_one(plan_, steps_.size());
   taken_.resize(steps_.size());
-  shared_ =
-      Region(std::max(shared_bytes(steps_, plan_.limits, plan_.kv.tokens_per_block), screen_.scratch_bytes()), false);
+  shared_ = Region(std::max(shared_bytes(steps_, plan_.limits, plan_.caches), screen_.scratch_bytes()), false);
   own_ = Region(static_cast<size_t>(threads) * kOwnElements * sizeof(float), false);
   sample_ = find_kernel("sample.f32." + std::string(isa == "amx" || isa == "avx512bf16" ? "avx512" : isa));
   if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
@@ -329,7 +331,8 @@ void Session::close() {
   const auto held = lock();
   closed_ = true;
   steps_.clear();
-  for (Region* region : {&arena_, &kv_, &shared_, &own_}) *region = Region();
+  kv_.clear();
+  for (Region* region : {&arena_, &shared_, &own_}) *region = Region();
 }
 
 void Session::set_step_delay(double seconds) {
@@ -383,12 +386,15 @@ void Session::write_buffer(const std::string& name, const float* values, int64_t
 void Session::fill_kv(float value) {
   const auto held = lock();
   require_open();
-  if (kv_sizes_.itemsize == 2) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    std::fill_n(reinterpret_cast<uint16_t*>(kv_.data()), kv_.bytes() / 2, static_cast<uint16_t>(bits >> 16));
-  } else {  // the scales of an int8 cache lie on multiples of 4; its codes hold the number's bytes
-    std::fill_n(reinterpret_cast<float*>(kv_.data()), kv_.bytes() / 4, value);
+  for (size_t group = 0; group < kv_.size(); ++group) {
+    if (kv_sizes_[group].itemsize == 2) {
+      uint32_t bits;
+      std::memcpy(&bits, &value, sizeof(bits));
+      std::fill_n(reinterpret_cast<uint16_t*>(kv_[group].data()), kv_[group].bytes() / 2,
+                  static_cast<uint16_t>(bits >> 16));
+    } else {  // the scales of an int8 cache lie on multiples of 4; its codes hold the number's bytes
+      std::fill_n(reinterpret_cast<float*>(kv_[group].data()), kv_[group].bytes() / 4, value);
+    }
   }
 }
 
@@ -404,10 +410,22 @@ void Session::write_kv(int64_t layer, int64_t block, bool values, std::span<cons
 
 std::byte* Session::kv_block(int64_t layer, int64_t block, bool values, size_t bytes) const {
   require_open();
-  if (layer < 0 || layer >= plan_.kv.num_layers || block < 0 || block >= plan_.kv.num_blocks)
-    throw std::invalid_argument("there is no such KV block");
-  if (bytes != kv_block_bytes(values)) throw std::invalid_argument("a KV block has another size");
-  return kv_.data() + block * kv_sizes_.block + kv_sizes_.offset(layer, values);
+  const auto [number, place] = find_layer(plan_.caches, layer);
+  const auto group = static_cast<size_t>(number);
+  if (block < 0 || block >= plan_.caches[group].num_blocks) throw std::invalid_argument("there is no such KV block");
+  if (bytes != kv_block_bytes(layer, values)) throw std::invalid_argument("a KV block has another size");
+  return kv_[group].data() + block * kv_sizes_[group].block + kv_sizes_[group].offset(place, values);
+}
+
+size_t Session::kv_block_bytes(int64_t layer, bool values) const {
+  const CacheSizes& sizes = kv_sizes_[static_cast<size_t>(find_layer(plan_.caches, layer).group)];
+  return static_cast<size_t>(values ? sizes.v_block : sizes.k_block);
+}
+
+int64_t Session::kv_bytes() const {
+  int64_t bytes = 0;
+  for (const CacheSizes& sizes : kv_sizes_) bytes += sizes.total;
+  return bytes;
 }
 
 }  // namespace ingot

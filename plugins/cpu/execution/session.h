@@ -76,15 +76,13 @@ class Session {
   std::vector<float> read_buffer(const std::string& name, int64_t rows, int64_t& cols);
   void write_buffer(const std::string& name, const float* values, int64_t rows, int64_t cols);
   void fill_kv(float value);
-  // Stored bytes of a block's keys or values in a layer. Both throw std::invalid_argument for another size.
-  size_t kv_block_bytes(bool values) const {
-    return static_cast<size_t>(values ? kv_sizes_.v_block : kv_sizes_.k_block);
-  }
+  // Stored bytes of a block's keys or values in a layer. All throw std::invalid_argument for a layer that is not there,
+  // read_kv and write_kv also for another size.
+  size_t kv_block_bytes(int64_t layer, bool values) const;
   void read_kv(int64_t layer, int64_t block, bool values, std::span<std::byte> to);
   void write_kv(int64_t layer, int64_t block, bool values, std::span<const std::byte> from);
 
-  const KvSpec& kv() const { return plan_.kv; }
-  int64_t kv_bytes() const { return kv_sizes_.total; }
+  int64_t kv_bytes() const;
   int threads() const { return threads_; }
 
  private:
@@ -107,9 +105,10 @@ class Session {
   std::byte* kv_block(int64_t layer, int64_t block, bool values, size_t bytes) const;
 
   PlanSpec plan_;
-  KvSizes kv_sizes_;
+  std::vector<CacheSizes> kv_sizes_;  // of each cache group
   int threads_;
-  Region arena_, kv_, shared_;
+  Region arena_, shared_;
+  std::vector<Region> kv_;  // of each cache group
   Region own_;  // [threads][kOwnElements] floats: what a norm that each thread computes for itself leaves to products
   Batch batch_;
   std::vector<int32_t> ids_, draw_slots_;  // of the step: its tokens; where the sequences are that draw

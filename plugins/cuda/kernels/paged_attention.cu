@@ -26,15 +26,16 @@ struct TileShape {
   static constexpr int kWarpTokens = kTile / kColWarps;
 };
 
-// Copies tile `tile` of K or V; rows past `end` become zeros. width: dims of a row of the pool.
+// Copies tile `tile` of K or V; rows outside begin .. end - 1 become zeros: their blocks may not be there any more, or
+// not yet. width: dims of a row of the pool.
 template <int kTile>
-INGOT_DEVICE void load_tile(Kv* to, const Kv* pool, int width, const Attention& at, const Item& item, int tile, int end,
-                            int kv_head) {
+INGOT_DEVICE void load_tile(Kv* to, const Kv* pool, int width, const Attention& at, const Item& item, int tile,
+                            int begin, int end, int kv_head) {
   if constexpr (kHeadDim % 8 == 0) {
     constexpr int kChunks = kHeadDim / 8;  // of 16 bytes
     for (int i = threadIdx.x; i < kTile * kChunks; i += kAttentionThreads) {
       const int row = i / kChunks, chunk = i % kChunks, position = tile * kTile + row;
-      const bool valid = position < end;
+      const bool valid = position >= begin && position < end;
       const int64_t slot = valid ? at.slot(item, position, kv_head) : 0;
       copy_async(to + row * kStride + chunk * 8, pool + slot * width + chunk * 8, valid);
     }
@@ -42,7 +43,7 @@ INGOT_DEVICE void load_tile(Kv* to, const Kv* pool, int width, const Attention& 
     for (int i = threadIdx.x; i < kTile * kHeadDim; i += kAttentionThreads) {
       const int row = i / kHeadDim, dim = i % kHeadDim, position = tile * kTile + row;
       Kv value{0};
-      if (position < end) value = pool[at.slot(item, position, kv_head) * width + dim];
+      if (position >= begin && position < end) value = pool[at.slot(item, position, kv_head) * width + dim];
       to[row * kStride + dim] = value;
     }
   }
@@ -220,8 +221,8 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
   Kv* keys = queries + Shape::kRows * kStride;
   Kv* values = keys + Shape::kStages * Shape::kTile * kStride;
 
-  const int end = item.position + item.count;
-  const int first_tile = at.first_visible(item.position) / Shape::kTile;
+  const int begin = at.first_visible(item.position), end = item.position + item.count;
+  const int first_tile = begin / Shape::kTile;
   const int tiles = (end + Shape::kTile - 1) / Shape::kTile - first_tile;
   const int share = (tiles + gridDim.z - 1) / gridDim.z;
   const int begin_tile = first_tile + blockIdx.z * share;
@@ -251,8 +252,8 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
   const auto load = [&](int index) {
     const int stage = (index - begin_tile) % Shape::kStages * Shape::kTile * kStride;
     if (index < end_tile) {
-      load_tile<Shape::kTile>(keys + stage, at.keys, kHeadDim, at, item, index, end, kv_head);
-      load_tile<Shape::kTile>(values + stage, at.values, kPaddedDim, at, item, index, end, kv_head);
+      load_tile<Shape::kTile>(keys + stage, at.keys, kHeadDim, at, item, index, begin, end, kv_head);
+      load_tile<Shape::kTile>(values + stage, at.values, kPaddedDim, at, item, index, begin, end, kv_head);
     }
     copy_commit();
   };

@@ -134,7 +134,7 @@ def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
                 got=loaded.engine.manifest.target,
                 hint="build for --target cpu, or take `ingot bench latency`",
             )
-        sizes, notes = _fitting(options.batch_sizes, plan, session.num_blocks, shape.length)
+        sizes, notes = _fitting(options.batch_sizes, plan, min(session.num_blocks), shape.length)
         run = TimedRun(session, plan, sequences=max(sizes, default=1), length=shape.length)
         measure = _Measure(plan, options, progress)
         draw = np.random.default_rng(options.seed)
@@ -162,7 +162,7 @@ def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
         engine=str(options.engine_dir),
         target=manifest.target,
         precision=manifest.precision,
-        kv_dtype=plan.kv.dtype.value,
+        kv_dtype=plan.caches[0].dtype.value,
         threads=measure.threads,
         buffer_bytes=measure.buffer_bytes,
         notes=notes,

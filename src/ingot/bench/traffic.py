@@ -33,7 +33,7 @@ def weight_bytes_per_step(plan: Plan, rows: float = 1, *, screened: bool = False
 
 def kv_bytes_per_token(plan: Plan) -> float:
     """Bytes of keys and values that one token of context holds, over all layers."""
-    return plan.kv.block_bytes / plan.kv.tokens_per_block
+    return plan.block_bytes / plan.tokens_per_block
 
 
 def decode_bytes(plan: Plan, *, batch_size: int, context: float, screened: bool = False) -> float:

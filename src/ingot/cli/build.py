@@ -244,7 +244,8 @@ def _result(report: BuildReport) -> list[str]:
     verb = "would write" if report.dry_run else "wrote"
     size = f"{format_bytes(report.engine_bytes)}, {report.seconds:.1f} s"
     targets = [
-        f"{each.target}, weights in {each.precision}, KV cache in {each.plan.kv.dtype.value}" for each in report.targets
+        f"{each.target}, weights in {each.precision}, KV cache in {each.plan.caches[0].dtype.value}"
+        for each in report.targets
     ]
     lines = [f"{verb} {report.output_dir}: an engine for {len(targets)} targets, {size}"]
     if len(targets) == 1:

@@ -68,7 +68,7 @@ def compare(
         _checkpoint_of(against, progress) as checkpoint,
     ):
         plan = engine.plan
-        with open_source(checkpoint, plan.limits, plan.kv.tokens_per_block, target) as source:
+        with open_source(checkpoint, plan.limits, plan.tokens_per_block, target) as source:
             require_same_structure(plan, source.plan, source.same, str(directory), str(against))
             group = max(2, min(512, GROUP_BYTES // (8 * plan.vocab_size)))
             longest = min(longest_sequence(plan), group)
@@ -110,7 +110,7 @@ def _checkpoint_of(against: Path, progress: Progress) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _session(engine: Engine, target: Target, sequences: Int32, options: CompareOptions) -> Iterator[Session]:
-    num_blocks = blocks_needed(engine.plan, sequences)
+    num_blocks = engine.plan.in_each(blocks_needed(engine.plan, sequences))
     wanted = SessionOptions(num_blocks=num_blocks, threads=options.threads, directory=engine.directory)
     with contextlib.closing(target.open_session(engine.plan, engine.weights, wanted)) as session:
         yield session

@@ -64,8 +64,8 @@ class StepChecker:
 
     def __init__(self, packed: PackedWeights, plan: Plan, batch: StepBatch, threads: int) -> None:
         self._packed, self._batch, self._threads = packed, batch, threads
-        self._kv = dataclasses.replace(plan.kv, num_layers=1, dtype=DType.F32)
-        self._kv_dtype, self._noise = plan.kv.dtype, np.random.default_rng(0)
+        self._caches, self._kv_dtype = plan.caches, plan.caches[0].dtype
+        self._noise = np.random.default_rng(0)
         self._stored = {buffer.name: buffer.dtype for buffer in plan.buffers}
 
     def check(
@@ -108,7 +108,7 @@ class StepChecker:
         """(what, the engine's, the reference's, the reference's of the moved inputs), each [rows, cols]."""
         if find_op(step.op).packed is not None:  # reading a weight costs more than a few rows
             both = {name: np.concatenate([values, moved[name]]) for name, values in inputs.items()}
-            (result,) = self._reference(step, both, KvCache(self._kv, 0)).values()
+            (result,) = self._reference(step, both, self._cache(step, 0)).values()
             expected, other = np.split(result, 2)
             yield "output", outputs[step.outputs[0]], expected, other
             return
@@ -127,7 +127,7 @@ class StepChecker:
         self, step: Step, inputs: Mapping[str, Array], outputs: Mapping[str, Array], pools: KvPools | None
     ) -> Iterator[tuple[str, Array, Array]]:
         """(what, the engine's, the reference's), each [rows, cols]."""
-        cache = KvCache(self._kv, len(pools.keys) if pools is not None else 0)
+        cache = self._cache(step, len(pools.keys) if pools is not None else 0)
         if step.op == "paged_attention" and pools is not None:
             cache.keys[0], cache.values[0] = pools.keys, pools.values
         for name, result in self._reference(step, inputs, cache).items():
@@ -142,10 +142,19 @@ class StepChecker:
                 yield what, _rows_of(np.where(written, got, 0)), _rows_of(np.where(written, wanted, 0))
 
     def _reference(self, step: Step, inputs: Mapping[str, Array], cache: KvCache) -> dict[str, Array]:
-        """What the op's reference writes, by buffer. The cache has one layer, whichever the step is of."""
-        if "layer" in step.attrs:
-            step = dataclasses.replace(step, attrs={**step.attrs, "layer": 0})
-        return Interpreter(weights=self._weight, batch=self._batch, kv=cache).compute(step, inputs)
+        """What the op's reference writes, by buffer. cache: of the step's layer."""
+        number = self._group(step)
+        batch = dataclasses.replace(self._batch, block_tables=self._batch.block_tables[number : number + 1])
+        return Interpreter(weights=self._weight, batch=batch, kv=[cache]).compute(step, inputs)
+
+    def _group(self, step: Step) -> int:
+        """The number of the step's cache group; any where it has no layer."""
+        return next((i for i, group in enumerate(self._caches) if step.attrs.get("layer") in group.layers), 0)
+
+    def _cache(self, step: Step, num_blocks: int) -> KvCache:
+        """A float32 pool for the step's layer alone."""
+        layers = (int(step.attrs.get("layer", 0)),)
+        return KvCache(dataclasses.replace(self._caches[self._group(step)], layers=layers, dtype=DType.F32), num_blocks)
 
     def _weight(self, step: Step, name: str) -> PackedWeight:
         return PackedWeight(packed=self._packed, name=name, threads=self._threads)
@@ -174,7 +183,7 @@ def _rows_of(pool: Array) -> Array:
 def _written(batch: StepBatch, pool: Array) -> npt.NDArray[np.bool_]:
     """Which slots of a pool the step has written, [blocks, 1, tokens_per_block, 1]."""
     found = np.zeros((len(pool), pool.shape[2]), np.bool_)
-    for table, past, count in zip(batch.block_tables, batch.past_lengths, np.diff(batch.query_starts), strict=True):
+    for table, past, count in zip(batch.block_tables[0], batch.past_lengths, np.diff(batch.query_starts), strict=True):
         places = np.arange(past, past + count)
         found[table[places // pool.shape[2]], places % pool.shape[2]] = True
     return found[:, None, :, None]

@@ -223,7 +223,7 @@ class Run:
         """Relative error that the precision of this step brings: of its weights, inputs and keys and values."""
         errors = [UNSEEN, self._worst[step.name].weight]
         if step.op == "rope_kv_write":
-            errors.append(KV_ROUNDING[self._plan.kv.dtype])
+            errors.append(KV_ROUNDING[self._plan.caches[0].dtype])
         activations = step.attrs.get("activations")
         if activations in ("bf16", "f16"):
             x = inputs[step.inputs[0]]

@@ -40,13 +40,7 @@ def require_same_structure(
 
 
 def _sizes(plan: Plan) -> dict[str, int]:
-    return {
-        "vocab_size": plan.vocab_size,
-        "max_positions": plan.max_positions,
-        "num_layers": plan.kv.num_layers,
-        "kv_heads": plan.kv.kv_heads,
-        "head_dim": plan.kv.head_dim,
-    }
+    return {"vocab_size": plan.vocab_size, "max_positions": plan.max_positions, "num_layers": plan.num_layers}
 
 
 def _outlines(plan: Plan, same: Mapping[str, str]) -> Iterator[_Outline]:

@@ -26,9 +26,9 @@ class PlainRun:
     def __init__(self, session: Session, plan: Plan, sequences: Int32) -> None:
         self._session, self._plan, self._sequences = session, plan, sequences
         count, length = sequences.shape
-        width = -(-length // plan.kv.tokens_per_block)
+        width = -(-length // plan.tokens_per_block)
         order = np.random.default_rng(0).permutation(count * width).astype(np.int32)  # in no order, as in service
-        self._tables = order.reshape(count, width)
+        self._tables = np.tile(order.reshape(count, width), (len(plan.caches), 1, 1))
 
     def logits(self) -> Float32:
         """Of every token, [count * length, vocab]."""
@@ -50,7 +50,7 @@ class PlainRun:
                 ids=chunk,
                 query_starts=np.array([0, len(chunk)], np.int32),
                 past_lengths=np.array([begin], np.int32),
-                block_tables=self._tables[number : number + 1],
+                block_tables=np.ascontiguousarray(self._tables[:, number : number + 1]),
                 logit_rows=np.arange(len(chunk), dtype=np.int32),
                 slots=np.full(1, -1, np.int32),
                 draws=np.empty(0, np.int32),
@@ -99,7 +99,7 @@ class TappedRun(PlainRun):
 
     def kv(self, layer: int) -> tuple[Float32, Float32]:
         """Keys and values in the cache, each [blocks, kv_heads, tokens_per_block, head_dim]; after the first step."""
-        blocks = [self._taps.read_kv(layer, block) for block in range(self._tables.size)]
+        blocks = [self._taps.read_kv(layer, block) for block in range(self._tables[0].size)]
         return np.stack([keys for keys, _ in blocks]), np.stack([values for _, values in blocks])
 
     def _run(self, names: Sequence[str]) -> Iterator[tuple[str, Outputs]]:
@@ -114,9 +114,9 @@ class TappedRun(PlainRun):
 
 
 def blocks_needed(plan: Plan, sequences: npt.NDArray[np.generic]) -> int:
-    """KV blocks of a TappedRun."""
+    """KV blocks of a TappedRun, in each cache group."""
     count, length = sequences.shape
-    return int(count * -(-length // plan.kv.tokens_per_block))
+    return int(count * -(-length // plan.tokens_per_block))
 
 
 def longest_sequence(plan: Plan) -> int:

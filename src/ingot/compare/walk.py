@@ -146,8 +146,10 @@ class StepWalk(_Walk):
 
     def _together(self, step: Step) -> int:
         """How many columns are made of values with one scale: those of a head in an int8 cache."""
-        quantised = step.op == "paged_attention" and self._plan.kv.dtype is DType.I8
-        return self._plan.kv.head_dim if quantised else 1
+        if step.op != "paged_attention":
+            return 1
+        group = self._plan.caches[self._plan.group_of(int(step.attrs["layer"]))]
+        return group.head_dim if group.dtype is DType.I8 else 1
 
     def _go_on(self, tensor: str, squared: float) -> None:
         """With the engine's value, and with noise on it."""

@@ -20,7 +20,7 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.errors import CapacityError, IngotError, RequestError
-from ingot.plan import KvLayout
+from ingot.plan import CacheGroup
 from ingot.plugins.cpu.native import barrier_seconds
 from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.target import SessionOptions
@@ -158,10 +158,10 @@ def hooks_beside_a_step() -> None:
 def hooks_beside_close() -> None:
     """Whatever reads or writes the memory of a session is done with it, or refused, when it goes."""
     x = np.ones((16, 5), np.float32)
-    kv = KvLayout(num_layers=8, kv_heads=8, head_dim=128, tokens_per_block=16, dtype=DType.F32)
+    kv = CacheGroup(layers=tuple(range(8)), kv_heads=8, head_dim=128, tokens_per_block=16, dtype=DType.F32)
     plan, section = one_step_plan("gather_rows.f32.avx2", [x], {}, BATCH, kv)
     for round in range(10):
-        session = open_native(plan, section, SessionOptions(num_blocks=16, threads=1 + round % 2), "avx2")
+        session = open_native(plan, section, SessionOptions(num_blocks=(16,), threads=1 + round % 2), "avx2")
         hold(session, 2)
         hooks = {name: hook for name, hook in _hooks(session).items() if name != "slow_down"}
         refused: list[str] = []

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.plan import Attr, Buffer, KvLayout, Limits, Piece, Plan, Rows, Step, Weight
+from ingot.plan import Attr, Buffer, CacheGroup, Limits, Piece, Plan, Rows, Step, Weight
 from ingot.plugins.cpu.kv_layout import pack_keys, pack_values, unpack_keys, unpack_values
 from ingot.plugins.cpu.native import detect_isa, kernel_table
 from ingot.plugins.cpu.session import CpuSession, open_native
@@ -34,7 +34,7 @@ from ingot.step_io import SequenceRules, Session, StepBatch
 
 LEVELS = ("avx2", "avx512", "avx512bf16", "amx")
 VOCAB = 7
-NO_KV = KvLayout(num_layers=1, kv_heads=1, head_dim=4, tokens_per_block=16, dtype=DType.F32)
+NO_KV = CacheGroup(layers=(0,), kv_heads=1, head_dim=4, tokens_per_block=16, dtype=DType.F32)
 
 
 def activations_of(kernel: str) -> str:
@@ -155,7 +155,7 @@ def batch_of(
         ids=np.arange(sum(new), dtype=np.int32) % VOCAB if ids is None else ids,
         query_starts=np.concatenate([[0], np.cumsum(new)]).astype(np.int32),
         past_lengths=np.array([each[0] for each in lengths], dtype=np.int32),
-        block_tables=np.array([[*table, *[-1] * (width - len(table))] for table in tables], dtype=np.int32),
+        block_tables=np.array([[[*table, *[-1] * (width - len(table))] for table in tables]], dtype=np.int32),
         logit_rows=np.array(logit_rows, dtype=np.int32),
         slots=np.arange(len(lengths), dtype=np.int32),
         draws=np.array(draws, dtype=np.int32),
@@ -173,7 +173,7 @@ def one_step_plan(
     inputs: Sequence[Input],
     attrs: Mapping[str, Attr],
     batch: StepBatch,
-    kv: KvLayout = NO_KV,
+    kv: CacheGroup = NO_KV,
     *,
     pieces: int = 1,
     gives_logits: bool = False,
@@ -220,7 +220,7 @@ def one_step_plan(
         vocab_size=buffers[-1].cols,
         max_positions=positions,
         limits=limits,
-        kv=kv,
+        caches=(kv,),
         buffers=tuple(buffers),
         weights=tuple(weights),
         steps=(step,),
@@ -263,11 +263,13 @@ def open_step(
     tactics: str | None = None,
 ) -> CpuSession:
     """A session with the inputs in place, the cache's slots copied in, and a greedy sequence in every slot."""
-    plan, section = one_step_plan(kernel, inputs, attrs, batch, cache.layout if cache else NO_KV, pieces=pieces)
+    plan, section = one_step_plan(kernel, inputs, attrs, batch, cache.group if cache else NO_KV, pieces=pieces)
     if tactics is not None:
         plan = dataclasses.replace(plan, tactics={"step": tactics})
     num_blocks = cache.keys.shape[1] if cache else max(1, int(batch.block_tables.max()) + 1)
-    session = open_native(plan, section, SessionOptions(num_blocks=num_blocks, threads=threads), runnable_isa(kernel))
+    session = open_native(
+        plan, section, SessionOptions(num_blocks=(num_blocks,), threads=threads), runnable_isa(kernel)
+    )
     for index, value in enumerate(inputs):
         if value is not None and not isinstance(value, Packed):
             session.native.write_buffer(f"in{index}", np.ascontiguousarray(value, dtype=np.float32))
@@ -289,14 +291,14 @@ def reference_outputs(
     """What the op's specification says; a write to the cache happens in `cache`."""
     op = find_op(kernel.split(".")[0])
     values = [value.rounded if isinstance(value, Packed) else value for value in inputs]
-    return op.reference(Call(inputs=values, attrs=attrs, batch=batch, kv=cache or KvCache(NO_KV, 64)))
+    return op.reference(Call(inputs=values, attrs=attrs, batch=batch, kv=[cache or KvCache(NO_KV, 64)]))
 
 
 def load_cache(session: CpuSession, cache: KvCache) -> None:
     """Copy every slot in the pool's layout; padding dims of values hold NaN or code 85, which nothing may show."""
-    layout = cache.layout
+    layout = cache.group
     padding = ((0, 0), (0, 0), (0, layout.padded_dim - layout.head_dim))
-    for layer in range(layout.num_layers):
+    for layer in layout.layers:
         for block in range(cache.keys.shape[1]):
             values = np.pad(cache.values[layer, block], padding, constant_values=np.nan)
             keys, values = (_codes(each, layout) for each in (cache.keys[layer, block], values))
@@ -304,12 +306,12 @@ def load_cache(session: CpuSession, cache: KvCache) -> None:
             session.native.write_kv(layer, block, True, pack_values(values, cache.value_scales[layer, block], layout))
 
 
-def _codes(numbers: Array, layout: KvLayout) -> Array:
+def _codes(numbers: Array, layout: CacheGroup) -> Array:
     """No code is NaN."""
     return np.where(np.isnan(numbers), np.float32(85), numbers) if layout.dtype is DType.I8 else numbers
 
 
-def read_cache(session: CpuSession, layout: KvLayout, layer: int, block: int) -> tuple[Array, Array]:
+def read_cache(session: CpuSession, layout: CacheGroup, layer: int, block: int) -> tuple[Array, Array]:
     """Keys and values of a block, each [kv_heads, tokens_per_block, ...]; values with their padding dims."""
     keys, key_scales = unpack_keys(session.native.read_kv(layer, block, False), layout)
     values, value_scales = unpack_values(session.native.read_kv(layer, block, True), layout)

@@ -74,7 +74,7 @@ def screened_plan(isa: str, x: Array, head: QuantisedRows, pieces: int = 1) -> t
         vocab_size=vocab,
         max_positions=rows,
         limits=limits,
-        kv=NO_KV,
+        caches=(NO_KV,),
         buffers=buffers,
         weights=tuple(weights),
         steps=(full,),
@@ -90,7 +90,7 @@ def open_screened(isa: str, x: Array, head: QuantisedRows, *, threads: int = 1, 
     """A session with x in place, and greedy sequences that want nothing but their tokens in all slots."""
     plan, section = screened_plan(isa, x, head, pieces)
     session = open_native(
-        plan, section, SessionOptions(num_blocks=len(x), threads=threads), runnable_isa(plan.screen[1].kernel)
+        plan, section, SessionOptions(num_blocks=(len(x),), threads=threads), runnable_isa(plan.screen[1].kernel)
     )
     session.native.write_buffer("x", np.ascontiguousarray(x))
     hold(session, plan.limits.max_batch_size, SequenceRules(log_prob=False))

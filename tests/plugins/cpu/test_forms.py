@@ -42,7 +42,7 @@ def test_steps_of_another_form_are_refused(op: str) -> None:
     inputs, attrs, batch = next(CASES[op](DType(kernel.split(".")[1])))
     plan, section = one_step_plan(kernel, inputs, attrs | ({"activations": "f32"} if op == "matmul" else {}), batch)
     (step,) = plan.steps
-    options = SessionOptions(num_blocks=64, threads=1)
+    options = SessionOptions(num_blocks=(64,), threads=1)
     open_native(plan, section, options, "avx2").close()
     for other in _other_forms(step):
         with pytest.raises(EngineError):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.dtypes import DType
-from ingot.plan import Attr, KvLayout
+from ingot.plan import Attr, CacheGroup
 from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array, KvCache
@@ -195,7 +195,7 @@ def test_rope_kv_write(kernel: str, interleaved: int) -> None:
     dtype = DType(kernel.split(".")[1])
     for dim in HEAD_DIMS:
         group, kv_heads = 1 + dim % 3, 2
-        layout = KvLayout(num_layers=2, kv_heads=kv_heads, head_dim=dim, tokens_per_block=16, dtype=dtype)
+        layout = CacheGroup(layers=(0, 1), kv_heads=kv_heads, head_dim=dim, tokens_per_block=16, dtype=dtype)
         batch = batch_of([(0, 17), (31, 1), (15, 2)], [[9, 4], [2, 7], [0, 5]])
         inputs: list[Input] = [_normal(dim, 20, (group + 2) * kv_heads * dim), _normal(1, 20, dim // 4 * 2)]
         attrs: dict[str, Attr] = {
@@ -242,7 +242,7 @@ def test_rope_kv_write(kernel: str, interleaved: int) -> None:
 @pytest.mark.parametrize("dim", [4, 20, 64])
 def test_rope_kv_write_gives_the_same_bits_in_chunks(kernel: str, dim: int) -> None:
     """Tokens that fill lines of the cache are written together, others one by one."""
-    layout = KvLayout(num_layers=1, kv_heads=2, head_dim=dim, tokens_per_block=48, dtype=DType(kernel.split(".")[1]))
+    layout = CacheGroup(layers=(0,), kv_heads=2, head_dim=dim, tokens_per_block=48, dtype=DType(kernel.split(".")[1]))
     attrs: dict[str, Attr] = {
         "layer": 0,
         "heads": 2,
@@ -279,7 +279,7 @@ def test_rope_kv_write_gives_the_same_bits_in_chunks(kernel: str, dim: int) -> N
 @pytest.mark.parametrize("tokens", [12, 16])  # one by one, and a whole line
 def test_int8_rows_that_are_not_finite_or_tiny(kernel: str, dim: int, tokens: int) -> None:
     """The same codes and scales as the reference, bit for bit, NaN included."""
-    layout = KvLayout(num_layers=1, kv_heads=1, head_dim=dim, tokens_per_block=16, dtype=DType.I8)
+    layout = CacheGroup(layers=(0,), kv_heads=1, head_dim=dim, tokens_per_block=16, dtype=DType.I8)
     attrs: dict[str, Attr] = {"layer": 0, "heads": 1, "kv_heads": 1, "head_dim": dim, "interleaved": 0, "norm_eps": 0.0}
     rows = _normal(dim, tokens, 3 * dim)
     for token, number in enumerate((np.nan, np.inf, -np.inf, -np.nan, 3e38, -127.0)):

@@ -7,14 +7,14 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.errors import CapacityError
-from ingot.plan import KvLayout
+from ingot.plan import CacheGroup
 from ingot.plugins.cpu.kv_layout import pack_keys, pack_values, unpack_keys, unpack_values
 from ingot.plugins.cpu.machine import check_memory
 from tests.hall.test_engine import make_plan
 
 
-def layout_of(dtype: DType) -> KvLayout:
-    return KvLayout(num_layers=1, kv_heads=3, head_dim=20, tokens_per_block=32, dtype=dtype)
+def layout_of(dtype: DType) -> CacheGroup:
+    return CacheGroup(layers=(0,), kv_heads=3, head_dim=20, tokens_per_block=32, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.F16, DType.I8])
@@ -45,7 +45,7 @@ def test_lines_hold_sixteen_tokens_of_a_dim_or_of_a_pair_of_dims() -> None:
 
 def test_a_cache_larger_than_the_memory_is_refused() -> None:
     plan = make_plan()
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // plan.kv.block_bytes
-    check_memory(plan, most)
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // plan.block_bytes
+    check_memory(plan, (most,))
     with pytest.raises(CapacityError, match=f"{most + 1} blocks"):
-        check_memory(plan, most + 1)
+        check_memory(plan, (most + 1,))

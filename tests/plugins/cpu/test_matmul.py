@@ -112,7 +112,7 @@ def test_the_residual_may_be_the_output(kernel: str, rows: int) -> None:
     apart = _run(open_step(kernel, inputs, attrs, batch), rows)
     plan, section = one_step_plan(kernel, inputs, attrs, batch)
     plan = dataclasses.replace(plan, steps=(dataclasses.replace(plan.steps[0], outputs=("in3",)),))
-    session = open_native(plan, section, SessionOptions(num_blocks=8, threads=2), runnable_isa(kernel))
+    session = open_native(plan, section, SessionOptions(num_blocks=(8,), threads=2), runnable_isa(kernel))
     for index in (0, 3):
         value = inputs[index]
         assert isinstance(value, np.ndarray)

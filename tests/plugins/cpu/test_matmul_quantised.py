@@ -213,7 +213,7 @@ def _refusal(kernel: str, k: int, packed_group: int, **changes: Attr) -> str:
         kernel, [x, Quantised.of(rows), None, None], _attrs(kernel, packed_group) | changes, plain_batch(1)
     )
     with pytest.raises(EngineError) as refused:
-        open_native(plan, section, SessionOptions(num_blocks=1, threads=1), runnable_isa(kernel))
+        open_native(plan, section, SessionOptions(num_blocks=(1,), threads=1), runnable_isa(kernel))
     return str(refused.value)
 
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.plan import Attr, KvLayout
+from ingot.plan import Attr, CacheGroup
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array, KvCache
 from ingot.step_io import StepBatch
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.native
 
 KERNELS = [name for name in kernel_table() if name.startswith("paged_attention.")]
 HEAD_DIMS = (4, 8, 12, 16, 24, 48, 64, 80, 96, 128, 256)
+FAR = 1 << 30  # a block that no memory has
 TOLERANCE = 8e-6  # absolute; values in the cache are of the order of 1
 ON_TILES = ("amx", "amxemu")  # these kernels round queries and weights to bf16
 
@@ -41,7 +42,8 @@ class Sequences:
         self.totals = totals
         self.random = np.random.default_rng(seed)
         dtype = DType(kernel.split(".")[1])
-        self.layout = KvLayout(num_layers=1, kv_heads=kv_heads, head_dim=dim, tokens_per_block=block_size, dtype=dtype)
+        sizes = {"kv_heads": kv_heads, "head_dim": dim, "tokens_per_block": block_size}
+        self.layout = CacheGroup(window=window, layers=(0,), **sizes, dtype=dtype)
         needed = [-(-total // block_size) for total in totals]
         order = self.random.permutation(sum(needed) + 3)
         self.tables = [
@@ -73,13 +75,17 @@ class Sequences:
         return np.asarray(self.tables[s])[positions // size], positions % size
 
     def call(self, parts: Sequence[tuple[int, int, int]]) -> tuple[Array, StepBatch, KvCache]:
-        """(queries, batch, cache) of one step. parts: (sequence, past, new tokens); slots beyond them hold NaN."""
-        cache = KvCache(self.layout, self.num_blocks)
+        """(queries, batch, cache) of one step. parts: (sequence, past, new tokens); slots beyond them hold NaN, and
+        blocks before the windows are far outside the memory of the cache: a kernel that reads there is ended."""
+        cache, tables = KvCache(self.layout, self.num_blocks), []
+        size, window = self.layout.tokens_per_block, self.layout.window
         for s, past, new in parts:
-            blocks, slots = self.slots(s, past + new)
+            gone = max(past + 1 - window, 0) // size if window else 0
+            tables.append([FAR] * gone + self.tables[s][gone:])
+            blocks, slots = (each[gone * size :] for each in self.slots(s, past + new))
             for name in ("keys", "values", "key_scales", "value_scales"):
                 getattr(cache, name)[0, blocks, :, slots] = getattr(self.cache, name)[0, blocks, :, slots]
-        batch = batch_of([(past, new) for _, past, new in parts], [self.tables[s] for s, _, _ in parts])
+        batch = batch_of([(past, new) for _, past, new in parts], tables)
         return np.concatenate([self.queries[s][past : past + new] for s, past, new in parts]), batch, cache
 
     def run(self, parts: Sequence[tuple[int, int, int]], threads: int = 1) -> list[Array]:

@@ -125,8 +125,8 @@ def test_a_plan_whose_screen_does_not_fit_is_refused() -> None:
     for word, screen in wrong.items():
         broken = dataclasses.replace(plan, screen=screen, weights=(*plan.weights, again))
         with pytest.raises(EngineError) as refused:
-            open_native(broken, section, SessionOptions(num_blocks=1, threads=1), "avx2")
+            open_native(broken, section, SessionOptions(num_blocks=(1,), threads=1), "avx2")
         assert word in str(refused.value)
     alone = dataclasses.replace(plan, steps=(plan.screen[1], *plan.steps), screen=())
     with pytest.raises(EngineError, match="no step of its own"):
-        open_native(alone, section, SessionOptions(num_blocks=1, threads=1), "avx2")
+        open_native(alone, section, SessionOptions(num_blocks=(1,), threads=1), "avx2")

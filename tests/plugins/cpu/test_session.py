@@ -23,7 +23,7 @@ from tests.plugins.cpu.one_step import Packed, batch_of, native_outputs, one_ste
 
 pytestmark = pytest.mark.native
 
-OPTIONS = SessionOptions(num_blocks=8, threads=1)
+OPTIONS = SessionOptions(num_blocks=(8,), threads=1)
 
 
 def _norm_plan() -> tuple[Plan, Any]:
@@ -72,7 +72,7 @@ def _buffer(index: int, **changes: Any) -> Callable[[Plan], Plan]:
 
 
 def _kv(**changes: Any) -> Callable[[Plan], Plan]:
-    return lambda plan: dataclasses.replace(plan, kv=dataclasses.replace(plan.kv, **changes))
+    return lambda plan: dataclasses.replace(plan, caches=(dataclasses.replace(plan.caches[0], **changes),))
 
 
 def _limits(**changes: Any) -> Callable[[Plan], Plan]:
@@ -156,7 +156,7 @@ HOSTILE = [
     (_attention_plan, _attrs(softcap=-1.0), "softcap"),
     (_attention_plan, _kv(kv_heads=3), "kv_heads"),
     (_attention_plan, _kv(dtype=DType.BF16), "takes f32"),
-    (_attention_plan, _kv(num_layers=0), "layer"),
+    (_attention_plan, _kv(layers=()), "layer"),
 ]
 
 
@@ -179,9 +179,9 @@ def test_kernels_beyond_the_level_are_refused() -> None:
 def test_sizes_beyond_the_machine_are_refused() -> None:
     plan, section = _norm_plan()
     with pytest.raises(CapacityError, match="larger than this machine's memory"):
-        open_native(plan, section, SessionOptions(num_blocks=1 << 30, threads=1), "avx2")
+        open_native(plan, section, SessionOptions(num_blocks=(1 << 30,), threads=1), "avx2")
     with pytest.raises(UsageError, match="threads"):
-        open_native(plan, section, SessionOptions(num_blocks=1, threads=0), "avx2")
+        open_native(plan, section, SessionOptions(num_blocks=(1,), threads=0), "avx2")
 
 
 def _session(threads: int = 1) -> CpuSession:
@@ -209,11 +209,11 @@ BAD = [
     ({"past_lengths": _i32(70, 0)}, "reaches 72 tokens"),
     ({"past_lengths": _i32(2**31 - 1, 0)}, "sequence 0 reaches"),
     ({"past_lengths": _i32(40, 0)}, "needs 3 blocks"),
-    ({"block_tables": np.array([[0, 6], [2, -1]], np.int32)}, "is 6"),
-    ({"block_tables": np.array([[-1, 1], [2, -1]], np.int32)}, "is -1"),
-    ({"block_tables": np.array([[0, 1], [1, -1]], np.int32)}, "block 1 is written"),
-    ({"block_tables": np.array([[1, 1], [2, -1]], np.int32)}, "block 1 is written"),
-    ({"block_tables": np.array([[0, 1]], np.int32)}, "one row per sequence"),
+    ({"block_tables": np.array([[[0, 6], [2, -1]]], np.int32)}, "is 6"),
+    ({"block_tables": np.array([[[-1, 1], [2, -1]]], np.int32)}, "is -1"),
+    ({"block_tables": np.array([[[0, 1], [1, -1]]], np.int32)}, "block 1 is written"),
+    ({"block_tables": np.array([[[1, 1], [2, -1]]], np.int32)}, "block 1 is written"),
+    ({"block_tables": np.array([[[0, 1]]], np.int32)}, "one row per sequence"),
     ({"logit_rows": _i32(2, 1)}, "ascend"),
     ({"logit_rows": _i32(1, 3)}, "logit row 1 is 3"),
     ({"draws": _i32(0, 2)}, "the row of a draw is 2"),
@@ -280,11 +280,11 @@ def test_fill_kv_reaches_every_slot() -> None:
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I8])
 def test_kv_pools_are_as_large_as_the_layout_says(dtype: DType) -> None:
     plan, section = _norm_plan()
-    plan = _kv(dtype=dtype, num_layers=3, kv_heads=2, head_dim=24)(plan)
-    session = open_native(plan, section, SessionOptions(num_blocks=5, threads=1), "avx2")
-    assert session.native.kv_bytes == 5 * plan.kv.block_bytes
-    assert len(session.native.read_kv(2, 4, False)) == plan.kv.k_block_bytes
-    assert len(session.native.read_kv(2, 4, True)) == plan.kv.v_block_bytes
+    plan = _kv(dtype=dtype, layers=(0, 1, 2), kv_heads=2, head_dim=24)(plan)
+    session = open_native(plan, section, SessionOptions(num_blocks=(5,), threads=1), "avx2")
+    assert session.native.kv_bytes == 5 * plan.block_bytes
+    assert len(session.native.read_kv(2, 4, False)) == plan.caches[0].k_block_bytes
+    assert len(session.native.read_kv(2, 4, True)) == plan.caches[0].v_block_bytes
 
 
 def test_slow_down_and_interruption() -> None:
@@ -377,9 +377,9 @@ def _resident_bytes() -> int:
 
 def test_memory_is_committed_when_it_is_used() -> None:
     plan, section = _norm_plan()
-    large = dataclasses.replace(_kv(num_layers=32, kv_heads=8, head_dim=64)(plan), arena_bytes=1 << 30)
+    large = dataclasses.replace(_kv(layers=tuple(range(32)), kv_heads=8, head_dim=64)(plan), arena_bytes=1 << 30)
     before = _resident_bytes()
-    session = open_native(large, section, SessionOptions(num_blocks=60, threads=1), "avx2")
+    session = open_native(large, section, SessionOptions(num_blocks=(60,), threads=1), "avx2")
     assert session.native.kv_bytes > 100 << 20
     assert _resident_bytes() - before < 20 << 20, "a large arena and KV pool take address space only"
     session.native.fill_kv(0)

@@ -37,7 +37,7 @@ class Built:
     weights: npt.NDArray[np.uint8]
 
     def open(self, plan: Plan) -> CpuSession:
-        return open_native(plan, self.weights, SessionOptions(num_blocks=4, threads=THREADS), "avx2")
+        return open_native(plan, self.weights, SessionOptions(num_blocks=(4,), threads=THREADS), "avx2")
 
     def run(self, plan: Plan, tokens: int) -> tuple[bytes, str]:
         """Logits, and the variant that gave them."""

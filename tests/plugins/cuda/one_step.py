@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ingot.builder.pack import add_constants
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.plan import Attr, KvLayout, Plan
+from ingot.plan import Attr, CacheGroup, Plan
 from ingot.plugins.cuda.session import CudaSession
 from ingot.plugins.cuda.target import CudaTarget
 from ingot.plugins.op import Array, KvCache
@@ -18,9 +18,11 @@ from ingot.step_io import StepBatch
 from tests.plugins.cpu.one_step import Input, Packed, one_step_plan
 
 
-def layout_of(dtype: DType, head_dim: int = 16, kv_heads: int = 1, tokens_per_block: int = 16) -> KvLayout:
+def layout_of(dtype: DType, head_dim: int = 16, kv_heads: int = 1, tokens_per_block: int = 16) -> CacheGroup:
     """Each combination of type, head_dim and tokens_per_block is compiled once: tests share few."""
-    return KvLayout(num_layers=2, kv_heads=kv_heads, head_dim=head_dim, tokens_per_block=tokens_per_block, dtype=dtype)
+    return CacheGroup(
+        layers=(0, 1), kv_heads=kv_heads, head_dim=head_dim, tokens_per_block=tokens_per_block, dtype=dtype
+    )
 
 
 def open_gpu(plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int) -> CudaSession:
@@ -33,7 +35,7 @@ def open_gpu(plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int) -> Cud
     whole[: len(section)] = section[: plan.weight_bytes]
     (piece,) = plan.weights[-1].pieces
     whole[piece.offset : piece.offset + piece.end] = np.frombuffer(constants[0].data, np.uint8)
-    return target.open_session(plan, whole, SessionOptions(num_blocks=num_blocks))
+    return target.open_session(plan, whole, SessionOptions(num_blocks=(num_blocks,)))
 
 
 def run_step(
@@ -43,10 +45,10 @@ def run_step(
     attrs: Mapping[str, Attr],
     batch: StepBatch,
     cache: KvCache | None = None,
-    kv: KvLayout | None = None,
+    kv: CacheGroup | None = None,
 ) -> list[Array]:
     """The outputs; threads run in both orders, which must give the same bits. A written cache replaces `cache`'s."""
-    layout = cache.layout if cache else kv or layout_of(DType(kernel.split(".")[1]))
+    layout = cache.group if cache else kv or layout_of(DType(kernel.split(".")[1]))
     plan, section = one_step_plan(kernel, inputs, attrs, batch, layout)
     num_blocks = cache.keys.shape[1] if cache else max(1, int(batch.block_tables.max()) + 1)
     found: list[list[Array]] = []
@@ -75,8 +77,8 @@ def _write(session: CudaSession, plan: Plan, name: str, values: Array) -> None:
 
 def write_cache(session: CudaSession, cache: KvCache) -> None:
     """Every slot of every layer; the spare block and the padding dims of values hold NaN."""
-    layout = cache.layout
-    for layer in range(layout.num_layers):
+    layout = cache.group
+    for layer in layout.layers:
         for values, place, width in _pools(session, layout, layer, cache):
             padding = [(0, 1), (0, 0), (0, 0), (0, width - layout.head_dim)]
             whole = np.pad(values, padding, constant_values=np.nan)
@@ -85,8 +87,8 @@ def write_cache(session: CudaSession, cache: KvCache) -> None:
 
 def read_cache(session: CudaSession, cache: KvCache) -> None:
     """Into the arrays of `cache`."""
-    layout = cache.layout
-    for layer in range(layout.num_layers):
+    layout = cache.group
+    for layer in layout.layers:
         for values, place, width in _pools(session, layout, layer, cache):
             stored = np.empty((*values.shape[:-1], width), layout.dtype.storage)
             session.device.fetch(stored, place)
@@ -94,9 +96,9 @@ def read_cache(session: CudaSession, cache: KvCache) -> None:
             values[...] = to_float32(stored, layout.dtype)[..., : layout.head_dim]
 
 
-def _pools(session: CudaSession, layout: KvLayout, layer: int, cache: KvCache) -> list[tuple[Array, int, int]]:
+def _pools(session: CudaSession, layout: CacheGroup, layer: int, cache: KvCache) -> list[tuple[Array, int, int]]:
     """(values of the reference [blocks, kv_heads, tokens_per_block, head_dim], address, dims stored) of K and V."""
-    blocks = session.num_blocks + 1
-    keys = session.addresses.kv + layer * blocks * (layout.k_block_bytes + layout.v_block_bytes)
+    blocks = session.num_blocks[0] + 1
+    keys = session.addresses.kv[0] + layer * blocks * (layout.k_block_bytes + layout.v_block_bytes)
     values = keys + blocks * layout.k_block_bytes
     return [(cache.keys[layer], keys, layout.head_dim), (cache.values[layer], values, layout.padded_dim)]

@@ -90,7 +90,7 @@ def test_a_whole_session(checked: ctypes.CDLL, tmp_path: Path, group: int) -> No
     )
     build(config, wide_group(tmp_path, group), tmp_path / "e")
     engine = open_engine(tmp_path / "e")
-    options = SessionOptions(num_blocks=BLOCKS)
+    options = SessionOptions(num_blocks=(BLOCKS,))
     session = find_target("cuda/sm90").open_session(engine.plan, engine.weights, options)
     compare_decode(session, engine, (5, 7, 2), 2e-2)
     session.close()

@@ -63,7 +63,9 @@ def engine(gpu: ctypes.CDLL, folder: Path) -> Engine:
 
 
 def _open(engine: Engine, num_blocks: int = 8) -> CudaSession:
-    session = find_target("cuda/sm90").open_session(engine.plan, engine.weights, SessionOptions(num_blocks=num_blocks))
+    session = find_target("cuda/sm90").open_session(
+        engine.plan, engine.weights, SessionOptions(num_blocks=(num_blocks,))
+    )
     assert isinstance(session, CudaSession)
     return session
 
@@ -213,6 +215,6 @@ def test_the_cache_gets_what_is_free(gpu: ctypes.CDLL, engine: Engine) -> None:
 def test_what_a_session_takes_is_known_before(gpu: ctypes.CDLL, engine: Engine) -> None:
     """To the byte, but that small allocations take 256."""
     session = _open(engine, num_blocks=8)
-    expected = device_bytes(engine.plan, find_gpus().gpus[0].multiprocessors) + 8 * engine.plan.kv.block_bytes
+    expected = device_bytes(engine.plan, find_gpus().gpus[0].multiprocessors) + 8 * engine.plan.block_bytes
     assert expected <= gpu.emulated_taken() < expected + 4096
     session.close()

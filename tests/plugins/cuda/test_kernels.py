@@ -105,7 +105,7 @@ def test_rope_and_cache(gpu: ctypes.CDLL, dtype: DType, interleaved: int, rotary
     """Two sequences with scattered blocks, one of which has a past; 5 + 2 * 2 heads need two blocks of warps."""
     heads, kv_heads, dim = 5, 2, 16
     cache = KvCache(layout_of(dtype, kv_heads=kv_heads), 7)
-    expected_cache = KvCache(cache.layout, 7)
+    expected_cache = KvCache(cache.group, 7)
     batch = batch_of([(0, 3), (30, 4)], [[5], [1, 6, 3]])
     qkv = _normal(1, 7, (heads + 2 * kv_heads) * dim)
     angles = _normal(2, 7, rotary // 2)

@@ -1,6 +1,7 @@
 """Attention on the emulated GPU against its reference: prefill and decode tiles, splits, groups, windows, caps."""
 
 import ctypes
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from ingot.plugins.op import Array, KvCache
 from tests.plugins.cpu.one_step import batch_of, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
 
+FAR = 1 << 24  # a block that no memory has
 TOLERANCE = {DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.F32: 4e-6}  # probabilities are rounded for the product
 
 
@@ -33,10 +35,11 @@ def check(
     softcap: float = 0.0,
     shift: float = 0.0,
 ) -> None:
-    """parts: (past, new tokens) of each sequence. Blocks lie scattered; slots that nobody wrote hold NaN. shift: added
-    to queries and taken from keys, so that scores are negative."""
+    """parts: (past, new tokens) of each sequence. Blocks lie scattered, those before the window outside the memory of
+    the cache; slots that nobody wrote hold NaN. shift: added to queries and taken from keys, so that scores are
+    negative."""
     random = np.random.default_rng(heads * dim + window)
-    layout = layout_of(dtype, dim, kv_heads, block)
+    layout = dataclasses.replace(layout_of(dtype, dim, kv_heads, block), window=window)
     needed = [-(-(past + new) // block) for past, new in parts]
     order = random.permutation(sum(needed) + 2)
     tables = [order[begin : begin + n].tolist() for begin, n in zip(np.cumsum([0, *needed]), needed, strict=False)]
@@ -46,6 +49,8 @@ def check(
             for pool, less in ((cache.keys, shift), (cache.values, 0)):
                 values = random.standard_normal((kv_heads, dim)).astype(np.float32) - np.float32(less)
                 pool[1, table[position // block], :, position % block] = _rounded(values, dtype)
+        gone = max(past + 1 - window, 0) // block if window else 0
+        table[:gone] = [FAR] * gone
     tokens = sum(new for _, new in parts)
     q = _rounded(random.standard_normal((tokens, heads * dim)).astype(np.float32) + np.float32(shift), dtype)
     batch = batch_of(parts, tables)

@@ -84,7 +84,7 @@ def test_both_readers_get_what_they_read(
     build(config, again, tmp_path / "e")
     engine = open_engine(tmp_path / "e")
     batch = batch_of([(0, len(IDS))], [[1]], range(len(IDS)), ids=IDS.astype(np.int32), want_logits=True)
-    options = SessionOptions(num_blocks=2)
+    options = SessionOptions(num_blocks=(2,))
     session = find_target("cuda/sm90").open_session(engine.plan, engine.weights, options)
     found = session.run(batch).logits
     session.close()

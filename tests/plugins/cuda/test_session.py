@@ -60,11 +60,11 @@ def _runner(engine: Path, make: Callable[[Engine], Session]) -> ModelRunner:
 
 
 def _ref(engine: Engine) -> Session:
-    return RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=24))
+    return RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=(24,)))
 
 
 def _gpu(engine: Engine) -> Session:
-    return find_target("cuda/sm90").open_session(engine.plan, engine.weights, SessionOptions(num_blocks=24))
+    return find_target("cuda/sm90").open_session(engine.plan, engine.weights, SessionOptions(num_blocks=(24,)))
 
 
 def _generate(
@@ -137,7 +137,7 @@ def test_crowded_and_preempted_requests(gpu: ctypes.CDLL, engine: Path) -> None:
     alone = [_generate(engine, _ref, [prompt], 8)["output_ids"][0][0].tolist() for prompt in prompts]
 
     def small(opened: Engine) -> Session:
-        return find_target("cuda/sm90").open_session(opened.plan, opened.weights, SessionOptions(num_blocks=5))
+        return find_target("cuda/sm90").open_session(opened.plan, opened.weights, SessionOptions(num_blocks=(5,)))
 
     with _runner(engine, small) as runner:
         together = runner.generate(prompts, max_new_tokens=8, end_id=-1)
@@ -278,7 +278,7 @@ def test_types_that_kernels_do_not_store_are_refused(
     )
     changed = dataclasses.replace(opened.plan, buffers=buffers)
     with pytest.raises(EngineError, match=rf"cannot keep an activation of a step in this type(.|\n)*{words}"):
-        find_target("cuda/sm90").open_session(changed, opened.weights, SessionOptions(num_blocks=4))
+        find_target("cuda/sm90").open_session(changed, opened.weights, SessionOptions(num_blocks=(4,)))
 
 
 def _batches() -> Iterator[tuple[str, StepBatch]]:
@@ -307,7 +307,7 @@ def test_a_batch_that_breaks_the_contract_is_refused(
 def test_the_runtime_sizes_the_cache_by_the_gpus_memory(gpu: ctypes.CDLL, engine: Path) -> None:
     loaded = load_engine(engine, RuntimeConfig())
     per_sequence = -(-(loaded.limits.max_seq_len - 1) // 16)
-    assert loaded.session.num_blocks == loaded.limits.max_batch_size * per_sequence
+    assert loaded.session.num_blocks == (loaded.limits.max_batch_size * per_sequence,)
     memory = find_target("cuda/sm90").kv_memory(loaded.engine.plan)
     assert memory is not None
     assert 3 << 30 < memory < find_gpus().gpus[0].memory_bytes  # the emulated GPU has 4 GiB

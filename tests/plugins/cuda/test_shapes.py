@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.dtypes import DType
-from ingot.plan import KvLayout
+from ingot.plan import CacheGroup
 from ingot.plugins.cuda import products
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Gpu
@@ -57,12 +57,12 @@ def test_tiles_hold_as_many_tokens_as_their_rows_allow() -> None:
 
 
 def test_keys_and_values_of_layers_follow_one_another() -> None:
-    kv = KvLayout(num_layers=2, kv_heads=2, head_dim=20, tokens_per_block=16, dtype=DType.BF16)
+    kv = CacheGroup(layers=(0, 1), kv_heads=2, head_dim=20, tokens_per_block=16, dtype=DType.BF16)
     nowhere: dict[str, Any] = dict.fromkeys(
         ("weights", "arena", "sums", "inputs", "partial", "stats", "table_width"), 0
     )
-    at = Addresses(**nowhere, kv=1000, num_blocks=3, tables={})
-    first, second = (cache_places(kv, at, layer) for layer in (0, 1))
+    at = Addresses(**nowhere, kv=(1000,), num_blocks=(3,), tables={})
+    first, second = (cache_places((kv,), at, layer)[1:] for layer in (0, 1))
     assert first == (1000, 1000 + 3 * kv.k_block_bytes)
     assert second[0] == first[1] + 3 * kv.v_block_bytes
     assert second[1] - second[0] == 3 * kv.k_block_bytes

@@ -88,7 +88,7 @@ def test_run_and_doctor_with_a_gpu(gpu: ctypes.CDLL, checkpoint: Path, tmp_path:
     assert machine["gpus"] == ["Emulated GPU (sm_90, 4 GiB)"]
     assert machine["cuda"]["compiler"].startswith("nvcc 13.0.0, on the path")
     ingot("run", "--engine_dir", engine, "--prompt", "x", "--isa", "avx2").fails("an ISA caps a CPU", code=2)
-    options = SessionOptions(num_blocks=4, threads=2)
+    options = SessionOptions(num_blocks=(4,), threads=2)
     with pytest.raises(UsageError, match="threads"):
         find_target("cuda/sm90").open_session(read_plan(engine), np.empty(0, np.uint8), options)
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot.dtypes import DType
-from ingot.plan import Attr, KvLayout
+from ingot.plan import Attr, CacheGroup
 from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
 
-LAYOUT = KvLayout(num_layers=2, kv_heads=2, head_dim=4, tokens_per_block=3, dtype=DType.F32)
+LAYOUT = CacheGroup(layers=(0, 1), kv_heads=2, head_dim=4, tokens_per_block=3, dtype=DType.F32)
 
 _BY_ROWS = {"matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → its weight, which counts by rows
 
@@ -44,7 +44,7 @@ def make_batch(
         ids=np.array(ids, np.int32),
         query_starts=np.cumsum([0, *counts]).astype(np.int32),
         past_lengths=np.array(past, np.int32),
-        block_tables=np.array(tables, np.int32),
+        block_tables=np.array([tables], np.int32),
         logit_rows=np.array(logit_rows, np.int32),
         slots=np.full(len(past), -1, np.int32),
         draws=np.empty(0, np.int32),
@@ -64,7 +64,7 @@ def evaluate(
     """The outputs of the reference, after the op has agreed to the number of inputs and the attributes."""
     spec = find_op(op)
     assert spec.problem(["" if value is None else "x" for value in inputs], attrs) is None
-    outputs = spec.reference(Call(inputs=inputs, attrs=attrs, batch=batch, kv=kv or KvCache(LAYOUT, 6)))
+    outputs = spec.reference(Call(inputs=inputs, attrs=attrs, batch=batch, kv=[kv or KvCache(LAYOUT, 6)]))
     by_rows = _BY_ROWS.get(op)
     columns = [
         None if value is None else value.shape[-2 if index == by_rows else -1] for index, value in enumerate(inputs)

@@ -17,7 +17,7 @@ def test_against_torch(heads: int, window: int) -> None:
     cache = KvCache(LAYOUT, 6)
     batch = make_batch([0] * 4, [3, 1], [3, 7], [[5, 2, -1], [1, 4, 0]])
     history = [random_array(2, 6, 2, DIM, seed=1), random_array(2, 8, 2, DIM, seed=2)]
-    for (keys, values), table in zip(history, batch.block_tables, strict=True):
+    for (keys, values), table in zip(history, batch.block_tables[0], strict=True):
         for position in range(keys.shape[0]):
             cache.write(1, int(table[position // 3]), position % 3, keys[position], values[position])
     q = random_array(4, heads * DIM, seed=3)

@@ -25,7 +25,7 @@ def run(x: Array, head: QuantisedRows) -> tuple[list[int], list[int]]:
         dither(x.shape[1]),
         head,
     ]
-    ids, counts = reference(Call(inputs=inputs, attrs={"group": GROUP}, batch=ONE_TOKEN, kv=KvCache(LAYOUT, 1)))
+    ids, counts = reference(Call(inputs=inputs, attrs={"group": GROUP}, batch=ONE_TOKEN, kv=[KvCache(LAYOUT, 1)]))
     return ids[:, 0].astype(int).tolist(), counts[:, 0].astype(int).tolist()
 
 

@@ -50,7 +50,7 @@ class NumpyAttention:
     """The attention of a step by the references of its two ops, on a cache of its own."""
 
     def __init__(self, plan: Plan, num_blocks: int) -> None:
-        self.cache = KvCache(plan.kv, num_blocks)
+        self.cache = KvCache(plan.caches[0], num_blocks)
         self.batch: StepBatch | None = None
 
     def __call__(self, attention: Attention, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
@@ -60,15 +60,15 @@ class NumpyAttention:
         cos_sin = None
         if attention.rotary:
             scale = {"scale": attention.rope_scale}
-            table = Call(inputs=[given["inv_freq"]], attrs=scale, batch=self.batch, kv=self.cache)
+            table = Call(inputs=[given["inv_freq"]], attrs=scale, batch=self.batch, kv=[self.cache])
             (cos_sin,) = rope_table.OP.reference(table)
         write = Call(
             inputs=[given["qkv"], cos_sin, given.get("q_norm"), given.get("k_norm")],
             attrs=attrs,
             batch=self.batch,
-            kv=self.cache,
+            kv=[self.cache],
         )
         (queries,) = rope_kv_write.OP.reference(write)
-        attend = Call(inputs=[queries], attrs=attrs, batch=self.batch, kv=self.cache)
+        attend = Call(inputs=[queries], attrs=attrs, batch=self.batch, kv=[self.cache])
         (y,) = paged_attention.OP.reference(attend)
         return y.astype(given["keys"].dtype if attention.narrow else np.float32), given["keys"], given["values"]

@@ -262,7 +262,7 @@ def test_it_runs_like_any_other(
     compared = ingot("verify", tmp_path / "both", "--against", checkpoint, "--tokens", 8, "--json").succeeds()
     layers = {each["target"]: each["summary"]["layers"] for each in json.loads(compared.out)["comparisons"]}
     assert layers == {"cuda/sm90": "compared", "tensorrt/sm90": "not compared: tensorrt/sm90 has no taps"}
-    options = SessionOptions(num_blocks=4, threads=2, directory=engine)
+    options = SessionOptions(num_blocks=(4,), threads=2, directory=engine)
     with open_engine(engine) as opened, pytest.raises(UsageError, match="threads"):
         find_target("tensorrt/sm90").open_session(opened.plan, opened.weights, options)
     newer = Library(name="TensorRT", version="11.5.0.1", module=MODULE, folder=Path("nowhere"))

@@ -102,7 +102,7 @@ def step_arrays(plan: Plan, batch: StepBatch) -> dict[str, npt.NDArray[np.generi
 def _compare(built: Built, precision: str) -> None:
     attention = NumpyAttention(built.plan, BLOCKS)
     network = evaluator(lower(built.graph, built.plan), attention)
-    ref = RefSession(built.ref, built.section, SessionOptions(num_blocks=BLOCKS))
+    ref = RefSession(built.ref, built.section, SessionOptions(num_blocks=(BLOCKS,)))
     given = network_weights(built)
     for number, (lengths, tables, rows) in enumerate(STEPS):
         ids = (np.arange(sum(new for _, new in lengths), dtype=np.int32) * 7 + number) % built.plan.vocab_size
@@ -123,7 +123,7 @@ def test_every_family_computes_what_ref_does(family: str, tmp_path: Path) -> Non
     used = Counter(node.op_type for node in model.graph.node)
     assert set(used) <= set(OPS)
     assert used["Gemm"] == expected_network(built.graph)["MATRIX_MULTIPLY"]
-    assert used["IngotAttention"] == built.plan.kv.num_layers
+    assert used["IngotAttention"] == built.plan.num_layers
     assert len(model.SerializeToString()) < 100_000, "weights are inputs"
 
 

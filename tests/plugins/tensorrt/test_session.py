@@ -3,7 +3,7 @@
 import ctypes
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ingot.errors import CapacityError, EngineError, TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.step_tables import StepTables
 from ingot.plugins.op_graph import OpGraph
+from ingot.plugins.ops.sample import Draw
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import File, Progress, SessionOptions
@@ -89,14 +90,14 @@ def _emulated() -> EmulatedTensorRt:
 
 def _open(engine: Engine) -> Session:
     """The steps of the emulated library are those after the session was opened."""
-    options = SessionOptions(num_blocks=24, directory=engine.directory)
+    options = SessionOptions(num_blocks=(24,), directory=engine.directory)
     session = find_target(NAME).open_session(engine.plan, engine.weights, options)
     _emulated().steps.clear()
     return session
 
 
 def _ref(engine: Engine) -> Session:
-    return RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=24))
+    return RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=(24,)))
 
 
 def _generate(engine: Path, make: Callable[[Engine], Session], prompts: list[list[int]], count: int) -> dict[str, Any]:
@@ -191,14 +192,14 @@ def test_pools_stay_below_the_largest_tensor(
 ) -> None:
     """Of 2^31 - 1 elements, here of as many as 41 blocks have, one of which is the spare one."""
     engine = open_engine(rtx(tmp_path, "llama", precision="f32"))
-    kv, driver = engine.plan.kv, _emulated().driver
+    kv, driver = engine.plan.caches[0], _emulated().driver
     free = find_target(NAME).kv_memory(engine.plan)
     assert free is not None
     driver.emulated_let_others_take(1 << 30)
     assert find_target(NAME).kv_memory(engine.plan) == free - (1 << 30)
     monkeypatch.setattr(tensors, "MOST_ELEMENTS", 41 * kv.v_block_bytes // 4)
     assert find_target(NAME).kv_memory(engine.plan) == 40 * kv.block_bytes
-    options = SessionOptions(num_blocks=41, directory=engine.directory)
+    options = SessionOptions(num_blocks=(41,), directory=engine.directory)
     with pytest.raises(CapacityError, match=r"larger than TensorRT's tensors may be(.|\n)*40 blocks(.|\n)*41 blocks"):
         find_target(NAME).open_session(engine.plan, engine.weights, options)
     driver.emulated_let_others_take(4 << 30)
@@ -224,7 +225,7 @@ def test_what_does_not_fit_is_refused(rtx: Callable[..., Path], tmp_path: Path) 
             _open(engine)
     with pytest.raises(UsageError, match="threads"):
         find_target(NAME).open_session(
-            engine.plan, engine.weights, SessionOptions(num_blocks=4, threads=2, directory=engine.directory)
+            engine.plan, engine.weights, SessionOptions(num_blocks=(4,), threads=2, directory=engine.directory)
         )
 
 
@@ -267,8 +268,8 @@ def test_verify_finds_a_network_that_computes_something_else(
     engine = rtx(tmp_path, "llama", precision="f32")
     fill = StepTables.fill
 
-    def shifted(self: StepTables, batch: StepBatch, bucket: int | None = None) -> Any:
-        counts, integers = fill(self, batch, bucket)
+    def shifted(self: StepTables, batch: StepBatch, draws: Sequence[Draw] = (), padded: int | None = None) -> Any:
+        counts, integers = fill(self, batch, draws, padded)
         begin = self._layout.offsets["positions"]
         integers[begin : begin + len(batch.ids)] += 1
         return counts, integers

@@ -80,4 +80,6 @@ def test_a_pool_is_no_larger_than_a_tensor_may_be() -> None:
     plan = make_plan()  # 4 dims of keys, 16 of values
     assert most_blocks(plan) == MOST_ELEMENTS // (16 * 16)
     blocks = most_blocks(plan)
-    assert blocks * plan.kv.v_block_bytes // 4 <= MOST_ELEMENTS < (blocks + 1) * plan.kv.v_block_bytes // 4
+    assert (
+        blocks * plan.caches[0].v_block_bytes // 4 <= MOST_ELEMENTS < (blocks + 1) * plan.caches[0].v_block_bytes // 4
+    )

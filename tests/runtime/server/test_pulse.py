@@ -79,7 +79,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
         monkeypatch.setattr(module, "time", clock)
     model = make_model()
     model = dataclasses.replace(model, plan=dataclasses.replace(model.plan, vocab_size=VOCAB))
-    session = FakeSession(100, model.plan.kv.tokens_per_block, model.plan.limits)
+    session = FakeSession(100, model.plan.tokens_per_block, model.plan.limits)
     with EngineLLM(make_runner(model, session), byte_tokenizer(tmp_path, VOCAB)) as llm:
         watched = Watched(llm, session, clock)
         yield watched
