@@ -157,7 +157,7 @@ def test_random_rules_draw_as_the_reference(level: str, vocab: int) -> None:
         bias = tuple((int(t), float(random.choice([-np.inf, -2.0, 0.5, 3.0]))) for t in random.integers(0, vocab, 4))
         history = random.integers(0, vocab, 12).tolist()
         split = int(random.integers(1, 13))
-        wanted = random.choice([None, 0, 1, min(5, vocab), vocab])
+        wanted = int(random.choice([-1, 0, 1, min(5, vocab), vocab]))
         rules = SequenceRules(
             temperature=float(random.choice([0.0, 0.4, 1.0, 2.5])),
             top_k=int(random.choice([0, 1, 3, 40])),
@@ -168,7 +168,7 @@ def test_random_rules_draw_as_the_reference(level: str, vocab: int) -> None:
             frequency_penalty=float(random.choice([0, random.normal()])),
             presence_penalty=float(random.choice([0, random.normal()])),
             logit_bias=() if random.random() < 0.3 else bias,
-            top=None if wanted is None else int(wanted),
+            top=None if wanted < 0 else wanted,
         )
         drawings.append(
             Drawing(row=int(random.integers(5)), rules=rules, prompt=history[:split], generated=history[split:])
