@@ -54,7 +54,7 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
     starts = np.zeros(len(chunks) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     ends = starts[1:].tolist()
-    ids, tables = [], []
+    ids = []
     rows: list[int] = []
     row_ends: list[int] = []
     drawn: dict[Request, int] = {}
@@ -64,7 +64,6 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
         computed = request.num_computed
         decodes = count == request.num_pending == 1 and request.num_generated > 0
         ids.append(_LAST if decodes else request.tokens[computed : computed + count])
-        tables.append(request.blocks.ids)
         num_rows = request.logit_rows(count)
         if num_rows:
             rows.extend(range(end - num_rows, end))
@@ -73,14 +72,11 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
         row_ends.append(len(rows))
         if count == request.num_pending:
             (processed if request.rules.processors else drawn)[request] = len(rows) - 1
-    block_tables = np.full((len(chunks), max(len(table) for table in tables)), -1, dtype=np.int32)
-    for row, table in zip(block_tables, tables, strict=True):
-        row[: len(table)] = table
     batch = StepBatch(
         ids=np.concatenate(ids),
         query_starts=starts,
         past_lengths=np.array([request.num_computed for request in requests], dtype=np.int32),
-        block_tables=block_tables,
+        block_tables=_block_tables(requests),
         logit_rows=np.array(rows, dtype=np.int32),
         slots=np.array([request.slot for request in requests], dtype=np.int32),
         draws=np.array(list(drawn.values()), dtype=np.int32),
@@ -129,6 +125,14 @@ def _advance(before: ScheduledStep, chunks: Mapping[Request, int]) -> ScheduledS
         keeps=before.keeps,
         batch=batch,
     )
+
+
+def _block_tables(requests: Sequence[Request]) -> Int32:
+    tables = [request.blocks.ids for request in requests]
+    found = np.full((len(tables), max(len(table) for table in tables)), -1, dtype=np.int32)
+    for row, table in zip(found, tables, strict=True):
+        row[: len(table)] = table
+    return found
 
 
 def _changed_tables(before: ScheduledStep, versions: tuple[int, ...]) -> Int32:
