@@ -72,16 +72,11 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
         row_ends.append(len(rows))
         if count == request.num_pending:
             (processed if request.rules.processors else drawn)[request] = len(rows) - 1
-    tables = [request.blocks.ids for request in requests]
-    width = max([table.shape[1] for table in tables])
-    block_tables = np.full((len(tables[0]), len(tables), width), -1, dtype=np.int32)
-    for row, table in enumerate(tables):
-        block_tables[:, row, : table.shape[1]] = table
     batch = StepBatch(
         ids=np.concatenate(ids),
         query_starts=starts,
         past_lengths=np.array([request.num_computed for request in requests], dtype=np.int32),
-        block_tables=block_tables,
+        block_tables=_block_tables(requests),
         logit_rows=np.array(rows, dtype=np.int32),
         slots=np.array([request.slot for request in requests], dtype=np.int32),
         draws=np.array(list(drawn.values()), dtype=np.int32),
@@ -130,6 +125,16 @@ def _advance(before: ScheduledStep, chunks: Mapping[Request, int]) -> ScheduledS
         keeps=before.keeps,
         batch=batch,
     )
+
+
+def _block_tables(requests: Sequence[Request]) -> Int32:
+    """[cache groups, sequences, width]"""
+    tables = [request.blocks.ids for request in requests]
+    width = max([table.shape[1] for table in tables])
+    found = np.full((len(tables[0]), len(tables), width), -1, dtype=np.int32)
+    for row, table in enumerate(tables):
+        found[:, row, : table.shape[1]] = table
+    return found
 
 
 def _changed_tables(before: ScheduledStep, versions: tuple[int, ...]) -> Int32:

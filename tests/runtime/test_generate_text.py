@@ -15,7 +15,7 @@ from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import FinishReason
 from ingot.runtime.text_stream import TextEvent, TextRequest
 from ingot.runtime.tokenizer import Tokenizer
-from ingot.step_io import StepBatch, StepResult
+from ingot.step_io import Ahead, StepBatch, StepResult
 from tests.runtime.byte_tokenizer import byte_tokenizer
 from tests.runtime.server.served import eventually
 from tests.runtime.tiny_engine import make_runner, ref_session
@@ -85,10 +85,10 @@ def test_a_dropped_stream_aborts(tokenizer: Tokenizer, monkeypatch: pytest.Monke
     session = ref_session(model, 100)
     run, dropped = session.run, threading.Event()
 
-    def hold(batch: StepBatch) -> StepResult:
+    def hold(batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         if any(batch.past_lengths):
             dropped.wait(20)  # no request ends before its stream is dropped, however late
-        return run(batch)
+        return run(batch, ahead)
 
     monkeypatch.setattr(session, "run", hold)
     runner = make_runner(model, session)

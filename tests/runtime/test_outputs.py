@@ -6,6 +6,7 @@ import numpy as np
 
 from ingot.runtime.outputs import Outputs, Wanted
 from ingot.runtime.request import FinishReason, Request, TokenProbs
+from ingot.step_io import Ending
 
 WANTED = Wanted(as_dict=True, log_probs=True, cum_log_probs=True, logprobs=True)
 
@@ -21,7 +22,8 @@ def grow(request: Request, count: int) -> None:
         request.token_probs.append(
             TokenProbs(token=token, log_prob=-1.0 - token, rank=1, top_ids=top[0], top_log_probs=top[1])
         )
-        request.append(token, -1.0 - token)
+        last = request.num_generated + 1 == request.max_new_tokens
+        request.append(token, -1.0 - token, Ending.LENGTH if last else Ending.NONE)
 
 
 def outputs_of(*requests: Request) -> Outputs:
