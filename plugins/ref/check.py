@@ -79,6 +79,9 @@ class _Checker:
                 return f"attribute {key} cannot be {value!r}"
         if step.op == "paged_attention" and int(step.attrs["heads"]) % int(step.attrs["kv_heads"]):
             return "heads must be a multiple of kv_heads"
+        kept = 0 if kv is None or step.op != "paged_attention" else kv.window
+        if kept and not 0 < int(step.attrs["window"]) <= kept:
+            return f"the window must be within that of the cache group, {kept}"
         return None
 
     def _cache(self, step: Step) -> CacheGroup | None:

@@ -29,8 +29,8 @@ struct TileShape {
 // Copies tile `tile` of K or V; rows outside begin .. end - 1 become zeros: their blocks may not be there any more, or
 // not yet. width: dims of a row of the pool.
 template <int kTile>
-INGOT_DEVICE void load_tile(Kv* to, const Kv* pool, int width, const Attention& at, const Item& item, int tile, int begin,
-                            int end, int kv_head) {
+INGOT_DEVICE void load_tile(Kv* to, const Kv* pool, int width, const Attention& at, const Item& item, int tile,
+                            int begin, int end, int kv_head) {
   if constexpr (kHeadDim % 8 == 0) {
     constexpr int kChunks = kHeadDim / 8;  // of 16 bytes
     for (int i = threadIdx.x; i < kTile * kChunks; i += kAttentionThreads) {
