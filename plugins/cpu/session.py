@@ -182,18 +182,7 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
                 limits.max_num_tokens,
                 limits.max_logit_rows,
             ),
-            caches=[
-                (
-                    each.window,
-                    list(each.layers),
-                    each.kv_heads,
-                    each.head_dim,
-                    each.tokens_per_block,
-                    each.dtype.value,
-                    num_blocks,
-                )
-                for each, num_blocks in zip(plan.caches, options.num_blocks, strict=True)
-            ],
+            caches=[_cache_tuple(*each) for each in zip(plan.caches, options.num_blocks, strict=True)],
             arena_bytes=plan.arena_bytes,
             logits=plan.logits,
             threads=threads,
@@ -209,6 +198,11 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
             hint="pass a smaller kv_cache_memory",
         ) from error
     return CpuSession(native, plan.caches, options.num_blocks)
+
+
+def _cache_tuple(group: CacheGroup, num_blocks: int) -> tuple[int, list[int], int, int, int, str, int]:
+    sizes = group.kv_heads, group.head_dim, group.tokens_per_block
+    return group.window, list(group.layers), *sizes, group.dtype.value, num_blocks
 
 
 def _step_tuple(plan: Plan, step: Step) -> tuple[str, str, str, list[str], list[str], dict[str, Attr]]:

@@ -46,8 +46,7 @@ def specialisation(plan: Plan) -> Specialisation:
     if kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP or len(groups) > 1 or len(sizes) > 1:
         raise EngineError(
             "the attention kernels cannot take these heads",
-            expected=f"at most {MAX_HEAD_DIM} dims, as many in each layer, and one "
-            f"group of at most {MAX_GROUP} query heads per KV head",
+            expected=f"at most {MAX_HEAD_DIM} dims and {MAX_GROUP} query heads per KV head, the same in all layers",
             got=f"KV heads and their dims {sorted(sizes)}, groups of {sorted(groups)}",
         )
     return Specialisation(
@@ -299,11 +298,10 @@ class _Binder:
     def _places(self, step: Step, *, q: str) -> tuple[Places, CacheGroup]:
         layer, tables = int(step.attrs["layer"]), self._at.tables
         kv, keys, values = cache_places(self._plan.caches, self._at, layer)
-        own = self._at.table_width // len(self._plan.caches) * self._plan.group_of(layer)  # integers before its table
         places = Places(
             keys=keys,
             values=values,
-            tables=tables["tables"] + 4 * own,
+            tables=tables["tables"] + 4 * (self._at.table_width // len(self._plan.caches)) * self._plan.group_of(layer),
             width=self._at.table_width,
             q=self._buffer(q),
             decode=tables["decode"],

@@ -120,7 +120,7 @@ def idle_batch() -> StepBatch:
         ids=none,
         query_starts=np.zeros(1, np.int32),
         past_lengths=none,
-        block_tables=np.zeros((0, 0, 0), np.int32),
+        block_tables=np.zeros((1, 0, 0), np.int32),
         logit_rows=none,
         slots=none,
         draws=none,

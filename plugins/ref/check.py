@@ -64,6 +64,8 @@ class _Checker:
             return f"layer {layer} of {self._plan.num_layers}"
         if (attrs["kv_heads"], attrs["head_dim"]) != (kv.kv_heads, kv.head_dim):
             return f"{attrs['kv_heads']} KV heads of {attrs['head_dim']}, the cache has {kv.kv_heads} of {kv.head_dim}"
+        if kv.window and not 0 < int(attrs.get("window", kv.window)) <= kv.window:
+            return f"the window must be within that of the cache group, {kv.window}"
         return None
 
     def _kinds(self, step: Step, op: Op) -> str | None:

@@ -120,9 +120,8 @@ def outputs(plan: Plan) -> tuple[Tensor, ...]:
 
 def most_blocks(plan: Plan) -> int:
     """Blocks of a pool, which is one tensor."""
-    return MOST_ELEMENTS // (
-        max(plan.caches[0].k_block_bytes, plan.caches[0].v_block_bytes) // plan.caches[0].dtype.itemsize
-    )
+    (kv,) = plan.caches
+    return MOST_ELEMENTS // (max(kv.k_block_bytes, kv.v_block_bytes) // kv.dtype.itemsize)
 
 
 def require_blocks(plan: Plan, num_blocks: int) -> None:

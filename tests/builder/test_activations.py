@@ -123,7 +123,7 @@ def test_errors_of_experts_by_hand(tmp_path: Path) -> None:
     build(BuildConfig(target="ref", precision="w8"), checkpoint, tmp_path / "e")
     ids = np.array([sample_ids(Checkpoint.open(checkpoint), 61, 64)])
     with open_engine(tmp_path / "f") as opened:
-        session = RefSession(opened.plan, opened.weights, SessionOptions(num_blocks=(8,)))
+        session = RefSession(opened.plan, opened.weights, SessionOptions(num_blocks=opened.plan.in_each(8)))
         outputs = dict(TappedRun(session, opened.plan, ids.astype(np.int32)).steps())
         x, last = (next(iter(outputs[name].values())) for name in ("layers.0/mlp_norm", "final_norm"))
         plan, section = opened.plan, opened.weights.copy()

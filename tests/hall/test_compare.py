@@ -262,7 +262,7 @@ def run_on(session: RefSession, engine: Path, checkpoint: Path) -> Comparison:
 def test_a_kernel_that_is_wrong_in_one_value_is_named(step: str, llama: Built) -> None:
     engine = llama.engine("ref-f32")
     with open_engine(engine) as opened:
-        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=(8,)))
+        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=opened.plan.in_each(8)))
         session.wrong, session.spoil = step, spoil_one
         comparison = run_on(session, engine, llama.checkpoint)
     assert comparison.findings[0].step == step
@@ -283,7 +283,7 @@ def test_experts_are_read_in_blocks_and_their_kernels_judged(tmp_path: Path, mon
     monkeypatch.setattr("ingot.compare.packed.read_weight", count)
     monkeypatch.setattr("ingot.compare.packed.BLOCK_BYTES", 1)
     with open_engine(engine) as opened:
-        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=(8,)))
+        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=opened.plan.in_each(8)))
         for step in ("nothing", "layers.0/moe_gate_up", "layers.1/moe_down"):
             session.wrong, session.spoil = step, spoil_one
             findings = run_on(session, engine, model.checkpoint).findings
@@ -299,7 +299,7 @@ def test_keys_that_are_written_wrong_are_named_where_they_are_written(llama: Bui
 
     engine = llama.engine("ref-bf16")
     with open_engine(engine) as opened:
-        session = WrongCache(opened.plan, opened.weights, SessionOptions(num_blocks=(8,)))
+        session = WrongCache(opened.plan, opened.weights, SessionOptions(num_blocks=opened.plan.in_each(8)))
         first = run_on(session, engine, llama.checkpoint).findings[0]
     assert first.step == "layers.1/rope_kv_write"
     assert first.what.startswith("keys of kernel")

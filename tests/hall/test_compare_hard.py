@@ -66,7 +66,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def found_with(model: Built, kind: str, step: str, spoil: Callable[[Array], Array]) -> Sequence[Finding]:
     """What is found of an engine one of whose kernels is wrong."""
     with open_engine(model.engine(kind)) as opened:
-        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=(8,)))
+        session = WrongKernel(opened.plan, opened.weights, SessionOptions(num_blocks=opened.plan.in_each(8)))
         session.wrong, session.spoil = step, spoil
         return run_on(session, model.engine(kind), model.checkpoint).findings
 

@@ -60,7 +60,9 @@ def test_unknown_layout_is_refused() -> None:
 
 
 def test_logits_match_the_formulae(model: TinyModel) -> None:
-    session = find_target("ref").open_session(model.plan, model.weights, SessionOptions(num_blocks=(9,)))
+    session = find_target("ref").open_session(
+        model.plan, model.weights, SessionOptions(num_blocks=model.plan.in_each(9))
+    )
     tokens = [3, 1, 4, 1, 5, 9, 2, 6, 50]
     result = session.run(batch_of(tokens, [7, 2, 5], list(range(len(tokens)))))
     assert result.logits is not None
@@ -71,7 +73,9 @@ def test_logits_match_the_formulae(model: TinyModel) -> None:
 
 
 def test_no_wanted_rows_give_no_rows(model: TinyModel) -> None:
-    session = find_target("ref").open_session(model.plan, model.weights, SessionOptions(num_blocks=(1,)))
+    session = find_target("ref").open_session(
+        model.plan, model.weights, SessionOptions(num_blocks=model.plan.in_each(1))
+    )
     result = session.run(batch_of([1, 2], [0], []))
     assert result.ids.shape == (1, 0)
     assert result.logits is not None

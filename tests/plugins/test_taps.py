@@ -30,7 +30,9 @@ def _session(name: str, model: TinyModel) -> TapSession:
     target = find_target(name)
     if (reason := target.missing()) is not None:
         pytest.skip(f"this machine lacks {name.removeprefix('cpu/')}: {reason}")
-    session = target.open_session(model.plan, model.weights, SessionOptions(num_blocks=(BLOCKS,), threads=2))
+    session = target.open_session(
+        model.plan, model.weights, SessionOptions(num_blocks=model.plan.in_each(BLOCKS), threads=2)
+    )
     assert isinstance(session, TapSession)
     return session
 

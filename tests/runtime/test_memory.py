@@ -55,6 +55,43 @@ def test_what_lies_beside_the_kv_cache_leaves_enough_for_one_sequence() -> None:
     assert not fits_beside(7 * BLOCK + 1, (LAYOUT,), LIMITS, 8 * BLOCK, 15 * BLOCK)
 
 
+WINDOWED = CacheGroup(window=17, layers=(2, 3, 4), kv_heads=2, head_dim=8, tokens_per_block=16, dtype=DType.F32)
+FULL = dataclasses.replace(LAYOUT, layers=(0, 1))
+LONG = dataclasses.replace(LIMITS, max_seq_len=1601, max_num_tokens=32)
+ONE, ONE_WINDOW = 100, 3 + 2  # blocks of one sequence, and of one in the windows' pool with the tokens of a step
+
+
+def test_groups_with_windows_need_little_for_long_sequences() -> None:
+    budget = kv_budget((FULL, WINDOWED), LONG, None, 10**12)
+    assert budget.num_blocks == (4 * ONE, 4 * 3 + 2)
+    assert budget.nbytes == 4 * ONE * FULL.block_bytes + 14 * WINDOWED.block_bytes
+    together = dataclasses.replace(FULL, layers=tuple(range(5)))
+    assert 2 * budget.nbytes < kv_budget((together,), LONG, None, 10**12).nbytes
+
+
+def test_each_kind_of_groups_gets_half_but_no_more_than_it_needs() -> None:
+    groups, both = (FULL, WINDOWED), 2 * WINDOWED.block_bytes + 3 * FULL.block_bytes  # twice the same bytes
+    assert 3 * FULL.block_bytes == 2 * WINDOWED.block_bytes
+    assert kv_budget(groups, LONG, 500 * both, 10**12).num_blocks == (1500, 1000), "more than enough for all"
+    scarce = (both - 2 * WINDOWED.block_bytes) // 3 * 150 + 10 * WINDOWED.block_bytes
+    assert kv_budget(groups, LONG, scarce, 10**12).num_blocks == (150 - 6, 14), "the windows have enough"
+    least = ONE * FULL.block_bytes + ONE_WINDOW * WINDOWED.block_bytes
+    assert kv_budget(groups, LONG, least, 10**12).num_blocks == (ONE, ONE_WINDOW)
+    with pytest.raises(CapacityError, match=r"100 blocks of 16 tokens(.|\n)*, 5 blocks of 16 tokens"):
+        kv_budget(groups, LONG, least - 1, 10**12)
+
+
+def test_short_sequences_share_evenly() -> None:
+    """Half of the memory for each kind: as if it had been divided for their length, or at least half as good."""
+    short = dataclasses.replace(LIMITS, max_batch_size=1000)
+    wanted = 1200 * FULL.block_bytes
+    assert kv_budget((FULL, WINDOWED), short, wanted, 10**12).num_blocks == (600, 400)
+    windows = (dataclasses.replace(WINDOWED, layers=(0,)), dataclasses.replace(WINDOWED, window=49, layers=(1,)))
+    found = kv_budget(windows, LONG, 1000 * windows[0].block_bytes, 10**12).num_blocks
+    assert sum(found) <= 1000
+    assert found[0] * (5 + 2) == pytest.approx(found[1] * (3 + 2), rel=0.05), "pools of a kind, as one sequence needs"
+
+
 def test_available_memory_minds_the_container(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:  5000 kB\n")

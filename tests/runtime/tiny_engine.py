@@ -86,16 +86,16 @@ class PoisonedSession(WrappedSession):
             self._inner.native.write_kv(layer, block, values, np.full(size // 4, np.nan, np.float32).tobytes())
 
 
-def open_session(model: TinyModel, target: Target, num_blocks: int) -> Session:
-    return target.open_session(
-        model.plan, model.weights, SessionOptions(num_blocks=model.plan.in_each(num_blocks), threads=2)
-    )
+def open_session(model: TinyModel, target: Target, num_blocks: int | tuple[int, ...]) -> Session:
+    """num_blocks: of each cache group, or in all alike."""
+    pools = model.plan.in_each(num_blocks) if isinstance(num_blocks, int) else num_blocks
+    return target.open_session(model.plan, model.weights, SessionOptions(num_blocks=pools, threads=2))
 
 
 def poisoned_runner(
     model: TinyModel,
     target: Target,
-    num_blocks: int,
+    num_blocks: int | tuple[int, ...],
     limits: Limits | None = None,
     config: RuntimeConfig | None = None,
     seed: int = 0,

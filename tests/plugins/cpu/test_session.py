@@ -157,6 +157,10 @@ HOSTILE = [
     (_attention_plan, _kv(kv_heads=3), "kv_heads"),
     (_attention_plan, _kv(dtype=DType.BF16), "takes f32"),
     (_attention_plan, _kv(layers=()), "layer"),
+    (_attention_plan, _kv(layers=(1,)), "each layer from 0 on"),
+    (_attention_plan, _kv(layers=(0, 0)), "each layer from 0 on"),
+    (_attention_plan, _kv(window=-1), "window of a cache group is out of range"),
+    (_attention_plan, _kv(window=4), "within that of the cache group, 4"),
 ]
 
 

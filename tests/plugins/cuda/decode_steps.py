@@ -29,7 +29,7 @@ def wide_group(folder: Path, group: int = 32) -> Path:
 
 def compare_decode(session: Session, engine: Engine, sizes: Sequence[int], tolerance: float) -> None:
     """Prompts of all sequences, then a step for each of `sizes`, of the first so many sequences."""
-    ref = RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=(BLOCKS,)))
+    ref = RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=engine.plan.in_each(BLOCKS)))
     lengths = [2 + index for index in range(SEQUENCES)]
     tables = [[BLOCKS - 1 - index, index] for index in range(SEQUENCES)]
     ids = (np.arange(sum(lengths)) * 5 % engine.plan.vocab_size).astype(np.int32)

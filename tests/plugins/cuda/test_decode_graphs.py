@@ -32,7 +32,7 @@ def test_large_groups_decode_with_any_number_of_sequences(
     engine = open_engine(tmp_path / "e")
     for sizes in ((5, 5, 7), (8, 8, 5, 6, 1, 8)):
         session = find_target("cuda/sm90").open_session(
-            engine.plan, engine.weights, SessionOptions(num_blocks=(BLOCKS,))
+            engine.plan, engine.weights, SessionOptions(num_blocks=engine.plan.in_each(BLOCKS))
         )
         compare_decode(session, engine, sizes, TOLERANCE[precision])
         assert len(replayed) == len(sizes), "every decode step is a graph"

@@ -64,7 +64,7 @@ def engine(gpu: ctypes.CDLL, folder: Path) -> Engine:
 
 def _open(engine: Engine, num_blocks: int = 8) -> CudaSession:
     session = find_target("cuda/sm90").open_session(
-        engine.plan, engine.weights, SessionOptions(num_blocks=(num_blocks,))
+        engine.plan, engine.weights, SessionOptions(num_blocks=engine.plan.in_each(num_blocks))
     )
     assert isinstance(session, CudaSession)
     return session

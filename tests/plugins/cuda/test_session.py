@@ -60,11 +60,13 @@ def _runner(engine: Path, make: Callable[[Engine], Session]) -> ModelRunner:
 
 
 def _ref(engine: Engine) -> Session:
-    return RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=(24,)))
+    return RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=engine.plan.in_each(24)))
 
 
 def _gpu(engine: Engine) -> Session:
-    return find_target("cuda/sm90").open_session(engine.plan, engine.weights, SessionOptions(num_blocks=(24,)))
+    return find_target("cuda/sm90").open_session(
+        engine.plan, engine.weights, SessionOptions(num_blocks=engine.plan.in_each(24))
+    )
 
 
 def _generate(
@@ -137,7 +139,9 @@ def test_crowded_and_preempted_requests(gpu: ctypes.CDLL, engine: Path) -> None:
     alone = [_generate(engine, _ref, [prompt], 8)["output_ids"][0][0].tolist() for prompt in prompts]
 
     def small(opened: Engine) -> Session:
-        return find_target("cuda/sm90").open_session(opened.plan, opened.weights, SessionOptions(num_blocks=(5,)))
+        return find_target("cuda/sm90").open_session(
+            opened.plan, opened.weights, SessionOptions(num_blocks=opened.plan.in_each(5))
+        )
 
     with _runner(engine, small) as runner:
         together = runner.generate(prompts, max_new_tokens=8, end_id=-1)

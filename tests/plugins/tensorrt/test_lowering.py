@@ -102,7 +102,7 @@ def step_arrays(plan: Plan, batch: StepBatch) -> dict[str, npt.NDArray[np.generi
 def _compare(built: Built, precision: str) -> None:
     attention = NumpyAttention(built.plan, BLOCKS)
     network = evaluator(lower(built.graph, built.plan), attention)
-    ref = RefSession(built.ref, built.section, SessionOptions(num_blocks=(BLOCKS,)))
+    ref = RefSession(built.ref, built.section, SessionOptions(num_blocks=built.ref.in_each(BLOCKS)))
     given = network_weights(built)
     for number, (lengths, tables, rows) in enumerate(STEPS):
         ids = (np.arange(sum(new for _, new in lengths), dtype=np.int32) * 7 + number) % built.plan.vocab_size

@@ -66,7 +66,7 @@ SESSION_CLASSES = {
 def _compare(built: Built, precision: str) -> Counter[str]:
     """Kinds of layers."""
     attention = NumpyAttention(built.plan, BLOCKS)
-    ref = RefSession(built.ref, built.section, SessionOptions(num_blocks=(BLOCKS,)))
+    ref = RefSession(built.ref, built.section, SessionOptions(num_blocks=built.ref.in_each(BLOCKS)))
     weights, model, kinds = network_weights(built), lower(built.graph, built.plan), Counter[str]()
     for number, (lengths, tables, rows) in enumerate(STEPS):
         ids = (np.arange(sum(new for _, new in lengths), dtype=np.int32) * 7 + number) % built.plan.vocab_size

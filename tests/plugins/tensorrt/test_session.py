@@ -97,7 +97,7 @@ def _open(engine: Engine) -> Session:
 
 
 def _ref(engine: Engine) -> Session:
-    return RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=(24,)))
+    return RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=engine.plan.in_each(24)))
 
 
 def _generate(engine: Path, make: Callable[[Engine], Session], prompts: list[list[int]], count: int) -> dict[str, Any]:
@@ -225,7 +225,9 @@ def test_what_does_not_fit_is_refused(rtx: Callable[..., Path], tmp_path: Path) 
             _open(engine)
     with pytest.raises(UsageError, match="threads"):
         find_target(NAME).open_session(
-            engine.plan, engine.weights, SessionOptions(num_blocks=(4,), threads=2, directory=engine.directory)
+            engine.plan,
+            engine.weights,
+            SessionOptions(num_blocks=engine.plan.in_each(4), threads=2, directory=engine.directory),
         )
 
 
