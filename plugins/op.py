@@ -14,11 +14,12 @@ from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, KvLayout, Rows
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
 from ingot.plugins.weight_values import HeldWeight, WeightValues
-from ingot.step_io import StepBatch
+from ingot.step_io import Int32, StepBatch
 
 Array = npt.NDArray[np.float32]
-Operand = Array | QuantisedRows | WeightValues
-"""What an op takes: an activation, or a weight that is in memory or that reads its numbers when they are asked for."""
+Operand = Array | QuantisedRows | WeightValues | Int32
+"""What an op takes: an activation, a weight that is in memory or that reads its numbers when they are asked for, or an
+input of the step."""
 
 
 Shape = tuple[int, ...]
@@ -90,7 +91,9 @@ class Call:
     """One execution of an op by its reference.
 
     inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape or
-            to quantised rows, or what reads them; None for an absent optional input
+            to quantised rows, or what reads them; inputs of the step (`step_inputs.py`) int32; None for an absent
+            optional input
+    batch   the step's draws are in it, for `sample`; steps of a plan read their inputs alone
     """
 
     inputs: Sequence[Operand | None]
@@ -107,19 +110,25 @@ class Call:
     def optional(self, index: int) -> Array | None:
         """Input `index`; quantised rows as the values that they stand for."""
         value = self.inputs[index]
-        return value if value is None or isinstance(value, np.ndarray) else value.values
+        if value is None or not isinstance(value, np.ndarray):
+            return None if value is None else value.values
+        assert value.dtype == np.float32, f"input {index} is no activation or weight"
+        return value.astype(np.float32, copy=False)
+
+    def integers(self, index: int) -> Int32:
+        """Input `index`, one of the step."""
+        value = self.inputs[index]
+        assert isinstance(value, np.ndarray), f"input {index} is none of the step"
+        assert value.dtype == np.int32, f"input {index} is none of the step"
+        return value.astype(np.int32, copy=False)
 
     def weight(self, index: int) -> WeightValues:
         """Input `index`, a weight."""
         value = self.inputs[index]
         assert value is not None, f"input {index} is required"
-        return HeldWeight(held=value) if isinstance(value, np.ndarray | QuantisedRows) else value
-
-    def positions(self) -> npt.NDArray[np.int64]:
-        """Position of each of the T tokens."""
-        starts, past = self.batch.query_starts, self.batch.past_lengths
-        pieces = [np.arange(past[s], past[s] + starts[s + 1] - starts[s]) for s in range(len(past))]
-        return np.concatenate(pieces).astype(np.int64)
+        if isinstance(value, np.ndarray):
+            return HeldWeight(held=self.required(index))
+        return HeldWeight(held=value) if isinstance(value, QuantisedRows) else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +143,8 @@ class Op:
     packed        the input that is a product's weight, which targets may pack in panels
     tables        inputs that are tables: weights of which it reads rows
     vectors       inputs that are weights with one dimension, float32
+    batch_inputs  inputs that every step brings along, which steps name as the op does → the input that each goes with:
+                  it is there where that one is
     of_tokens     its activations count tokens, never logit rows
     is_step       plans have steps of it; else sessions do it beside their steps
     keeps_inputs  activations that it reads stay as long as those that it writes, whose readers may make them anew
@@ -151,9 +162,18 @@ class Op:
     packed: int | None = None
     tables: tuple[int, ...] = ()
     vectors: tuple[int, ...] = ()
+    batch_inputs: Mapping[int, int] = dataclasses.field(default_factory=dict)
     of_tokens: bool = False
     is_step: bool = True
     keeps_inputs: bool = False
+
+    def with_batch(self, inputs: Sequence[str]) -> tuple[str, ...]:
+        """The inputs of a step, given without those that every step brings along."""
+        given = iter(inputs)
+        names = ["" if index in self.batch_inputs else next(given, "") for index in range(len(self.inputs))]
+        for index, needed_by in self.batch_inputs.items():
+            names[index] = self.inputs[index].rstrip("?") if names[needed_by] else ""
+        return tuple(names)
 
     def problem(self, num_inputs: Sequence[str], attrs: Mapping[str, Attr]) -> str | None:
         """Why a step with these inputs ("" = absent) and attributes is not a use of this op, or None."""
@@ -162,6 +182,10 @@ class Op:
         for name, given in zip(self.inputs, num_inputs, strict=True):
             if not given and not name.endswith("?"):
                 return f"input {name} is missing"
+        for index, needed_by in self.batch_inputs.items():
+            role = self.inputs[index].rstrip("?")
+            if num_inputs[index] != (role if num_inputs[needed_by] else ""):
+                return f"input {role} must be {role if num_inputs[needed_by] else 'absent'}, got {num_inputs[index]!r}"
         for key, default in self.attrs.items():
             if key not in attrs:
                 return f"attribute {key} is missing"

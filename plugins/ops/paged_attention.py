@@ -18,14 +18,15 @@ def reference(call: Call) -> tuple[Array, ...]:
     of (scale * q) . codes is multiplied by the token's key scale, then bent; a weight enters the sum of weights, then
     is multiplied by the token's value scale, then with the codes.
     """
-    q, attrs, batch = call.required(0), call.attrs, call.batch
+    q, attrs = call.required(0), call.attrs
+    starts, past_lengths, tables = (call.integers(index) for index in (1, 2, 3))
     heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     window, cap = int(attrs["window"]), float(attrs["softcap"])
     out = np.empty_like(q)
-    for s, past in enumerate(batch.past_lengths):
-        begin, end = batch.query_starts[s], batch.query_starts[s + 1]
+    for s, past in enumerate(past_lengths):
+        begin, end = starts[s], starts[s + 1]
         total = int(past + end - begin)
-        blocks = batch.block_tables[s, : -(-total // call.kv.layout.tokens_per_block)]
+        blocks = tables[s, : -(-total // call.kv.layout.tokens_per_block)]
         keys, values = call.kv.read(int(attrs["layer"]), blocks, total)
         group = heads // kv_heads
         keys, values = np.repeat(keys, group, axis=1).astype(np.float64), np.repeat(values, group, axis=1)
@@ -49,11 +50,12 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
 
 OP = Op(
     name="paged_attention",
-    inputs=("q",),  # [tokens, heads * head_dim]
+    inputs=("q", "query_starts", "past_lengths", "block_tables"),  # q [tokens, heads * head_dim]
     outputs=("y",),  # [tokens, heads * head_dim]
     attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "scale": float, "window": 0, "softcap": 0.0},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
     size_problem=size_problem,
+    batch_inputs={1: 0, 2: 0, 3: 0},
     of_tokens=True,
 )

@@ -50,10 +50,10 @@ def reference(call: Call) -> tuple[Array, ...]:
         cos, sin = np.split(cos_sin, 2, axis=-1)
         interleaved = bool(attrs["interleaved"])
         q, k = _rotate(q, cos, sin, interleaved=interleaved), _rotate(k, cos, sin, interleaved=interleaved)
-    positions, block_size = call.positions(), call.kv.layout.tokens_per_block
-    sequence = np.repeat(np.arange(len(call.batch.past_lengths)), np.diff(call.batch.query_starts))
+    positions, sequences, tables = (call.integers(index) for index in (4, 5, 6))
+    block_size = call.kv.layout.tokens_per_block
     for t in range(tokens):
-        block = int(call.batch.block_tables[sequence[t], positions[t] // block_size])
+        block = int(tables[sequences[t], positions[t] // block_size])
         call.kv.write(int(attrs["layer"]), block, int(positions[t] % block_size), k[t], v[t])
     return (np.ascontiguousarray(q.reshape(tokens, heads * dim)),)
 
@@ -72,13 +72,14 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
 OP = Op(
     name="rope_kv_write",
     # [tokens, (heads + 2 kv_heads) * head_dim], [tokens, rotary_dim], [head_dim] or [width of all (key) heads]
-    inputs=("qkv", "cos_sin?", "q_norm?", "k_norm?"),
+    inputs=("qkv", "cos_sin?", "q_norm?", "k_norm?", "positions", "token_sequences", "block_tables"),
     outputs=("q",),  # [tokens, heads * head_dim]
     attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "interleaved": 0, "norm_eps": 0.0},
     out_cols=lambda cols, attrs: (int(attrs["heads"]) * int(attrs["head_dim"]),),
     reference=reference,
     size_problem=size_problem,
     vectors=(2, 3),
+    batch_inputs={4: 0, 5: 0, 6: 0},
     of_tokens=True,
     keeps_inputs=True,  # attention may turn queries itself
 )

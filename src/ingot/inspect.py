@@ -173,6 +173,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "file": file,
         "kv": {**write_record(plan.kv), "bytes_per_token": block},
         "arena_bytes": plan.arena_bytes,
+        "inputs": [write_record(each) for each in plan.inputs],
         "buffers": [write_record(each) for each in plan.buffers],
         "weight_bytes": plan.weight_bytes,
         "screen": [each.name for each in plan.screen],
@@ -186,6 +187,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     lines = [
         f"target      {manifest.target} in {manifest.precision}: plan and weights in {file}",
         f"weights     {format_bytes(plan.weight_bytes)} packed",
+        f"inputs      {', '.join(map(str, plan.inputs))}",
         f"activations {format_bytes(plan.arena_bytes)}: {_buffer_words(plan)}",
         f"KV cache    {plan.kv.dtype.value}, {format_bytes(block)} a token, {plan.kv.tokens_per_block} tokens a block",
         *_screen_lines(plan),

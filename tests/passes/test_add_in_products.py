@@ -115,6 +115,6 @@ def test_a_sum_of_what_no_product_made_stays_with_the_norm() -> None:
     assert report.refused == {"what the norm reads comes from gather_rows": 1}
 
 
-@pytest.mark.parametrize(("target", "names"), [("cpu/avx2", ["add_in_products"]), ("ref", []), ("cuda/sm90", [])])
-def test_it_runs_where_a_targets_products_add(target: str, names: list[str]) -> None:
-    assert [each.__name__ for each in step_passes(find_target(target))] == names
+@pytest.mark.parametrize(("target", "runs"), [("cpu/avx2", True), ("ref", False), ("cuda/sm90", False)])
+def test_it_runs_where_a_targets_products_add(target: str, runs: bool) -> None:
+    assert (add_in_products in step_passes(find_target(target))) == runs

@@ -12,6 +12,12 @@
 
 namespace ingot {
 
+struct InputSpec {
+  std::string name;
+  std::string dtype;
+  std::string extent;  // what its first dimension counts, see Extent in src/ingot/plan.py
+};
+
 struct BufferSpec {
   std::string name;
   std::string rows;  // "tokens" or "logits"
@@ -71,6 +77,7 @@ struct VariantSpec {
 struct PlanSpec {
   LimitsSpec limits;
   KvSpec kv;
+  std::vector<InputSpec> inputs;
   std::vector<BufferSpec> buffers;
   std::vector<WeightSpec> weights;
   std::vector<StepSpec> steps;
