@@ -153,6 +153,7 @@ class Lowering:
         )
         weights, weight_bytes = place_weights(self.uses, shard_count(self.uses))
         names = [buffer.name for buffer in buffers]
+        used = {index for step in program.steps for index in (*step.inputs, *step.outputs)}
         max_positions = limits.max_seq_len if shape.positions == UNLIMITED else shape.positions
         return Plan(
             vocab_size=shape.vocab_size,
@@ -160,7 +161,7 @@ class Lowering:
             limits=limits,
             kv=kv,
             inputs=inputs_among({ref for step in program.steps for ref in step.inputs if isinstance(ref, str)}),
-            buffers=tuple(dict.fromkeys(buffers)),
+            buffers=tuple(dict.fromkeys(buffer for index, buffer in enumerate(buffers) if index in used)),
             weights=tuple(weights),
             steps=tuple(_step(each, names) for each in program.steps),
             arena_bytes=arena_bytes,

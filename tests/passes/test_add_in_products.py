@@ -71,6 +71,9 @@ def test_the_sum_that_the_stream_goes_on_with_is_the_products() -> None:
     assert (product.op, product.outputs) == ("matmul", given.outputs[1:])
     assert (made.inputs[0], made.outputs[1]) == (product.outputs[0], None)
     assert program.tensors()[product.name] == (total,)
+    plan = lowering.plan(program, LIMITS, KV, SHAPE)
+    used = {name for step in plan.steps for name in (*step.inputs, *step.outputs)}
+    assert {buffer.name for buffer in plan.buffers} <= used, "what the product wrote before has no place any more"
 
 
 def test_a_sum_without_a_name_in_the_graph_is_no_tensor_of_it() -> None:
