@@ -33,7 +33,7 @@ from ingot.engine import SECTION_ALIGNMENT, is_engine
 from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import BuildError, CheckpointError, IngotError
 from ingot.forecast import Forecast
-from ingot.manifest import MANIFEST_NAME, Manifest, Variant, rank_file
+from ingot.manifest import MANIFEST_NAME, Manifest, TargetEntry, rank_file
 from ingot.output_dir import OutputDir
 from ingot.plan import Plan, plans_to_json
 from ingot.plugins.op_graph import OpGraph
@@ -282,7 +282,7 @@ def _write(
 def _manifest(jobs: Sequence[Job], shares: Sequence[Share], checkpoint: Checkpoint, tokens: TokenIds) -> Manifest:
     """Everything but the parts, which are made by writing."""
     first, *others = (
-        Variant(
+        TargetEntry(
             target=job.target.name,
             precision=str(job.precision),
             files=_share_of(job, shares).files,

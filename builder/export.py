@@ -45,9 +45,9 @@ def _input(lowering: Lowering, names: Mapping[int, str], node: gs.Node, tensor: 
 
 
 def _input_count(node: gs.Node) -> int:
-    """With the optional ones. An embedding reads the token ids too, which the plan's step has not among its inputs."""
+    """With the optional ones. Of the step's inputs a graph has the token ids alone."""
     first = find_op(plan_ops(node.op)[0])
-    return len(first.inputs) + (first.name == "embedding")
+    return len(first.inputs) - len(first.batch_inputs) + (first.name == "embedding")
 
 
 def _attrs(node: gs.Node) -> dict[str, Attr]:

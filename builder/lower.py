@@ -23,6 +23,7 @@ from ingot.plan import Attr, CacheGroup, Limits, Plan, Rows, Step
 from ingot.plugins.ops.screen import GROUP
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import Target
+from ingot.step_inputs import inputs_among
 
 _KEPT = ("window", "kv_heads", "head_dim")  # attributes in the order of LayerShape's fields
 
@@ -186,13 +187,15 @@ class Lowering:
         )
         weights, weight_bytes = place_weights(self.uses, shard_count(self.uses))
         names = [buffer.name for buffer in buffers]
+        used = {index for step in program.steps for index in (*step.inputs, *step.outputs)}
         max_positions = limits.max_seq_len if shape.positions == UNLIMITED else shape.positions
         return Plan(
             vocab_size=shape.vocab_size,
             max_positions=max_positions,
             limits=limits,
             caches=caches,
-            buffers=tuple(dict.fromkeys(buffers)),
+            inputs=inputs_among({ref for step in program.steps for ref in step.inputs if isinstance(ref, str)}),
+            buffers=tuple(dict.fromkeys(buffer for index, buffer in enumerate(buffers) if index in used)),
             weights=tuple(weights),
             steps=tuple(_step(each, names) for each in program.steps),
             arena_bytes=arena_bytes,
@@ -208,7 +211,7 @@ class Lowering:
             first, second = plan_ops(node.op)
             self._draft(node, node.name.replace("/attention", f"/{first}"), first, kernels[0], node.inputs, [query])
             self._draft(node, node.name, second, kernels[1], [query], node.outputs)
-        elif ours(node, "Embedding"):
+        elif ours(node, "Embedding"):  # the token ids are an input of the plan
             self._draft(node, node.name, plan_ops(node.op)[0], kernels[0], node.inputs[1:], node.outputs)
         else:
             self._draft(node, node.name, plan_ops(node.op)[0], kernels[0], node.inputs, node.outputs)
@@ -232,8 +235,9 @@ class Lowering:
         refs = [
             self._ref(node, op_name, f"{name}.{op.inputs[i].rstrip('?')}", i, each) for i, each in enumerate(inputs)
         ]
+        given = op.with_batch(["" if ref is None else str(ref) for ref in refs])
         refs += [None] * (len(op.inputs) - len(refs))
-        problem = op.problem(["" if ref is None else str(ref) for ref in refs], attrs)
+        problem = op.problem(given, attrs)
         problem = problem or op.size_problem([self._shape(ref) for ref in refs], attrs)
         activations = [self._values[ref] for ref in refs if isinstance(ref, int)]
         if len({value.rows for value in activations}) > 1:
@@ -247,7 +251,14 @@ class Lowering:
         ]
         made += [None] * (len(op.outputs) - len(made))
         self._drafts.append(
-            Draft(name=name, op=op_name, kernel=kernel, inputs=tuple(refs), outputs=tuple(made), attrs=attrs)
+            Draft(
+                name=name,
+                op=op_name,
+                kernel=kernel,
+                inputs=tuple(given[i] if i in op.batch_inputs else ref for i, ref in enumerate(refs)),
+                outputs=tuple(made),
+                attrs=attrs,
+            )
         )
 
     def _ref(self, node: gs.Node, op: str, name: str, index: int, each: gs.Tensor | int) -> str | int | None:

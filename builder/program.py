@@ -12,7 +12,8 @@ from ingot.plan import Attr
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """A step before memory is planned. Inputs are names of weights, indices of values, or None."""
+    """A step before memory is planned. Inputs are names of weights and of the plan's inputs, indices of values, or
+    None."""
 
     name: str
     op: str

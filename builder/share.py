@@ -21,7 +21,7 @@ from ingot.plugins.target import Constant
 class Share:
     """One rank file.
 
-    files    as in `ingot.manifest.Variant`
+    files    as in `ingot.manifest.TargetEntry`
     lowering of the weights
     plans    by target, with their constants
     """

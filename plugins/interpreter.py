@@ -7,13 +7,15 @@ comparison         packed weights, by blocks             goes on with the engine
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from ingot.plan import Step
 from ingot.plugins.op import Array, Call, KvCache, Operand
 from ingot.plugins.registry import find_op
-from ingot.step_io import StepBatch
+from ingot.step_inputs import step_arrays
+from ingot.step_io import Int32, StepBatch
 
 Weights = Callable[[Step, str], Operand]
 """(step, name of a weight that it reads) → what the reference of its op takes for it"""
@@ -35,13 +37,18 @@ class Buffers(Values, Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Interpreter:
     """weights: of the steps; batch, kv: what the steps work on, a pool for each cache group."""
 
     weights: Weights
     batch: StepBatch
     kv: Sequence[KvCache]
+
+    @functools.cached_property
+    def given(self) -> Mapping[str, Int32]:
+        """The inputs of the step, by name."""
+        return step_arrays(self.batch)
 
     def run(self, steps: Sequence[Step], buffers: Buffers) -> Iterator[Step]:
         """Each step, when the buffers hold what it has written: until the next one is asked for, they may be read or
@@ -60,4 +67,6 @@ class Interpreter:
     def _operand(self, step: Step, name: str, values: Values) -> Operand | None:
         if not name:
             return None
-        return values[name] if name in values else self.weights(step, name)
+        if name in values:
+            return values[name]
+        return self.given[name] if name in self.given else self.weights(step, name)

@@ -16,11 +16,12 @@ from ingot.plugins.attributes import AttrRule
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
 from ingot.plugins.weight_values import HeldWeight, WeightValues
 from ingot.plugins.work import WorkRule, plain_work
-from ingot.step_io import StepBatch
+from ingot.step_io import Int32, StepBatch
 
 Array = npt.NDArray[np.float32]
-Operand = Array | QuantisedRows | WeightValues
-"""What an op takes: an activation, or a weight that is in memory or that reads its numbers when they are asked for."""
+Operand = Array | QuantisedRows | WeightValues | Int32
+"""What an op takes: an activation, a weight that is in memory or that reads its numbers when they are asked for, or an
+input of the step."""
 
 
 Shape = tuple[int, ...]
@@ -98,7 +99,8 @@ class Call:
     """One execution of an op by its reference.
 
     inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape or
-            to quantised rows, or what reads them; None for an absent optional input
+            to quantised rows, or what reads them; inputs of the step (`step_inputs.py`) int32; None for an absent
+            optional input
     kv      the pool of each cache group
     """
 
@@ -107,11 +109,14 @@ class Call:
     batch: StepBatch
     kv: Sequence[KvCache]
 
-    def cache(self) -> tuple[KvCache, npt.NDArray[np.int32]]:
-        """The pool of the cache group that the op's layer is in, and its block tables, [sequences, width]."""
+    def cache(self, tables: int) -> tuple[KvCache, Int32]:
+        """The pool of the cache group that the op's layer is in, and its block tables, [sequences, width].
+
+        tables: the input that holds those of all groups
+        """
         layer = int(self.attrs["layer"])
         number = next(i for i, each in enumerate(self.kv) if layer in each.group.layers)
-        return self.kv[number], self.batch.block_tables[number]
+        return self.kv[number], self.integers(tables)[number]
 
     def required(self, index: int) -> Array:
         """Input `index`, which must be present; quantised rows as the values that they stand for."""
@@ -122,19 +127,25 @@ class Call:
     def optional(self, index: int) -> Array | None:
         """Input `index`; quantised rows as the values that they stand for."""
         value = self.inputs[index]
-        return value if value is None or isinstance(value, np.ndarray) else value.values
+        if value is None or not isinstance(value, np.ndarray):
+            return None if value is None else value.values
+        assert value.dtype == np.float32, f"input {index} is no activation or weight"
+        return value.astype(np.float32, copy=False)
+
+    def integers(self, index: int) -> Int32:
+        """Input `index`, one of the step."""
+        value = self.inputs[index]
+        assert isinstance(value, np.ndarray), f"input {index} is none of the step"
+        assert value.dtype == np.int32, f"input {index} is none of the step"
+        return value.astype(np.int32, copy=False)
 
     def weight(self, index: int) -> WeightValues:
         """Input `index`, a weight."""
         value = self.inputs[index]
         assert value is not None, f"input {index} is required"
-        return HeldWeight(held=value) if isinstance(value, np.ndarray | QuantisedRows) else value
-
-    def positions(self) -> npt.NDArray[np.int64]:
-        """Position of each of the T tokens."""
-        starts, past = self.batch.query_starts, self.batch.past_lengths
-        pieces = [np.arange(past[s], past[s] + starts[s + 1] - starts[s]) for s in range(len(past))]
-        return np.concatenate(pieces).astype(np.int64)
+        if isinstance(value, np.ndarray):
+            return HeldWeight(held=self.required(index))
+        return HeldWeight(held=value) if isinstance(value, QuantisedRows) else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +164,8 @@ class Op:
     experts       that weight has a matrix for each expert; the second input names those that a row takes
     tables        inputs that are tables, weights of which it reads single rows → how many rows a plan needs there
     vectors       inputs that are weights with one dimension, float32
+    batch_inputs  inputs that every step brings along, which steps name as the op does → the input that each goes with:
+                  it is there where that one is
     of_tokens     its activations count tokens, never logit rows
     uses_kv       it reads or writes the KV cache: its attributes layer, kv_heads and head_dim are those of a plan's
     overwrites    an output may have the bytes of any input, not only those of `in_place`: each is read before that
@@ -176,11 +189,20 @@ class Op:
     experts: bool = False
     tables: Mapping[int, Callable[[Plan], int]] = dataclasses.field(default_factory=dict)
     vectors: tuple[int, ...] = ()
+    batch_inputs: Mapping[int, int] = dataclasses.field(default_factory=dict)
     of_tokens: bool = False
     uses_kv: bool = False
     overwrites: bool = False
     is_step: bool = True
     keeps_inputs: bool = False
+
+    def with_batch(self, inputs: Sequence[str]) -> tuple[str, ...]:
+        """The inputs of a step, given without those that every step brings along."""
+        given = iter(inputs)
+        names = ["" if index in self.batch_inputs else next(given, "") for index in range(len(self.inputs))]
+        for index, needed_by in self.batch_inputs.items():
+            names[index] = self.inputs[index].rstrip("?") if names[needed_by] else ""
+        return tuple(names)
 
     def problem(self, num_inputs: Sequence[str], attrs: Mapping[str, Attr]) -> str | None:
         """Why a step with these inputs ("" = absent) and attributes is not a use of this op, or None."""
@@ -189,6 +211,10 @@ class Op:
         for name, given in zip(self.inputs, num_inputs, strict=True):
             if not given and not name.endswith("?"):
                 return f"input {name} is missing"
+        for index, needed_by in self.batch_inputs.items():
+            role = self.inputs[index].rstrip("?")
+            if num_inputs[index] != (role if num_inputs[needed_by] else ""):
+                return f"input {role} must be {role if num_inputs[needed_by] else 'absent'}, got {num_inputs[index]!r}"
         for key, default in self.attrs.items():
             if key not in attrs:
                 return f"attribute {key} is missing"

@@ -44,6 +44,7 @@ using OutRows = nb::ndarray<nb::numpy, T, nb::ndim<2>>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 using PieceTuple = std::tuple<int64_t, int64_t, int64_t>;
+using InputTuple = std::tuple<std::string, std::string, std::string>;
 using BufferTuple = std::tuple<std::string, std::string, int64_t, int64_t, std::string>;
 using WeightTuple =
     std::tuple<std::string, std::string, std::vector<int64_t>, std::string, int64_t, std::vector<PieceTuple>>;
@@ -95,14 +96,16 @@ std::vector<ingot::VariantSpec> variant_specs(const std::vector<VariantTuple>& t
   return all;
 }
 
-void make_session(Session* self, const Bytes& weights, const std::vector<BufferTuple>& buffers,
-                  const std::vector<WeightTuple>& weight_tuples, const std::vector<StepTuple>& steps,
-                  const std::vector<StepTuple>& screen, const std::vector<VariantTuple>& variants,
-                  const LimitsTuple& limits, const std::vector<CacheTuple>& caches, int64_t arena_bytes,
-                  const std::string& logits, int threads, const std::string& isa) {
+void make_session(Session* self, const Bytes& weights, const std::vector<InputTuple>& inputs,
+                  const std::vector<BufferTuple>& buffers, const std::vector<WeightTuple>& weight_tuples,
+                  const std::vector<StepTuple>& steps, const std::vector<StepTuple>& screen,
+                  const std::vector<VariantTuple>& variants, const LimitsTuple& limits,
+                  const std::vector<CacheTuple>& caches, int64_t arena_bytes, const std::string& logits, int threads,
+                  const std::string& isa) {
   const auto spec = [](const auto&... field) { return ingot::LimitsSpec{field...}; };
   ingot::PlanSpec plan{std::apply(spec, limits),
                        specs<ingot::CacheSpec>(caches),
+                       specs<ingot::InputSpec>(inputs),
                        specs<ingot::BufferSpec>(buffers),
                        weight_specs(weight_tuples),
                        specs<ingot::StepSpec>(steps),
@@ -264,8 +267,8 @@ using Released = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_session(nb::module_& m) {
   nb::class_<Session>(m, "Session", "A plan bound to its weights, arena and KV pools. Arguments: target.py.")
-      .def("__init__", &make_session, "weights"_a.noconvert(), "buffers"_a, "weight_specs"_a, "steps"_a, "screen"_a,
-           "variants"_a, "limits"_a, "caches"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a,
+      .def("__init__", &make_session, "weights"_a.noconvert(), "inputs"_a, "buffers"_a, "weight_specs"_a, "steps"_a,
+           "screen"_a, "variants"_a, "limits"_a, "caches"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a,
            nb::keep_alive<1, 2>())
       .def("start", &start, "slot"_a, "rules"_a, "tokens"_a.noconvert(), "num_prompt"_a,
            "Hold a sequence in a slot; its rules are SequenceRules' fields in order.")

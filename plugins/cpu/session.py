@@ -153,6 +153,7 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
     try:
         native = _cpu.Session(
             weights=weights,
+            inputs=[(each.name, each.dtype.value, each.extent.value) for each in plan.inputs],
             buffers=[(each.name, each.rows.value, each.cols, each.offset, each.dtype.value) for each in plan.buffers],
             weight_specs=[
                 (

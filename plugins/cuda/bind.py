@@ -7,13 +7,14 @@ then nothing is converted in between.
 from collections.abc import Callable, Sequence
 
 from ingot.dtypes import DType
-from ingot.errors import REBUILD, EngineError
+from ingot.errors import EngineError
 from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Places, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.products import Product
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM
+from ingot.plugins.cuda.stored_types import check_types
 from ingot.plugins.cuda.work import (
     Addresses,
     Bound,
@@ -27,11 +28,20 @@ from ingot.plugins.cuda.work import (
     pointer,
     row_grid,
 )
+from ingot.step_inputs import require_known_inputs
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu")  # in the order of the kernels' enum
 CODE_LAYOUT = "cubin."  # of the piece of the weights section that holds the machine code
 
 _TYPED = {"matmul": 1, "embedding": 0}  # op → its input that decides the type of weights
+# input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
+_TABLES = {
+    "input_ids": "ids",
+    "positions": "positions",
+    "token_sequences": "sequences",
+    "block_tables": "tables",
+    "logit_rows": "rows",
+}
 _ROW_THREADS = 256
 
 
@@ -89,33 +99,18 @@ class _Binder:
 
     def bind(self) -> list[Bound]:
         bound = []
+        require_known_inputs(self._plan)
         for step in self._plan.steps:
             how = _STEPS.get(step.op)
             if how is None:
                 raise EngineError("the cuda target has no kernel for a step", where=step.name, got=step.op)
-            self._check_types(step)
+            check_types(step, self._buffers, self._types.weight)
             bound.append(Bound(step=step, work=tuple(how(self, step, self._narrow(step.outputs[0])))))
         return bound
 
     def _narrow(self, name: str) -> bool:
         """Whether what lies in a buffer has the products' type."""
         return self._buffers[name].dtype is not DType.F32
-
-    def _check_types(self, step: Step) -> None:
-        """A narrow buffer has the products' type; they alone read it, and not every kernel writes it."""
-        either = tuple(dict.fromkeys((DType.F32, self._types.weight)))
-        taken = step.inputs[1:] if step.op == "matmul" else step.inputs
-        made = step.outputs[1:] if step.op in NARROW else step.outputs
-        for name in (*step.inputs, *step.outputs):
-            allowed = (DType.F32,) if name in (*taken, *made) else either
-            if name in self._buffers and self._buffers[name].dtype not in allowed:
-                raise EngineError(
-                    "the cuda target cannot keep an activation of a step in this type",
-                    where=f"step {step.name}: {name}",
-                    expected=" or ".join(each.value for each in allowed),
-                    got=self._buffers[name].dtype.value,
-                    hint=REBUILD,
-                )
 
     # Addresses and sizes.
 
@@ -138,7 +133,11 @@ class _Binder:
         return buffer, buffer.cols
 
     def _table(self, name: str) -> Argument:
-        return pointer(self._at.tables[name])
+        return pointer(self._table_at(name))
+
+    def _table_at(self, name: str) -> int:
+        """Where an input of the plan lies; the items of attention are made of the others."""
+        return self._at.tables[_TABLES[name]]
 
     # One method per op; each returns the work of one step.
 
@@ -148,7 +147,7 @@ class _Binder:
             pointer(self._buffer(step.outputs[0])),
             pointer(self._weight(step.inputs[0])),
             pointer(self._weight(step.inputs[1])),
-            self._table("ids"),
+            self._table("input_ids"),
             self._table("positions"),
             integer(hidden),
             number(step.attrs["scale"]),
@@ -162,7 +161,7 @@ class _Binder:
                 self._buffer(step.outputs[0]),
                 inv_freq=self._weight(step.inputs[0]),
                 half=cols // 2,
-                positions=self._at.tables["positions"],
+                positions=self._table_at("positions"),
                 scale=float(step.attrs["scale"]),
             )
         ]
@@ -239,7 +238,7 @@ class _Binder:
         return [self._epilogue(buffer, x=x, up=up, ld=cols, kind=kind, narrow=narrow)]
 
     def rope_kv_write(self, step: Step, narrow: bool) -> list[Work]:
-        qkv, cos_sin, q_norm, k_norm = step.inputs
+        qkv, cos_sin, q_norm, k_norm, positions, sequences, _ = step.inputs
         return [
             write_launch(
                 *self._places(step, q=step.outputs[0]),
@@ -247,8 +246,8 @@ class _Binder:
                 cos_sin=self._any(cos_sin),
                 q_norm=self._weight(q_norm),
                 k_norm=self._weight(k_norm),
-                positions=self._at.tables["positions"],
-                sequences=self._at.tables["sequences"],
+                positions=self._table_at(positions),
+                sequences=self._table_at(sequences),
                 heads=int(step.attrs["heads"]),
                 rotary_dim=self._buffers[cos_sin].cols if cos_sin else 0,
                 interleaved=bool(step.attrs["interleaved"]),
@@ -272,13 +271,8 @@ class _Binder:
 
     def gather_rows(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)
-        x = step.inputs[0]
-        arguments = (
-            pointer(self._buffer(step.outputs[0])),
-            pointer(self._buffer(x)),
-            self._table("rows"),
-            integer(cols),
-        )
+        x, rows = step.inputs
+        arguments = (pointer(self._buffer(step.outputs[0])), pointer(self._buffer(x)), self._table(rows), integer(cols))
         grid = row_grid(Rows.LOGITS)
         return [Launch(kernel="gather_rows", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
@@ -301,7 +295,8 @@ class _Binder:
         places = Places(
             keys=keys,
             values=values,
-            tables=tables["tables"] + 4 * (self._at.table_width // len(self._plan.caches)) * self._plan.group_of(layer),
+            tables=self._table_at("block_tables")
+            + 4 * (self._at.table_width // len(self._plan.caches)) * self._plan.group_of(layer),
             width=self._at.table_width,
             q=self._buffer(q),
             decode=tables["decode"],
@@ -388,8 +383,6 @@ _STEPS: dict[str, Callable[[_Binder, Step, bool], Sequence[Work]]] = {
     "softcap": _Binder.softcap,
 }
 OPS = tuple(_STEPS)
-# whose first output may lie in the products' type
-NARROW = frozenset({"rms_norm", "layer_norm", "matmul", "add", "activation", "paged_attention"})
 
 
 def code_weight(plan: Plan) -> Weight:

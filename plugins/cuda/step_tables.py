@@ -19,6 +19,7 @@ from ingot.errors import RequestError
 from ingot.plan import Limits, Plan
 from ingot.plugins.cuda.shapes import Tiles
 from ingot.plugins.ops.sample import Draw
+from ingot.step_inputs import step_arrays
 from ingot.step_io import Int32, StepBatch
 
 ITEM = 4  # integers of an item
@@ -149,21 +150,20 @@ class StepTables:
         """
         new, past = np.diff(batch.query_starts), batch.past_lengths
         tokens, sequences = len(batch.ids), len(past)
-        owner = np.repeat(np.arange(sequences, dtype=np.int32), new)
-        positions = past[owner] + np.arange(tokens, dtype=np.int32) - batch.query_starts[:-1][owner]
+        given = step_arrays(batch)
         decode, prefill = self._items(new.tolist(), past.tolist(), batch.query_starts.tolist())
         extra = range(sequences, padded or sequences)
         alike = decode if self._tiles.decode else prefill  # items of one token, as those of the step itself
         alike += [(index, index, 1, 0) for index in extra]
         idle: Int32 = np.zeros(len(extra), np.int32)
-        self._put("ids", np.concatenate([batch.ids, idle]))
-        self._put("positions", np.concatenate([positions, idle]))
-        self._put("sequences", np.concatenate([owner, np.asarray(extra, np.int32)]))
-        self._put("rows", np.concatenate([batch.logit_rows, np.asarray(extra, np.int32)]))
+        self._put("ids", np.concatenate([given["input_ids"], idle]))
+        self._put("positions", np.concatenate([given["positions"], idle]))
+        self._put("sequences", np.concatenate([given["token_sequences"], np.asarray(extra, np.int32)]))
+        self._put("rows", np.concatenate([given["logit_rows"], np.asarray(extra, np.int32)]))
         self._put_draws(draws)
         self._put("decode", np.asarray(decode, np.int32).reshape(-1))
         self._put("prefill", np.asarray(prefill, np.int32).reshape(-1))
-        end = self._put_tables(batch.block_tables, len(extra))
+        end = self._put_tables(given["block_tables"], len(extra))
         longest = max((position + count for _, _, count, position in decode), default=0)
         counts = Counts(
             tokens=tokens + len(extra),

@@ -9,12 +9,13 @@ import numpy.typing as npt
 
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
-from ingot.plugins.cuda.bind import CODE_LAYOUT, NARROW, OPS, code_weight, specialisation
+from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, code_weight, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.products import find_library
 from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM
+from ingot.plugins.cuda.stored_types import NARROW
 from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOptions, Target
 
 # Key heads are a dimension of the attention kernels' grid, which the driver limits; sizes are counted in int32.

@@ -12,10 +12,10 @@ from ingot.step_work import Work
 
 
 def reference(call: Call) -> tuple[Array, ...]:
-    """out[t] = table[ids[t]] * scale (+ position_table[position of t]); a row of a w8 table is scale[row] * q[row]"""
-    out = call.weight(0).rows(call.batch.ids) * np.float32(call.attrs["scale"])
+    """out[t] = table[input_ids[t]] * scale (+ position_table[positions[t]]); w8: a row is scale[row] * q[row]"""
+    out = call.weight(0).rows(call.integers(2)) * np.float32(call.attrs["scale"])
     if call.inputs[1] is not None:
-        out = out + call.weight(1).rows(call.positions())
+        out = out + call.weight(1).rows(call.integers(3))
     return (out,)
 
 
@@ -35,7 +35,7 @@ def work(use: OpUse) -> Work:
 
 OP = Op(
     name="embedding",
-    inputs=("table", "position_table?"),  # [vocab, hidden], [positions, hidden]
+    inputs=("table", "position_table?", "input_ids", "positions?"),  # [vocab, hidden], [positions, hidden]
     outputs=("out",),  # [tokens, hidden]
     attrs={"scale": 1.0},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
@@ -43,5 +43,6 @@ OP = Op(
     size_problem=size_problem,
     work=work,
     tables={0: lambda plan: plan.vocab_size, 1: lambda plan: plan.max_positions},
+    batch_inputs={2: 0, 3: 1},
     rows=Rows.TOKENS,
 )

@@ -21,13 +21,14 @@ def reference(call: Call) -> tuple[Array, ...]:
     of (scale * q) . codes is multiplied by the token's key scale, then bent; a weight enters the sum of weights, then
     is multiplied by the token's value scale, then with the codes.
     """
-    q, attrs, batch = call.required(0), call.attrs, call.batch
+    q, attrs = call.required(0), call.attrs
+    starts, past_lengths = call.integers(1), call.integers(2)
     heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     window, cap = int(attrs["window"]), float(attrs["softcap"])
-    out, (kv, tables) = np.empty_like(q), call.cache()
+    out, (kv, tables) = np.empty_like(q), call.cache(3)
     size = kv.group.tokens_per_block
-    for s, past in enumerate(batch.past_lengths):
-        begin, end = batch.query_starts[s], batch.query_starts[s + 1]
+    for s, past in enumerate(past_lengths):
+        begin, end = starts[s], starts[s + 1]
         total = int(past + end - begin)
         unseen = max(0, int(past) + 1 - window) // size if window else 0  # blocks that may be another sequence's by now
         keys, values = kv.read(int(attrs["layer"]), tables[s, unseen : -(-total // size)])
@@ -68,7 +69,7 @@ def work(use: OpUse) -> Work:
 
 OP = Op(
     name="paged_attention",
-    inputs=("q",),  # [tokens, heads * head_dim]
+    inputs=("q", "query_starts", "past_lengths", "block_tables"),  # q [tokens, heads * head_dim]
     outputs=("y",),  # [tokens, heads * head_dim]
     attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "scale": float, "window": 0, "softcap": 0.0},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
@@ -78,5 +79,6 @@ OP = Op(
     attr_rules={**HEAD_RULES, "window": between(0, LARGEST + 1), "softcap": not_negative},
     work=work,
     uses_kv=True,
+    batch_inputs={1: 0, 2: 0, 3: 0},
     of_tokens=True,
 )

@@ -53,11 +53,10 @@ def reference(call: Call) -> tuple[Array, ...]:
         cos, sin = np.split(cos_sin, 2, axis=-1)
         interleaved = bool(attrs["interleaved"])
         q, k = _rotate(q, cos, sin, interleaved=interleaved), _rotate(k, cos, sin, interleaved=interleaved)
-    positions, (kv, tables) = call.positions(), call.cache()
+    positions, sequences, (kv, tables) = call.integers(4), call.integers(5), call.cache(6)
     block_size = kv.group.tokens_per_block
-    sequence = np.repeat(np.arange(len(call.batch.past_lengths)), np.diff(call.batch.query_starts))
     for t in range(tokens):
-        block = int(tables[sequence[t], positions[t] // block_size])
+        block = int(tables[sequences[t], positions[t] // block_size])
         kv.write(int(attrs["layer"]), block, int(positions[t] % block_size), k[t], v[t])
     return (np.ascontiguousarray(q.reshape(tokens, heads * dim)),)
 
@@ -87,7 +86,7 @@ def work(use: OpUse) -> Work:
 OP = Op(
     name="rope_kv_write",
     # [tokens, (heads + 2 kv_heads) * head_dim], [tokens, rotary_dim], [head_dim] or [width of all (key) heads]
-    inputs=("qkv", "cos_sin?", "q_norm?", "k_norm?"),
+    inputs=("qkv", "cos_sin?", "q_norm?", "k_norm?", "positions", "token_sequences", "block_tables"),
     outputs=("q",),  # [tokens, heads * head_dim]
     attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "interleaved": 0, "norm_eps": 0.0},
     out_cols=lambda cols, attrs: (int(attrs["heads"]) * int(attrs["head_dim"]),),
@@ -97,6 +96,7 @@ OP = Op(
     work=work,
     uses_kv=True,
     vectors=(2, 3),
+    batch_inputs={4: 0, 5: 0, 6: 0},
     of_tokens=True,
     keeps_inputs=True,  # attention may turn queries itself
 )

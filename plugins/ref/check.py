@@ -16,13 +16,15 @@ from ingot.plugins.layouts import ROW, num_panels, panel_bytes, panel_layout, ro
 from ingot.plugins.op import Op
 from ingot.plugins.quantised import MAX_K
 from ingot.plugins.registry import find_op, op_names
+from ingot.step_inputs import require_known_inputs
 from ingot.weight_formats import TABLE_FORMAT
 
 _TABLE_DTYPES = (DType.F32, DType.BF16, DType.F16, DType(TABLE_FORMAT.dtype))
 
 
 def check_steps(plan: Plan) -> None:
-    """Raise EngineError for the first step that no session of any target could run."""
+    """Raise EngineError for an input that nobody gives, or the first step that no session of any target could run."""
+    require_known_inputs(plan)
     checker = _Checker(plan)
     for step in plan.steps:
         if (found := checker.problem(step)) is not None:
@@ -34,6 +36,7 @@ class _Checker:
         self._plan = plan
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._weights = {weight.name: weight for weight in plan.weights}
+        self._given = {each.name for each in plan.inputs}
 
     def problem(self, step: Step) -> str | None:
         """What is wrong with a step, or None."""
@@ -72,9 +75,14 @@ class _Checker:
         """Weights where the op takes weights, buffers elsewhere."""
         constant = {op.packed, *op.tables, *op.vectors}
         for index, name in enumerate(step.inputs):
-            kind, known = ("weight", self._weights) if index in constant else ("buffer", self._buffers)
-            if name and name not in known:
-                return f"input {op.inputs[index]} is no {kind}: {name}"
+            if index in op.batch_inputs:
+                kind, known = "input of the plan", name in self._given
+            elif index in constant:
+                kind, known = "weight", name in self._weights
+            else:
+                kind, known = "buffer", name in self._buffers
+            if name and not known:
+                return f"input {op.inputs[index].rstrip('?')} is no {kind}: {name}"
         return next((f"there is no buffer {name}" for name in step.outputs if name and name not in self._buffers), None)
 
     def _weights_of(self, step: Step, op: Op) -> str | None:

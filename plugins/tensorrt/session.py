@@ -44,6 +44,7 @@ from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.plan_file import HEADER_BYTES
 from ingot.plugins.tensorrt.plugin import Shapes, register_attention
 from ingot.plugins.tensorrt.tensors import LOGITS, UPDATED, outputs, pools, require_blocks, step_inputs, weights
+from ingot.step_inputs import require_known_inputs
 from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult
 
 MIXED, DECODE = 0, 1  # profiles
@@ -79,6 +80,7 @@ class TensorRtSession:
         code: Weight,
     ) -> None:
         """section: all weights; code: the machine code among them that is for this GPU."""
+        require_known_inputs(plan)
         (self._blocks,) = self.num_blocks = num_blocks
         require_blocks(plan, self._blocks)
         self._plan, self._library = plan, network.library

@@ -71,6 +71,7 @@ class Session:
     def __init__(
         self,
         weights: NDArray[np.uint8],
+        inputs: Sequence[tuple[str, str, str]],
         buffers: Sequence[tuple[str, str, int, int, str]],
         weight_specs: Sequence[tuple[str, str, Sequence[int], str, int, Sequence[tuple[int, int, int]]]],
         steps: Sequence[tuple[str, str, str, Sequence[str], Sequence[str], Mapping[str, int | float | str]]],

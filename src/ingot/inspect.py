@@ -123,6 +123,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "caches": [{**write_record(each), "bytes_per_token": _bytes_per_token(each)} for each in plan.caches],
         "sequence_bytes": _sequence_bytes(plan),
         "arena_bytes": plan.arena_bytes,
+        "inputs": [write_record(each) for each in plan.inputs],
         "buffers": [write_record(each) for each in plan.buffers],
         "weight_bytes": plan.weight_bytes,
         "screen": [each.name for each in plan.screen],
@@ -136,6 +137,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     lines = [
         f"target      {manifest.target} in {manifest.precision}: plan and weights in {file}",
         f"weights     {format_bytes(plan.weight_bytes)} packed",
+        f"inputs      {', '.join(map(str, plan.inputs))}",
         f"activations {format_bytes(plan.arena_bytes)}: {_buffer_words(plan)}",
         *_cache_lines(plan),
         *_screen_lines(plan),

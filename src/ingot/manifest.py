@@ -37,7 +37,7 @@ class Part(Checksums):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
+class TargetEntry:
     """What an engine says about one of its targets.
 
     target        a name of the target list, e.g. "cpu/avx2"
@@ -58,7 +58,7 @@ class Variant:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest(Variant):
+class Manifest(TargetEntry):
     """What an engine says about itself: about its first target, and about `others`.
 
     others        further targets of the same engine
@@ -80,7 +80,7 @@ class Manifest(Variant):
     pad_id: TokenId | None
     parts: tuple[Part, ...]
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    others: tuple[Variant, ...] = ()
+    others: tuple[TargetEntry, ...] = ()
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -91,10 +91,10 @@ class Manifest(Variant):
         """This manifest as if the engine had no other target. Raises EngineError for one that it has not."""
         if target == self.target:
             return dataclasses.replace(self, others=())
-        variant = next((other for other in self.others if other.target == target), None)
-        if variant is None:
+        entry = next((other for other in self.others if other.target == target), None)
+        if entry is None:
             raise EngineError("the engine has no such target", expected=", ".join(self.targets), got=target)
-        return dataclasses.replace(self, others=(), **_fields(variant))
+        return dataclasses.replace(self, others=(), **_fields(entry))
 
     def with_passport(self, target: str, passport: Mapping[str, Fact]) -> "Manifest":
         """This manifest with another passport of one target."""
@@ -115,7 +115,7 @@ class Manifest(Variant):
 
 
 def rank_file(rank: int, files: str = "") -> str:
-    """Name of the engine file of one rank. files: as in `Variant`."""
+    """Name of the engine file of one rank. files: as in `TargetEntry`."""
     return f"rank{rank}.{files}.engine" if files else f"rank{rank}.engine"
 
 
@@ -171,8 +171,8 @@ def _twice(what: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield from ((what, f"{name} is there twice") for name, count in Counter(names).items() if count > 1)
 
 
-def _fields(variant: Variant) -> dict[str, Any]:
-    return {field.name: getattr(variant, field.name) for field in dataclasses.fields(Variant)}
+def _fields(entry: TargetEntry) -> dict[str, Any]:
+    return {field.name: getattr(entry, field.name) for field in dataclasses.fields(TargetEntry)}
 
 
 def _text(document: Mapping[str, Any]) -> str:

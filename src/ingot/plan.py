@@ -41,6 +41,28 @@ class Rows(enum.Enum):
     LOGITS = "logits"  # the R rows whose logits are wanted, at most limits.max_logit_rows
 
 
+class Extent(enum.Enum):
+    """What the first dimension of an input counts."""
+
+    TOKENS = "tokens"  # the T tokens of a step
+    LOGITS = "logits"  # the R rows whose logits are wanted
+    SEQUENCES = "sequences"  # the S sequences
+    BOUNDS = "sequence_bounds"  # S + 1: where each sequence begins, and where the last one ends
+    BLOCKS = "sequence_blocks"  # the S sequences, each with a row of as many blocks as the longest has
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Input:
+    """What every step brings along, and steps of the plan read: see `step_inputs.py`."""
+
+    name: Name
+    dtype: DType
+    extent: Extent
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.dtype.value} by {self.extent.value})"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Buffer:
     """An activation [rows, cols] at a fixed byte offset of the arena (64-byte aligned).
@@ -87,7 +109,8 @@ class Weight:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One kernel call. `inputs` and `outputs` name buffers, weights or "" for an absent optional input.
+    """One kernel call. `inputs` name buffers, weights, inputs of the plan, or "" for an absent optional one; `outputs`
+    buffers or "".
 
     Order and meaning of inputs, outputs and attrs are fixed by the op (`plugins/ops/<op>.py`).
     """
@@ -212,6 +235,7 @@ class Plan:
     """Everything a target needs to run a step. `steps` are in execution order; the last one writes `logits`.
 
     caches   the KV memory: a pool of blocks for each group, all of as many tokens; a sequence has a block table in each
+    inputs   what the steps read beside weights and buffers, by the names that sessions know
     variants what a session runs: the first whose `most_tokens` are enough. Without any, or where somebody looks at what
              steps write, the steps run one by one, as they stand
     tactics  products that a build has timed: step → how to compute it with 1, 2-8, 9-32 and more rows, a digit each.
@@ -224,6 +248,7 @@ class Plan:
     max_positions: Count
     limits: Limits
     caches: tuple[CacheGroup, ...]
+    inputs: tuple[Input, ...]
     buffers: tuple[Buffer, ...]
     weights: tuple[Weight, ...]
     steps: tuple[Step, ...]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
-from ingot.plan import ALIGNMENT, Attr, Buffer, Plan, Rows, Variant, Weight
+from ingot.plan import ALIGNMENT, Attr, Buffer, Input, Plan, Rows, Variant, Weight
 
 _BUFFER_DTYPES = (DType.F32, DType.BF16, DType.F16)
 _KV_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
@@ -79,8 +79,9 @@ def _whole(value: Attr | None) -> int:
 
 
 def _names(plan: Plan) -> Iterable[tuple[str, str]]:
-    places = Counter([each.name for each in plan.buffers] + [each.name for each in plan.weights])
-    yield from (("buffers, weights", f"two are called {name}") for name, count in places.items() if count > 1)
+    named: Iterable[Input | Buffer | Weight] = (*plan.inputs, *plan.buffers, *plan.weights)
+    places = Counter(each.name for each in named)
+    yield from (("inputs, buffers, weights", f"two are called {name}") for name, count in places.items() if count > 1)
     steps = Counter(step.name for step in (*plan.steps, *plan.screen))
     yield from (("steps", f"two are called {name}") for name, count in steps.items() if count > 1)
     yield from (("tactics", f"there is no step {name}") for name in plan.tactics if name not in steps)
@@ -128,21 +129,24 @@ def _places(weight: Weight, unit_bytes: int) -> list[tuple[int, int, str]]:
 
 
 def _steps(plan: Plan) -> Iterable[tuple[str, str]]:
-    """Steps read weights, and buffers whose bytes a step before has written and none has written over."""
+    """Steps read weights, all inputs, and buffers whose bytes a step before has written and none has written over."""
     if not plan.steps or plan.logits not in plan.steps[-1].outputs:
         yield "steps", f"the last one of {len(plan.steps)} does not write {plan.logits}"
-    weights, meeting, written = {each.name for each in plan.weights}, overlaps(plan), set[str]()
+    constant = {each.name for each in plan.inputs} | {each.name for each in plan.weights}
+    meeting, written = overlaps(plan), set[str]()
     for step in plan.steps:
         for name in filter(None, step.inputs):
             if name in meeting and name not in written:
                 yield f"steps.{step.name}", f"reads {name}, which no step before has written"
-            elif name not in meeting and name not in weights:
-                yield f"steps.{step.name}", f"there is no buffer or weight {name}"
+            elif name not in meeting and name not in constant:
+                yield f"steps.{step.name}", f"there is no buffer, weight or input {name}"
         for name in filter(None, step.outputs):
             if name not in meeting:
                 yield f"steps.{step.name}", f"there is no buffer {name}"
             written -= meeting.get(name, set())
             written.add(name)
+    read = {name for step in plan.steps for name in step.inputs}
+    yield from ((f"inputs.{each.name}", "no step reads it") for each in plan.inputs if each.name not in read)
 
 
 def overlaps(plan: Plan) -> dict[str, set[str]]:

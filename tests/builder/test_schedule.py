@@ -13,8 +13,9 @@ from ingot.dtypes import DType
 from ingot.plan import Attr, Buffer, CacheGroup, Limits, Piece, Plan, Rows, Step, Variant, Weight
 from ingot.plan_check import check_plan
 from ingot.plan_json import plan_from_json
-from ingot.plugins.registry import find_target
+from ingot.plugins.registry import find_op, find_target
 from ingot.plugins.target import CallRules
+from ingot.step_inputs import inputs_among
 
 ROWS, FEW = 8, 4
 COLS = {"x": 8, "y": 8, "n": 8, "m": 8, "qkv": 16, "q": 8, "a": 8, "s": 8, "logits": 10}
@@ -48,7 +49,8 @@ class Line:
         outputs = (self.writes, self.also) if self.op == "rms_norm" else (self.writes,)
         op = "matmul" if self.op == "plain" else self.op
         kernel = KERNELS.get(self.op, f"{op}.f32.here")
-        return Step(name=self.name, op=op, kernel=kernel, inputs=inputs, outputs=outputs, attrs=attrs)
+        read = find_op(op).with_batch(inputs)
+        return Step(name=self.name, op=op, kernel=kernel, inputs=read, outputs=outputs, attrs=attrs)
 
 
 LAYER = [
@@ -81,14 +83,16 @@ def plan_of(lines: Sequence[Line], over: dict[str, str] | None = None) -> Plan:
         for name, length, offset in (("w", 8, 0), ("per_head", HEAD_DIM, 64), ("per_token", 2 * HEAD_DIM, 128))
     )
     limits = Limits(max_batch_size=4, max_input_len=8, max_seq_len=9, max_num_tokens=ROWS, max_logit_rows=ROWS)
+    steps = tuple(line.step() for line in lines)
     return Plan(
+        inputs=inputs_among({name for step in steps for name in step.inputs}),
         vocab_size=COLS["logits"],
         max_positions=8,
         limits=limits,
         caches=(CacheGroup(layers=(0,), kv_heads=1, head_dim=HEAD_DIM, tokens_per_block=16, dtype=DType.F32),),
         buffers=(*buffers[:-1], logits),
         weights=weights,
-        steps=tuple(line.step() for line in lines),
+        steps=steps,
         arena_bytes=places["logits"] + -(-ROWS * 4 * COLS["logits"] // 64) * 64,
         weight_bytes=192,
         logits="logits",

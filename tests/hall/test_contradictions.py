@@ -12,7 +12,7 @@ import pytest
 from ingot.dtypes import DType
 from ingot.engine import open_engine
 from ingot.errors import EngineError
-from ingot.plan import Buffer, Rows, Step
+from ingot.plan import Buffer, Rows
 from ingot.plan_check import check_plan
 from ingot.weights_memory import Homes
 from tests.hall.resealed import edit_manifest, edit_plans, in_manifest, in_plan, seal_part
@@ -60,7 +60,7 @@ def test_a_buffer_is_not_read_once_another_was_written_over_it(offset: int, soun
     )
     ways = (("w", "x"), ("w", "y"), ("x", "b"))
     steps = tuple(
-        Step(name=f"{i}", op="embedding", kernel="embedding.f32.ref", inputs=(read,), outputs=(write,), attrs={})
+        dataclasses.replace(plan.steps[0], name=f"{i}", inputs=(read, "", "input_ids", ""), outputs=(write,))
         for i, (read, write) in enumerate(ways)
     )
     arena = 256 + -(-rows * 5 * 4 // 64) * 64

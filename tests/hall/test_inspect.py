@@ -41,6 +41,11 @@ def test_an_engine(folder: Path) -> None:
     assert steps["layers.1/gate_up"]["nbytes"] == 96 * 32 * 4 + 4 * (32 + 44)  # padded panels; input and output
     assert steps["layers.1/attention"]["operations"] == 4 * 65 * 48  # max_seq_len is less than the usual context
     assert "layers.0-2/gate_up" in found.text
+    assert found.document["inputs"][0] == {"name": "input_ids", "dtype": "i32", "extent": "tokens"}
+    assert {each["dtype"] for each in found.document["buffers"]} == {"f32"}
+    lines = {line.split()[0]: line for line in found.text.splitlines() if line}
+    assert lines["inputs"].endswith("block_tables (i32 by sequence_blocks), logit_rows (i32 by logits)")
+    assert lines["activations"].endswith(f"{len(found.document['buffers'])} buffers of f32")
     assert "rope_table" in found.text
 
 

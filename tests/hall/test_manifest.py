@@ -6,13 +6,15 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.errors import EngineError
-from ingot.manifest import Manifest, Variant, rank_file
+from ingot.manifest import Manifest, TargetEntry, rank_file
 from ingot.plan import CacheGroup
 from tests.hall.test_engine import make_manifest
 
 
 def several() -> Manifest:
-    others = tuple(Variant(target=name, precision="bf16", files="x", built_with={"nvcc": "1"}) for name in ("a", "b"))
+    others = tuple(
+        TargetEntry(target=name, precision="bf16", files="x", built_with={"nvcc": "1"}) for name in ("a", "b")
+    )
     return dataclasses.replace(make_manifest(), others=others)
 
 

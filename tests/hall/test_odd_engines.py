@@ -58,7 +58,7 @@ def part(change: Callable[[dict[str, Any]], object], name: str = "rank0.engine")
     return in_manifest(edit)
 
 
-VARIANT = ("target", "precision", "files", "built_with", "activation_errors", "passport")
+ENTRY = ("target", "precision", "files", "built_with", "activation_errors", "passport")
 MANIFESTS: dict[str, tuple[Edit, str]] = {
     "a chunk without checksum": (part(lambda p: p.update(crc32=p["crc32"][:-8])), r"0 checksums for the 1 chunks"),
     "no checksums": (part(lambda p: p.update(crc32="")), r"crc32(.|\n)*0 checksums"),
@@ -81,14 +81,14 @@ MANIFESTS: dict[str, tuple[Edit, str]] = {
     "a part in a word": (in_manifest(lambda m: m.update(parts=["rank0.engine"])), r"parts\.0(.|\n)*an object"),
     "the manifest as a part": (part(lambda p: p.update(name="config.json")), "the manifest is one of them"),
     "a part too many keys": (part(lambda p: p.update(crc64="")), "too many or too few: crc64"),
-    "a target twice": (in_manifest(lambda m: m["others"].append({key: m[key] for key in VARIANT})), "is there twice"),
+    "a target twice": (in_manifest(lambda m: m["others"].append({key: m[key] for key in ENTRY})), "is there twice"),
     "a target without a plan": (
-        in_manifest(lambda m: m["others"].append({key: m[key] for key in VARIANT} | {"target": "cpu/mmx"})),
+        in_manifest(lambda m: m["others"].append({key: m[key] for key in ENTRY} | {"target": "cpu/mmx"})),
         r"not hold the plans of its targets(.|\n)*expected: .*cpu/mmx",
     ),
     "a target without a rank file": (
         in_manifest(
-            lambda m: m["others"].append({key: m[key] for key in VARIANT} | {"target": "cpu/mmx", "files": "cpu"})
+            lambda m: m["others"].append({key: m[key] for key in ENTRY} | {"target": "cpu/mmx", "files": "cpu"})
         ),
         r"need rank0\.cpu\.engine, rank0\.engine",
     ),
@@ -195,6 +195,15 @@ PLANS: dict[str, tuple[Edit, str]] = {
     "millions of tokens": (on("limits", lambda x: x | {"max_num_tokens": 1 << 21}), "max_num_tokens(.|\n)*from 1 to"),
     "no steps": (on("steps", lambda steps: []), "the last one of 0 does not write logits"),
     "a step less": (on("steps", lambda steps: steps[:-1]), "does not write logits"),
+    "an input that nobody reads": (
+        on("inputs", lambda inputs: [*inputs, inputs[0] | {"name": "adapters"}]),
+        r"inputs\.adapters(.|\n)*no step reads it",
+    ),
+    "an input less": (on("inputs", lambda inputs: inputs[1:]), "no buffer, weight or input input_ids"),
+    "an input twice": (on("inputs", lambda inputs: [*inputs, inputs[0]]), "two are called input_ids"),
+    "a weight called as an input": (first("weights", name="positions"), "two are called positions"),
+    "an input by what": (first("inputs", extent="words"), r"inputs\.0\.extent"),
+    "an input of no type": (first("inputs", dtype="int"), r"inputs\.0\.dtype"),
     "no first step": (on("steps", lambda steps: steps[1:]), "reads x, which no step before has written"),
     "a step twice": (on("steps", lambda steps: [*steps, steps[-1]]), "two are called"),
     "steps in words": (on("steps", lambda steps: "all"), "steps(.|\n)*a list"),
@@ -228,7 +237,7 @@ PLANS: dict[str, tuple[Edit, str]] = {
         "1 to 51 after 0",
     ),
     "an unknown type": (first("weights", dtype="f8"), r"weights\.0\.dtype"),
-    "an unknown weight": (first("steps", inputs=["tables", ""]), "there is no buffer or weight tables"),
+    "an unknown weight": (first("steps", inputs=["tables", "", "input_ids", ""]), "no buffer, weight or input tables"),
     "an unknown buffer": (first("steps", outputs=["xx"]), "there is no buffer xx"),
     "a kernel of one word": (first("steps", kernel="embedding"), r"steps\.0\.kernel"),
     "inputs in a word": (first("steps", inputs="table"), r"steps\.0\.inputs(.|\n)*a list"),
@@ -262,7 +271,7 @@ PLANS: dict[str, tuple[Edit, str]] = {
     "a schema that is true": (on("plan_schema", lambda schema: True), "another schema"),
     "no schema": (in_plan(lambda plan: plan.pop("plan_schema")), "another schema"),
     "a key less": (in_plan(lambda plan: plan.pop("tactics")), "too many or too few: tactics"),
-    "a key more": (in_plan(lambda plan: plan.update(inputs=[])), "too many or too few: inputs"),
+    "a key more": (in_plan(lambda plan: plan.update(outputs=[])), "too many or too few: outputs"),
     "a key twice": (lambda text: text.replace('"tactics":{}', '"tactics":{},"tactics":{}'), "'tactics' appears twice"),
     "a plan twice": (lambda text: text[:-1] + "," + text[1:], "appears twice"),
     "another order": (
@@ -289,5 +298,24 @@ def test_a_plan_whose_steps_make_no_sense_is_not_inspected(engine: Path) -> None
     edit_plans(engine, first("steps", attrs={}, op="paged_attention"))
     with pytest.raises(EngineError, match="cannot be followed"):
         inspect(engine)
-    with pytest.raises(EngineError, match="takes 1 inputs"):
+    with pytest.raises(EngineError, match="input query_starts is missing"):
         tokens(engine)
+
+
+@pytest.mark.parametrize("changes", [{"name": "adapters"}, {"dtype": "i64"}, {"extent": "sequences"}])
+def test_an_input_that_sessions_do_not_give_is_refused(changes: dict[str, str], engine: Path) -> None:
+    """Sound as a plan, so that a later version may run it; `inspect` shows it."""
+
+    def ask(plan: dict[str, Any]) -> None:
+        asked = plan["inputs"][0] | changes
+        assert plan["inputs"][0]["name"] == plan["steps"][0]["inputs"][2] == "input_ids"
+        plan["inputs"][0], plan["steps"][0]["inputs"][2] = asked, asked["name"]
+
+    edit_plans(engine, in_plan(ask))
+    asked = {"name": "input_ids", "dtype": "i32", "extent": "tokens"} | changes
+    assert inspect(engine).document["inputs"][0] == asked
+    with pytest.raises(EngineError, match="the plan asks for") as refused:
+        tokens(engine)
+    said = str(refused.value)
+    assert f"{asked['name']} ({asked['dtype']} by {asked['extent']})" in said
+    assert "input_ids (i32 by tokens), positions (i32 by tokens), " in said

@@ -19,6 +19,7 @@ MAY = {
     "ingot.plan_check": "errors dtypes plan",
     "ingot.plan_json": "errors configs plan plan_check",
     "ingot.step_io": "errors dtypes plan",
+    "ingot.step_inputs": "errors dtypes plan step_io",
     "ingot.step_work": "errors dtypes plan",
     "ingot.timed_run": "errors dtypes plan step_io step_work",
     "ingot.chunks": "errors configs",
@@ -31,12 +32,12 @@ MAY = {
     "ingot.weights_memory": "errors plan",
     "ingot.engine": "errors dtypes configs chunks plan plan_json manifest weights_memory engine",
     "ingot.engine_writer": "errors dtypes configs chunks plan manifest engine output_dir",
-    "ingot.plugins": "errors weight_formats dtypes configs plan plan_check plan_json step_io step_work weights_memory "
-    "plugins _cpu",
+    "ingot.plugins": "errors weight_formats dtypes configs plan plan_check plan_json step_io step_inputs step_work "
+    "weights_memory plugins _cpu",
     "ingot.convert": "errors dtypes configs chunks companions checkpoint tensor_file output_dir forecast convert",
     "ingot.builder": "errors weight_formats dtypes configs chunks companions checkpoint tensor_file output_dir "
-    "forecast plan plan_check manifest engine engine_writer step_io step_work timed_run weights_memory plugins "
-    "builder",
+    "forecast plan plan_check manifest engine engine_writer step_io step_inputs step_work timed_run weights_memory "
+    "plugins builder",
     "ingot.runtime": "errors dtypes configs companions plan step_io manifest engine weights_memory plugins runtime",
 }
 TOP = (

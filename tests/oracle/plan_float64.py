@@ -144,7 +144,7 @@ class _PlanFloat64:
 
     def _rope_kv_write(self, step: Step) -> tuple[Float64, ...]:
         heads, kv_heads, dim = (int(step.attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
-        qkv, cos_sin, q_norm, k_norm = step.inputs
+        qkv, cos_sin, q_norm, k_norm = step.inputs[:4]
         parts = self._values[qkv].reshape(len(self._ids), -1, dim)
         q, k, v = np.split(parts, [heads, heads + kv_heads], axis=1)
         eps = float(step.attrs["norm_eps"])

@@ -26,6 +26,7 @@ from ingot.plan import CacheGroup
 from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
+from tests.plugins.ops.calls import with_arrays
 
 VOCAB = 11
 IDS = np.random.default_rng(5).integers(0, VOCAB, (2, 7))
@@ -178,10 +179,12 @@ def _compute(
     defaults = {"activations": "f32"} if plugin in PRODUCTS else {}
     for op_name in plan_ops(plugin):
         op = find_op(op_name)
-        padded = [*flat, *[None] * (len(op.inputs) - len(flat))][: len(op.inputs)]
+        count = len(op.inputs) - len(op.batch_inputs)
+        padded = [*flat, *[None] * (count - len(flat))][:count]
         usual = {name: value for name, value in op.attrs.items() if not isinstance(value, type)}
         known = {name: value for name, value in {**usual, **defaults, **attrs}.items() if name in op.attrs}
-        results = op.reference(Call(inputs=padded, attrs=known, batch=batch, kv=[kv]))
+        operands = with_arrays(op, padded, batch)
+        results = op.reference(Call(inputs=operands, attrs=known, batch=batch, kv=[kv]))
         flat = [results[0]]
     of_any_shape = plugin in ("RmsNorm", "Activation")
     shape = inputs[0].shape[:-1] if inputs[0] is not None and of_any_shape else ids.shape

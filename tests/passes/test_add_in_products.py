@@ -71,6 +71,9 @@ def test_the_sum_that_the_stream_goes_on_with_is_the_products() -> None:
     assert (product.op, product.outputs) == ("matmul", given.outputs[1:])
     assert (made.inputs[0], made.outputs[1]) == (product.outputs[0], None)
     assert program.tensors()[product.name] == (total,)
+    plan = lowering.plan(program, LIMITS, (KV,), SHAPE)
+    used = {name for step in plan.steps for name in (*step.inputs, *step.outputs)}
+    assert {buffer.name for buffer in plan.buffers} <= used, "what the product wrote before has no place any more"
 
 
 def test_a_sum_without_a_name_in_the_graph_is_no_tensor_of_it() -> None:
@@ -115,6 +118,6 @@ def test_a_sum_of_what_no_product_made_stays_with_the_norm() -> None:
     assert report.refused == {"what the norm reads comes from gather_rows": 1}
 
 
-@pytest.mark.parametrize(("target", "names"), [("cpu/avx2", ["add_in_products"]), ("ref", []), ("cuda/sm90", [])])
-def test_it_runs_where_a_targets_products_add(target: str, names: list[str]) -> None:
-    assert [each.__name__ for each in step_passes(find_target(target))] == names
+@pytest.mark.parametrize(("target", "runs"), [("cpu/avx2", True), ("ref", False), ("cuda/sm90", False)])
+def test_it_runs_where_a_targets_products_add(target: str, runs: bool) -> None:
+    assert (add_in_products in step_passes(find_target(target))) == runs

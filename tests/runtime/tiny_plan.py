@@ -10,7 +10,9 @@ from ingot.builder.schedule import schedule
 from ingot.dtypes import DType, from_float32, round_to_bf16, to_float32
 from ingot.plan import Attr, Buffer, CacheGroup, Limits, Piece, Plan, Rows, Step, Weight
 from ingot.plugins.layouts import interleave_gated, num_panels, pack_panels, panel_bytes, panel_layout
+from ingot.plugins.registry import find_op
 from ingot.plugins.target import Target
+from ingot.step_inputs import inputs_among
 
 HIDDEN, HEADS, KV_HEADS, DIM, INTER, VOCAB, POSITIONS = 24, 4, 2, 8, 20, 51, 64
 LAYERS, TOKENS_PER_BLOCK = 2, 16
@@ -162,14 +164,16 @@ def make_model(
     section.add("head", section.logical["table"], DType.F32, panel_layout(DType.F32))
 
     buffers, arena = _buffers(limits)
+    steps = tuple(_steps(target, kv, windows))
     plan = Plan(
         vocab_size=VOCAB,
         max_positions=POSITIONS,
         limits=limits,
         caches=_caches(windows if frees_windows else (0,) * LAYERS, kv),
+        inputs=inputs_among({name for step in steps for name in step.inputs}),
         buffers=buffers,
         weights=tuple(section.weights),
-        steps=tuple(_steps(target, kv, windows)),
+        steps=steps,
         arena_bytes=arena,
         weight_bytes=section.size,
         logits="logits",
@@ -226,7 +230,8 @@ def _steps(target: Target | None, kv: DType, windows: Sequence[int]) -> list[Ste
         op: str, inputs: tuple[str, ...], outputs: tuple[str, ...], attrs: dict[str, Attr], dtype: str = "f32"
     ) -> None:
         name, kernel = f"{len(steps)}.{op}", kernel_of(op, dtype)
-        steps.append(Step(name=name, op=op, kernel=kernel, inputs=inputs, outputs=outputs, attrs=attrs))
+        read = find_op(op).with_batch(inputs)
+        steps.append(Step(name=name, op=op, kernel=kernel, inputs=read, outputs=outputs, attrs=attrs))
 
     def matmul(
         x: str, weight: str, y: str, *, dtype: str, residual: str = "", activation: str = "none", gated: int = 0

@@ -4,8 +4,11 @@ namespace ingot {
 namespace {
 
 void bind_paged_attention(const Binder& step, BoundStep& bound) {
-  step.check_form(1, 1, 7);
-  const PagedKv kv = step.layer_kv();
+  step.check_form(4, 1, 7);
+  PagedKv kv = step.layer_kv();
+  kv.query_starts = step.given(1, "query_starts");
+  kv.past_lengths = step.given(2, "past_lengths");
+  kv.block_tables = step.given(3, "block_tables");
   const int64_t heads = step.attr_int("heads", 1, 4096);
   step.check(heads % kv.kv_heads == 0, "heads must be a multiple of kv_heads");
   const BufferSpec* q = step.buffer(step.spec().inputs[0], heads * kv.head_dim);

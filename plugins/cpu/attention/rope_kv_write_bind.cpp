@@ -4,8 +4,11 @@ namespace ingot {
 namespace {
 
 void bind_rope_kv_write(const Binder& step, BoundStep& bound) {
-  step.check_form(4, 1, 6);
-  const PagedKv kv = step.layer_kv();
+  step.check_form(7, 1, 6);
+  PagedKv kv = step.layer_kv();
+  kv.positions = step.given(4, "positions");
+  kv.sequence_of = step.given(5, "token_sequences");
+  kv.block_tables = step.given(6, "block_tables");
   const int64_t heads = step.attr_int("heads", 1, 4096);
   const BufferSpec* qkv = step.buffer(step.spec().inputs[0], (heads + 2 * kv.kv_heads) * kv.head_dim);
   const BufferSpec* q = step.buffer(step.spec().outputs[0], heads * kv.head_dim);

@@ -4,14 +4,14 @@ namespace ingot {
 namespace {
 
 void bind_rope_table(const Binder& step, BoundStep& bound) {
-  step.check_form(1, 1, 1);
+  step.check_form(2, 1, 1);
   const BufferSpec* y = step.find_buffer(step.spec().outputs[0]);
   step.counts_tokens(y);
   step.check(y->cols % 2 == 0, "its output must have an even number of columns");
   const float* inv_freq = step.vector(step.spec().inputs[0], y->cols / 2);
   step.check(inv_freq != nullptr, "input inv_freq is missing");
   bound.args = RopeTableArgs{.inv_freq = inv_freq,
-                             .positions = step.batch().positions.data(),
+                             .positions = step.given(1, "positions"),
                              .y = step.at(y),
                              .rows = 0,
                              .half = y->cols / 2,

@@ -1,5 +1,7 @@
 #include "execution/binder.h"
 
+#include <algorithm>
+
 namespace ingot {
 namespace {
 
@@ -90,6 +92,19 @@ void Binder::bind_form(BoundStep& bound, size_t inputs, size_t attrs) const {
   for (size_t i = 0; i < word.size(); ++i) bound.tactics[i] = word[i] - '0';
 }
 
+const int32_t* Binder::given(size_t index, const std::string& name) const {
+  const std::string& got = step_->inputs[index];
+  check(got == name, "its input " + std::to_string(index) + " must be " + name + ", got \"" + got + "\"");
+  check(std::ranges::any_of(plan_.inputs, [&](const InputSpec& each) { return each.name == name; }),
+        "the plan lists no input " + name);
+  if (name == "input_ids") return batch_.ids.data();
+  if (name == "positions") return batch_.positions.data();
+  if (name == "token_sequences") return batch_.sequence_of.data();
+  if (name == "query_starts") return batch_.query_starts.data();
+  if (name == "past_lengths") return batch_.past_lengths.data();
+  return name == "logit_rows" ? batch_.logit_rows.data() : nullptr;
+}
+
 PagedKv Binder::layer_kv() const {
   const int64_t layer = attr_int("layer", 0, 65534);
   check(layer < plan_.num_layers(), "no cache group has layer " + std::to_string(layer));
@@ -111,10 +126,10 @@ PagedKv Binder::layer_kv() const {
                  .group = at.group,
                  .block_tables = nullptr,
                  .table_width = 0,
-                 .query_starts = batch_.query_starts.data(),
-                 .past_lengths = batch_.past_lengths.data(),
-                 .positions = batch_.positions.data(),
-                 .sequence_of = batch_.sequence_of.data(),
+                 .query_starts = nullptr,
+                 .past_lengths = nullptr,
+                 .positions = nullptr,
+                 .sequence_of = nullptr,
                  .sequences = 0,
                  .tokens = 0};
 }

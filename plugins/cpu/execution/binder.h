@@ -80,7 +80,6 @@ class Binder {
   const StepSpec& spec() const { return *step_; }
   const Kernel& kernel() const { return *kernel_; }
   const PlanSpec& plan() const { return plan_; }
-  const Batch& batch() const { return batch_; }
 
   void check(bool holds, const std::string& otherwise) const {
     if (!holds) throw std::invalid_argument("step " + step_->name + ": " + otherwise);
@@ -109,6 +108,10 @@ class Binder {
   const BufferSpec* optional_buffer(const std::string& name, int64_t cols) const {
     return name.empty() ? nullptr : buffer(name, cols);
   }
+
+  // The step's input `index`, which must be this one of the plan's; null for block tables, which lie elsewhere in every
+  // step.
+  const int32_t* given(size_t index, const std::string& name) const;
 
   float* at(const BufferSpec* buffer) const {
     return buffer == nullptr ? nullptr : reinterpret_cast<float*>(memory_.arena + buffer->offset);

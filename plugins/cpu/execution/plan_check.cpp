@@ -4,6 +4,7 @@
 #include <iterator>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 namespace ingot {
 namespace {
@@ -18,13 +19,32 @@ void require_count(const std::string& what, int64_t value, int64_t end = kMaxCou
   require(value >= 1 && value < end, what + " is out of range: " + std::to_string(value));
 }
 
-// A name stands for one buffer or weight, for one step, and for one variant.
+// The inputs of a step that sessions give, those of src/ingot/step_inputs.py: name, then what it counts.
+constexpr std::pair<const char*, const char*> kInputs[] = {
+    {"input_ids", "tokens"},       {"positions", "tokens"},
+    {"token_sequences", "tokens"}, {"query_starts", "sequence_bounds"},
+    {"past_lengths", "sequences"}, {"block_tables", "sequence_blocks"},
+    {"logit_rows", "logits"},
+};
+
+void check_input(const InputSpec& input) {
+  std::string known;
+  for (const auto& [name, extent] : kInputs) {
+    if (input.name == name && input.dtype == "i32" && input.extent == extent) return;
+    known += std::string(known.empty() ? "" : ", ") + name + " (i32 by " + extent + ")";
+  }
+  throw std::invalid_argument("the plan asks for the input " + input.name + " (" + input.dtype + " by " + input.extent +
+                              "), this version of ingot gives " + known);
+}
+
+// A name stands for one input, buffer or weight, for one step, and for one variant.
 void check_names(const PlanSpec& plan) {
   std::set<std::string> known, steps, variants;
   const auto add = [](std::set<std::string>& names, const std::string& name) {
     require(!name.empty() && names.insert(name).second,
-            name.empty() ? "a buffer, weight, step or variant has no name" : "two are called " + name);
+            name.empty() ? "an input, buffer, weight, step or variant has no name" : "two are called " + name);
   };
+  for (const InputSpec& input : plan.inputs) add(known, input.name);
   for (const BufferSpec& buffer : plan.buffers) add(known, buffer.name);
   for (const WeightSpec& weight : plan.weights) add(known, weight.name);
   for (const StepSpec& step : plan.steps) add(steps, step.name);
@@ -129,6 +149,7 @@ void check_plan(const PlanSpec& plan) {
   require(!plan.steps.empty(), "the plan has no steps");
   check_names(plan);
   check_caches(plan.caches);
+  for (const InputSpec& input : plan.inputs) check_input(input);
   const BufferSpec* logits = nullptr;
   for (const BufferSpec& buffer : plan.buffers) {
     const std::string where = "buffer " + buffer.name + ": ";

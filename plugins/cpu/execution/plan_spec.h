@@ -12,6 +12,12 @@
 
 namespace ingot {
 
+struct InputSpec {
+  std::string name;
+  std::string dtype;
+  std::string extent;  // what its first dimension counts, see Extent in src/ingot/plan.py
+};
+
 struct BufferSpec {
   std::string name;
   std::string rows;  // "tokens" or "logits"
@@ -73,6 +79,7 @@ struct VariantSpec {
 struct PlanSpec {
   LimitsSpec limits;
   std::vector<CacheSpec> caches;
+  std::vector<InputSpec> inputs;
   std::vector<BufferSpec> buffers;
   std::vector<WeightSpec> weights;
   std::vector<StepSpec> steps;

@@ -4,7 +4,7 @@ namespace ingot {
 namespace {
 
 void bind_embedding(const Binder& step, BoundStep& bound) {
-  step.check_form(2, 1, 1);
+  step.check_form(4, 1, 1);
   const std::string dtype(step.kernel().dtype());
   const BufferSpec* y = step.find_buffer(step.spec().outputs[0]);
   step.counts_tokens(y);
@@ -14,8 +14,9 @@ void bind_embedding(const Binder& step, BoundStep& bound) {
   step.check(table->shape[0] >= step.plan().limits.vocab_size, "the token table has fewer rows than the vocabulary");
   step.check(positions == nullptr || positions->shape[0] >= step.plan().limits.max_positions,
              "the position table has fewer rows than there are positions");
-  bound.args = EmbeddingArgs{.ids = step.batch().ids.data(),
-                             .positions = step.batch().positions.data(),
+  step.check(positions != nullptr || step.spec().inputs[3].empty(), "positions are of no use without their table");
+  bound.args = EmbeddingArgs{.ids = step.given(2, "input_ids"),
+                             .positions = positions == nullptr ? nullptr : step.given(3, "positions"),
                              .table = step.at(table),
                              .position_table = step.at(positions),
                              .y = step.at(y),

@@ -4,7 +4,7 @@ namespace ingot {
 namespace {
 
 void bind_gather_rows(const Binder& step, BoundStep& bound) {
-  step.check_form(1, 1, 0);
+  step.check_form(2, 1, 0);
   const BufferSpec* x = step.find_buffer(step.spec().inputs[0]);
   const BufferSpec* y = step.buffer(step.spec().outputs[0], x->cols);
   step.counts_tokens(x);
@@ -12,7 +12,7 @@ void bind_gather_rows(const Binder& step, BoundStep& bound) {
   step.apart(y, x, false);
   bound.counts_logits = true;
   bound.args = GatherRowsArgs{
-      .x = step.at(x), .taken = step.batch().logit_rows.data(), .y = step.at(y), .rows = 0, .cols = x->cols};
+      .x = step.at(x), .taken = step.given(1, "logit_rows"), .y = step.at(y), .rows = 0, .cols = x->cols};
 }
 
 }  // namespace

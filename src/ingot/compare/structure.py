@@ -46,7 +46,7 @@ def _sizes(plan: Plan) -> dict[str, int]:
 def _outlines(plan: Plan, same: Mapping[str, str]) -> Iterator[_Outline]:
     weights = {weight.name: weight for weight in plan.weights}
     cols = {buffer.name: f"{buffer.cols} columns per row of {buffer.rows.value}" for buffer in plan.buffers}
-    made_by: dict[str, str] = {}
+    made_by: dict[str, str] = {each.name: f"input {each.name}" for each in plan.inputs}
     for step in plan.steps:
         inputs = tuple(
             f"weight {same.get(name, name)} {weights[name].shape}" if name in weights else made_by.get(name, "")

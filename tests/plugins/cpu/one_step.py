@@ -30,7 +30,9 @@ from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op, find_target
 from ingot.plugins.target import SessionOptions
+from ingot.step_inputs import inputs_among
 from ingot.step_io import SequenceRules, Session, StepBatch
+from tests.plugins.ops.calls import with_arrays
 
 LEVELS = ("avx2", "avx512", "avx512bf16", "amx")
 VOCAB = 7
@@ -215,12 +217,14 @@ def one_step_plan(
         add_buffer(f"out{index}", op.rows or Rows.TOKENS, count) for index, count in enumerate(op.out_cols(cols, attrs))
     ]
     logits = outputs[0] if gives_logits else add_buffer("logits", Rows.LOGITS, VOCAB)
-    step = Step(name="step", op=op.name, kernel=kernel, inputs=tuple(names), outputs=tuple(outputs), attrs=attrs)
+    read = op.with_batch(names)
+    step = Step(name="step", op=op.name, kernel=kernel, inputs=read, outputs=tuple(outputs), attrs=attrs)
     plan = Plan(
         vocab_size=buffers[-1].cols,
         max_positions=positions,
         limits=limits,
         caches=(kv,),
+        inputs=inputs_among(read),
         buffers=tuple(buffers),
         weights=tuple(weights),
         steps=(step,),
@@ -291,7 +295,8 @@ def reference_outputs(
     """What the op's specification says; a write to the cache happens in `cache`."""
     op = find_op(kernel.split(".")[0])
     values = [value.rounded if isinstance(value, Packed) else value for value in inputs]
-    return op.reference(Call(inputs=values, attrs=attrs, batch=batch, kv=[cache or KvCache(NO_KV, 64)]))
+    given = with_arrays(op, values, batch)
+    return op.reference(Call(inputs=given, attrs=attrs, batch=batch, kv=[cache or KvCache(NO_KV, 64)]))
 
 
 def load_cache(session: CpuSession, cache: KvCache) -> None:

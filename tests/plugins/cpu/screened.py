@@ -75,6 +75,7 @@ def screened_plan(isa: str, x: Array, head: QuantisedRows, pieces: int = 1) -> t
         max_positions=rows,
         limits=limits,
         caches=(NO_KV,),
+        inputs=(),
         buffers=buffers,
         weights=tuple(weights),
         steps=(full,),

@@ -285,6 +285,14 @@ def test_types_that_kernels_do_not_store_are_refused(
         find_target("cuda/sm90").open_session(changed, opened.weights, SessionOptions(num_blocks=(4,)))
 
 
+def test_an_input_that_sessions_do_not_give_is_refused(gpu: ctypes.CDLL, engine: Path) -> None:
+    opened = open_engine(engine)
+    asked = dataclasses.replace(opened.plan.inputs[0], name="adapters")
+    changed = dataclasses.replace(opened.plan, inputs=(*opened.plan.inputs, asked))
+    with pytest.raises(EngineError, match=r"asks for an input(.|\n)*adapters \(i32 by tokens\)"):
+        find_target("cuda/sm90").open_session(changed, opened.weights, SessionOptions(num_blocks=(4,)))
+
+
 def _batches() -> Iterator[tuple[str, StepBatch]]:
     ids = np.arange(4, dtype=np.int32)
     yield "out of range", batch_of([(0, 4)], [[0]], ids=ids + 60)

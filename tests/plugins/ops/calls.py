@@ -6,9 +6,10 @@ import numpy as np
 
 from ingot.dtypes import DType
 from ingot.plan import Attr, CacheGroup
-from ingot.plugins.op import Array, Call, KvCache
+from ingot.plugins.op import Array, Call, KvCache, Op, Operand
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
+from ingot.step_inputs import step_arrays
 from ingot.step_io import StepBatch
 
 LAYOUT = CacheGroup(layers=(0, 1), kv_heads=2, head_dim=4, tokens_per_block=3, dtype=DType.F32)
@@ -54,6 +55,16 @@ def make_batch(
 ONE_TOKEN = make_batch([0], [1], [0], [[0]])
 
 
+def with_arrays(spec: Op, inputs: Sequence[Operand | None], batch: StepBatch) -> list[Operand | None]:
+    """The inputs of a call, given without those that the batch brings along."""
+    names = spec.with_batch(["" if value is None else "given" for value in inputs])
+    values, arrays = iter(inputs), step_arrays(batch)
+    return [
+        (arrays[name] if name else None) if index in spec.batch_inputs else next(values, None)
+        for index, name in enumerate(names)
+    ]
+
+
 def evaluate(
     op: str,
     inputs: Sequence[Array | QuantisedRows | None],
@@ -63,12 +74,14 @@ def evaluate(
 ) -> tuple[Array, ...]:
     """The outputs of the reference, after the op has agreed to the number of inputs and the attributes."""
     spec = find_op(op)
-    assert spec.problem(["" if value is None else "x" for value in inputs], attrs) is None
-    outputs = spec.reference(Call(inputs=inputs, attrs=attrs, batch=batch, kv=[kv or KvCache(LAYOUT, 6)]))
+    assert spec.problem(spec.with_batch(["" if value is None else "x" for value in inputs]), attrs) is None
+    given = with_arrays(spec, inputs, batch)
+    outputs = spec.reference(Call(inputs=given, attrs=attrs, batch=batch, kv=[kv or KvCache(LAYOUT, 6)]))
     by_rows = _BY_ROWS.get(op)
     columns = [
         None if value is None else value.shape[-2 if index == by_rows else -1] for index, value in enumerate(inputs)
     ]
+    columns += [None] * len(spec.batch_inputs)
     assert tuple(output.shape[-1] for output in outputs) == spec.out_cols(columns, attrs)
     assert all(output.dtype == np.float32 for output in outputs)
     return outputs

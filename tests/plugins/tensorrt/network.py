@@ -20,6 +20,7 @@ from ingot.plugins.ops import paged_attention, rope_kv_write, rope_table
 from ingot.plugins.registry import find_targets
 from ingot.plugins.tensorrt.attention import DOMAIN, PLUGIN, Attention, plugin_inputs
 from ingot.step_io import StepBatch
+from tests.plugins.ops.calls import with_arrays
 
 Array = npt.NDArray[Any]
 Attend = Callable[[Attention, Sequence[Array]], tuple[Array, Array, Array]]
@@ -60,15 +61,19 @@ class NumpyAttention:
         cos_sin = None
         if attention.rotary:
             scale = {"scale": attention.rope_scale}
-            table = Call(inputs=[given["inv_freq"]], attrs=scale, batch=self.batch, kv=[self.cache])
+            read = with_arrays(rope_table.OP, [given["inv_freq"]], self.batch)
+            table = Call(inputs=read, attrs=scale, batch=self.batch, kv=[self.cache])
             (cos_sin,) = rope_table.OP.reference(table)
         write = Call(
-            inputs=[given["qkv"], cos_sin, given.get("q_norm"), given.get("k_norm")],
+            inputs=with_arrays(
+                rope_kv_write.OP, [given["qkv"], cos_sin, given.get("q_norm"), given.get("k_norm")], self.batch
+            ),
             attrs=attrs,
             batch=self.batch,
             kv=[self.cache],
         )
         (queries,) = rope_kv_write.OP.reference(write)
-        attend = Call(inputs=[queries], attrs=attrs, batch=self.batch, kv=[self.cache])
+        read = with_arrays(paged_attention.OP, [queries], self.batch)
+        attend = Call(inputs=read, attrs=attrs, batch=self.batch, kv=[self.cache])
         (y,) = paged_attention.OP.reference(attend)
         return y.astype(given["keys"].dtype if attention.narrow else np.float32), given["keys"], given["values"]

@@ -1,6 +1,7 @@
 """Sessions of TensorRT engines on the emulated GPU: the tokens of `ref`, the real plugin and kernels in between."""
 
 import ctypes
+import dataclasses
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -214,6 +215,7 @@ def test_what_does_not_fit_is_refused(rtx: Callable[..., Path], tmp_path: Path) 
         _open(engine)
     _emulated().valid = True
     network = engine.directory / "rank0.plan"
+    whole = network.read_bytes()
     for data, word in (
         (_header() + b"torn", "cannot read the engine"),
         (_header((1, 7, 0, 9)) + b"whole", "the very version"),
@@ -223,6 +225,14 @@ def test_what_does_not_fit_is_refused(rtx: Callable[..., Path], tmp_path: Path) 
         network.write_bytes(data)
         with pytest.raises(EngineError, match=word):
             _open(engine)
+    network.write_bytes(whole)
+    asked = dataclasses.replace(engine.plan.inputs[0], name="adapters")
+    with pytest.raises(EngineError, match=r"asks for an input(.|\n)*inputs.adapters"):
+        find_target(NAME).open_session(
+            dataclasses.replace(engine.plan, inputs=(asked,)),
+            engine.weights,
+            SessionOptions(num_blocks=(4,), directory=engine.directory),
+        )
     with pytest.raises(UsageError, match="threads"):
         find_target(NAME).open_session(
             engine.plan,

@@ -1,0 +1,27 @@
+"""In which types kernels keep activations: float32, or that of the products ("narrow") for what these alone read."""
+
+from collections.abc import Mapping
+
+from ingot.dtypes import DType
+from ingot.errors import REBUILD, EngineError
+from ingot.plan import Buffer, Step
+
+NARROW = frozenset({"rms_norm", "layer_norm", "matmul", "add", "activation", "paged_attention"})
+"""Ops whose kernels write their first output narrow where the plan's buffer says so."""
+
+
+def check_types(step: Step, buffers: Mapping[str, Buffer], products: DType) -> None:
+    """Raise EngineError for a step that would read or write a type which its kernels do not know. products: their
+    type."""
+    wide = {*(step.inputs[1:] if step.op == "matmul" else step.inputs)}
+    wide |= {*(step.outputs[1:] if step.op in NARROW else step.outputs)}
+    for name in (*step.inputs, *step.outputs):
+        allowed = (DType.F32,) if name in wide else tuple(dict.fromkeys((DType.F32, products)))
+        if name in buffers and buffers[name].dtype not in allowed:
+            raise EngineError(
+                "the cuda target cannot keep an activation of a step in this type",
+                where=f"step {step.name}: {name}",
+                expected=" or ".join(each.value for each in allowed),
+                got=buffers[name].dtype.value,
+                hint=REBUILD,
+            )
