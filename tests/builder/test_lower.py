@@ -1,12 +1,15 @@
 """Sums that norms take, given back to the products before them where a target's products add."""
 
+import dataclasses
+
 import pytest
 
-from ingot.builder.lower import LayerShape, Lowering, ModelShape
+from ingot.builder.lower import LayerShape, Lowering, ModelShape, cache_groups
 from ingot.builder.names import name_nodes
 from ingot.builder.pipeline import run_passes, structure_passes, target_passes
 from ingot.builder.precision import ProductChoice, products_of
 from ingot.dtypes import DType, Precision
+from ingot.errors import PassError
 from ingot.plan import CacheGroup, Limits, Step
 from ingot.plugins.registry import find_target
 from tests.passes.graphs import VOCAB, GraphMaker
@@ -68,3 +71,24 @@ def test_a_product_that_adds_already_adds_nothing_else(adding: bool) -> None:
     inner = g.node("Add", x, g.linear(x, 8, 8))
     steps = lower(g, g.linear(norm(g, g.node("Add", y, inner)), 8, VOCAB), adding=adding)
     assert residuals(steps) == {"matmul": [True, False], "rms_norm": [True]}
+
+
+def groups(*layers: LayerShape, frees_windows: bool = True) -> list[tuple[int, tuple[int, ...], int]]:
+    """(window, layers, KV heads) of each cache group, for sequences of at most 16 tokens."""
+    shape = dataclasses.replace(SHAPE, layers=layers)
+    found = cache_groups(shape, LIMITS, 16, DType.F32, frees_windows=frees_windows)
+    return [(group.window, group.layers, group.kv_heads) for group in found]
+
+
+def test_layers_that_are_alike_share_a_cache_group() -> None:
+    full, short, wide = LayerShape(0, 1, 4), LayerShape(15, 1, 4), LayerShape(15, 2, 4)
+    assert groups(full, full) == [(0, (0, 1), 1)]
+    assert groups(short, full, wide, short, full) == [(15, (0, 3), 1), (0, (1, 4), 1), (15, (2,), 2)]
+    assert groups(LayerShape(16, 1, 4), full) == [(0, (0, 1), 1)], "no sequence grows out of that window"
+
+
+def test_sessions_that_keep_everything_take_one_group() -> None:
+    full, short = LayerShape(0, 1, 4), LayerShape(15, 1, 4)
+    assert groups(short, full, frees_windows=False) == [(0, (0, 1), 1)]
+    with pytest.raises(PassError, match=r"share one KV cache layout(.|\n)*1 x 4, 2 x 4"):
+        groups(full, LayerShape(15, 2, 4), frees_windows=False)
