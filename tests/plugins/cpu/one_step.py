@@ -165,6 +165,11 @@ def batch_of(
     )
 
 
+def in_groups(batch: StepBatch, plan: Plan) -> StepBatch:
+    """The same block tables in every cache group of a plan."""
+    return dataclasses.replace(batch, block_tables=np.repeat(batch.block_tables, len(plan.caches), axis=0))
+
+
 def plain_batch(tokens: int, logit_rows: Sequence[int] = ()) -> StepBatch:
     """One sequence of `tokens` new tokens."""
     return batch_of([(0, tokens)], [range(-(-tokens // NO_KV.tokens_per_block))], logit_rows)

@@ -32,7 +32,7 @@ from ingot.plugins.tensorrt.lowering import OPS, lower
 from ingot.plugins.tensorrt.tensors import LOGITS, pools, require_lengths, step_inputs, weights
 from ingot.step_io import StepBatch
 from tests.handmade import write_model
-from tests.plugins.cpu.one_step import batch_of
+from tests.plugins.cpu.one_step import batch_of, in_groups
 from tests.plugins.tensorrt.network import NumpyAttention, decided, evaluator
 
 MIXTURES = ("mixtral", "qwen3_moe")
@@ -107,7 +107,7 @@ def _compare(built: Built, precision: str) -> None:
     for number, (lengths, tables, rows) in enumerate(STEPS):
         ids = (np.arange(sum(new for _, new in lengths), dtype=np.int32) * 7 + number) % built.plan.vocab_size
         attention.batch = batch_of(lengths, tables, rows, ids=ids, want_logits=True)
-        expected = ref.run(attention.batch).logits
+        expected = ref.run(in_groups(attention.batch, built.ref)).logits
         assert expected is not None
         made = network.run([LOGITS], {**given, **step_arrays(built.plan, attention.batch)})
         (found,) = map(np.asarray, made)

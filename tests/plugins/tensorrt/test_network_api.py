@@ -40,7 +40,7 @@ from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.lowering import OPS, lower
 from ingot.plugins.tensorrt.network_api import add_network
 from ingot.plugins.tensorrt.tensors import LOGITS
-from tests.plugins.cpu.one_step import batch_of
+from tests.plugins.cpu.one_step import batch_of, in_groups
 from tests.plugins.tensorrt.network import NumpyAttention, decided
 from tests.plugins.tensorrt.numpy_network import NumpyNetwork, NumpyTrt
 from tests.plugins.tensorrt.test_lowering import (
@@ -71,7 +71,7 @@ def _compare(built: Built, precision: str) -> Counter[str]:
     for number, (lengths, tables, rows) in enumerate(STEPS):
         ids = (np.arange(sum(new for _, new in lengths), dtype=np.int32) * 7 + number) % built.plan.vocab_size
         attention.batch = batch_of(lengths, tables, rows, ids=ids, want_logits=True)
-        expected = ref.run(attention.batch).logits
+        expected = ref.run(in_groups(attention.batch, built.ref)).logits
         assert expected is not None
         network = NumpyNetwork({**weights, **step_arrays(built.plan, attention.batch)}, attention)
         add_network(NumpyTrt, network, model, lambda attributes: attributes)  # type: ignore[arg-type]
