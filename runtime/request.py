@@ -13,7 +13,7 @@ prefill or decode state: a decoding request is one with a single pending token.
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class FinishReason(enum.Enum):
     ABORT = "abort"
 
 
-_REASONS = {Ending.NONE: None, Ending.STOP: FinishReason.STOP, Ending.LENGTH: FinishReason.LENGTH}
+_REASONS: Mapping[int, FinishReason] = {Ending.STOP: FinishReason.STOP, Ending.LENGTH: FinishReason.LENGTH}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,12 +178,13 @@ class Request:
         """The longest chunk of at most `count` tokens that gives at most `max_rows` rows of logits."""
         return min(count, self.first_logit_position() - self.num_computed + max_rows)
 
-    def append(self, token: int, log_prob: float, ending: Ending = Ending.NONE) -> None:
-        """Take the next token."""
+    def append(self, token: int, log_prob: float, ending: int = Ending.NONE) -> None:
+        """Take the next token. ending: an Ending."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         self.log_probs.append(log_prob)
-        self.finish_reason = _REASONS[ending]
+        if ending:
+            self.finish_reason = _REASONS[ending]
 
     def catch_up(self, tokens: Int32, log_probs: Sequence[float]) -> None:
         """Take the tokens of several steps, each computed in the step after the one that drew it. None of them ends the

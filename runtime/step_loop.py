@@ -26,7 +26,7 @@ from ingot.runtime.run_step import Outcome, run_step
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.sequences import Sequences
 from ingot.runtime.step_batch import ScheduledStep, assemble, catch_up, count_kinds, keep_results, unfit
-from ingot.step_io import Ahead, Ending, Session, StepResult
+from ingot.step_io import Ahead, Session, StepResult
 
 _LOG = logging.getLogger("ingot.runtime")
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
@@ -226,7 +226,7 @@ class StepLoop:
         ids, log_probs = outcome.ids[-1].tolist(), outcome.log_probs[-1].tolist()
         for request, token, log_prob, ending in zip(step.sampled, ids, log_probs, outcome.ends.tolist(), strict=False):
             if request.finish_reason is None:
-                request.append(token, log_prob, Ending(ending))
+                request.append(token, log_prob, ending)
                 moved.append(request)
                 if request.finish_reason is not None:
                     self._remove(request)

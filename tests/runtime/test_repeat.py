@@ -13,6 +13,7 @@ import pytest
 from ingot.errors import RequestError
 from ingot.plugins.cpu.session import CpuSession
 from ingot.plugins.registry import find_target
+from ingot.runtime import step_loop
 from ingot.runtime.reports import StepReport
 from ingot.runtime.request import FinishReason
 from ingot.step_io import LAST_DRAWN, Ahead, KnownTokens, SequenceRules, Session, StepBatch, StepResult
@@ -21,6 +22,13 @@ from tests.runtime.fake_session import RepeatingSession, continued, run_singly
 from tests.runtime.repeating import LIMITS, check, make, request_of, steps_of_calls
 from tests.runtime.tiny_engine import make_loop, make_runner, open_session, poisoned_runner
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
+
+
+@pytest.fixture(autouse=True)
+def _no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps count as short however loaded the machine is."""
+    monkeypatch.setattr(step_loop, "_LONG_STEP", 60.0)
+    monkeypatch.setattr(step_loop, "_CROSSING_SECONDS", 60.0)
 
 
 def test_short_steps_come_several_at_a_time() -> None:

@@ -8,6 +8,7 @@ import pytest
 from ingot.configs.sampling import SamplingParams
 from ingot.plugins.cpu.session import CpuSession
 from ingot.plugins.registry import find_target
+from ingot.runtime import step_loop
 from tests.runtime.repeating import steps_of_calls
 from tests.runtime.tiny_engine import make_runner, open_session, poisoned_runner
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
@@ -15,6 +16,13 @@ from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 pytestmark = pytest.mark.native
 
 PROMPTS = 6
+
+
+@pytest.fixture(autouse=True)
+def _no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps count as short however loaded the machine is."""
+    monkeypatch.setattr(step_loop, "_LONG_STEP", 60.0)
+    monkeypatch.setattr(step_loop, "_CROSSING_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")
