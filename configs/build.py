@@ -22,7 +22,7 @@ MIN_TOKENS_PER_BLOCK, MAX_TOKENS_PER_BLOCK = 16, 256
 _NOT_YET = {
     "w8a8": "calibrated recipes are not there yet",
     "w4a8": "calibrated recipes are not there yet",
-    "fp8": "calibrated recipes are not there yet",
+    "fp8": "calibrated recipes are not there yet, and FP8 is one; w8 has as many bits",
 }
 _KV_NOT_YET = {"fp8": "CPUs compute no fp8, and no kernel of a GPU reads it yet; int8 has as many bits"}
 

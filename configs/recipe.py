@@ -59,6 +59,7 @@ class Recipe:
                 where=str(path),
                 got=error.strerror,
                 expected=f"a TOML file, or one of {', '.join(shipped)}",
+                hint="give --precision for the same precision everywhere, e.g. --precision w8",
             ) from error
         except ValueError as error:
             raise ConfigError("the recipe is not valid TOML", where=str(file), got=str(error)) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+import ingot
 from ingot.cli import app
 from ingot.errors import BuildError, UsageError
 
@@ -28,6 +29,22 @@ def test_every_command_has_an_example_and_words_for_every_option(name: str, comm
     assert "Example: ingot " in (command.help or "")
     options = [param for param in command.params if isinstance(param, click.Option)]
     assert [option.name for option in options if not option.help] == []
+
+
+def test_the_version_names_the_build(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "build.json"
+    monkeypatch.setattr("ingot.build_info.BUILD_FILE", file)
+    assert app.run(["--version"]) == 0
+    first, commit, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"ingot, version {ingot.__version__}"
+    assert commit.split() == ["commit", "unknown"]
+    file.write_text('{"commit": "0123abc", "compiler": "GNU 14.2"}')
+    assert app.run(["--version"]) == 0
+    facts = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:])
+    assert (facts["commit"], facts["compiler"]) == ("0123abc", "GNU 14.2")
+    assert facts["kernels"]
 
 
 def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:

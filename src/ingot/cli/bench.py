@@ -30,38 +30,48 @@ def command() -> None:
 
 def _shared(function: Any) -> Any:
     options = (
-        click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to measure."),
-        click.option("--input_len", type=positive, default=128, show_default=True, help="Prompt tokens per request."),
+        click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine."),
+        click.option("--input_len", type=positive, default=128, show_default=True, help="Prompt with so many tokens."),
         click.option(
-            "--output_len", type=positive, default=64, show_default=True, help="Generated tokens per request."
-        ),
-        click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Untimed rounds."),
-        click.option(
-            "--repetitions", type=positive, default=3, show_default=True, help="Timed rounds; medians are shown."
+            "--output_len", type=positive, default=64, show_default=True, help="Generate so many tokens per request."
         ),
         click.option(
-            "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random prompts."
+            "--warmup",
+            type=click.IntRange(min=0),
+            default=1,
+            show_default=True,
+            help="Run so many untimed rounds first.",
         ),
-        click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
         click.option(
-            "--top_k", type=int, default=0, show_default=True, help="Draw from the k most likely tokens; 0 is all."
+            "--repetitions", type=positive, default=3, show_default=True, help="Time so many rounds and show medians."
+        ),
+        click.option(
+            "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed the random prompts."
+        ),
+        click.option(
+            "--temperature", type=float, default=0.0, show_default=True, help="Scale the randomness; 0 is greedy."
+        ),
+        click.option(
+            "--top_k", type=int, default=0, show_default=True, help="Sample from the k most likely tokens; 0 is all."
         ),
         click.option(
             "--top_p",
             type=float,
             default=1.0,
             show_default=True,
-            help="Draw from the fewest tokens that reach this probability.",
+            help="Sample from the smallest set of likely tokens whose probability reaches this.",
         ),
         click.option(
             "--repetition_penalty",
             type=float,
             default=1.0,
             show_default=True,
-            help="Divides the logits of earlier tokens; 1 changes nothing.",
+            help="Divide the logits of earlier tokens by this; 1 changes nothing.",
         ),
-        click.option("--logprobs", type=int, help="This many likely tokens beside each token."),
-        click.option("--threads", type=positive, help="Threads; every core unless given."),
+        click.option(
+            "--logprobs", type=int, help="Return the log probabilities of so many likely tokens beside each token."
+        ),
+        click.option("--threads", type=positive, help="Use so many threads. Default: every core."),
         use_mmap,
         target_isa,
         as_json,
@@ -87,7 +97,7 @@ def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
     multiple=True,
     default=(1,),
     show_default=True,
-    help="Requests at once; may be given several times.",
+    help="Run so many requests at once. Give it again for more rows.",
 )
 @_shared
 def latency(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **options: Any) -> None:
@@ -105,8 +115,10 @@ def latency(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **optio
 
 
 @command.command()
-@click.option("--num_requests", type=positive, default=64, show_default=True, help="Requests given at once.")
-@click.option("--max_batch_size", type=positive, help="Requests running at once; the engine's limit unless given.")
+@click.option("--num_requests", type=positive, default=64, show_default=True, help="Hand in so many requests at once.")
+@click.option(
+    "--max_batch_size", type=positive, help="Run at most so many requests at once. Default: the engine's limit."
+)
 @_shared
 def throughput(as_json: bool, log_level: str, **options: Any) -> None:
     """Requests and tokens per second when there is always work.

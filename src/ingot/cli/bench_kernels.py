@@ -15,25 +15,25 @@ from ingot.step_table import aligned
 
 
 @click.command()
-@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to measure.")
-@click.option("--input_len", type=positive, help="Prompt tokens of the prefill phase; 512, or what the engine takes.")
-@click.option("--context", type=positive, help="Tokens before a decode step; --input_len unless given.")
+@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine.")
+@click.option("--input_len", type=positive, help="Prefill so many tokens. Default: 512, or what the engine takes.")
+@click.option("--context", type=positive, help="Decode after so many tokens. Default: --input_len.")
 @click.option(
     "--batch_size",
     "batch_sizes",
     type=positive,
     multiple=True,
-    help="Sequences that decode together; may be given several times. 1, 8 and 32 unless given.",
+    help="Decode so many sequences together. Give it again for more phases. Default: 1, 8 and 32.",
 )
 @click.option(
     "--repetitions",
     type=positive,
     default=3,
     show_default=True,
-    help="Timed rounds of each phase, at least; short ones are repeated for a second.",
+    help="Time each phase at least so often; short phases are repeated for a second.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random prompts.")
-@click.option("--threads", type=positive, help="Threads; every core unless given.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed the random prompts.")
+@click.option("--threads", type=positive, help="Use so many threads. Default: every core.")
 @click.option("--all", "everything", is_flag=True, help="Print every column, in rows as wide as they get.")
 @target_isa
 @as_json

@@ -46,22 +46,35 @@ _ONLINE = (
 
 
 @click.command()
-@click.option("--url", help="Load on the OpenAI-compatible server there.")
+@click.option("--url", help="Put load on the OpenAI-compatible server at this address.")
 @click.option("--offline", is_flag=True, help="Measure the executor in this process, without HTTP.")
 @click.option(
     "--trace",
     type=click.Path(path_type=Path),
-    help="CSV: TIMESTAMP,ContextTokens,GeneratedTokens (Azure's traces); or JSONL: arrival, input_len, output_len.",
+    help="Replay a trace. CSV: TIMESTAMP,ContextTokens,GeneratedTokens (Azure's traces); or JSONL: "
+    "arrival, input_len, output_len.",
 )
 @click.option(
     "--num_requests",
     type=click.IntRange(min=2),
     default=100,
     show_default=True,
-    help="Per run; the first of the trace.",
+    help="Send so many requests per run: the first ones of the trace.",
 )
-@click.option("--ttft_ms", type=_milliseconds, default=1000.0, show_default=True, help="A good request's TTFT at most.")
-@click.option("--tpot_ms", type=_milliseconds, default=100.0, show_default=True, help="A good request's TPOT at most.")
+@click.option(
+    "--ttft_ms",
+    type=_milliseconds,
+    default=1000.0,
+    show_default=True,
+    help="Count a request as good if its TTFT is at most this.",
+)
+@click.option(
+    "--tpot_ms",
+    type=_milliseconds,
+    default=100.0,
+    show_default=True,
+    help="Count a request as good if its TPOT is at most this.",
+)
 @click.option(
     "--length_scale",
     type=_above_zero,
@@ -69,55 +82,80 @@ _ONLINE = (
     show_default=True,
     help="Multiply the trace's prompt and answer lengths by this.",
 )
-@click.option("--max_input", type=positive, help="Longest prompt (offline: 768, or what the engine takes).")
-@click.option("--max_output", type=positive, help="Longest answer (offline: 256, or what the engine holds).")
-@click.option("--poisson", is_flag=True, help="Poisson arrivals instead of the trace's own times.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the prompts and the Poisson gaps."
+    "--max_input", type=positive, help="Clip prompts to so many tokens (offline: 768, or what the engine takes)."
+)
+@click.option(
+    "--max_output", type=positive, help="Clip answers to so many tokens (offline: 256, or what the engine holds)."
+)
+@click.option(
+    "--poisson", is_flag=True, help="Let requests arrive at random (Poisson) instead of at the trace's own times."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed the prompts and the Poisson arrivals.",
 )
 @click.option(
     "--rate",
     "rates",
     type=_above_zero,
     multiple=True,
-    help="--url: open loop, requests per second; may be given several times.",
+    help="--url: send so many requests per second (open loop). Give it again for more runs.",
 )
 @click.option(
     "--concurrency",
     "concurrencies",
     type=positive,
     multiple=True,
-    help="--url: closed loop, requests at once; may be given several times.",
+    help="--url: keep so many requests running (closed loop). Give it again for more runs.",
 )
-@click.option("--model", help="--url: as the server calls it; the first that it lists unless given.")
-@click.option("--api_key", help="--url: key that the server wants.")
-@click.option("--chat", is_flag=True, default=None, help="--url: chat completions instead of completions.")
-@click.option("--input_len", type=positive, help="--url, without a trace: prompt tokens, about (128).")
-@click.option("--output_len", type=positive, help="--url, without a trace: generated tokens at most (64).")
+@click.option("--model", help="--url: ask for this model. Default: the first that the server lists.")
+@click.option("--api_key", help="--url: send this key.")
+@click.option("--chat", is_flag=True, default=None, help="--url: ask for chat completions instead of completions.")
+@click.option("--input_len", type=positive, help="--url, without a trace: send prompts of about so many tokens (128).")
+@click.option("--output_len", type=positive, help="--url, without a trace: ask for at most so many tokens (64).")
 @click.option("--ignore_eos", is_flag=True, default=None, help="--url: ask for all tokens; not every server knows it.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="--url: temperature of every request (0).")
-@click.option("--timeout", type=_above_zero, help="--url: seconds that a request may take (600).")
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), help="--url: send this temperature with every request (0)."
+)
+@click.option("--timeout", type=_above_zero, help="--url: give a request up after so many seconds (600).")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="PNG", help="--url: draw the latencies.")
-@click.option("--engine_dir", type=click.Path(path_type=Path), help="--offline: engine to measure.")
+@click.option("--engine_dir", type=click.Path(path_type=Path), help="--offline: measure this Engine.")
 @click.option(
     "--start_rate",
     type=_above_zero,
-    help="--offline: requests per second to begin with; else half of what the engine can do.",
+    help="--offline: begin the search at so many requests per second. Default: half of what the engine can do.",
 )
 @click.option(
     "--precision",
     type=click.FloatRange(min=0.01, max=1),
-    help="--offline: how close the search comes, relatively (0.1).",
+    help="--offline: end the search when the rate is known to this share (0.1).",
 )
-@click.option("--tpot_target", type=_milliseconds, help="--offline: let the runner bound its steps by so many ms.")
-@click.option("--max_batch_size", type=positive, help="--offline: requests running at once; else the engine's limit.")
-@click.option("--max_num_tokens", type=positive, help="--offline: tokens per step; else as `ingot serve`.")
-@click.option("--threads", type=positive, help="--offline: threads; every core unless given.")
+@click.option(
+    "--tpot_target",
+    type=_milliseconds,
+    help="--offline: aim at this time per output token, in ms, as `ingot serve --tpot_target`.",
+)
+@click.option(
+    "--max_batch_size",
+    type=positive,
+    help="--offline: run at most so many requests at once. Default: the engine's limit.",
+)
+@click.option(
+    "--max_num_tokens",
+    type=positive,
+    help="--offline: compute at most so many tokens per step. Default: as `ingot serve`.",
+)
+@click.option("--threads", type=positive, help="--offline: use so many threads. Default: every core.")
 @target_isa
 @as_json
 @log_level
 def serve(offline: bool, as_json: bool, log_level: str, **options: Any) -> int:
-    """With --url: TTFT, TPOT and ITL that clients of a server see in closed and open loops, and its goodput.
+    """With --url: TTFT, TPOT and ITL that clients of a server see in closed and open loops, and its goodput. A few
+    requests before the first run find out how many tokens a word has.
     With --offline: the highest rate at which 90 % of a trace's requests meet both limits, with chunked and mixed steps
     against neither.
 

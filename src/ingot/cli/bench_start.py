@@ -13,18 +13,20 @@ from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
 
 
 @click.command()
-@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to measure.")
-@click.option("--input_len", type=positive, default=32, show_default=True, help="Prompt tokens.")
+@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine.")
+@click.option("--input_len", type=positive, default=32, show_default=True, help="Give a prompt of so many tokens.")
 @click.option(
     "--warmup",
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
-    help="Untimed processes; after one the engine's files are in the page cache.",
+    help="Start so many processes before the timed ones; after one the engine's files are in the page cache.",
 )
-@click.option("--repetitions", type=positive, default=5, show_default=True, help="Processes; medians are shown.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random prompts.")
-@click.option("--threads", type=positive, help="Threads; every core unless given.")
+@click.option(
+    "--repetitions", type=positive, default=5, show_default=True, help="Time so many processes and show medians."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed the random prompts.")
+@click.option("--threads", type=positive, help="Use so many threads. Default: every core.")
 @use_mmap
 @target_isa
 @as_json

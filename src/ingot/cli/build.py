@@ -22,86 +22,108 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 
 
 @click.command()
-@click.option("--checkpoint_dir", type=click.Path(path_type=Path), required=True, help="Checkpoint to build from.")
-@click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Engine to write.")
+@click.option("--checkpoint_dir", type=click.Path(path_type=Path), required=True, help="Build from this Checkpoint.")
+@click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Write the Engine here.")
 @click.option(
     "--target",
     default="cpu",
     show_default=True,
     metavar="NAME,...",
-    help="Kinds of machine, one or more in one engine; `ingot doctor` lists them.",
+    help="Build for these kinds of machine, e.g. cpu/avx2,cpu/avx512 in one engine; see `ingot help targets`. cpu is "
+    "the best instruction set of this machine, so name a target to run on another one.",
 )
 @click.option(
     "--precision",
-    help="Precision of the weights: f32, bf16, f16 (GPU), w8, w4g128, w4g64, w4g32; "
-    "auto (the default) keeps what the checkpoint stores.",
+    help="Store weights as f32, bf16, f16 (GPU), w8, w4g128, w4g64 or w4g32; "
+    "auto (the default) keeps what the checkpoint stores. See `ingot help precisions`.",
 )
 @click.option(
     "--activations",
     type=click.Choice(ACTIVATIONS),
-    help="Inputs of matrix products: f32 (not rounded), bf16 (rounded where the target multiplies in bf16), "
+    help="Round the inputs of matrix products: f32 (not rounded), bf16 (rounded where the target multiplies in bf16), "
     "int8 (per token, with quantised weights), or auto (the default): int8 where the error on a sample text "
     "is small, else bf16.",
 )
-@click.option("--lm_head_precision", help="Precision of the last product; w8 in w4 engines unless given.")
+@click.option(
+    "--lm_head_precision", help="Store the last product (lm_head) so. Default: w8 in w4 engines, else as --precision."
+)
 @click.option(
     "--screen_lm_head",
     is_flag=True,
     help="Store a w8 lm_head in 4 bits too: greedy steps of at most 4 sequences read half of it to find the "
     "tokens that can be the best, and compute these exactly. Tokens are the same.",
 )
-@click.option("--max_batch_size", type=positive, help="Requests running at once (64).")
-@click.option("--max_input_len", type=positive, help="Prompt tokens of a request (2048).")
-@click.option("--max_seq_len", type=positive, help="Prompt plus generated tokens of a request (4096).")
-@click.option("--max_output_len", type=positive, help="Generated tokens: sets max_seq_len to max_input_len plus this.")
-@click.option("--max_num_tokens", type=positive, help="Tokens of one step (2048).")
-@click.option("--tokens_per_block", type=positive, default=32, show_default=True, help="Tokens per KV cache block.")
+@click.option("--max_batch_size", type=positive, help="Run at most so many requests at once (64).")
+@click.option("--max_input_len", type=positive, help="Take prompts of at most so many tokens (2048).")
+@click.option(
+    "--max_seq_len",
+    type=positive,
+    help="Take requests of at most so many tokens, prompt and generated ones together (4096).",
+)
+@click.option("--max_output_len", type=positive, help="Set max_seq_len to max_input_len plus this.")
+@click.option(
+    "--max_num_tokens",
+    type=positive,
+    help="Compute at most so many tokens in one step: of prompts, and one of each request that decodes (2048).",
+)
+@click.option(
+    "--tokens_per_block",
+    type=positive,
+    default=32,
+    show_default=True,
+    help="Keep so many tokens in a block of the KV cache.",
+)
 @click.option(
     "--kv_cache_dtype",
     default="auto",
     show_default=True,
-    help="Type of keys and values: auto, f32, bf16, f16 (GPU), int8.",
+    help="Store keys and values as auto, f32, bf16, f16 (GPU) or int8.",
 )
-@click.option("--tp_size", type=positive, help="Ranks that share each layer; only 1 yet.")
-@click.option("--pp_size", type=positive, help="Ranks that share the layers; only 1 yet.")
+@click.option("--tp_size", type=positive, help="Divide each layer among so many ranks; only 1 yet.")
+@click.option("--pp_size", type=positive, help="Divide the layers among so many ranks; only 1 yet.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A recipe: a TOML file, or a name that ships with ingot.",
+    help="Set precisions by layer from a recipe: a TOML file, or the name of one that ships with ingot.",
 )
 @click.option(
-    "--max_mem", type=byte_size("--max_mem"), metavar="SIZE", help="Memory that the build may use, e.g. 8GiB."
+    "--max_mem",
+    type=byte_size("--max_mem"),
+    metavar="SIZE",
+    help="Refuse to start if the build needs more memory, e.g. 8GiB.",
 )
 @click.option(
     "--timing_cache",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Times of kernels: read, and written with what this build has timed. TensorRT's own are beside it, "
-    "in FILE.tensorrt-sm90.",
+    help="Take the times of kernels from this file, and add those that this build measures. TensorRT's own go to "
+    "FILE.tensorrt-sm90.",
 )
 @click.option(
     "--no_autotune",
     is_flag=True,
-    help="Time nothing: products are cut into work as shipped, and no speed is predicted.",
+    help="Skip the timing of kernels: faster to build; threads share work as shipped, and no speed is predicted.",
 )
-@click.option("--dry_run", is_flag=True, help="Decide everything, write nothing.")
+@click.option("--dry_run", is_flag=True, help="Decide everything, but write nothing.")
 @click.option(
     "--dump_passes",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Write the graph and the calls after each pass.",
 )
+@click.option("--use_weight_only", is_flag=True, help="Store weights as w8, or as --weight_only_precision says.")
 @click.option(
-    "--use_weight_only", is_flag=True, help="Weight-only precision: w8, or what --weight_only_precision says."
+    "--weight_only_precision",
+    type=click.Choice(list(WEIGHT_ONLY)),
+    help="With --use_weight_only: int8 is w8, int4 is w4g128.",
 )
-@click.option("--weight_only_precision", type=click.Choice(list(WEIGHT_ONLY)), help="int8 is w8, int4 is w4g128.")
 @click.option(
     "--gemm_plugin",
     type=click.Choice(["auto", "disable", *_COMPUTE]),
     default="auto",
     show_default=True,
-    help="Compute type of products, so the precision; float16 runs as bf16 on CPUs.",
+    help="Compute matrix products in this type, which sets the precision; float16 runs as bf16 on CPUs.",
 )
 @spelling_options
 @log_level

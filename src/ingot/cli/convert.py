@@ -13,45 +13,50 @@ from ingot.convert.convert import convert
 
 
 @click.command()
-@click.option("--model_dir", type=click.Path(path_type=Path), help="Hugging Face directory.")
-@click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Checkpoint to write.")
+@click.option("--model_dir", type=click.Path(path_type=Path), help="Convert this Hugging Face directory.")
+@click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Write the Checkpoint here.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", *WEIGHT_DTYPES], case_sensitive=False),
     default="auto",
     show_default=True,
-    help="Type of the stored weights; auto keeps each as it is.",
+    help="Store weights in this type; auto keeps each as it is.",
 )
 @click.option(
     "--rope_factors",
     type=click.Choice(ROPE_FACTORS),
-    help="Factors of a longrope model (Phi 3 128k): "
-    "the short ones hold up to the original positions, the long ones for texts of any length.",
+    help="Choose the rotary factors of longrope models (Phi 3 128k): "
+    "short for texts up to the original positions, long for texts of any length.",
 )
 @click.option(
-    "--max_mem", type=byte_size("--max_mem"), metavar="SIZE", help="Memory that the conversion may use, e.g. 8GiB."
+    "--max_mem",
+    type=byte_size("--max_mem"),
+    metavar="SIZE",
+    help="Refuse to start if the conversion needs more memory, e.g. 8GiB.",
 )
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
-    help="Convert a config.json without weights; give --random_weights too.",
+    help="Convert from a config.json without weights; goes with --random_weights.",
 )
 @click.option(
     "--random_weights",
     type=int,
     metavar="SEED",
-    help="Fill the model with random weights of this seed, e.g. to measure its speed.",
+    help="Fill the model with random weights from this seed, e.g. to measure speed.",
 )
 @click.option(
-    "--use_weight_only", is_flag=True, help="Store weight-only precision in the Checkpoint, as the build's default."
+    "--use_weight_only",
+    is_flag=True,
+    help="Record w8, or what --weight_only_precision says, as the default --precision of ingot build.",
 )
 @click.option(
     "--weight_only_precision",
     type=click.Choice(list(WEIGHT_ONLY)),
-    help="Store the build's default precision: int8 is w8, int4 is w4g128.",
+    help="With --use_weight_only: int8 is w8, int4 is w4g128.",
 )
-@click.option("--tp_size", type=click.IntRange(min=1), help="Store the build's default in the Checkpoint.")
-@click.option("--pp_size", type=click.IntRange(min=1), help="Store the build's default in the Checkpoint.")
+@click.option("--tp_size", type=click.IntRange(min=1), help="Record the default of ingot build; only 1 yet.")
+@click.option("--pp_size", type=click.IntRange(min=1), help="Record the default of ingot build; only 1 yet.")
 @log_level
 def command(
     model_dir: Path | None,

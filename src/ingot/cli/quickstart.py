@@ -24,9 +24,14 @@ from ingot.quickstart import QuickstartReport, quickstart
 @click.option(
     "--output_dir",
     type=click.Path(path_type=Path),
-    help="Keep Checkpoint and Engine in this directory. Without it they are deleted.",
+    help="Keep the Checkpoint and the Engine here. Default: delete them at the end.",
 )
-@click.option("--target", default="cpu", show_default=True, help="Kind of machine; cpu is the best ISA of this one.")
+@click.option(
+    "--target",
+    default="cpu",
+    show_default=True,
+    help="Build for this kind of machine; cpu is the best instruction set of this one.",
+)
 @as_json
 @log_level
 def command(output_dir: Path | None, target: str, as_json: bool, log_level: str) -> None:

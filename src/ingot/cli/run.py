@@ -24,30 +24,53 @@ from ingot.runtime.tokenizer import Tokenizer
 
 
 @click.command()
-@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to run.")
-@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="May be given several times.")
+@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Run this Engine.")
 @click.option(
-    "--input_file", metavar="FILE", help='JSON lines: "text" or {"prompt": ..., "max_output_len": ...}; - is stdin.'
+    "--prompt", "prompts", multiple=True, metavar="TEXT", help="Complete this text. Give it again for more prompts."
 )
-@click.option("--max_output_len", type=positive, default=128, show_default=True, help="Tokens to generate at most.")
-@click.option("--temperature", type=float, help="0 is greedy. Unless given: what generation_config.json says.")
-@click.option("--top_k", type=int, help="Draw from the k most likely tokens; 0 is all.")
 @click.option(
-    "--top_p", type=float, help="Draw from the fewest most likely tokens whose probability reaches this; 1 is all."
+    "--input_file",
+    metavar="FILE",
+    help='Read prompts from JSON lines: "text" or {"prompt": ..., "max_output_len": ...}; - is stdin.',
 )
-@click.option("--min_p", type=float, help="Drop tokens less likely than this times the most likely one.")
-@click.option("--repetition_penalty", type=float, help="Penalty of tokens in prompt or output; 1 changes nothing.")
-@click.option("--presence_penalty", type=float, help="Subtracted from the logits of tokens in the output.")
-@click.option("--frequency_penalty", type=float, help="Subtracted once per occurrence in the output.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="Ends the text, which is cut there; may be given often.")
-@click.option("--bad_words", multiple=True, metavar="TEXT", help="Is not generated; may be given several times.")
-@click.option("--min_tokens", type=int, help="Tokens before which nothing but a limit ends the text.")
-@click.option("--ignore_eos", is_flag=True, default=None, help="End tokens of the model do not end the text.")
-@click.option("--seed", type=int, help="Seed of the random draws. The same seed gives the same text.")
-@click.option("--stream", is_flag=True, help="Print text as it comes; with --json each object as its request ends.")
-@click.option("--threads", type=positive, help="Threads; every core unless given.")
 @click.option(
-    "--kv_cache_memory", type=byte_size("--kv_cache_memory"), metavar="SIZE", help="Memory of the KV cache, e.g. 2GiB."
+    "--max_output_len", type=positive, default=128, show_default=True, help="Generate at most so many tokens."
+)
+@click.option(
+    "--temperature", type=float, help="Scale the randomness; 0 is greedy. Default: what generation_config.json says."
+)
+@click.option("--top_k", type=int, help="Sample from the k most likely tokens; 0 is all.")
+@click.option(
+    "--top_p",
+    type=float,
+    help="Sample from the smallest set of likely tokens whose probability reaches this; 1 is all.",
+)
+@click.option(
+    "--min_p", type=float, help="Drop tokens whose probability is less than this share of the most likely one's."
+)
+@click.option(
+    "--repetition_penalty",
+    type=float,
+    help="Divide the logits of tokens in prompt or output by this; 1 changes nothing.",
+)
+@click.option("--presence_penalty", type=float, help="Subtract this from the logits of tokens in the output.")
+@click.option(
+    "--frequency_penalty", type=float, help="Subtract this from a token's logit for each time that the output has it."
+)
+@click.option("--stop", multiple=True, metavar="TEXT", help="End the text before these words. Give it again for more.")
+@click.option("--bad_words", multiple=True, metavar="TEXT", help="Never generate these words. Give it again for more.")
+@click.option("--min_tokens", type=int, help="Generate at least so many tokens.")
+@click.option("--ignore_eos", is_flag=True, default=None, help="Go on after the model's end tokens.")
+@click.option("--seed", type=int, help="Seed the sampling: the same seed gives the same text.")
+@click.option(
+    "--stream", is_flag=True, help="Print text as it is generated; with --json, each object when its request ends."
+)
+@click.option("--threads", type=positive, help="Use so many threads. Default: every core.")
+@click.option(
+    "--kv_cache_memory",
+    type=byte_size("--kv_cache_memory"),
+    metavar="SIZE",
+    help="Use at most so much memory for the KV cache, e.g. 2GiB.",
 )
 @use_mmap
 @target_isa
@@ -67,7 +90,7 @@ def command(
     log_level: str,
     **sampling: Any,
 ) -> int:
-    """Text in, text out. Without --prompt and --input_file the prompt is read from stdin.
+    """Text in, text out. Without --prompt and --input_file the prompt is what is piped into stdin.
 
     \b
     Example: ingot run --engine_dir engine --prompt "Once upon a time" --stream

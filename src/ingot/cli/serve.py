@@ -24,22 +24,32 @@ _seconds = click.FloatRange(min=0)
 
 
 @click.command()
-@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Engine to serve.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Serve this Engine.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Listen on this port; 0 takes a free one.",
+)
 @click.option(
     "--api_key",
     "api_keys",
     multiple=True,
     metavar="KEY",
-    help="A key that clients must send; may be given several times.",
+    help="Refuse clients that do not send this key. Give it again for more keys.",
 )
 @click.option(
     "--api_key_file",
     type=click.Path(path_type=Path),
-    help="One key per line, in UTF-8, beside lines of comment that begin with #; not seen in process lists.",
+    help="Read the keys from a file, one per line; lines that begin with # are comments. Process lists do not show it.",
 )
-@click.option("--chat_template", metavar="F|chatml", help="jinja2 file, or chatml. Unless given: the engine's own.")
+@click.option(
+    "--chat_template",
+    metavar="F|chatml",
+    help="Format chats with this jinja2 file, or as chatml. Default: the engine's own template.",
+)
 @click.option(
     "--special_tokens_in_content",
     is_flag=True,
@@ -50,69 +60,90 @@ _seconds = click.FloatRange(min=0)
     "model_names",
     multiple=True,
     metavar="NAME,...",
-    help="Names of the model; may be given several times. Unless given: the directory's.",
+    help="Call the model so in the API. Default: the name of the directory.",
 )
 @click.option(
     "--max_queue",
     type=click.IntRange(min=0),
     default=256,
     show_default=True,
-    help="Sequences that may wait; more are answered 429.",
+    help="Let so many sequences wait; answer 429 beyond that.",
 )
 @click.option(
     "--max_body_size",
     type=byte_size("--max_body_size"),
     default="1MiB",
     show_default=True,
-    help="Refuse longer bodies of requests.",
+    help="Refuse requests with a larger body.",
 )
-@click.option("--request_timeout", type=_seconds, default=600, show_default=True, help="Seconds for a whole request.")
-@click.option("--body_timeout", type=_seconds, default=30, show_default=True, help="Seconds for a body to arrive.")
+@click.option(
+    "--request_timeout", type=_seconds, default=600, show_default=True, help="End a request after so many seconds."
+)
+@click.option(
+    "--body_timeout", type=_seconds, default=30, show_default=True, help="Wait so many seconds for a request's body."
+)
 @click.option(
     "--write_timeout",
     type=_seconds,
     default=60,
     show_default=True,
-    help="Seconds that a client may leave its answer unread.",
+    help="Drop a client that leaves its answer unread for so many seconds.",
 )
 @click.option(
     "--stall_timeout",
     type=_seconds,
     default=4,
     show_default=True,
-    help="Seconds without a finished step until the server is not ready.",
+    help="Report not ready after so many seconds without a finished step.",
 )
-@click.option("--drain_timeout", type=_seconds, default=30, show_default=True, help="Seconds to finish after a signal.")
 @click.option(
-    "--cors_origin", "cors_origins", multiple=True, metavar="URL", help="Origin whose pages may call; * is all."
+    "--drain_timeout",
+    type=_seconds,
+    default=30,
+    show_default=True,
+    help="Let running requests finish for so many seconds after SIGTERM.",
 )
-@click.option("--no_log_requests", is_flag=True, help="No line per request; they are still counted.")
+@click.option(
+    "--cors_origin",
+    "cors_origins",
+    multiple=True,
+    metavar="URL",
+    help="Let pages of this origin call the server; * is all.",
+)
+@click.option("--no_log_requests", is_flag=True, help="Log no line per request; metrics still count them.")
 @click.option("--log_json", is_flag=True, help="Log JSON lines.")
-@click.option("--otlp_endpoint", metavar="URL", help="Send OpenTelemetry spans there, e.g. http://collector:4318.")
-@click.option("--debug_hooks", is_flag=True, help="Offer POST /debug/stall, which stops the next step for a while.")
-@click.option("--threads", type=positive, help="Threads; every core unless given.")
 @click.option(
-    "--kv_cache_memory", type=byte_size("--kv_cache_memory"), metavar="SIZE", help="Memory of the KV cache, e.g. 2GiB."
+    "--otlp_endpoint", metavar="URL", help="Send OpenTelemetry spans to this address, e.g. http://collector:4318."
 )
-@click.option("--max_batch_size", type=positive, help="Sequences running at once; at most the engine's.")
+@click.option("--debug_hooks", is_flag=True, help="Offer POST /debug/stall, which stops the next step for a while.")
+@click.option("--threads", type=positive, help="Use so many threads. Default: every core.")
+@click.option(
+    "--kv_cache_memory",
+    type=byte_size("--kv_cache_memory"),
+    metavar="SIZE",
+    help="Use at most so much memory for the KV cache, e.g. 2GiB.",
+)
+@click.option(
+    "--max_batch_size", type=positive, help="Run at most so many sequences at once. Default and maximum: the engine's."
+)
 @click.option(
     "--max_num_tokens",
     type=positive,
-    help="Tokens per step; at most the engine's. Unless given, on CPUs "
-    "prompts have no more than 512 of them beside requests that decode.",
+    help="Compute at most so many tokens per step. Default: the engine's limit; on CPUs, 512 tokens of prompts beside "
+    "requests that decode.",
 )
 @click.option(
     "--policy",
     type=click.Choice([policy.value for policy in Policy]),
     default="max_utilization",
     show_default=True,
-    help="Preempt when blocks run out, or start only what surely fits.",
+    help="Start requests early and preempt when KV blocks run out, or start only what surely fits.",
 )
 @click.option(
     "--tpot_target",
     type=click.FloatRange(min=0, min_open=True),
     metavar="MS",
-    help="Milliseconds that an output token should take at most: prompts are cut into smaller chunks to keep it.",
+    help="Aim at this time per output token, in ms: prompts are cut into smaller chunks to keep it.",
 )
 @use_mmap
 @target_isa

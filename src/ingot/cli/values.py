@@ -39,7 +39,7 @@ def log_level(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: the option `--log_level`."""
     choice = click.Choice(list(LEVELS), case_sensitive=False)
     return click.option(
-        "--log_level", type=choice, default="info", show_default=True, help="How much is said on stderr."
+        "--log_level", type=choice, default="info", show_default=True, help="Say more or less on stderr."
     )(function)
 
 
@@ -53,23 +53,19 @@ def use_mmap(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--use_mmap",
         is_flag=True,
-        help="Use weights where the file is mapped, which processes share; else CPUs read them from a copy in 2 MiB "
-        "pages, which is faster.",
+        help="Read weights from the mapped file, which processes share. Default: from a copy in 2 MiB pages, which is "
+        "faster.",
     )(function)
 
 
 def target_isa(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: the options `--target` and `--isa`."""
     choice = click.Choice(ISA_LEVELS, case_sensitive=False)
-    isa = click.option(
-        "--isa",
-        type=choice,
-        help="Use at most this level of what the machine has; an engine that needs more is refused.",
-    )
+    isa = click.option("--isa", type=choice, help="Use at most this instruction set; refuse an engine that needs more.")
     target = click.option(
         "--target",
         metavar="NAME",
-        help="The target to run of an engine with several, or a family (cpu). Unless given: the one that "
-        "fits this machine best.",
+        help="Run this target of an engine with several, or a family of them (cpu). Default: the one that fits "
+        "this machine best.",
     )
     return target(isa(function))

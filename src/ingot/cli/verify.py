@@ -23,17 +23,17 @@ from ingot.verify import VerifyReport, verify
     "--against",
     type=click.Path(path_type=Path),
     metavar="SOURCE",
-    help="Checkpoint or Hugging Face directory: compare weights, every step and the logits with it.",
+    help="Compare weights, every step and the logits with this Checkpoint or Hugging Face directory.",
 )
 @click.option(
     "--text",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="What to compare on; a text that ships with ingot unless given.",
+    help="Compare on this text. Default: one that ships with ingot.",
 )
-@click.option("--tokens", type=click.IntRange(min=2), help=f"Tokens of the text to compare on ({DEFAULT_TOKENS}).")
+@click.option("--tokens", type=click.IntRange(min=2), help=f"Compare on so many tokens of the text ({DEFAULT_TOKENS}).")
 @click.option("--store_passport", "store", is_flag=True, help="Write the summary into the engine; `inspect` prints it.")
-@click.option("--threads", type=positive, help="Threads of the engine's kernels; every core unless given.")
+@click.option("--threads", type=positive, help="Use so many threads. Default: every core.")
 @target_isa
 @as_json
 @log_level
