@@ -1,5 +1,6 @@
 # make quickstart   its own environment, ingot installed, the whole path on the model that ships here
 # make test         test extras, then every test that is not marked slow, JOBS at a time
+# make docs         the site of docs/ in build/site, its links checked
 # make lint         ruff, clang-format and mypy
 # make wheel        dist/ingot-*.whl, which needs no compiler where it is installed
 # make native       the native module in place, for PYTHONPATH=src
@@ -8,7 +9,6 @@
 # make sanitize     kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
 # make tsan         kernels, sessions, executor and a server under ThreadSanitizer
 # make mutants      plants faults one by one and names those that no test notices (an hour; MUTANT_ARGS="--only bench")
-# make docs         the site of docs/ in build/site, its links checked
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -28,7 +28,7 @@ EMULATED := --config-settings=cmake.define.INGOT_EMULATE=ON
 
 unexport PYTHONPATH # what is tested is what was installed
 
-.PHONY: quickstart test lint wheel native sanitize tsan tiles haswell mutants clean preflight
+.PHONY: quickstart test lint docs wheel native sanitize tsan tiles haswell mutants clean preflight
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed
@@ -42,6 +42,10 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .
 	git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run --Werror
 	$(VENV)/bin/mypy
+
+docs: $(VENV)/.installed-dev
+	$(VENV)/bin/zensical build --strict --clean
+	@echo "build/site/index.html"
 
 wheel: dist/.built
 	@ls dist/ingot-*.whl
@@ -111,11 +115,6 @@ haswell: $(VENV)/.installed-test
 
 mutants: $(VENV)/.installed-test
 	$(VENV)/bin/python -m tests.mutation --jobs $(JOBS) $(MUTANT_ARGS)
-
-.PHONY: docs # beside the folder of that name
-docs: $(VENV)/.installed-dev
-	$(VENV)/bin/zensical build --strict --clean
-	@echo "build/site/index.html"
 
 clean:
 	rm -rf build dist $(VENV)
