@@ -163,7 +163,7 @@ def predict(sample: Sample, path: Path, target: Target) -> Prediction | str:
 def _measure(sample: Sample, run: TimedRun) -> Prediction:
     draw, highest = np.random.default_rng(0), min(PROMPT, sample.plan.vocab_size)
 
-    def ids(count: int) -> Int32:  # some rows of the token table, lest all of it is read
+    def ids(count: int) -> Int32:  # some rows of the token table, so that not all of it is read
         return draw.integers(0, highest, count).astype(np.int32)
 
     def prompt() -> TimedStep:

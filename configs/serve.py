@@ -27,7 +27,7 @@ class ServeConfig:
     log_requests          a line per request
     log_json              logs as JSON lines
     otlp_endpoint         where OpenTelemetry spans are sent; None: nowhere
-    debug_hooks           offers POST /debug/stall, for tests of whoever watches the server
+    debug_hooks           offers POST /debug/stall, for tests of what watches the server
     """
 
     host: str = "127.0.0.1"

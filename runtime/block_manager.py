@@ -1,4 +1,4 @@
-"""Hands out the blocks of the paged KV cache, and keeps full ones for whoever needs the same tokens again.
+"""Hands out the blocks of the paged KV cache, and keeps full ones for requests of the same tokens.
 
     request A  ┌───┬───┬───┐      pool of one cache group (its layers have the same numbering)
                │ 5 │ 1 │ 6 │      ┌────┬────┬────┬────┬────┬────┬────┬────┐

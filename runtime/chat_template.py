@@ -128,7 +128,7 @@ class ChatTemplates:
     ) -> list[int]:
         """The prompt's token ids. Templates of models write their own BOS; the built-in one has none to write.
 
-        special_tokens_in_content  True: what reads like a control token is one, whoever wrote it
+        special_tokens_in_content  True: what reads like a control token is one, also in content
         """
         text = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, arguments=arguments)
         return tokenizer.encode(plain(text) if special_tokens_in_content else text, add_special_tokens=self.built_in)

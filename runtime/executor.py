@@ -54,7 +54,7 @@ class _EngineThread(threading.Thread):
         try:
             self._serve()
             self._loop.close(RequestError(_CLOSED))
-        except BaseException as error:  # whoever waits for tokens must not wait for ever
+        except BaseException as error:  # those who wait for tokens must not wait for ever
             self.failure = f"the step loop has died: {error!r}"
             self._loop.die(RequestError("the step thread failed", got=repr(error)))
             raise
@@ -128,7 +128,7 @@ class Executor(Owned):
     def abort(self, requests: Iterable[Request], error: IngotError | None = None) -> None:
         """End requests after the step that runs. Finished ones stay as they are. Waits for nothing and takes no lock.
 
-        error  why, for whoever waits for them and has not asked for this
+        error  why, for those who wait for them and have not asked for this
         """
         if self.is_here and (running := [request for request in requests if not request.finished]):
             self._engine.ask(functools.partial(self._loop.abort, running, error))

@@ -1,4 +1,4 @@
-"""Prompts as text → text, piece by piece, all prompts in flight at once, in the thread of whoever asks."""
+"""Prompts as text → text, piece by piece, all prompts in flight at once, in the thread of the caller."""
 
 import dataclasses
 from collections.abc import Generator, Iterable, Iterator

@@ -63,7 +63,7 @@ class Outputs:
 
     def collect(self, shown: Sequence[int] | None = None) -> Int32 | dict[str, Any]:
         """The result in arrays of its own: output_ids, or the dictionary of the contract. What is kept between calls
-        makes each of them cost what is new: whoever streams asks after every step.
+        makes each of them cost what is new: streams ask after every step.
 
         shown  generated tokens of each request that are part of it, never fewer than before; None: all there are
         """

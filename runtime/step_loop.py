@@ -89,7 +89,7 @@ class StepLoop:
     def abort(self, requests: Iterable[Request], error: IngotError | None = None) -> None:
         """End requests; their blocks are free when this returns. Finished ones stay as they are.
 
-        error  why, for whoever waits for them and has not asked for this
+        error  why, for those who wait for them and have not asked for this
         """
         for request in requests:
             self._end(request, error)

@@ -119,7 +119,7 @@ void make_session(Session* self, const Bytes& weights, const std::vector<InputTu
 }
 
 // On the calling thread, which has released the interpreter's lock. Signals reach the first thread alone; the others
-// must not wait for the lock, which whoever handles the tokens meanwhile may hold.
+// must not wait for the lock, which the thread that handles the tokens may hold.
 bool signal_pending() {
   if (gettid() != getpid()) return false;
   const nb::gil_scoped_acquire acquire;

@@ -1,4 +1,4 @@
-"""The launches of a layer's attention, for whoever knows where its tensors lie: cuda plans, and TensorRT's plugin."""
+"""The launches of a layer's attention, for callers that know where its tensors lie: cuda plans, TensorRT's plugin."""
 
 import dataclasses
 

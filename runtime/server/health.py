@@ -69,7 +69,7 @@ class Pool:
 
 
 def _look_at(future: "asyncio.Future[Result]") -> None:
-    """asyncio complains about errors that nobody sees, and whoever asked may have given up waiting."""
+    """asyncio complains about errors that nobody sees, and the caller may have given up waiting."""
     if not future.cancelled():
         future.exception()
 

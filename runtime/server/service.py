@@ -1,6 +1,6 @@
 """Requests of HTTP on their way through the executor: who is in, who must wait outside, who is cancelled.
 
-    start ──thread pool──▶ template, tokenizer, executor.add ──▶ Generation ──events──▶ whoever answers
+    start ──thread pool──▶ template, tokenizer, executor.add ──▶ Generation ──events──▶ the answer
                                                                    release: from any end, blocks come back
 
 The event loop never waits for a step, a template or a tokenizer.

@@ -1,4 +1,4 @@
-"""Engines with a screened lm_head as users have them: the tokens of engines without one, whoever asks for them."""
+"""Engines with a screened lm_head as users have them: the tokens of engines without one, however they are asked."""
 
 import contextlib
 from collections.abc import Iterator

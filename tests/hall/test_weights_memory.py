@@ -63,7 +63,7 @@ def test_damage_is_found_while_copying(engine: Path) -> None:
 
 
 def test_parts_are_read_in_by_the_cores_of_their_homes(tmp_path: Path) -> None:
-    """Two nodes that were given different cores where there are two: whoever makes a checksum read the part."""
+    """Two nodes that were given different cores where there are two: the one that makes a checksum reads the part."""
     engine = write(tmp_path, 5 * CHUNK_BYTES)
     first, second = frozenset([min(CORES)]), frozenset([max(CORES)])
     homes = Homes(cores=(first, second), node=lambda offset: offset // CHUNK_BYTES % 2)

@@ -38,7 +38,7 @@ def take_limits(plan: Plan, threads: int) -> Limits:
 
 
 def better(one: Limits, other: Limits) -> Limits:
-    """The higher of each: what the machine could do meanwhile, whoever else used it for a moment."""
+    """The higher of each: what the machine could do meanwhile, even if others used it for a moment."""
     peaks = {name: max(peak, other.peaks[name]) for name, peak in one.peaks.items()}
     return dataclasses.replace(one, bandwidth=max(one.bandwidth, other.bandwidth), peaks=peaks)
 

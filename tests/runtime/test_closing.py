@@ -162,7 +162,7 @@ def test_a_text_loop_fails_what_runs_when_it_is_closed(session: FakeSession, llm
 
 
 def test_everybody_who_closes_waits_for_the_step() -> None:
-    """Whoever returns from close may free the weights."""
+    """After close the caller may free the weights."""
     session = FakeSession(100, 4, LIMITS)
     executor = make_executor(session, LIMITS, 4)
     closed: list[bool] = []

@@ -1,4 +1,4 @@
-"""Several steps in one crossing: the same tokens, and whoever comes, goes or ends is seen after the step that runs."""
+"""Several steps in one crossing: the same tokens; requests that come, go or end are seen after the step that runs."""
 
 import dataclasses
 import itertools

@@ -4,7 +4,7 @@
 //   rows of one sequence and KV head: row = token * group + query head, so that visible lengths ascend
 //
 //   position   0        512       1024          a split is a fixed run of tokens with its own max, sum and output;
-//              ├ split 0 ┼ split 1 ┼ ...        splits are merged in order, whoever computed them
+//              ├ split 0 ┼ split 1 ┼ ...        splits are merged in order, whichever thread computed them
 //
 // `Inner` computes one split for the rows of an item:
 //   kItemRows                        rows that share a pass over the cache

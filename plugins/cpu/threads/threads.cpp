@@ -81,7 +81,7 @@ void pin(int cpu) {
 }
 
 // Blocks the signals that belong to the interpreter's threads: a thread that is started meanwhile inherits what is
-// blocked. Not those of a thread's own fault, which would end the process without a word from whoever handles them
+// blocked. Not those of a thread's own fault, which would end the process without a word from what handles them
 // (faulthandler).
 class BlockedSignals {
  public:

@@ -1,4 +1,4 @@
-"""Times of the tokens of requests, taken where whoever streams them sees them.
+"""Times of the tokens of requests, taken where a client that streams sees them.
 
 start ──TTFT──▶ token 1 ──gap──▶ token 2 ──gap──▶ ... token n = end        TPOT = (end - TTFT) / (n - 1)
 """

@@ -69,7 +69,7 @@ def _measure(job: Job, directory: Path, regimes: Sequence[Regime]) -> dict[str, 
 
 
 def start_server(job: Job) -> None:
-    """`ingot serve`, as it is but for patience: whoever waits longer than a limit has missed it."""
+    """`ingot serve`, as it is but for patience: a request that waits longer than a limit has missed it."""
     patience = ["--max_queue", 100_000, "--request_timeout", 86_400]
     become(
         sys.executable,

@@ -1,4 +1,4 @@
-"""Lowered networks run in numpy: ONNX's reference evaluator, and for the attention nodes whoever is asked."""
+"""Lowered networks run in numpy: ONNX's reference evaluator, and for the attention nodes a function that is given."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -131,7 +131,7 @@ def test_a_slow_reader_stalls_nobody(served: Served) -> None:
     with served.http() as http:
         quick = http.post("/v1/completions", json={**LONG, "max_tokens": 8, "ignore_eos": False})
     assert quick.status_code == 200
-    assert eventually(served.is_empty), "whoever does not read must not hold blocks"
+    assert eventually(served.is_empty), "a client that does not read must not hold blocks"
     assert served.service.active
     with slow, slow.makefile("rb") as answer:  # all of it is still there for the slow one
         assert any(line == b"data: [DONE]\n" for line in answer)

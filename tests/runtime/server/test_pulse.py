@@ -93,7 +93,7 @@ def test_idle_time_is_nobodys_fault(watched: Watched) -> None:
     assert watched.look(0.9 * TIMEOUT) is None
     assert watched.look(0.2 * TIMEOUT) == "no step has ended for 5.5 s while 1 sequences run or wait"
     watched.texts.cancel([watched.stream])
-    assert watched.look(0) is not None  # a step that hangs keeps whoever comes next waiting
+    assert watched.look(0) is not None  # a step that hangs keeps the next request waiting
     watched.let(1)
     assert watched.llm.stats()["requests_running"] == 0
     assert watched.look(10 * TIMEOUT) is None
