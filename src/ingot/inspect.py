@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -325,6 +326,7 @@ def _inspect_checkpoint(path: Path) -> Inspection:
         "model": model,
         "sources": dict(config.sources),
         "nonfinite": dict(config.nonfinite),
+        "quantised": dict(config.quantised),
         "files": files,
         "graph": graph.document,
     }
@@ -332,6 +334,7 @@ def _inspect_checkpoint(path: Path) -> Inspection:
         f"Checkpoint, converted by ingot {config.ingot_version or '(unknown)'}",
         "model       " + (", ".join(f"{key} {value}" for key, value in model.items()) or "not described"),
         "files       " + (", ".join(files) or "no tokenizer or generation files"),
+        *(f"quantised   {kind}: {count} weights" for kind, count in Counter(config.quantised.values()).most_common()),
         *(f"warning     {name} holds {count} NaN or infinite values" for name, count in config.nonfinite.items()),
         "",
         graph.text,
