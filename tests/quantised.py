@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.tensor_file import TensorFileWriter, TensorSpec
+from ingot.tensor_file import TensorFileWriter, TensorSpec, read_header
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, tuple[DType, Array]]
@@ -118,7 +118,8 @@ def packed(bits: int, group: int, *, symmetric: bool = True, shuffled: bool = Fa
         per = 32 // bits
         filled = np.concatenate([codes, np.zeros((len(codes), -codes.shape[1] % per), codes.dtype)], axis=1)
         shifts = np.arange(per, dtype=np.int64) * bits
-        return (filled.reshape(len(codes), -1, per) << shifts).sum(-1).astype(np.uint32).view(np.int32)
+        found: Array = (filled.reshape(len(codes), -1, per) << shifts).sum(-1).astype(np.uint32).view(np.int32)
+        return found
 
     def pack(rng: np.random.Generator, n: int, k: int) -> tuple[Tensors, Array]:
         size = group if group > 0 else k
@@ -239,7 +240,8 @@ def bnb4(block: int, *, nested: bool = False) -> Packer:
 def bnb8(rng: np.random.Generator, n: int, k: int) -> tuple[Tensors, Array]:
     codes = rng.integers(-127, 128, (n, k)).astype(np.int8)
     scb = rng.uniform(1, 4, n).astype(np.float32)
-    tensors = {"weight": (DType.I8, codes), "SCB": (DType.F32, scb), "weight_format": (DType.U8, np.array(0, np.uint8))}
+    tensors: Tensors = {"weight": (DType.I8, codes), "SCB": (DType.F32, scb)}
+    tensors["weight_format"] = (DType.U8, np.array(0, np.uint8))
     return tensors, codes * np.float64(np.float32(1 / 127)) * scb[:, None]
 
 
@@ -330,3 +332,8 @@ def save(folder: Path, config: Mapping[str, object], tensors: Tensors) -> None:
     with TensorFileWriter(folder / "model.safetensors", specs) as file:
         for _, bits in tensors.values():
             file.write(bits)
+
+
+def names(file: Path) -> list[str]:
+    """Of the tensors in a safetensors file."""
+    return list(read_header(file))
