@@ -11,7 +11,7 @@ from pathlib import Path
 from ingot.checkpoint import COMPANION_FILES, companions
 from ingot.configs.read import Section
 from ingot.convert.pickled import read_pickled
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, UnsupportedModelError
 from ingot.tensor_file import StoredTensor, read_header
 
 SINGLE_FILE = "model.safetensors"
@@ -40,6 +40,15 @@ class Source:
     @classmethod
     def open(cls, path: Path) -> "Source":
         """Raises CheckpointError or ConfigError if the directory is not a complete, sound model."""
+        if path.suffix == ".gguf" or (
+            path.is_dir() and not (path / "config.json").is_file() and any(path.glob("*.gguf"))
+        ):
+            raise UnsupportedModelError(
+                "GGUF files are not read yet",
+                where=str(path),
+                expected="a Hugging Face directory with config.json and safetensors files",
+                hint="convert the model that the file was made from, or a version of it in AWQ or GPTQ",
+            )
         if not path.is_dir():
             raise CheckpointError(
                 "there is no such model directory",

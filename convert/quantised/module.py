@@ -155,10 +155,10 @@ class Module:
             if tensor.shape not in ((rows, 1), (rows,)):
                 self.require(part, (rows, 1))
             return self.scale_piece(part, (rows, 1), lambda bits: bits.reshape(rows, 1)), columns
-        high, wide = block
+        high, wide = min(block[0], rows), min(block[1], columns)
         self.require(part, (-(-rows // high), -(-columns // wide)))
         shape = (rows, -(-columns // wide))
-        return self.scale_piece(part, shape, lambda bits: np.repeat(bits, high, axis=0)[:rows]), min(wide, columns)
+        return self.scale_piece(part, shape, lambda bits: np.repeat(bits, high, axis=0)[:rows]), wide
 
     def number(self, part: str) -> float:
         """The one value of a float32 tensor, finite and not zero."""

@@ -196,6 +196,7 @@ def test_auto_is_w8_and_inspect_says_where_it_came_from(tmp_path: Path) -> None:
     assert "quantised   awq u4g32 with zero: 7 weights" in inspect(tmp_path / "checkpoint").text
     report = build(BuildConfig(target="ref"), tmp_path / "checkpoint", tmp_path / "engine")
     assert report.precision == "w8"
+    assert "precision w8: the checkpoint is quantised" in report.notes
     assert "quantised_source awq u4g32 with zero" in inspect(tmp_path / "engine").text
 
 

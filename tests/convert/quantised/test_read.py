@@ -138,6 +138,12 @@ def as_they_are(tensors: write.Tensors) -> None:
             as_they_are,
             f"does not fit(.|\n)*{Q}.weight_scale_inv(.|\n)*2, 4",
         ),
+        (
+            {"quant_method": "fp8", "weight_block_size": [1 << 60, 1 << 60]},
+            write.bytes_with_scale(DType.F8, "weight_scale_inv", (32, 32)),
+            as_they_are,
+            "does not fit(.|\n)*1, 1",
+        ),
         (CT, write.packed(4, 32), changed("weight_shape", lambda x: x * 1_000_000_000), "weight_shape(.|\n)*64 rows"),
         (CT, write.packed(4, 32), changed("weight_packed", lambda x: x[:, :3]), "does not fit(.|\n)*weight_packed"),
         ({**CT, "ignore": ["re:.*q_proj$"]}, write.packed(4, 32), as_they_are, f"leaves a module out(.|\n)*{Q}"),
@@ -181,6 +187,13 @@ def test_formats_that_are_not_read(tmp_path: Path, name: str) -> None:
         read_quantised(config, tmp_path, {})
     assert caught.value.where == "config.json:quantization_config.quant_method"
     assert REFUSED.get(name, "") in str(caught.value)
+
+
+def test_gguf_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for given in (tmp_path, tmp_path / "model.gguf"):
+        with pytest.raises(UnsupportedModelError, match="GGUF"):
+            convert(ConvertOptions(model_dir=given, output_dir=tmp_path / "checkpoint"))
 
 
 def test_random_weights_are_not_quantised(tmp_path: Path) -> None:
