@@ -29,8 +29,8 @@ class ProductChoice:
 
 
 def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[str]) -> Precision:
-    """auto: w8 where the checkpoint is quantised, else what most of its weights are stored in; bf16, else f32, where the
-    target has no product of that type."""
+    """auto: w8 where the checkpoint is quantised, else what most of its weights are stored in. Where the target has no
+    product of that type, bf16, else f32."""
     if config.precision != "auto":
         return Precision.parse(config.precision)
     stored: Counter[DType] = Counter()
