@@ -1,4 +1,5 @@
-"""Weight expressions: Cast, Transpose, Concat, Reshape, Unsqueeze, Add over initialisers, read in blocks as float32.
+"""Weight expressions: Cast, Transpose, Concat, Reshape, Unsqueeze, Add over initialisers, and what makes the values of
+quantised ones (`dequantise.py`), read in blocks as float32.
 
 `read_rows` evaluates rows [begin, end) of an expression without ever holding more of the weight in memory. Vectors
 count as matrices with one column.
@@ -14,7 +15,8 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
-from ingot.builder.graph import describe, producer, scalar, weight_shape
+from ingot.builder.dequantise import dequantised_rows, dequantises, is_dequantised, numbers, stored_as
+from ingot.builder.graph import describe, is_op, producer, scalar, weight_shape
 from ingot.checkpoint import Checkpoint
 from ingot.chunks import CheckedFile
 from ingot.dtypes import DType, from_float32, to_float32
@@ -51,7 +53,10 @@ def leaves(tensor: gs.Tensor) -> Iterator[str]:
 
 
 def stored_dtypes(tensor: gs.Tensor) -> Iterator[tuple[DType, int]]:
-    """(stored type, bytes) of every initialiser under a weight."""
+    """(stored type, bytes) of every initialiser under a weight; the values of a quantised one count as w8."""
+    if is_dequantised(tensor) and not is_op(producer(tensor), "Concat"):
+        yield DType.W8, int(np.prod(weight_shape(tensor)))
+        return
     if isinstance(tensor, gs.Constant):
         dtype = _dtype(tensor)
         yield dtype, int(np.prod(tensor.shape)) * dtype.itemsize
@@ -80,8 +85,10 @@ def check_sources(tensor: gs.Tensor, checkpoint: Checkpoint) -> None:
             check_sources(each, checkpoint)
     elif (proto := _external(tensor)) is not None:
         location, offset = _place(proto)
-        shape = tuple(proto.dims)
-        checkpoint.external(tensor.name, location=location, offset=offset, dtype=_dtype(tensor), shape=shape)
+        stored = stored_as(proto.data_type, tuple(proto.dims))
+        if stored is None:
+            raise _unreadable(tensor, proto.data_type)
+        checkpoint.external(tensor.name, location=location, offset=offset, dtype=stored[0], shape=stored[1])
 
 
 def matrix_shape(tensor: gs.Tensor) -> tuple[int, int]:
@@ -138,6 +145,8 @@ class WeightReader:
             return self._transposed(node, (r0, r1, c0, c1), bits)
         if node.op == "Concat" and node.attrs["axis"] in (0, 1, -1, -2) and len(weight_shape(tensor)) <= 2:
             return self._concat(node, (r0, r1, c0, c1), bits)
+        if dequantises(node) or (node.op == "Reshape" and is_dequantised(tensor) and not _same_rows(tensor)):
+            return np.asarray(dequantised_rows(tensor, r0, r1, self._numbers), np.float32)[:, c0:c1]
         if node.op == "Add":
             return self._sum(node, matrix_shape(tensor), (r0, r1, c0, c1))
         if node.op in _RESHAPING and matrix_shape(tensor) == matrix_shape(node.inputs[0]):
@@ -194,6 +203,21 @@ class WeightReader:
         stored = np.frombuffer(data, dtype.storage).reshape(r1 - r0, c1 - c0)
         return stored if bits else to_float32(stored, dtype)
 
+    def _numbers(self, tensor: gs.Constant, begin: int, end: int) -> Bits:
+        """Rows [begin, end) of an initialiser of any rank and type, as numbers."""
+        shape = tuple(int(size) for size in tensor.shape)
+        proto = _external(tensor)
+        if proto is None:
+            values = np.asarray(tensor.values)
+            return (values.astype(np.float32) if values.dtype.kind == "f" else values).reshape(shape or 1)[begin:end]
+        stored = stored_as(proto.data_type, shape)
+        if stored is None:
+            raise _unreadable(tensor, proto.data_type)
+        dtype, lies = stored
+        (location, base), row = _place(proto), int(np.prod(lies[1:])) * dtype.itemsize
+        data = self._open(location).read(base + begin * row, (end - begin) * row)
+        return numbers(np.frombuffer(data, dtype.storage).reshape(end - begin, *lies[1:]), proto.data_type)
+
     def _open(self, location: str) -> CheckedFile:
         with self._opening:
             if location not in self._files:
@@ -219,14 +243,23 @@ def _dtype(tensor: gs.Constant) -> DType:
     proto = _external(tensor)
     number = proto.data_type if proto is not None else _onnx_number(tensor.dtype)
     dtype = DType.from_onnx(number)
-    if dtype not in (DType.F32, DType.F16, DType.BF16):
-        raise BuildError(
-            "a weight is stored in a type that ingot does not build from",
-            where=tensor.name,
-            expected="f32, f16, bf16",
-            got=onnx.TensorProto.DataType.Name(number),
-        )
+    if dtype is None or dtype not in (DType.F32, DType.F16, DType.BF16):
+        raise _unreadable(tensor, number)
     return dtype
+
+
+def _unreadable(tensor: gs.Constant, number: int) -> BuildError:
+    return BuildError(
+        "a weight is stored in a type that ingot does not build from",
+        where=tensor.name,
+        expected="f32, f16, bf16; integers where DequantizeLinear, or a table and scales, say what they stand for",
+        got=onnx.TensorProto.DataType.Name(number),
+    )
+
+
+def _same_rows(tensor: gs.Tensor) -> bool:
+    """Whether a Reshape leaves the rows and columns of its matrix as they are."""
+    return matrix_shape(tensor) == matrix_shape(tensor.inputs[0].inputs[0])
 
 
 def _onnx_number(dtype: npt.DTypeLike | int) -> int:

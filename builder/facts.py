@@ -13,9 +13,10 @@ def model_facts(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
     embedding = next(step for step in plan.steps if step.op == "embedding")
     shapes = {weight.name: weight.shape for weight in plan.weights}
     used = {name for step in plan.steps for name in step.inputs}  # machine code is none
-    model = checkpoint.config.model
+    model, formats = checkpoint.config.model, checkpoint.config.source_formats
     return {
         "model_type": None if model is None else model.family,
+        **({"quantised_source": ", ".join(formats)} if formats else {}),
         "layers": plan.num_layers,
         "hidden_size": shapes[embedding.inputs[0]][1],
         "heads": attention.attrs["heads"],

@@ -1,7 +1,7 @@
 """The graph under rewriting: an onnx-graphsurgeon graph in canonical order, whose weights are never read.
 
-A weight is an initialiser, or Cast, Transpose, Concat, Reshape, Unsqueeze, Add over weights. Everything else is an
-activation. Nodes are compared by identity: onnx-graphsurgeon's own equality goes by names, and names mean nothing here.
+A weight is an initialiser, or one of WEIGHT_OPS over weights. Everything else is an activation. Nodes are compared by
+identity: onnx-graphsurgeon's own equality goes by names, and names mean nothing here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,9 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from ingot.errors import CheckpointError, PassError
 
 DOMAIN = "ingot"
-WEIGHT_OPS = frozenset({"Cast", "Transpose", "Concat", "Reshape", "Unsqueeze", "Add"})
+WEIGHT_OPS = frozenset(
+    {"Cast", "Transpose", "Concat", "Reshape", "Unsqueeze", "Add", "Mul", "Sub", "Div", "Gather", "DequantizeLinear"}
+)
 SMALL = 4096  # inline constants up to this many elements are facts (shapes, axes, epsilons), not weights
 
 Attr = int | float | str | list[int]
@@ -260,10 +262,13 @@ def weight_shape(tensor: gs.Tensor) -> tuple[int, ...]:
         return tuple(int(size) for size in tensor.shape)
     node = tensor.inputs[0]
     shapes = [weight_shape(each) for each in node.inputs]
-    if node.op == "Cast":
+    if node.op in ("Cast", "DequantizeLinear"):
         return shapes[0]
-    if node.op == "Add":
+    if node.op in ("Add", "Mul", "Sub", "Div"):
         return tuple(np.broadcast_shapes(*shapes))
+    if node.op == "Gather":
+        axis = node.attrs.get("axis", 0) % len(shapes[0])
+        return (*shapes[0][:axis], *shapes[1], *shapes[0][axis + 1 :])
     if node.op == "Transpose":
         order = node.attrs.get("perm", list(range(len(shapes[0])))[::-1])
         return tuple(shapes[0][axis] for axis in order)

@@ -29,7 +29,8 @@ class ProductChoice:
 
 
 def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[str]) -> Precision:
-    """auto: what most of the weights are stored in; bf16, else f32, where the target has no product of that type."""
+    """auto: w8 where the checkpoint is quantised, else what most of its weights are stored in. Where the target has no
+    product of that type, bf16, else f32."""
     if config.precision != "auto":
         return Precision.parse(config.precision)
     stored: Counter[DType] = Counter()
@@ -37,11 +38,12 @@ def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[s
         if ours(node, *PRODUCTS, "Embedding"):
             for dtype, nbytes in stored_dtypes(product_weight(node)):
                 stored[dtype] += nbytes
-    most = stored.most_common(1)[0][0]
+    most = DType.W8 if DType.W8 in stored else stored.most_common(1)[0][0]
     offered = {name.split(".")[1] for name in target.kernels() if name.startswith("matmul.")}
     chosen = next((dtype for dtype in (most, DType.BF16) if dtype.value in offered), DType.F32)
     why = "" if most is chosen else f"; {target.name} computes no {most.value}"
-    notes.append(f"precision {chosen.value}: most weights are stored in {most.value}{why}")
+    found = "the checkpoint is quantised" if most.is_quantised else f"most weights are stored in {most.value}"
+    notes.append(f"precision {chosen.value}: {found}{why}")
     return Precision(dtype=chosen)
 
 

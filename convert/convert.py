@@ -81,7 +81,7 @@ def convert(
         writer = _WeightWriter(_stage(progress, "weights", job.nbytes))
         for name, weights in job.files.items():
             writer.write_file(out.path / name, weights)
-        graph = build_graph(job.model, writer.tensors)
+        graph = build_graph(job.model, writer.tensors, job.quantised)
         (out.path / GRAPH_FILE).write_bytes(graph.SerializeToString())
         _write_companions(job, out.path)
         hashed = _stage(progress, "hashing", sum(file.stat().st_size for file in job.read_files))
@@ -93,6 +93,7 @@ def convert(
             nonfinite=writer.nonfinite,
             random_seed=options.random_weights,
             build_defaults=options.build_defaults,
+            quantised={name: weight.kind for name, weight in job.quantised.items()},
         )
         (out.path / "config.json").write_text(config.to_json(), encoding="utf-8")
     return ConvertReport(

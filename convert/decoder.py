@@ -9,6 +9,7 @@ external data: they point at the bits inside the safetensors files, bf16 stays b
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -16,6 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ingot import __version__
 from ingot.configs.model import Activation, ModelConfig, MoeConfig, Norm, QkNorm, RopeConfig
+from ingot.convert.dequantise import dequantise
+from ingot.convert.quantised.form import Quantised
 from ingot.convert.rope import inverse_frequencies
 from ingot.dtypes import DType
 from ingot.tensor_file import StoredTensor
@@ -87,9 +90,12 @@ def _expert_shapes(moe: MoeConfig, hidden: int, path: str) -> dict[str, Shape]:
     }
 
 
-def build_graph(config: ModelConfig, weights: Mapping[str, StoredTensor]) -> onnx.ModelProto:
-    """The model of a Checkpoint; `weights` says where the bits of each name of `weight_shapes` lie."""
-    decoder = _Decoder(config, weights)
+def build_graph(
+    config: ModelConfig, weights: Mapping[str, StoredTensor], quantised: Mapping[str, Quantised] = MappingProxyType({})
+) -> onnx.ModelProto:
+    """The model of a Checkpoint; `weights` says where the bits of each name of `weight_shapes` lie, or of the pieces of
+    a quantised one."""
+    decoder = _Decoder(config, weights, quantised)
     decoder.logits()
     graph = helper.make_graph(
         decoder.nodes,
@@ -110,9 +116,12 @@ def build_graph(config: ModelConfig, weights: Mapping[str, StoredTensor]) -> onn
 class _Decoder:
     """Appends nodes in topological order. Every method takes and returns names of values."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, StoredTensor]) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, StoredTensor], quantised: Mapping[str, Quantised]
+    ) -> None:
         self.config = config
         self.weights = weights
+        self.quantised = quantised
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
         self._casts: dict[str, str] = {}
@@ -330,6 +339,8 @@ class _Decoder:
 
     def rows(self, table: str, indices: str, path: str) -> str:
         """Rows of a table as float32: gathered first, cast after, so that the table is never copied."""
+        if table in self.quantised:
+            return self.node("Gather", [self.float32(table), indices], f"{path}/gather", axis=0)
         found = self.node("Gather", [self.weight(table), indices], f"{path}/gather", axis=0)
         if self.weights[table].dtype is DType.F32:
             return found
@@ -337,6 +348,10 @@ class _Decoder:
 
     def float32(self, name: str) -> str:
         """A weight as float32 value; one Cast however often it is used."""
+        if name in self.quantised:
+            if name not in self._casts:
+                self._casts[name] = dequantise(self, self.quantised[name])
+            return self._casts[name]
         stored = self.weight(name)
         if self.weights[name].dtype is DType.F32:
             return stored
@@ -345,11 +360,12 @@ class _Decoder:
             self._casts[name] = self.node("Cast", [stored], path, to=TensorProto.FLOAT)
         return self._casts[name]
 
-    def weight(self, name: str) -> str:
-        """The initialiser of a stored weight: external data inside a safetensors file."""
+    def weight(self, name: str, element: int | None = None, shape: Sequence[int] | None = None) -> str:
+        """The initialiser of a stored weight: external data inside a safetensors file. element, shape: ONNX's type of
+        its elements, and how many, where the file has them packed."""
         if name not in self.initializers:
             stored = self.weights[name]
-            tensor = TensorProto(name=name, data_type=stored.dtype.onnx, dims=stored.shape)
+            tensor = TensorProto(name=name, data_type=element or stored.dtype.onnx, dims=shape or stored.shape)
             tensor.data_location = TensorProto.EXTERNAL
             places = {"location": stored.file.name, "offset": str(stored.offset), "length": str(stored.nbytes)}
             for key, value in places.items():

@@ -74,13 +74,7 @@ WITHOUT_EFFECT = (
 )
 
 # Keys that change the numbers, or the files, in ways that no family here has.
-REFUSED = (
-    "add_cross_attention",
-    "is_encoder_decoder",
-    "quantization_config",
-    "rope_interleaved",
-    "use_bidirectional_attention",
-)
+REFUSED = ("add_cross_attention", "is_encoder_decoder", "rope_interleaved", "use_bidirectional_attention")
 
 # Keys that change the numbers of the families that read them, and would change those of others.
 REFUSED_UNLESS_READ = ("sliding_window",)

@@ -15,6 +15,9 @@ from ingot.configs.token_ids import check_vocabulary, token_ids
 from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import read_model
 from ingot.convert.hf_rope import choose_factors
+from ingot.convert.quantised.combine import combined, is_quantised
+from ingot.convert.quantised.form import Quantised, piece_name
+from ingot.convert.quantised.read import read_quantised, refuse_quantised
 from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source, read_config, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
@@ -45,6 +48,7 @@ class Weight:
 class Job:
     """files       name of a safetensors file → its weights in order
     read_files  what the Checkpoint is made from, for the record of hashes
+    quantised   weight → how it is quantised, of those that are
     tokenizer   a tokenizer.json made from older files, if that is needed
     companions  directory whose tokenizer and generation files are copied, if any
     generation  token ids for a generation_config.json where the source has none
@@ -56,6 +60,7 @@ class Job:
     companions: Path | None
     generation: Mapping[str, object]
     warnings: tuple[str, ...]
+    quantised: Mapping[str, Quantised] = dataclasses.field(default_factory=dict)
     tokenizer: Mapping[str, object] | None = None
 
     @property
@@ -68,21 +73,30 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
     """Copy the weights of a Hugging Face directory, file by file in the order of the Graph."""
     read_model(read_config(folder), None)  # a model that ingot cannot take is refused before its weights are there
     source = Source.open(folder)
-    family, model, unknown = read_model(source.config, source.tensors)
+    found = read_quantised(source.config, source.path, source.tensors)
+    tensors: dict[str, StoredTensor | Quantised] = {**found.tensors, **found.quantised}
+    family, model, unknown = read_model(source.config, tensors)
     model, remarks = choose_factors(model, source.config, options.rope_factors)
-    rows, drops = family.table(model, source.tensors)
+    rows, drops = family.table(model, tensors)
     if model.tied_embeddings:
-        drops += _tied_copy(rows, source.tensors)
+        drops += _tied_copy(rows, tensors)
     wanted = weight_shapes(model)
-    chosen = {row.name: row for row in claim(rows, drops, source.tensors, wanted)}
+    chosen = {row.name: row for row in claim(rows, drops, tensors, wanted)}
     files: dict[str, list[Weight]] = {}
+    quantised = {}
     for row in (chosen[name] for name in wanted):  # whatever the source's order, so that equal models are equal files
-        file = safetensors_name(source.tensors[sources(row.expr)[0]].file)
-        files.setdefault(file, []).append(_weight(row, source.tensors, options.dtype))
+        file = safetensors_name(tensors[sources(row.expr)[0]].file)
+        own = files.setdefault(file, [])
+        if is_quantised(row.expr, tensors):
+            quantised[row.name] = combined(row.name, row.expr, tensors)
+            own.extend(_pieces(quantised[row.name]))
+        else:
+            own.append(_weight(row, found.tensors, options.dtype))
     return Job(
         model=model,
         files=files,
-        read_files=source.files,
+        read_files=(*source.files, *found.files),
+        quantised=quantised,
         companions=source.path,
         tokenizer=make_tokenizer(source.path),
         generation=_generation(source.config, model.vocab_size, source.path),
@@ -93,6 +107,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
 def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
     """A model of the shape that a config.json describes, its weights drawn from a seed (bf16 unless asked)."""
     section = Section.from_file(config)
+    refuse_quantised(section)
     family, model, unknown = read_model(section, None)
     model, remarks = choose_factors(model, section, options.rope_factors)
     rows, _ = family.table(model, ())
@@ -123,18 +138,20 @@ def _weight(row: Row, tensors: Mapping[str, StoredTensor], dtype: DType | None) 
     return Weight(spec=spec, stored=stored, read=functools.partial(blocks, row.expr, tensors, BLOCK), memory=memory)
 
 
-def _tied_copy(rows: Sequence[Row], tensors: Mapping[str, StoredTensor]) -> list[Drop]:
+def _pieces(weight: Quantised) -> Iterator[Weight]:
+    """The tensors that make a quantised weight; none is rounded."""
+    for kind, piece in weight.pieces.items():
+        spec = TensorSpec(name=piece_name(weight.name, kind), dtype=piece.dtype, shape=piece.shape)
+        yield Weight(spec=spec, stored=piece.dtype, read=piece.read, memory=piece.memory)
+
+
+def _tied_copy(rows: Sequence[Row], tensors: Mapping[str, StoredTensor | Quantised]) -> list[Drop]:
     """Some files of tied models hold lm_head too: it may go if it equals the token table, and is an error if not."""
     names = {row.name: sources(row.expr)[0] for row in rows if row.name in ("embed/weight", "lm_head/weight")}
     table, head = tensors.get(names["embed/weight"]), tensors.get(names["lm_head/weight"])
     if head is None or table is None:
         return []
-    same = (head.dtype_name, head.shape) == (table.dtype_name, table.shape) and all(
-        np.array_equal(read_elements(head, begin, end).view(np.uint8), read_elements(table, begin, end).view(np.uint8))
-        for begin in range(0, head.nbytes // head.dtype.itemsize, BLOCK)
-        for end in [min(begin + BLOCK, head.nbytes // head.dtype.itemsize)]
-    )
-    if not same:
+    if not (isinstance(head, StoredTensor) and isinstance(table, StoredTensor) and _same_bits(head, table)):
         raise CheckpointError(
             "the configuration ties lm_head to the token table, but the file holds another lm_head",
             where=f"{head.file}: {head.name}",
@@ -142,6 +159,14 @@ def _tied_copy(rows: Sequence[Row], tensors: Mapping[str, StoredTensor]) -> list
             hint='write "tie_word_embeddings": false into config.json if the stored lm_head is the right one',
         )
     return [Drop(head.name)]
+
+
+def _same_bits(head: StoredTensor, table: StoredTensor) -> bool:
+    return (head.dtype_name, head.shape) == (table.dtype_name, table.shape) and all(
+        np.array_equal(read_elements(head, begin, end).view(np.uint8), read_elements(table, begin, end).view(np.uint8))
+        for begin in range(0, head.nbytes // head.dtype.itemsize, BLOCK)
+        for end in [min(begin + BLOCK, head.nbytes // head.dtype.itemsize)]
+    )
 
 
 def _generation(config: Section, vocab_size: int, folder: Path | None = None) -> dict[str, object]:

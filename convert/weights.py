@@ -15,6 +15,7 @@ A Take streams block by block, as do a Stack and a Concat of rows, part after pa
 import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,17 @@ from ingot.tensor_file import StoredTensor, read_elements, read_rows
 
 Bits = npt.NDArray[np.generic]
 Shape = tuple[int, ...]
+
+
+class Tensor(Protocol):
+    """What is known of a tensor before it is read, stored or quantised."""
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
 
 _LISTED = 20  # names shown in an error before "and n more"
 
@@ -145,7 +157,7 @@ def filled(expr: Expr, filling: Filling) -> Expr:
             return next((each for each in options if sources(each)[0] in filling.names), options[0])
 
 
-def infer(expr: Expr, tensors: Mapping[str, StoredTensor]) -> tuple[DType, Shape]:
+def infer(expr: Expr, tensors: Mapping[str, Tensor]) -> tuple[DType, Shape]:
     """Type and shape, from headers alone. Raises CheckpointError where parts do not fit together."""
     match expr:
         case Take(name):
@@ -174,7 +186,7 @@ def infer(expr: Expr, tensors: Mapping[str, StoredTensor]) -> tuple[DType, Shape
 
 
 def _alike(
-    expr: Expr, parts: Sequence[Expr], tensors: Mapping[str, StoredTensor], free_axis: int | None = None
+    expr: Expr, parts: Sequence[Expr], tensors: Mapping[str, Tensor], free_axis: int | None = None
 ) -> tuple[DType, list[Shape]]:
     """Parts must share their type and, but for `free_axis`, their shape."""
     inferred = [infer(part, tensors) for part in parts]
@@ -248,7 +260,7 @@ def require_rows(rows: Sequence[Row], wanted: Collection[str]) -> None:
 
 
 def claim(
-    rows: Sequence[Row], drops: Sequence[Drop], tensors: Mapping[str, StoredTensor], wanted: Mapping[str, Shape]
+    rows: Sequence[Row], drops: Sequence[Drop], tensors: Mapping[str, Tensor], wanted: Mapping[str, Shape]
 ) -> list[Row]:
     """The rows that the Graph wants. Raises CheckpointError unless every wanted weight can be made in its shape and
     every tensor of the source is used or dropped on purpose."""

@@ -11,6 +11,7 @@ The Graph is the only source of the builder: schema version and checksums are al
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class CheckpointConfig:
     weights          file name → checksums of the files that hold the weights; no other file's are used
     sources          file name → SHA-256 of the files it was made from; empty for random weights
     nonfinite        weight → how many of its values are NaN or infinite
+    quantised        weight → format in which the source has it, of those that are quantised there
     """
 
     ingot_version: str | None = None
@@ -63,10 +65,16 @@ class CheckpointConfig:
     nonfinite: Mapping[str, int] = dataclasses.field(default_factory=dict)
     random_seed: int | None = None
     build_defaults: BuildDefaults = dataclasses.field(default_factory=BuildDefaults)
+    quantised: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         document: dict[str, Any] = {"schema_version": CHECKPOINT_SCHEMA, **write_record(self)}
         return json.dumps(document, indent=2) + "\n"
+
+    @property
+    def source_formats(self) -> tuple[str, ...]:
+        """The formats of the source's quantised weights, the commonest first."""
+        return tuple(kind for kind, _ in Counter(self.quantised.values()).most_common())
 
     @classmethod
     def from_file(cls, path: Path) -> "CheckpointConfig":
@@ -94,6 +102,7 @@ class CheckpointConfig:
                 hint=_AGAIN,
             )
         sources, nonfinite = section.section("sources"), section.section("nonfinite")
+        quantised = section.section("quantised")
         config = cls(
             ingot_version=section.text("ingot_version") if section.has("ingot_version") else None,
             model=read_record(ModelConfig, section.section("model")) if section.has("model") else None,
@@ -102,6 +111,7 @@ class CheckpointConfig:
             nonfinite={name: nonfinite.integer(name) for name in nonfinite.unread()},
             random_seed=section.integer("random_seed") if section.has("random_seed") else None,
             build_defaults=read_record(BuildDefaults, section.section("build_defaults")),
+            quantised={name: quantised.text(name) for name in quantised.unread()},
         )
         section.refuse_unknown()
         return config

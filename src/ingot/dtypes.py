@@ -1,7 +1,8 @@
 """The element types that ingot stores, with their names in numpy, ONNX and safetensors.
 
-bf16 has no numpy type: arrays carry its bits as uint16, and `to_float32` / `from_float32` convert. w8 and w4 are
-quantised rows: integers that share scales, bytes that mean something only in their layout (`plugins/layouts.py`).
+bf16 has no numpy type: arrays carry its bits as uint16, and `to_float32` / `from_float32` convert. f8 (E4M3FN) is
+carried as uint8 and only read. w8 and w4 are quantised rows: integers that share scales, bytes that mean something only
+in their layout (`plugins/layouts.py`).
 """
 
 import dataclasses
@@ -23,6 +24,8 @@ class DType(enum.Enum):
     I32 = "i32"
     I64 = "i64"
     BOOL = "bool"
+    U8 = "u8"
+    F8 = "f8"
     W8 = "w8"
     W4 = "w4"
 
@@ -91,6 +94,8 @@ _ITEMSIZE = {
     DType.I32: 4,
     DType.I64: 8,
     DType.BOOL: 1,
+    DType.U8: 1,
+    DType.F8: 1,
     DType.W8: 1,
     DType.W4: 1,
 }
@@ -102,10 +107,22 @@ _STORAGE: dict[DType, np.dtype[np.generic]] = {
     DType.I32: np.dtype(np.int32),
     DType.I64: np.dtype(np.int64),
     DType.BOOL: np.dtype(np.bool_),
+    DType.U8: np.dtype(np.uint8),
+    DType.F8: np.dtype(np.uint8),
     DType.W8: np.dtype(np.uint8),
     DType.W4: np.dtype(np.uint8),
 }
-_ONNX = {DType.F32: 1, DType.F16: 10, DType.BF16: 16, DType.I8: 3, DType.I32: 6, DType.I64: 7, DType.BOOL: 9}
+_ONNX = {
+    DType.F32: 1,
+    DType.F16: 10,
+    DType.BF16: 16,
+    DType.I8: 3,
+    DType.I32: 6,
+    DType.I64: 7,
+    DType.BOOL: 9,
+    DType.U8: 2,
+    DType.F8: 17,
+}
 _SAFETENSORS = {
     DType.F32: "F32",
     DType.F16: "F16",
@@ -114,11 +131,30 @@ _SAFETENSORS = {
     DType.I32: "I32",
     DType.I64: "I64",
     DType.BOOL: "BOOL",
+    DType.U8: "U8",
+    DType.F8: "F8_E4M3",
 }
 _FROM_SAFETENSORS = {name: dtype for dtype, name in _SAFETENSORS.items()}
 _FROM_ONNX = {number: dtype for dtype, number in _ONNX.items()}
 
-_EXPONENT = {DType.F32: (np.uint32, 0x7F800000), DType.F16: (np.uint16, 0x7C00), DType.BF16: (np.uint16, 0x7F80)}
+_NONFINITE = {  # what all NaN and infinities have set, in the bits of their type; f8 has no infinities
+    DType.F32: (np.uint32, 0x7F800000),
+    DType.F16: (np.uint16, 0x7C00),
+    DType.BF16: (np.uint16, 0x7F80),
+    DType.F8: (np.uint8, 0x7F),
+}
+
+
+def _f8_values() -> npt.NDArray[np.float32]:
+    """What each byte of E4M3FN stands for: sign, 4 bits of exponent (bias 7), 3 bits of fraction."""
+    byte = np.arange(256)
+    exponent, fraction = byte >> 3 & 15, byte & 7
+    size = np.where(exponent > 0, np.ldexp(1 + fraction / 8, exponent - 7), np.ldexp(fraction / 8, -6))
+    size = np.where(byte & 0x7F == 0x7F, np.nan, size)
+    return np.where(byte & 0x80, -size, size).astype(np.float32)
+
+
+_F8 = _f8_values()
 
 
 def bf16_to_float32(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
@@ -148,15 +184,19 @@ def round_to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def count_nonfinite(bits: npt.NDArray[np.generic], dtype: DType) -> int:
-    """How many stored values have all exponent bits set: NaN and the infinities."""
-    unsigned, exponent = _EXPONENT[dtype]
-    return int(np.count_nonzero((bits.view(unsigned) & unsigned(exponent)) == exponent))
+    """How many stored values are NaN or infinite; integers never are."""
+    if dtype not in _NONFINITE:
+        return 0
+    unsigned, mark = _NONFINITE[dtype]
+    return int(np.count_nonzero((bits.view(unsigned) & unsigned(mark)) == mark))
 
 
 def to_float32(stored: npt.NDArray[np.generic], dtype: DType) -> npt.NDArray[np.float32]:
-    """Stored bits of `dtype` as float32 (exact for f32, f16 and bf16)."""
+    """Stored bits of `dtype` as float32 (exact for f32, f16, bf16 and f8)."""
     if dtype is DType.BF16:
         return bf16_to_float32(stored.view(np.uint16))
+    if dtype is DType.F8:
+        return _F8[stored.view(np.uint8)]
     return stored.astype(np.float32)
 
 

@@ -268,6 +268,7 @@ def _inspect_checkpoint(path: Path) -> Inspection:
         "model": model,
         "sources": dict(config.sources),
         "nonfinite": dict(config.nonfinite),
+        "quantised": dict(config.quantised),
         "files": files,
         "graph": graph.document,
     }
@@ -275,6 +276,7 @@ def _inspect_checkpoint(path: Path) -> Inspection:
     head = f"Checkpoint, converted by ingot {config.ingot_version or '(unknown)'}"
     lines = [
         "files       " + (", ".join(files) or "no tokenizer or generation files"),
+        *(f"quantised   {kind}: {count} weights" for kind, count in Counter(config.quantised.values()).most_common()),
         *(f"warning     {name} holds {count} NaN or infinite values" for name, count in config.nonfinite.items()),
         "",
         graph.text,

@@ -200,7 +200,6 @@ def test_activations(name: str, expected: Activation) -> None:
         ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}}, ConfigError, "wrong order"),
         ({"rope_scaling": {}, "rope_parameters": {}}, ConfigError, "both given"),
         ({"partial_rotary_factor": 0.5}, UnsupportedModelError, "partial rotary"),
-        ({"quantization_config": {"bits": 4}}, UnsupportedModelError, "config.json:quantization_config"),
         ({"sliding_window": 4096}, UnsupportedModelError, "config.json:sliding_window"),
         ({"hidden_size": 33, "head_dim": None}, ConfigError, "config.json:hidden_size(.|\n)*multiple of num_attention"),
         ({"num_key_value_heads": 3}, ConfigError, "4 query heads, 3 key"),

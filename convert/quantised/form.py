@@ -1,0 +1,195 @@
+"""The one form that quantised weights have in a Checkpoint, whatever format they came from.
+
+    W[n, k] = (v - zero[n, j]) * scale[n, j] (* or / factor[n]) (* columns[k])        j = k // group
+
+v is the code c[n, k], or table[c[n, k]]. Where columns are reordered, W's column k is column order[k] of that. Codes
+are the stored integers: nothing is rounded again. Codes of 4 bits lie two to a byte, in rows of an even number of
+columns.
+"""
+
+import dataclasses
+import enum
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.convert.quantised.bits import Bytes, pack_nibbles
+from ingot.dtypes import DType, count_nonfinite
+from ingot.errors import CheckpointError
+
+BLOCK = 1 << 20  # codes that are in memory at a time
+
+Bits = npt.NDArray[np.generic]
+Rows = Callable[[int, int], npt.NDArray[np.uint8] | npt.NDArray[np.int8]]
+"""(begin, end) → codes [end - begin, columns], a byte each"""
+
+
+class Code(enum.Enum):
+    """What a code is: unsigned or signed, of 4 or 8 bits, or a float of 8 bits (E4M3FN)."""
+
+    U4 = "u4"
+    I4 = "i4"
+    U8 = "u8"
+    I8 = "i8"
+    F8 = "f8"
+
+    @property
+    def packed(self) -> bool:
+        """Whether two lie in a byte."""
+        return self in (Code.U4, Code.I4)
+
+    @property
+    def byte(self) -> DType:
+        """The type of one code in a byte of its own."""
+        return {"u": DType.U8, "i": DType.I8, "f": DType.F8}[self.value[0]]
+
+    @classmethod
+    def integers(cls, bits: int, columns: int, *, signed: bool) -> "Code":
+        """The smallest that holds them; rows of an odd number of columns are not packed."""
+        size = 4 if bits <= 4 and columns % 2 == 0 else 8
+        return cls(f"{'i' if signed else 'u'}{size}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """One of the tensors that make a quantised weight.
+
+    read    yields its stored bits, flat, block by block
+    memory  bytes that are held meanwhile, beyond a few blocks
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    read: Callable[[], Iterator[Bits]]
+    memory: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Quantised:
+    """A quantised weight [rows, columns], or a stack of them.
+
+    format  what it came from, for people
+    file    where its codes lie
+    group   columns that share a scale
+    pieces  codes and scale; where the format has them zero, factor, columns, order
+    table   16 values that codes stand for; empty where codes are values
+    divides whether the factor divides
+    """
+
+    name: str
+    format: str
+    file: Path
+    shape: tuple[int, ...]
+    code: Code
+    group: int
+    pieces: Mapping[str, Piece]
+    table: tuple[float, ...] = ()
+    divides: bool = False
+
+    @property
+    def dtype(self) -> DType:
+        """What it is computed as."""
+        return DType.F32
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+    @property
+    def kind(self) -> str:
+        """For people, such as "awq u4g128 with zero"."""
+        grain = "" if self.group == self.shape[-1] else f"g{self.group}"
+        more = [name for name in self.pieces if name not in ("codes", "scale")]
+        return f"{self.format} {self.code.value}{grain}" + (f" with {', '.join(more)}" if more else "")
+
+
+def piece_name(weight: str, kind: str) -> str:
+    """What a piece is called in the Checkpoint."""
+    return f"{weight}/{kind}"
+
+
+def code_piece(code: Code, shape: tuple[int, int], load: Callable[[], Rows], memory: int = 0) -> Piece:
+    """Codes of a weight [rows, columns]. load: makes ready what `Rows` reads from."""
+    rows, columns = shape
+
+    def read() -> Iterator[Bits]:
+        found = load()
+        step = max(1, BLOCK // max(columns, 1))
+        for begin in range(0, rows, step):
+            block: Bytes = np.ascontiguousarray(found(begin, min(begin + step, rows))).view(np.uint8)
+            yield (pack_nibbles(block) if code.packed else block).reshape(-1)
+
+    if code.packed:
+        return Piece(dtype=DType.U8, shape=(rows, columns // 2), read=read, memory=memory)
+    return Piece(dtype=code.byte, shape=shape, read=read, memory=memory)
+
+
+def value_piece(
+    dtype: DType, shape: tuple[int, ...], load: Callable[[], Bits], where: str, *, repeats: int = 1
+) -> Piece:
+    """Scales and the like, all in memory. repeats: how often the rows that `load` gives follow one another.
+
+    Raises CheckpointError while it is read, where one is NaN or infinite.
+    """
+    made = (shape[0] // repeats, *shape[1:])
+
+    def read() -> Iterator[Bits]:
+        values = np.ascontiguousarray(load())
+        assert values.shape == made, f"{where}: {values.shape} in place of {made}"
+        if bad := count_nonfinite(values, dtype):
+            raise CheckpointError(
+                "a quantised weight has scales that are NaN or infinite",
+                where=where,
+                got=f"{bad:,} of {values.size:,}",
+                hint="download the model again; the file may have been damaged when it was made",
+            )
+        for _ in range(repeats):
+            yield values.reshape(-1)
+
+    return Piece(dtype=dtype, shape=shape, read=read, memory=math.prod(made) * dtype.itemsize * 2)
+
+
+def stacked(parts: Sequence[Quantised], shape: tuple[int, ...], name: str) -> Quantised:
+    """Weights one below the other as one of `shape`. Raises CheckpointError where they have not the same form."""
+    first = parts[0]
+    names = list(first.pieces)
+    for part in parts[1:]:
+        mine, theirs = (
+            (each.code, each.group, each.table, each.divides, [(n, each.pieces[n].dtype) for n in each.pieces])
+            for each in (first, part)
+        )
+        if mine != theirs:
+            raise _unfit(first, part)
+    if len(parts) > 1 and (alone := [each for each in ("order", "columns") if each in names]):
+        raise CheckpointError(
+            "quantised weights that make one have columns of their own, which is not supported",
+            where=f"{first.name}, {parts[1].name}",
+            got=", ".join(alone),
+        )
+    pieces = (
+        {each: _joined([part.pieces[each] for part in parts]) for each in names} if len(parts) > 1 else first.pieces
+    )
+    return dataclasses.replace(first, name=name, shape=shape, pieces=pieces)
+
+
+def _unfit(first: Quantised, other: Quantised) -> CheckpointError:
+    return CheckpointError(
+        "quantised weights that make one have different forms",
+        where=f"{first.name}, {other.name}",
+        expected=first.kind,
+        got=other.kind,
+    )
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    first = pieces[0]
+    return Piece(
+        dtype=first.dtype,
+        shape=(sum(piece.shape[0] for piece in pieces), *first.shape[1:]),
+        read=lambda: itertools.chain.from_iterable(piece.read() for piece in pieces),
+        memory=max(piece.memory for piece in pieces),
+    )

@@ -1,0 +1,105 @@
+"""NVIDIA ModelOpt: FP8, NVFP4 and INT4 with AWQ's factors, in Hugging Face's layout.
+
+    FP8                   weight F8_E4M3 [N, K], weight_scale [] or [N]
+    NVFP4                 weight U8 [N, K/2], weight_scale F8_E4M3 [N, K/16], weight_scale_2 [] (multiplied)
+    W4A16_AWQ, W4A8_AWQ   weight U8 [N/2, K]: low nibbles are rows 2i, high ones rows 2i + 1, signed;
+                          weight_scale [N, K/g], pre_quant_scale [K], which belongs to the input and so to the columns
+    W8A8_SQ_PER_CHANNEL   weight I8 [N, K], weight_scale [N], pre_quant_scale [K]
+
+Scales of inputs and of the KV cache are not needed: inputs are not rounded by them.
+"""
+
+import numpy as np
+
+from ingot.configs.read import Section
+from ingot.convert.quantised.bits import Bytes
+from ingot.convert.quantised.form import Code, Piece, Quantised, Rows, value_piece
+from ingot.convert.quantised.formats.fp4 import read_fp4
+from ingot.convert.quantised.formats.fp8 import read_fp8
+from ingot.convert.quantised.module import FLOATS, Format, Module, unsupported
+from ingot.tensor_file import read_rows
+
+_FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+_INT4 = ("W4A16_AWQ", "W4A8_AWQ", "INT4_AWQ")
+_NVFP4 = ("NVFP4", "NVFP4_AWQ")
+_INT8 = ("W8A8_SQ_PER_CHANNEL",)
+
+
+def read(module: Module) -> Quantised:
+    settings = module.settings
+    own = settings
+    if settings.text("quant_algo") == "MIXED_PRECISION":
+        layers = settings.section("quantized_layers")
+        own = layers.section(module.name)
+    algorithm = own.text("quant_algo")
+    if algorithm in _FP8:
+        module.part("weight_scale", FLOATS)
+        return read_fp8(module, "weight_scale", None)
+    if algorithm in _NVFP4:
+        return read_fp4(module, "weight", "weight_scale", 16, ("F8_E4M3",), "weight_scale_2")
+    if algorithm in _INT4:
+        return _read_int4(module, own.integer("group_size", settings.integer("group_size", 128)))
+    if algorithm in _INT8:
+        n, k = module.part("weight", ("I8",), 2).shape
+        module.part("weight_scale", FLOATS)
+        scale, group = module.blocks_piece("weight_scale", n, k, None)
+        pieces = {"scale": scale, "columns": _columns(module, k)}
+        return module.made((n, k), Code.I8, group, module.stored_codes("weight"), pieces, codes="weight")
+    raise unsupported(
+        "this algorithm of ModelOpt is not supported", own, "quant_algo", ", ".join((*_FP8, *_NVFP4, *_INT4, *_INT8))
+    )
+
+
+def _read_int4(module: Module, group_size: int) -> Quantised:
+    tensor = module.part("weight", ("U8",), 2)
+    n, k = 2 * tensor.shape[0], tensor.shape[1]
+    scale = module.part("weight_scale", FLOATS, 2)
+    module.require("weight_scale", (n, scale.shape[1]))
+    group = module.group(group_size, k, "weight_scale", 1)
+
+    def rows(begin: int, end: int) -> Bytes:
+        pairs = read_rows(tensor, begin // 2, -(-end // 2)).view(np.uint8)
+        found = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1, k)[begin % 2 :][: end - begin]
+        return (found ^ np.uint8(8)) - np.uint8(8)  # two's complement of 4 bits → of 8
+
+    def load() -> Rows:
+        return rows
+
+    pieces = {"scale": module.scale_piece("weight_scale", (n, scale.shape[1])), "columns": _columns(module, k)}
+    return module.made((n, k), Code.integers(4, k, signed=True), group, load, pieces, codes="weight")
+
+
+def _columns(module: Module, columns: int) -> Piece | None:
+    """Factors of the product's input."""
+    if not module.has("pre_quant_scale"):
+        return None
+    module.part("pre_quant_scale", FLOATS, 1)
+    module.require("pre_quant_scale", (columns,))
+    dtype, where = module.scale_type("pre_quant_scale"), module.where("pre_quant_scale")
+    return value_piece(dtype, (columns,), lambda: module.scales("pre_quant_scale"), where)
+
+
+def _skipped(settings: Section) -> tuple[str, ...]:
+    for key in ("exclude_modules", "ignore"):
+        if settings.has(key):
+            return settings.words(key)
+    return ()
+
+
+FORMAT = Format(
+    names=("modelopt", "modelopt_fp4"),
+    marks=("weight_scale",),
+    parts=(
+        "weight",
+        "weight_scale",
+        "weight_scale_2",
+        "pre_quant_scale",
+        "input_scale",
+        "k_scale",
+        "v_scale",
+        "q_scale",
+        "output_scale",
+    ),
+    read=read,
+    skipped=_skipped,
+)

@@ -1,0 +1,166 @@
+"""The quantised weights of a source: which format it is, which modules have it, and what is refused.
+
+A module is quantised if it has the tensors of its format. The configuration is held against that afterwards: a module
+that it leaves out and that is quantised all the same is an error, and so are scales that no weight takes.
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import ingot.convert.quantised.formats as formats_package
+from ingot.configs.read import Section, read_object
+from ingot.convert.quantised.form import Quantised
+from ingot.convert.quantised.module import Format, Module, is_named
+from ingot.errors import CheckpointError, UnsupportedModelError
+from ingot.tensor_file import StoredTensor
+
+CONFIG_KEYS = ("quantization_config", "compression_config")
+MODELOPT_FILE = "hf_quant_config.json"
+_CACHE = ("k_scale", "v_scale", "q_scale")  # of attention: a KV cache is rounded as the engine says
+_ORIGINAL = "convert the model's original weights, or a version of it in AWQ, GPTQ, FP8 or compressed-tensors"
+
+# What ingot does not read, by quant_method: why.
+REFUSED = {
+    "aqlm": "AQLM's codes stand for vectors of a codebook",
+    "bitnet": "BitNet's ternary weights have products of their own",
+    "eetq": "EETQ's int8 weights are laid out for its GPU kernels",
+    "exl2": "EXL2 mixes bits within a weight",
+    "exl3": "EXL3's codes stand for paths of a trellis",
+    "fp_quant": "FP-Quant turns the inputs of products by a matrix",
+    "higgs": "HIGGS's codes stand for vectors of a grid, of weights that are turned",
+    "marlin": "Marlin's weights are laid out for its GPU kernels",
+    "mxfp4": "stacks of MXFP4 experts belong to families that ingot does not have",
+    "quanto": "quanto's weights are pickled tensor subclasses",
+    "quark": "Quark's layouts are not known to ingot",
+    "quip": "QuIP#'s codes stand for vectors of a lattice",
+    "spqr": "SpQR keeps outliers in a sparse matrix",
+    "vptq": "VPTQ's codes stand for vectors of a codebook",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights:
+    """tensors    all that is not part of a quantised module
+    quantised  "<module>.weight" → the weight
+    files      of the source, beside config.json and weights, that said what it is
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    quantised: Mapping[str, Quantised]
+    files: tuple[Path, ...] = ()
+
+
+def find_formats() -> dict[str, Format]:
+    """quant_method → format."""
+    found: dict[str, Format] = {}
+    for info in pkgutil.iter_modules(formats_package.__path__):
+        module = importlib.import_module(f"{formats_package.__name__}.{info.name}")
+        if (each := getattr(module, "FORMAT", None)) is not None:
+            assert isinstance(each, Format), f"{info.name} defines no Format"
+            found |= dict.fromkeys(each.names, each)
+    return found
+
+
+def settings_of(config: Section, folder: Path | None) -> Section | None:
+    """What a source says of its quantisation; None where it says nothing."""
+    for key in CONFIG_KEYS:
+        if config.has(key):
+            values = config.raw(key)
+            if not isinstance(values, dict):
+                config.section(key)  # says what is wrong
+            elif values:
+                return Section(values, config.place(key))
+    file = None if folder is None else folder / MODELOPT_FILE
+    if file is None or not file.is_file():
+        return None
+    values = read_object(file).get("quantization")
+    if not isinstance(values, dict) or values.get("quant_algo") is None:
+        return None  # the KV cache alone, or nothing
+    return Section({"quant_method": "modelopt", **values}, f"{file}:quantization")
+
+
+def read_quantised(config: Section, folder: Path, tensors: Mapping[str, StoredTensor]) -> Weights:
+    """The weights of an opened directory. Raises an IngotError for a format, or a variant of one, that is not read."""
+    settings = settings_of(config, folder)
+    if settings is None:
+        return Weights(tensors=tensors, quantised={})
+    name, form = _format(settings)
+    found, plain = _modules(form, tensors)
+    skipped = form.skipped(settings)
+    quantised = {}
+    for module, parts in found.items():
+        if is_named(module, skipped):
+            raise CheckpointError(
+                "the quantization config leaves a module out whose weight is quantised",
+                where=f"{settings.where}: {module}",
+                got=", ".join(sorted(parts)),
+                hint="correct the list of modules that are not quantised",
+            )
+        weight = form.read(Module(name=module, format=name, parts=parts, settings=settings))
+        quantised[weight.name] = weight
+    _refuse_leftovers(form, plain, settings)
+    extra = (folder / MODELOPT_FILE,) if (folder / MODELOPT_FILE).is_file() else ()
+    return Weights(tensors=plain, quantised=quantised, files=extra)
+
+
+def refuse_quantised(config: Section) -> None:
+    """Raise UnsupportedModelError for a configuration of a quantised model, whose weights are to be random."""
+    if (settings := settings_of(config, None)) is not None:
+        raise UnsupportedModelError(
+            "random weights are not quantised",
+            where=settings.where,
+            hint="leave the quantization config out; build quantises: --precision w8",
+        )
+
+
+def _format(settings: Section) -> tuple[str, Format]:
+    """Its name, and how it is read. Raises UnsupportedModelError."""
+    formats = find_formats()
+    if settings.has("quant_algo"):  # some of ModelOpt's files call themselves something else
+        return "modelopt", formats["modelopt"]
+    name = settings.text("quant_method", "")
+    if not name and (settings.raw("load_in_4bit") or settings.raw("load_in_8bit")):
+        name = "bitsandbytes"
+    if name in formats:
+        return name, formats[name]
+    reason = next((why for key, why in REFUSED.items() if name.lower().startswith(key)), None)
+    raise UnsupportedModelError(
+        "this kind of quantised checkpoint is not supported" + (f": {reason}" if reason else ""),
+        where=settings.place("quant_method"),
+        expected=", ".join(sorted(formats)),
+        got=repr(name)[:200],
+        hint=_ORIGINAL,
+    )
+
+
+def _modules(
+    form: Format, tensors: Mapping[str, StoredTensor]
+) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, StoredTensor]]:
+    """Module → its tensors, of the quantised ones; and all other tensors."""
+    groups: dict[str, dict[str, StoredTensor]] = {}
+    suffixes = sorted(form.parts, key=len, reverse=True)
+    for name, tensor in tensors.items():
+        suffix = next((each for each in suffixes if name.endswith(f".{each}")), None)
+        if suffix is not None:
+            groups.setdefault(name[: -len(suffix) - 1], {})[suffix] = tensor
+    found = {module: parts for module, parts in groups.items() if any(mark in parts for mark in form.marks)}
+    taken = {tensor.name for parts in found.values() for tensor in parts.values()}
+    taken |= {parts[each].name for parts in groups.values() for each in _CACHE if each in parts}
+    return found, {name: tensor for name, tensor in tensors.items() if name not in taken}
+
+
+def _refuse_leftovers(form: Format, plain: Mapping[str, StoredTensor], settings: Section) -> None:
+    """Raise CheckpointError for codes without scales."""
+    for name, tensor in plain.items():
+        suffix = name.rpartition(".")[2]
+        if suffix in form.parts and tensor.dtype_name not in ("F32", "F16", "BF16"):
+            raise CheckpointError(
+                "a quantised weight lacks its scales",
+                where=f"{tensor.file}: {name}",
+                expected=f"{' or '.join(form.marks)} beside it, as {settings.where} says",
+                got=f"{tensor.dtype_name} {list(tensor.shape)}",
+                hint="download the model again",
+            )
