@@ -7,7 +7,9 @@
 #include <thread>
 #include <utility>
 
+#include "attention/paged_attention_args.h"
 #include "isa/cpu_isa.h"
+#include "matmul/matmul_args.h"
 
 namespace ingot {
 namespace {
@@ -41,7 +43,7 @@ size_t shared_bytes(std::vector<BoundStep>& steps, const LimitsSpec& limits, int
 
 }  // namespace
 
-Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa)
+Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, const std::string& isa)
     : plan_(checked(std::move(plan))),
       kv_sizes_(plan_.kv),
       threads_(threads),

@@ -38,7 +38,7 @@ class Session {
  public:
   // `weights` must stay valid and unchanged while the session lives. Throws std::invalid_argument for a plan that is
   // wrong or that this machine cannot run, std::bad_alloc where memory is short, ThreadStartError where threads are.
-  Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa);
+  Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, const std::string& isa);
 
   // Executes the plan once and draws tokens. `interrupted` is asked on the calling thread at least every 100 ms or once
   // per plan step, whatever is longer. Throws std::invalid_argument for a wrong batch, before anything is computed.
