@@ -20,9 +20,7 @@
 #include "execution/session.h"
 #include "execution/variants.h"
 #include "isa/cpu_isa.h"
-#include "measure/bandwidth.h"
-#include "measure/live_peak.h"
-#include "measure/tuning.h"
+#include "measure/measure_bindings.h"
 #include "threads/threads.h"
 
 namespace nb = nanobind;
@@ -159,9 +157,8 @@ ingot::DrawView draw_view(const DrawTuple& arrays) {
 using RunResult = std::tuple<Out<int32_t>, Out<float>, std::optional<OutRows>, std::optional<Out<int32_t>>,
                              std::optional<Out<int32_t>>, std::optional<Out<float>>>;
 
-RunResult run_result(ingot::DrawResult&& drawn, std::optional<OutRows>&& logits, bool probs) {
-  RunResult result{
-      vector_out(std::move(drawn.ids)), vector_out(std::move(drawn.log_probs)), std::move(logits), {}, {}, {}};
+RunResult run_result(ingot::DrawResult&& drawn, const std::optional<OutRows>& logits, bool probs) {
+  RunResult result{vector_out(std::move(drawn.ids)), vector_out(std::move(drawn.log_probs)), logits, {}, {}, {}};
   if (probs) {
     std::get<3>(result) = vector_out(std::move(drawn.ranks));
     std::get<4>(result) = vector_out(std::move(drawn.top_ids));
@@ -232,12 +229,6 @@ int64_t decode(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int3
   } catch (const ingot::StepInterrupted&) {
     throw nb::python_error();
   }
-}
-
-// numpy's own loads let a processor with a weak order of memory (ARM) read the rows of a step before it reads `done`.
-int32_t load_acquire(const In<int32_t>& word) {
-  if (word.size() != 1) throw std::invalid_argument("load_acquire reads an array of one entry");
-  return __atomic_load_n(word.data(), __ATOMIC_ACQUIRE);
 }
 
 RunResult draw(Session& self, InRows<float> logits, const DrawTuple& sample) {
@@ -345,7 +336,7 @@ void bind_session(nb::module_& m) {
 
 NB_MODULE(_cpu, m) {
   m.doc() = "Kernels and sessions of the CPU targets; used through ingot.plugins.cpu.target.";
-  nb::exception<ingot::ThreadStartError>(m, "ThreadStartError");
+  const nb::exception<ingot::ThreadStartError> thread_start_error(m, "ThreadStartError");
   m.def("detect_isa", &ingot::detect_isa, "Best of amx, avx512, avx2 that CPU and operating system offer, or none.");
   m.def(
       "cores",
@@ -386,20 +377,6 @@ NB_MODULE(_cpu, m) {
         return ingot::crc32(crc, data.data(), data.size());
       },
       "data"_a, "crc"_a = 0, "zlib's CRC-32 of a buffer, continued from crc.");
-  m.def("read_bandwidth", &ingot::read_bandwidth, "bytes"_a, "threads"_a, "passes"_a = 3, Released(),
-        "Bytes per second that threads read from memory, best of the passes.");
-  m.def(
-      "barrier_seconds", [](int threads) { return ingot::ThreadPool::instance().barrier_seconds(threads); },
-      "threads"_a, Released(), "What one barrier of so many threads takes.");
-  m.def("live_peak", &ingot::live_peak, "name"_a, "threads"_a, "seconds"_a, Released(),
-        "Operations per second of an arithmetic (f32.avx2, int8.amx, ...) on random operands in L1.");
-  m.def("time_matmul", &ingot::time_matmul, "kernel"_a, "rows"_a, "n"_a, "k"_a, "group"_a, "gated"_a, "panel_bytes"_a,
-        "tactic"_a, "threads"_a, "seconds"_a, Released(),
-        "Seconds of the fastest of several calls of a matrix product.");
-  m.def("time_experts", &ingot::time_experts, "kernel"_a, "rows"_a, "experts"_a, "slots"_a, "n"_a, "k"_a, "group"_a,
-        "panel_bytes"_a, "tactic"_a, "threads"_a, "seconds"_a, Released(),
-        "The same of a product of experts, of which each row takes `slots`.");
-  m.def("load_acquire", &load_acquire, "word"_a.noconvert(),
-        "The one entry of an array; what its writer wrote before `decode` published it can be read from now on.");
+  ingot::bind_measure(m);
   bind_session(m);
 }

@@ -111,10 +111,6 @@ class CpuSession:
                 _repeat_tuple(repeat),
             )
 
-    def steps_done(self, repeat: Repeat) -> int:
-        """Never waits for the step that runs."""
-        return _cpu.load_acquire(repeat.done)
-
     def draw(self, logits: Float32, rows: SampleRows) -> StepResult:
         """Draw from given logits. Raises RequestError for draws that break the contract."""
         with contract("the session cannot draw from these logits"):

@@ -126,7 +126,7 @@ def decode_with_signal(session: CpuSession, handle: Callable[[], None], *, steps
     session.slow_down(0.12)  # a step asks for signals after 100 ms
 
     def send() -> None:
-        while session.steps_done(repeat) == 0:
+        while repeat.done[0] == 0:
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGALRM)
 

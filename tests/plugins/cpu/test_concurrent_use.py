@@ -1,17 +1,13 @@
 """Native sessions used by several threads, by signal handlers and forked children: nothing hangs or crashes."""
 
-import dataclasses
 import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from ingot.plugins.cpu.session import CpuSession
 from tests.house.project import ROOT
 from tests.plugins.cpu.concurrent_use import USES, open_small
-from tests.runtime.test_repeat import repeat_of
 
 pytestmark = pytest.mark.native
 
@@ -34,13 +30,3 @@ def test_hooks_of_a_closed_session() -> None:
     for use in (lambda: native.tap(["step"]), lambda: native.read_kv(0, 0, False), lambda: native.fill_kv(0.0)):
         with pytest.raises(ValueError, match="closed"):
             use()
-
-
-def test_done_is_read_where_it_lies() -> None:
-    session: CpuSession = open_small(1)
-    repeat = repeat_of(4, 2)
-    assert session.steps_done(repeat) == 0
-    repeat.done[0] = 3
-    assert session.steps_done(repeat) == 3
-    with pytest.raises(ValueError, match="one entry"):
-        session.steps_done(dataclasses.replace(repeat, done=np.zeros(2, np.int32)))
