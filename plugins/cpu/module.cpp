@@ -192,7 +192,7 @@ RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32
   }
   std::optional<OutRows> logits_out;
   if (want_logits) logits_out = rows_out(std::move(logits), rows, self.logit_cols());
-  return run_result(std::move(drawn), std::move(logits_out), draws.probs.has_value());
+  return run_result(std::move(drawn), logits_out, draws.probs.has_value());
 }
 
 // Course, RepeatProbs and Repeat of src/ingot/step_io.py, in the order of their fields.
