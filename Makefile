@@ -1,7 +1,7 @@
 # make quickstart   its own environment, ingot compiled for this machine, the whole path on the model that ships here
 # make test         test extras, then every test that is not marked slow, JOBS at a time
 # make docs         the site of docs/ in build/site, its links checked
-# make lint         ruff, clang-format and mypy
+# make lint         ruff, clang-format, clang-tidy and mypy
 # make wheel        dist/ingot-*.whl, which needs no compiler where it is installed: manylinux, if auditwheel installs
 # make sdist        dist/ingot-*.tar.gz, which needs one
 # make native       the native module in place, for PYTHONPATH=src
@@ -44,6 +44,9 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run --Werror
+	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -S . -B build/lint -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
+		-DPython_EXECUTABLE=$(abspath $(VENV)/bin/python) >/dev/null
+	git ls-files 'plugins/cpu/*.cpp' | grep -vE '_(vector|pairs|tiles)\.cpp$$' | xargs -P $(JOBS) -n 4 $(VENV)/bin/clang-tidy -p build/lint --quiet
 	$(VENV)/bin/mypy
 
 docs: $(VENV)/.installed-dev

@@ -20,9 +20,7 @@
 #include "execution/session.h"
 #include "execution/variants.h"
 #include "isa/cpu_isa.h"
-#include "measure/bandwidth.h"
-#include "measure/live_peak.h"
-#include "measure/tuning.h"
+#include "measure/measure_bindings.h"
 #include "threads/threads.h"
 
 namespace nb = nanobind;
@@ -307,7 +305,7 @@ void bind_session(nb::module_& m) {
 
 NB_MODULE(_cpu, m) {
   m.doc() = "Kernels and sessions of the CPU targets; used through ingot.plugins.cpu.target.";
-  nb::exception<ingot::ThreadStartError>(m, "ThreadStartError");
+  const nb::exception<ingot::ThreadStartError> thread_start_error(m, "ThreadStartError");
   m.def("detect_isa", &ingot::detect_isa, "Best of amx, avx512, avx2 that CPU and operating system offer, or none.");
   m.def(
       "cores",
@@ -348,18 +346,6 @@ NB_MODULE(_cpu, m) {
         return ingot::crc32(crc, data.data(), data.size());
       },
       "data"_a, "crc"_a = 0, "zlib's CRC-32 of a buffer, continued from crc.");
-  m.def("read_bandwidth", &ingot::read_bandwidth, "bytes"_a, "threads"_a, "passes"_a = 3, Released(),
-        "Bytes per second that threads read from memory, best of the passes.");
-  m.def(
-      "barrier_seconds", [](int threads) { return ingot::ThreadPool::instance().barrier_seconds(threads); },
-      "threads"_a, Released(), "What one barrier of so many threads takes.");
-  m.def("live_peak", &ingot::live_peak, "name"_a, "threads"_a, "seconds"_a, Released(),
-        "Operations per second of an arithmetic (f32.avx2, int8.amx, ...) on random operands in L1.");
-  m.def("time_matmul", &ingot::time_matmul, "kernel"_a, "rows"_a, "n"_a, "k"_a, "group"_a, "gated"_a, "panel_bytes"_a,
-        "tactic"_a, "threads"_a, "seconds"_a, Released(),
-        "Seconds of the fastest of several calls of a matrix product.");
-  m.def("time_experts", &ingot::time_experts, "kernel"_a, "rows"_a, "experts"_a, "slots"_a, "n"_a, "k"_a, "group"_a,
-        "panel_bytes"_a, "tactic"_a, "threads"_a, "seconds"_a, Released(),
-        "The same of a product of experts, of which each row takes `slots`.");
+  ingot::bind_measure(m);
   bind_session(m);
 }

@@ -4,22 +4,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.plan import Plan
+from ingot.plugins.op import Op
 from ingot.plugins.ref.session import RefSession
-from ingot.plugins.registry import op_names
+from ingot.plugins.registry import find_op, op_names
 from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOptions, Target
 from ingot.step_io import Session
 from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
 _PRODUCTS = ("f32", "bf16", *FORMATS, *(f"{each}a8" for each in FORMATS))
-_DTYPES = {  # the other ops see float32 alone
-    "matmul": _PRODUCTS,
-    "moe_gate_up": _PRODUCTS,
-    "moe_down": _PRODUCTS,
-    "embedding": ("f32", "bf16", TABLE_FORMAT.dtype),
-    "screen": (TABLE_FORMAT.dtype,),
-    "rope_kv_write": ("f32", "bf16", "int8"),
-    "paged_attention": ("f32", "bf16", "int8"),
-}
+_TABLES = ("f32", "bf16", TABLE_FORMAT.dtype)
+_CACHES = ("f32", "bf16", "int8")
+
+
+def _dtypes(op: Op) -> tuple[str, ...]:
+    """Of what a kernel of the op is made for: a product's weight, a table, the KV cache, else float32."""
+    if op.packed is not None:
+        return _PRODUCTS
+    return _TABLES if op.tables else _CACHES if op.uses_kv else ("f32",)
 
 
 class RefTarget:
@@ -33,7 +34,7 @@ class RefTarget:
 
     def kernels(self) -> tuple[str, ...]:
         """`<op>.<dtype>.ref` for every op."""
-        return tuple(f"{op}.{dtype}.ref" for op in op_names() for dtype in _DTYPES.get(op, ("f32",)))
+        return tuple(f"{op}.{dtype}.ref" for op in op_names() for dtype in _dtypes(find_op(op)))
 
     def limits(self) -> KernelLimits:
         """numpy takes whatever fits into memory."""

@@ -6,7 +6,7 @@ Every row of a weight has a float32 scale. What it stands for is scale * q, q a 
     w4gG   q is the code times the multiplier of its group of G columns
 
 How bytes lie in panels is the layout's affair (`plugins/layouts.py`), how scales are found the search's
-(`builder/quantise.py`). C++ kernels know the formats by the names of their dtypes.
+(`builder/quantise.py`). `plugins/cpu/matmul/weight_formats.h` has what C++ needs of the table; a test holds them equal.
 """
 
 import dataclasses

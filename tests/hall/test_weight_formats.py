@@ -1,19 +1,44 @@
 """The table of weight formats: what it says is what the search gives, what panels hold, and what kernels there are."""
 
+import re
+
 import numpy as np
 import pytest
 
 from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, Precision
-from ingot.plugins.layouts import pack_quantised, panel_bytes, unpack_quantised
+from ingot.plugins.layouts import HEADER_BYTES, PANEL, pack_quantised, panel_bytes, unpack_quantised
 from ingot.plugins.registry import find_target
 from ingot.weight_formats import FORMATS, QUANTISED, TABLE_FORMAT, WeightFormat
+from tests.house.project import ROOT
 
 
 def test_the_dtypes_of_the_table_are_those_that_are_quantised() -> None:
     assert {dtype.value for dtype in DType if dtype.is_quantised} == set(FORMATS)
     assert QUANTISED == ("w8", "w4g128", "w4g64", "w4g32")
     assert TABLE_FORMAT.dtype == "w8"
+
+
+def _found(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    assert found is not None, pattern
+    return found[1]
+
+
+def test_kernels_have_the_same_table() -> None:
+    text = (ROOT / "plugins/cpu/matmul/weight_formats.h").read_text()
+    rows = dict(re.findall(r"constexpr WeightFormat (\w+)\{(.*?)\};", text, flags=re.DOTALL))
+    assert list(rows) == _found(r"kWeightFormats\[\] = \{(.*?)\};", text).split(", ")
+    for row, described in zip(rows.values(), FORMATS.values(), strict=True):
+        assert _found(r'\.dtype = "(\w+)"', row) == described.dtype
+        assert int(_found(r"\.bits = (\d+)", row)) == described.bits
+        assert int(_found(r"\.k_block = (\d+)", row)) == described.k_block
+        groups = _found(r"\.groups = \{(.*?)\}", row).split(", ")
+        assert tuple(int(group) for group in groups if group != "0") == described.groups
+        assert _found(r"\.in_tables = (\w+)", row) == str(described.in_tables).lower()
+    assert int(_found(r"kPanel = (\d+);", text)) == PANEL
+    assert int(_found(r"kHeaderBytes = (\d+);", text)) == HEADER_BYTES
+    assert f'"{TABLE_FORMAT.dtype}"' in rows[_found(r"kTableFormat = (\w+);", text)]
 
 
 @pytest.mark.parametrize("name", QUANTISED)

@@ -16,6 +16,7 @@
 #include "isa/cpu_isa.h"
 #include "isa/simd_emulated.h"
 #include "matmul/activations.h"
+#include "matmul/matmul_args.h"
 #include "threads/threads.h"
 
 namespace ingot {

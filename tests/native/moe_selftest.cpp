@@ -14,6 +14,8 @@
 #include "execution/registry.h"
 #include "ingot/kernel.h"
 #include "isa/cpu_isa.h"
+#include "matmul/matmul_args.h"
+#include "moe/moe_matmul_args.h"
 #include "threads/threads.h"
 
 namespace ingot {

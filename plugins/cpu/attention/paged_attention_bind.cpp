@@ -1,3 +1,4 @@
+#include "attention/paged_attention_args.h"
 #include "execution/binder.h"
 
 namespace ingot {

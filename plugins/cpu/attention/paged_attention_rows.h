@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "attention/paged_attention_args.h"
 #include "attention/paged_attention_softmax.h"
 #include "ingot/kernel.h"
 #include "isa/simd_lanes.h"

@@ -11,10 +11,7 @@
 // else.
 //
 // Floors, of 32 rows x 128 tokens x 64 dims: 64 products of 16 cycles; the weights of 256 vectors of 16, 18 operations
-// for two ports each, which bound it; 32 KiB of the cache for all rows of the item. Timed on an Emerald Rapids, with
-// nothing in place of tile instructions: a prompt of 512 with 32 heads takes some 8 million cycles, more than half of
-// them for weights and maxima, under which half of the products may hide; outputs are divided, and queries come from
-// beyond L2.
+// for two ports each, which bound it; 32 KiB of the cache for all rows of the item.
 #pragma once
 
 #include <algorithm>

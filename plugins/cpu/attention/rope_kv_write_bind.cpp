@@ -1,3 +1,4 @@
+#include "attention/rope_kv_write_args.h"
 #include "execution/binder.h"
 
 namespace ingot {

@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "attention/kv_head.h"
+#include "attention/rope_kv_write_args.h"
 #include "ingot/kernel.h"
 #include "isa/row_sum.h"
 #include "isa/row_top.h"

@@ -1,3 +1,4 @@
+#include "attention/rope_table_args.h"
 #include "execution/binder.h"
 
 namespace ingot {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "attention/rope_table_args.h"
 #include "ingot/kernel.h"
 
 namespace ingot {

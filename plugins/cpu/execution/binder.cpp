@@ -22,20 +22,6 @@ const Op* find_op(const Kernel& kernel) {
   return find_elements_op(*kernel.args);
 }
 
-int64_t panel_bytes_of(const std::string& dtype, int64_t k, int64_t group) {
-  constexpr int64_t kHeader = 128;
-  if (dtype == "w8") return kHeader + round_up(k, 64) * kPanel;
-  if (dtype == "w4") {
-    const int64_t padded_k = round_up(k, 128);
-    return kHeader + round_up(round_up(padded_k, group) / group * kPanel, kAlignment) + padded_k / 2 * kPanel;
-  }
-  return (dtype == "bf16" ? round_up(k, 32) * 2 : k * itemsize_of(dtype)) * kPanel;
-}
-
-std::string panel_layout_of(const std::string& dtype, int64_t group) {
-  return "panel16." + dtype + (group ? std::string("g").append(std::to_string(group)) : "");
-}
-
 const WeightSpec* Binder::product_weight(const std::string& name, size_t dimensions, bool gated) const {
   const WeightSpec* weight = find_weight(name);
   const std::string& dtype = weight->dtype;
@@ -75,10 +61,10 @@ std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels, 
   return pieces;
 }
 
-int64_t Binder::attr_group(const std::string& dtype) const {
+int64_t Binder::attr_group(std::string_view dtype) const {
   const int64_t group = attr_int("group", 0, 128);
-  check(dtype == "w4" ? group == 32 || group == 64 || group == 128 : group == 0,
-        "a " + dtype + " weight does not come in groups of " + std::to_string(group));
+  check(comes_in_groups(dtype, group),
+        "a " + std::string(dtype) + " weight does not come in groups of " + std::to_string(group));
   return group;
 }
 
@@ -144,6 +130,7 @@ std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSp
   for (const WeightSpec& weight : plan.weights) check_weight(weight, memory.weight_bytes);
   Binder binder(plan, memory, batch);
   std::vector<BoundStep> bound;
+  bound.reserve(steps.size());
   for (const StepSpec& step : steps) bound.push_back(binder.bind(step));
   return bound;
 }

@@ -12,21 +12,13 @@
 #include <unordered_map>
 #include <vector>
 
+#include "attention/paged_kv.h"
 #include "execution/bind.h"
 #include "execution/plan_check.h"
+#include "execution/weight_bytes.h"
 #include "isa/cpu_isa.h"
 
 namespace ingot {
-
-constexpr int64_t kPanel = 16;  // plugins/layouts.py
-
-// Bytes of a panel, as in plugins/layouts.py.
-int64_t panel_bytes_of(const std::string& dtype, int64_t k, int64_t group);
-std::string panel_layout_of(const std::string& dtype, int64_t group);
-// How many panels n rows of a weight take, gated ones as pairs.
-inline int64_t num_panels_of(int64_t n, bool gated) {
-  return gated ? 2 * round_up(n / 2, kPanel) / kPanel : round_up(n, kPanel) / kPanel;
-}
 
 class Binder;
 
@@ -143,11 +135,11 @@ class Binder {
   }
 
   // A weight whose rows lie one after another, with this type and shape; shape entries of -1 are free.
-  const WeightSpec* row_weight(const std::string& name, const std::string& dtype, std::vector<int64_t> shape) const {
+  const WeightSpec* row_weight(const std::string& name, std::string_view dtype, std::vector<int64_t> shape) const {
     const WeightSpec* weight = find_weight(name);
     const std::string layout = row_layout_of(dtype);
     check(weight->layout == layout && weight->dtype == dtype,
-          "weight " + name + " must be " + dtype + " of layout " + layout);
+          "weight " + name + " must be " + std::string(dtype) + " of layout " + layout);
     check(weight->shape.size() == shape.size() && weight->pieces.size() == 1, "weight " + name + " has a wrong shape");
     for (size_t i = 0; i < shape.size(); ++i)
       check(shape[i] < 0 || weight->shape[i] == shape[i], "weight " + name + " must have " + std::to_string(shape[i]) +
@@ -212,7 +204,7 @@ class Binder {
   // The weight's pieces, which must hold panels 0 .. num_panels-1 (of every expert) in order and lie inside the weights
   // section. panel_bytes: of all experts together.
   std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const;
-  int64_t attr_group(const std::string& dtype) const;
+  int64_t attr_group(std::string_view dtype) const;
   // Of a product, which has one more attribute where a build has timed its ways: a digit for each class of rows.
   void bind_form(BoundStep& bound, size_t inputs, size_t attrs) const;
   // The step's layer of the KV cache; attributes must agree with the layer's cache group.

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "execution/weight_bytes.h"
+
 namespace ingot {
 namespace {
 
@@ -67,20 +69,6 @@ void check_caches(const std::vector<CacheSpec>& caches) {
 }
 
 }  // namespace
-
-int64_t itemsize_of(const std::string& dtype) {
-  if (dtype == "f32" || dtype == "i32") return 4;
-  if (dtype == "bf16" || dtype == "f16") return 2;
-  if (dtype == "int8" || dtype == "bool") return 1;
-  if (dtype == "w8" || dtype == "w4") return 1;  // counted by panel and by row
-  return dtype == "i64" ? 8 : 0;
-}
-
-int64_t row_bytes_of(const std::string& dtype, int64_t k) {
-  return dtype == "w8" ? 4 + round_up(k, 4) : k * itemsize_of(dtype);
-}
-
-std::string row_layout_of(const std::string& dtype) { return dtype == "w8" ? "row.w8" : "row"; }
 
 int64_t product(int64_t a, int64_t b, int64_t c) {
   int64_t ab = 0, abc = 0;

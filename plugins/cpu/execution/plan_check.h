@@ -37,10 +37,6 @@ void check_weight(const WeightSpec& weight, int64_t weight_bytes);
 
 int64_t buffer_rows(const PlanSpec& plan, const BufferSpec& buffer);  // of the largest step
 
-int64_t itemsize_of(const std::string& dtype);              // 0: no such type
-int64_t row_bytes_of(const std::string& dtype, int64_t k);  // as in plugins/layouts.py
-std::string row_layout_of(const std::string& dtype);
-
 int64_t product(int64_t a, int64_t b, int64_t c = 1);  // of counts; throws where it exceeds int64
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 

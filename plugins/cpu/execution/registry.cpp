@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "matmul/matmul_args.h"
+#include "moe/moe_matmul_args.h"
+
 namespace ingot {
 namespace {
 

@@ -8,7 +8,9 @@
 #include <thread>
 #include <utility>
 
+#include "attention/paged_attention_args.h"
 #include "isa/cpu_isa.h"
+#include "matmul/matmul_args.h"
 
 namespace ingot {
 namespace {
@@ -54,7 +56,7 @@ void check_ahead(const BatchView& batch, const DrawsView& draws, const AheadView
 
 }  // namespace
 
-Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa)
+Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, const std::string& isa)
     : plan_(checked(std::move(plan))),
       kv_sizes_(plan_.caches.begin(), plan_.caches.end()),
       threads_(threads),

@@ -44,7 +44,7 @@ class Session {
  public:
   // `weights` must stay valid and unchanged while the session lives. Throws std::invalid_argument for a plan that is
   // wrong or that this machine cannot run, std::bad_alloc where memory is short, ThreadStartError where threads are.
-  Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, std::string isa);
+  Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, const std::string& isa);
 
   // Hold a sequence in a slot, and forget it. Throw std::invalid_argument in words.
   void start(int64_t slot, SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt);

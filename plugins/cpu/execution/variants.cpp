@@ -4,7 +4,10 @@
 #include <map>
 #include <stdexcept>
 
+#include "attention/paged_attention_args.h"
 #include "execution/binder.h"
+#include "matmul/matmul_args.h"
+#include "moe/moe_matmul_args.h"
 
 namespace ingot {
 namespace {

@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "attention/rope_kv_write_args.h"
 #include "execution/bind.h"
+#include "rows/norm_args.h"
 
 namespace ingot {
 

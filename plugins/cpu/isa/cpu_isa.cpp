@@ -42,7 +42,7 @@ bool has_bf16() { return all_bits(cpuid(7, 1).a, bits({5})); }  // AVX512_BF16
 
 }  // namespace
 
-// AMD's CPUs with AVX-512 (Zen 4 on) read streams by themselves; asked ahead they read a quarter less.
+// AMD's CPUs with AVX-512 (Zen 4 on) read streams by themselves; asked ahead they read less.
 const int64_t kAskAhead = [] {
   constexpr uint32_t kAuth = 0x68747541;  // the first letters of AuthenticAMD
   return cpuid(0).b == kAuth && has_avx512() ? int64_t{0} : ~int64_t{0};

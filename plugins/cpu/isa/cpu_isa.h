@@ -6,7 +6,7 @@
 
 namespace ingot {
 
-// The best level of Isa ("amx", "avx512bf16", "avx512", "avx2") that CPU and operating system support, or "none".
+// The best level ("amx", "avx512bf16", "avx512", "avx2") that CPU and operating system support, or "none".
 std::string_view detect_isa();
 
 // Whether a machine of level `isa` runs kernels of level `wanted`; "avx512emu", "avx512bf16emu" and

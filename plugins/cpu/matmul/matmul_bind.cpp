@@ -1,4 +1,5 @@
 #include "execution/binder.h"
+#include "matmul/matmul_args.h"
 
 namespace ingot {
 namespace {

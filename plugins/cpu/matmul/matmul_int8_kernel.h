@@ -3,13 +3,8 @@
 // mean.
 //
 // Floors: N * K bytes (w8) or half of that (w4) over the bandwidth of memory. AVX2 adds up 32 products in two
-// operations for int4 and in four for int8, where an fma makes 8: at most four times and twice the peak of fma. By
-// `ingot bench kernels`, two cores of a Zen 3, shape of TinyLlama in w4g128: prefill of 512 at 92 to 101 % of the peak
-// of int8, decode of one at 82 to 93 % of the bandwidth. VPDPBUSD adds up 64 in one. Two cores of an Emerald Rapids
-// (AVX-512, 1,523 Gop/s, 33 GB/s): prefill of 512 at 72 to 86 % of the peak (the tile by itself 98 %; epilogues and
-// unpacking take most of the rest), decode of one in w4g128 at 95 to 101 % of the bandwidth, of eight at 80 %. One of
-// these cores, weights from memory, K 2048, N 11264: 32 rows at 84 % of the peak in w8, 79 % in w4g128, 16 rows at 54 %
-// (the bandwidth's limit) and 68 %.
+// operations for int4 and in four for int8, where an fma makes 8: at most four times and twice the peak of fma.
+// VPDPBUSD adds up 64 in one.
 #pragma once
 
 #include <array>

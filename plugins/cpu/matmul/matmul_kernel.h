@@ -2,15 +2,7 @@
 // whatever the blocking. k beyond K (padding of bf16 panels) is never touched.
 //
 // Floors: N * K * (4 or 2) bytes of weights over the bandwidth of memory, 2 * rows * N * K operations over the peak of
-// fma. One core of a Zen 3 (AVX2, 20-22 GB/s, 102 GFLOP/s, both measured between the runs), 5632 x 2048 weights:
-//   rows 1: as fast as a plain read of the weights, f32 and bf16; rows 2: 97-100 %, rows 4: 84-94 % of that
-//   rows 6: f32 85-90 % of the bandwidth; bf16 (84 % of peak) and all above it are bound by fma
-//   rows 16: bf16 85-89 % of peak, f32 64 %; rows 128-512: bf16 84-93 %, f32 80-88 %
-// Quantised weights cost their widening: w8 at one row is bound by it (16-18 GB/s, 60-75 % of the bandwidth), so is w4
-// (6 GB/s, 25 %); rows 6: 79 % and 67 % of peak, rows 96: 86 % and 61 %. Products with int8 rows are faster throughout.
-// Two cores of an Emerald Rapids (AVX-512, 356 GFLOP/s, 33 GB/s), 11264 x 2048 weights: a tile of many rows by itself
-// 98 % of peak; rows 512: f32 90 %, bf16 88 %, w8 87 %; rows 32: 84, 84 and 81 %; rows 16: f32 77 % of the bandwidth,
-// bf16 75 %, w8 74 % of peak.
+// fma. Few rows are bound by memory, many by fma. Quantised weights cost their widening, which bounds a single row.
 #pragma once
 
 #include <array>

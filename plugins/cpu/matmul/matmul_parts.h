@@ -10,11 +10,12 @@
 #include "ingot/kernel.h"
 #include "isa/simd_lanes.h"
 #include "matmul/activations.h"
+#include "matmul/matmul_args.h"
+#include "matmul/weight_formats.h"
 
 namespace ingot {
 namespace {
 
-constexpr int64_t kPanel = 16;      // columns of a panel
 constexpr int64_t kLineBytes = 64;  // a panel is a stream of lines: 16 columns x one k (f32) or two k (bf16)
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

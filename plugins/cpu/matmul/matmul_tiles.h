@@ -5,17 +5,9 @@
 // Floors: the bytes of the weights over the bandwidth of memory; 2 * rows * N * K operations, rows and N rounded up to
 // whole tiles, at 1024 (bf16) or 2048 (int8) per cycle. A step of a 2 x 2 block is 64 cycles of products and 4 KiB of
 // tile loads. Weights that are stored otherwise than multiplied are unpacked: for few rows into a ring of tiles in L1,
-// ahead of their use and between the products, for many rows a part of two panels (32 KiB) at once. The blocking
-// follows probes on a machine with AMX; these loops themselves have been checked for their bits and counted:
-//   16 rows of w4: a KiB of weights is 70 cycles of unpacking and 32 of products; memory takes 190 (3 GHz, 16 GB/s)
-//   512 rows, 32 columns, 1,024 k of int8: 16,384 cycles of products, 1,100 of unpacking w4, 2,000 at most of sums that
-//   are stored and taken up again; SiLU of these sums, 17 cycles for 16 numbers, hides between the products of the next
-//   ones
-// and timed on a machine without AMX, an Emerald Rapids, with loads, stores and waits of the same number in place of
-// tile instructions: 512 rows take not quite twice the time of their products. Lines of tiles, every second one from
-// L2, and epilogues take as long, and hide the products rather than the other way round; rows come from beyond L2 at 10
-// cycles a line to be rounded. A line of y that was to be read before it is written took 20 and more, so large ones go
-// past the caches (matmul_parts.h).
+// ahead of their use and between the products, for many rows a part of two panels (32 KiB) at once. The epilogue of a
+// block hides between the products of the next one. A line of y that is read before it is written costs more than
+// its products, so large results go past the caches (matmul_parts.h).
 #pragma once
 
 #include <utility>

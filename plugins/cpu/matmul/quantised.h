@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "ingot/kernel.h"
+#include "matmul/weight_formats.h"
 
 namespace ingot {
 namespace {
@@ -16,8 +17,7 @@ namespace {
 constexpr int64_t kTileK = 64;  // k in a tile of int8
 constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kTileLines = 16;
-constexpr int64_t kQuantLine = 64;     // bytes
-constexpr int64_t kHeaderBytes = 128;  // of 16 columns: scales, float32, and sums, int32
+constexpr int64_t kQuantLine = 64;  // bytes
 
 inline int64_t tiles_of(int64_t k) { return (k + kTileK - 1) / kTileK; }
 
@@ -109,6 +109,12 @@ struct W4 {
   int group_bits_;
   int64_t data_offset_;
 };
+
+template <typename Format>
+constexpr bool reads(const WeightFormat& format) {
+  return format.k_block == Format::kTiles * kTileK && format.bits * Format::kTiles == 8;
+}
+static_assert(reads<W8>(kW8) && reads<W4>(kW4));
 
 inline const float* panel_scales(const std::byte* panel) { return reinterpret_cast<const float*>(panel); }
 inline const int32_t* panel_sums(const std::byte* panel) { return reinterpret_cast<const int32_t*>(panel + 64); }

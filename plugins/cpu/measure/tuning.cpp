@@ -11,6 +11,8 @@
 #include "execution/memory.h"
 #include "execution/registry.h"
 #include "isa/cpu_isa.h"
+#include "matmul/matmul_args.h"
+#include "moe/moe_matmul_args.h"
 #include "threads/threads.h"
 
 namespace ingot {

@@ -1,4 +1,5 @@
 #include "execution/binder.h"
+#include "moe/moe_matmul_args.h"
 
 namespace ingot {
 namespace {

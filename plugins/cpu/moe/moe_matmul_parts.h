@@ -11,6 +11,7 @@
 #include "matmul/activations.h"
 #include "matmul/matmul_parts.h"
 #include "matmul/quantised.h"
+#include "moe/moe_matmul_args.h"
 
 namespace ingot {
 namespace {

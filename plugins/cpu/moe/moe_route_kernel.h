@@ -4,6 +4,7 @@
 #include "ingot/kernel.h"
 #include "isa/row_sum.h"
 #include "isa/simd_math.h"
+#include "moe/moe_route_args.h"
 
 namespace ingot {
 namespace {

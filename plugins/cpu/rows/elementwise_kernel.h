@@ -5,6 +5,7 @@
 #include "isa/simd_lanes.h"
 #include "matmul/activations.h"
 #include "rows/elements_args.h"
+#include "rows/elementwise_args.h"
 
 namespace ingot {
 namespace {

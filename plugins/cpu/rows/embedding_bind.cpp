@@ -1,4 +1,5 @@
 #include "execution/binder.h"
+#include "rows/embedding_args.h"
 
 namespace ingot {
 namespace {

@@ -3,6 +3,7 @@
 
 #include "ingot/kernel.h"
 #include "isa/simd_lanes.h"
+#include "rows/embedding_args.h"
 
 namespace ingot {
 namespace {

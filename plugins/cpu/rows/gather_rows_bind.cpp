@@ -1,4 +1,5 @@
 #include "execution/binder.h"
+#include "rows/gather_rows_args.h"
 
 namespace ingot {
 namespace {

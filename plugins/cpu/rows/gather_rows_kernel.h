@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ingot/kernel.h"
+#include "rows/gather_rows_args.h"
 
 namespace ingot {
 namespace {

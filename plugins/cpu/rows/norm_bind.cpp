@@ -1,4 +1,5 @@
 #include "execution/binder.h"
+#include "rows/norm_args.h"
 
 namespace ingot {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "ingot/kernel.h"
 #include "isa/row_sum.h"
+#include "rows/norm_args.h"
 
 namespace ingot {
 namespace {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ingot/kernel.h"
+#include "sampling/sample_args.h"
 #include "sampling/sequence.h"
 
 namespace ingot {

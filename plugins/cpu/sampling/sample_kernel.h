@@ -13,6 +13,7 @@
 #include "ingot/kernel.h"
 #include "isa/simd_lanes.h"
 #include "isa/simd_math.h"
+#include "sampling/sample_args.h"
 
 namespace ingot {
 namespace {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "matmul/matmul_args.h"
 #include "threads/threads.h"
 
 namespace ingot {

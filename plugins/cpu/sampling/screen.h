@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "execution/bind.h"
+#include "sampling/screen_args.h"
 
 namespace ingot {
 

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "matmul/matmul_int8_kernel.h"
+#include "sampling/screen_args.h"
 
 namespace ingot {
 namespace {

@@ -1,5 +1,6 @@
 """Every kernel of the native table against its op's reference, on odd shapes."""
 
+import functools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -10,6 +11,7 @@ from ingot.plan import Attr, CacheGroup
 from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array, KvCache
+from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
 from tests.plugins.cpu.one_step import (
     Input,
@@ -46,6 +48,7 @@ TOLERANCE = {
     "matmul": 4e-6,
     "moe_route": 4e-7,
 }
+USUAL_TOLERANCE = 4e-7
 BF16_KV_TOLERANCE = 2.0**-8  # a rotated key may round to the other neighbour
 
 Case = tuple[list[Input], dict[str, Attr], StepBatch]
@@ -83,9 +86,16 @@ def _activation(dtype: DType) -> Iterator[Case]:
         yield [x, _normal(1, 131, 5)], {"activation": name}, plain_batch(131)
 
 
-def _add(dtype: DType) -> Iterator[Case]:
-    for rows in ROWS:
-        yield [_normal(1, rows, 17), _normal(2, rows, 17)], {}, plain_batch(rows)
+def _elements(count: int, dtype: DType) -> Iterator[Case]:
+    for rows, cols in zip(ROWS, WIDTHS[:5], strict=True):
+        yield [_normal(index, rows, cols) for index in range(count)], {}, plain_batch(rows)
+
+
+def _is_elementwise(name: str) -> bool:
+    """Whether an op needs no cases of its own: each element of its output follows from the same one of every input."""
+    op = find_op(name)
+    weights = (*op.tables, *op.vectors) or op.packed is not None
+    return op.is_step and not (op.attrs or weights or op.of_tokens or op.rows)
 
 
 def _softcap(dtype: DType) -> Iterator[Case]:
@@ -129,12 +139,16 @@ CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
     "rms_norm": lambda dtype: _norm(3),
     "layer_norm": lambda dtype: _norm(4),
     "activation": _activation,
-    "add": _add,
     "softcap": _softcap,
     "gather_rows": _gather_rows,
     "rope_table": _rope_table,
     "matmul": _matmul,
     "moe_route": _moe_route,
+    **{
+        op: functools.partial(_elements, len(find_op(op).inputs))
+        for op in sorted({name.split(".")[0] for name in kernel_table()})
+        if _is_elementwise(op)
+    },
 }
 # below, test_moe.py, test_paged_attention.py, test_sample.py; products of quantised weights: test_matmul_quantised.py
 ELSEWHERE = {"rope_kv_write", "moe_gate_up", "moe_down", "paged_attention", "sample", "screen"}
@@ -161,7 +175,7 @@ def test_matches_the_reference(kernel: str) -> None:
             session = open_step(kernel, inputs, attrs, batch, threads=threads, pieces=pieces)
             got = native_outputs(session, batch)
             for each, wanted in zip(got, expected, strict=True):
-                _close(each, wanted, TOLERANCE[op], f"case {index} with {threads} threads")
+                _close(each, wanted, TOLERANCE.get(op, USUAL_TOLERANCE), f"case {index} with {threads} threads")
             session.close()
 
 

@@ -1,0 +1,29 @@
+// What kernels of rope_kv_write take.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/paged_kv.h"
+#include "ingot/kernel.h"
+
+namespace ingot {
+
+struct RopeKvWriteArgs {
+  const float* qkv;      // [tokens, (heads + 2 kv_heads) * head_dim]
+  const float* cos_sin;  // [tokens, 2 * half] or null
+  float* q;              // [tokens, heads * head_dim] or null: attention turns the queries itself
+  const float* q_norm;   // [q_run] or null: an RMS norm over each run of so many dims before the rotation
+  const float* k_norm;   // [k_run] or null
+  PagedKv kv;
+  int64_t heads, half, q_run, k_run;
+  float norm_eps;
+  bool interleaved;
+};
+
+// Queries that attention norms and turns itself, by the kernel that else would, where a norm takes each head by itself.
+struct RopeQueries {
+  void (*run)(const void* args, const Team& team);
+  RopeKvWriteArgs args;
+};
+
+}  // namespace ingot

@@ -1,0 +1,28 @@
+// The formats of quantised weights, as src/ingot/weight_formats.py has them; a test holds the two tables equal.
+// Bindings read sizes from here, and the structs that kernels read a format by are held against it (quantised.h).
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace ingot {
+
+constexpr int64_t kPanel = 16;         // columns of a panel
+constexpr int64_t kHeaderBytes = 128;  // of a quantised panel: scales, float32, and sums, int32
+
+struct WeightFormat {
+  std::string_view dtype;  // in plans and names of kernels; those with int8 activations add "a8" to it
+  int64_t bits;            // of a code
+  int64_t k_block;         // columns of a packed row are filled up to a multiple of it
+  int64_t groups[3];       // columns that may share a multiplier; 0, nothing else: there are no multipliers
+  bool in_tables;          // tables of token and position rows may have it
+};
+
+constexpr WeightFormat kW8{.dtype = "w8", .bits = 8, .k_block = 64, .groups = {0, 0, 0}, .in_tables = true};
+constexpr WeightFormat kW4{.dtype = "w4", .bits = 4, .k_block = 128, .groups = {128, 64, 32}, .in_tables = false};
+
+constexpr WeightFormat kWeightFormats[] = {kW8, kW4};
+constexpr WeightFormat kTableFormat = kW8;
+static_assert(kTableFormat.in_tables);
+
+}  // namespace ingot
