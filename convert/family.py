@@ -278,15 +278,6 @@ def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
 
 def _refuse(section: Section, key: str, *, even_falsy: bool = False) -> None:
     """Raise UnsupportedModelError where the key asks for something; even_falsy: where it is there."""
-    if key == "quantization_config" and section.raw(key):
-        raise UnsupportedModelError(
-            "the weights of this model are quantised already, and ingot does not read quantised weights yet",
-            where=section.place(key),
-            expected="bf16, f16 or f32 weights",
-            got=repr(section.raw(key))[:200],
-            hint="convert the original model, from which these weights were made; then build it with --precision "
-            "w4g128 for 4 bits, or w8 for 8",
-        )
     if section.raw(key) or even_falsy:
         raise UnsupportedModelError(
             f"the model has a feature that is not supported: {key}",

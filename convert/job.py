@@ -17,7 +17,7 @@ from ingot.convert.family import read_model
 from ingot.convert.hf_rope import choose_factors
 from ingot.convert.quantised.combine import combined, is_quantised
 from ingot.convert.quantised.form import Quantised, piece_name
-from ingot.convert.quantised.read import read_quantised, refuse_quantised
+from ingot.convert.quantised.read import read_quantised, refuse_quantised, require_known_format
 from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source, read_config, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
@@ -71,7 +71,9 @@ class Job:
 
 def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
     """Copy the weights of a Hugging Face directory, file by file in the order of the Graph."""
-    read_model(read_config(folder), None)  # a model that ingot cannot take is refused before its weights are there
+    config = read_config(folder)  # a model that ingot cannot take is refused before its weights are there
+    require_known_format(config, folder)
+    read_model(config, None)
     source = Source.open(folder)
     found = read_quantised(source.config, source.path, source.tensors)
     tensors: dict[str, StoredTensor | Quantised] = {**found.tensors, **found.quantised}

@@ -106,6 +106,12 @@ def read_quantised(config: Section, folder: Path, tensors: Mapping[str, StoredTe
     return Weights(tensors=plain, quantised=quantised, files=extra)
 
 
+def require_known_format(config: Section, folder: Path) -> None:
+    """Raise UnsupportedModelError for a quantised model of a format that is not read; its weights need not be there."""
+    if (settings := settings_of(config, folder)) is not None:
+        _format(settings)
+
+
 def refuse_quantised(config: Section) -> None:
     """Raise UnsupportedModelError for a configuration of a quantised model, whose weights are to be random."""
     if (settings := settings_of(config, None)) is not None:

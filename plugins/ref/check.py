@@ -134,10 +134,10 @@ class _Checker:
         return next(ends) > other.offset and next(ends) > one.offset
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
-        """Of a weight as it is stored, (columns,) of an activation."""
+        """Of a weight as it is stored, (columns,) of an activation; None for what is neither."""
         if name in self._buffers:
             return (self._buffers[name].cols,)
-        return self._weights[name].shape if name else None
+        return self._weights[name].shape if name in self._weights else None
 
     def _cols(self, step: Step, op: Op) -> list[int | None]:
         """As `Op.out_cols` wants them: rows of a product's weight, columns of a table, numbers of a vector."""

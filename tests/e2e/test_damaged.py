@@ -149,7 +149,7 @@ def test_a_spoiled_model_is_refused(damage: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, ("quantised already", "--precision w4g128")),
+        ({"quantization_config": {"quant_method": "exl2", "bits": 4}}, ("not supported: EXL2", "in AWQ, GPTQ")),
         ({"model_type": "qwen9"}, ("'qwen9' are not supported", "did you mean")),
     ],
 )

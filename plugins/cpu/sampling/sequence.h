@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "ingot/kernel.h"
+#include "sampling/sample_args.h"
 
 namespace ingot {
 

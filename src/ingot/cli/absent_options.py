@@ -64,9 +64,9 @@ ABSENT = {
     # convert_checkpoint.py
     "meta_ckpt_dir": _META,
     "nemo_ckpt_path": _META,
-    "ammo_quant_ckpt_path": "quantised checkpoints are not read yet: convert the original model",
-    "modelopt_quant_ckpt_path": "quantised checkpoints are not read yet: convert the original model",
-    "quant_ckpt_path": "quantised checkpoints are not read yet: convert the original model",
+    "ammo_quant_ckpt_path": "--model_dir takes the quantised checkpoint itself",
+    "modelopt_quant_ckpt_path": "--model_dir takes the quantised checkpoint itself",
+    "quant_ckpt_path": "--model_dir takes the quantised checkpoint itself",
     "moe_tp_size": _RANKS,
     "moe_ep_size": _RANKS,
     "cp_size": _RANKS,
