@@ -6,6 +6,7 @@ Each op states its rule as `Op.work`; `plan_work.py` asks it for the steps of a 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from ingot.errors import REBUILD, EngineError
 from ingot.plan import Attr, CacheGroup, Weight
 from ingot.step_work import Load, Work
 
@@ -34,9 +35,12 @@ class OpUse:
     inside: bool = False
 
     def weight(self, index: int) -> Weight:
-        """Input `index`, a weight."""
+        """Input `index`, a weight. Raises EngineError where a damaged plan has none."""
         weight = self.weights[index]
-        assert weight is not None, f"input {index} is a weight"
+        if weight is None:
+            raise EngineError(
+                "a step of the plan takes no weight where its op does", got=f"input {index}", hint=REBUILD
+            )
         return weight
 
     @property

@@ -5,7 +5,7 @@
     │ A                   │ B │ C │        token_sequences  [T]      0 0 0 0 0 1 2
     └─────────────────────┴───┴───┘        query_starts     [S + 1]  0 5 6 7
                                            past_lengths     [S]      tokens that are in the KV cache before the step
-                                           block_tables     [S, W]   blocks of each sequence
+                                           block_tables     [G, S, W] blocks of each sequence, in each cache group
                                            logit_rows       [R]      tokens whose logits are wanted
 
 A plan lists those that its steps read. What a later version adds (an adapter for each sequence, a tree parent for each

@@ -36,7 +36,7 @@ class Line:
     also: str = ""  # another input, or of a norm another output
 
     def step(self) -> Step:
-        attrs: dict[str, Attr] = {}
+        attrs: dict[str, Attr] = {"head_dim": HEAD_DIM} if self.op == "rope_kv_write" else {}
         inputs: tuple[str, ...] = {
             "embedding": ("w", ""),
             "rms_norm": (self.reads, "w", ""),

@@ -266,7 +266,7 @@ def test_too_little_disk_is_refused_ahead(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(CapacityError, match=r"not enough disk space(.|\n)*9,999 bytes free"):
         convert(options, say=said.append)
     assert said[0].startswith("the conversion needs at most ")
-    assert "9.765 KiB are free" in said[0]
+    assert "9.765 KiB of the disk are free" in said[0]
     assert [entry.name for entry in tmp_path.iterdir()] == ["m"]
 
 

@@ -17,7 +17,7 @@ from ingot.plugins.cpu.session import CpuSession
 from ingot.runtime.session import load_engine
 from tests.builder.test_schedule import covered
 from tests.handmade import write_model
-from tests.plugins.cpu.one_step import batch_of
+from tests.plugins.cpu.one_step import batch_of, in_groups
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")]
 
@@ -49,10 +49,12 @@ def test_company_changes_no_bit(name: str, tmp_path: Path) -> None:
         ids=ids.reshape(-1),
         want_logits=True,
     )
-    result, times = session.run_timed(together)
+    plan = loaded.engine.plan
+    result, times = session.run_timed(in_groups(together, plan))
     assert result.logits is not None
     for own, row in zip(ids[::13], result.logits[::13], strict=True):
-        alone = session.run(batch_of([(0, LENGTH)], [range(blocks)], [LENGTH - 1], ids=own, want_logits=True))
+        single = batch_of([(0, LENGTH)], [range(blocks)], [LENGTH - 1], ids=own, want_logits=True)
+        alone = session.run(in_groups(single, plan))
         assert alone.logits is not None
         assert alone.logits[0].tobytes() == row.tobytes()
     for variant in loaded.engine.plan.variants:

@@ -24,7 +24,7 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import StepBatch, StepTimes
 from tests.handmade import TINY_LLAMA, write_model
-from tests.plugins.cpu.one_step import LEVELS, batch_of
+from tests.plugins.cpu.one_step import LEVELS, batch_of, in_groups
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")]
 
@@ -102,7 +102,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def _session(plan: Plan, weights: npt.NDArray[np.uint8], level: str = "avx2", threads: int = 2) -> CpuSession:
     blocks = SEQUENCES * -(-LENGTH // BLOCK)
     isa = "avx512emu" if level.endswith("emu") else level
-    return open_native(plan, weights, SessionOptions(num_blocks=(blocks,), threads=threads), isa)
+    return open_native(plan, weights, SessionOptions(num_blocks=plan.in_each(blocks), threads=threads), isa)
 
 
 def _together() -> StepBatch:
@@ -133,7 +133,7 @@ def _cache(session: CpuSession, plan: Plan) -> list[bytes]:
 def test_attention_turns_them_as_the_step_before_it_would(built: Built, level: str, dtype: DType) -> None:
     """Steps that somebody looks into are all run as they are written in the plan."""
     plan = built.through(level, dtype)
-    session, batch = _session(plan, built.weights, level), _together()
+    session, batch = _session(plan, built.weights, level), in_groups(_together(), plan)
     turned, times = session.run_timed(batch)
     assert _turned(plan, times) == (set() if built.name == NORMED_TOGETHER else _writes(plan))
     cache = _cache(session, plan)
@@ -157,7 +157,7 @@ def test_engines_whose_attention_writes_over_qkv(built: Built, tmp_path: Path, m
         found = []
         for plan, weights in ((engine.plan, engine.weights), (built.plan, built.weights)):
             session = _session(plan, weights)
-            result, times = session.run_timed(_together())
+            result, times = session.run_timed(in_groups(_together(), plan))
             assert result.logits is not None
             found.append((result.logits.tobytes(), len(_turned(plan, times))))
             session.close()

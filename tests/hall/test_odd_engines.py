@@ -236,7 +236,7 @@ PLANS: dict[str, tuple[Edit, str]] = {
         on("weights", lambda w: [w[0] | {"pieces": [w[0]["pieces"][0] | {"begin": 1}]}, *w[1:]]),
         "1 to 51 after 0",
     ),
-    "an unknown type": (first("weights", dtype="f8"), r"weights\.0\.dtype"),
+    "an unknown type": (first("weights", dtype="f7"), r"weights\.0\.dtype"),
     "an unknown weight": (first("steps", inputs=["tables", "", "input_ids", ""]), "no buffer, weight or input tables"),
     "an unknown buffer": (first("steps", outputs=["xx"]), "there is no buffer xx"),
     "a kernel of one word": (first("steps", kernel="embedding"), r"steps\.0\.kernel"),

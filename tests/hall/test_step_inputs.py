@@ -18,13 +18,13 @@ def test_what_a_batch_gives() -> None:
     assert found["token_sequences"].tolist() == [0, 1, 1, 2]
     assert found["query_starts"].tolist() == [0, 1, 3, 4]
     assert found["past_lengths"].tolist() == [9, 0, 3]
-    assert found["block_tables"].shape == (3, 2)
+    assert found["block_tables"].shape == (1, 3, 2)
     assert found["logit_rows"].tolist() == [0, 3]
 
 
 def test_every_input_has_its_type_and_length() -> None:
     batch = make_batch([5, 6, 7, 8], [1, 2, 1], [9, 0, 3], [[0, 1], [2, -1], [4, -1]], logit_rows=[0, 3])
-    lengths = {Extent.TOKENS: 4, Extent.SEQUENCES: 3, Extent.BOUNDS: 4, Extent.BLOCKS: 3, Extent.LOGITS: 2}
+    lengths = {Extent.TOKENS: 4, Extent.SEQUENCES: 3, Extent.BOUNDS: 4, Extent.BLOCKS: 1, Extent.LOGITS: 2}
     found = step_arrays(batch)
     assert list(found) == [each.name for each in STEP_INPUTS]
     for each in STEP_INPUTS:

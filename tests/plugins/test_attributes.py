@@ -22,7 +22,7 @@ GIVEN: dict[str, dict[str, Attr]] = {
 def _problem(op: str, changed: dict[str, Attr]) -> str | None:
     found = find_op(op)
     usual = {key: value for key, value in found.attrs.items() if not isinstance(value, type)}
-    return found.problem(["x"] * len(found.inputs), {**usual, **GIVEN[op], **changed})
+    return found.problem(found.with_batch(["x"] * len(found.inputs)), {**usual, **GIVEN[op], **changed})
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def step_of(asked: list[Asked], chunks: list[int]) -> StepBatch:
         ids=np.array(ids, np.int32),
         query_starts=starts,
         past_lengths=np.array([each.computed for each in asked], np.int32),
-        block_tables=np.array([each.blocks for each in asked], np.int32),
+        block_tables=np.array([[each.blocks for each in asked]], np.int32),
         logit_rows=rows,
         slots=np.array([each.slot for each in asked], np.int32),
         draws=np.arange(len(rows), dtype=np.int32),

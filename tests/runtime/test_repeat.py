@@ -114,7 +114,7 @@ def _prompts(rng: np.random.Generator, sequences: int) -> tuple[StepBatch, list[
         ids=rng.integers(0, VOCAB, int(lengths.sum())).astype(np.int32),
         query_starts=starts,
         past_lengths=np.zeros(sequences, np.int32),
-        block_tables=rng.permutation(sequences * 4).astype(np.int32).reshape(sequences, 4),
+        block_tables=rng.permutation(sequences * 4).astype(np.int32).reshape(1, sequences, 4),
         logit_rows=starts[1:] - np.int32(1),
         slots=rng.permutation(8)[:sequences].astype(np.int32),
         draws=np.arange(sequences, dtype=np.int32),

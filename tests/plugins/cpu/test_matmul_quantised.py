@@ -210,8 +210,10 @@ def _refusal(kernel: str, k: int, packed_group: int, **changes: Attr) -> str:
         rows = dataclasses.replace(rows, multipliers=np.ones((1, -(-k // packed_group)), np.int8), group=packed_group)
     x = np.zeros((1, k), np.float32)
     plan, section = one_step_plan(
-        kernel, [x, Quantised.of(rows), None, None], _attrs(kernel, packed_group) | changes, plain_batch(1)
+        kernel, [x, Quantised.of(rows), None, None], _attrs(kernel, packed_group), plain_batch(1)
     )
+    step = dataclasses.replace(plan.steps[0], attrs={**plan.steps[0].attrs, **changes})
+    plan = dataclasses.replace(plan, steps=(step,))
     with pytest.raises(EngineError) as refused:
         open_native(plan, section, SessionOptions(num_blocks=(1,), threads=1), runnable_isa(kernel))
     return str(refused.value)

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from ingot.cli.console import Talk
 from ingot.engine import open_engine, read_manifest
 from ingot.errors import UsageError
 from ingot.plan import Plan
@@ -121,7 +122,10 @@ def test_it_is_built_on_the_gpu_that_runs_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_engine_with_exact_versions(installed: Library, checkpoint: Path, tmp_path: Path) -> None:
+def test_an_engine_with_exact_versions(
+    installed: Library, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Talk, "PERIOD", -1.0)  # a line for all that is said
     said = build(checkpoint, tmp_path / "e", "cuda/sm90,tensorrt/sm90").succeeds().err
     assert "compiling the network with TensorRT 11.4.0.106" in said
     assert (tmp_path / "e" / "rank0.plan").read_bytes().endswith(b"timed, whole")
