@@ -332,9 +332,9 @@ class BlockManager:
                 self.pools[group].forget(block)
 
     def num_alone(self, table: BlockTable) -> int:
-        """Blocks that only `table` holds, in a group that keeps everything."""
-        pool, held = self.pools[self._whole[0]], table.held(self._whole[0])
-        return sum(pool.holders(block) == 1 for block in held)
+        """Blocks that only `table` holds, in a group that keeps everything; in the first one where all have windows."""
+        group = self._whole[0] if self._whole else 0
+        return sum(self.pools[group].holders(block) == 1 for block in table.held(group))
 
     def _grow(self, table: BlockTable, groups: Sequence[int], places: int) -> None:
         """Hold blocks up to so many places in some groups."""

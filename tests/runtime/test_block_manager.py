@@ -318,3 +318,9 @@ def test_longer_chunks_take_what_no_request_claims() -> None:
     assert not manager.has_room(Hits(count=0, blocks=([], [])), 1, 40, 0)
     manager.advance(tables[0], tokens, 12)
     assert manager.reach(tables[1]) == (3 + 3) * 2
+
+
+def test_a_model_whose_layers_all_have_windows_counts_the_blocks_of_the_first_group() -> None:
+    manager, table = BlockManager((8,), 4, windows=(9,)), BlockTable()
+    assert manager.reserve([(table, 10)])
+    assert manager.num_alone(table) == 3
