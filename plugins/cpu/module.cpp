@@ -140,15 +140,15 @@ using RunResult =
     std::tuple<OutRows<int32_t>, OutRows<float>, Out<int32_t>, std::optional<OutRows<float>>,
                std::optional<OutRows<int32_t>>, std::optional<OutRows<int32_t>>, std::optional<OutRows<float>>>;
 
-RunResult run_result(ingot::DrawResult&& drawn, std::optional<OutRows<float>>&& logits) {
-  const auto by_step = [steps = drawn.steps](auto&& values) {
+RunResult run_result(ingot::DrawResult&& drawn, const std::optional<OutRows<float>>& logits) {
+  const auto by_step = [steps = drawn.steps]<typename T>(std::vector<T>&& values) {
     const auto cols = static_cast<int64_t>(values.size()) / steps;
     return rows_out(std::move(values), steps, cols);
   };
   RunResult result{by_step(std::move(drawn.ids)),
                    by_step(std::move(drawn.log_probs)),
                    vector_out(std::move(drawn.ends)),
-                   std::move(logits),
+                   logits,
                    {},
                    {},
                    {}};
@@ -164,9 +164,9 @@ RunResult run_result(ingot::DrawResult&& drawn, std::optional<OutRows<float>>&& 
 using KnownTuple = std::tuple<In<int32_t>, In<int32_t>, In<int32_t>>;
 using AheadTuple = std::tuple<int64_t, double, In<int32_t>>;
 
-RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths, InTables block_tables,
-              In<int32_t> logit_rows, In<int32_t> slots, In<int32_t> draws, const std::optional<KnownTuple>& known,
-              bool want_logits, const std::optional<AheadTuple>& ahead) {
+RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths,
+              const InTables& block_tables, In<int32_t> logit_rows, In<int32_t> slots, In<int32_t> draws,
+              const std::optional<KnownTuple>& known, bool want_logits, const std::optional<AheadTuple>& ahead) {
   const ingot::BatchView view{.ids = span_of(ids),
                               .query_starts = span_of(query_starts),
                               .past_lengths = span_of(past_lengths),
@@ -193,7 +193,7 @@ RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32
   }
   std::optional<OutRows<float>> logits_out;
   if (want_logits) logits_out = rows_out(std::move(logits), rows, self.logit_cols());
-  return run_result(std::move(drawn), std::move(logits_out));
+  return run_result(std::move(drawn), logits_out);
 }
 
 RunResult draw(Session& self, In<int32_t> slots, InRows<float> logits, InRows<float> raw) {
