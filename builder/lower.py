@@ -80,8 +80,8 @@ def read_shape(graph: Graph) -> ModelShape:
 def cache_groups(
     shape: ModelShape, limits: Limits, tokens_per_block: int, dtype: DType, *, frees_windows: bool
 ) -> tuple[CacheGroup, ...]:
-    """Layers that are alike share a group, in the order of their first layers. A window that no sequence grows out of
-    is none.
+    """Layers that are alike share a group, in the order of their first layers. A window as long as the longest sequence
+    counts as no window.
 
     frees_windows  False: sessions take one group and keep everything. Raises PassError where sizes differ
     """

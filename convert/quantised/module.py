@@ -230,7 +230,7 @@ def is_named(module: str, patterns: Sequence[str]) -> bool:
 
 
 def matches(pattern: str, module: str) -> bool:
-    """A regular expression of a configuration. Raises ConfigError where it is none."""
+    """A regular expression of a configuration. Raises ConfigError for a text that is no expression."""
     try:
         return re.match(pattern, module) is not None
     except (re.error, RecursionError) as error:
