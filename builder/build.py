@@ -1,6 +1,6 @@
 """Checkpoint → Engine, the main path.
 
-    read the graph → structure passes → for every target (`decide`): precision and limits → target passes → lower
+    read the graph → structure passes → for every target (`plan_targets`): precision and limits → target passes → lower
     → plan memory and weights → compile kernels → share rank files → check memory and disk
     → stream the packed weights → publish
 
@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ingot import __version__
-from ingot.builder.decide import Job, base_memory, common_notes, decide
 from ingot.builder.expressions import WeightReader
-from ingot.builder.facts import model_facts
-from ingot.builder.in_order import cores
+from ingot.builder.model_card import model_card
 from ingot.builder.pack import BLOCK_BYTES, Packer
+from ingot.builder.parallel_map import cores
 from ingot.builder.passes.base import PassReport
+from ingot.builder.plan_targets import TargetBuild, base_memory, common_notes, plan_targets
 from ingot.builder.predict import Prediction, predict
-from ingot.builder.share import Share, share
+from ingot.builder.rank_files import RankFilePlan, plan_rank_files
 from ingot.builder.tune import MEMORY as TUNING_MEMORY
 from ingot.checkpoint import COMPANION_FILES, Checkpoint
 from ingot.companions import check_companions, check_token_ids, tokenizer_memory
@@ -32,13 +32,13 @@ from ingot.configs.token_ids import TokenIds
 from ingot.engine import SECTION_ALIGNMENT, is_engine
 from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import BuildError, CheckpointError, IngotError
-from ingot.forecast import Forecast
 from ingot.manifest import MANIFEST_NAME, Manifest, TargetEntry, rank_file
 from ingot.output_dir import OutputDir
 from ingot.plan import Plan, plans_to_json
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.registry import find_targets
-from ingot.plugins.target import CompilesGraph, Constant, File, Progress, Target, TimesItself, file_name
+from ingot.plugins.target import CompilesGraph, Constant, File, Progress, SelfTuning, Target, file_name
+from ingot.resource_estimate import ResourceEstimate
 
 MANIFEST_BYTES = 1 << 20  # of disk: manifest and the ends of sections
 CODE_BYTES = 2 << 20  # of disk: machine code for one GPU target, at most
@@ -124,7 +124,7 @@ def build(
     progress: Progress = lambda what, done, total: None,
     say: Say = lambda line: None,
 ) -> BuildReport:
-    """Write an Engine for one or more targets. say: gets the forecast before the first byte is written.
+    """Write an Engine for one or more targets. say: gets the estimate before the first byte is written.
 
     Raises an IngotError in words; then, as after Ctrl-C, no output is left behind.
     """
@@ -133,21 +133,21 @@ def build(
     targets = find_targets(config.target)
     if not config.dry_run:
         _require_buildable(targets)
-    _forecast(config, checkpoint, targets, output_dir, 0).check_memory(config.max_mem)
+    _resource_estimate(config, checkpoint, targets, output_dir, 0).check_memory(config.max_mem)
     check_companions(checkpoint.path)
     notes: list[str] = []
     with graph_errors(checkpoint.graph_path):
-        jobs = decide(config, checkpoint, targets, progress)
+        jobs = plan_targets(config, checkpoint, targets, progress)
         tokens = check_token_ids(checkpoint.path, jobs[0].plan.vocab_size)
-        shares = share(jobs, [()] * len(jobs))
+        shares = plan_rank_files(jobs, [()] * len(jobs))
         engine_bytes = sum(map(_engine_bytes, shares)) + _made_bytes(jobs)
         samples = [job.sample.memory for job in jobs if job.sample is not None]
-        forecast = _forecast(config, checkpoint, targets, output_dir, engine_bytes, max(samples, default=0))
-        say(f"the build {forecast}")
+        estimate = _resource_estimate(config, checkpoint, targets, output_dir, engine_bytes, max(samples, default=0))
+        say(f"the build {estimate}")
         if not config.dry_run:
             with OutputDir(Path(output_dir), is_previous=is_engine, parts=_ENGINE_FILES) as out:
-                out.require_space(forecast.disk)
-                shares = share(jobs, [_constants(job, progress, say) for job in jobs])
+                out.require_space(estimate.disk)
+                shares = plan_rank_files(jobs, [_constants(job, progress, say) for job in jobs])
                 made = _files(jobs, config, progress, say)
                 notes = _write(jobs, shares, made, checkpoint, tokens, out.path, progress)
     reports = tuple(_target_report(job, _share_of(job, shares), Path(output_dir), notes) for job in jobs)
@@ -157,7 +157,7 @@ def build(
         targets=reports,
         notes=(*common_notes(jobs), *notes),
         lowered=jobs[0].lowered,  # the graph and the limits are the same for all
-        memory=forecast.memory,
+        memory=estimate.memory,
         engine_bytes=sum(map(_engine_bytes, shares)),
         seconds=time.monotonic() - begin,
     )
@@ -165,7 +165,7 @@ def build(
 
 def _require_buildable(targets: Sequence[Target]) -> None:
     """All of them, before the work begins for one."""
-    reasons = {target.name: reason for target in targets if (reason := target.unbuildable()) is not None}
+    reasons = {target.name: reason for target in targets if (reason := target.build_blocker()) is not None}
     if reasons:
         raise BuildError(
             f"this machine cannot build for {', '.join(reasons)}",
@@ -190,14 +190,14 @@ def graph_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _forecast(
+def _resource_estimate(
     config: BuildConfig,
     checkpoint: Checkpoint,
     targets: Sequence[Target],
     output_dir: Path,
     engine_bytes: int,
     sample_memory: int = 0,
-) -> Forecast:
+) -> ResourceEstimate:
     """Of memory before any work; of disk as soon as the size of the engine is known. sample_memory: to predict."""
     tuning = TUNING_MEMORY if config.autotune else 0
     memory = base_memory(checkpoint) + max(
@@ -205,32 +205,32 @@ def _forecast(
     )
     carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
     memory += NETWORK_MEMORY if any(isinstance(target, CompilesGraph) for target in targets) else 0
-    return Forecast.at(output_dir, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
+    return ResourceEstimate.at(output_dir, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
 
 
-def _constants(job: Job, progress: Progress, say: Say) -> tuple[Constant, ...]:
+def _constants(job: TargetBuild, progress: Progress, say: Say) -> tuple[Constant, ...]:
     begin = time.monotonic()
-    constants = job.target.constants(job.plan, progress)
+    constants = job.target.extra_sections(job.plan, progress)
     if constants:
         nbytes = sum(len(constant.data) for constant in constants)
         say(f"machine code for {job.target.name}: {format_bytes(nbytes)}, made in {time.monotonic() - begin:.1f} s")
     return constants
 
 
-def _made_bytes(jobs: Sequence[Job]) -> int:
+def _made_bytes(jobs: Sequence[TargetBuild]) -> int:
     """What compilers will make, about."""
     layers = sum(job.plan.num_layers for job in jobs if isinstance(job.target, CompilesGraph))
     return CODE_BYTES * sum(job.target.on_gpu for job in jobs) + NETWORK_BYTES * layers
 
 
 def _compile(target: Target, graph: OpGraph, plan: Plan, config: BuildConfig, progress: Progress) -> tuple[File, ...]:
-    if isinstance(target, TimesItself):
+    if isinstance(target, SelfTuning):
         return target.compile_timed(graph, plan, progress, cache=config.timing_cache, timed=config.autotune)
     assert isinstance(target, CompilesGraph), "it was given a graph"
     return target.compile(graph, plan, progress)
 
 
-def _files(jobs: Sequence[Job], config: BuildConfig, progress: Progress, say: Say) -> dict[str, bytes]:
+def _files(jobs: Sequence[TargetBuild], config: BuildConfig, progress: Progress, say: Say) -> dict[str, bytes]:
     """What targets store beside the rank files, by name."""
     made: dict[str, bytes] = {}
     for job in jobs:
@@ -246,8 +246,8 @@ def _files(jobs: Sequence[Job], config: BuildConfig, progress: Progress, say: Sa
 
 
 def _write(
-    jobs: Sequence[Job],
-    shares: Sequence[Share],
+    jobs: Sequence[TargetBuild],
+    shares: Sequence[RankFilePlan],
     made: Mapping[str, bytes],
     checkpoint: Checkpoint,
     tokens: TokenIds,
@@ -264,7 +264,7 @@ def _write(
 
     packers: list[Packer] = []
 
-    def content(reader: WeightReader, each: Share) -> RankFile:
+    def content(reader: WeightReader, each: RankFilePlan) -> RankFile:
         weights = next(iter(each.plans.values())).weights
         packers.append(Packer(reader, each.lowering.uses, weights, cores()))
         blocks = itertools.chain(packers[-1].blocks(advance), each.constant_blocks())
@@ -279,7 +279,9 @@ def _write(
     return [f"weight {name} holds {count} values that are NaN or infinite" for name, count in nonfinite.items()]
 
 
-def _manifest(jobs: Sequence[Job], shares: Sequence[Share], checkpoint: Checkpoint, tokens: TokenIds) -> Manifest:
+def _manifest(
+    jobs: Sequence[TargetBuild], shares: Sequence[RankFilePlan], checkpoint: Checkpoint, tokens: TokenIds
+) -> Manifest:
     """Everything but the parts, which are made by writing."""
     first, *others = (
         TargetEntry(
@@ -287,7 +289,7 @@ def _manifest(jobs: Sequence[Job], shares: Sequence[Share], checkpoint: Checkpoi
             precision=str(job.precision),
             files=_share_of(job, shares).files,
             activation_errors=job.activation_errors,
-            built_with=job.target.tools(),
+            built_with=job.target.toolchain(),
         )
         for job in jobs
     )
@@ -300,7 +302,7 @@ def _manifest(jobs: Sequence[Job], shares: Sequence[Share], checkpoint: Checkpoi
         activation_errors=first.activation_errors,
         others=tuple(others),
         ingot_version=__version__,
-        model=model_facts(checkpoint, plan),
+        model=model_card(checkpoint, plan),
         limits=plan.limits,
         capabilities=CAPABILITIES,
         ranks=1,
@@ -312,7 +314,7 @@ def _manifest(jobs: Sequence[Job], shares: Sequence[Share], checkpoint: Checkpoi
     )
 
 
-def _target_report(job: Job, own: Share, output_dir: Path, notes: list[str]) -> TargetReport:
+def _target_report(job: TargetBuild, own: RankFilePlan, output_dir: Path, notes: list[str]) -> TargetReport:
     """The engine is there by now, and so is what a prediction runs."""
     file = rank_file(0, own.files)
     found = None if job.sample is None else predict(job.sample, output_dir / file, job.target)
@@ -329,10 +331,10 @@ def _target_report(job: Job, own: Share, output_dir: Path, notes: list[str]) -> 
     )
 
 
-def _share_of(job: Job, shares: Sequence[Share]) -> Share:
+def _share_of(job: TargetBuild, shares: Sequence[RankFilePlan]) -> RankFilePlan:
     return next(each for each in shares if job.target.name in each.plans)
 
 
-def _engine_bytes(own: Share) -> int:
+def _engine_bytes(own: RankFilePlan) -> int:
     text = len(plans_to_json(own.plans).encode())
     return -(-(4096 + text) // SECTION_ALIGNMENT) * SECTION_ALIGNMENT + own.weight_bytes

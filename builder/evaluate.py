@@ -20,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ingot.builder.expressions import WeightReader, leaves, matrix_shape
 from ingot.builder.graph import Graph, describe, is_op, is_weight, producer, weight_shape
-from ingot.builder.in_order import in_order
+from ingot.builder.parallel_map import parallel_map
 from ingot.errors import CheckpointError
 
 BLOCK_BYTES = 4 << 20  # of a weight in float32
@@ -185,7 +185,7 @@ class Evaluation:
                 result[:, bad & spoils] = np.nan
                 return result
 
-            for each in in_order(part, blocks, self._threads):
+            for each in parallel_map(part, blocks, self._threads):
                 out += each
         else:
             self._multiply(flat, stored, 0, out)
@@ -206,7 +206,7 @@ class Evaluation:
         """out [rows, N] = x [rows, K] @ W.T, W: N rows of a weight from `first`."""
         blocks = _blocks(weight, first, first + out.shape[1])
         column = 0
-        for part in in_order(lambda at: x @ self._weight(weight, at).T, blocks, self._threads):
+        for part in parallel_map(lambda at: x @ self._weight(weight, at).T, blocks, self._threads):
             out[:, column : column + part.shape[1]] = part
             column += part.shape[1]
 

@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 from ingot.builder.expressions import key, matrix_shape
 from ingot.builder.graph import DOMAIN, Graph, is_weight, ours, weight_shape
 from ingot.builder.memory import Use, Value, plan_arena
-from ingot.builder.pack import WeightUse, place_weights, shard_count
+from ingot.builder.pack import WeightUse, place_weights, slice_count
 from ingot.builder.positions import UNLIMITED
 from ingot.builder.program import Draft, Program
 from ingot.builder.screen import PRODUCT_ATTRS, require_screenable, screen_kernels, screen_uses
@@ -185,7 +185,7 @@ class Lowering:
         buffers, arena_bytes = plan_arena(
             program.values, [_use(step) for step in program.steps], rows, [program.logits]
         )
-        weights, weight_bytes = place_weights(self.uses, shard_count(self.uses))
+        weights, weight_bytes = place_weights(self.uses, slice_count(self.uses))
         names = [buffer.name for buffer in buffers]
         used = {index for step in program.steps for index in (*step.inputs, *step.outputs)}
         max_positions = limits.max_seq_len if shape.positions == UNLIMITED else shape.positions

@@ -1,10 +1,10 @@
 """Where packed weights lie in the weights section, and their bytes, block by block in the order of the file.
 
-0            shard 0 of every product, in order of use
-n * 2 MiB    shard 1 of every product, ...          which is read by a part of the threads
+0            slice_ 0 of every product, in order of use
+n * 2 MiB    slice_ 1 of every product, ...          which is read by a part of the threads
 ...          then tables, norm weights and biases ("row")
 
-How many shards there are follows from the model alone: every machine builds the same bytes.
+How many slices there are follows from the model alone: every machine builds the same bytes.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import WeightReader, is_copy, matrix_shape
-from ingot.builder.in_order import in_order
+from ingot.builder.parallel_map import parallel_map
 from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, Precision, count_nonfinite, from_float32
 from ingot.engine import SECTION_ALIGNMENT, aligned
-from ingot.plan import ALIGNMENT, Piece, Plan, Weight
+from ingot.plan import ALIGNMENT, Plan, Weight, WeightSlice
 from ingot.plugins.layouts import (
     PANEL,
     interleave_gated,
@@ -40,8 +40,8 @@ from ingot.plugins.target import Constant
 
 GATED = ".gated"
 CODE_ALIGNMENT = 4096  # constants may be mapped by themselves
-SHARD_BYTES = 32 << 20  # of products, that a shard holds at least
-MOST_SHARDS = 8  # as many memory nodes find a part for their threads alone
+SLICE_BYTES = 32 << 20  # of products, that a slice_ holds at least
+MOST_SLICES = 8  # as many memory nodes find a part for their threads alone
 BLOCK_BYTES = 4 << 20  # float32 bytes of weight in memory at a time
 
 Progress = Callable[[int], None]
@@ -105,31 +105,31 @@ class WeightUse:
         return matrix_shape(self.tensor)[1] * (PANEL if self.panels else 1)
 
 
-def shard_count(uses: Sequence[WeightUse]) -> int:
+def slice_count(uses: Sequence[WeightUse]) -> int:
     """As many as the products fill: a power of two, for so is the number of nodes of most machines."""
-    filled = sum(use.nbytes for use in uses if use.panels) // SHARD_BYTES
-    return min(MOST_SHARDS, 1 << max(0, filled.bit_length() - 1))
+    filled = sum(use.nbytes for use in uses if use.panels) // SLICE_BYTES
+    return min(MOST_SLICES, 1 << max(0, filled.bit_length() - 1))
 
 
-def place_weights(uses: Sequence[WeightUse], shards: int) -> tuple[list[Weight], int]:
+def place_weights(uses: Sequence[WeightUse], slices: int) -> tuple[list[Weight], int]:
     """(weights in the order of `uses`, bytes of the section)."""
-    pieces: dict[str, list[Piece]] = {use.name: [] for use in uses}
+    pieces: dict[str, list[WeightSlice]] = {use.name: [] for use in uses}
     position = 0
-    for shard in range(shards):
+    for slice_ in range(slices):
         position = aligned(position, SECTION_ALIGNMENT)
         for use in uses:
             if not use.panels:
                 continue
             step = 2 if use.gated else 1  # gate and up panels of the same columns stay together
-            begin, end = (use.units // step * i // shards * step for i in (shard, shard + 1))
+            begin, end = (use.units // step * i // slices * step for i in (slice_, slice_ + 1))
             if begin < end:
                 position = aligned(position, ALIGNMENT)
-                pieces[use.name].append(Piece(begin=begin, end=end, offset=position))
+                pieces[use.name].append(WeightSlice(begin=begin, end=end, offset=position))
                 position += use.experts * (end - begin) * use.unit_bytes
     for use in uses:
         if not use.panels:
             position = aligned(position, ALIGNMENT)
-            pieces[use.name].append(Piece(begin=0, end=use.units, offset=position))
+            pieces[use.name].append(WeightSlice(begin=0, end=use.units, offset=position))
             position += use.nbytes
     weights = [
         Weight(
@@ -157,7 +157,7 @@ def add_constants(plans: Sequence[Plan], constants: Sequence[Sequence[Constant]]
             if what not in places:
                 places[what] = aligned(position, CODE_ALIGNMENT)
                 position = places[what] + size
-            piece = Piece(begin=0, end=size, offset=places[what])
+            piece = WeightSlice(begin=0, end=size, offset=places[what])
             own.append(
                 Weight(
                     name=constant.name,
@@ -205,7 +205,7 @@ class Packer:
 
     def blocks(self, progress: Progress) -> Iterator[tuple[int, memoryview]]:
         """(offset in the section, bytes), ascending. progress: called with the bytes of each block."""
-        for block, packed, bad in in_order(self._packed, self._work(), self._threads):
+        for block, packed, bad in parallel_map(self._packed, self._work(), self._threads):
             if bad:
                 self.nonfinite[block.use.name] = self.nonfinite.get(block.use.name, 0) + bad
             data = np.ascontiguousarray(packed).reshape(-1).view(np.uint8).data

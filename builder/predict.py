@@ -20,7 +20,7 @@ from ingot.configs.sizes import format_bytes
 from ingot.engine import map_file
 from ingot.errors import IngotError
 from ingot.plan import Plan, Rows, Step, Weight
-from ingot.plugins.target import SessionOptions, Target, Tunable, WithHomes
+from ingot.plugins.target import NumaAware, SessionOptions, Target, Tunable
 from ingot.step_io import Int32, TimedSession
 from ingot.timed_run import TimedRun, TimedStep, blocks_needed
 from ingot.weights_memory import huge_pages
@@ -130,7 +130,7 @@ def choose_sample(plan: Plan, target: Target, room: int | None) -> Sample | str:
     """What to run for a prediction, or why there will be none. room: bytes of memory that it may take."""
     if not isinstance(target, Tunable):
         return f"no speed is predicted for {target.name}"
-    if (reason := target.missing()) is not None:
+    if (reason := target.run_blocker()) is not None:
         return f"no speed is predicted: {reason}"
     if plan.weight_bytes < SMALL:
         return "no speed is predicted: in so small a model the work around the kernels decides"
@@ -144,7 +144,7 @@ def predict(sample: Sample, path: Path, target: Target) -> Prediction | str:
     """What the engine whose rank file was written to `path` will do here, or why that is not known."""
     blocks = blocks_needed(sample.plan, sequences=1, length=sample.length)
     try:
-        if isinstance(target, WithHomes) and target.homes(sample.plan, None) is not None:
+        if isinstance(target, NumaAware) and target.placement(sample.plan, None) is not None:
             weights = sample.copied(path)
         else:
             file = map_file(path)

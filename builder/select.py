@@ -26,7 +26,7 @@ def choose_kernel(target: Target, op: str, dtype: str, activations: str | None =
     if not names:
         raise NoKernelError(
             f"target {target.name} has no kernels in this installation",
-            got=target.missing() or "an empty list",
+            got=target.run_blocker() or "an empty list",
             hint="`ingot doctor` says what can be built here",
         )
     fitting = [name for name in names if name.startswith(f"{op}.{dtype}.")]

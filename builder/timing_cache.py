@@ -23,7 +23,7 @@ class TimingCache:
         self._all = _read(path) if path is not None and path.exists() else {}
         self.times: dict[str, Times] = self._all.setdefault(machine, {})
 
-    def strangers(self) -> list[str]:
+    def other_machines(self) -> list[str]:
         """Other machines of the file, where it holds nothing of this one."""
         return [] if self.times else [name for name in self._all if name != self._machine]
 

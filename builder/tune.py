@@ -11,7 +11,7 @@ from ingot.builder.timing_cache import Times, TimingCache
 from ingot.plan import Buffer, Plan, Rows, Step
 from ingot.plugins.layouts import group_of, panel_bytes
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import Product, Target, TimesItself, Tunable
+from ingot.plugins.target import Product, SelfTuning, Target, Tunable
 
 ROWS = (1, 8, 32, 512)  # timed for 1, 2 .. 8, 9 .. 32 and more rows
 FIRST_ROWS = (1, 2, 9, 33)  # of each class
@@ -40,14 +40,14 @@ class Tuning:
 
 def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress | None = None) -> Tuning:
     """Time what the cache does not know. Raises UsageError for a file that is no timing cache."""
-    if not isinstance(target, Tunable) or target.missing() is not None:
+    if not isinstance(target, Tunable) or target.run_blocker() is not None:
         why = "its products have one way each"
-        if (reason := target.missing()) is not None:
+        if (reason := target.run_blocker()) is not None:
             why = f"{reason}. To measure it, run `ingot bench kernels` on a machine that has it"
-        told = isinstance(target, Tunable) or (cache_path is not None and not isinstance(target, TimesItself))
+        told = isinstance(target, Tunable) or (cache_path is not None and not isinstance(target, SelfTuning))
         return Tuning(tactics={}, table=(), notes=(f"nothing is timed for {target.name}: {why}",) if told else ())
     cache = TimingCache(target.machine(), cache_path)
-    notes = [f"the timing cache holds nothing of this machine, only of: {each}" for each in cache.strangers()]
+    notes = [f"the timing cache holds nothing of this machine, only of: {each}" for each in cache.other_machines()]
     packed = [(step, find_op(step.op).packed) for step in plan.steps]
     steps = {step.name: _product(plan, step, place) for step, place in packed if place is not None}
     most: dict[Product, int] = {}

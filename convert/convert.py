@@ -26,8 +26,8 @@ from ingot.convert.job import Job, Weight, job_from_directory, job_from_seed
 from ingot.convert.source import sha256
 from ingot.convert.weights import Bits
 from ingot.dtypes import DType, count_nonfinite, from_float32, to_float32
-from ingot.forecast import Forecast
 from ingot.output_dir import OutputDir
+from ingot.resource_estimate import ResourceEstimate
 from ingot.tensor_file import StoredTensor, TensorFileWriter
 
 # What the process needs beside weights: interpreter, numpy, onnx, and the copies of one block.
@@ -57,7 +57,7 @@ class ConvertReport:
 def convert(
     options: ConvertOptions, progress: Progress | None = None, say: Callable[[str], None] | None = None
 ) -> ConvertReport:
-    """Write a Checkpoint. say: gets the forecast before the work starts.
+    """Write a Checkpoint. say: gets the estimate before the work starts.
 
     Raises an IngotError in words; then, as after Ctrl-C, no output is left behind.
     """
@@ -68,16 +68,16 @@ def convert(
         assert options.config is not None, "ConvertOptions has one of the two"
         assert options.random_weights is not None, "ConvertOptions has a seed with every config"
         job = job_from_seed(options.config, options.random_weights, options)
-    forecast = _forecast(job, options.output_dir)
+    estimate = _resource_estimate(job, options.output_dir)
     if say is not None:
-        say(f"the conversion {forecast}")
-    forecast.check_memory(options.max_mem)
+        say(f"the conversion {estimate}")
+    estimate.check_memory(options.max_mem)
     if job.companions is not None:
         check_companions(job.companions)
     if job.tokenizer is not None:
         parse_tokenizer(json.dumps(job.tokenizer), f"the {TOKENIZER_FILE} made from the files of {job.companions}")
     with OutputDir(options.output_dir, is_previous=is_checkpoint, parts=CHECKPOINT_FILES) as out:
-        out.require_space(forecast.disk)
+        out.require_space(estimate.disk)
         writer = _WeightWriter(_stage(progress, "weights", job.nbytes))
         for name, weights in job.files.items():
             writer.write_file(out.path / name, weights)
@@ -168,7 +168,7 @@ def _rounded(bits: Bits, stored: DType, wanted: DType) -> Bits:
         return from_float32(to_float32(bits, stored), wanted)
 
 
-def _forecast(job: Job, target: Path) -> Forecast:
+def _resource_estimate(job: Job, target: Path) -> ResourceEstimate:
     weights = [weight for file in job.files.values() for weight in file]
     carried = tokenizer = 0
     if job.companions is not None:
@@ -176,7 +176,7 @@ def _forecast(job: Job, target: Path) -> Forecast:
         carried = sum((job.companions / name).stat().st_size for name in companions(job.companions))
     known = TENSOR_MEMORY * len(weights)
     largest = max(tokenizer, *(weight.memory for weight in weights))
-    return Forecast.at(target, memory=BASE_MEMORY + known + largest, disk=job.nbytes + known + carried)
+    return ResourceEstimate.at(target, memory=BASE_MEMORY + known + largest, disk=job.nbytes + known + carried)
 
 
 def _write_companions(job: Job, folder: Path) -> None:

@@ -62,7 +62,7 @@ def find_target(name: str) -> Target:
     if not family:
         known = sorted({each for target in targets() for each in (target.name, target.name.split("/")[0])})
         raise UsageError(f"there is no target {name!r}", expected=", ".join(known), hint="`ingot doctor` lists them")
-    lacks = [(target.name, target.missing()) for target in family]
+    lacks = [(target.name, target.run_blocker()) for target in family]
     if best := next((target for target, (_, why) in zip(family, lacks, strict=True) if why is None), None):
         return best
     raise TargetError(
@@ -131,10 +131,10 @@ def fit_targets(names: Sequence[str], *, where: str, wanted: str | None = None, 
         known = [target for target in known if not target.on_gpu]
     runs = []
     for target in known:
-        if (reason := target.missing(isa)) is None:
+        if (reason := target.run_blocker(isa)) is None:
             runs.append(target)
             del reasons[target.name]
         else:
             reasons[target.name] = reason
-    here = "" if runs else next((each.name for each in targets(["cpu"]) if each.missing(isa) is None), "ref")
+    here = "" if runs else next((each.name for each in targets(["cpu"]) if each.run_blocker(isa) is None), "ref")
     return Fit(where=where, here=here, runs=tuple(runs), reasons=reasons)

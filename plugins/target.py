@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ingot.plan import Plan
 from ingot.plugins.op_graph import OpGraph
 from ingot.step_io import Session
-from ingot.weights_memory import Homes
+from ingot.weights_memory import NumaPlacement
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how much of it is, of how much in all; 0: nobody knows)"""
@@ -113,19 +113,19 @@ class Target(Protocol):
         """What a product's kernel rounds its input to: "f32" (it does not), "bf16", "f16" or "int8"."""
         ...
 
-    def unbuildable(self) -> str | None:
+    def build_blocker(self) -> str | None:
         """Why this machine cannot build engines for the target, in words, or None if it can."""
         ...
 
-    def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
+    def extra_sections(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """What else the weights section must hold for this plan. Raises BuildError."""
         ...
 
-    def tools(self) -> dict[str, str]:
+    def toolchain(self) -> dict[str, str]:
         """Name → exact version of whatever on this machine makes a part of an engine; the manifest keeps it."""
         ...
 
-    def missing(self, isa: str | None = None) -> str | None:
+    def run_blocker(self, isa: str | None = None) -> str | None:
         """Why this machine (capped to `isa`) cannot run the target, in words, or None if it can."""
         ...
 
@@ -152,7 +152,7 @@ class CompilesGraph(Target, Protocol):
 
 
 @runtime_checkable
-class TimesItself(CompilesGraph, Protocol):
+class SelfTuning(CompilesGraph, Protocol):
     """A target whose compiler times kernels by itself."""
 
     def compile_timed(
@@ -163,10 +163,10 @@ class TimesItself(CompilesGraph, Protocol):
 
 
 @runtime_checkable
-class WithHomes(Target, Protocol):
+class NumaAware(Target, Protocol):
     """A target whose kernels read the weights where they are given to them, in the host's memory."""
 
-    def homes(self, plan: Plan, threads: int | None) -> Homes | None:
+    def placement(self, plan: Plan, threads: int | None) -> NumaPlacement | None:
         """Where a copy of the weights is read faster than the mapped file is; None: nowhere."""
         ...
 

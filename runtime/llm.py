@@ -7,10 +7,11 @@ from types import TracebackType
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.chat_template import ChatTemplates
+from ingot.runtime.detokenizer_thread import DetokenizerThread
 from ingot.runtime.event_queue import EventQueue, LoopBridges
 from ingot.runtime.generate_text import read_text
 from ingot.runtime.llm_chat import ChatTokenizer, Message, read_conversations, read_template_arguments
-from ingot.runtime.llm_outputs import Gathering, RequestOutput
+from ingot.runtime.llm_outputs import OutputAccumulator, RequestOutput
 from ingot.runtime.llm_progress import show_progress
 from ingot.runtime.llm_prompts import (
     Prompt,
@@ -26,7 +27,6 @@ from ingot.runtime.outlet import Outlet
 from ingot.runtime.owned import Owned
 from ingot.runtime.reports import Stats
 from ingot.runtime.template_text import plain
-from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ class EngineLLM(Owned):
         super().__init__()
         self.runner, self.tokenizer = runner, tokenizer
         self._bridges = LoopBridges()
-        self._texts = TextLoop(runner, tokenizer, on_pause=self._bridges.wake)
+        self._texts = DetokenizerThread(runner, tokenizer, on_pause=self._bridges.wake)
         self._templates: dict[str | None, ChatTemplates] = {}
         self._closing = weakref.finalize(self, _close, self._texts, runner)  # before the interpreter ends, too
 
@@ -141,7 +141,7 @@ class EngineLLM(Owned):
     def _run(self, asked: Sequence[TextRequest], use_tqdm: bool | None) -> list[RequestOutput]:
         check_use_tqdm(use_tqdm)
         groups = [make_streams(self.runner, self.tokenizer, index, each) for index, each in enumerate(asked)]
-        gatherings = [Gathering(each, group) for each, group in zip(asked, groups, strict=True)]
+        gatherings = [OutputAccumulator(each, group) for each, group in zip(asked, groups, strict=True)]
         streams = [stream for group in groups for stream in group]
         requests, outlet = [stream.request for stream in streams], Outlet()
         self.runner.executor.require_ready()
@@ -170,12 +170,12 @@ class EngineLLM(Owned):
 class AsyncOutputs(Owned):
     """Asynchronous iterator over the growing result of one prompt. The request begins with the first `anext`."""
 
-    def __init__(self, llm: EngineLLM, texts: TextLoop, bridges: LoopBridges, asked: TextRequest) -> None:
+    def __init__(self, llm: EngineLLM, texts: DetokenizerThread, bridges: LoopBridges, asked: TextRequest) -> None:
         """llm: kept, so that it stays open."""
         super().__init__()
         self._llm, self._texts, self._bridges, self._asked = llm, texts, bridges, asked
         self._streams: list[TextStream] = []
-        self._gathering: Gathering | None = None
+        self._gathering: OutputAccumulator | None = None
         self._failure: IngotError | None = None
         self._events: EventQueue | None = None
 
@@ -211,9 +211,9 @@ class AsyncOutputs(Owned):
     def __del__(self) -> None:
         self._stop()
 
-    def _begin(self) -> tuple[Gathering, EventQueue]:
+    def _begin(self) -> tuple[OutputAccumulator, EventQueue]:
         self._streams = make_streams(self._texts.runner, self._texts.tokenizer, 0, self._asked)
-        gathering, events = Gathering(self._asked, self._streams), EventQueue(self._bridges.here())
+        gathering, events = OutputAccumulator(self._asked, self._streams), EventQueue(self._bridges.here())
         self._texts.submit(self._streams, events.put)
         return gathering, events
 
@@ -223,7 +223,7 @@ class AsyncOutputs(Owned):
             self._texts.cancel(self._streams)
 
 
-def _close(texts: TextLoop, runner: ModelRunner) -> None:
+def _close(texts: DetokenizerThread, runner: ModelRunner) -> None:
     """What was computed until then is told before anything fails."""
     runner.executor.close()
     texts.close()

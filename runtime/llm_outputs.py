@@ -79,7 +79,7 @@ class _Part:
         )
 
 
-class Gathering:
+class OutputAccumulator:
     """The events of one prompt, put together."""
 
     def __init__(self, asked: TextRequest, streams: Sequence[TextStream]) -> None:

@@ -11,27 +11,27 @@ from ingot.configs.sampling import SamplingParams, check_flag
 from ingot.configs.unknown import parameters, refuse_unknown
 from ingot.engine import Engine
 from ingot.errors import IngotError, RequestError, UsageError
-from ingot.runtime.admission import (
+from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.executor import Executor
+from ingot.runtime.outlet import Outlet, StreamDelta
+from ingot.runtime.outputs import Outputs, Wanted
+from ingot.runtime.owned import Owned
+from ingot.runtime.reports import Stats
+from ingot.runtime.request import Request
+from ingot.runtime.scheduler import Scheduler, TpotBudget
+from ingot.runtime.session import LoadedEngine, load_engine
+from ingot.runtime.step_times import measure_step_times
+from ingot.runtime.validation import (
     Arguments,
     ModelFacts,
     make_requests,
     params_per_prompt,
     read_end_ids,
     read_pad_id,
+    read_priority,
     read_prompts,
-    read_turn,
     read_words,
 )
-from ingot.runtime.block_manager import BlockManager
-from ingot.runtime.executor import Executor
-from ingot.runtime.outlet import News, Outlet
-from ingot.runtime.outputs import Outputs, Wanted
-from ingot.runtime.owned import Owned
-from ingot.runtime.reports import Stats
-from ingot.runtime.request import Request
-from ingot.runtime.scheduler import Pace, Scheduler
-from ingot.runtime.session import LoadedEngine, load_engine
-from ingot.runtime.step_times import measure_step_times
 from ingot.step_io import Int32
 
 _DEFAULT_NEW_TOKENS = 20
@@ -117,17 +117,17 @@ class ModelRunner(Owned):
             prefix_cache=config.enable_prefix_cache,
             shuffle=shuffle,
         )
-        pace = None
+        tpot_budget = None
         if config.tpot_target is not None:
             times = measure_step_times(loaded.session, self.blocks, loaded.limits, config.tpot_target)
-            pace = Pace(times=times, tpot_target=config.tpot_target)
+            tpot_budget = TpotBudget(times=times, tpot_target=config.tpot_target)
         scheduler = Scheduler(
             loaded.limits,
             self.blocks,
             config.policy,
             mixed=config.enable_chunked_prefill,
             prefill_chunk=loaded.prefill_chunk,
-            pace=pace,
+            tpot_budget=tpot_budget,
         )
         self.executor = Executor(loaded.session, scheduler, self.blocks)
 
@@ -255,7 +255,7 @@ class ModelRunner(Owned):
             logprobs=any(p.logprobs is not None for p in params),
             prompt_logprobs=any(p.prompt_logprobs is not None for p in params),
         )
-        words, turn = (stop_words_list, bad_words_list), read_turn(priority, cache_salt)
+        words, turn = (stop_words_list, bad_words_list), read_priority(priority, cache_salt)
         groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), words, wanted, turn)
         pad = self.facts.pad_id if pad_id is None else read_pad_id(pad_id)
         n, vocab = params[0].n if params else num_return_sequences or 1, self.facts.vocab_size
@@ -341,7 +341,7 @@ class ModelRunner(Owned):
             self.executor.abort(outputs.requests)
 
 
-def _steps_of(news: News, shown: dict[Request, int]) -> Iterator[bool]:
+def _steps_of(news: StreamDelta, shown: dict[Request, int]) -> Iterator[bool]:
     """Move `shown` forward, a step at a time; whether the step brought a token. Steps of one crossing brought each of
     its requests one token per step, up to the end of the crossing or of the request. An end without a token is a step.
     """

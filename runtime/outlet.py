@@ -22,7 +22,7 @@ class Progress(NamedTuple):
     ended: bool
 
 
-News = list[Progress]
+StreamDelta = list[Progress]
 """What one step brought, or several that ran in one crossing: every request in it at most once."""
 
 
@@ -34,20 +34,20 @@ class Outlet:
 
     def __init__(self, *, every_step: bool = True) -> None:
         self.every_step = every_step
-        self._queue: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[StreamDelta] = queue.SimpleQueue()
 
-    def put(self, news: News) -> None:
+    def put(self, news: StreamDelta) -> None:
         """On the engine thread."""
         self._queue.put(news)
 
-    def get(self, timeout: float | None = None) -> News:
+    def get(self, timeout: float | None = None) -> StreamDelta:
         """What came first, as soon as there is anything; nothing after `timeout` seconds."""
         try:
             return self._queue.get(timeout=timeout)
         except queue.Empty:
             return []
 
-    def get_all(self) -> News:
+    def get_all(self) -> StreamDelta:
         """Everything there is, as soon as there is anything: of each request how far it has come last."""
         latest = {progress.request: progress for progress in self._queue.get()}
         with contextlib.suppress(queue.Empty):

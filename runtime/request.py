@@ -19,7 +19,7 @@ import numpy as np
 
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.block_manager import BlockTable
-from ingot.runtime.rules import NO_RULES, Rules
+from ingot.runtime.logits_rules import NO_RULES, Rules
 from ingot.step_io import Ending, Float32, Int32
 
 PRIORITY_STEP = 256  # requests that may overtake, per level of priority
@@ -128,8 +128,8 @@ class Request:
         return self.num_tokens - self.num_computed == 1 and self.num_tokens > self.num_prompt and not self._uses_logits
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Whose turn is first: the lower rank's. It never changes after arrival."""
+    def order(self) -> tuple[int, int]:
+        """Whose turn is first: the lower order's. It never changes after arrival."""
         return self.arrival + self.priority * PRIORITY_STEP, self.arrival
 
     @property

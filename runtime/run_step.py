@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.errors import IngotError
+from ingot.runtime.logits_rules import process
 from ingot.runtime.request import Request
-from ingot.runtime.rules import process
 from ingot.runtime.step_batch import ScheduledStep, tops
 from ingot.step_io import Ahead, Float32, Int32, Session, StepResult
 

@@ -6,7 +6,7 @@
     └───┴───┴───┴───────────────┴──────────────────┘   D: the rest of its prompt; E: a chunk that ends on a tile
 
 First the requests with a single pending token, then other running ones, then waiting ones. Within each the order is
-`Request.rank`: arrival, moved by priority.
+`Request.order`: arrival, moved by priority.
 """
 
 import bisect
@@ -22,11 +22,11 @@ from ingot.runtime.step_times import StepTimes
 
 _TILE = 16  # rows of a tile of the matrix kernels
 
-_rank = operator.attrgetter("rank")
+_order = operator.attrgetter("order")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class TpotBudget:
     """Keeps steps that carry decode rows within `tpot_target` milliseconds, by what `times` predicts."""
 
     times: StepTimes
@@ -57,7 +57,7 @@ class Scheduler:
 
     mixed          False: a step carries either whole prompts or decode rows
     prefill_chunk  tokens of prompts at most in a step with decode rows; None: as many as it has left
-    pace           decides that instead, where there is one
+    tpot_budget    decides that instead, where there is one
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Scheduler:
         *,
         mixed: bool = True,
         prefill_chunk: int | None = None,
-        pace: Pace | None = None,
+        tpot_budget: TpotBudget | None = None,
     ) -> None:
         self._limits, self._blocks, self._policy, self._mixed = limits, blocks, policy, mixed
-        self._prefill_chunk, self.pace = prefill_chunk, pace
+        self._prefill_chunk, self.tpot_budget = prefill_chunk, tpot_budget
         self._tile = min(_TILE, blocks.tokens_per_block)
         self.running: list[Request] = []  # by rank
         self.waiting: list[Request] = []  # by rank
@@ -93,7 +93,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request."""
-        bisect.insort(self.waiting, request, key=_rank)
+        bisect.insort(self.waiting, request, key=_order)
 
     def remove(self, request: Request) -> None:
         """Forget a request that has ended, wherever it is; its blocks are free or cached at once."""
@@ -109,7 +109,7 @@ class Scheduler:
             (decoding if request.num_tokens - request.num_computed == 1 else prefilling).append(request)
         if self._mixed:
             self._decode(step, decoding)
-            self._slow_down(step)
+            self._limit_prefill(step)
         self._continue(step, prefilling)
         self._admit(step)
         if not step.chunks:
@@ -144,12 +144,12 @@ class Scheduler:
         step.tokens -= step.decode_rows
         step.rows -= step.decode_rows
 
-    def _slow_down(self, step: _Step) -> None:
+    def _limit_prefill(self, step: _Step) -> None:
         """Leave as many tokens beside decode rows as the TPOT target allows, always those of one tile, or a chunk."""
         if not step.decode_rows:
             return
-        if self.pace is not None:
-            allowed = self.pace.times.budget(self.pace.tpot_target) - step.decode_rows
+        if self.tpot_budget is not None:
+            allowed = self.tpot_budget.times.budget(self.tpot_budget.tpot_target) - step.decode_rows
             step.tokens = min(step.tokens, max(allowed, self._tile))
         elif self._prefill_chunk is not None:
             step.tokens = min(step.tokens, self._prefill_chunk)
@@ -179,7 +179,7 @@ class Scheduler:
             self._blocks.cover(request.blocks, request.num_computed + count)
             self._count_hits(request)
             del self.waiting[place]
-            bisect.insort(self.running, request, key=_rank)
+            bisect.insort(self.running, request, key=_order)
             step.take(request, count)
 
     def _chunk(self, request: Request, step: _Step, reach: int) -> int:
@@ -204,7 +204,7 @@ class Scheduler:
     def _reserve(self, request: Request) -> bool:
         """Blocks for all known tokens of a running request; may preempt later ones, in the end the request itself."""
         while not self._blocks.reserve([(request.blocks, request.num_tokens)]):
-            later = self.running[bisect.bisect_right(self.running, request.rank, key=_rank) :]
+            later = self.running[bisect.bisect_right(self.running, request.order, key=_order) :]
             if not later:
                 self.preempted_for_itself += 1
                 self._preempt(request)
@@ -222,7 +222,7 @@ class Scheduler:
         """
         alone = self._blocks.num_alone(request.blocks)
         shared = (request.blocks.count - alone) * self._blocks.tokens_per_block
-        return alone == 0, max(request.num_computed - shared, 0), -request.rank[0]
+        return alone == 0, max(request.num_computed - shared, 0), -request.order[0]
 
     def _preempt(self, victim: Request) -> None:
         """Send a running request back to wait; what is not in the cache then is computed again."""
@@ -257,6 +257,6 @@ class Scheduler:
 
 
 def _take_out(queue: list[Request], request: Request) -> None:
-    place = bisect.bisect_left(queue, request.rank, key=_rank)
+    place = bisect.bisect_left(queue, request.order, key=_order)
     assert queue[place] is request, "a queue is ordered by rank"
     del queue[place]

@@ -14,10 +14,10 @@ from ingot.plan import Limits, Plan
 from ingot.plugins.cpu.native import crc32 as native_crc32
 from ingot.plugins.cpu.native import detect_isa
 from ingot.plugins.registry import fit_targets
-from ingot.plugins.target import SessionOptions, Target, WithHomes, WithMemory
+from ingot.plugins.target import NumaAware, SessionOptions, Target, WithMemory
 from ingot.runtime.memory import available_memory, fits_beside, kv_budget
 from ingot.step_io import Session
-from ingot.weights_memory import Homes
+from ingot.weights_memory import NumaPlacement
 
 PREFILL_CHUNK = 512  # tokens: CPU kernels have their full speed with as many, and who decodes waits less
 
@@ -50,10 +50,10 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
         _require_lasting(Path(directory))
     crc32 = _crc32 if detect_isa() != "none" else None
 
-    def homes(plan: Plan) -> Homes | None:
+    def placement(plan: Plan) -> NumaPlacement | None:
         return _homes(plan, target, config)
 
-    engine = open_engine(directory, rank=config.rank, crc32=crc32, target=target.name, homes=homes)
+    engine = open_engine(directory, rank=config.rank, crc32=crc32, target=target.name, placement=placement)
     limits = lowered(engine.plan.limits, config)
     on_device = target.kv_memory(engine.plan)
     available = available_memory() if on_device is None else on_device
@@ -64,19 +64,19 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     return LoadedEngine(engine=engine, session=session, limits=limits, prefill_chunk=chunk)
 
 
-def _homes(plan: Plan, target: Target, config: RuntimeConfig) -> Homes | None:
+def _homes(plan: Plan, target: Target, config: RuntimeConfig) -> NumaPlacement | None:
     """Where to copy the weights, if anywhere.
 
     Raises CapacityError where there is no room for the KV cache even without a copy: no copy is missed then.
     """
-    if config.use_mmap or not isinstance(target, WithHomes):
+    if config.use_mmap or not isinstance(target, NumaAware):
         return None
     limits, available = lowered(plan.limits, config), available_memory()
     kv_budget(plan.caches, limits, config.kv_cache_memory, available)
     if not fits_beside(plan.weight_bytes, plan.caches, limits, config.kv_cache_memory, available):
         _LOG.warning("weights are used where the file is mapped: there is no memory for a copy, which would be faster")
         return None
-    return target.homes(plan, config.threads)
+    return target.placement(plan, config.threads)
 
 
 def _require_lasting(directory: Path) -> None:

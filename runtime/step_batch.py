@@ -176,7 +176,7 @@ def count_kinds(chunks: Mapping[Request, int]) -> tuple[int, int]:
     return sum(chunks.values()) - decode_rows, decode_rows
 
 
-def unfit(step: ScheduledStep, result: StepResult) -> list[tuple[Request, IngotError]]:
+def failed_requests(step: ScheduledStep, result: StepResult) -> list[tuple[Request, IngotError]]:
     """Requests that cannot go on after this step, each with the reason."""
     if np.isfinite(result.log_probs).all():
         return []

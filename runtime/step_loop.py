@@ -19,13 +19,13 @@ import numpy as np
 
 from ingot.errors import CapacityError, IngotError, RequestError
 from ingot.runtime.block_manager import BlockManager
-from ingot.runtime.outlet import News, Outlet, Progress
+from ingot.runtime.outlet import Outlet, Progress, StreamDelta
 from ingot.runtime.reports import Stats, StepReport, Work
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.run_step import Outcome, run_step
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.sequences import Sequences
-from ingot.runtime.step_batch import ScheduledStep, assemble, catch_up, count_kinds, keep_results, unfit
+from ingot.runtime.step_batch import ScheduledStep, assemble, catch_up, count_kinds, failed_requests, keep_results
 from ingot.step_io import Ahead, Session, StepResult
 
 _LOG = logging.getLogger("ingot.runtime")
@@ -50,7 +50,7 @@ class StepLoop:
         self._death: IngotError | None = None
         self._arrivals = 0
         self._outlets: dict[Request, Outlet] = {}
-        self._news: dict[Outlet, News] = {}  # not yet put
+        self._news: dict[Outlet, StreamDelta] = {}  # not yet put
         self._last: ScheduledStep | None = None
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
         self.stop = np.zeros(1, dtype=np.int32)
@@ -123,8 +123,8 @@ class StepLoop:
         )
         self.work = Work(steps=self.work.steps + num_steps, session_seconds=self.work.session_seconds + taken)
         self._account(report)
-        if self._scheduler.pace is not None and len(outcomes) == 1:
-            self._scheduler.pace.times.observe(sum(kinds), 1e3 * (time.perf_counter() - start) / num_steps)
+        if self._scheduler.tpot_budget is not None and len(outcomes) == 1:
+            self._scheduler.tpot_budget.times.observe(sum(kinds), 1e3 * (time.perf_counter() - start) / num_steps)
         return True
 
     def drain(self) -> None:
@@ -213,7 +213,7 @@ class StepLoop:
             self._fail(step.chunks, outcome)
             return
         catch_up(step, outcome)
-        for request, error in unfit(step, outcome):
+        for request, error in failed_requests(step, outcome):
             self._fail([request], error)
         keep_results(step, outcome)
         size = self._blocks.tokens_per_block

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
-from ingot.runtime.admission import make_requests, read_ids, read_turn
 from ingot.runtime.logprobs import LogprobTable, PromptTables, as_tables
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.outlet import Progress
 from ingot.runtime.request import FinishReason, Request, TokenProbs
 from ingot.runtime.stop_text import StopText
 from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.validation import make_requests, read_ids, read_priority
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class TextRequest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TextEvent:
-    """News of one sequence.
+    """StreamDelta of one sequence.
 
     index            of the request in the input
     sequence         0 .. params.n - 1
@@ -164,7 +164,7 @@ def make_streams(runner: ModelRunner, tokenizer: Tokenizer, index: int, asked: T
     where = f"prompt {index}"
     prompt = read_ids(ids, runner.facts.vocab_size, where)
     bad_words = [form for word in asked.params.bad_words or () for form in tokenizer.forms(word)]
-    priority, salt = read_turn(asked.priority, asked.cache_salt)
+    priority, salt = read_priority(asked.priority, asked.cache_salt)
     group = make_requests(
         prompt,
         asked.params,

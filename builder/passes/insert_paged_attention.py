@@ -11,9 +11,9 @@ import dataclasses
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ingot.builder.attention_pattern import SPLIT_HEADS, Rotation, Side, read_side, read_window
 from ingot.builder.expressions import key
 from ingot.builder.graph import Attr, Graph, is_op, optional_input, producer, small_ints
-from ingot.builder.heads import SPLIT_HEADS, Rotation, Side, read_side, read_window
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.rewrite import Match, Op, X
 

@@ -3,8 +3,8 @@
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ingot.builder.attention_pattern import read_side
 from ingot.builder.graph import Graph, is_op, ours, producer, weight_shape
-from ingot.builder.heads import read_side
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.passes.fuse_gate_up import joined, plain
 from ingot.builder.passes.insert_matmul import PLAIN

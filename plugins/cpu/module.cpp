@@ -83,7 +83,7 @@ std::vector<Spec> specs(const std::vector<Tuple>& tuples) {
 std::vector<ingot::WeightSpec> weight_specs(const std::vector<WeightTuple>& tuples) {
   std::vector<ingot::WeightSpec> all;
   for (const auto& [name, dtype, shape, layout, nbytes, pieces] : tuples)
-    all.push_back({name, dtype, shape, layout, nbytes, specs<ingot::PieceSpec>(pieces)});
+    all.push_back({name, dtype, shape, layout, nbytes, specs<ingot::WeightSliceSpec>(pieces)});
   return all;
 }
 
@@ -336,7 +336,7 @@ NB_MODULE(_cpu, m) {
             ops.emplace(kernel.op());
         }
         by_rows.assign(ops.begin(), ops.end());
-        return std::make_tuple(norming, by_rows, ingot::kOwnElements);
+        return std::make_tuple(norming, by_rows, ingot::kPrivateRowElements);
       },
       "CallRules of src/ingot/plugins/target.py, in the order of its fields.");
   m.def(

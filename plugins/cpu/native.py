@@ -79,7 +79,7 @@ def read_bandwidth(nbytes: int, threads: int | None = None) -> float:
 
 
 def peak_name(kernel: str) -> str:
-    """The arithmetic that a kernel of this name is made of, for `live_peak`: "f32.avx2", "int8.amx", ..."""
+    """The arithmetic that a kernel of this name is made of, for `peak_flops`: "f32.avx2", "int8.amx", ..."""
     _, dtype, isa = kernel.split(".")
     kind = "int8" if dtype.endswith("a8") else "bf16" if isa in ROUNDING_LEVELS else "f32"
     return f"{kind}.{isa}"
@@ -92,9 +92,9 @@ def barrier_seconds(threads: int | None = None) -> float:
 
 
 @enough_threads()
-def live_peak(name: str, threads: int | None = None) -> float:
+def peak_flops(name: str, threads: int | None = None) -> float:
     """Operations per second that `threads` (default: all cores) reach on random operands in L1; takes 30 ms."""
-    return _cpu.live_peak(name, core_count() if threads is None else threads, _PEAK_SECONDS)
+    return _cpu.peak_flops(name, core_count() if threads is None else threads, _PEAK_SECONDS)
 
 
 def num_threads(threads: int | None) -> int:

@@ -5,7 +5,6 @@ import numpy.typing as npt
 
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
-from ingot.plugins.cpu.homes import weight_homes
 from ingot.plugins.cpu.machine import processor_name
 from ingot.plugins.cpu.native import (
     ROUNDING_LEVELS,
@@ -17,9 +16,10 @@ from ingot.plugins.cpu.native import (
     require_native,
     why_not,
 )
+from ingot.plugins.cpu.numa import numa_placement
 from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.target import CallRules, Constant, KernelLimits, Product, Progress, SessionOptions, Target
-from ingot.weights_memory import Homes, offers_huge_pages
+from ingot.weights_memory import NumaPlacement, offers_huge_pages
 
 # Of all levels, as ops check them when a plan is opened. Sizes stay below 2^31, so that their products fit int64.
 _LIMITS = KernelLimits(
@@ -74,7 +74,7 @@ class CpuTarget:
         norming, by_rows, private_elements = _cpu.call_rules()
         return CallRules(norming=frozenset(norming), by_rows=frozenset(by_rows), private_elements=private_elements)
 
-    def unbuildable(self) -> str | None:
+    def build_blocker(self) -> str | None:
         """Packing needs numpy alone, but only the compiled module knows its kernels."""
         if why_not is not None:
             return f"ingot's compiled CPU module is not here: {why_not}"
@@ -85,25 +85,25 @@ class CpuTarget:
             "install the wheel of `make wheel`, which has all"
         )
 
-    def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
+    def extra_sections(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """The kernels lie in the compiled module, not in the engine."""
         return ()
 
-    def tools(self) -> dict[str, str]:
+    def toolchain(self) -> dict[str, str]:
         """Nothing but ingot itself."""
         return {}
 
-    def missing(self, isa: str | None = None) -> str | None:
+    def run_blocker(self, isa: str | None = None) -> str | None:
         """Why not. Raises UsageError for an `isa` that is not a level."""
         if isa is not None and isa not in _LEVELS:
             raise UsageError(f"there is no ISA {isa!r}", where="--isa", expected=", ".join(_LEVELS))
         if why_not is not None:
-            return self.unbuildable()
+            return self.build_blocker()
         offered = (*_LEVELS, "none")
         here = detect_isa()
         usable = here if isa is None else max(here, isa, key=offered.index)
         if offered.index(usable) <= offered.index(self._level):
-            return self.unbuildable()
+            return self.build_blocker()
         cap = f", capped to {usable} by --isa" if usable != here else ""
         return f"{self.name} needs {self._level.upper()}; this machine offers {here}{cap}"
 
@@ -155,16 +155,16 @@ class CpuTarget:
             _TIMING_SECONDS,
         )
 
-    def homes(self, plan: Plan, threads: int | None) -> Homes | None:
+    def placement(self, plan: Plan, threads: int | None) -> NumaPlacement | None:
         """2 MiB pages near the cores that read them; None where the system has none and one memory node holds all."""
         require_native()
-        found = weight_homes(plan, _cpu.cores(), num_threads(threads))
+        found = numa_placement(plan, _cpu.cores(), num_threads(threads))
         return found if offers_huge_pages() or len(found.cores) > 1 else None
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CpuSession:
         """Bind `plan` to this machine. Raises EngineError for a plan that is wrong, TargetError, CapacityError."""
         require_native()
-        if (reason := self.missing()) is not None:
+        if (reason := self.run_blocker()) is not None:
             raise TargetError(
                 "this machine cannot run the engine",
                 expected=self.name,

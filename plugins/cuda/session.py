@@ -16,10 +16,10 @@ from ingot.dtypes import to_float32
 from ingot.plan import Plan, Rows
 from ingot.plugins.cuda.bind import bind, code_weight, group_of, scratch_bytes
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
-from ingot.plugins.cuda.draws import KERNEL as DRAWS
-from ingot.plugins.cuda.draws import Draws
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
+from ingot.plugins.cuda.sampling import KERNEL as DRAWS
+from ingot.plugins.cuda.sampling import Draws
 from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, product_rows, split_count
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places

@@ -78,11 +78,11 @@ class CudaTarget:
         """The matrix units multiply what has one type; sums are float32."""
         return kernel.split(".")[1]
 
-    def unbuildable(self) -> str | None:
+    def build_blocker(self) -> str | None:
         """What the machine that builds lacks."""
         return why_not(self.architecture.code)
 
-    def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
+    def extra_sections(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """The machine code of the plan's kernels."""
         code = compile_kernels(specialisation(plan), self.architecture.code, progress)
         return (Constant(name="code", layout=CODE_LAYOUT + self.architecture.code, data=code.image),)
@@ -91,12 +91,12 @@ class CudaTarget:
         """Those of all architectures are the same."""
         return NARROW
 
-    def tools(self) -> dict[str, str]:
+    def toolchain(self) -> dict[str, str]:
         """The compiler."""
         compiler = find_compiler()
         return {} if compiler is None else {"nvcc": compiler.version}
 
-    def missing(self, isa: str | None = None) -> str | None:
+    def run_blocker(self, isa: str | None = None) -> str | None:
         """Driver, GPU or library, in words."""
         if isa is not None:
             raise UsageError("an ISA caps a CPU, not a GPU", where="--isa", got=isa, hint="leave --isa out")
@@ -134,10 +134,10 @@ class CudaTarget:
         return CudaSession(plan, weights, options, gpu)
 
     def _require_gpu(self) -> Gpu:
-        if (reason := self.missing()) is not None:
+        if (reason := self.run_blocker()) is not None:
             raise TargetError("this machine cannot run the engine", expected=self.name, got=reason)
         gpu = self._gpu(find_gpus().gpus)
-        assert gpu is not None, "missing() found one"
+        assert gpu is not None, "run_blocker() found one"
         return gpu
 
     def _gpu(self, gpus: tuple[Gpu, ...]) -> Gpu | None:

@@ -44,19 +44,19 @@ class RefTarget:
         """Inputs of matrix products stay float32, unless they are rounded to int8."""
         return "int8" if kernel.split(".")[1].endswith("a8") else "f32"
 
-    def unbuildable(self) -> str | None:
+    def build_blocker(self) -> str | None:
         """Nothing is needed."""
         return None
 
-    def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
+    def extra_sections(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """No machine code."""
         return ()
 
-    def tools(self) -> dict[str, str]:
+    def toolchain(self) -> dict[str, str]:
         """Nothing but ingot itself."""
         return {}
 
-    def missing(self, isa: str | None = None) -> str | None:
+    def run_blocker(self, isa: str | None = None) -> str | None:
         """Nothing: numpy runs everywhere, under every cap."""
         return None
 

@@ -33,7 +33,7 @@ class RuntimeConfig(Protocol):
 
 
 @runtime_checkable
-class Specialises(Protocol):
+class SpecializesKernels(Protocol):
     """A runtime configuration of TensorRT-RTX, which compiles kernels for the shapes that it meets."""
 
     dynamic_shapes_kernel_specialization_strategy: Any
@@ -61,7 +61,7 @@ class Runtime(Protocol):
 
 
 @runtime_checkable
-class JudgesEngines(Protocol):
+class ChecksEngines(Protocol):
     """A runtime of TensorRT-RTX. The full TensorRT judges an engine when it reads it."""
 
     def get_engine_validity(self, buffer: bytes) -> tuple[Any, Sequence[Any]]: ...

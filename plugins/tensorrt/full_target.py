@@ -45,14 +45,16 @@ class TensorRtTarget(TensorRtRtxTarget):
         """As found, or what to install."""
         return find_tensorrt()
 
-    def unbuildable(self) -> str | None:
+    def build_blocker(self) -> str | None:
         """The library, the compiler for the plugin's kernels, or the GPU itself."""
-        if (reason := super().unbuildable()) is not None:
+        if (reason := super().build_blocker()) is not None:
             return reason
         found = find_gpus()
         if found.why_not is not None:
             return f"{self.name} is built on the GPU that runs it: {found.why_not}"
-        return None if self._gpu(found.gpus) is not None else f"it is built on the GPU that runs it: {self.missing()}"
+        return (
+            None if self._gpu(found.gpus) is not None else f"it is built on the GPU that runs it: {self.run_blocker()}"
+        )
 
     def compile(self, graph: OpGraph, plan: Plan, progress: Progress) -> tuple[File, ...]:
         """The compiled network and its description."""
@@ -63,7 +65,7 @@ class TensorRtTarget(TensorRtRtxTarget):
     ) -> tuple[File, ...]:
         """The same with a file of times: the target's own, beside the one that the user has named."""
         require_lengths(graph, plan.limits)
-        if (reason := self.unbuildable()) is not None:
+        if (reason := self.build_blocker()) is not None:
             raise BuildError(f"this machine cannot build for {self.name}", got=reason, hint="see ingot doctor")
         gpu, library = self._require()
         own = None if cache is None else cache.with_name(f"{cache.name}.{self.name.replace('/', '-')}")
@@ -78,11 +80,11 @@ class TensorRtTarget(TensorRtRtxTarget):
         description = describe(graph, plan, words, compiled)
         return (File(suffix=NETWORK, data=compiled.image), File(suffix=DESCRIPTION, data=description))
 
-    def tools(self) -> dict[str, str]:
+    def toolchain(self) -> dict[str, str]:
         """Also the GPU and the driver, on which tactics depend."""
         found = find_gpus()
         gpu = self._gpu(found.gpus)
-        return {**super().tools(), **({"GPU": gpu.name} if gpu else {}), "CUDA driver": found.driver or "none"}
+        return {**super().toolchain(), **({"GPU": gpu.name} if gpu else {}), "CUDA driver": found.driver or "none"}
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> TensorRtSession:
         """Copies weights and machine code to the GPU. Raises TargetError, EngineError, CapacityError."""

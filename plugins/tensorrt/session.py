@@ -22,20 +22,20 @@ from ingot.errors import EngineError, TargetError
 from ingot.plan import Plan, Weight
 from ingot.plugins.cuda.bind import group_of
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
-from ingot.plugins.cuda.draws import KERNEL as DRAWS
-from ingot.plugins.cuda.draws import Draws
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu
+from ingot.plugins.cuda.sampling import KERNEL as DRAWS
+from ingot.plugins.cuda.sampling import Draws
 from ingot.plugins.cuda.shapes import attention_tiles, split_count
 from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.sequences import Sequences
 from ingot.plugins.tensorrt.attention import MAX_MULTIPROCESSORS, Attention, kernels, launches
 from ingot.plugins.tensorrt.bindings import (
+    ChecksEngines,
     Context,
-    JudgesEngines,
     JudgesStreams,
     Messages,
     Runtime,
-    Specialises,
+    SpecializesKernels,
     TensorRtEngine,
     load,
     logger,
@@ -135,7 +135,7 @@ class TensorRtSession:
         self._logger = logger(trt, self._messages.add)
         runtime: Runtime = trt.Runtime(self._logger)
         self._loaded.append(runtime)
-        if isinstance(runtime, JudgesEngines):
+        if isinstance(runtime, ChecksEngines):
             validity, reasons = runtime.get_engine_validity(image[:HEADER_BYTES])
             if validity == trt.EngineValidity.INVALID:
                 raise TargetError(
@@ -181,7 +181,7 @@ class TensorRtSession:
         config = engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         # A captured graph would keep for ever the kernels that do for any shape.
-        if profile == DECODE and isinstance(config, Specialises):
+        if profile == DECODE and isinstance(config, SpecializesKernels):
             eager = trt.DynamicShapesKernelSpecializationStrategy.EAGER
             config.dynamic_shapes_kernel_specialization_strategy = eager
         context = engine.create_execution_context(config)

@@ -90,14 +90,14 @@ class TensorRtRtxTarget:
         """GPUs of this machine that run the network."""
         return sum(gpu.capability in self.flavour.runs_on for gpu in find_gpus().gpus)
 
-    def unbuildable(self) -> str | None:
+    def build_blocker(self) -> str | None:
         """The library, or the compiler for the plugin's kernels."""
         library = self.library()
         if isinstance(library, str):
             return library
         return next((reason for code in self.flavour.codes if (reason := why_not(code)) is not None), None)
 
-    def constants(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
+    def extra_sections(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """The machine code of the attention kernels."""
         made = {code: compile_kernels(specialisation(plan), code, progress) for code in self.flavour.codes}
         return tuple(
@@ -123,7 +123,7 @@ class TensorRtRtxTarget:
             File(suffix=DESCRIPTION, data=describe(graph, plan, words, compiled)),
         )
 
-    def tools(self) -> dict[str, str]:
+    def toolchain(self) -> dict[str, str]:
         """The compilers of networks and kernels."""
         library, compiler = self.library(), find_compiler()
         return {
@@ -131,7 +131,7 @@ class TensorRtRtxTarget:
             **({} if compiler is None else {"nvcc": compiler.version}),
         }
 
-    def missing(self, isa: str | None = None) -> str | None:
+    def run_blocker(self, isa: str | None = None) -> str | None:
         """Driver, GPU or library, in words."""
         if isa is not None:
             raise UsageError("an ISA caps a CPU, not a GPU", where="--isa", got=isa, hint="leave --isa out")
@@ -182,11 +182,11 @@ class TensorRtRtxTarget:
         return TensorRtSession(plan, weights, options.num_blocks, gpu, network, code_for(plan, gpu))
 
     def _require(self) -> tuple[Gpu, Library]:
-        if (reason := self.missing()) is not None:
+        if (reason := self.run_blocker()) is not None:
             raise TargetError("this machine cannot run the engine", expected=self.name, got=reason)
         gpu, library = self._gpu(find_gpus().gpus), self.library()
-        assert gpu is not None, "missing() found one"
-        assert not isinstance(library, str), "missing() found it"
+        assert gpu is not None, "run_blocker() found none"
+        assert not isinstance(library, str), "run_blocker() found it"
         return gpu, library
 
     def _gpu(self, gpus: tuple[Gpu, ...]) -> Gpu | None:

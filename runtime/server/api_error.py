@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ingot.errors import CapacityError, IngotError
 
-NO_TOKEN = "leave no token to choose"  # words of step_batch.unfit
+NO_TOKEN = "leave no token to choose"  # words of step_batch.failed_requests
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients follow it
 
 

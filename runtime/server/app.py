@@ -16,16 +16,15 @@ from starlette.routing import Route
 
 from ingot import __version__
 from ingot.errors import RequestError
-from ingot.runtime.admission import read_ids
 from ingot.runtime.server.absent_routes import ABSENT
-from ingot.runtime.server.answer import Answer
 from ingot.runtime.server.api_error import ApiError, ClientGoneError, not_ready, refused
-from ingot.runtime.server.asking import chat_params, chat_prompt, completion_params, most_tokens, text_requests
 from ingot.runtime.server.body import AnyBody, read_body
-from ingot.runtime.server.guard import Guard, limited_body
+from ingot.runtime.server.debug import stalling_request
 from ingot.runtime.server.health import Result
 from ingot.runtime.server.ids import Ids
 from ingot.runtime.server.json_pieces import json_blocks
+from ingot.runtime.server.middleware import RequestGuard, limited_body
+from ingot.runtime.server.openai_format import ChatChunkBuilder, CompletionChunkBuilder, Echo, Json, ResponseHead
 from ingot.runtime.server.openapi import document
 from ingot.runtime.server.protocol import (
     ChatRequest,
@@ -35,10 +34,11 @@ from ingot.runtime.server.protocol import (
     StallRequest,
     TokenizeRequest,
 )
-from ingot.runtime.server.replies import ChatWriter, CompletionWriter, Echo, Head, Json
+from ingot.runtime.server.response import GeneratedResponse
+from ingot.runtime.server.sampling_params import chat_params, chat_prompt, completion_params, most_tokens, text_requests
 from ingot.runtime.server.service import Generation, Order, Service
-from ingot.runtime.server.stall import stalling_request
 from ingot.runtime.text_stream import TextRequest
+from ingot.runtime.validation import read_ids
 
 _SMALL = 8 << 10  # bytes of a body
 _PAGE = Path(__file__).with_name("page.html")
@@ -81,7 +81,7 @@ class Api:
             table.append(("POST", "/debug/stall", self.stall))
         return [Route(path, handler, methods=[method]) for method, path, handler in table]
 
-    async def chat(self, request: Request) -> Answer:
+    async def chat(self, request: Request) -> GeneratedResponse:
         """POST /v1/chat/completions."""
         defaults = self._service.defaults
         asked, params = await self._read(request, ChatRequest, lambda asked: (asked, chat_params(asked, defaults)))
@@ -99,7 +99,7 @@ class Api:
 
         generation = await self._start(request, asked, "chatcmpl", 1, prepare)
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        writer = ChatWriter(
+        writer = ChatChunkBuilder(
             self._head(generation),
             self._service.tokenizer,
             asked.n,
@@ -107,7 +107,7 @@ class Api:
             with_usage=with_usage,
             prompt_alone=generation.prompt_alone,
         )
-        return Answer(
+        return GeneratedResponse(
             self._service,
             generation,
             writer,
@@ -118,7 +118,7 @@ class Api:
             model=self._names[0],
         )
 
-    async def completions(self, request: Request) -> Answer:
+    async def completions(self, request: Request) -> GeneratedResponse:
         """POST /v1/completions."""
         defaults = self._service.defaults
         asked, params = await self._read(
@@ -130,7 +130,7 @@ class Api:
         )
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         echoes = await self._service.aside(lambda: self._echoes(asked, prompts, generation))
-        writer = CompletionWriter(
+        writer = CompletionChunkBuilder(
             self._head(generation),
             self._service.tokenizer,
             generation.count,
@@ -141,7 +141,7 @@ class Api:
             echoes=echoes,
             prompt_alone=generation.prompt_alone,
         )
-        return Answer(
+        return GeneratedResponse(
             self._service,
             generation,
             writer,
@@ -305,8 +305,8 @@ class Api:
             found.append(Echo(text=text, token_ids=ids))
         return found
 
-    def _head(self, generation: Generation) -> Head:
-        return Head(
+    def _head(self, generation: Generation) -> ResponseHead:
+        return ResponseHead(
             answer_id=generation.answer_id,
             created=generation.created,
             model=self._names[0],
@@ -339,7 +339,7 @@ def _policy(page: bytes) -> str:
 def make_app(service: Service) -> Starlette:
     """The ASGI application."""
     config = service.config
-    middleware = [Middleware(Guard, api_keys=config.api_keys, log=service.log)]
+    middleware = [Middleware(RequestGuard, api_keys=config.api_keys, log=service.log)]
     if config.cors_origins:
         cors = Middleware(
             CORSMiddleware,

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from ingot.runtime.text_loop import TextLoop
+from ingot.runtime.detokenizer_thread import DetokenizerThread
 
 Result = TypeVar("Result")
 
 _THREADS = 4
 
 
-class Pool:
+class PrepareExecutor:
     """Threads for templates and tokenizers. For the event loop; `trouble` from anywhere."""
 
     def __init__(self) -> None:
@@ -74,18 +74,18 @@ def _look_at(future: "asyncio.Future[Result]") -> None:
         future.exception()
 
 
-class Pulse:
+class HealthMonitor:
     """The heartbeat of the engine thread, of the text thread and of the pool."""
 
-    def __init__(self, texts: TextLoop, pool: Pool, stall_timeout: float) -> None:
+    def __init__(self, texts: DetokenizerThread, pool: PrepareExecutor, stall_timeout: float) -> None:
         self._texts, self._pool, self._timeout = texts, pool, stall_timeout
 
     def stalled(self) -> str | None:
         """Why no tokens flow, or None."""
-        now, beat, turning = time.monotonic(), self._texts.runner.executor.beat, self._texts.turning
+        now, beat, busy_since = time.monotonic(), self._texts.runner.executor.beat, self._texts.busy_since
         if beat.busy and now - beat.at > self._timeout:
             waiting = beat.stats["requests_running"] + beat.stats["requests_waiting"]
             return f"no step has ended for {now - beat.at:.1f} s while {waiting} sequences run or wait"
-        if turning is not None and now - turning > self._timeout:
-            return f"the text of a token has not been ready for {now - turning:.1f} s"
+        if busy_since is not None and now - busy_since > self._timeout:
+            return f"the text of a token has not been ready for {now - busy_since:.1f} s"
         return self._pool.trouble(self._timeout)

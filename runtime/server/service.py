@@ -19,6 +19,7 @@ from ingot.configs.generation import GenerationDefaults
 from ingot.configs.serve import ServeConfig
 from ingot.errors import IngotError
 from ingot.runtime.chat_template import ChatTemplates
+from ingot.runtime.detokenizer_thread import DetokenizerThread
 from ingot.runtime.event_queue import EventQueue, LoopBridge
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.server.api_error import (
@@ -30,13 +31,12 @@ from ingot.runtime.server.api_error import (
     shutting_down,
     timed_out,
 )
-from ingot.runtime.server.asking import check_logprobs
-from ingot.runtime.server.guard import Caller
-from ingot.runtime.server.health import Pool, Pulse, Result
+from ingot.runtime.server.health import HealthMonitor, PrepareExecutor, Result
 from ingot.runtime.server.metrics import Metrics
+from ingot.runtime.server.middleware import RequestContext
 from ingot.runtime.server.request_log import RequestLog
+from ingot.runtime.server.sampling_params import check_logprobs
 from ingot.runtime.server.tracing import Tracer
-from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ class Order:
     """
 
     answer_id: str
-    caller: Caller
+    caller: RequestContext
     prompts: int = 1
     n: int = 1
     timeout: float | None = None
@@ -161,10 +161,10 @@ class Service:
         self.log = RequestLog(metrics, lines=config.log_requests)
         self._loop = asyncio.get_running_loop()
         self._bridge = LoopBridge(self._loop)
-        self.texts = TextLoop(runner, tokenizer, self._wake)
+        self.texts = DetokenizerThread(runner, tokenizer, self._wake)
         self.failed = asyncio.Event()  # a thread has ended that should not have ended: see `texts.failure`
-        self._pool = Pool()
-        self.pulse = Pulse(self.texts, self._pool, config.stall_timeout)
+        self._pool = PrepareExecutor()
+        self.pulse = HealthMonitor(self.texts, self._pool, config.stall_timeout)
         self.active: dict[str, Generation] = {}  # by answer_id
         self._discarded: set[asyncio.Task[None]] = set()
         self.draining = False
@@ -268,7 +268,7 @@ class Service:
         return True
 
     def end_all(self, error: ApiError) -> None:
-        """Answer everything that runs with an error."""
+        """GeneratedResponse everything that runs with an error."""
         for generation in tuple(self.active.values()):
             generation.queue.interrupt(error)
 

@@ -103,7 +103,7 @@ def choice_of_isa(name: str) -> str:
     """Why `name` is the target for this machine and not a better one of its family."""
     family = [target for target in targets() if target.name.split("/")[0] == name.split("/")[0]]
     better = list(itertools.takewhile(lambda target: target.name != name, family))
-    lacking = [target.name for target in better if target.missing() is not None]
+    lacking = [target.name for target in better if target.run_blocker() is not None]
     if not better:
         return "the best there is"
     if len(lacking) < len(better):
@@ -114,7 +114,7 @@ def choice_of_isa(name: str) -> str:
 def _targets() -> tuple[TargetState, ...]:
     here = []
     for target in targets():
-        reasons = (target.unbuildable(), target.missing())
+        reasons = (target.build_blocker(), target.run_blocker())
         why_not = "; ".join(dict.fromkeys(reason for reason in reasons if reason is not None)) or None
         builds, runs = (reason is None for reason in reasons)
         here.append(TargetState(name=target.name, builds=builds, runs=runs, why_not=why_not))

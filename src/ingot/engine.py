@@ -19,7 +19,7 @@ per 4 MiB in the manifest.
              │ zeros up to the next multiple of 2 MiB        │
     n*2 MiB  ├───────────────────────────────────────────────┤
              │ weights: every piece 64-byte aligned, thread  │
-             │ shards on multiples of 2 MiB, zeros between   │
+             │ slices on multiples of 2 MiB, zeros between   │
              └───────────────────────────────────────────────┘
 
 Opening maps the file; the weights are used where they lie, or from a copy in 2 MiB pages (`weights_memory.py`), which
@@ -45,11 +45,11 @@ from ingot.errors import REBUILD, ConfigError, EngineError, MissingEngineError, 
 from ingot.manifest import ENGINE_SCHEMA, FORMAT, MANIFEST_NAME, Manifest, Part, parse_manifest, rank_file
 from ingot.plan import Plan
 from ingot.plan_json import plans_from_json
-from ingot.weights_memory import HUGE_PAGE, Homes, PlanHomes, huge_pages
+from ingot.weights_memory import HUGE_PAGE, NumaPlacement, PlanHomes, huge_pages
 
 MAGIC = b"INGOTENG"
 HEADER_BYTES = 4096
-SECTION_ALIGNMENT = HUGE_PAGE  # of the weights section and of shards
+SECTION_ALIGNMENT = HUGE_PAGE  # of the weights section and of slices
 _HEADER = struct.Struct("<8sIIIIQQQQQ")
 
 Crc32 = Callable[[memoryview], int]
@@ -135,13 +135,13 @@ def open_engine(
     rank: int = 0,
     crc32: Crc32 | None = None,
     target: str | None = None,
-    homes: PlanHomes | None = None,
+    placement: PlanHomes | None = None,
 ) -> Engine:
     """Check every byte of an engine in parallel, those of its other targets too, and load what one target needs.
 
     crc32   zlib.crc32 unless given; must release the GIL to be of use
     target  one of the engine's; None is the first
-    homes   where to copy its weights; unless given, or where it says None, they are mapped
+    placement   where to copy its weights; unless given, or where it says None, they are mapped
     Raises EngineError, in words, for whatever is missing, damaged, foreign or of another schema; CapacityError.
     """
     directory = Path(directory)
@@ -158,7 +158,7 @@ def open_engine(
     plan = _plan(views[own.name], directory / own.name, header, whole, manifest)
     weights = np.frombuffer(views[own.name], np.uint8, header.weights_bytes, header.weights_offset)
     rest = [(own, index) for index in range(first, own.chunks)]
-    if (chosen := homes and homes(plan)) is None:
+    if (chosen := placement and placement(plan)) is None:
         check.mapped(rest)
     else:
         mapped, weights = weights, huge_pages(header.weights_bytes)
@@ -213,8 +213,8 @@ def _contradictions(plan: Plan, header: Header, manifest: Manifest) -> Iterator[
     if plan.limits != manifest.limits:
         yield "limits", f"{plan.limits}, the manifest says {manifest.limits}"
     for name, ids in (("eos_ids", manifest.eos_ids), ("bos_id", (manifest.bos_id,))):
-        if strangers := [token for token in ids if token is not None and token >= plan.vocab_size]:
-            yield "vocab_size", f"{plan.vocab_size}, but {name} of the manifest are {strangers}"
+        if outside := [token for token in ids if token is not None and token >= plan.vocab_size]:
+            yield "vocab_size", f"{plan.vocab_size}, but {name} of the manifest are {outside}"
 
 
 @_reading()
@@ -341,9 +341,11 @@ class _Check:
             for chunk, bad in zip(chunks, pool.map(damaged, chunks), strict=True):
                 self._refuse(chunk, bad)
 
-    def copied(self, chunks: Sequence[_Chunk], memory: npt.NDArray[np.uint8], offset: int, homes: Homes) -> None:
+    def copied(
+        self, chunks: Sequence[_Chunk], memory: npt.NDArray[np.uint8], offset: int, placement: NumaPlacement
+    ) -> None:
         """`mapped`, of chunks that are read into `memory`, which begins at `offset` of the part, by cores near their
-        homes. Reading spares the mapping of pages, and a chunk is in the cache when its checksum is made."""
+        placement. Reading spares the mapping of pages, and a chunk is in the cache when its checksum is made."""
         if not chunks:
             return
         view = memory.data
@@ -358,8 +360,8 @@ class _Check:
             return self._crc32(into) != part.crc32_of(index)
 
         with (self._directory / chunks[0][0].name).open("rb") as file, contextlib.ExitStack() as stack:
-            pools = [stack.enter_context(_pool_on(cores)) for cores in homes.cores]
-            node = [homes.node(index * CHUNK_BYTES - offset) for _, index in chunks]
+            pools = [stack.enter_context(_pool_on(cores)) for cores in placement.cores]
+            node = [placement.node(index * CHUNK_BYTES - offset) for _, index in chunks]
             found = [pools[at].submit(damaged, chunk) for at, chunk in zip(node, chunks, strict=True)]
             try:
                 for chunk, bad in zip(chunks, found, strict=True):

@@ -78,7 +78,7 @@ class Buffer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class WeightSlice:
     """Panels (or rows, for layout "row") [begin, end) of a weight, contiguous at `offset` of the weights section.
 
     Of experts: the panels [begin, end) of each, one expert after the other.
@@ -104,7 +104,7 @@ class Weight:
     shape: tuple[Count, ...]
     layout: Name
     nbytes: Bytes
-    pieces: tuple[Piece, ...]
+    pieces: tuple[WeightSlice, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ingot
-from ingot.bench.traffic import decode_bytes, machine_bandwidth, weight_bytes_per_step
+from ingot.bench.bytes_read import decode_bytes, machine_bandwidth, weight_bytes_per_step
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions

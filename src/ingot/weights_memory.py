@@ -20,7 +20,7 @@ _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Homes:
+class NumaPlacement:
     """Where the parts of a copy should lie.
 
     cores  of each memory node
@@ -31,7 +31,7 @@ class Homes:
     node: Callable[[int], int]
 
 
-PlanHomes = Callable[[Plan], Homes | None]
+PlanHomes = Callable[[Plan], NumaPlacement | None]
 """None: the weights are best used where they are mapped."""
 
 

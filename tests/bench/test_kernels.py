@@ -204,7 +204,7 @@ def test_limits_are_those_before_and_after_a_phase(folder: Path, monkeypatch: py
     """The machine reads 1, then 3, then 7 GB/s: the phases between lie at 2 and 5."""
     plan, speeds = read_plan(folder / "r"), iter((1e9, 3e9, 7e9))
     monkeypatch.setattr(kernels, "read_bandwidth", lambda *_: next(speeds))
-    monkeypatch.setattr(kernels, "live_peak", lambda name, threads: 1e9)
+    monkeypatch.setattr(kernels, "peak_flops", lambda name, threads: 1e9)
     monkeypatch.setattr(kernels, "barrier_seconds", lambda threads: 1e-6)
     measure = kernels._Measure(plan, KernelsOptions(engine_dir=folder, repetitions=2, threads=1), lambda *_: None)
     turns: list[int] = []

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingot.bench.bytes_read import decode_bytes, kv_bytes_per_token, takes_screen, weight_bytes_per_step
 from ingot.bench.latency import LatencyOptions, check_lengths, summarise
 from ingot.bench.throughput import ThroughputOptions, bench_throughput
 from ingot.bench.timing import RequestTimes, Round, random_prompts, time_requests
-from ingot.bench.traffic import decode_bytes, kv_bytes_per_token, takes_screen, weight_bytes_per_step
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions

@@ -135,11 +135,11 @@ def test_two_builds_are_equal(llama: Path, tmp_path: Path) -> None:
         assert (tmp_path / "e1" / name).read_bytes() == (tmp_path / "e2" / name).read_bytes()
 
 
-def test_shards_change_the_place_and_not_the_numbers(
+def test_slices_change_the_place_and_not_the_numbers(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = [build_ref(llama, tmp_path / "e1").plan]
-    monkeypatch.setattr(pack, "SHARD_BYTES", 1)
+    monkeypatch.setattr(pack, "SLICE_BYTES", 1)
     plans.append(build_ref(llama, tmp_path / "e2").plan)
     assert [max(len(weight.pieces) for weight in plan.weights) for plan in plans] == [1, 6]
     np.testing.assert_array_equal(engine_logits(tmp_path / "e1", IDS), engine_logits(tmp_path / "e2", IDS))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.builder.decide import Job, decide
+from ingot.builder.plan_targets import TargetBuild, plan_targets
 from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
@@ -19,14 +19,14 @@ from tests.handmade import write_model
 FAMILIES = ("llama", "gpt2", "gemma3_text")  # gates; learned positions; two tables of angles
 
 
-def _jobs(folder: Path, family: str, targets: str, precision: str = "f32") -> list[Job]:
+def _jobs(folder: Path, family: str, targets: str, precision: str = "f32") -> list[TargetBuild]:
     write_model(folder / "m", dict(find_family(family).tiny))
     convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c"))
     config = BuildConfig(target=targets, precision=precision, dry_run=True)
-    return decide(config, Checkpoint.open(folder / "c"), find_targets(targets), lambda what, done, total: None)
+    return plan_targets(config, Checkpoint.open(folder / "c"), find_targets(targets), lambda what, done, total: None)
 
 
-def _graph(folder: Path, family: str) -> tuple[OpGraph, Job]:
+def _graph(folder: Path, family: str) -> tuple[OpGraph, TargetBuild]:
     (job,) = _jobs(folder, family, "tensorrt-rtx/sm89")
     assert job.graph is not None
     return job.graph, job

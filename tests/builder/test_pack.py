@@ -1,4 +1,4 @@
-"""Packed weights: layouts, shards, alignment, rounding, and the count of values that are not finite."""
+"""Packed weights: layouts, slices, alignment, rounding, and the count of values that are not finite."""
 
 import time
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 
 from ingot.builder import pack
 from ingot.builder.expressions import WeightReader
-from ingot.builder.in_order import in_order
-from ingot.builder.pack import Packer, WeightUse, place_weights, shard_count
+from ingot.builder.pack import Packer, WeightUse, place_weights, slice_count
+from ingot.builder.parallel_map import parallel_map
 from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, bf16_to_float32, float32_to_bf16
 from ingot.plan import Weight
@@ -37,8 +37,8 @@ def make_use(
     )
 
 
-def packed_section(uses: list[WeightUse], shards: int, threads: int = 1) -> tuple[list[Weight], np.ndarray, Packer]:
-    weights, size = place_weights(uses, shards)
+def packed_section(uses: list[WeightUse], slices: int, threads: int = 1) -> tuple[list[Weight], np.ndarray, Packer]:
+    weights, size = place_weights(uses, slices)
     section = np.zeros(size, np.uint8)
     done: list[int] = []
     with WeightReader(checked(Path("unused"))) as reader:
@@ -55,10 +55,10 @@ def packed_section(uses: list[WeightUse], shards: int, threads: int = 1) -> tupl
 
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
 @pytest.mark.parametrize("shape", [(1, 1), (15, 33), (16, 32), (70, 17), (200, 5)])
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("block", [1, 1 << 20])
 def test_products_survive(
-    monkeypatch: pytest.MonkeyPatch, dtype: DType, shape: tuple[int, int], shards: int, block: int
+    monkeypatch: pytest.MonkeyPatch, dtype: DType, shape: tuple[int, int], slices: int, block: int
 ) -> None:
     monkeypatch.setattr(pack, "BLOCK_BYTES", block)
     values = RANDOM.normal(0, 1, shape).astype(np.float32)
@@ -69,7 +69,7 @@ def test_products_survive(
         make_use(values, dtype, name="table"),
         make_use(values[0], DType.F32, name="vector"),
     ]
-    weights, section, packer = packed_section(uses, shards)
+    weights, section, packer = packed_section(uses, slices)
     for weight, expected in zip(weights, (values, gated, values, values[0]), strict=True):
         rounded = bf16_to_float32(float32_to_bf16(expected)) if weight.dtype is DType.BF16 else expected
         np.testing.assert_array_equal(read_weight(section, weight), rounded)
@@ -78,9 +78,9 @@ def test_products_survive(
 
 @pytest.mark.parametrize("group", [0, 32])
 @pytest.mark.parametrize("shape", [(1, 1), (15, 33), (70, 172)])
-@pytest.mark.parametrize(("shards", "block", "threads"), [(1, 1 << 20, 1), (3, 1, 3)])
+@pytest.mark.parametrize(("slices", "block", "threads"), [(1, 1 << 20, 1), (3, 1, 3)])
 def test_quantised_weights_survive(
-    monkeypatch: pytest.MonkeyPatch, group: int, shape: tuple[int, int], shards: int, block: int, threads: int
+    monkeypatch: pytest.MonkeyPatch, group: int, shape: tuple[int, int], slices: int, block: int, threads: int
 ) -> None:
     """However the work is cut, each row is what the quantiser makes of it alone; a tied table is the head's twin."""
     monkeypatch.setattr(pack, "BLOCK_BYTES", block)
@@ -93,7 +93,7 @@ def test_quantised_weights_survive(
         make_use(values, DType.W8, panels=True, name="head"),
         make_use(values, DType.W8, name="table"),
     ]
-    weights, section, packer = packed_section(uses, shards, threads)
+    weights, section, packer = packed_section(uses, slices, threads)
     assert packer.nonfinite == {}
     found = [read_weight(section, weight) for weight in weights]
     for use, rows, expected in zip(uses, found, (values, gated, values, values), strict=True):
@@ -105,9 +105,9 @@ def test_quantised_weights_survive(
 
 
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("block", [1, 1 << 20])
-def test_experts_survive(monkeypatch: pytest.MonkeyPatch, dtype: DType, shards: int, block: int) -> None:
+def test_experts_survive(monkeypatch: pytest.MonkeyPatch, dtype: DType, slices: int, block: int) -> None:
     monkeypatch.setattr(pack, "BLOCK_BYTES", block)
     down, gate_up = RANDOM.normal(0, 1, (5, 70, 17)), RANDOM.normal(0, 1, (5, 2 * 41, 33))
     gate_up[3, 2, 1] = np.inf
@@ -115,24 +115,24 @@ def test_experts_survive(monkeypatch: pytest.MonkeyPatch, dtype: DType, shards: 
         make_use(down, dtype, panels=True, name="down"),
         make_use(gate_up, dtype, panels=True, gated=True, name="gate_up"),
     ]
-    weights, section, packer = packed_section(uses, shards)
+    weights, section, packer = packed_section(uses, slices)
     for weight, expected in zip(weights, (down, gate_up), strict=True):
         values = expected.astype(np.float32)
         rounded = bf16_to_float32(float32_to_bf16(values)) if dtype is DType.BF16 else values
         np.testing.assert_array_equal(read_weight(section, weight), rounded)
-        assert len(weight.pieces) == shards
+        assert len(weight.pieces) == slices
     assert packer.nonfinite == {"gate_up": 1}
 
 
 @pytest.mark.parametrize("group", [0, 64])
-@pytest.mark.parametrize(("shards", "block"), [(1, 1 << 20), (3, 1)])
-def test_quantised_experts_survive(monkeypatch: pytest.MonkeyPatch, group: int, shards: int, block: int) -> None:
+@pytest.mark.parametrize(("slices", "block"), [(1, 1 << 20), (3, 1)])
+def test_quantised_experts_survive(monkeypatch: pytest.MonkeyPatch, group: int, slices: int, block: int) -> None:
     monkeypatch.setattr(pack, "BLOCK_BYTES", block)
     dtype = DType.W4 if group else DType.W8
     for shape, gated in (((5, 70, 172), False), ((5, 2 * 41, 33), True)):
         values = RANDOM.normal(0, 1, shape).astype(np.float32)
         use = make_use(values, dtype, panels=True, gated=gated, group=group)
-        (weight,), section, _ = packed_section([use], shards, 2)
+        (weight,), section, _ = packed_section([use], slices, 2)
         rows = read_weight(section, weight)
         assert isinstance(rows, QuantisedRows)
         assert rows.shape == shape
@@ -142,7 +142,7 @@ def test_quantised_experts_survive(monkeypatch: pytest.MonkeyPatch, group: int, 
             np.testing.assert_array_equal(rows.scale[expert], alone.scale)
 
 
-def test_shards_begin_on_huge_pages_and_hold_all_products() -> None:
+def test_slices_begin_on_huge_pages_and_hold_all_products() -> None:
     uses = [make_use(RANDOM.normal(0, 1, (80, 16)), DType.F32, panels=True, name=name) for name in "ab"]
     uses.append(make_use(RANDOM.normal(0, 1, (96, 16)), DType.F32, panels=True, gated=True, name="c"))
     uses.append(make_use(RANDOM.normal(0, 1, 7), DType.F32, name="norm"))
@@ -161,17 +161,17 @@ def test_shards_begin_on_huge_pages_and_hold_all_products() -> None:
     assert size >= by_name["norm"].pieces[0].offset + 28
 
 
-def test_more_shards_than_panels_leave_no_empty_piece() -> None:
+def test_more_slices_than_panels_leave_no_empty_piece() -> None:
     weights, _ = place_weights([make_use(RANDOM.normal(0, 1, (20, 4)), DType.F32, panels=True)], 5)
     assert [(piece.begin, piece.end) for piece in weights[0].pieces] == [(0, 1), (1, 2)]
 
 
-@pytest.mark.parametrize(("filled", "shards"), [(0.5, 1), (1.9, 1), (2, 2), (3.9, 2), (4, 4), (8, 8), (100, 8)])
-def test_shards_are_as_many_as_products_fill(filled: float, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("filled", "slices"), [(0.5, 1), (1.9, 1), (2, 2), (3.9, 2), (4, 4), (8, 8), (100, 8)])
+def test_slices_are_as_many_as_products_fill(filled: float, slices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table = make_use(np.zeros((64, 64)), DType.F32)
     uses = [*(make_use(np.zeros((64, 64)), DType.F32, panels=True, name=name) for name in "ab"), table]
-    monkeypatch.setattr(pack, "SHARD_BYTES", int(2 * 4 * 64 * 64 / filled))
-    assert shard_count(uses) == shards
+    monkeypatch.setattr(pack, "SLICE_BYTES", int(2 * 4 * 64 * 64 / filled))
+    assert slice_count(uses) == slices
 
 
 def test_values_that_are_not_finite_are_counted() -> None:
@@ -195,7 +195,7 @@ def test_work_on_threads_keeps_its_order_and_its_errors() -> None:
             raise ValueError("thirty")
         return -item
 
-    done = in_order(work, range(100), 3)
+    done = parallel_map(work, range(100), 3)
     for expected in range(5):
         assert next(done) == -expected
     assert len(started) <= 5 + 4

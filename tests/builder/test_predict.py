@@ -143,7 +143,7 @@ def test_where_there_is_no_prediction_the_build_says_why(
     monkeypatch.setattr(prediction, "SMALL", 0)
     assert "--max_mem" in str(choose_sample(plan, target, 1 << 20))
     assert isinstance(choose_sample(plan, target, 1 << 40), Sample)
-    absent = [each for each in TARGETS if each.missing() is not None]
+    absent = [each for each in TARGETS if each.run_blocker() is not None]
     for each in absent:
         assert f"no speed is predicted: {each.name} needs" in str(choose_sample(plan, each, None))
         report = build(BuildConfig(target=each.name), folder / "c", tmp_path / "other")
@@ -212,7 +212,7 @@ def test_a_sample_takes_the_room_that_there_is(folder: Path, monkeypatch: pytest
 
     monkeypatch.setattr(prediction, "Sample", small_sample)
     plan, target = read_plan(folder / "e"), TARGETS[0]
-    monkeypatch.setattr(type(target), "missing", lambda self: None)
+    monkeypatch.setattr(type(target), "run_blocker", lambda self: None)
     memory = Sample(plan, 0, REF).memory
     assert isinstance(choose_sample(plan, target, memory), Sample)
     assert "more than --max_mem leaves" in str(choose_sample(plan, target, memory - 1))

@@ -10,7 +10,7 @@ import pytest
 from ingot.builder.passes.base import PassReport
 from ingot.builder.schedule import Dump, schedule, schedule_calls
 from ingot.dtypes import DType
-from ingot.plan import Attr, Buffer, CacheGroup, Limits, Piece, Plan, Rows, Step, Variant, Weight
+from ingot.plan import Attr, Buffer, CacheGroup, Limits, Plan, Rows, Step, Variant, Weight, WeightSlice
 from ingot.plan_check import check_plan
 from ingot.plan_json import plan_from_json
 from ingot.plugins.registry import find_op, find_target
@@ -78,7 +78,7 @@ def plan_of(lines: Sequence[Line], over: dict[str, str] | None = None) -> Plan:
             shape=(length,),
             layout="row",
             nbytes=4 * length,
-            pieces=(Piece(begin=0, end=length, offset=offset),),
+            pieces=(WeightSlice(begin=0, end=length, offset=offset),),
         )
         for name, length, offset in (("w", 8, 0), ("per_head", HEAD_DIM, 64), ("per_token", 2 * HEAD_DIM, 128))
     )

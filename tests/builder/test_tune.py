@@ -40,7 +40,7 @@ class Stopwatch(RefTarget):
 
 
 class Absent(Stopwatch):
-    def missing(self, isa: str | None = None) -> str | None:
+    def run_blocker(self, isa: str | None = None) -> str | None:
         return "cpu/amx needs AMX"
 
 

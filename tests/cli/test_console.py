@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ingot.cli.console import LEVELS, Level, Talk
+from ingot.cli.console import LEVELS, CliConsole, Level
 
 
 class Terminal(io.StringIO):
@@ -14,19 +14,19 @@ class Terminal(io.StringIO):
         return True
 
 
-def _work(talk: Talk) -> None:
-    with talk:
+def _work(console: CliConsole) -> None:
+    with console:
         for done in range(11):
-            talk.progress("weights", done, 10)
-        talk.progress("graph", 1, 1)
-        talk.warn("a NaN")
-        talk.note("lowered")
-        talk.detail("pass fired 3 times")
+            console.progress("weights", done, 10)
+        console.progress("graph", 1, 1)
+        console.warn("a NaN")
+        console.note("lowered")
+        console.detail("pass fired 3 times")
 
 
 def test_short_work_prints_no_progress_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     log = io.StringIO()
-    _work(Talk(Level.VERBOSE, log))
+    _work(CliConsole(Level.VERBOSE, log))
     assert log.getvalue().splitlines() == ["warning: a NaN", "lowered", "pass fired 3 times"]
     assert capsys.readouterr().out == ""
 
@@ -41,14 +41,14 @@ def test_a_log_has_a_line_now_and_then_with_rate_and_remaining_time(monkeypatch:
     """Six seconds from call to call; what was done in an earlier stage does not count."""
     _clock(monkeypatch, 6)
     log = io.StringIO()
-    with Talk(Level.INFO, log) as talk:
-        talk.progress_bytes("hashing", 1000 << 20, 4000 << 20)
+    with CliConsole(Level.INFO, log) as console:
+        console.progress_bytes("hashing", 1000 << 20, 4000 << 20)
         for done in (1000, 1060, 1120, 1180, 4000):
-            talk.progress_bytes("weights", done << 20, 4000 << 20)
-        talk.progress_requests("generating", 1, 30)
-        talk.progress_requests("generating", 13, 30)
-        talk.progress("rounds", 1, 3)
-        talk.progress("rounds", 2, 3)
+            console.progress_bytes("weights", done << 20, 4000 << 20)
+        console.progress_requests("generating", 1, 30)
+        console.progress_requests("generating", 13, 30)
+        console.progress("rounds", 1, 3)
+        console.progress("rounds", 2, 3)
     assert log.getvalue().splitlines() == [
         "weights 26%, 10 MiB/s, 4:54 left",
         "weights 30%, 10 MiB/s, 4:42 left",
@@ -60,16 +60,16 @@ def test_a_log_has_a_line_now_and_then_with_rate_and_remaining_time(monkeypatch:
 
 def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
-    _work(Talk(Level.INFO, screen))
+    _work(CliConsole(Level.INFO, screen))
     assert "weights" not in screen.getvalue(), "too short for a bar"
     assert "lowered" in screen.getvalue()
     _clock(monkeypatch, 1)
-    with Talk(Level.INFO, screen) as talk:
-        talk.progress_bytes("weights", 0, 4000 << 20)
-        talk.progress_bytes("weights", 1000 << 20, 4000 << 20)
+    with CliConsole(Level.INFO, screen) as console:
+        console.progress_bytes("weights", 0, 4000 << 20)
+        console.progress_bytes("weights", 1000 << 20, 4000 << 20)
         time.sleep(0.15)  # rich draws ten times a second
-        talk.progress_bytes("packing", 4000 << 20, 4000 << 20)
-        talk.hide()
+        console.progress_bytes("packing", 4000 << 20, 4000 << 20)
+        console.hide()
     said = screen.getvalue()
     assert "weights" in said
     assert "25%" in said
@@ -81,17 +81,17 @@ def test_text_on_a_terminal_is_not_torn_by_the_bar(monkeypatch: pytest.MonkeyPat
     """Once the bar is hidden nothing more is drawn until there is progress again."""
     _clock(monkeypatch, 1)
     screen = Terminal()
-    with Talk(Level.INFO, screen) as talk:
-        talk.progress("building", 0, 2)
-        talk.progress("building", 1, 2)
-        talk.hide()
+    with CliConsole(Level.INFO, screen) as console:
+        console.progress("building", 0, 2)
+        console.progress("building", 1, 2)
+        console.hide()
         before = screen.getvalue()
         for piece in ("The prince", " looked at", " Natasha."):
             screen.write(piece)
             screen.flush()
             time.sleep(0.15)  # longer than rich waits before it draws again
         assert screen.getvalue() == before + "The prince looked at Natasha."
-        talk.progress("measuring", 1, 2)
+        console.progress("measuring", 1, 2)
         assert "measuring" in screen.getvalue()
 
 
@@ -101,7 +101,7 @@ def test_text_on_a_terminal_is_not_torn_by_the_bar(monkeypatch: pytest.MonkeyPat
 )
 def test_levels(level: str, words: list[str]) -> None:
     log = io.StringIO()
-    _work(Talk(LEVELS[level], log))
+    _work(CliConsole(LEVELS[level], log))
     said = log.getvalue().splitlines()
     assert said[-1:] == words
 
@@ -114,5 +114,5 @@ def test_a_log_that_cannot_be_written_ends_no_work() -> None:
             tried.append(text)
             raise OSError(errno.ENOSPC, "no space left on device")
 
-    _work(Talk(Level.INFO, Full()))
+    _work(CliConsole(Level.INFO, Full()))
     assert any("a NaN" in text for text in tried)

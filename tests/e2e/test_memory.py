@@ -60,9 +60,9 @@ def resident(output: Path, *args: object) -> tuple[int, int]:
                 most = int(dict(line.split(":", 1) for line in status)["VmHWM"].split()[0]) * 1024
             time.sleep(0.001)
         result = finish(process).succeeds()
-    forecast = re.search(r"needs at most (\S+) MiB of memory and (\S+) MiB of disk", result.err)
-    assert forecast is not None
-    memory, disk = (round(float(size) * (1 << 20)) for size in forecast.groups())
+    estimate = re.search(r"needs at most (\S+) MiB of memory and (\S+) MiB of disk", result.err)
+    assert estimate is not None
+    memory, disk = (round(float(size) * (1 << 20)) for size in estimate.groups())
     written = sum(file.stat().st_size for file in output.iterdir())
     assert written < disk < 1.05 * written
     return most, memory
@@ -71,13 +71,13 @@ def resident(output: Path, *args: object) -> tuple[int, int]:
 def test_memory_of_a_conversion(tmp_path: Path) -> None:
     """Of 110 MB of weights, the largest, of 28 MB, are made in memory, for their rows are stored in another order."""
     source = write_model(tmp_path / "m", NEOX)
-    most, forecast = resident(tmp_path / "c", "convert", "--model_dir", source, "--dtype", "float16")
-    assert most < forecast < 2.5 * most
+    most, estimate = resident(tmp_path / "c", "convert", "--model_dir", source, "--dtype", "float16")
+    assert most < estimate < 2.5 * most
     made = 3 * 1536 * 1536 * 4
-    assert forecast < (130 << 20) + 2 * made, "the limit is that of the largest tensor made in memory"
+    assert estimate < (130 << 20) + 2 * made, "the limit is that of the largest tensor made in memory"
 
 
 def test_memory_of_a_build(large_checkpoint: Path, tmp_path: Path) -> None:
     """It does not grow with the model: of 110 MB of weights, some blocks are in memory at a time."""
-    most, forecast = resident(tmp_path / "e", "build", "--checkpoint_dir", large_checkpoint)
-    assert most < forecast < 2 * most
+    most, estimate = resident(tmp_path / "e", "build", "--checkpoint_dir", large_checkpoint)
+    assert most < estimate < 2 * most

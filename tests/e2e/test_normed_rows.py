@@ -21,7 +21,7 @@ from tests.plugins.cpu.one_step import batch_of, in_groups
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")]
 
-SEQUENCES, LENGTH = 40, 50  # rows of 24 numbers and more are many, see kOwnElements of plugins/include/ingot/kernel.h
+SEQUENCES, LENGTH = 40, 50  # rows of 24 numbers and more are many, see kPrivateRowElements
 NO_NORM_BEFORE_PRODUCTS = QUERIES_NORMED_TOGETHER = {"olmo2"}
 
 

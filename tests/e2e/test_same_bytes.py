@@ -19,7 +19,7 @@ from ingot.runtime import ModelRunner
 from tests.handmade import TINY_LLAMA, random_tensors, write_model
 from tests.house.project import ROOT
 
-SHARD = 1 << 12  # so many bytes fill a shard: tiny models have eight
+SHARD = 1 << 12  # so many bytes fill a slice: tiny models have eight
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -40,13 +40,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_cores_of_the_machine_that_builds(
     precision: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pack, "SHARD_BYTES", SHARD)
+    monkeypatch.setattr(pack, "SLICE_BYTES", SHARD)
     config = BuildConfig(target="cpu/avx2,cpu/amx,ref", precision=precision, autotune=False)
     built = []
     for cores in (1, 2, 12):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         plan = build(config, checkpoint, tmp_path / str(cores)).plan
-        assert max(len(weight.pieces) for weight in plan.weights) == pack.MOST_SHARDS
+        assert max(len(weight.pieces) for weight in plan.weights) == pack.MOST_SLICES
         built.append(files_of(tmp_path / str(cores)))
     assert built[0] == built[1] == built[2]
 
@@ -79,15 +79,15 @@ def test_instructions_threads_and_hashes_of_the_machine_that_builds(tmp_path: Pa
 
 
 @pytest.mark.native
-def test_any_number_of_threads_reads_any_number_of_shards(
+def test_any_number_of_threads_reads_any_number_of_slices(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = BuildConfig(target="cpu/avx2", precision="w8", autotune=False)
     prompts = [list(range(1, 40)), [7]]
     logits = []
     for most in (1, 8):
-        monkeypatch.setattr(pack, "SHARD_BYTES", SHARD)
-        monkeypatch.setattr(pack, "MOST_SHARDS", most)
+        monkeypatch.setattr(pack, "SLICE_BYTES", SHARD)
+        monkeypatch.setattr(pack, "MOST_SLICES", most)
         build(config, checkpoint, tmp_path / str(most))
         with open_engine(tmp_path / str(most)) as engine:
             assert max(len(weight.pieces) for weight in engine.plan.weights) == most

@@ -20,10 +20,10 @@ from ingot.plugins.cpu.native import detect_isa
 from ingot.plugins.cpu.session import CpuSession
 from ingot.plugins.layouts import unpack_quantised, unpack_table
 from ingot.plugins.ops.screen import half_codes
-from ingot.runtime.admission import make_requests
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import Request
 from ingot.runtime.session import load_engine
+from ingot.runtime.validation import make_requests
 from tests.e2e.command import ingot
 from tests.hall.planted import Bytes, floats, replant
 from tests.handmade import TINY_LLAMA, write_model

@@ -28,7 +28,7 @@ from tests.plugins.cpu.one_step import LEVELS, batch_of, in_groups
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")]
 
-SEQUENCES, LENGTH, BLOCK = 40, 50, 16  # rows of 48 numbers that are many, see kOwnElements of ingot/kernel.h
+SEQUENCES, LENGTH, BLOCK = 40, 50, 16  # rows of 48 numbers that are many, see kPrivateRowElements of ingot/kernel.h
 NORMED_TOGETHER, INTERLEAVED = "olmo2", "interleaved"
 FAMILIES = {
     "gemma3_text": "windows and a norm of each head",

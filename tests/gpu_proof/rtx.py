@@ -18,7 +18,7 @@ TARGET = "tensorrt-rtx"
 def rtx_validity(job: Job) -> Iterator[Result]:
     """Expected: refused on 9.0 and 10.x, valid on the others. Where it is valid the engine runs."""
     name, library, target = "TensorRT-RTX on this GPU", find_rtx(), find_target(TARGET)
-    reason = library if isinstance(library, str) else target.unbuildable()
+    reason = library if isinstance(library, str) else target.build_blocker()
     if isinstance(library, str) or reason is not None:
         yield Result(name=name, command="ingot doctor", missing=reason)
         return
@@ -29,7 +29,7 @@ def rtx_validity(job: Job) -> Iterator[Result]:
     log = logger(trt, messages.add)
     runtime = trt.Runtime(log)
     validity, reasons = runtime.get_engine_validity(data)
-    valid, here = validity != trt.EngineValidity.INVALID, target.missing() is None
+    valid, here = validity != trt.EngineValidity.INVALID, target.run_blocker() is None
     figures = {
         "validity": validity.name,
         "reasons": str(reasons),

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ingot.bench.bytes_read import kv_bytes_per_token
 from ingot.bench.latency import BatchLatency, LatencyOptions, LatencyReport, bench_latency
-from ingot.bench.traffic import kv_bytes_per_token
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert

@@ -207,7 +207,7 @@ def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_kernels_tests_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests stand for those that need a GPU."""
-    monkeypatch.setattr(kernels, "FILES", ["tests/hall/test_forecast.py"])
+    monkeypatch.setattr(kernels, "FILES", ["tests/hall/test_resource_estimate.py"])
     monkeypatch.setattr("tests.gpu_proof.kernels.shutil.which", lambda name: None)
     tests, *tools = kernels.kernels(Job(work=tmp_path, gpu=GPU))
     assert tests.ok

@@ -14,7 +14,7 @@ from ingot.engine import open_engine
 from ingot.errors import EngineError
 from ingot.plan import Buffer, Rows
 from ingot.plan_check import check_plan
-from ingot.weights_memory import Homes
+from ingot.weights_memory import NumaPlacement
 from tests.hall.resealed import edit_manifest, edit_plans, in_manifest, in_plan, seal_part
 from tests.hall.test_engine import engine, make_plan, pristine  # noqa: F401
 from tests.hall.test_weights_memory import ANYWHERE, write
@@ -97,9 +97,9 @@ def test_reads_that_bring_less_than_asked_for_go_on(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("ingot.engine.os.preadv", some)
 
-    def homes(plan: object) -> Homes:
+    def placement(plan: object) -> NumaPlacement:
         return ANYWHERE
 
-    with open_engine(directory, homes=homes) as copied:
+    with open_engine(directory, placement=placement) as copied:
         np.testing.assert_array_equal(copied.weights, expected)
     assert len(counts) > 2

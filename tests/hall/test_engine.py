@@ -17,7 +17,7 @@ from ingot.engine import HEADER_BYTES, SECTION_ALIGNMENT, is_engine, map_file, o
 from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import EngineError
 from ingot.manifest import ENGINE_SCHEMA, Manifest, parse_manifest
-from ingot.plan import Buffer, CacheGroup, Extent, Input, Limits, Piece, Plan, Rows, Step, Weight
+from ingot.plan import Buffer, CacheGroup, Extent, Input, Limits, Plan, Rows, Step, Weight, WeightSlice
 
 LIMITS = Limits(max_batch_size=2, max_input_len=7, max_seq_len=8, max_num_tokens=4, max_logit_rows=4)
 WEIGHT_BYTES = CHUNK_BYTES + 1000
@@ -25,7 +25,12 @@ WEIGHT_BYTES = CHUNK_BYTES + 1000
 
 def make_plan() -> Plan:
     weight = Weight(
-        name="w", dtype=DType.F32, shape=(25,), layout="row", nbytes=100, pieces=(Piece(begin=0, end=25, offset=64),)
+        name="w",
+        dtype=DType.F32,
+        shape=(25,),
+        layout="row",
+        nbytes=100,
+        pieces=(WeightSlice(begin=0, end=25, offset=64),),
     )
     inputs = ("w", "", "input_ids", "")
     step = Step(name="s", op="embedding", kernel="embedding.f32.ref", inputs=inputs, outputs=("b",), attrs={})

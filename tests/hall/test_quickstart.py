@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.bench.traffic import decode_bytes
+from ingot.bench.bytes_read import decode_bytes
 from ingot.engine import read_plan
 from ingot.quickstart import quickstart
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ingot.bench.bytes_read import takes_screen, weight_bytes_per_step
 from ingot.bench.timing import GREEDY
-from ingot.bench.traffic import takes_screen, weight_bytes_per_step
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions

@@ -12,11 +12,11 @@ from ingot.engine import open_engine
 from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import CapacityError, EngineError
 from ingot.plan import Plan
-from ingot.weights_memory import HUGE_PAGE, Homes, huge_pages, offers_huge_pages
+from ingot.weights_memory import HUGE_PAGE, NumaPlacement, huge_pages, offers_huge_pages
 from tests.hall.test_engine import flip, make_manifest, make_plan
 
 CORES = frozenset(os.sched_getaffinity(0))
-ANYWHERE = Homes(cores=(CORES,), node=lambda offset: 0)
+ANYWHERE = NumaPlacement(cores=(CORES,), node=lambda offset: 0)
 SIZES = (1000, CHUNK_BYTES - HUGE_PAGE, CHUNK_BYTES - HUGE_PAGE + 1, 3 * CHUNK_BYTES + 77)
 
 
@@ -36,8 +36,8 @@ def write(folder: Path, size: int) -> Path:
 
 
 def test_a_copy_holds_what_is_mapped(engine: Path) -> None:
-    for homes in (ANYWHERE, Homes(cores=(CORES, CORES), node=lambda offset: offset // CHUNK_BYTES % 2)):
-        with open_engine(engine) as mapped, open_engine(engine, homes=lambda plan: homes) as copied:  # noqa: B023
+    for placement in (ANYWHERE, NumaPlacement(cores=(CORES, CORES), node=lambda offset: offset // CHUNK_BYTES % 2)):
+        with open_engine(engine) as mapped, open_engine(engine, placement=lambda plan: placement) as copied:  # noqa: B023
             np.testing.assert_array_equal(mapped.weights, copied.weights)
             assert copied.weights.ctypes.data % HUGE_PAGE == 0
             assert not copied.weights.flags.writeable
@@ -46,7 +46,7 @@ def test_a_copy_holds_what_is_mapped(engine: Path) -> None:
 def test_a_file_that_is_cut_behind_a_copy_changes_nothing(engine: Path) -> None:
     with open_engine(engine) as opened:
         before = opened.weights.copy()
-    with open_engine(engine, homes=lambda plan: ANYWHERE) as copied:
+    with open_engine(engine, placement=lambda plan: ANYWHERE) as copied:
         os.truncate(engine / "rank0.engine", 0)
         np.testing.assert_array_equal(copied.weights, before)
 
@@ -57,16 +57,16 @@ def test_damage_is_found_while_copying(engine: Path) -> None:
     for offset in {HUGE_PAGE, HUGE_PAGE + 1, min(CHUNK_BYTES, size - 1), size // 2, size - 1}:
         flip(rank, offset)
         with pytest.raises(EngineError, match="checksum does not match"):
-            open_engine(engine, homes=lambda plan: ANYWHERE)
+            open_engine(engine, placement=lambda plan: ANYWHERE)
         flip(rank, offset)
-    open_engine(engine, homes=lambda plan: ANYWHERE)
+    open_engine(engine, placement=lambda plan: ANYWHERE)
 
 
 def test_parts_are_read_in_by_the_cores_of_their_homes(tmp_path: Path) -> None:
     """Two nodes that were given different cores where there are two: the one that makes a checksum reads the part."""
     engine = write(tmp_path, 5 * CHUNK_BYTES)
     first, second = frozenset([min(CORES)]), frozenset([max(CORES)])
-    homes = Homes(cores=(first, second), node=lambda offset: offset // CHUNK_BYTES % 2)
+    placement = NumaPlacement(cores=(first, second), node=lambda offset: offset // CHUNK_BYTES % 2)
     asked: list[Plan] = []
     seen: dict[int, set[int]] = {}
     with open_engine(engine) as mapped:
@@ -77,13 +77,13 @@ def test_parts_are_read_in_by_the_cores_of_their_homes(tmp_path: Path) -> None:
             seen[place] = os.sched_getaffinity(0)
         return 0
 
-    def choose(plan: Plan) -> Homes:
+    def choose(plan: Plan) -> NumaPlacement:
         asked.append(plan)
-        return homes
+        return placement
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ingot.engine._Check._refuse", lambda self, chunk, bad: None)
-        open_engine(engine, crc32=crc32, homes=choose)
+        open_engine(engine, crc32=crc32, placement=choose)
     assert [plan.weight_bytes for plan in asked] == [5 * CHUNK_BYTES]
     assert seen == {n: (first, second)[(n * CHUNK_BYTES + HUGE_PAGE) // CHUNK_BYTES % 2] for n in seen}
     assert len(seen) >= 4
@@ -91,14 +91,14 @@ def test_parts_are_read_in_by_the_cores_of_their_homes(tmp_path: Path) -> None:
 
 def test_a_system_that_forbids_cores_still_reads(tmp_path: Path) -> None:
     engine = write(tmp_path, 2 * CHUNK_BYTES)
-    nowhere = Homes(cores=(frozenset([4095]),), node=lambda offset: 0)
-    with open_engine(engine) as mapped, open_engine(engine, homes=lambda plan: nowhere) as copied:
+    nowhere = NumaPlacement(cores=(frozenset([4095]),), node=lambda offset: 0)
+    with open_engine(engine) as mapped, open_engine(engine, placement=lambda plan: nowhere) as copied:
         np.testing.assert_array_equal(mapped.weights, copied.weights)
 
 
 def test_no_homes_means_mapped(tmp_path: Path) -> None:
     engine = write(tmp_path, 1000)
-    with open_engine(engine, homes=lambda plan: None) as mapped:
+    with open_engine(engine, placement=lambda plan: None) as mapped:
         before = bytes(mapped.weights[:8])
         flip(engine / "rank0.engine", HUGE_PAGE)
         assert bytes(mapped.weights[:8]) != before

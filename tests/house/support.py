@@ -117,7 +117,7 @@ def find_support(family: str, work: Path) -> dict[Row, dict[str, Support]]:
         row = found[family, precision] = {_column(each): _on_gpu(each, precision, checkpoint) for each in on_gpu}
         for target in others:
             row[target.name] = Support.BUILDS
-            if target.missing() is None:
+            if target.run_blocker() is None:
                 error = np.abs(_logits(engine, target.name) - expected).max() / np.ptp(expected)
                 bound = (TOLERANCE_ON_TILES if target.name == "cpu/amx" else TOLERANCE)[precision]
                 assert error < bound, f"{family} {precision} {target.name}: off by {error:.1e}"

@@ -25,7 +25,7 @@ MAY = {
     "ingot.chunks": "errors configs",
     "ingot.manifest": "errors dtypes configs plan chunks",
     "ingot.output_dir": "errors",
-    "ingot.forecast": "errors configs",
+    "ingot.resource_estimate": "errors configs",
     "ingot.tensor_file": "errors dtypes configs chunks",
     "ingot.companions": "errors configs",
     "ingot.checkpoint": "errors dtypes configs output_dir tensor_file chunks",
@@ -34,9 +34,11 @@ MAY = {
     "ingot.engine_writer": "errors dtypes configs chunks plan manifest engine output_dir",
     "ingot.plugins": "errors weight_formats dtypes configs plan plan_check plan_json step_io step_inputs step_work "
     "weights_memory plugins _cpu",
-    "ingot.convert": "errors dtypes configs chunks companions checkpoint tensor_file output_dir forecast convert",
+    "ingot.convert": "errors dtypes configs chunks companions checkpoint tensor_file output_dir "
+    "resource_estimate convert",
     "ingot.builder": "errors weight_formats dtypes configs chunks companions checkpoint tensor_file output_dir "
-    "forecast plan plan_check manifest engine engine_writer step_io step_inputs step_work timed_run weights_memory "
+    "resource_estimate plan plan_check manifest engine engine_writer step_io step_inputs step_work timed_run "
+    "weights_memory "
     "plugins builder",
     "ingot.runtime": "errors dtypes configs companions plan step_io manifest engine weights_memory plugins runtime",
 }

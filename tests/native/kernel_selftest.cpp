@@ -82,7 +82,7 @@ struct Case {
   std::vector<float> scale;                      // of their rows
   std::vector<int8_t> multipliers;               // of w4: [n][groups]
   std::vector<std::vector<std::byte>> storage;   // of the pieces
-  std::vector<Piece> pieces;
+  std::vector<WeightSlice> pieces;
 
   int64_t out() const { return shape.gated ? shape.n / 2 : shape.n; }
   int64_t panels() const { return shape.gated ? 2 * ((out() + 15) / 16) : (shape.n + 15) / 16; }
@@ -293,7 +293,7 @@ std::vector<Shape> shapes() {
     all.push_back({r, 258, 1100, Activation::kNone, false, true, true, 1, 2, r % 2 == 0 ? 64 : 128});
   all.push_back({97, 66, 2100, Activation::kSilu, true, true, false, 2, 1, 128});
   for (const int64_t r : {7, 35})  // more elements than a thread prepares by itself
-    all.push_back({r, 34, kOwnElements / r + 1, Activation::kSilu, true, true, true, 3, 2, 64});
+    all.push_back({r, 34, kPrivateRowElements / r + 1, Activation::kSilu, true, true, true, 3, 2, 64});
   return all;
 }
 

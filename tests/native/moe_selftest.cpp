@@ -52,7 +52,7 @@ struct Case {
   int64_t group;      // of w4
   std::vector<float> x, ids, weights;
   std::vector<std::vector<std::byte>> storage;  // of the pieces
-  std::vector<Piece> pieces;
+  std::vector<WeightSlice> pieces;
 
   int64_t panels() const { return (shape.out + 15) / 16 * (gated ? 2 : 1); }
   int64_t data_offset() const {  // scales and sums, then multipliers
@@ -153,8 +153,8 @@ struct Case {
     std::vector<float> y(static_cast<size_t>(shape.rows * shape.out * (gated ? shape.slots : 1)), 0.0f);
     std::vector<float> product(static_cast<size_t>(shape.out));
     for (int64_t slot = 0; slot < shape.rows * shape.slots; ++slot) {
-      std::vector<Piece> parts = pieces;
-      for (Piece& part : parts)
+      std::vector<WeightSlice> parts = pieces;
+      for (WeightSlice& part : parts)
         part.data += static_cast<int64_t>(ids[static_cast<size_t>(slot)]) * (part.end - part.begin) * panel_bytes();
       const float* row = x.data() + (gated ? slot / shape.slots : slot) * shape.k;
       const MatmulArgs args{row,

@@ -23,7 +23,7 @@ class ListTarget(RefTarget):
     def kernels(self) -> tuple[str, ...]:
         return self._names
 
-    def missing(self, isa: str | None = None) -> str | None:
+    def run_blocker(self, isa: str | None = None) -> str | None:
         return "it is made of paper"
 
 

@@ -7,9 +7,9 @@ The bytes are those of ingot's engine of the same class: its weights once per st
 import dataclasses
 from collections.abc import Mapping
 
-from ingot.bench.traffic import decode_bytes, kv_bytes_per_token, weight_bytes_per_step
+from ingot.bench.bytes_read import decode_bytes, kv_bytes_per_token, weight_bytes_per_step
 from ingot.plan import Plan
-from ingot.plugins.cpu.native import live_peak, peak_name, read_bandwidth
+from ingot.plugins.cpu.native import peak_flops, peak_name, read_bandwidth
 from ingot.plugins.plan_work import PlanWork
 from ingot.step_work import Load, may_screen
 from tests.peers.regimes import Regime
@@ -33,7 +33,7 @@ def take_limits(plan: Plan, threads: int) -> Limits:
     return Limits(
         bandwidth=read_bandwidth(buffer_bytes, threads),
         buffer_bytes=buffer_bytes,
-        peaks={name: live_peak(name, threads) for name in names},
+        peaks={name: peak_flops(name, threads) for name in names},
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import transformers
 
-from ingot.bench.traffic import decode_bytes
+from ingot.bench.bytes_read import decode_bytes
 from ingot.engine import read_plan
 from tests.house.project import ROOT
 from tests.peers.__main__ import parse

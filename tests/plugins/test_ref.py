@@ -5,7 +5,7 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.errors import EngineError
-from ingot.plan import Piece, Weight
+from ingot.plan import Weight, WeightSlice
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.registry import find_target, op_names
 from ingot.plugins.target import SessionOptions
@@ -35,7 +35,7 @@ def test_every_op_has_a_ref_kernel() -> None:
     kernels = find_target("ref").kernels()
     assert {kernel.split(".")[0] for kernel in kernels} == set(op_names())
     assert "matmul.bf16.ref" in kernels
-    assert find_target("ref").missing("avx2") is None
+    assert find_target("ref").run_blocker("avx2") is None
 
 
 def test_weights_come_back(model: TinyModel) -> None:
@@ -53,7 +53,7 @@ def test_unknown_layout_is_refused() -> None:
         shape=(2, 2),
         layout="panel7.f32",
         nbytes=16,
-        pieces=(Piece(begin=0, end=1, offset=0),),
+        pieces=(WeightSlice(begin=0, end=1, offset=0),),
     )
     with pytest.raises(EngineError, match="panel7"):
         read_weight(np.zeros(16, np.uint8), weight)

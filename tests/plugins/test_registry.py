@@ -17,7 +17,7 @@ class Paper(RefTarget):
     def __init__(self, name: str, lack: str | None) -> None:
         self.name, self._lack = name, lack
 
-    def missing(self, isa: str | None = None) -> str | None:
+    def run_blocker(self, isa: str | None = None) -> str | None:
         return self._lack
 
 

@@ -28,7 +28,7 @@ def _batch() -> StepBatch:
 
 def _session(name: str, model: TinyModel) -> TapSession:
     target = find_target(name)
-    if (reason := target.missing()) is not None:
+    if (reason := target.run_blocker()) is not None:
         pytest.skip(f"this machine lacks {name.removeprefix('cpu/')}: {reason}")
     session = target.open_session(
         model.plan, model.weights, SessionOptions(num_blocks=model.plan.in_each(BLOCKS), threads=2)

@@ -12,12 +12,12 @@ import pytest
 
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import RequestError
+from ingot.runtime.detokenizer_thread import DetokenizerThread
 from ingot.runtime.executor import Executor
 from ingot.runtime.generate_text import complete_text
 from ingot.runtime.llm import AsyncOutputs, EngineLLM
 from ingot.runtime.llm_outputs import RequestOutput
 from ingot.runtime.model_runner import ModelRunner
-from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextEvent, TextRequest, make_streams
 from ingot.step_io import StepBatch
 from tests.runtime.byte_tokenizer import byte_tokenizer
@@ -142,7 +142,7 @@ def test_close_fails_texts_in_words(session: FakeSession, llm: EngineLLM) -> Non
 
 
 def test_a_text_loop_fails_what_runs_when_it_is_closed(session: FakeSession, llm: EngineLLM) -> None:
-    texts = TextLoop(llm.runner, llm.tokenizer)
+    texts = DetokenizerThread(llm.runner, llm.tokenizer)
     events: list[TextEvent] = []
     (stream,) = make_streams(llm.runner, llm.tokenizer, 0, TextRequest(prompt=[1, 2], params=LONG))
     closer = threading.Thread(target=texts.close)

@@ -11,7 +11,7 @@ import pytest
 
 from ingot.errors import RequestError
 from ingot.runtime.executor import Executor
-from ingot.runtime.outlet import News, Outlet
+from ingot.runtime.outlet import Outlet, StreamDelta
 from ingot.runtime.request import FinishReason, Request
 from ingot.step_io import Ahead, StepBatch, StepResult
 from tests.runtime.fake_session import FakeSession, RepeatingSession, continued
@@ -190,7 +190,7 @@ def test_callers_share_steps(executor: Executor, session: FakeSession) -> None:
 def test_ends_alone_are_told_where_nothing_else_is_wanted(executor: Executor) -> None:
     requests, outlet = [request_of([1, n], 3 + 4 * n) for n in range(4)], Outlet(every_step=False)
     executor.add(requests, outlet)
-    news: News = []
+    news: StreamDelta = []
     while len(news) < 4:
         news += outlet.get(SECONDS) or pytest.fail("no news")
     assert [(progress.request, progress.num_generated, progress.ended) for progress in news] == [

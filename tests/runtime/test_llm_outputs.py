@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ingot.configs.sampling import SamplingParams
-from ingot.runtime.llm_outputs import Gathering
+from ingot.runtime.llm_outputs import OutputAccumulator
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import FinishReason
 from ingot.runtime.text_stream import TextEvent, TextRequest, make_streams
@@ -27,9 +27,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture
-def gathering(runner: ModelRunner, tokenizer: Tokenizer) -> Gathering:
+def gathering(runner: ModelRunner, tokenizer: Tokenizer) -> OutputAccumulator:
     asked = TextRequest(prompt=[1, 2], params=SamplingParams(max_tokens=4, n=2))
-    return Gathering(asked, make_streams(runner, tokenizer, 0, asked))
+    return OutputAccumulator(asked, make_streams(runner, tokenizer, 0, asked))
 
 
 def event(sequence: int, token: int, log_prob: float = -1.0, reason: FinishReason | None = None) -> TextEvent:
@@ -38,7 +38,7 @@ def event(sequence: int, token: int, log_prob: float = -1.0, reason: FinishReaso
     )
 
 
-def test_it_is_finished_with_its_last_sequence(gathering: Gathering) -> None:
+def test_it_is_finished_with_its_last_sequence(gathering: OutputAccumulator) -> None:
     gathering.take(event(1, 5, reason=FinishReason.STOP))
     assert not gathering.output().finished
     assert [part.finish_reason for part in gathering.output().outputs] == [None, "stop"]
@@ -48,7 +48,7 @@ def test_it_is_finished_with_its_last_sequence(gathering: Gathering) -> None:
     assert [(part.index, part.text, part.token_ids) for part in result.outputs] == [(0, "6", [6]), (1, "5", [5])]
 
 
-def test_results_do_not_change_afterwards(gathering: Gathering) -> None:
+def test_results_do_not_change_afterwards(gathering: OutputAccumulator) -> None:
     gathering.take(event(0, 5))
     before = gathering.output()
     before.prompt_token_ids.append(9)
@@ -58,7 +58,7 @@ def test_results_do_not_change_afterwards(gathering: Gathering) -> None:
     assert (after.outputs[0].text, after.outputs[0].token_ids, after.prompt_token_ids) == ("56", [5, 6], [1, 2])
 
 
-def test_what_was_left_out_has_no_sum(gathering: Gathering) -> None:
+def test_what_was_left_out_has_no_sum(gathering: OutputAccumulator) -> None:
     gathering.take(event(0, 5))
     gathering.take(event(0, 6, -2.0))
     assert gathering.output().outputs[0].cumulative_logprob == -3

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ingot.configs.sampling import SamplingParams
-from ingot.runtime.admission import make_requests
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import Request
+from ingot.runtime.validation import make_requests
 from ingot.step_io import Float32
 from tests.runtime.tiny_engine import make_runner, ref_session
 from tests.runtime.tiny_plan import VOCAB, make_model

@@ -94,7 +94,7 @@ def _arrive(loop: StepLoop, scheduler: Scheduler, rng: random.Random, shape: Lim
         loop.step()
         assert len(scheduler.running) <= shape.max_batch_size
         for queue in (scheduler.running, scheduler.waiting):
-            ranks = [request.rank for request in queue]
+            ranks = [request.order for request in queue]
             assert ranks == sorted(ranks)
         assert all((request.finish_reason is FinishReason.ABORT) == (request in aborted) for request in requests)
     return requests

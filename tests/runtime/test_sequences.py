@@ -7,8 +7,8 @@ import pytest
 
 from ingot.plan import Limits
 from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.logits_rules import Rules
 from ingot.runtime.request import Request
-from ingot.runtime.rules import Rules
 from ingot.runtime.sequences import Sequences, sequence_rules
 from ingot.step_io import Int32, SequenceRules, StepBatch
 from tests.runtime.fake_session import FakeSession, continued

@@ -12,7 +12,7 @@ from ingot.errors import UsageError
 from ingot.plan import Limits
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.request import Request
-from ingot.runtime.scheduler import Pace
+from ingot.runtime.scheduler import TpotBudget
 from ingot.runtime.step_times import StepTimes, measure_step_times
 from ingot.step_io import StepBatch
 from tests.runtime.fake_session import FakeSession, continued
@@ -93,9 +93,9 @@ def test_nonsense_is_refused(target: Any) -> None:
 
 def test_steps_with_decode_rows_keep_the_budget() -> None:
     session = FakeSession(200, 4, LIMITS)
-    pace = Pace(times=StepTimes([1, 128], [1.0, 128.0]), tpot_target=30.0)
-    pace.times.observe = lambda tokens, ms: None  # type: ignore[method-assign]  # the fake's own times mean nothing
-    loop, _, _ = make_loop(session, LIMITS, 4, pace=pace)
+    tpot_budget = TpotBudget(times=StepTimes([1, 128], [1.0, 128.0]), tpot_target=30.0)
+    tpot_budget.times.observe = lambda tokens, ms: None  # type: ignore[method-assign]  # the fake's own times mean nothing
+    loop, _, _ = make_loop(session, LIMITS, 4, tpot_budget=tpot_budget)
     loop.add([request_of([n], 40) for n in range(4)])
     loop.step()
     late = request_of(list(range(97)) + [5] * 60, 3)
@@ -115,8 +115,8 @@ def test_steps_with_decode_rows_keep_the_budget() -> None:
 
 
 def test_prompts_advance_by_a_tile_even_if_the_target_has_no_room() -> None:
-    pace = Pace(times=StepTimes([1, 128], [5.0, 500.0]), tpot_target=6.0)
-    loop, _, _ = make_loop(FakeSession(200, 4, LIMITS), LIMITS, 4, pace=pace)
+    tpot_budget = TpotBudget(times=StepTimes([1, 128], [5.0, 500.0]), tpot_target=6.0)
+    loop, _, _ = make_loop(FakeSession(200, 4, LIMITS), LIMITS, 4, tpot_budget=tpot_budget)
     loop.add([request_of([n], 40) for n in range(4)])
     loop.step()
     loop.add([request_of(list(range(20)), 3)])
@@ -127,11 +127,11 @@ def test_prompts_advance_by_a_tile_even_if_the_target_has_no_room() -> None:
 def test_running_steps_teach_the_table() -> None:
     session = FakeSession(200, 4, LIMITS)
     session.before_step = lambda batch: time.sleep(0.004)
-    pace = Pace(times=StepTimes([1, 128], [0.1, 1.0]), tpot_target=30.0)
-    loop, _, _ = make_loop(session, LIMITS, 4, pace=pace)
+    tpot_budget = TpotBudget(times=StepTimes([1, 128], [0.1, 1.0]), tpot_target=30.0)
+    loop, _, _ = make_loop(session, LIMITS, 4, tpot_budget=tpot_budget)
     loop.add([request_of([1], 40)])
     loop.drain()
-    assert pace.times.predict(1) > 3
+    assert tpot_budget.times.predict(1) > 3
 
 
 def test_a_step_that_took_no_time_does_little() -> None:

@@ -18,7 +18,7 @@ from ingot.plugins.target import SessionOptions, Target
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.executor import Executor
 from ingot.runtime.model_runner import ModelRunner
-from ingot.runtime.scheduler import Pace, Scheduler
+from ingot.runtime.scheduler import Scheduler, TpotBudget
 from ingot.runtime.session import LoadedEngine
 from ingot.runtime.step_loop import StepLoop
 from ingot.step_io import Ahead, Session, StepBatch, StepResult
@@ -131,14 +131,14 @@ def make_loop(
     shuffle: random.Random | None = None,
     prefix_cache: bool = True,
     mixed: bool = True,
-    pace: Pace | None = None,
+    tpot_budget: TpotBudget | None = None,
     windows: Sequence[int] = (0,),
 ) -> tuple[StepLoop, Scheduler, BlockManager]:
     """A StepLoop, whose steps the test runs, and its parts."""
     blocks = BlockManager(
         session.num_blocks, tokens_per_block, windows=windows, prefix_cache=prefix_cache, shuffle=shuffle
     )
-    scheduler = Scheduler(limits, blocks, policy, mixed=mixed, pace=pace)
+    scheduler = Scheduler(limits, blocks, policy, mixed=mixed, tpot_budget=tpot_budget)
     return StepLoop(session, scheduler, blocks), scheduler, blocks
 
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ingot.builder.schedule import schedule
 from ingot.dtypes import DType, from_float32, round_to_bf16, to_float32
-from ingot.plan import Attr, Buffer, CacheGroup, Limits, Piece, Plan, Rows, Step, Weight
+from ingot.plan import Attr, Buffer, CacheGroup, Limits, Plan, Rows, Step, Weight, WeightSlice
 from ingot.plugins.layouts import interleave_gated, num_panels, pack_panels, panel_bytes, panel_layout
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import Target
@@ -107,7 +107,7 @@ class _Section:
         stored = from_float32(values, dtype)
         self.logical[name] = to_float32(stored, dtype)
         if layout == "row":
-            pieces: tuple[Piece, ...] = (self._piece(0, values.shape[0], stored.tobytes()),)
+            pieces: tuple[WeightSlice, ...] = (self._piece(0, values.shape[0], stored.tobytes()),)
         else:
             n, k = values.shape
             gated = layout.endswith(".gated")
@@ -124,8 +124,8 @@ class _Section:
             Weight(name=name, dtype=dtype, shape=values.shape, layout=layout, nbytes=nbytes, pieces=pieces)
         )
 
-    def _piece(self, begin: int, end: int, data: bytes) -> Piece:
-        piece = Piece(begin=begin, end=end, offset=self.size)
+    def _piece(self, begin: int, end: int, data: bytes) -> WeightSlice:
+        piece = WeightSlice(begin=begin, end=end, offset=self.size)
         padded = data.ljust(-(-len(data) // 64) * 64, b"\0")
         self._parts.append(padded)
         self.size += len(padded)

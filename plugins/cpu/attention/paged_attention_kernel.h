@@ -19,7 +19,7 @@
 
 #include <utility>
 
-#include "attention/kv_head.h"
+#include "attention/kv_layout.h"
 #include "attention/paged_attention_rows.h"
 #include "attention/paged_attention_softmax.h"
 
@@ -79,7 +79,7 @@ class FloatAttention {
     panel_ = factors_ + kItemRows;
   }
 
-  void load_queries(const AttentionItem& item, float* turned);
+  void load_queries(const AttentionItem& item, float* rotated);
   void expect(const AttentionItem& item, int64_t begin, int64_t end);
   void attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state);
 
@@ -124,8 +124,8 @@ class FloatAttention {
 };
 
 template <typename S, typename T>
-void FloatAttention<S, T>::load_queries(const AttentionItem& item, float* turned) {
-  rows_.tokens(item, turned, [&](const AttentionRows::TokenRows& token) {
+void FloatAttention<S, T>::load_queries(const AttentionItem& item, float* rotated) {
+  rows_.tokens(item, rotated, [&](const AttentionRows::TokenRows& token) {
     const float* q = token.queries;
     for (int64_t row = token.begin - item.begin; row < token.end - item.begin; ++row, q += kv_.head_dim) {
       seen_begin_[row] = token.hidden;

@@ -10,7 +10,7 @@
 //   kItemRows                        rows that share a pass over the cache
 //   Inner(rows), floats(kv)          floats of scratch that a thread needs, given by
 //   allocate(memory)
-//   load_queries(item, turned)       turned: room for the queries of a token
+//   load_queries(item, rotated)       rotated: room for the queries of a token
 //   attend(item, begin, end, state)  fills state [item rows] from the tokens begin .. end-1; a row that sees none of
 //   them
 //                                    keeps top = -infinity and sum = 0, and its out is 0
@@ -71,9 +71,9 @@ struct AttentionRows {
     int64_t begin, end, hidden, visible;
     const float *queries, *source;
   };
-  // Calls f for each token of an item. turned [rows of a token * head_dim] takes queries that are turned here.
+  // Calls f for each token of an item. rotated [rows of a token * head_dim] takes queries that are rotated here.
   template <typename F>
-  void tokens(const AttentionItem& item, float* turned, F f) const {
+  void tokens(const AttentionItem& item, float* rotated, F f) const {
     const int64_t first = item.begin / group, past = kv.past_lengths[item.sequence],
                   start = kv.query_starts[item.sequence];
     const float* const q = source(item, item.begin);
@@ -87,8 +87,8 @@ struct AttentionRows {
           q + (token - first) * source_stride() - (token > first ? (item.begin - first * group) * kv.head_dim : 0);
       rows.queries = rows.source;
       if (args.rope != nullptr) {
-        turn(start + token, rows.source, rows.end - rows.begin, turned);
-        rows.queries = turned;
+        rotate_queries(start + token, rows.source, rows.end - rows.begin, rotated);
+        rows.queries = rotated;
       }
       f(rows);
     }
@@ -97,7 +97,7 @@ struct AttentionRows {
   int64_t source_stride() const {
     return (args.rope != nullptr ? args.rope->args.heads + 2 * kv.kv_heads : args.heads) * kv.head_dim;
   }
-  // Where the query of a row comes from, turned or not.
+  // Where the query of a row comes from, rotated or not.
   const float* source(const AttentionItem& item, int64_t row) const {
     if (args.rope == nullptr) return args.q + offset(item, row);
     return args.rope->args.qkv + token(item, row) * source_stride() + (item.head * group + row % group) * kv.head_dim;
@@ -120,7 +120,7 @@ struct AttentionRows {
     return (token(item, row) * args.heads + item.head * group + row % group) * kv.head_dim;
   }
   // `count` queries of a token → to [count * head_dim].
-  void turn(int64_t token, const float* queries, int64_t count, float* to) const {
+  void rotate_queries(int64_t token, const float* queries, int64_t count, float* to) const {
     const RopeKvWriteArgs& all = args.rope->args;
     turn_.qkv = queries;
     if (all.cos_sin != nullptr) turn_.cos_sin = all.cos_sin + token * 2 * all.half;
@@ -200,15 +200,15 @@ template <typename S, typename Inner>
 void PagedAttention<S, Inner>::allocate(const Team& team) {
   const int64_t state =
       kItemRows * (kv_.padded_dim + 2);  // padded_dim, kItemRows: multiples of 16, so all stays aligned
-  const int64_t turned = kItemRows * kv_.padded_dim;
+  const int64_t rotated = kItemRows * kv_.padded_dim;
   float* next = reinterpret_cast<float*>(
-      team.scratch(static_cast<size_t>(2 * state + turned + Inner::floats(kv_)) * sizeof(float)));
+      team.scratch(static_cast<size_t>(2 * state + rotated + Inner::floats(kv_)) * sizeof(float)));
   for (RowState* each : {&first_, &later_}) {
     *each = {next, next + kItemRows, next + 2 * kItemRows};
     next += state;
   }
   turned_ = next;
-  inner_.allocate(next + turned);
+  inner_.allocate(next + rotated);
 }
 
 // Few items and long contexts: threads share the splits of an item. The arithmetic is the same.
@@ -241,7 +241,7 @@ template <typename S, typename Inner>
 void PagedAttention<S, Inner>::run_whole(const Team& team) {
   AttentionItem item{}, next{};
   int64_t s = kv_.sequences - 1, before = 0;
-  for (int64_t turn = team.take(); find(turn, s, before, item); turn = team.take()) {
+  for (int64_t turn = team.next_item(); find(turn, s, before, item); turn = team.next_item()) {
     const int64_t first_split = first_split_of(item);
     inner_.load_queries(item, turned_);
     const int64_t splits = rows_.splits(s, item.end - 1);
@@ -285,7 +285,7 @@ void PagedAttention<S, Inner>::run_split(const Team& team) {
   };
   Part part{}, next{};
   Place place{};
-  for (int64_t turn = team.take(); find_part(turn, false, place, part); turn = team.take()) {
+  for (int64_t turn = team.next_item(); find_part(turn, false, place, part); turn = team.next_item()) {
     inner_.load_queries(part.item, turned_);
     Place later = place;
     if (find_part(turn + team.count, false, later, next))
@@ -294,7 +294,7 @@ void PagedAttention<S, Inner>::run_split(const Team& team) {
   }
   team.barrier();
   place = {};
-  for (int64_t turn = team.take(); find_part(turn, true, place, part); turn = team.take()) {
+  for (int64_t turn = team.next_item(); find_part(turn, true, place, part); turn = team.next_item()) {
     const AttentionItem& item = part.item;
     const RowState mine = state(part.at);
     for (int64_t row = 0; row < item.end - item.begin; ++row) {

@@ -18,7 +18,7 @@
 #include <cstring>
 #include <utility>
 
-#include "attention/kv_head.h"
+#include "attention/kv_layout.h"
 #include "attention/paged_attention_rows.h"
 #include "attention/paged_attention_softmax.h"
 #include "matmul/matmul_tiles.h"
@@ -75,7 +75,7 @@ class TileAttention {
     for (float** each : {&out_, &apart_, &picked_}) *each = take(panels(kv_) * kPairFloats);
   }
 
-  void load_queries(const AttentionItem& item, float* turned);
+  void load_queries(const AttentionItem& item, float* rotated);
   void attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state);
 
  private:
@@ -140,10 +140,10 @@ class TileAttention {
 };
 
 template <typename S, typename Tiles>
-void TileAttention<S, Tiles>::load_queries(const AttentionItem& item, float* turned) {
+void TileAttention<S, Tiles>::load_queries(const AttentionItem& item, float* rotated) {
   const int64_t steps = dim_steps(kv_), dims = kv_.head_dim, ahead = kTokensAhead * rows_.source_stride();
   const V scale = S::set1(rows_.args.scale);
-  rows_.tokens(item, turned, [&](const AttentionRows::TokenRows& token) {
+  rows_.tokens(item, rotated, [&](const AttentionRows::TokenRows& token) {
     const float* q = token.queries;
     const float* source = token.source + ahead;
     for (int64_t row = token.begin - item.begin; row < token.end - item.begin; ++row, q += dims, source += dims) {

@@ -15,11 +15,11 @@
 #include <cmath>
 #include <cstring>
 
-#include "attention/kv_head.h"
+#include "attention/kv_layout.h"
 #include "attention/rope_kv_write_args.h"
 #include "ingot/kernel.h"
-#include "isa/row_sum.h"
-#include "isa/row_top.h"
+#include "isa/reduce.h"
+#include "isa/row_absmax.h"
 
 namespace ingot {
 namespace {
@@ -187,7 +187,7 @@ void write_half(const float* value, const PagedKv& kv, KvSlot<uint16_t> to) {
     for (int64_t i = 0; i < kKvLanes; ++i) line[2 * i] = row[d + i];
 }
 
-// Queries of token t, normed and turned → y [heads * head_dim].
+// Queries of token t, normed and rotated → y [heads * head_dim].
 template <typename S>
 void turn_queries(const RopeKvWriteArgs& args, const float* q, const float* cos_sin, float* y) {
   const int64_t dim = args.kv.head_dim;
@@ -222,10 +222,10 @@ void write_tokens(const RopeKvWriteArgs& args, int64_t t, int64_t count, float* 
     from_token = k_width;
   }
   for (int64_t h = 0; h < kv.kv_heads; ++h, k += dim, v += dim) {
-    alignas(64) float turned[kKvLanes * kMaxHeadDim];
+    alignas(64) float rotated[kKvLanes * kMaxHeadDim];
     for (int64_t i = 0; i < count; ++i) {
       const float* cos_sin = args.cos_sin + (args.cos_sin ? (t + i) * 2 * args.half : 0);
-      rotate<S>(k + i * from_token, cos_sin, args.half, dim, args.interleaved, turned + i * stride);
+      rotate<S>(k + i * from_token, cos_sin, args.half, dim, args.interleaved, rotated + i * stride);
     }
     KvSlot<T> to{keys + h * kv_head_size<T>(dim, kv.block_size), values + h * kv_head_size<T>(stride, kv.block_size),
                  slot};
@@ -234,10 +234,10 @@ void write_tokens(const RopeKvWriteArgs& args, int64_t t, int64_t count, float* 
         write_half<S>(v, kv, to);
       else
         write_values<S>(v, width, kv, to);
-      write_key<S>(turned, kv, to);
+      write_key<S>(rotated, kv, to);
       continue;
     }
-    write_keys<S>(turned, kv, to);
+    write_keys<S>(rotated, kv, to);
     for (int64_t i = 0; i < count; i += kPair<T>, to.slot += kPair<T>) write_values<S>(v + i * width, width, kv, to);
   }
 }

@@ -19,7 +19,7 @@ struct BoundStep {
   Arguments args;
   std::vector<const BufferSpec*> inputs, outputs;
   bool counts_logits;  // rows are the step's logit rows, else its tokens
-  std::vector<Piece> pieces;
+  std::vector<WeightSlice> pieces;
   std::vector<float> scales;         // of a screen, copied: in the panels they lie pages apart
   std::array<int32_t, 4> tactics{};  // of a product with 1, 2-8, 9-32 and more rows
 

@@ -40,10 +40,11 @@ const WeightSpec* Binder::product_weight(const std::string& name, size_t dimensi
   return weight;
 }
 
-std::vector<Piece> Binder::panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const {
-  std::vector<Piece> pieces;
+std::vector<WeightSlice> Binder::panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes,
+                                        bool gated) const {
+  std::vector<WeightSlice> pieces;
   int64_t next = 0;
-  for (const PieceSpec& piece : weight->pieces) {
+  for (const WeightSliceSpec& piece : weight->pieces) {
     check(piece.begin == next && piece.end > piece.begin && piece.end <= num_panels,
           "the pieces of weight " + weight->name + " are not in order");
     const int64_t bytes = product(piece.end - piece.begin, panel_bytes);

@@ -203,7 +203,7 @@ class Binder {
   const WeightSpec* product_weight(const std::string& name, size_t dimensions, bool gated) const;
   // The weight's pieces, which must hold panels 0 .. num_panels-1 (of every expert) in order and lie inside the weights
   // section. panel_bytes: of all experts together.
-  std::vector<Piece> panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const;
+  std::vector<WeightSlice> panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const;
   int64_t attr_group(std::string_view dtype) const;
   // Of a product, which has one more attribute where a build has timed its ways: a digit for each class of rows.
   void bind_form(BoundStep& bound, size_t inputs, size_t attrs) const;

@@ -87,7 +87,7 @@ void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
       product(weight.shape[0], row_bytes_of(weight.dtype, weight.shape.size() == 2 ? weight.shape[1] : 1));
   require(bytes == weight.nbytes, where + "says that it has " + std::to_string(weight.nbytes) +
                                       " bytes, its rows have " + std::to_string(bytes));
-  const PieceSpec& piece = weight.pieces[0];
+  const WeightSliceSpec& piece = weight.pieces[0];
   require(weight.pieces.size() == 1 && piece.begin == 0 && piece.end == weight.shape[0],
           where + "layout " + weight.layout + " has one piece with all rows");
   require(piece.offset >= 0 && piece.offset % kAlignment == 0 && bytes <= weight_bytes - piece.offset,

@@ -26,7 +26,7 @@ struct BufferSpec {
   std::string dtype;
 };
 
-struct PieceSpec {
+struct WeightSliceSpec {
   int64_t begin, end, offset;
 };
 
@@ -36,7 +36,7 @@ struct WeightSpec {
   std::vector<int64_t> shape;
   std::string layout;
   int64_t nbytes;
-  std::vector<PieceSpec> pieces;
+  std::vector<WeightSliceSpec> pieces;
 };
 
 using AttrSpec = std::variant<int64_t, double, std::string>;

@@ -77,7 +77,7 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   one_by_one_ = one_by_one(plan_, steps_.size());
   taken_.resize(steps_.size());
   shared_ = Region(std::max(shared_bytes(steps_, plan_.limits, plan_.caches), screen_.scratch_bytes()), false);
-  own_ = Region(static_cast<size_t>(threads) * kOwnElements * sizeof(float), false);
+  own_ = Region(static_cast<size_t>(threads) * kPrivateRowElements * sizeof(float), false);
   sample_ = find_kernel("sample.f32." + std::string(isa == "amx" || isa == "avx512bf16" ? "avx512" : isa));
   if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
   const BufferSpec& logits = find_buffer(plan_.logits, 0);
@@ -202,7 +202,7 @@ void Session::execute(const Team& team) {
     decided = screening_ && &call == &calls.back() && screen(call, mine);
     if (!decided && (batch_.rows > 0 || !step.counts_logits)) compute(step, call, mine);
     if (team.index == 0) {
-      taken_[call.step] = team.taken();
+      taken_[call.step] = team.items_taken();
       stop = pause_or_interrupted() || stop;
     }
     if (call.waits && last_step_.passed(team, call.step, stop)) return;
@@ -235,7 +235,7 @@ bool Session::screen(const BoundCall& call, const Team& team) {
 }
 
 void Session::compute(const BoundStep& step, const BoundCall& call, const Team& team) {
-  auto* own = reinterpret_cast<float*>(own_.data()) + team.index * kOwnElements;
+  auto* own = reinterpret_cast<float*>(own_.data()) + team.index * kPrivateRowElements;
   const auto run = [&](auto args) { step.kernel->run(&args, team); };
   if (call.norm) {
     MatmulArgs product = *step.args.as<MatmulArgs>();
@@ -254,7 +254,7 @@ void Session::compute(const BoundStep& step, const BoundCall& call, const Team& 
     norm.y = own;
     norm.own = true;
     run(norm);
-  } else if (call.takes_own) {
+  } else if (call.private_rows) {
     step.args.run_on(own, *step.kernel, team);
   } else {
     step.kernel->run(step.args.data(), team);

@@ -15,7 +15,7 @@
 #include "execution/memory.h"
 #include "execution/plan_spec.h"
 #include "execution/variants.h"
-#include "sampling/draws.h"
+#include "sampling/sampling.h"
 #include "sampling/screen.h"
 #include "threads/refusing_mutex.h"
 #include "threads/threads.h"
@@ -109,7 +109,8 @@ class Session {
   int threads_;
   Region arena_, shared_;
   std::vector<Region> kv_;  // of each cache group
-  Region own_;  // [threads][kOwnElements] floats: what a norm that each thread computes for itself leaves to products
+  Region own_;  // [threads][kPrivateRowElements] floats: what a norm that each thread computes for itself leaves to
+                // products
   Batch batch_;
   std::vector<int32_t> ids_, draw_slots_;  // of the step: its tokens; where the sequences are that draw
   std::vector<BoundStep> steps_;

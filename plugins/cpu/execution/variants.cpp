@@ -141,14 +141,14 @@ class VariantBinder {
   void take_own(BoundCall& call, Access& access) const {
     check(args_of<MatmulArgs>(step_) != nullptr || args_of<MoeMatmulArgs>(step_) != nullptr,
           "it reads " + own_->name + " in memory, which each thread has for itself");
-    call.takes_own = true;
+    call.private_rows = true;
     access.reads.erase(access.reads.begin());
   }
 
   void compute_own(BoundCall& call) {
     const auto* norm = args_of<NormArgs>(step_);
     check(norm != nullptr && norm->sum == nullptr, "it cannot be computed by each thread for itself");
-    check(variant_.most_tokens <= kOwnElements / norm->hidden, "the memory of a thread does not hold its rows");
+    check(variant_.most_tokens <= kPrivateRowElements / norm->hidden, "the memory of a thread does not hold its rows");
     call.own = true;
     own_ = steps_[step_].outputs.front();
   }

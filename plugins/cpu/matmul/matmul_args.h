@@ -14,8 +14,8 @@ constexpr int32_t kMatmulTactics = 2, kTileTactics = 5;
 
 // y[r, :] = epilogue(x[r, :] . W^T), see plugins/ops/matmul.py. Panel layouts: plugins/layouts.py.
 struct MatmulArgs {
-  const float* x;       // [rows, k]
-  const Piece* pieces;  // packed weight, num_panels panels of 16 columns
+  const float* x;             // [rows, k]
+  const WeightSlice* pieces;  // packed weight, num_panels panels of 16 columns
   int64_t num_pieces;
   int64_t num_panels;     // gated: gate and up panels alternate
   const float* bias;      // [n] or null, in the weight's logical order (gated: gate part, then up part)

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "isa/row_top.h"
+#include "isa/row_absmax.h"
 #include "isa/simd_lanes.h"
 #include "matmul/matmul_parts.h"
 #include "matmul/quantised.h"
@@ -541,7 +541,7 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
   }
   const Blocks blocks = cut(args, team.count, Products::kRows, limits);
   const int64_t most = blocks.rows / Products::kRows;  // groups of a block
-  for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
+  for (int64_t item = team.next_item(); item < blocks.count(); item = team.next_item()) {
     const int64_t group = item % blocks.row_blocks * most, panel = item / blocks.row_blocks * blocks.panels;
     int8_block<I, Format, Products>(args, format, x, group, std::min(most, all.count() - group), panel,
                                     std::min(blocks.panels, args.num_panels - panel),

@@ -348,7 +348,7 @@ void blocked(const MatmulArgs& args, const Team& team) {
   const int64_t bytes = weight.panel_bytes(), num_sums = limits.panels * kPanel * limits.rows;
   const size_t scratch = static_cast<size_t>(num_sums) * sizeof(float) + B::scratch(limits.rows);
   float* const sums = reinterpret_cast<float*>(team.scratch(scratch));
-  for (int64_t item = team.take(); item < blocks.count(); item = team.take()) {
+  for (int64_t item = team.next_item(); item < blocks.count(); item = team.next_item()) {
     const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
     const int64_t rows = std::min(blocks.rows, args.rows - row),
                   panels = std::min(blocks.panels, args.num_panels - panel);

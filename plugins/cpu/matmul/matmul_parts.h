@@ -36,7 +36,7 @@ template <typename S, int kRows>
 }
 
 inline const std::byte* panel_at(const MatmulArgs& args, int64_t panel, int64_t panel_bytes) {
-  const Piece* piece = args.pieces;
+  const WeightSlice* piece = args.pieces;
   while (panel >= piece->end) ++piece;
   return piece->data + (panel - piece->begin) * panel_bytes;
 }
@@ -45,7 +45,8 @@ inline const std::byte* panel_at(const MatmulArgs& args, int64_t panel, int64_t 
 // itself.
 class OwnOrShared {
  public:
-  OwnOrShared(const MatmulArgs& args, const Team& team) : team_(team), own_(args.rows * args.k <= kOwnElements) {}
+  OwnOrShared(const MatmulArgs& args, const Team& team)
+      : team_(team), own_(args.rows * args.k <= kPrivateRowElements) {}
 
   std::byte* memory(size_t bytes) const { return own_ ? team_.rows_scratch(bytes) : team_.shared; }
   Team::Range share(int64_t n) const { return own_ ? Team::Range{0, n} : team_.share(n); }

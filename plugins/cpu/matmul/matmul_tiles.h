@@ -204,7 +204,7 @@ class BlockedTiles {
 
   void run() {
     Tiles tiles(packed_.tile_rows());
-    for (int64_t item = team_.take(); item < blocks_.count(); item = team_.take()) {
+    for (int64_t item = team_.next_item(); item < blocks_.count(); item = team_.next_item()) {
       const Block here = block_at(item), then = block_at(std::min(item + team_.count, blocks_.count() - 1));
       const int64_t span = whole_ ? packed_.steps() : part_steps_;
       for (int64_t begin = 0; begin < packed_.steps(); begin += span) {

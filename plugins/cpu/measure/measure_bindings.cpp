@@ -3,7 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include "measure/bandwidth.h"
-#include "measure/live_peak.h"
+#include "measure/peak_flops.h"
 #include "measure/tuning.h"
 #include "threads/threads.h"
 
@@ -17,7 +17,7 @@ void bind_measure(nanobind::module_& m) {
   m.def(
       "barrier_seconds", [](int threads) { return ThreadPool::instance().barrier_seconds(threads); }, "threads"_a,
       Released(), "What one barrier of so many threads takes.");
-  m.def("live_peak", &live_peak, "name"_a, "threads"_a, "seconds"_a, Released(),
+  m.def("peak_flops", &peak_flops, "name"_a, "threads"_a, "seconds"_a, Released(),
         "Operations per second of an arithmetic (f32.avx2, int8.amx, ...) on random operands in L1.");
   m.def("time_matmul", &time_matmul, "kernel"_a, "rows"_a, "n"_a, "k"_a, "group"_a, "gated"_a, "panel_bytes"_a,
         "tactic"_a, "threads"_a, "seconds"_a, Released(),

@@ -112,7 +112,7 @@ double time_matmul(const std::string& kernel, int64_t rows, int64_t n, int64_t k
                   fits(threads, ThreadPool::kMaxThreads));
   const int64_t out = gated ? n / 2 : n, panels = (gated ? 2 : 1) * ((out + 15) / 16);
   Region weight = filled(panels * panel_bytes), x = filled(rows * k * 4), y(static_cast<size_t>(rows * out * 4), false);
-  const Piece piece{0, panels, weight.data()};
+  const WeightSlice piece{0, panels, weight.data()};
   const MatmulArgs args{.x = floats(x),
                         .pieces = &piece,
                         .num_pieces = 1,
@@ -142,7 +142,7 @@ double time_experts(const std::string& kernel, int64_t rows, int64_t experts, in
   Region y(static_cast<size_t>((gated ? taken : rows) * out * 4), false), weights = filled(taken * 4),
                                                                           ids = filled(taken * 4);
   choose_experts(rows, experts, slots, floats(ids));
-  const Piece piece{0, panels, weight.data()};
+  const WeightSlice piece{0, panels, weight.data()};
   const MoeMatmulArgs args{.x = floats(x),
                            .ids = floats(ids),
                            .weights = floats(weights),

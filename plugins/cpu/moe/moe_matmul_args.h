@@ -12,12 +12,12 @@ constexpr int32_t kGateUpTactics = 3, kDownTactics = 2;
 
 // Products with the weights of experts, see plugins/ops/moe_gate_up.py and moe_down.py.
 struct MoeMatmulArgs {
-  const float* x;        // moe_gate_up: [rows, k]; moe_down: [rows, slots, k]
-  const float* ids;      // [rows, slots], whole numbers
-  const float* weights;  // moe_down: [rows, slots]
-  const Piece* pieces;   // each holds its panels of every expert, one expert after the other
-  int64_t num_panels;    // of one expert; moe_gate_up: gate and up panels alternate
-  float* y;              // moe_gate_up: [rows, slots, n / 2]; moe_down: [rows, n]
+  const float* x;             // moe_gate_up: [rows, k]; moe_down: [rows, slots, k]
+  const float* ids;           // [rows, slots], whole numbers
+  const float* weights;       // moe_down: [rows, slots]
+  const WeightSlice* pieces;  // each holds its panels of every expert, one expert after the other
+  int64_t num_panels;         // of one expert; moe_gate_up: gate and up panels alternate
+  float* y;                   // moe_gate_up: [rows, slots, n / 2]; moe_down: [rows, n]
   int64_t rows, slots, experts;
   int64_t n, k;           // of one expert's weight
   int64_t group;          // as in MatmulArgs

@@ -47,7 +47,7 @@ class SlotLists {
 };
 
 inline const std::byte* expert_panel(const MoeMatmulArgs& args, int64_t expert, int64_t panel, int64_t panel_bytes) {
-  const Piece* piece = args.pieces;
+  const WeightSlice* piece = args.pieces;
   while (panel >= piece->end) ++piece;
   return piece->data + (expert * (piece->end - piece->begin) + panel - piece->begin) * panel_bytes;
 }
@@ -211,7 +211,7 @@ void gate_up_blocks(const MoeMatmulArgs& args, const Team& team, ExpertProducts<
   while (all_blocks * ceil_div(args.num_panels, panels) < wanted && panels > 4) panels = ceil_div(panels, 4) * 2;
   const int64_t panel_blocks = ceil_div(args.num_panels, panels);
   int64_t expert = 0, first = 0;  // first: number of the expert's first block
-  for (int64_t item = team.take();; item = team.take()) {
+  for (int64_t item = team.next_item();; item = team.next_item()) {
     while (expert < args.experts && item >= first + products.row_blocks(expert) * panel_blocks)
       first += products.row_blocks(expert++) * panel_blocks;
     if (expert == args.experts) return;
@@ -251,7 +251,7 @@ void moe_down(const MoeMatmulArgs& args, const Team& team) {
   int64_t panels = Product::kMaxPanels;
   while (ceil_div(args.num_panels, panels) < 6 * team.count && panels > 2) panels /= 2;
   const int64_t blocks = ceil_div(args.num_panels, panels);
-  for (int64_t block = team.take(); block < blocks; block = team.take())
+  for (int64_t block = team.next_item(); block < blocks; block = team.next_item())
     add_up(block * panels, std::min((block + 1) * panels, args.num_panels));
 }
 

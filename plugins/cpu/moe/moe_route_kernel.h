@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ingot/kernel.h"
-#include "isa/row_sum.h"
+#include "isa/reduce.h"
 #include "isa/simd_math.h"
 #include "moe/moe_route_args.h"
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "ingot/kernel.h"
-#include "isa/row_sum.h"
+#include "isa/reduce.h"
 #include "rows/norm_args.h"
 
 namespace ingot {

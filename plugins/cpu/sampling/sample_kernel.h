@@ -309,7 +309,7 @@ void report(const Draw& draw, int32_t id, int64_t vocab, const float* logits, co
 template <typename S>
 void sample(const SampleArgs& args, const Team& team) {
   const DrawSpace space = draw_space(team, args.vocab);
-  for (int64_t q = team.take(); q < args.num_draws; q = team.take()) {
+  for (int64_t q = team.next_item(); q < args.num_draws; q = team.next_item()) {
     const Draw& draw = args.draws[q];
     const float* logits = args.logits + draw.row * args.vocab;
     const RowSummary row = summarise<S>(logits, args.vocab);

@@ -17,7 +17,7 @@ void bind_screen(const Binder& step, BoundStep& bound) {
   step.check(table->shape[0] >= vocab, "the table has fewer rows than the vocabulary");
   const auto* dither = reinterpret_cast<const float*>(step.at(step.row_weight(step.spec().inputs[3], "f32", {k})));
   const int64_t panel_bytes = panel_bytes_of(kCodes, k, group);
-  for (const Piece& piece : step.panels(codes, round_up(vocab, kPanel) / kPanel, panel_bytes, false))
+  for (const WeightSlice& piece : step.panels(codes, round_up(vocab, kPanel) / kPanel, panel_bytes, false))
     for (const std::byte* at = piece.data; at < piece.data + (piece.end - piece.begin) * panel_bytes; at += panel_bytes)
       bound.scales.insert(bound.scales.end(), reinterpret_cast<const float*>(at),
                           reinterpret_cast<const float*>(at) + kPanel);

@@ -21,8 +21,8 @@ class Team {
   std::byte* shared = nullptr;  // the step's scratch, as large as the kernel's scratch function asked, 64-byte aligned
 
   void barrier() const;                         // all threads of the team
-  int64_t take() const;                         // 0, 1, 2, ...: each number to one thread; anew after every barrier
-  int64_t taken() const;                        // how many of them were given out since the last barrier
+  int64_t next_item() const;                    // 0, 1, 2, ...: each number to one thread; anew after every barrier
+  int64_t items_taken() const;                  // how many of them were given out since the last barrier
   std::byte* scratch(size_t bytes) const;       // this thread's own, 64-byte aligned, valid during the call
   std::byte* rows_scratch(size_t bytes) const;  // another one, for rows that this thread prepares for itself
 
@@ -38,10 +38,10 @@ class Team {
 // Rows of so many elements in all are prepared for a product, that is normed or rounded, by every thread for itself
 // instead of by the team, which then need not wait: that takes a core about as long as a large team takes to meet at a
 // barrier. Two threads meet sooner, but one of them is mostly late.
-constexpr int64_t kOwnElements = 16384;
+constexpr int64_t kPrivateRowElements = 16384;
 
 // Panels [begin, end) of a weight, contiguous at data.
-struct Piece {
+struct WeightSlice {
   int64_t begin, end;
   const std::byte* data;
 };

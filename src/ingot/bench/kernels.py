@@ -20,7 +20,7 @@ from ingot.configs.runtime import runtime_config
 from ingot.engine import read_plan
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan, Step
-from ingot.plugins.cpu.native import barrier_seconds, core_count, live_peak, peak_name, read_bandwidth
+from ingot.plugins.cpu.native import barrier_seconds, core_count, peak_flops, peak_name, read_bandwidth
 from ingot.plugins.plan_work import PlanWork
 from ingot.runtime.session import load_engine
 from ingot.step_io import Int32, TimedSession
@@ -239,7 +239,7 @@ class _Measure:
 
     def _limits(self) -> dict[str, float]:
         """Bytes per second under "", operations per second of each arithmetic."""
-        peaks = {name: live_peak(name, self.threads) for name in self._names}
+        peaks = {name: peak_flops(name, self.threads) for name in self._names}
         return {"": read_bandwidth(self.buffer_bytes, self.threads), **peaks}
 
     def phase(self, name: str, run: Callable[[int], list[TimedStep]], most: int) -> Phase:

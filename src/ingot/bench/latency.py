@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ingot.bench.bytes_read import decode_bytes, machine_bandwidth, takes_screen, weight_bytes_per_step
 from ingot.bench.timing import GREEDY, Round, random_prompts, time_requests
-from ingot.bench.traffic import decode_bytes, machine_bandwidth, takes_screen, weight_bytes_per_step
 from ingot.configs.sampling import SamplingParams
 from ingot.engine import read_manifest
 from ingot.errors import UsageError

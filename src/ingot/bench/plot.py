@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.bench.online import OnlineReport
+from ingot.bench.load_test import OnlineReport
 from ingot.errors import UsageError
 
 _PANELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL"}

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from ingot.bench.bytes_read import kv_bytes_per_token, machine_bandwidth, takes_screen, weight_bytes_per_step
 from ingot.bench.latency import check_lengths
 from ingot.bench.timing import GREEDY, Round, random_prompts, time_requests
-from ingot.bench.traffic import kv_bytes_per_token, machine_bandwidth, takes_screen, weight_bytes_per_step
 from ingot.configs.sampling import SamplingParams
 from ingot.engine import read_manifest
 from ingot.runtime.model_runner import ModelRunner

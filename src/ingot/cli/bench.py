@@ -14,7 +14,7 @@ from ingot.bench.throughput import ThroughputOptions, ThroughputReport, bench_th
 from ingot.cli.bench_kernels import kernels
 from ingot.cli.bench_serve import serve
 from ingot.cli.bench_start import start
-from ingot.cli.console import LEVELS, Talk
+from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
 from ingot.configs.sampling import SamplingParams
 
@@ -106,8 +106,8 @@ def latency(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **optio
     \b
     Example: ingot bench latency --engine_dir ENGINE --batch_size 1 --batch_size 8 --json
     """
-    with Talk(LEVELS[log_level]) as talk:
-        report = bench_latency(LatencyOptions(batch_sizes=batch_sizes, **_with_sampling(options)), talk.progress)
+    with CliConsole(LEVELS[log_level]) as console:
+        report = bench_latency(LatencyOptions(batch_sizes=batch_sizes, **_with_sampling(options)), console.progress)
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
     else:
@@ -126,8 +126,8 @@ def throughput(as_json: bool, log_level: str, **options: Any) -> None:
     \b
     Example: ingot bench throughput --engine_dir ENGINE --num_requests 64
     """
-    with Talk(LEVELS[log_level]) as talk:
-        report = bench_throughput(ThroughputOptions(**_with_sampling(options)), talk.progress)
+    with CliConsole(LEVELS[log_level]) as console:
+        report = bench_throughput(ThroughputOptions(**_with_sampling(options)), console.progress)
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
     else:

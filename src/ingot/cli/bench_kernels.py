@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ingot.bench.kernels import KernelsOptions, KernelsReport, OpTimes, Phase, bench_kernels
-from ingot.cli.console import LEVELS, Talk, wrapped
+from ingot.cli.console import LEVELS, CliConsole, wrapped
 from ingot.cli.values import as_json, log_level, positive, target_isa
 from ingot.step_table import aligned
 
@@ -47,11 +47,11 @@ def kernels(everything: bool, as_json: bool, log_level: str, batch_sizes: tuple[
     \b
     Example: ingot bench kernels --engine_dir ENGINE --input_len 512 --batch_size 1 --batch_size 8
     """
-    with Talk(LEVELS[log_level]) as talk:
+    with CliConsole(LEVELS[log_level]) as console:
         asked = KernelsOptions(batch_sizes=batch_sizes or None, **options)
-        report = bench_kernels(asked, talk.progress)
+        report = bench_kernels(asked, console.progress)
         for note in report.notes:
-            talk.note(note)
+            console.note(note)
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
     else:

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from ingot.bench.online import OnlineOptions, OnlineReport, Percentiles, bench_online
+from ingot.bench.load_test import OnlineOptions, OnlineReport, Percentiles, bench_online
 from ingot.bench.plot import check_plotting, plot
 from ingot.bench.serve import GOOD_SHARE, ServeOptions, ServeReport, bench_serve
-from ingot.cli.console import LEVELS, Talk, wrapped
+from ingot.cli.console import LEVELS, CliConsole, wrapped
 from ingot.cli.values import as_json, log_level, positive, target_isa
 from ingot.errors import UsageError
 from ingot.step_table import aligned
@@ -169,8 +169,8 @@ def serve(offline: bool, as_json: bool, log_level: str, **options: Any) -> int:
     for name in _ONLINE if offline else _OFFLINE:
         if name in given:
             raise UsageError(f"--{name.removesuffix('_file')} goes with {'--url' if offline else '--offline'} only")
-    with Talk(LEVELS[log_level]) as talk:
-        report = _online(given, talk) if options["url"] else _offline(given, talk)
+    with CliConsole(LEVELS[log_level]) as console:
+        report = _online(given, console) if options["url"] else _offline(given, console)
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
     elif isinstance(report, OnlineReport):
@@ -180,22 +180,22 @@ def serve(offline: bool, as_json: bool, log_level: str, **options: Any) -> int:
     return int(isinstance(report, OnlineReport) and any(run.failed == run.requests for run in report.runs))
 
 
-def _online(given: dict[str, Any], talk: Talk) -> OnlineReport:
+def _online(given: dict[str, Any], console: CliConsole) -> OnlineReport:
     target = given.pop("plot_file", None)
     if target is not None:
         check_plotting()
-    report = bench_online(OnlineOptions(**given), talk.progress)
+    report = bench_online(OnlineOptions(**given), console.progress)
     if target is not None:
         plot(report, target)
-        talk.note(f"drawn: {target}")
+        console.note(f"drawn: {target}")
     return report
 
 
-def _offline(given: dict[str, Any], talk: Talk) -> ServeReport:
+def _offline(given: dict[str, Any], console: CliConsole) -> ServeReport:
     for name in ("engine_dir", "trace"):
         if name not in given:
             raise UsageError(f"--offline needs --{name}")
-    return bench_serve(ServeOptions(**given), talk.progress)
+    return bench_serve(ServeOptions(**given), console.progress)
 
 
 def _show_online(report: OnlineReport) -> None:

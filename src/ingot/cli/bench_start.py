@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from ingot.bench.start import StartOptions, StartReport, bench_start
-from ingot.cli.console import LEVELS, Talk
+from ingot.bench.cold_start import StartOptions, StartReport, bench_start
+from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
 
 
@@ -37,8 +37,8 @@ def start(as_json: bool, log_level: str, **options: Any) -> None:
     \b
     Example: ingot bench start --engine_dir ENGINE --input_len 32
     """
-    with Talk(LEVELS[log_level]) as talk:
-        report = bench_start(StartOptions(**options), talk.progress)
+    with CliConsole(LEVELS[log_level]) as console:
+        report = bench_start(StartOptions(**options), console.progress)
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
     else:

@@ -8,8 +8,8 @@ import click
 
 from ingot.builder.build import BuildReport, build
 from ingot.checkpoint import Checkpoint
-from ingot.cli.console import LEVELS, Talk
-from ingot.cli.spellings import judge_all, spelling_options
+from ingot.cli.console import LEVELS, CliConsole
+from ingot.cli.trtllm_compat import judge_all, spelling_options
 from ingot.cli.values import WEIGHT_ONLY, byte_size, is_weight_only, log_level, positive, weight_only
 from ingot.configs.build import ACTIVATIONS, BuildConfig
 from ingot.configs.convert import BuildDefaults
@@ -133,21 +133,23 @@ def command(checkpoint_dir: Path, output_dir: Path, log_level: str, **options: A
     \b
     Example: ingot build --checkpoint_dir checkpoint --output_dir engine --precision bf16
     """
-    with Talk(LEVELS[log_level]) as talk:
+    with CliConsole(LEVELS[log_level]) as console:
         for note in judge_all(options):
-            talk.note(note)
+            console.note(note)
         defaults = Checkpoint.open(checkpoint_dir).config.build_defaults
-        report = build(_config(options, defaults, talk), checkpoint_dir, output_dir, talk.progress_bytes, talk.note)
-        _tell(report, talk)
+        report = build(
+            _config(options, defaults, console), checkpoint_dir, output_dir, console.progress_bytes, console.note
+        )
+        _tell(report, console)
 
 
-def _config(options: dict[str, Any], defaults: BuildDefaults, talk: Talk) -> BuildConfig:
+def _config(options: dict[str, Any], defaults: BuildDefaults, console: CliConsole) -> BuildConfig:
     """The options that became something; the rest is refused with a reason."""
     _refuse_later(options, defaults)
     recipe = Recipe.load(options["config"]) if options["config"] is not None else Recipe()
     precision = _precision(options, recipe, defaults)
     activations = _activations(options, recipe, precision)
-    _note_gemm_plugin(options, talk)
+    _note_gemm_plugin(options, console)
     head = _agreed("--lm_head_precision", options["lm_head_precision"], recipe.lm_head_precision)
     kept = (
         "max_batch_size",
@@ -242,22 +244,22 @@ def _compute(options: dict[str, Any]) -> str | None:
     )
 
 
-def _note_gemm_plugin(options: dict[str, Any], talk: Talk) -> None:
+def _note_gemm_plugin(options: dict[str, Any], console: CliConsole) -> None:
     if options["gemm_plugin"] == "float16" and not _on_gpu(options):
-        talk.note("--gemm_plugin float16: CPU targets compute float16 models in bf16")
+        console.note("--gemm_plugin float16: CPU targets compute float16 models in bf16")
     if options["gemm_plugin"] == "disable":
-        talk.note("--gemm_plugin disable: ingot has no other matrix products; --precision sets their type")
+        console.note("--gemm_plugin disable: ingot has no other matrix products; --precision sets their type")
 
 
-def _tell(report: BuildReport, talk: Talk) -> None:
+def _tell(report: BuildReport, console: CliConsole) -> None:
     for line in dict.fromkeys(f"pass {one}" for target in report.targets for one in target.passes):
-        talk.detail(line)
+        console.detail(line)
     for line in (line for target in report.targets for line in target.timings):
-        talk.note(line)
+        console.note(line)
     for note in report.notes:
-        (talk.warn if "NaN" in note else talk.note)(note)
+        (console.warn if "NaN" in note else console.note)(note)
     for line in _result(report):
-        talk.note(line)
+        console.note(line)
 
 
 def _result(report: BuildReport) -> list[str]:

@@ -39,7 +39,7 @@ LEVELS = {
 }
 
 
-class Talk:
+class CliConsole:
     """Progress of long work and remarks beside it. A context manager: leaving it clears the bar.
 
     A terminal gets a bar once the work has taken DELAY. In a log a stage prints a line every PERIOD, and one at its end
@@ -58,7 +58,7 @@ class Talk:
         self._begin, self._before = 0.0, 0  # of the stage: when it began, what was done before it
         self._last: float | None = None  # when the log had its last line, or the work began
 
-    def __enter__(self) -> "Talk":
+    def __enter__(self) -> "CliConsole":
         return self
 
     def __exit__(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from ingot.cli.console import LEVELS, Talk
+from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.values import WEIGHT_ONLY, byte_size, log_level, weight_only
 from ingot.configs.convert import ROPE_FACTORS, WEIGHT_DTYPES, BuildDefaults, ConvertOptions
 from ingot.configs.sizes import format_bytes
@@ -89,12 +89,14 @@ def command(
             precision=weight_only(use_weight_only, weight_only_precision), tp_size=tp_size, pp_size=pp_size
         ),
     )
-    with Talk(LEVELS[log_level]) as talk:
-        report = convert(options, talk.progress_bytes, talk.note)
+    with CliConsole(LEVELS[log_level]) as console:
+        report = convert(options, console.progress_bytes, console.note)
         for warning in report.warnings:
-            talk.warn(warning)
-        talk.note(
+            console.warn(warning)
+        console.note(
             f"wrote {report.output_dir}: a Checkpoint of a {report.model.family} model, {report.tensors} tensors, "
             f"{format_bytes(report.nbytes)}, {report.seconds:.1f} s"
         )
-        talk.note(f"  next    ingot build --checkpoint_dir {shlex.quote(str(report.output_dir))} --output_dir ENGINE")
+        console.note(
+            f"  next    ingot build --checkpoint_dir {shlex.quote(str(report.output_dir))} --output_dir ENGINE"
+        )

@@ -6,7 +6,7 @@ import click
 
 from ingot.cli.absent_options import ABSENT
 from ingot.cli.app import COMMANDS, group
-from ingot.cli.spellings import SPELLINGS, Spelling
+from ingot.cli.trtllm_compat import SPELLINGS, Spelling
 
 _HEAD = """# Options
 

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ingot.cli.console import LEVELS, Talk
+from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.values import as_json, log_level
 from ingot.configs.sizes import format_bytes
 from ingot.quickstart import QuickstartReport, quickstart
@@ -41,13 +41,13 @@ def command(output_dir: Path | None, target: str, as_json: bool, log_level: str)
     Example: ingot quickstart --output_dir first-engine
     """
     place = contextlib.nullcontext(output_dir) if output_dir else tempfile.TemporaryDirectory(prefix="ingot-")
-    with place as work, Talk(LEVELS[log_level]) as talk:
+    with place as work, CliConsole(LEVELS[log_level]) as console:
 
         def write(text: str) -> None:
-            talk.hide()
+            console.hide()
             print(text, end="", file=sys.stderr if as_json else sys.stdout, flush=True)
 
-        report = quickstart(Path(work), target, talk.progress_bytes, write)
+        report = quickstart(Path(work), target, console.progress_bytes, write)
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
     else:

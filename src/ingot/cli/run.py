@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from ingot.cli.console import LEVELS, Talk
+from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.exit_codes import DONE, FAILED
-from ingot.cli.prompts import Prompt, Sampling, read_prompts
+from ingot.cli.sampling_options import Prompt, Sampling, read_prompts
 from ingot.cli.values import as_json, byte_size, log_level, positive, target_isa, use_mmap
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.sampling import SamplingParams
@@ -102,14 +102,14 @@ def command(
     opened = ModelRunner.from_dir(
         engine_dir, threads=threads, isa=isa, target=target, kv_cache_memory=kv_cache_memory, use_mmap=use_mmap
     )
-    with opened as runner, Talk(LEVELS[log_level]) as talk:
+    with opened as runner, CliConsole(LEVELS[log_level]) as console:
         defaults = read_generation_defaults(engine_dir)
         for setting in defaults.not_followed:
-            talk.warn(f"generation_config.json: {setting} is not followed in this version")
+            console.warn(f"generation_config.json: {setting} is not followed in this version")
         requests = [_request(index, *entry, defaults) for index, entry in enumerate(entries)]
         printer = _JsonPrinter(requests, stream) if as_json else _TextPrinter(len(requests), stream)
         with contextlib.closing(stream_text(runner, Tokenizer.from_dir(engine_dir), requests)) as events:
-            return _print_all(events, printer, len(requests), talk)
+            return _print_all(events, printer, len(requests), console)
 
 
 def _check(options: Sampling) -> None:
@@ -140,22 +140,24 @@ def _params(asked: Sampling, defaults: GenerationDefaults) -> SamplingParams:
     return SamplingParams(**{**defaults.others, **values})
 
 
-def _print_all(events: Iterator[TextEvent], printer: "_JsonPrinter | _TextPrinter", total: int, talk: Talk) -> int:
+def _print_all(
+    events: Iterator[TextEvent], printer: "_JsonPrinter | _TextPrinter", total: int, console: CliConsole
+) -> int:
     """The exit code: FAILED if any request failed, whose words go to stderr; the others are not touched. The bar goes
     away before anything is printed."""
     code, finished = DONE, 0
     for event in events:
         ends = event.finish_reason is not None
         if ends or printer.streams:
-            talk.hide()
+            console.hide()
         if event.error is not None:
             print(f"error: request {event.index}: {event.error}", file=sys.stderr)
             code = FAILED
         printer.take(event)
         finished += ends
         if total > 1 and not printer.streams:
-            talk.progress_requests("generating", finished, total)
-    talk.hide()
+            console.progress_requests("generating", finished, total)
+    console.hide()
     printer.end()
     return code
 

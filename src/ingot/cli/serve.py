@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ingot.cli.console import LEVELS, Level, Talk
+from ingot.cli.console import LEVELS, CliConsole, Level
 from ingot.cli.values import byte_size, log_level, positive, target_isa, use_mmap
 from ingot.configs.runtime import Policy
 from ingot.configs.serve import ServeConfig
@@ -174,7 +174,7 @@ def command(
     \b
     Example: ingot serve --engine_dir engine --port 8000
     """
-    talk = Talk(LEVELS[log_level])
+    console = CliConsole(LEVELS[log_level])
     keys = (*api_keys, *(_read_keys(api_key_file) if api_key_file else ()))
     names = tuple(name.strip() for text in model_names for name in text.split(","))
     config = ServeConfig(
@@ -212,9 +212,9 @@ def command(
 
     def on_start(host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
-        talk.note(f"serving {engine_dir} at http://{shown}:{port}")
+        console.note(f"serving {engine_dir} at http://{shown}:{port}")
 
-    code: int = room.serve(engine_dir, open_runner, config, talk.warn, on_start)
+    code: int = room.serve(engine_dir, open_runner, config, console.warn, on_start)
     return code
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ingot.cli.absent_options import ABSENT
 from ingot.cli.exit_codes import EXIT_CODES
-from ingot.cli.spellings import SPELLINGS
+from ingot.cli.trtllm_compat import SPELLINGS
 from ingot.convert.family import family_names
 from ingot.plugins.registry import targets
 

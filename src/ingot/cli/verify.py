@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ingot.cli.console import LEVELS, Talk
+from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.values import as_json, log_level, positive, target_isa
 from ingot.compare.compare import DEFAULT_TOKENS, CompareOptions, comparable_targets, compare
 from ingot.compare.report import Comparison, StepFigures
@@ -59,9 +59,9 @@ def command(
             "--text, --tokens, --target and --store_passport go with --against", hint="say what to compare with"
         )
     options = CompareOptions(tokens=tokens or DEFAULT_TOKENS, text=text, threads=threads, isa=isa, target=target)
-    with Talk(LEVELS[log_level]) as talk:
-        report = verify(engine, talk.progress_bytes)
-        comparisons = [] if against is None else _compare(engine, against, options, tokens, talk)
+    with CliConsole(LEVELS[log_level]) as console:
+        report = verify(engine, console.progress_bytes)
+        comparisons = [] if against is None else _compare(engine, against, options, tokens, console)
     if as_json:
         print(json.dumps({**_hashes(report), **_document(comparisons)}, indent=1))
     else:
@@ -69,25 +69,27 @@ def command(
         lines = [line for comparison in comparisons for line in comparison.lines()]
         print("\n".join([f"{report.directory}: {parts}", *lines, _verdict(comparisons)]))
     for comparison in comparisons:
-        _judge(comparison, store, talk)
+        _judge(comparison, store, console)
 
 
-def _compare(engine: Path, against: Path, options: CompareOptions, asked: int | None, talk: Talk) -> list[Comparison]:
+def _compare(
+    engine: Path, against: Path, options: CompareOptions, asked: int | None, console: CliConsole
+) -> list[Comparison]:
     """One comparison for each target that this machine runs; the others get a warning that says why not. asked: the
     value of --tokens, if it was given."""
     fit = comparable_targets(engine, options)
     fit.best()
     for line in fit.lines():
-        talk.warn(f"not compared here: {line}")
+        console.warn(f"not compared here: {line}")
     comparisons = []
     for target in fit.runs:
-        compared = compare(engine, against, dataclasses.replace(options, target=target.name), talk.progress)
+        compared = compare(engine, against, dataclasses.replace(options, target=target.name), console.progress)
         done = compared.logits.positions + compared.logits.left_out
         if asked is not None and done < asked:
-            talk.warn(f"{done} tokens were compared, not {asked}: {compared.text} has no more that fill a sequence")
+            console.warn(f"{done} tokens were compared, not {asked}: {compared.text} has no more that fill a sequence")
         comparisons.append(compared)
         for step in compared.steps:
-            talk.detail(_line(step))
+            console.detail(_line(step))
     return comparisons
 
 
@@ -108,14 +110,14 @@ def _document(comparisons: list[Comparison]) -> dict[str, Any]:
     return {"comparisons": [comparison.document() for comparison in comparisons]} if comparisons else {}
 
 
-def _judge(comparison: Comparison, store: bool, talk: Talk) -> None:
+def _judge(comparison: Comparison, store: bool, console: CliConsole) -> None:
     """Raises EngineError where something is beyond its tolerance."""
     comparison.raise_if_wrong()
     for note in comparison.notes:
-        talk.warn(note)
+        console.warn(note)
     if store:
         store_passport(comparison.engine, comparison.target, comparison.passport())
-        talk.note(f"the passport is in {comparison.engine}")
+        console.note(f"the passport is in {comparison.engine}")
 
 
 def _hashes(report: VerifyReport) -> dict[str, object]:

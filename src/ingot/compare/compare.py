@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ingot.builder.in_order import cores
+from ingot.builder.parallel_map import cores
 from ingot.builder.source import open_source
 from ingot.checkpoint import is_checkpoint
 from ingot.compare.blas import one_thread_per_product

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ingot.builder.in_order import in_order
-from ingot.plan import Piece, Plan, Weight
+from ingot.builder.parallel_map import parallel_map
+from ingot.plan import Plan, Weight, WeightSlice
 from ingot.plugins.layouts import PANEL, num_panels
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
@@ -107,7 +107,7 @@ class PackedWeight:
         def columns(block: Block) -> tuple[Block, Array]:
             return block, product(x[block.expert], self.packed.read(block), activations)
 
-        found = in_order(columns, self.packed.blocks(self.name, x), self.threads)
+        found = parallel_map(columns, self.packed.blocks(self.name, x), self.threads)
         for expert, blocks in itertools.groupby(found, lambda each: each[0].expert):
             joined: Array = np.empty((len(x[expert]), n), np.float32)
             for block, part in blocks:
@@ -129,7 +129,7 @@ def cut(weight: Weight, begin: int, end: int, expert: int = 0) -> Weight:
         if low < high:
             units_before = expert * (piece.end - piece.begin) + low - piece.begin
             offset = piece.offset + units_before * unit_bytes
-            pieces.append(Piece(begin=low - first, end=high - first, offset=offset))
+            pieces.append(WeightSlice(begin=low - first, end=high - first, offset=offset))
     return dataclasses.replace(
         weight, shape=((end - begin) * pairs, *matrix[1:]), nbytes=(last - first) * unit_bytes, pieces=tuple(pieces)
     )

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from ingot.builder.in_order import in_order
+from ingot.builder.parallel_map import parallel_map
 from ingot.compare.packed import Block, PackedWeights
 from ingot.plan import Plan
 from ingot.plugins.ops.screen import dither, half_codes
@@ -40,7 +40,7 @@ def wrong_screen_row(plan: Plan, packed: PackedWeights, threads: int) -> WrongRo
         return None
 
     full = packed.blocks(plan.steps[-1].inputs[1])
-    return next((found for found in in_order(check, full, threads) if found is not None), None)
+    return next((found for found in parallel_map(check, full, threads) if found is not None), None)
 
 
 def _differ(one: QuantisedRows, other: QuantisedRows) -> np.typing.NDArray[np.bool_]:

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from ingot.builder.in_order import in_order
+from ingot.builder.parallel_map import parallel_map
 from ingot.builder.source import Source
 from ingot.compare.packed import Block, PackedWeights
 from ingot.dtypes import DType, from_float32, to_float32
@@ -64,7 +64,7 @@ class _BlockError:
 
 def weight_error(name: str, packed: PackedWeights, source: Source, threads: int) -> WeightError:
     """Compare every value of a weight; memory stays at a few blocks for each thread."""
-    found = list(in_order(lambda block: _block_error(name, block, packed, source), packed.blocks(name), threads))
+    found = list(parallel_map(lambda block: _block_error(name, block, packed, source), packed.blocks(name), threads))
     squares, difference = sum(each.squares for each in found), sum(each.difference for each in found)
     wrong = [each.worst for each in found if each.worst is not None]
     return WeightError(

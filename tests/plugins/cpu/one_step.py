@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.plan import Attr, Buffer, CacheGroup, Limits, Piece, Plan, Rows, Step, Weight
+from ingot.plan import Attr, Buffer, CacheGroup, Limits, Plan, Rows, Step, Weight, WeightSlice
 from ingot.plugins.cpu.kv_layout import pack_keys, pack_values, unpack_keys, unpack_values
 from ingot.plugins.cpu.native import detect_isa, kernel_table
 from ingot.plugins.cpu.session import CpuSession, open_native
@@ -251,11 +251,13 @@ def _cols(value: Array | Packed) -> int:
 def packed_weight(name: str, value: Packed, offset: int, pieces: int) -> Weight:
     shape, data = value.shape, len(value.pack(pieces))
     if not value.panels:
-        whole = Piece(begin=0, end=shape[0], offset=offset)
+        whole = WeightSlice(begin=0, end=shape[0], offset=offset)
         layout = ROW_W8 if value.dtype is DType.W8 else ROW
         return Weight(name=name, dtype=value.dtype, shape=shape, layout=layout, nbytes=data, pieces=(whole,))
     unit = panel_bytes(shape[-1], value.dtype, value.group) * (shape[0] if len(shape) == 3 else 1)
-    parts = tuple(Piece(begin=a, end=b, offset=offset + a * unit) for a, b in itertools.pairwise(value.cuts(pieces)))
+    parts = tuple(
+        WeightSlice(begin=a, end=b, offset=offset + a * unit) for a, b in itertools.pairwise(value.cuts(pieces))
+    )
     layout = panel_layout(value.dtype, value.group) + (".gated" if value.gated else "")
     return Weight(name=name, dtype=value.dtype, shape=shape, layout=layout, nbytes=data, pieces=parts)
 

@@ -13,7 +13,7 @@ from tests.plugins.ops.calls import random_rows
 pytestmark = pytest.mark.native
 
 KERNELS = [name for name in kernel_table() if name.startswith("matmul.") and activations_of(name) != "f32"]
-OWN_ELEMENTS = 16384  # kOwnElements of plugins/include/ingot/kernel.h
+OWN_ELEMENTS = 16384  # kPrivateRowElements of plugins/include/ingot/kernel.h
 K = 2300
 FEW, MANY = OWN_ELEMENTS // K, OWN_ELEMENTS // K + 1
 

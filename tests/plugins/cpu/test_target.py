@@ -70,7 +70,7 @@ def test_missing_says_what_and_what_next(here: str, monkeypatch: pytest.MonkeyPa
     for level in order[1:]:
         for cap in (None, *order[1:]):
             usable = min(here, cap or here, key=order.index)
-            reason = find_target(f"cpu/{level}").missing(cap)
+            reason = find_target(f"cpu/{level}").run_blocker(cap)
             assert (reason is None) == (order.index(usable) >= order.index(level))
             if reason is not None:
                 assert f"needs {level.upper()}" in reason
@@ -91,15 +91,15 @@ def test_a_module_without_the_kernels_of_a_level_neither_builds_nor_runs_it(monk
     monkeypatch.setattr("ingot.plugins.cpu.target.detect_isa", lambda: "amx")
     for level in ("avx512", "avx512bf16", "amx"):
         target = find_target(f"cpu/{level}")
-        assert "make wheel" in str(target.unbuildable())
-        assert "make wheel" in str(target.missing())
+        assert "make wheel" in str(target.build_blocker())
+        assert "make wheel" in str(target.run_blocker())
     assert find_target("cpu").name == "cpu/avx2"
-    assert find_target("cpu/avx2").unbuildable() is None
+    assert find_target("cpu/avx2").build_blocker() is None
 
 
 def test_an_unknown_isa_is_a_wrong_option() -> None:
     with pytest.raises(UsageError, match="there is no ISA 'sse9'"):
-        find_target("cpu/avx2").missing("sse9")
+        find_target("cpu/avx2").run_blocker("sse9")
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 63, 64, 65, 127, 128, 1000, 100_003])

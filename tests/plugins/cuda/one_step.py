@@ -29,7 +29,7 @@ def open_gpu(plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int) -> Cud
     """A session with machine code added to the plan."""
     target = find_target("cuda/sm90")
     assert isinstance(target, CudaTarget)
-    constants = target.constants(plan, lambda what, done, total: None)
+    constants = target.extra_sections(plan, lambda what, done, total: None)
     (plan,) = add_constants([plan], [constants])
     whole = np.zeros(plan.weight_bytes, np.uint8)
     whole[: len(section)] = section[: plan.weight_bytes]

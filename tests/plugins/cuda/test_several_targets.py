@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.cli.console import Talk
+from ingot.cli.console import CliConsole
 from ingot.engine import open_engine, read_manifest
 from ingot.errors import UsageError
 from ingot.llm import LLM
@@ -223,7 +223,7 @@ def test_builds_say_that_the_compiler_is_at_work(
     slow.chmod(0o755)
     named = dataclasses.replace(real, path=slow, version="13.9")
     monkeypatch.setattr(compiler, "find_compiler", lambda: named)
-    monkeypatch.setattr(Talk, "PERIOD", 1.5)
+    monkeypatch.setattr(CliConsole, "PERIOD", 1.5)
     lines = build(checkpoint, tmp_path / "e", "cuda/sm86").succeeds().err.splitlines()
     first = lines.index("compiling kernels for sm_86 with nvcc 13.9, 2 s")
     assert lines[first + 1].startswith("machine code for cuda/sm86: ")
@@ -243,11 +243,11 @@ def test_an_interrupted_compiler_is_stopped_and_nothing_is_left(
     monkeypatch.setattr(compiler, "find_compiler", lambda: named)
     (tmp_path / "out").mkdir()
 
-    def interrupt(talk: Talk, stage: str, done: int, total: int) -> None:
+    def interrupt(talk: CliConsole, stage: str, done: int, total: int) -> None:
         if stage.startswith("compiling") and done >= 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Talk, "progress_bytes", interrupt)
+    monkeypatch.setattr(CliConsole, "progress_bytes", interrupt)
     build(checkpoint, tmp_path / "out" / "e", "cuda/sm86,ref").fails("interrupted", code=130)
     assert list((tmp_path / "out").iterdir()) == []
     time.sleep(1.5)

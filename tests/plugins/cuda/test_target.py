@@ -117,13 +117,13 @@ def test_another_gpu_is_refused(
         ("75", set()),
     ):
         monkeypatch.setenv("INGOT_EMULATED_SM", capability)
-        assert {name.removeprefix("cuda/") for name in NAMES if find_target(name).missing() is None} == runs
+        assert {name.removeprefix("cuda/") for name in NAMES if find_target(name).run_blocker() is None} == runs
 
 
 def test_without_cublas_a_line_says_so(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_NAMES", ("libnothing.so",))
     monkeypatch.setattr(products, "_IN_WHEELS", ())
-    assert find_target("cuda/sm90").missing() == "cuBLASLt is not here; pip install nvidia-cublas"
+    assert find_target("cuda/sm90").run_blocker() == "cuBLASLt is not here; pip install nvidia-cublas"
 
 
 def test_without_nvcc_build_and_doctor_say_what_to_install(
@@ -146,8 +146,8 @@ def test_an_old_nvcc_is_named(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch)
     assert real is not None
     old = compiler.Compiler(path=real.path, origin="on the path", version="11.2", architectures=("sm_80",))
     monkeypatch.setattr(compiler, "find_compiler", lambda: old)
-    assert find_target("cuda/sm80").unbuildable() is None
-    assert "nvcc 11.2 (on the path) does not know sm_120" in (find_target("cuda/sm120").unbuildable() or "")
+    assert find_target("cuda/sm80").build_blocker() is None
+    assert "nvcc 11.2 (on the path) does not know sm_120" in (find_target("cuda/sm120").build_blocker() or "")
 
 
 @pytest.mark.parametrize("architecture", ["sm_90a"])

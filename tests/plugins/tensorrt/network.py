@@ -10,7 +10,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from ingot.builder.decide import decide
+from ingot.builder.plan_targets import plan_targets
 from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.plan import Plan
@@ -29,7 +29,9 @@ Attend = Callable[[Attention, Sequence[Array]], tuple[Array, Array, Array]]
 
 def decided(config: BuildConfig, checkpoint: Path) -> tuple[OpGraph, Plan]:
     """What a build gives to the compiler of its target."""
-    (job,) = decide(config, Checkpoint.open(checkpoint), find_targets(config.target), lambda what, done, total: None)
+    (job,) = plan_targets(
+        config, Checkpoint.open(checkpoint), find_targets(config.target), lambda what, done, total: None
+    )
     assert job.graph is not None, "the target compiles the graph"
     return job.graph, job.plan
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import onnx
 import pytest
 
-from ingot.cli.console import Talk
+from ingot.cli.console import CliConsole
 from ingot.engine import open_engine, read_manifest
 from ingot.errors import UsageError
 from ingot.plan import Plan
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.registry import find_target, op_names
-from ingot.plugins.target import SessionOptions, TimesItself
+from ingot.plugins.target import SelfTuning, SessionOptions
 from ingot.plugins.tensorrt import full_compiler, full_library, full_target
 from ingot.plugins.tensorrt.full_library import find_tensorrt
 from ingot.plugins.tensorrt.full_target import TARGETS
@@ -61,7 +61,7 @@ def build(checkpoint: Path, out: Path, target: str = "tensorrt/sm90", *options: 
 
 def test_every_target_takes_every_op_but_drawing_and_experts() -> None:
     assert [target.name for target in TARGETS] == NAMES
-    assert all(isinstance(target, TimesItself) for target in TARGETS)
+    assert all(isinstance(target, SelfTuning) for target in TARGETS)
     for target in TARGETS:
         ops = {kernel.split(".")[0] for kernel in target.kernels()}
         assert ops == set(op_names()) - {"sample", "screen", "moe_route", "moe_gate_up", "moe_down"}
@@ -125,7 +125,7 @@ def test_it_is_built_on_the_gpu_that_runs_it(
 def test_an_engine_with_exact_versions(
     installed: Library, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Talk, "PERIOD", -1.0)  # a line for all that is said
+    monkeypatch.setattr(CliConsole, "PERIOD", -1.0)  # a line for all that is said
     said = build(checkpoint, tmp_path / "e", "cuda/sm90,tensorrt/sm90").succeeds().err
     assert "compiling the network with TensorRT 11.4.0.106" in said
     assert (tmp_path / "e" / "rank0.plan").read_bytes().endswith(b"timed, whole")

@@ -24,10 +24,10 @@ WHEEL_CLASSES = {
     "Context": "IExecutionContext",
     "TensorRtEngine": "ICudaEngine",
     "Runtime": "Runtime",
-    "JudgesEngines": "Runtime",
+    "ChecksEngines": "Runtime",
     "JudgesStreams": "IExecutionContext",
     "RuntimeConfig": "IRuntimeConfig",
-    "Specialises": "IRuntimeConfig",
+    "SpecializesKernels": "IRuntimeConfig",
 }
 
 
@@ -45,7 +45,7 @@ def test_missing_wheels_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert found.startswith("TensorRT-RTX is not installed (no tensorrt-rtx-cu13-libs); pip install")
     for wheel in ("tensorrt-rtx-cu13-libs==1.7.1.*", "tensorrt-rtx-cu13-bindings==1.7.1.*", "ingot[tensorrt-rtx]"):
         assert wheel in INSTALL
-    assert find_target("tensorrt-rtx/sm89").unbuildable() == found
+    assert find_target("tensorrt-rtx/sm89").build_blocker() == found
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

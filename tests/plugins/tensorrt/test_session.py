@@ -242,11 +242,11 @@ def test_what_does_not_fit_is_refused(rtx: Callable[..., Path], tmp_path: Path) 
 
 
 def test_another_gpu_is_named(rtx: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_target(NAME).missing() is None
-    assert find_target("tensorrt-rtx").missing() is None
+    assert find_target(NAME).run_blocker() is None
+    assert find_target("tensorrt-rtx").run_blocker() is None
     monkeypatch.setenv("INGOT_EMULATED_SM", "90")
     for name in (NAME, "tensorrt-rtx"):
-        assert "this machine has Emulated GPU (sm_90)" in (find_target(name).missing() or "")
+        assert "this machine has Emulated GPU (sm_90)" in (find_target(name).run_blocker() or "")
 
 
 @pytest.mark.parametrize(

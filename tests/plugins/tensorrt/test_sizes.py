@@ -7,7 +7,7 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.errors import EngineError
-from ingot.plan import Piece, Weight
+from ingot.plan import Weight, WeightSlice
 from ingot.plugins.cuda.bind import CODE_LAYOUT
 from ingot.plugins.cuda.gpu import Gpu
 from ingot.plugins.cuda.shapes import partial_rows
@@ -41,7 +41,7 @@ def test_a_gpu_runs_code_of_its_major_number_and_no_later_minor_one(
     capability: tuple[int, int], codes: tuple[str, ...], found: str | None
 ) -> None:
     gpu = Gpu(index=0, name="g", capability=capability, memory_bytes=1, multiprocessors=1)
-    piece = (Piece(begin=0, end=1, offset=0),)
+    piece = (WeightSlice(begin=0, end=1, offset=0),)
     code = [
         Weight(name=each, dtype=DType.I8, shape=(1,), layout=f"{CODE_LAYOUT}sm_{each}", nbytes=1, pieces=piece)
         for each in codes

@@ -9,14 +9,14 @@ import pytest
 from ingot.configs.serve import ServeConfig
 from ingot.runtime.event_queue import LoopBridge
 from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.guard import Caller, Guard
 from ingot.runtime.server.metrics import Metrics
+from ingot.runtime.server.middleware import RequestContext, RequestGuard
 from ingot.runtime.server.request_log import RequestLog
 from ingot.runtime.server.service import Order, Service
 
 
-def caller(request_id: str = "r", key: int | None = None) -> Caller:
-    return Caller(request_id=request_id, key=key, traceparent="")
+def caller(request_id: str = "r", key: int | None = None) -> RequestContext:
+    return RequestContext(request_id=request_id, key=key, traceparent="")
 
 
 def house(**values: Any) -> Any:
@@ -120,7 +120,7 @@ def test_keys_are_told_apart() -> None:
     async def nothing(*_: object) -> None:
         pass
 
-    guard = Guard(nothing, ("one", "two"), RequestLog(Metrics(), lines=False))
+    guard = RequestGuard(nothing, ("one", "two"), RequestLog(Metrics(), lines=False))
     for given, place in ((b"one", 0), (b"two", 1), (b"three", None), (b"", None)):
         for header in ((b"x-api-key", given), (b"authorization", b"Bearer " + given)):
             assert guard._key({"headers": [header]}) == place

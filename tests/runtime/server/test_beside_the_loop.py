@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers import decoders, models
 
 from ingot.runtime.event_queue import EventQueue, LoopBridge
-from ingot.runtime.server import answer, app, json_pieces, replies
+from ingot.runtime.server import app, json_pieces, openai_format, response
 from ingot.runtime.server.json_pieces import Rows, dump, json_blocks
 from ingot.runtime.server.json_pieces import json_pieces as pieces_of
 from ingot.runtime.server.text_offsets import TextOffsets
@@ -79,8 +79,8 @@ def watch(served: Served, monkeypatch: pytest.MonkeyPatch) -> Watch:
         (json_pieces, "dump"),
         (Tokenizer, "decode"),
         (Tokenizer, "encode"),
-        (replies.CompletionWriter, "_of_prompt"),
-        (replies.Scores, "json"),
+        (openai_format.CompletionChunkBuilder, "_of_prompt"),
+        (openai_format.Scores, "json"),
     ):
         spy(place, name)
     real_blocks = json_pieces.json_blocks
@@ -90,15 +90,15 @@ def watch(served: Served, monkeypatch: pytest.MonkeyPatch) -> Watch:
         watch.note("json_blocks", sum(map(len, blocks)))
         return blocks
 
-    for module in (app, answer):
+    for module in (app, response):
         monkeypatch.setattr(module, "json_blocks", write)
-    rows = replies.CompletionWriter._add
+    rows = openai_format.CompletionChunkBuilder._add
 
     def count(self: Any, scores: Any, *rest: Any) -> None:
         rows(self, scores, *rest)
         watch.note("rows", 100 * len(scores.tokens))
 
-    monkeypatch.setattr(replies.CompletionWriter, "_add", count)
+    monkeypatch.setattr(openai_format.CompletionChunkBuilder, "_add", count)
     return watch
 
 
@@ -138,13 +138,13 @@ def test_large_bodies_and_answers(
 
 def test_probabilities_of_a_prompt_are_put_together_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    real = replies.CompletionWriter._add
+    real = openai_format.CompletionChunkBuilder._add
 
     def count(self: Any, scores: Any, *rest: Any) -> None:
         seen.append(1)
         real(self, scores, *rest)
 
-    monkeypatch.setattr(replies.CompletionWriter, "_add", count)
+    monkeypatch.setattr(openai_format.CompletionChunkBuilder, "_add", count)
     body = {
         "prompt": list(range(5, 105)),
         "max_tokens": 2,

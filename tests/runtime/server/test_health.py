@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.server.health import Pool
+from ingot.runtime.server.health import PrepareExecutor
 from ingot.runtime.tokenizer import Detokenizer
 from tests.runtime.server.served import CONFIG, Served, eventually, serving_engine
 
@@ -43,7 +43,7 @@ def is_ready(http: httpx.Client) -> bool:
 
 def test_a_stuck_step_is_told_and_forgiven(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    monkeypatch.setattr("ingot.runtime.server.stall.time", types.SimpleNamespace(sleep=lambda _: gate.wait(60)))
+    monkeypatch.setattr("ingot.runtime.server.debug.time", types.SimpleNamespace(sleep=lambda _: gate.wait(60)))
     with own.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
         assert eventually(lambda: is_ready(http))
         begin = time.monotonic()
@@ -161,7 +161,7 @@ def test_a_pool_tells_overloaded_from_stuck(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("ingot.runtime.server.health.time", types.SimpleNamespace(monotonic=lambda: clock[0]))
 
     async def run() -> list[str | None]:
-        pool, told, threads = Pool(), [], threading.Semaphore(0)
+        pool, told, threads = PrepareExecutor(), [], threading.Semaphore(0)
         gates = [threading.Event() for _ in range(12)]
 
         def work(gate: threading.Event) -> None:

@@ -139,8 +139,8 @@ def test_a_slow_reader_stalls_nobody(served: Served) -> None:
 
 def test_a_silent_stream_says_that_it_lives(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    monkeypatch.setattr("ingot.runtime.server.stall.time", types.SimpleNamespace(sleep=lambda _: gate.wait(60)))
-    monkeypatch.setattr("ingot.runtime.server.answer.KEEP_ALIVE", 0.2)
+    monkeypatch.setattr("ingot.runtime.server.debug.time", types.SimpleNamespace(sleep=lambda _: gate.wait(60)))
+    monkeypatch.setattr("ingot.runtime.server.response.KEEP_ALIVE", 0.2)
     with served.http() as http:
         http.post("/debug/stall", json={"seconds": 1})
         begin, signs = time.monotonic(), 0

@@ -29,12 +29,12 @@ from ingot.runtime.server.api_error import (
     refused,
     shutting_down,
 )
-from ingot.runtime.server.asking import MAX_SCORES, check_logprobs, completion_params, text_requests
 from ingot.runtime.server.body import read_body
-from ingot.runtime.server.guard import Caller
 from ingot.runtime.server.ids import Ids
 from ingot.runtime.server.metrics import Metrics
+from ingot.runtime.server.middleware import RequestContext
 from ingot.runtime.server.protocol import ChatRequest, CompletionRequest
+from ingot.runtime.server.sampling_params import MAX_SCORES, check_logprobs, completion_params, text_requests
 from ingot.runtime.server.service import Generation, Order, retry_after
 from ingot.runtime.text_stream import TextEvent
 
@@ -76,7 +76,7 @@ def sums(metrics: Metrics) -> dict[str, tuple[float, float]]:
 
 def generation(metrics: Metrics, *, prompt_alone: bool = False, sequences: int = 2) -> Generation:
     """Arrived at 100 s; the sequences had their first step at 100.5 s."""
-    caller = Caller(request_id="r", key=None, traceparent="")
+    caller = RequestContext(request_id="r", key=None, traceparent="")
 
     async def make() -> Generation:
         events = EventQueue(LoopBridge(asyncio.get_running_loop()))

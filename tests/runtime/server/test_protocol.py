@@ -10,7 +10,6 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 
 from ingot.configs.generation import GenerationDefaults
 from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.asking import chat_params, completion_params, text_requests
 from ingot.runtime.server.body import read_body
 from ingot.runtime.server.protocol import (
     ACCEPTED,
@@ -20,6 +19,7 @@ from ingot.runtime.server.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from ingot.runtime.server.sampling_params import chat_params, completion_params, text_requests
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"prompt": "hi"}

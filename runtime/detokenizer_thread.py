@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ingot.errors import RequestError
 from ingot.runtime.model_runner import ModelRunner
-from ingot.runtime.outlet import News, Outlet
+from ingot.runtime.outlet import Outlet, StreamDelta
 from ingot.runtime.owned import Owned
 from ingot.runtime.request import Request
 from ingot.runtime.text_stream import TextEvent, TextStream
@@ -27,10 +27,10 @@ def _nobody() -> None:
     pass
 
 
-class TextLoop(Owned):
+class DetokenizerThread(Owned):
     """Thread-safe. Does not own the runner.
 
-    turning  since when (time.monotonic()) the text thread has been at one piece of text; None: it waits
+    busy_since  since when (time.monotonic()) the text thread has been at one piece of text; None: it waits
     """
 
     def __init__(self, runner: ModelRunner, tokenizer: Tokenizer, on_pause: Callable[[], None] = _nobody) -> None:
@@ -44,7 +44,7 @@ class TextLoop(Owned):
         self._door = threading.Lock()  # who submits is in before it closes, or finds it closed
         self._closed = False
         self._failure: str | None = None
-        self.turning: float | None = None
+        self.busy_since: float | None = None
 
     @property
     def failure(self) -> str | None:
@@ -95,17 +95,17 @@ class TextLoop(Owned):
             self._die(error)
             raise
 
-    def _tell(self, news: News) -> None:
+    def _tell(self, news: StreamDelta) -> None:
         for progress in news:
             if (found := self._open.get(progress.request)) is None:
                 continue
             stream, sink = found
-            self.turning = time.monotonic()
+            self.busy_since = time.monotonic()
             event = stream.next_event(progress)
             if stream.done:
                 self.cancel([stream])
             sink(event)
-        self.turning = None
+        self.busy_since = None
         self._on_pause()
 
     def _die(self, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-#include "sampling/draws.h"
+#include "sampling/sampling.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-"""All that is decided about a target before the first byte of an engine is written: a Job for each target.
+"""All that is decided about a target before the first byte of an engine is written: a TargetBuild for each target.
 
 graph of plugins → precision, activations and limits → target passes → Program → step passes → Plan → variants
 → tactics → machine code
@@ -44,7 +44,7 @@ GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class TargetBuild:
     """What one target's part of an engine will be.
 
     graph    what the target compiles instead of running the plan's steps, None where it runs them
@@ -68,7 +68,9 @@ class Job:
     sample: Sample | None
 
 
-def decide(config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target], progress: Progress) -> list[Job]:
+def plan_targets(
+    config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target], progress: Progress
+) -> list[TargetBuild]:
     """A job for each target."""
     graph = Graph.load(checkpoint.graph_path)
     if config.dump_passes is not None:
@@ -99,7 +101,7 @@ def _decide_target(
     errors: SampleErrors,
     target: Target,
     progress: Progress,
-) -> Job:
+) -> TargetBuild:
     """The target passes set the same attributes whatever an earlier target has set there."""
     notes: list[str] = []
     precision = choose_main(config, graph, target, notes)
@@ -134,7 +136,7 @@ def _decide_target(
         plan, timings = dataclasses.replace(plan, tactics=tuning.tactics), tuning.table
         notes.extend(tuning.notes)
     sample = _sample(config, checkpoint, plan, target, notes)
-    return Job(
+    return TargetBuild(
         target=target,
         precision=precision,
         activation_errors=activation_errors,
@@ -153,7 +155,7 @@ def _sample(config: BuildConfig, checkpoint: Checkpoint, plan: Plan, target: Tar
     """None, and why, where no speed can be predicted."""
     if not config.autotune or config.dry_run:
         return None  # nothing is to be timed, or there will be no engine
-    if isinstance(target, Tunable) and target.missing() is not None:
+    if isinstance(target, Tunable) and target.run_blocker() is not None:
         return None  # as `tune` has said
     room = None if config.max_mem is None else config.max_mem - base_memory(checkpoint)
     found = choose_sample(plan, target, room)
@@ -168,7 +170,7 @@ def base_memory(checkpoint: Checkpoint) -> int:
     return BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
 
 
-def common_notes(jobs: Sequence[Job]) -> list[str]:
+def common_notes(jobs: Sequence[TargetBuild]) -> list[str]:
     """What holds for every target is said once, all else with the target's name."""
     notes: list[str] = []
     for job in jobs:

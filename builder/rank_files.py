@@ -8,17 +8,17 @@ cuda/sm90 ─┴▶ rank0.engine: rows of weights,   cpu/amx ──┴▶ rank0.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from ingot.builder.decide import Job
 from ingot.builder.expressions import key
 from ingot.builder.lower import Lowering
 from ingot.builder.pack import add_constants
+from ingot.builder.plan_targets import TargetBuild
 from ingot.engine_writer import Block
 from ingot.plan import Plan
 from ingot.plugins.target import Constant
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class RankFilePlan:
     """One rank file.
 
     files    as in `ingot.manifest.TargetEntry`
@@ -47,20 +47,20 @@ class Share:
                     yield places[constant.name], memoryview(constant.data)
 
 
-def share(jobs: Sequence[Job], constants: Sequence[tuple[Constant, ...]]) -> list[Share]:
+def plan_rank_files(jobs: Sequence[TargetBuild], constants: Sequence[tuple[Constant, ...]]) -> list[RankFilePlan]:
     """A share for each kind of weights, in the order of the jobs; the first has no word in its file's name."""
     alike: dict[object, list[int]] = {}
     for index, job in enumerate(jobs):
         sources = tuple((use.name, key(use.tensor)) for use in job.lowering.uses)
         alike.setdefault((job.plan.weights, sources), []).append(index)
-    shares: list[Share] = []
+    shares: list[RankFilePlan] = []
     for members in alike.values():
         own = [jobs[index] for index in members]
         added = [constants[index] for index in members]
         taken = [each.files for each in shares]
         plans = add_constants([job.plan for job in own], added)
         shares.append(
-            Share(
+            RankFilePlan(
                 files=_word(own[0].target.name, taken) if shares else "",
                 lowering=own[0].lowering,
                 plans=dict(zip((job.target.name for job in own), plans, strict=True)),

@@ -11,11 +11,11 @@ import pytest
 
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import CapacityError
+from ingot.runtime.detokenizer_thread import DetokenizerThread
 from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.reports import Stats
 from ingot.runtime.request import FinishReason
-from ingot.runtime.text_loop import TextLoop
 from ingot.runtime.text_stream import TextEvent, TextRequest, make_streams
 from ingot.runtime.tokenizer import Tokenizer
 from ingot.step_io import StepBatch
@@ -62,7 +62,7 @@ def test_a_stop_text_has_ended_its_request_when_it_is_told(tokenizer: Tokenizer)
     """Whatever is asked of the runner from then on comes behind the abort."""
     runner, session = make()
     go_on = hold(session)
-    loop = TextLoop(runner, tokenizer)
+    loop = DetokenizerThread(runner, tokenizer)
     (stream,) = make_streams(runner, tokenizer, 0, asked(tokenizer))
     told: queue.SimpleQueue[Stats] = queue.SimpleQueue()
 
@@ -92,24 +92,24 @@ def test_a_stop_text_ends_what_a_stream_runs(tokenizer: Tokenizer) -> None:
 
 def test_threads_that_wait_are_at_no_text(tokenizer: Tokenizer) -> None:
     runner, _ = make()
-    loop, told = TextLoop(runner, tokenizer), threading.Event()
-    turning: list[float | None] = []
+    loop, told = DetokenizerThread(runner, tokenizer), threading.Event()
+    busy_since: list[float | None] = []
 
     def sink(event: TextEvent) -> None:
-        turning.append(loop.turning)
+        busy_since.append(loop.busy_since)
         if event.finish_reason is not None:
             told.set()
 
     loop.submit(make_streams(runner, tokenizer, 0, asked(tokenizer)), sink)
     assert told.wait(SECONDS)
     loop.close()
-    assert None not in turning
-    assert loop.turning is None
+    assert None not in busy_since
+    assert loop.busy_since is None
 
 
 def test_a_loop_that_refused_a_request_can_be_closed(tokenizer: Tokenizer) -> None:
     runner, _ = make(blocks=1)
-    loop = TextLoop(runner, tokenizer)
+    loop = DetokenizerThread(runner, tokenizer)
     streams = make_streams(runner, tokenizer, 0, asked(tokenizer))
     with pytest.raises(CapacityError):
         loop.submit(streams, lambda event: None)

@@ -9,10 +9,10 @@ import pytest
 from ingot.runtime.logprobs import Logprob
 from ingot.runtime.request import FinishReason
 from ingot.runtime.server.json_pieces import Rows, dump, json_blocks
-from ingot.runtime.server.replies import ChatWriter, CompletionWriter, Echo, Head, usage
+from ingot.runtime.server.openai_format import ChatChunkBuilder, CompletionChunkBuilder, Echo, ResponseHead, usage
 from ingot.runtime.text_stream import TextEvent
 
-HEAD = Head(answer_id="a", created=1, model="m", fingerprint="f")
+HEAD = ResponseHead(answer_id="a", created=1, model="m", fingerprint="f")
 COUNTS = usage(7, 3, 5)
 TOKENIZER: Any = types.SimpleNamespace(
     token_bytes=lambda token: chr(token).encode(),
@@ -38,7 +38,7 @@ def test_totals() -> None:
 
 
 def test_a_chats_end_token_is_no_token_of_its_text() -> None:
-    writer = ChatWriter(HEAD, TOKENIZER, 1, 2)
+    writer = ChatChunkBuilder(HEAD, TOKENIZER, 1, 2)
     writer.take(0, TextEvent(index=0, text="x", token_ids=(120,), logprobs=(table("x", "p", "q", "r"),)))
     end: dict[str, Any] = {"end_token": True, "finish_reason": FinishReason.STOP, "stop_reason": 33}
     writer.take(0, TextEvent(index=0, text="y", token_ids=(121, 33), logprobs=(table("y"), table("!")), **end))
@@ -52,7 +52,7 @@ def test_a_chats_end_token_is_no_token_of_its_text() -> None:
 
 def test_every_choice_begins_with_its_own_prompt() -> None:
     echoes = [Echo(text="ab", token_ids=[97, 98]), Echo(text="cd", token_ids=[99, 100])]
-    writer = CompletionWriter(HEAD, TOKENIZER, 4, n=2, logprobs=True, echoes=echoes)
+    writer = CompletionChunkBuilder(HEAD, TOKENIZER, 4, n=2, logprobs=True, echoes=echoes)
     for choice in range(4):
         prompt, sequence = divmod(choice, 2)
         own = (None, table("bd"[prompt])) if sequence == 0 else None

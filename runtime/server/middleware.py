@@ -32,7 +32,7 @@ _WRONG_KEY = ApiError(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Caller:
+class RequestContext:
     """Who asks. key: which of the server's keys; None: it has none, or the path needs none."""
 
     request_id: str
@@ -40,7 +40,7 @@ class Caller:
     traceparent: str
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware. Gives each request an id, the client's X-Request-Id or its own, asks for a key, and counts and
     logs what was answered. Into the state of the scope go `caller`, and from handlers `outcome` and `facts`, a word and
     fields for the log."""
@@ -57,7 +57,7 @@ class Guard:
         begin, headers = time.monotonic(), Headers(scope=scope)
         given, key = headers.get("x-request-id", ""), self._key(scope)
         request_id = given if _ID.fullmatch(given) else self._ids.make()
-        caller = Caller(request_id=request_id, key=key, traceparent=headers.get("traceparent", ""))
+        caller = RequestContext(request_id=request_id, key=key, traceparent=headers.get("traceparent", ""))
         scope.setdefault("state", {})["caller"] = caller
         status = _CLIENT_GONE
 

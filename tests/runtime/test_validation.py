@@ -7,8 +7,8 @@ import pytest
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError
 from ingot.plan import Limits
-from ingot.runtime.admission import ModelFacts, make_requests, read_ids, read_turn
 from ingot.runtime.request import MAX_PRIORITY, Request
+from ingot.runtime.validation import ModelFacts, make_requests, read_ids, read_priority
 
 LIMITS = Limits(max_batch_size=4, max_input_len=8, max_seq_len=12, max_num_tokens=8, max_logit_rows=4)
 FACTS = ModelFacts(vocab_size=10, limits=LIMITS, max_positions=99, end_ids=frozenset((3,)), pad_id=0)
@@ -41,10 +41,10 @@ def test_the_least_number_of_tokens_may_be_the_most() -> None:
 
 @pytest.mark.parametrize("priority", [-MAX_PRIORITY, 0, MAX_PRIORITY])
 def test_priorities_go_both_ways(priority: int) -> None:
-    assert read_turn(priority, None) == (priority, "")
+    assert read_priority(priority, None) == (priority, "")
 
 
 @pytest.mark.parametrize("priority", [-MAX_PRIORITY - 1, MAX_PRIORITY + 1])
 def test_priorities_have_an_end(priority: int) -> None:
     with pytest.raises(IngotError, match="priority"):
-        read_turn(priority, None)
+        read_priority(priority, None)

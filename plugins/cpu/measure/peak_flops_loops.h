@@ -1,9 +1,9 @@
-// The loops of live_peak.h as templates over a vector type: blocks of sums in registers, as matrix products keep them.
+// The loops of peak_flops.h as templates over a vector type: blocks of sums in registers, as matrix products keep them.
 #pragma once
 
 #include <cstring>
 
-#include "measure/live_peak.h"
+#include "measure/peak_flops.h"
 
 namespace ingot {
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ingot.bench.http_client import Answer, Client
-from ingot.bench.online import LoadReport, OnlineOptions, OnlineReport, _Bench, bench_online
+from ingot.bench.load_test import LoadReport, OnlineOptions, OnlineReport, _Bench, bench_online
 
 TTFT = (0.5, 0.1, 0.9, 0.3, 0.7)  # seconds, in turn
 GAPS = (0.01, 0.03, 0.08)

@@ -7,7 +7,7 @@ from ingot.manifest import Fact
 from ingot.plan import Plan
 
 
-def model_facts(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
+def model_card(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
     """Plain values; nothing is computed from them later."""
     attention = next(step for step in plan.steps if step.op == "paged_attention")
     embedding = next(step for step in plan.steps if step.op == "embedding")
@@ -25,12 +25,12 @@ def model_facts(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
         "kv_cache_dtype": plan.caches[0].dtype.value,
         "vocab_size": plan.vocab_size,
         "positions": plan.max_positions,
-        **_expert_facts(plan),
+        **_expert_card(plan),
         "packed_parameters": sum(math.prod(shape) for name, shape in shapes.items() if name in used),
     }
 
 
-def _expert_facts(plan: Plan) -> dict[str, Fact]:
+def _expert_card(plan: Plan) -> dict[str, Fact]:
     """Of a mixture of experts."""
     experts = next((step for step in plan.steps if step.op == "moe_down"), None)
     if experts is None:

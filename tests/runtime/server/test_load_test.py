@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingot.bench.online import OnlineOptions, bench_online
+from ingot.bench.load_test import OnlineOptions, bench_online
 from ingot.cli import app
 from ingot.errors import IngotError, UsageError
 from tests.runtime.server.served import CONFIG, Served, serving_engine
@@ -91,7 +91,7 @@ def test_limits_and_the_table(behind_a_key: Served, capsys: pytest.CaptureFixtur
 def test_a_server_of_short_prompts_can_be_used(
     behind_a_key: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingot.bench.online._CALIBRATION", 4000)
+    monkeypatch.setattr("ingot.bench.load_test._CALIBRATION", 4000)
     assert run("--url", behind_a_key.url, "--api_key", "key", "--concurrency", 1, "--num_requests", 2, "--json") == 0
     assert 100 < json.loads(capsys.readouterr().out)["runs"][0]["prompt_tokens_mean"] < 160
 

@@ -28,6 +28,6 @@ extern const PeakLoop kPeakF32Avx2, kPeakInt8Avx2, kPeakF32Avx512, kPeakInt8Avx5
 
 // Operations per second (a multiply-add is two) of `threads` threads, the best of turns of about a
 // millisecond during `seconds`. Throws std::invalid_argument for what this machine does not have.
-double live_peak(const std::string& name, int threads, double seconds);
+double peak_flops(const std::string& name, int threads, double seconds);
 
 }  // namespace ingot

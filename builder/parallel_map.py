@@ -17,7 +17,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+def parallel_map(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
     """work(item) for every item, in their order, on several threads; at most one item more than threads at a time.
 
     What numpy does about NaN and infinities is the caller's choice on these threads, too.

@@ -16,7 +16,7 @@ _OF_A_TOKEN = 100  # characters of the probabilities of a token, a rough guess
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Head:
+class ResponseHead:
     """What every piece of an answer repeats."""
 
     answer_id: str
@@ -68,7 +68,7 @@ def _end(choice: Choice) -> Json:
     return {"finish_reason": choice.reason, "stop_reason": choice.stop_reason}
 
 
-class Writer(ABC):
+class ChunkBuilder(ABC):
     """One answer. Feed it events; then take pieces as they come, or the whole at the end. For one thread at a time.
 
     prompt_alone: nothing but the prompt was asked for; the token that came with it is no part of the answer.
@@ -116,12 +116,12 @@ class Writer(ABC):
         """The answer in one piece, whose parts are made as `json_pieces` writes them."""
 
 
-class ChatWriter(Writer):
+class ChatChunkBuilder(ChunkBuilder):
     """chat.completion, or pieces of it; top_logprobs None: without logprobs."""
 
     def __init__(
         self,
-        head: Head,
+        head: ResponseHead,
         tokenizer: Tokenizer,
         choices: int,
         top_logprobs: int | None,
@@ -223,12 +223,12 @@ class Scores:
         }
 
 
-class CompletionWriter(Writer):
+class CompletionChunkBuilder(ChunkBuilder):
     """text_completion, whole or in pieces. n: choices of a prompt; echoes: one per prompt, or none."""
 
     def __init__(
         self,
-        head: Head,
+        head: ResponseHead,
         tokenizer: Tokenizer,
         choices: int,
         *,

@@ -1,5 +1,5 @@
 #include "isa/int8_avx2.h"
-#include "measure/live_peak_loops.h"
+#include "measure/peak_flops_loops.h"
 
 namespace ingot {
 

@@ -1,5 +1,5 @@
 #include "isa/tile_amx.h"
-#include "measure/live_peak.h"
+#include "measure/peak_flops.h"
 
 namespace ingot {
 namespace {

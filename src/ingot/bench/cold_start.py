@@ -20,7 +20,7 @@ from ingot.engine import read_manifest, read_plan
 from ingot.errors import EngineError, IngotError
 from ingot.runtime.model_runner import ModelRunner
 
-_CODE = "import time; began = time.monotonic(); from ingot.bench.start import first_token; first_token(began)"
+_CODE = "import time; began = time.monotonic(); from ingot.bench.cold_start import first_token; first_token(began)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,10 +9,10 @@ import pytest
 
 from ingot.configs.sampling import SamplingParams
 from ingot.runtime import executor
+from ingot.runtime.detokenizer_thread import DetokenizerThread
 from ingot.runtime.llm import EngineLLM
 from ingot.runtime.server import health
-from ingot.runtime.server.health import Pool, Pulse
-from ingot.runtime.text_loop import TextLoop
+from ingot.runtime.server.health import HealthMonitor, PrepareExecutor
 from ingot.runtime.text_stream import TextRequest, make_streams
 from ingot.step_io import StepBatch
 from tests.runtime.byte_tokenizer import byte_tokenizer
@@ -39,8 +39,8 @@ class Watched:
     def __init__(self, llm: EngineLLM, session: FakeSession, clock: Clock) -> None:
         self.clock, self._begun, self._permits = clock, threading.Semaphore(0), threading.Semaphore(0)
         session.before_step = self._hold
-        self.llm, self.texts, self.pool = llm, TextLoop(llm.runner, llm.tokenizer), Pool()
-        self.pulse = Pulse(self.texts, self.pool, TIMEOUT)
+        self.llm, self.texts, self.pool = llm, DetokenizerThread(llm.runner, llm.tokenizer), PrepareExecutor()
+        self.pulse = HealthMonitor(self.texts, self.pool, TIMEOUT)
 
     def look(self, seconds: float) -> str | None:
         """What it blames when so much more time has gone by."""

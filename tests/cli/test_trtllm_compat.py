@@ -6,7 +6,7 @@ import pytest
 from ingot.cli import app
 from ingot.cli.absent_options import ABSENT
 from ingot.cli.options_page import page
-from ingot.cli.spellings import SPELLINGS, Spelling, judge
+from ingot.cli.trtllm_compat import SPELLINGS, Spelling, judge
 from ingot.errors import UsageError
 from tests.house.project import ROOT
 

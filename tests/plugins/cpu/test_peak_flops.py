@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingot.plugins.cpu.native import core_count, detect_isa, kernel_table, live_peak, peak_name
+from ingot.plugins.cpu.native import core_count, detect_isa, kernel_table, peak_flops, peak_name
 
 pytestmark = pytest.mark.native
 
@@ -23,16 +23,16 @@ def test_every_kernel_has_an_arithmetic() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_what_the_machine_has_is_measured_and_all_else_refused(name: str) -> None:
     if name.split(".")[1] in OFFERED:
-        assert 0 < live_peak(name, 1) < 1e14
+        assert 0 < peak_flops(name, 1) < 1e14
     else:
         with pytest.raises(ValueError, match="no arithmetic"):
-            live_peak(name)
+            peak_flops(name)
 
 
 @pytest.mark.skipif(not OFFERED, reason="this machine lacks avx2")
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="threads"):
-        live_peak("f32.avx2", 0)
+        peak_flops("f32.avx2", 0)
     for name in ("", "avx2", "f32.sse", "bf16.avx2"):
         with pytest.raises(ValueError, match="no arithmetic"):
-            live_peak(name, core_count())
+            peak_flops(name, core_count())

@@ -9,7 +9,7 @@ from ingot.errors import CapacityError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Forecast:
+class ResourceEstimate:
     """memory  most bytes that the process will have resident
     disk    bytes that it will write
     free    bytes that are free where it writes
@@ -20,7 +20,7 @@ class Forecast:
     free: int
 
     @classmethod
-    def at(cls, target: Path, *, memory: int, disk: int) -> "Forecast":
+    def at(cls, target: Path, *, memory: int, disk: int) -> "ResourceEstimate":
         """For an output directory that may not exist yet."""
         place = Path(target).absolute()
         while not place.exists() and place != place.parent:

@@ -1,5 +1,5 @@
 #include "isa/simd_avx512bf16.h"
-#include "measure/live_peak_loops.h"
+#include "measure/peak_flops_loops.h"
 
 namespace ingot {
 

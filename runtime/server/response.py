@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ingot.runtime.server.api_error import ApiError, ClientGoneError
 from ingot.runtime.server.json_pieces import dump, json_blocks
-from ingot.runtime.server.replies import Json, Writer, usage
+from ingot.runtime.server.openai_format import ChunkBuilder, Json, usage
 from ingot.runtime.server.service import Generation, Service
 from ingot.runtime.server.tracing import Attribute, Span
 
@@ -23,7 +23,7 @@ _BLOCK = 64 << 10  # bytes that are worth the effort of putting them together
 KEEP_ALIVE = 15.0  # seconds without a piece after which a stream says that it still lives
 
 
-class Answer:
+class GeneratedResponse:
     """An ASGI response.
 
     generation   what is answered
@@ -36,7 +36,7 @@ class Answer:
         self,
         service: Service,
         generation: Generation,
-        writer: Writer,
+        writer: ChunkBuilder,
         *,
         route: str,
         n: int,
@@ -52,7 +52,7 @@ class Answer:
         self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and release what was asked of the executor however that ends."""
+        """GeneratedResponse, and release what was asked of the executor however that ends."""
         if self._stream:
             self._beat()
         outcome = "done"

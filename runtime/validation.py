@@ -10,8 +10,8 @@ import numpy as np
 from ingot.configs.sampling import SamplingParams, check_integer
 from ingot.errors import RequestError
 from ingot.plan import Limits
+from ingot.runtime.logits_rules import NO_RULES, Rules, read_processors
 from ingot.runtime.request import MAX_PRIORITY, Request
-from ingot.runtime.rules import NO_RULES, Rules, read_processors
 from ingot.step_io import Int32
 
 
@@ -85,7 +85,7 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
-def read_turn(priority: int, cache_salt: str | None) -> tuple[int, str]:
+def read_priority(priority: int, cache_salt: str | None) -> tuple[int, str]:
     """When a call's requests start, and with whom they share blocks. Raises RequestError."""
     check_integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
     if cache_salt is not None and not isinstance(cache_salt, str):

@@ -1,4 +1,4 @@
-#include "measure/live_peak.h"
+#include "measure/peak_flops.h"
 
 #include <algorithm>
 #include <chrono>
@@ -53,13 +53,13 @@ double time_turn(const Turn& turn, int threads) {
 
 }  // namespace
 
-double live_peak(const std::string& name, int threads, double seconds) {
+double peak_flops(const std::string& name, int threads, double seconds) {
   const auto* const found = std::ranges::find_if(kLoops, [&name](const PeakLoop* loop) { return loop->name == name; });
   const std::string isa = name.substr(name.find('.') + 1);
   if (found == std::end(kLoops) || !isa_includes(detect_isa(), isa))
     throw std::invalid_argument("this machine has no arithmetic " + name);
   if (threads < 1 || threads > ThreadPool::kMaxThreads || !(seconds >= 0 && seconds <= 60))
-    throw std::invalid_argument("live_peak wants 1 to 256 threads and at most 60 seconds");
+    throw std::invalid_argument("peak_flops wants 1 to 256 threads and at most 60 seconds");
   const auto data = random_data();
   const Turn turn{*found, data.get()};
   const auto operations = static_cast<double>((*found)->operations * kRounds * threads);
