@@ -90,6 +90,10 @@ class Section:
         self._asked.add(key)
         return key in self._values
 
+    def values(self) -> dict[str, object]:
+        """Everything that is there, nulls too, unchecked: for who makes another section of it."""
+        return {**self._values, **dict.fromkeys(self._nulls)}
+
     def is_null(self, key: str) -> bool:
         """Whether the key is there and null: for the few keys where that is not the same as absent."""
         return key in self._nulls

@@ -19,6 +19,7 @@ from ingot.convert.hf_rope import ROPE_NULLABLE, refuse_kinds_of_layers
 from ingot.convert.refused import MISSING
 from ingot.convert.rope import inverse_frequencies
 from ingot.convert.weights import Drop, Filling, Row, Take, filled, rename
+from ingot.convert.wrapped import WRAPPERS, text_section
 from ingot.errors import ConfigError, UnsupportedModelError
 
 # Keys of a config.json that say nothing about the numbers of a causal language model at inference.
@@ -157,7 +158,7 @@ def find_family(model_type: str) -> Family:
         raise UnsupportedModelError(
             f"models of type {model_type!r} are not supported"
             + (f": they need {' and '.join(MISSING[model_type])}" if model_type in MISSING else ""),
-            expected=", ".join(family_names()),
+            expected=", ".join((*family_names(), *WRAPPERS)),
             hint=f"{guess + ' ' if guess else ''}A new family is one file: convert/families/<model_type>.py",
         )
     family = importlib.import_module(f"ingot.convert.families.{model_type}").FAMILY
@@ -175,8 +176,9 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
         raise ConfigError(
             "config.json does not say what model it is",
             where=section.place("model_type"),
-            expected=", ".join(family_names()),
+            expected=", ".join((*family_names(), *WRAPPERS)),
         )
+    section, of_wrapper = text_section(section, names)
     family = find_family(section.text("model_type"))
     for key in ("num_hidden_layers", "n_layer"):  # before lists of that length are made
         if section.integer(key, 0) > _MOST_LAYERS:
@@ -210,7 +212,7 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
             _refuse(section, key, even_falsy=True)
     if "layer_types" in unread:
         _refuse_other_layers(section, config)
-    return family, config, section.unread()
+    return family, config, (*of_wrapper, *section.unread())
 
 
 def _refuse_nulls(section: Section, family: Family) -> None:

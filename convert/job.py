@@ -22,6 +22,7 @@ from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source, read_config, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
 from ingot.convert.weights import Bits, Drop, Row, blocks, claim, held, infer, require_rows, sources
+from ingot.convert.wrapped import as_stored, left_out, text_section, text_tensors, wrapper_of
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
 from ingot.tensor_file import StoredTensor, TensorSpec, read_elements
@@ -74,15 +75,18 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
     config = read_config(folder)  # a model that ingot cannot take is refused before its weights are there
     require_known_format(config, folder)
     read_model(config, None)
-    source = Source.open(folder)
+    source, wrapper = Source.open(folder), wrapper_of(config)
     found = read_quantised(source.config, source.path, source.tensors)
-    tensors: dict[str, StoredTensor | Quantised] = {**found.tensors, **found.quantised}
+    everything: dict[str, StoredTensor | Quantised] = {**found.tensors, **found.quantised}
+    stored, tensors = text_tensors(wrapper, found.tensors), text_tensors(wrapper, everything)
     family, model, unknown = read_model(source.config, tensors)
-    model, remarks = choose_factors(model, source.config, options.rope_factors)
+    text, _ = text_section(source.config, tensors)
+    model, remarks = choose_factors(model, text, options.rope_factors)
     rows, drops = family.table(model, tensors)
     if model.tied_embeddings:
         drops += _tied_copy(rows, tensors)
     wanted = weight_shapes(model)
+    rows = as_stored(wrapper, rows, tensors, wanted)
     chosen = {row.name: row for row in claim(rows, drops, tensors, wanted)}
     files: dict[str, list[Weight]] = {}
     quantised = {}
@@ -93,7 +97,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
             quantised[row.name] = combined(row.name, row.expr, tensors)
             own.extend(_pieces(quantised[row.name]))
         else:
-            own.append(_weight(row, found.tensors, options.dtype))
+            own.append(_weight(row, stored, options.dtype))
     return Job(
         model=model,
         files=files,
@@ -101,8 +105,8 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
         quantised=quantised,
         companions=source.path,
         tokenizer=make_tokenizer(source.path),
-        generation=_generation(source.config, model.vocab_size, source.path),
-        warnings=(*_unknown_keys(unknown), *remarks),
+        generation=_generation(text, model.vocab_size, source.path),
+        warnings=(*_unknown_keys(unknown), *remarks, *left_out(wrapper, everything)),
     )
 
 
@@ -111,7 +115,8 @@ def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
     section = Section.from_file(config)
     refuse_quantised(section)
     family, model, unknown = read_model(section, None)
-    model, remarks = choose_factors(model, section, options.rope_factors)
+    text, _ = text_section(section, None)
+    model, remarks = choose_factors(model, text, options.rope_factors)
     rows, _ = family.table(model, ())
     require_rows(rows, weight_shapes(model))  # what converts without files converts with them
     dtype = options.dtype or DType.BF16
@@ -128,7 +133,7 @@ def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
         files={SINGLE_FILE: weights},
         read_files=(config,),
         companions=None,
-        generation=_generation(section, model.vocab_size),
+        generation=_generation(text, model.vocab_size),
         warnings=(*_unknown_keys(unknown), *remarks),
     )
 

@@ -1,7 +1,7 @@
 """The language of weight tables: what a stored weight is made of, as data; and the claim that nothing is left over.
 
     Take("a")                        the tensor as it is
-    Transpose(e)                     2-D, rows and columns swapped
+    Transpose(e)                     rows and columns swapped, of each matrix where several are stacked
     Concat((e, f), axis=0)           one behind the other
     Stack((e, f))                    along a new first axis
     Split(e, parts=3, index=1)       one of equal parts along `axis`
@@ -164,7 +164,7 @@ def infer(expr: Expr, tensors: Mapping[str, Tensor]) -> tuple[DType, Shape]:
             return tensors[name].dtype, tensors[name].shape
         case Transpose(of):
             dtype, shape = infer(of, tensors)
-            return dtype, shape[::-1]
+            return dtype, (*shape[:-2], shape[-1], shape[-2])
         case Split(of, parts, _, axis):
             dtype, shape = infer(of, tensors)
             if shape[axis] % parts:
@@ -214,6 +214,11 @@ def blocks(expr: Expr, tensors: Mapping[str, StoredTensor], block: int) -> Itera
     elif (parts := _in_order(expr)) is not None:
         for part in parts:
             yield from blocks(part, tensors, block)
+    elif (stack := _stacked(expr, tensors)) is not None:
+        for matrix in range(stack.shape[0]):
+            size = math.prod(stack.shape[1:])
+            bits = read_elements(stack, matrix * size, (matrix + 1) * size).reshape(stack.shape[1:]).T.reshape(-1)
+            yield from (bits[begin : begin + block] for begin in range(0, size, block))
     else:
         whole = _evaluate(expr, tensors).reshape(-1)
         for begin in range(0, whole.size, block):
@@ -226,7 +231,16 @@ def held(expr: Expr, tensors: Mapping[str, StoredTensor]) -> int:
         return 0
     if (parts := _in_order(expr)) is not None:
         return max(held(part, tensors) for part in parts)
+    if (stack := _stacked(expr, tensors)) is not None:
+        return math.prod(stack.shape[1:])
     return math.prod(infer(expr, tensors)[1])
+
+
+def _stacked(expr: Expr, tensors: Mapping[str, StoredTensor]) -> StoredTensor | None:
+    """The stored stack whose matrices an expression transposes, one after the other; None where it does not."""
+    if not isinstance(expr, Transpose) or not isinstance(expr.of, Take):
+        return None
+    return tensors[expr.of.name] if len(tensors[expr.of.name].shape) == 3 else None
 
 
 def _in_order(expr: Expr) -> tuple[Expr, ...] | None:
@@ -239,7 +253,7 @@ def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
         case Take(name):
             return read_rows(tensors[name]).reshape(tensors[name].shape)
         case Transpose(of):
-            return _evaluate(of, tensors).T
+            return _evaluate(of, tensors).swapaxes(-1, -2)
         case Split(of, parts, index, axis):
             return np.split(_evaluate(of, tensors), parts, axis=axis)[index]
         case Regroup(of, parts, heads):

@@ -17,6 +17,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
+from ingot.convert.wrapped import WRAPPERS
 from ingot.errors import NoKernelError, UsageError
 from ingot.plugins.registry import targets
 from ingot.runtime.model_runner import ModelRunner
@@ -57,6 +58,11 @@ WORDS = """
 - We have not even built an engine for `tensorrt/smXX`: we had no such library.
 - `w4g64` and `w4g128` run the kernels of `w4g32`.
 - Any other model type is refused by name. [Adding a family](how-to/add.md#a-model-family) takes one file.
+
+"""
+WRAPPED = """## Text models inside wrappers
+
+ingot converts the text model of a model that takes images. It leaves towers and projectors out, and says so.
 
 """
 UNPROVEN = """## Not proven
@@ -195,9 +201,18 @@ def stands() -> str:
     return next(part for part in PAGE.read_text().split("\n\n") if part.startswith("| model type |"))
 
 
+def wrapped() -> str:
+    """The wrappers, as Markdown."""
+    lines = [
+        f"| `{name}` | {', '.join(f'`{each}`' for each in dict.fromkeys(wrapper.text.values()))} | {wrapper.models} |"
+        for name, wrapper in WRAPPERS.items()
+    ]
+    return "\n".join([WRAPPED + "| model type | text model | models |", "|---|---|---|", *lines, "", ""])
+
+
 def write(found: dict[Row, dict[str, Support]]) -> None:
     """The page, and the summary in the README."""
-    PAGE.write_text(f"{HEAD}{table(found)}\n{WORDS}{UNPROVEN}")
+    PAGE.write_text(f"{HEAD}{table(found)}\n{WORDS}{wrapped()}{UNPROVEN}")
     readme = ROOT / "README.md"
     before, rest = readme.read_text().split(BEGIN)
     readme.write_text(f"{before}{BEGIN}\n{summary(found)}\n{END}{rest.split(END)[1]}")

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from ingot.convert.family import family_names
+from ingot.convert.wrapped import WRAPPERS
 from tests.house.project import ROOT
-from tests.house.support import UNPROVEN, Support, find_support, parse, stands, summary, table
+from tests.house.support import UNPROVEN, Support, find_support, parse, stands, summary, table, wrapped
 
 UPDATE = "run: python -m tests.house.support"
 
@@ -34,6 +35,12 @@ def test_experts_are_summed_up_apart() -> None:
     rows = {("llama", "f32"): Support.UNPROVEN, ("mixtral", "f32"): Support.REFUSED, ("llama", "w8"): Support.REFUSED}
     found = {row: dict.fromkeys(parse(stands())["llama", "f32"], cell) for row, cell in rows.items()}
     assert "| `cuda/smXX` | never run on a GPU; experts refused | refused |" in summary(found)
+
+
+def test_wrappers_stand_on_the_page_and_in_the_readme() -> None:
+    assert wrapped() in (ROOT / "docs/support.md").read_text(), UPDATE
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in WRAPPERS if f"`{name}`" not in readme] == []
 
 
 def test_what_is_not_proven_stands_below() -> None:

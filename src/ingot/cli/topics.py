@@ -7,6 +7,7 @@ from ingot.cli.absent_options import ABSENT
 from ingot.cli.exit_codes import EXIT_CODES
 from ingot.cli.trtllm_compat import SPELLINGS
 from ingot.convert.family import family_names
+from ingot.convert.wrapped import WRAPPERS
 from ingot.plugins.registry import targets
 
 
@@ -105,6 +106,8 @@ def _families() -> str:
 `model_type` in a model's config.json names its family. ingot converts these:
 
 {", ".join(family_names())}
+
+Of these, which take images too, it converts the text model: {", ".join(WRAPPERS)}
 
 A new family is one file, convert/families/<model_type>.py.
 `ingot convert` reads config.json first: one that downloads it alone learns whether the model is supported."""

@@ -1,0 +1,228 @@
+"""Text models inside wrappers: as transformers writes them, and as the files of the Hub are spelled."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from ingot.configs.convert import ConvertOptions
+from ingot.configs.read import Section
+from ingot.convert.convert import ConvertReport, convert
+from ingot.convert.family import read_model
+from ingot.convert.wrapped import WRAPPERS
+from ingot.errors import CheckpointError, ConfigError, IngotError
+
+Config = dict[str, Any]
+TOLERANCE = 1e-5  # of the range of the logits
+TEXT: Config = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+TOWER: Config = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+QWEN_TOWER: Config = {
+    **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4},
+    **{"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32, "deepstack_visual_indexes": [0]},
+}
+QWEN2_TOWER: Config = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 4}
+SECTIONS: Config = {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [2, 1, 1]}
+IDS_OF_IMAGES = {"image_token_id": 50, "video_token_id": 51, "vision_start_token_id": 52, "vision_end_token_id": 53}
+PIXTRAL: Config = {**TOWER, "model_type": "pixtral", "head_dim": 8, "image_size": 16, "patch_size": 4}
+
+MODELS: dict[str, Config] = {
+    "gemma3": {
+        "text_config": {**TEXT, "model_type": "gemma3_text", "head_dim": 12, "sliding_window": 8},
+        "vision_config": {**TOWER, "model_type": "siglip_vision_model", "image_size": 16, "patch_size": 4},
+        "mm_tokens_per_image": 4,
+        "image_token_index": 50,
+    },
+    "llava": {
+        "text_config": {**TEXT, "model_type": "llama"},
+        "vision_config": {**TOWER, "model_type": "clip_vision_model", "image_size": 16, "patch_size": 4},
+        "image_token_index": 50,
+    },
+    "mistral3": {
+        "text_config": {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": 8},
+        "vision_config": PIXTRAL,
+        "image_token_index": 50,
+        "tie_word_embeddings": False,
+    },
+    "qwen2_vl": {
+        "text_config": {**TEXT, "model_type": "qwen2_vl_text", "rope_parameters": SECTIONS},
+        "vision_config": QWEN2_TOWER,
+        **IDS_OF_IMAGES,
+    },
+    "qwen2_5_vl": {
+        "text_config": {**TEXT, "model_type": "qwen2_5_vl_text", "rope_parameters": SECTIONS},
+        "vision_config": {**QWEN_TOWER, "fullatt_block_indexes": [0], "window_size": 16},
+        **IDS_OF_IMAGES,
+    },
+    "qwen3_vl": {
+        "text_config": {
+            **{**TEXT, "model_type": "qwen3_vl_text", "head_dim": 16},
+            "rope_parameters": {**SECTIONS, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+        },
+        "vision_config": QWEN_TOWER,
+        "tie_word_embeddings": True,
+        **IDS_OF_IMAGES,
+    },
+    "qwen3_vl_moe": {
+        "text_config": {
+            **{**TEXT, "model_type": "qwen3_vl_moe_text", "head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2},
+            **{"moe_intermediate_size": 12, "rope_parameters": {**SECTIONS, "mrope_section": [4, 2, 2]}},
+        },
+        "vision_config": QWEN_TOWER,
+        "tie_word_embeddings": False,
+        **IDS_OF_IMAGES,
+    },
+}
+
+
+def made(name: str, folder: Path) -> Any:
+    """A wrapper of transformers with random weights, saved as `save_pretrained` writes it."""
+    config = AutoConfig.for_model(name, **json.loads(json.dumps(MODELS[name])))
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval().float()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for each in model.parameters():
+            noise = torch.randn(each.shape, generator=generator)
+            each.copy_(1 + 0.2 * noise if each.ndim == 1 else noise * 0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+def logits(checkpoint: Path, ids: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(checkpoint / "model.onnx", providers=["CPUExecutionProvider"])
+    found: np.ndarray = session.run(None, {"input_ids": ids})[0]
+    return found
+
+
+def converted(folder: Path) -> ConvertReport:
+    return convert(ConvertOptions(model_dir=folder, output_dir=folder.parent / f"{folder.name}-checkpoint"))
+
+
+def check(model: Any, report: ConvertReport) -> None:
+    ids = np.random.default_rng(1).integers(0, 49, (2, 40))
+    with torch.no_grad():
+        expected = model(input_ids=torch.from_numpy(ids)).logits.numpy()
+    assert np.abs(logits(report.output_dir, ids) - expected).max() < TOLERANCE * np.ptp(expected)
+
+
+def test_every_wrapper_is_tried() -> None:
+    assert set(MODELS) == set(WRAPPERS)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_as_transformers_writes_them(name: str, tmp_path: Path) -> None:
+    model = made(name, tmp_path / "m")
+    report = converted(tmp_path / "m")
+    check(model, report)
+    assert any("the text model alone is converted" in each for each in report.warnings)
+
+
+OLD = {
+    "gemma3": "language_model.model.",
+    "llava": "language_model.model.",
+    "mistral3": "language_model.model.",
+    "qwen2_vl": "model.",
+    "qwen2_5_vl": "model.",
+    "qwen3_vl": "model.language_model.",
+    "qwen3_vl_moe": "model.language_model.",
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_as_the_hub_has_them(name: str, tmp_path: Path) -> None:
+    """Older prefixes; Qwen2's configuration flat, with a rotation of kind mrope."""
+    model = made(name, tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    tensors = {
+        key.replace("model.language_model.", "model.").replace("language_model.model.", "model."): each
+        for key, each in load_file(file).items()
+    }
+    renamed = {}
+    tensors = {key: each.mT.contiguous() if ".experts." in key else each for key, each in tensors.items()}
+    for key, each in tensors.items():
+        if key.startswith("lm_head.") and OLD[name].startswith("language_model"):
+            renamed[f"language_model.{key}"] = each
+        elif key.startswith(("model.layers.", "model.norm.", "model.embed_tokens.")):
+            renamed[key.replace("model.", OLD[name], 1)] = each
+        else:
+            renamed[key.removeprefix("model.")] = each
+    save_file(renamed, file)
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    if WRAPPERS[name].flat:
+        text = config.pop("text_config")
+        rope = text.pop("rope_parameters")
+        scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+        config = {**text, **config, "rope_theta": rope["rope_theta"], "rope_scaling": scaling, "model_type": name}
+        text.pop("layer_types", None)
+    config.pop("tie_word_embeddings", None)
+    config.get("text_config", {}).pop("tie_word_embeddings", None)
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    check(model, converted(tmp_path / "m"))
+
+
+def read(config: Config) -> Any:
+    return read_model(Section(config, "config.json"), None)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_defaults_are_those_of_transformers(name: str) -> None:
+    """A text_config that says little, as Gemma's and LLaVA's files have it."""
+    sizes = {"vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    text = {**sizes, "num_attention_heads": 32}
+    full = AutoConfig.for_model(name, text_config=dict(text)).to_dict()
+    assert (
+        read({"model_type": name, "text_config": text})[1]
+        == read({"model_type": name, "text_config": full["text_config"]})[1]
+    )
+
+
+def test_sizes_of_small_files() -> None:
+    gemma = read({"model_type": "gemma3", "text_config": {"hidden_size": 2560, "num_hidden_layers": 34}})[1]
+    assert (gemma.vocab_size, gemma.heads, gemma.intermediate_size, gemma.tied_embeddings) == (262208, 8, 9216, True)
+    llava = read({"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}})[1]
+    assert (llava.vocab_size, llava.hidden_size, llava.num_layers, llava.tied_embeddings) == (32064, 4096, 32, False)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "gemma3"}, "configuration of the text model is missing"),
+        ({"model_type": "gemma3", "text_config": 3}, "config.json:text_config"),
+        ({"model_type": "mistral3", "text_config": {**TEXT, "model_type": "mamba"}}, "not supported(.|\n)*mamba"),
+        ({"model_type": "qwen3_vl", "text_config": {**TEXT, "hidden_act": "relu3"}}, "text_config.hidden_act"),
+        ({"model_type": "llava", "text_config": TEXT, "tie_word_embeddings": 3}, "tie_word_embeddings"),
+    ],
+)
+def test_what_is_refused(config: Config, words: str) -> None:
+    with pytest.raises(IngotError, match=words):
+        read(config)
+
+
+def test_keys_of_the_wrapper_that_nobody_knows_are_named() -> None:
+    assert read({"model_type": "llava", "text_config": TEXT, "strange": 1})[2] == ("strange",)
+    with pytest.raises(ConfigError):
+        read({"model_type": "llava", "text_config": {**TEXT, "hidden_size": None}})
+
+
+def test_a_tower_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    made("llava", tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    save_file({**load_file(file), "model.ears.weight": torch.zeros(2)}, file)
+    with pytest.raises(CheckpointError, match=r"model\.ears\.weight"):
+        converted(tmp_path / "m")
