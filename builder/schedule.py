@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ingot.builder.passes.base import PassReport
-from ingot.plan import Call, Plan, Variant
+from ingot.plan import Attr, Call, Plan, Variant
 from ingot.plan_check import overlaps
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import CallRules, Target, WithVariants
@@ -215,10 +215,13 @@ def place_barriers(view: PlanView, rules: CallRules, variant: Variant) -> tuple[
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Use:
-    """What a call touches of the arena, and whether it uses the scratch and the numbers that a team shares."""
+    """What a call touches of the arena and of the KV cache (layers), and whether it uses the scratch and the numbers
+    that a team shares."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    layer: Attr | None
+    writes_kv: bool
     teams_up: bool
 
     def conflict(self, later: "_Use", view: PlanView) -> str | None:
@@ -227,6 +230,8 @@ class _Use:
             return "one reads what another wrote"
         if view.meet(self.reads, later.writes) or view.meet(self.writes, later.writes):
             return "one writes over what another used"
+        if self.layer is not None and self.layer == later.layer and (self.writes_kv or later.writes_kv):
+            return "one uses the keys and values that another writes"
         return "both share the team's scratch and numbers" if self.teams_up and later.teams_up else None
 
 
@@ -246,7 +251,16 @@ def _uses(view: PlanView, rules: CallRules, variant: Variant) -> list[_Use]:
             j = view.index[name]
             reads += view.reads[j][:1] if view.steps[j].op in _NORMS else view.reads[j]
         writes = () if call.private or call.step in split else view.writes[i]
-        uses.append(_Use(reads=tuple(reads), writes=writes, teams_up=view.steps[i].op not in rules.by_rows))
+        step, op = view.steps[i], find_op(view.steps[i].op)
+        uses.append(
+            _Use(
+                reads=tuple(reads),
+                writes=writes,
+                layer=step.attrs.get("layer") if op.uses_kv else None,
+                writes_kv=op.writes_kv,
+                teams_up=step.op not in rules.by_rows,
+            )
+        )
     return uses
 
 

@@ -168,6 +168,7 @@ class Op:
                   it is there where that one is
     of_tokens     its activations count tokens, never logit rows
     uses_kv       it reads or writes the KV cache: its attributes layer, kv_heads and head_dim are those of a plan's
+    writes_kv     it writes there; else it only reads. Several steps may read what one has written
     overwrites    an output may have the bytes of any input, not only those of `in_place`: each is read before that
     is_step       plans have steps of it; else sessions do it beside their steps
     keeps_inputs  activations that it reads stay as long as those that it writes, whose readers may make them anew
@@ -192,6 +193,7 @@ class Op:
     batch_inputs: Mapping[int, int] = dataclasses.field(default_factory=dict)
     of_tokens: bool = False
     uses_kv: bool = False
+    writes_kv: bool = False
     overwrites: bool = False
     is_step: bool = True
     keeps_inputs: bool = False

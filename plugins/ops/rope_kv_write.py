@@ -95,6 +95,7 @@ OP = Op(
     attr_rules={**HEAD_RULES, "interleaved": is_flag, "norm_eps": not_negative},
     work=work,
     uses_kv=True,
+    writes_kv=True,
     vectors=(2, 3),
     batch_inputs={4: 0, 5: 0, 6: 0},
     of_tokens=True,

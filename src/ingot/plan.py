@@ -129,7 +129,9 @@ class CacheGroup:
 
     window  0: a sequence keeps the blocks of all its tokens; else only those that a token at its end sees, which are
             `window` tokens, itself included
-    layers  by the number that steps name them with; a layer is in one group
+    layers  by the number that steps name them with; a layer is in one group. What one step writes there, the attention
+            of several may read: a layer of the model that shares the cache of an earlier one names that layer's number,
+            and takes no memory of its own
 
     K block: kv_heads * tokens_per_block * head_dim numbers
     V block: kv_heads * tokens_per_block * padded_dim numbers, padded_dim = head_dim rounded up to 16

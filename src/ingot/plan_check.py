@@ -67,8 +67,13 @@ def _caches(plan: Plan) -> Iterable[tuple[str, str]]:
         if group.dtype not in _KV_DTYPES:
             expected = ", ".join(each.value for each in _KV_DTYPES)
             yield f"caches.{index}.dtype", f"{group.dtype.value}, expected {expected}"
-    windows = {layer: group.window for group in plan.caches for layer in group.layers}
+    windows, written = {layer: group.window for group in plan.caches for layer in group.layers}, set[int]()
     for step in plan.steps:
+        layer = _whole(step.attrs.get("layer"))
+        if step.op == _SPLIT:
+            written.add(layer)
+        elif step.op == "paged_attention" and layer in windows and layer not in written:
+            yield f"steps.{step.name}.layer", f"{layer}, whose keys and values no step before has written"
         kept, window = windows.get(_whole(step.attrs.get("layer"))), _whole(step.attrs.get("window"))
         if kept and step.op == "paged_attention" and not 0 < window <= kept:
             yield f"steps.{step.name}.window", f"{window}, its cache keeps {kept} tokens"

@@ -14,10 +14,16 @@ namespace {
 
 using Buffers = std::vector<const BufferSpec*>;
 
-// What a call reads and writes, and whether it uses the scratch and the numbers that a team shares.
+// What a call reads and writes, the layer of the KV cache that it uses (where its keys begin), and whether it uses the
+// scratch and the numbers that a team shares.
 struct Access {
   Buffers reads, writes;
-  bool teams_up;
+  const std::byte* layer;
+  bool writes_kv, teams_up;
+
+  bool shares_kv(const Access& next) const {
+    return layer != nullptr && layer == next.layer && (writes_kv || next.writes_kv);
+  }
 };
 
 // Binds the calls of one variant, and follows which buffers hold their values in memory when each call begins.
@@ -98,7 +104,10 @@ class VariantBinder {
   BoundCall bind_call(const CallSpec& spec) {
     const BoundStep& step = steps_[step_];
     BoundCall call{.step = step_, .waits = spec.waits, .keys_only = inside_[step_]};
-    Access access{step.inputs, step.outputs, !find_op(*step.kernel)->shares_by_rows};
+    const auto* write = args_of<RopeKvWriteArgs>(step_);
+    const auto* attention = args_of<PagedAttentionArgs>(step_);
+    const std::byte* layer = write != nullptr ? write->kv.keys : attention != nullptr ? attention->kv.keys : nullptr;
+    Access access{step.inputs, step.outputs, layer, write != nullptr, !find_op(*step.kernel)->shares_by_rows};
     if (!spec.inside.empty())
       compute_inside(call, find_step(spec.inside[0]), access);
     else if (!step.inputs.empty() && step.inputs.front() == own_ && std::ranges::count(absent_, own_) > 0)
@@ -153,12 +162,12 @@ class VariantBinder {
     own_ = steps_[step_].outputs.front();
   }
 
-  // Two calls need a barrier in between if one writes what the other reads or writes, or if both use what the team
-  // shares.
+  // Two calls need a barrier in between if one writes what the other reads or writes, in the arena or in the KV cache,
+  // or if both use what the team shares.
   void wait_for(const Access& next, bool waits) {
     for (const Access& each : open_)
       check(!(each.teams_up && next.teams_up) && !meet(each.writes, next.reads) && !meet(each.reads, next.writes) &&
-                !meet(each.writes, next.writes),
+                !meet(each.writes, next.writes) && !each.shares_kv(next),
             "no barrier lies between it and what it has to wait for");
     open_.push_back(next);
     if (waits) open_.clear();

@@ -113,6 +113,32 @@ def test_sixteen_bit_engines(gpu: ctypes.CDLL, family: str, precision: str, tmp_
     _compare(_engine(tmp_path, family, precision=precision), precision)
 
 
+def test_layers_that_share_a_cache(gpu: ctypes.CDLL, tmp_path: Path) -> None:
+    """The last layer's attention reads what the first layer has written."""
+    with open_engine(_engine(tmp_path, "llama", precision="f32")) as engine:
+        plan, last = engine.plan, engine.plan.num_layers - 1
+        steps = [
+            dataclasses.replace(step, attrs={**step.attrs, "layer": 0})
+            if step.op == "paged_attention" and step.attrs["layer"] == last
+            else step
+            for step in plan.steps
+        ]
+        shared, found = dataclasses.replace(plan, steps=tuple(steps)), list[Float32]()
+        options = SessionOptions(num_blocks=plan.in_each(6))
+        for each in (plan, shared):
+            for session in (
+                RefSession(each, engine.weights, options),
+                find_target("cuda/sm90").open_session(each, engine.weights, options),
+            ):
+                result = session.run(batch_of([(0, 20), (0, 3)], [[4, 1], [0]], range(23), want_logits=True))
+                assert result.logits is not None
+                found.append(result.logits)
+                session.close()
+    apart, _, wanted, got = found
+    assert np.abs(got - wanted).max() < TOLERANCE["f32"] * np.ptp(wanted)
+    assert np.abs(wanted - apart).max() > 0.01 * np.ptp(wanted), "the two caches differ"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("llama")
