@@ -62,6 +62,7 @@ Rules: TypeAlias = tuple[
     int,
     bool,
     int,
+    bool,
 ]
 Drawn: TypeAlias = tuple[Ints, Floats, Ints, Floats | None, Ints | None, Ints | None, Floats | None]
 
@@ -86,6 +87,7 @@ class Session:
     ) -> None: ...
     def start(self, slot: int, rules: Rules, tokens: Ints, num_prompt: int) -> None: ...
     def end(self, slot: int) -> None: ...
+    def mask(self, slots: Ints, masks: Ints) -> None: ...
     def run(
         self,
         ids: Ints,
