@@ -42,9 +42,10 @@ def _roles(graph: Graph, nodes: list[gs.Node]) -> dict[int, str]:
             if ours(user, "Matmul"):
                 roles[id(user)] = f"{prefix}attention_out"
     head = producer(graph.logits)
-    if head is not None and ours(head, "Softcap"):
-        roles[id(head)] = "logit_cap"
-        head = producer(head.inputs[0])
+    for op, name in (("Softcap", "logit_cap"), ("Scale", "logit_scale")):
+        if head is not None and ours(head, op):
+            roles[id(head)] = name
+            head = producer(head.inputs[0])
     if ours(head, "Matmul"):
         assert head is not None, "ours says so"
         roles[id(head)] = "lm_head"

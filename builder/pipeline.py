@@ -18,6 +18,7 @@ from ingot.builder.passes import (
     insert_matmul,
     insert_moe,
     insert_paged_attention,
+    insert_scale,
     merge_qkv,
     recognise_activations,
     recognise_norms,
@@ -49,6 +50,7 @@ def structure_passes() -> tuple[Pass, ...]:
         fuse_activation.PASS,
         merge_qkv.PASS,
         insert_paged_attention.PASS,  # RoPE + KV write + attention
+        insert_scale.PASS,  # after embeddings and rotations, which have factors of their own
         select_logit_rows.PASS,  # before the residuals: the gather goes below the last layer's sums
         fuse_residual_norm.PASS,  # before the epilogues: an all-reduce may stand between product and residual
         fuse_residual.PASS,

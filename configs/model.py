@@ -57,6 +57,7 @@ class RopeConfig:
     factors        divide one frequency each; empty: none
     long_factors   what `factors` could be instead, for texts of any length
     scale          of cosines and sines
+    interleaved    pairs are (2 i, 2 i + 1) instead of (i, i + rotary_dim / 2)
     positions      that the rotation is made for, where they are not the model's; 0: they are
     """
 
@@ -69,6 +70,7 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()
     scale: float = 1.0
     positions: int = 0
+    interleaved: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +95,7 @@ class ModelConfig:
     """A decoder-only transformer.
 
     rope                     None: positions are learned, one row per position
+    still_layers             do not turn queries and keys
     local_rope               of the layers with a window, where it differs from `rope`
     gated_mlp                down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
     moe                      experts instead of the MLP, but in its dense_layers
@@ -103,11 +106,16 @@ class ModelConfig:
     embedding_scale          factor of the token embeddings
     pre_norms, post_norms    a norm before each branch, and one after it, before it joins the residual stream
     parallel_branches        attention and MLP both read what the layer was given
+    shared_norm              through one norm, which is the attention's
+    norm_bias                layer norms add a bias
     norm_offset              is added to the factors of RMS norms
     linear_in_out            matrices are stored [in, out] (Conv1D) instead of [out, in]
+    residual_scale           factor of a branch before it joins the residual stream
+    logit_scale              factor of the logits
     attention_scale          factor of the scores q . k
     scale_by_inverse_layer   layer i divides its scores by i + 1 too
     tied_embeddings          lm_head is the token table
+    head_bias                lm_head adds a bias
     """
 
     family: str
@@ -128,6 +136,7 @@ class ModelConfig:
     moe: MoeConfig | None = None
     scale_by_inverse_layer: bool = False
     local_rope: RopeConfig | None = None
+    still_layers: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
     score_cap: float = 0.0
     logit_cap: float = 0.0
@@ -136,6 +145,10 @@ class ModelConfig:
     pre_norms: bool = True
     post_norms: bool = False
     parallel_branches: bool = False
+    shared_norm: bool = False
+    norm_bias: bool = True
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     norm_offset: float = 0.0
     fused_qkv: bool = False
     fused_gate_up: bool = False
@@ -144,6 +157,7 @@ class ModelConfig:
     mlp_bias: bool = False
     linear_in_out: bool = False
     tied_embeddings: bool = False
+    head_bias: bool = False
 
     def moe_of(self, layer: int) -> MoeConfig | None:
         """The experts of a layer, None where it has a plain MLP."""

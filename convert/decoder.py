@@ -26,68 +26,7 @@ from ingot.tensor_file import StoredTensor
 OPSET = 23
 IR_VERSION = 10
 
-Shape = tuple[int, ...]
 Attribute = int | float | str | list[int]
-
-
-def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every weight that the Graph of this model reads, with its stored shape."""
-    hidden = config.hidden_size
-    query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes: dict[str, Shape] = {}
-
-    def norm(path: str, *, present: bool = True) -> None:
-        if not present:
-            return
-        shapes[f"{path}/weight"] = (hidden,)
-        if config.norm is Norm.LAYER:
-            shapes[f"{path}/bias"] = (hidden,)
-
-    def linear(path: str, size_in: int, size_out: int, *, bias: bool) -> None:
-        shapes[f"{path}/weight"] = (size_in, size_out) if config.linear_in_out else (size_out, size_in)
-        if bias:
-            shapes[f"{path}/bias"] = (size_out,)
-
-    shapes["embed/weight"] = (config.vocab_size, hidden)
-    if config.rope is None:
-        shapes["positions/weight"] = (config.max_positions, hidden)
-    projections = {"qkv": query + 2 * kv} if config.fused_qkv else {"q": query, "k": kv, "v": kv}
-    for layer in range(config.num_layers):
-        path = f"layers.{layer}"
-        norm(f"{path}/attn_norm", present=config.pre_norms)
-        for name, size in projections.items():
-            linear(f"{path}/attn/{name}", hidden, size, bias=config.qkv_bias)
-        for name, size in {"q": query, "k": kv}.items() if config.qk_norm else ():
-            shapes[f"{path}/attn/{name}_norm/weight"] = (config.head_dim if config.qk_norm is QkNorm.HEAD else size,)
-        linear(f"{path}/attn/out", query, hidden, bias=config.attention_out_bias)
-        norm(f"{path}/attn_post_norm", present=config.post_norms)
-        norm(f"{path}/mlp_norm", present=config.pre_norms)
-        moe = config.moe_of(layer)
-        for name, sizes in _mlp_sizes(config).items() if moe is None else ():
-            linear(f"{path}/mlp/{name}", *sizes, bias=config.mlp_bias)
-        shapes |= {} if moe is None else _expert_shapes(moe, hidden, f"{path}/moe")
-        norm(f"{path}/mlp_post_norm", present=config.post_norms)
-    norm("norm")
-    if not config.tied_embeddings:
-        shapes["lm_head/weight"] = (config.vocab_size, hidden)  # a Linear in every family, never a Conv1D
-    return shapes
-
-
-def _mlp_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """The matrices of an MLP: how wide their inputs are, and their results."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    names = ("gate_up",) if config.fused_gate_up else ("gate", "up") if config.gated_mlp else ("up",)
-    width = 2 * inner if config.fused_gate_up else inner
-    return {**{name: (hidden, width) for name in names}, "down": (inner, hidden)}
-
-
-def _expert_shapes(moe: MoeConfig, hidden: int, path: str) -> dict[str, Shape]:
-    """The weights of one layer's experts, stacked; gate_up holds the rows [gate | up] of each."""
-    return {
-        f"{path}/router/weight": (moe.experts, hidden),
-        f"{path}/gate_up/weight": (moe.experts, 2 * moe.intermediate_size, hidden),
-        f"{path}/down/weight": (moe.experts, hidden, moe.intermediate_size),
-    }
 
 
 def build_graph(
@@ -140,6 +79,12 @@ class _Decoder:
         head = self.node("Transpose", [self.float32(table)], "lm_head/transpose", perm=[1, 0])
         last = "lm_head/matmul"
         x = self.node("MatMul", [x, head], last)
+        if config.head_bias:
+            last = "lm_head/add_bias"
+            x = self.node("Add", [x, self.float32("lm_head/bias")], last)
+        if config.logit_scale != 1:
+            last = "lm_head/scale"
+            x = self.node("Mul", [x, self.constant("const/logit_scale", np.float32(config.logit_scale))], last)
         if config.logit_cap:
             last = "lm_head/cap"
             cap = self.constant("const/logit_cap", np.float32(config.logit_cap))
@@ -151,12 +96,22 @@ class _Decoder:
     def layer(self, x: str, layer: int, positions: str) -> str:
         """[batch, sequence, hidden]"""
         path, given = f"layers.{layer}", x
-        branch = self.attention(self.pre_norm(x, f"{path}/attn_norm"), layer, positions)
-        x = self.node("Add", [x, self.post_norm(branch, f"{path}/attn_post_norm")], f"{path}/attn/residual")
-        normed = self.pre_norm(given if self.config.parallel_branches else x, f"{path}/mlp_norm")
+        normed = self.pre_norm(x, f"{path}/attn_norm")
+        branch = self.post_norm(self.attention(normed, layer, positions), f"{path}/attn_post_norm")
+        x = self.node("Add", [x, self.scaled(branch, f"{path}/attn")], f"{path}/attn/residual")
+        if not self.config.shared_norm:
+            normed = self.pre_norm(given if self.config.parallel_branches else x, f"{path}/mlp_norm")
         moe = self.config.moe_of(layer)
         branch = self.mlp(normed, path) if moe is None else self.experts(normed, moe, f"{path}/moe")
-        return self.node("Add", [x, self.post_norm(branch, f"{path}/mlp_post_norm")], f"{path}/mlp/residual")
+        branch = self.post_norm(branch, f"{path}/mlp_post_norm")
+        return self.node("Add", [x, self.scaled(branch, f"{path}/mlp")], f"{path}/mlp/residual")
+
+    def scaled(self, branch: str, path: str) -> str:
+        """A branch as it joins the residual stream"""
+        if self.config.residual_scale == 1:
+            return branch
+        scale = self.constant("const/residual_scale", np.float32(self.config.residual_scale))
+        return self.node("Mul", [branch, scale], f"{path}/scale")
 
     def positions(self) -> str:
         """int64 [batch, sequence]: 0, 1, 2, ..., never beyond the model's last position."""
@@ -214,7 +169,7 @@ class _Decoder:
         key = self.heads(key, config.kv_heads, f"{path}/k")
         value = self.heads(value, config.kv_heads, f"{path}/v", normed=False)
         rope = config.local_rope if window and config.local_rope else config.rope
-        if rope:
+        if rope and layer not in config.still_layers:
             query, key = (
                 self.rotated(each, rope, positions, f"{path}/{name}") for each, name in ((query, "q"), (key, "k"))
             )
@@ -251,10 +206,11 @@ class _Decoder:
         return self.node("Transpose", [split], f"{path}/heads", perm=[0, 2, 1, 3])
 
     def rotated(self, x: str, rope: RopeConfig, positions: str, path: str) -> str:
-        """[batch, heads, sequence, head_dim], its first rotary_dim dimensions turned in pairs (i, i + half)"""
+        """[batch, heads, sequence, head_dim], its first rotary_dim dimensions turned in pairs"""
         inputs = [x, *self.rotary_angles(rope, positions)]
         partial = rope.rotary_dim if rope.rotary_dim < self.config.head_dim else 0
-        return self.node("RotaryEmbedding", inputs, f"{path}/rotary", rotary_embedding_dim=partial)
+        pairs = {"interleaved": 1} if rope.interleaved else {}
+        return self.node("RotaryEmbedding", inputs, f"{path}/rotary", rotary_embedding_dim=partial, **pairs)
 
     def mlp(self, x: str, path: str) -> str:
         """[batch, sequence, hidden]"""
@@ -324,7 +280,7 @@ class _Decoder:
             weight = self.node("Add", [weight, offset], f"{path}/factor")
         if self.config.norm is Norm.RMS:
             return self.node("RMSNormalization", [x, weight], f"{path}/rms_norm", axis=-1, epsilon=epsilon)
-        inputs = [x, weight, self.float32(f"{path}/bias")]
+        inputs = [x, weight, *([self.float32(f"{path}/bias")] if self.config.norm_bias else [])]
         return self.node("LayerNormalization", inputs, f"{path}/layer_norm", axis=-1, epsilon=epsilon)
 
     def linear(self, x: str, path: str) -> str:

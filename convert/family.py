@@ -13,11 +13,11 @@ import numpy as np
 import ingot.convert.families as families_package
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section, nearest
-from ingot.convert.decoder import weight_shapes
 from ingot.convert.hf_config import windows_by_type
 from ingot.convert.hf_rope import ROPE_NULLABLE, refuse_kinds_of_layers
 from ingot.convert.refused import MISSING
 from ingot.convert.rope import inverse_frequencies
+from ingot.convert.weight_shapes import weight_shapes
 from ingot.convert.weights import Drop, Filling, Row, Take, filled, rename
 from ingot.convert.wrapped import WRAPPERS, text_section
 from ingot.errors import ConfigError, UnsupportedModelError
@@ -93,7 +93,7 @@ _LARGEST_HEAD = 1 << 16
 class Family:
     """name            the model_type
     read            (config.json, names of the tensors or None for random weights) → ModelConfig
-    rows            one per weight of `decoder.weight_shapes`; "{i}" stands for the layer
+    rows            one per weight of `weight_shapes.py`; "{i}" stands for the layer
     drops           tensors that some files hold and nothing needs
     optional_prefix some files leave this away from every name
     other_names     tensors that some files call otherwise: usual name → other name

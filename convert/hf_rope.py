@@ -46,6 +46,11 @@ def read_rope(
     return read_frequencies(rope, section, theta, rotary_dim, max_positions, flags=rope, kinds=kinds)
 
 
+def interleaved(rope: RopeConfig | None) -> RopeConfig | None:
+    """The same rotation of pairs that lie side by side."""
+    return None if rope is None else dataclasses.replace(rope, interleaved=True)
+
+
 def refuse_kinds_of_layers(section: Section) -> None:
     """Raise UnsupportedModelError for a rotation of its own in some layers."""
     rope = rope_section(section)
@@ -218,6 +223,14 @@ def _factors(rope: Section, key: str, count: int) -> tuple[float, ...]:
     return factors
 
 
+def _positions_kept(model: ModelConfig, section: Section) -> tuple[str, ...]:
+    """A sentence where a family's reader keeps fewer positions than the configuration promises."""
+    most = section.integer("max_position_embeddings", model.max_positions)
+    if most <= model.max_positions:
+        return ()
+    return (f"the model keeps {model.max_positions:,} of {most:,} positions: beyond them it computes otherwise",)
+
+
 def choose_factors(model: ModelConfig, section: Section, wanted: str | None) -> tuple[ModelConfig, tuple[str, ...]]:
     """(the model with one of its longrope factors, a sentence where it loses positions). wanted: short or long.
 
@@ -231,7 +244,7 @@ def choose_factors(model: ModelConfig, section: Section, wanted: str | None) -> 
                 where=section.where,
                 hint="leave --rope_factors out",
             )
-        return model, ()
+        return model, _positions_kept(model, section)
     most = section.integer("max_position_embeddings", model.max_positions)
     if wanted == "long":
         longer = dataclasses.replace(rope, factors=rope.long_factors, long_factors=(), positions=most)

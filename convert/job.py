@@ -12,7 +12,6 @@ from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.configs.token_ids import check_vocabulary, token_ids
-from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import read_model
 from ingot.convert.hf_rope import choose_factors
 from ingot.convert.quantised.combine import combined, is_quantised
@@ -21,6 +20,7 @@ from ingot.convert.quantised.read import read_quantised, refuse_quantised, requi
 from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source, read_config, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
+from ingot.convert.weight_shapes import weight_shapes
 from ingot.convert.weights import Bits, Drop, Row, blocks, claim, held, infer, require_rows, sources
 from ingot.convert.wrapped import as_stored, left_out, text_section, text_tensors, wrapper_of
 from ingot.dtypes import DType

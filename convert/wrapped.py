@@ -90,7 +90,9 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "llava": Wrapper(
         text={"llama": "llama", "mistral": "mistral", "qwen2": "qwen2"}, models="LLaVA 1.5", defaults=_SIZES_OF_LLAMA
     ),
-    "mistral3": Wrapper(text={"mistral": "mistral"}, models="Mistral Small 3.1 and 3.2"),
+    "mistral3": Wrapper(
+        text={"mistral": "mistral", "ministral3": "ministral3"}, models="Mistral Small 3.1 and 3.2, Ministral 3"
+    ),
     "qwen2_vl": Wrapper(
         text={"qwen2_vl_text": "qwen2", "qwen2_vl": "qwen2"}, models="Qwen2-VL", defaults=_QWEN2, flat=True
     ),
@@ -114,10 +116,14 @@ WRAPPERS: Mapping[str, Wrapper] = {
     ),
 }
 
+_ALSO: Mapping[object, str] = {"ministral3": "mistral3"}  # some files give a wrapper the type of its text model
+
 
 def wrapper_of(section: Section) -> Wrapper | None:
     """What wraps the text model of a config.json, None where nothing does."""
     kind = section.raw("model_type")
+    if kind in _ALSO and section.has("text_config"):
+        return WRAPPERS[_ALSO[kind]]
     return WRAPPERS.get(kind) if isinstance(kind, str) else None
 
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from ingot.checkpoint import Checkpoint, CheckpointConfig
 from ingot.chunks import Summer
 from ingot.configs.read import Section
-from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import read_model
+from ingot.convert.weight_shapes import weight_shapes
 from ingot.convert.weights import Concat, Expr, Stack, sources
 from ingot.dtypes import DType, from_float32
 

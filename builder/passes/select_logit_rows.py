@@ -8,7 +8,7 @@ from ingot.builder.graph import Graph, is_op, is_weight, ours, producer
 from ingot.builder.passes.base import Sweep
 from ingot.errors import PassError
 
-_ROW_BY_ROW = ("Matmul", "MoeRoute", "MoeGateUp", "MoeDown", "RmsNorm", "LayerNorm", "Activation", "Softcap")
+_ROW_BY_ROW = ("Matmul", "MoeRoute", "MoeGateUp", "MoeDown", "RmsNorm", "LayerNorm", "Activation", "Softcap", "Scale")
 
 
 def apply(graph: Graph) -> int:

@@ -14,7 +14,7 @@ from ingot.errors import ConfigError
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a Gemma3ForCausalLM; defaults are those of transformers, which has no caps of scores here."""
     model = gemma2.read_gemma(section, every=section.integer("sliding_window_pattern", 6, minimum=1), positions=131072)
-    rope, local_rope = _read_ropes(section, model)
+    rope, local_rope = read_ropes(section, model, theta=1e6, local_theta=1e4, local_key="rope_local_base_freq")
     return dataclasses.replace(
         model,
         qk_norm=QkNorm.HEAD,
@@ -24,8 +24,11 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     )
 
 
-def _read_ropes(section: Section, model: ModelConfig) -> tuple[RopeConfig, RopeConfig]:
-    """(of the layers that see all, of those with a window).
+def read_ropes(
+    section: Section, model: ModelConfig, *, theta: float, local_theta: float, local_key: str | None
+) -> tuple[RopeConfig, RopeConfig]:
+    """(of the layers that see all, of those with a window). theta, local_theta: the family's defaults; local_key: says
+    local_theta beside the objects, None: nothing does.
 
     transformers 4 has scaling for the first alone, transformers 5 an object for each kind of layer, of which it reads
     everything but `truncate`, which stands beside them.
@@ -48,7 +51,7 @@ def _read_ropes(section: Section, model: ModelConfig) -> tuple[RopeConfig, RopeC
         read_frequencies(
             whole,
             section,
-            read_beside(whole, "rope_theta", section, "rope_theta", 1e6),
+            read_beside(whole, "rope_theta", section, "rope_theta", theta),
             model.head_dim,
             model.max_positions,
             flags=flags,
@@ -56,7 +59,7 @@ def _read_ropes(section: Section, model: ModelConfig) -> tuple[RopeConfig, RopeC
         read_frequencies(
             local,
             section,
-            read_beside(local, "rope_theta", section, "rope_local_base_freq", 1e4),
+            read_beside(local, "rope_theta", section if local_key else none, local_key or "rope_theta", local_theta),
             model.head_dim,
             model.max_positions,
             flags=flags,

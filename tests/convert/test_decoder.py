@@ -12,8 +12,9 @@ from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.read import Section
 from ingot.convert.convert import convert
-from ingot.convert.decoder import build_graph, weight_shapes
+from ingot.convert.decoder import build_graph
 from ingot.convert.family import read_model
+from ingot.convert.weight_shapes import weight_shapes
 from ingot.dtypes import DType
 from ingot.tensor_file import TensorFileWriter, TensorSpec, read_header, read_rows
 from tests.handmade import TINY_GPT2, TINY_LLAMA, Bits, random_tensors, write_model, write_safetensors

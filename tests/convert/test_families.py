@@ -8,10 +8,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ingot.configs.model import Activation, Llama3Scaling, ModelConfig, RopeConfig
 from ingot.configs.read import Section
-from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import family_names, find_family, read_model
 from ingot.convert.hf_rope import choose_factors
 from ingot.convert.rope import inverse_frequencies
+from ingot.convert.weight_shapes import weight_shapes
 from ingot.convert.weights import sources
 from ingot.errors import ConfigError, IngotError, UnsupportedModelError, UsageError
 from tests.handmade import TINY_GPT2, TINY_LLAMA

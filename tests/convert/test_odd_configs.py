@@ -22,8 +22,8 @@ from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.convert import convert
-from ingot.convert.decoder import weight_shapes
 from ingot.convert.family import REFUSED, WITHOUT_EFFECT, family_names, find_family, read_model
+from ingot.convert.weight_shapes import weight_shapes
 from ingot.convert.weights import require_rows
 from ingot.dtypes import DType
 from ingot.errors import IngotError

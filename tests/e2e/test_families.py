@@ -41,6 +41,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "hidden_act": "gelu_new",
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
     },
+    "ernie4_5": {"use_bias": True, "head_dim": 24},
+    "seed_oss": {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    "smollm3": {"use_sliding_window": True, "sliding_window": 16, "attention_bias": True},
+    "stablelm": {"use_parallel_residual": True, "use_qkv_bias": False, "num_key_value_heads": 4},
     "olmo2": {"num_key_value_heads": 4, "attention_bias": True},
     "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": None, "hidden_act": "gelu"},
     "qwen3_moe": {

@@ -1,4 +1,4 @@
-// What kernels of activation and softcap take.
+// What kernels of activation, softcap and scale take.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,15 @@
 
 namespace ingot {
 
-// y = activation(a) * b (op activation; b may be null) or cap * tanh(a / cap) (op softcap)
+// y = activation(a) * b (op activation; b may be null) cap * tanh(a / cap) (op softcap), or
+// factor * a (op scale)
 struct ElementwiseArgs {
   const float* a;
   const float* b;
   float* y;
   int64_t rows, cols;
   Activation activation;
-  float cap;
+  float cap;  // or factor
 };
 
 }  // namespace ingot

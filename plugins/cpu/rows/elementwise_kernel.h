@@ -1,4 +1,4 @@
-// Ops activation, add and softcap over all elements, 4 bytes in (8 with a second operand) and 4 out per element.
+// Ops activation, add, softcap and scale over all elements, 4 bytes in (8 with a second operand) and 4 out per element.
 #pragma once
 
 #include "ingot/kernel.h"
@@ -32,6 +32,14 @@ template <typename S>
 void softcap(const ElementwiseArgs& args, const Team& team) {
   for_share<S>(args, team, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
     store_lanes<S>(args.y + i, bend<S>(load_lanes<S>(args.a + i, n), args.cap), n);
+  });
+}
+
+template <typename S>
+void scale(const ElementwiseArgs& args, const Team& team) {
+  const typename S::V factor = S::set1(args.cap);
+  for_share<S>(args, team, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+    store_lanes<S>(args.y + i, S::mul(load_lanes<S>(args.a + i, n), factor), n);
   });
 }
 

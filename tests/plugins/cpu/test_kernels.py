@@ -38,6 +38,7 @@ TOLERANCE = {
     "embedding": 0.0,
     "gather_rows": 0.0,
     "add": 0.0,
+    "scale": 0.0,
     "softcap": 2e-7,
     "activation": 4e-7,
     "rms_norm": 1e-6,
@@ -104,6 +105,11 @@ def _softcap(dtype: DType) -> Iterator[Case]:
         yield [wide], {"cap": cap}, plain_batch(131)
 
 
+def _scale(dtype: DType) -> Iterator[Case]:
+    for index, (rows, cols) in enumerate(zip(ROWS, WIDTHS[:5], strict=True)):
+        yield [_normal(index, rows, cols)], {"factor": (0.22, -3.0)[index % 2]}, plain_batch(rows)
+
+
 def _gather_rows(dtype: DType) -> Iterator[Case]:
     for rows in ROWS:
         yield [_normal(1, rows, 17)], {}, plain_batch(rows, range(0, rows, 3))
@@ -139,6 +145,7 @@ CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
     "rms_norm": lambda dtype: _norm(3),
     "layer_norm": lambda dtype: _norm(4),
     "activation": _activation,
+    "scale": _scale,
     "softcap": _softcap,
     "gather_rows": _gather_rows,
     "rope_table": _rope_table,

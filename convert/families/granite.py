@@ -1,0 +1,36 @@
+"""Granite 3 and 4, dense: a Llama with factors on embeddings, scores, branches and logits."""
+
+import dataclasses
+from collections.abc import Collection
+
+from ingot.configs.model import ModelConfig
+from ingot.configs.read import Section
+from ingot.convert.families import llama
+
+
+def read(section: Section, names: Collection[str] | None) -> ModelConfig:
+    """config.json of a GraniteForCausalLM; defaults are those of transformers."""
+    return dataclasses.replace(
+        llama.read_llama(section),
+        mlp_bias=section.boolean("mlp_bias", False),
+        embedding_scale=section.number("embedding_multiplier", 1.0, above=0),
+        attention_scale=section.number("attention_multiplier", 1.0, above=0),
+        residual_scale=section.number("residual_multiplier", 1.0, above=0),
+        logit_scale=1 / section.number("logits_scaling", 1.0, above=0),
+    )
+
+
+FAMILY = dataclasses.replace(
+    llama.FAMILY,
+    name="granite",
+    read=read,
+    nullable=("num_key_value_heads",),
+    tiny={
+        **{key: value for key, value in llama.FAMILY.tiny.items() if key != "head_dim"},
+        "model_type": "granite",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+    },
+)

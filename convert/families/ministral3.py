@@ -1,0 +1,64 @@
+"""Ministral 3: a Mistral whose queries grow with their position, beyond the positions that it was first trained with.
+
+The factor 1 + beta * log(1 + floor(position / original)) is 1 before them: a conversion keeps these alone.
+"""
+
+import dataclasses
+from collections.abc import Collection
+
+from ingot.configs.model import ModelConfig, YarnScaling
+from ingot.configs.read import Section
+from ingot.convert.families import llama
+from ingot.convert.hf_config import read_window
+from ingot.convert.hf_rope import rope_section
+
+_YARN = YarnScaling(factor=16.0, original_positions=16384)  # where the configuration has no rotation
+
+
+def read(section: Section, names: Collection[str] | None) -> ModelConfig:
+    """config.json of a Ministral3ForCausalLM; defaults are those of transformers."""
+    rope = rope_section(section)
+    default = None if section.is_null("head_dim") else 128
+    model = llama.read_llama(
+        section, positions=262144, kv_heads=8, head_dim=default, eps=1e-5, theta=1e6, has_attention_bias=False
+    )
+    assert model.rope is not None, "read_llama reads a rotation"
+    if section.has("rope_parameters") or section.has("rope_scaling"):
+        original = rope.integer("original_max_position_embeddings", minimum=1)
+        turns, grows = model.rope, rope.number("llama_4_scaling_beta") != 0
+    else:
+        turns, grows = dataclasses.replace(model.rope, theta=1e6, yarn=_YARN), True  # whatever rope_theta says
+        original = _YARN.original_positions
+    usual = turns.positions or model.max_positions
+    window = read_window(section)
+    return dataclasses.replace(
+        model,
+        rope=dataclasses.replace(turns, positions=min(original, usual) if grows else usual),
+        windows=(window,) * model.num_layers if window else (),
+    )
+
+
+FAMILY = dataclasses.replace(
+    llama.FAMILY,
+    name="ministral3",
+    read=read,
+    nullable=("num_key_value_heads", "sliding_window"),
+    tiny={
+        **llama.FAMILY.tiny,
+        "model_type": "ministral3",
+        "sliding_window": 16,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
+)
