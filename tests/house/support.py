@@ -184,7 +184,7 @@ def _cell(cells: Sequence[Support]) -> str:
     if not others:
         return Support.REFUSED.value
     words = " or ".join(dict.fromkeys(cell.value for cell in others))
-    return words if len(others) == len(cells) else f"{words}; experts refused"
+    return words if len(others) == len(cells) else f"{words}; some families refused"
 
 
 def parse(text: str) -> dict[Row, dict[str, Support]]:

@@ -31,10 +31,10 @@ def test_the_readme_names_every_family_and_sums_up_the_page() -> None:
     assert summary(parse(stands())) in readme, UPDATE
 
 
-def test_experts_are_summed_up_apart() -> None:
+def test_refused_families_are_summed_up_apart() -> None:
     rows = {("llama", "f32"): Support.UNPROVEN, ("mixtral", "f32"): Support.REFUSED, ("llama", "w8"): Support.REFUSED}
     found = {row: dict.fromkeys(parse(stands())["llama", "f32"], cell) for row, cell in rows.items()}
-    assert "| `cuda/smXX` | never run on a GPU; experts refused | refused |" in summary(found)
+    assert "| `cuda/smXX` | never run on a GPU; some families refused | refused |" in summary(found)
 
 
 def test_wrappers_stand_on_the_page_and_in_the_readme() -> None:
