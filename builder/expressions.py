@@ -145,7 +145,7 @@ class WeightReader:
             return self._transposed(node, (r0, r1, c0, c1), bits)
         if node.op == "Concat" and node.attrs["axis"] in (0, 1, -1, -2) and len(weight_shape(tensor)) <= 2:
             return self._concat(node, (r0, r1, c0, c1), bits)
-        if dequantises(node) or (node.op == "Reshape" and is_dequantised(tensor) and not _same_rows(tensor)):
+        if dequantises(node) or (is_dequantised(tensor) and (node.op == "Add" or _moves_rows(tensor))):
             return np.asarray(dequantised_rows(tensor, r0, r1, self._numbers), np.float32)[:, c0:c1]
         if node.op == "Add":
             return self._sum(node, matrix_shape(tensor), (r0, r1, c0, c1))
@@ -257,9 +257,10 @@ def _unreadable(tensor: gs.Constant, number: int) -> BuildError:
     )
 
 
-def _same_rows(tensor: gs.Tensor) -> bool:
-    """Whether a Reshape leaves the rows and columns of its matrix as they are."""
-    return matrix_shape(tensor) == matrix_shape(tensor.inputs[0].inputs[0])
+def _moves_rows(tensor: gs.Tensor) -> bool:
+    """Whether a Reshape changes the rows and columns of its matrix."""
+    node = tensor.inputs[0]
+    return node.op == "Reshape" and matrix_shape(tensor) != matrix_shape(node.inputs[0])
 
 
 def _onnx_number(dtype: npt.DTypeLike | int) -> int:

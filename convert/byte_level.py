@@ -15,7 +15,7 @@ VOCAB_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 HINT = "save the tokenizer as tokenizer.json with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
 
 # The expression by which Qwen cuts texts into words: part of its file format.
-_QWEN_WORDS = (
+QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -32,9 +32,7 @@ class _Kind:
 
 
 _GPT2 = _Kind(words=None, normalizer=None, special=dict.fromkeys(("bos_token", "eos_token", "unk_token"), _END))
-_QWEN2 = _Kind(
-    words=_QWEN_WORDS, normalizer="NFC", special=dict.fromkeys(("eos_token", "unk_token", "pad_token"), _END)
-)
+_QWEN2 = _Kind(words=QWEN_WORDS, normalizer="NFC", special=dict.fromkeys(("eos_token", "unk_token", "pad_token"), _END))
 _CLASSES = {"GPT2Tokenizer": _GPT2, "Qwen2Tokenizer": _QWEN2}
 _MODEL_TYPES = {
     "gpt2": _GPT2,
@@ -56,21 +54,50 @@ def tokenizer_json(folder: Path, settings: Section) -> dict[str, object]:
     vocab = {name: section.integer(name) for name in section.unread()}
     if len(set(vocab.values())) < len(vocab) or not vocab:
         raise CheckpointError("two tokens have the same id, or there is no token", where=str(folder / VOCAB_FILE))
-    prefix = settings.boolean("add_prefix_space", False)
+    return byte_level_json(
+        vocab,
+        _merges(folder / MERGES_FILE, vocab),
+        _added(folder, settings, kind, vocab),
+        words=kind.words,
+        normalizer=kind.normalizer,
+        prefix=settings.boolean("add_prefix_space", False),
+    )
+
+
+def byte_level_json(
+    vocab: Mapping[str, int],
+    merges: list[list[str]],
+    added: list[dict[str, object]],
+    *,
+    words: str | None,
+    normalizer: str | None,
+    prefix: bool,
+    digits: bool = False,
+    ignore_merges: bool = False,
+) -> dict[str, object]:
+    """The tokenizer.json of pairs of bytes.
+
+    words          the expression that cuts a text; None: GPT-2's own
+    prefix         whether a space is put in front of a text
+    digits         whether each digit is a word of its own
+    ignore_merges  whether a word that is a token is taken as it is
+    """
     byte_level: dict[str, object] = {
         "type": "ByteLevel",
         "add_prefix_space": prefix,
         "trim_offsets": True,
-        "use_regex": kind.words is None,
+        "use_regex": words is None,
     }
-    cut = {"type": "Split", "pattern": {"Regex": kind.words}, "behavior": "Isolated", "invert": False}
+    cuts: list[dict[str, object]] = [{"type": "Digits", "individual_digits": True}] if digits else []
+    if words is not None:
+        cuts.append({"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": False})
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added(folder, settings, kind, vocab),
-        "normalizer": {"type": kind.normalizer} if kind.normalizer else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [cut, byte_level]} if kind.words else byte_level,
+        "added_tokens": added,
+        "normalizer": {"type": normalizer} if normalizer else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, byte_level]} if cuts else byte_level,
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
@@ -81,9 +108,9 @@ def tokenizer_json(folder: Path, settings: Section) -> dict[str, object]:
             "end_of_word_suffix": "",
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocab,
-            "merges": _merges(folder / MERGES_FILE, vocab),
+            "ignore_merges": ignore_merges,
+            "vocab": dict(vocab),
+            "merges": merges,
         },
     }
 

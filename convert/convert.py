@@ -75,7 +75,7 @@ def convert(
     if job.companions is not None:
         check_companions(job.companions)
     if job.tokenizer is not None:
-        parse_tokenizer(json.dumps(job.tokenizer), f"the {TOKENIZER_FILE} made from the files of {job.companions}")
+        parse_tokenizer(json.dumps(job.tokenizer), f"the {TOKENIZER_FILE} made from the source's files")
     with OutputDir(options.output_dir, is_previous=is_checkpoint, parts=CHECKPOINT_FILES) as out:
         out.require_space(estimate.disk)
         writer = _WeightWriter(_stage(progress, "weights", job.nbytes))
@@ -184,6 +184,8 @@ def _write_companions(job: Job, folder: Path) -> None:
     only older files describe the tokenizer."""
     if job.tokenizer is not None:
         (folder / "tokenizer.json").write_text(json.dumps(job.tokenizer, ensure_ascii=False), encoding="utf-8")
+    if job.settings:
+        (folder / "tokenizer_config.json").write_text(json.dumps(job.settings, indent=2) + "\n", encoding="utf-8")
     if job.companions is not None:
         for name in companions(job.companions):
             (folder / name).parent.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
 """A quantised weight in the Graph: standard ops from stored codes and scales to float32 [N, K], or to a stack of these.
 
     DequantizeLinear(codes, Cast(scale), zero, axis=1, block_size=group)      codes that are values
-    (Gather(table, Cast(codes)) or Cast(codes) - zero) * scale                 codes of a table, zero points not whole
+    (Gather(table, Cast(codes)) or Cast(codes) - zero) * scale + offset        codes of a table, zero points not whole
     ... * or / factor of each row ... * columns ... Gather(order, axis=1) ... Reshape to a stack
 
 Where columns share scales in groups, the second one computes [N, groups, group].
@@ -36,7 +36,8 @@ class GraphWriter(Protocol):
 def dequantise(graph: GraphWriter, weight: Quantised) -> str:
     """Append the nodes of a weight; returns the float32 value."""
     path = weight.name.removesuffix("/weight")
-    by_groups = bool(weight.table) or ("zero" in weight.pieces and weight.pieces["zero"].dtype is DType.F32)
+    zero = weight.pieces.get("zero")
+    by_groups = bool(weight.table) or "offset" in weight.pieces or (zero is not None and zero.dtype is DType.F32)
     value = _by_groups(graph, weight, path) if by_groups else _standard(graph, weight, path)
     if "factor" in weight.pieces:
         op = "Div" if weight.divides else "Mul"
@@ -82,7 +83,7 @@ def _by_groups(graph: GraphWriter, weight: Quantised, path: str) -> str:
         value = graph.node(
             "Reshape", [value, graph.integers("groups_{}_{}".format(*sizes[1:]), sizes)], f"{path}/groups"
         )
-    for kind, op in (("zero", "Sub"), ("scale", "Mul")):
+    for kind, op in (("zero", "Sub"), ("scale", "Mul"), ("offset", "Add")):
         if kind in weight.pieces:
             each = graph.float32(piece_name(weight.name, kind))
             if grouped:

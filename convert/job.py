@@ -13,6 +13,7 @@ from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.configs.token_ids import check_vocabulary, token_ids
 from ingot.convert.family import read_model
+from ingot.convert.gguf.source import is_gguf, open_gguf
 from ingot.convert.hf_rope import choose_factors
 from ingot.convert.quantised.combine import combined, is_quantised
 from ingot.convert.quantised.form import Quantised, piece_name
@@ -51,6 +52,7 @@ class Job:
     read_files  what the Checkpoint is made from, for the record of hashes
     quantised   weight → how it is quantised, of those that are
     tokenizer   a tokenizer.json made from older files, if that is needed
+    settings    a tokenizer_config.json where the source has none
     companions  directory whose tokenizer and generation files are copied, if any
     generation  token ids for a generation_config.json where the source has none
     """
@@ -63,6 +65,7 @@ class Job:
     warnings: tuple[str, ...]
     quantised: Mapping[str, Quantised] = dataclasses.field(default_factory=dict)
     tokenizer: Mapping[str, object] | None = None
+    settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -71,33 +74,22 @@ class Job:
 
 
 def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
-    """Copy the weights of a Hugging Face directory, file by file in the order of the Graph."""
+    """Copy the weights of a Hugging Face directory, or of a GGUF file, file by file in the order of the Graph."""
+    if is_gguf(folder):
+        return _job_from_gguf(folder, options)
     config = read_config(folder)  # a model that ingot cannot take is refused before its weights are there
     require_known_format(config, folder)
     read_model(config, None)
     source, wrapper = Source.open(folder), wrapper_of(config)
     found = read_quantised(source.config, source.path, source.tensors)
     everything: dict[str, StoredTensor | Quantised] = {**found.tensors, **found.quantised}
-    stored, tensors = text_tensors(wrapper, found.tensors), text_tensors(wrapper, everything)
+    tensors = text_tensors(wrapper, everything)
     family, model, unknown = read_model(source.config, tensors)
     text, _ = text_section(source.config, tensors)
     model, remarks = choose_factors(model, text, options.rope_factors)
     rows, drops = family.table(model, tensors)
-    if model.tied_embeddings:
-        drops += _tied_copy(rows, tensors)
-    wanted = weight_shapes(model)
-    rows = as_stored(wrapper, rows, tensors, wanted)
-    chosen = {row.name: row for row in claim(rows, drops, tensors, wanted)}
-    files: dict[str, list[Weight]] = {}
-    quantised = {}
-    for row in (chosen[name] for name in wanted):  # whatever the source's order, so that equal models are equal files
-        file = safetensors_name(tensors[sources(row.expr)[0]].file)
-        own = files.setdefault(file, [])
-        if is_quantised(row.expr, tensors):
-            quantised[row.name] = combined(row.name, row.expr, tensors)
-            own.extend(_pieces(quantised[row.name]))
-        else:
-            own.append(_weight(row, stored, options.dtype))
+    rows = as_stored(wrapper, rows, tensors, weight_shapes(model))
+    files, quantised = _weights(model, rows, drops, tensors, options)
     return Job(
         model=model,
         files=files,
@@ -108,6 +100,57 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
         generation=_generation(text, model.vocab_size, source.path),
         warnings=(*_unknown_keys(unknown), *remarks, *left_out(wrapper, everything)),
     )
+
+
+def _job_from_gguf(path: Path, options: ConvertOptions) -> Job:
+    source = open_gguf(path)
+    family, model, unknown = read_model(source.config, source.tensors)
+    assert not unknown, f"the architecture's row writes keys that the family does not read: {unknown}"
+    model, remarks = choose_factors(source.adapted(model), source.config, options.rope_factors)
+    rows, drops = family.table(model, source.tensors)
+    rows = [source.reordered(row, model) for row in rows]
+    files, quantised = _weights(model, rows, drops, source.tensors, options)
+    return Job(
+        model=model,
+        files=files,
+        read_files=(*source.files, *source.beside),
+        quantised=quantised,
+        companions=None,
+        tokenizer=source.tokenizer.tokenizer,
+        settings=source.tokenizer.settings,
+        generation=_generation(source.config, model.vocab_size),
+        warnings=(*_too_many_tokens(source.tokenizer.tokens, model.vocab_size), *remarks),
+    )
+
+
+def _too_many_tokens(tokens: int, rows: int) -> tuple[str, ...]:
+    return (f"the tokenizer has {tokens:,} tokens, the model knows the first {rows:,}",) if tokens > rows else ()
+
+
+def _weights(
+    model: ModelConfig,
+    rows: Sequence[Row],
+    drops: list[Drop],
+    tensors: Mapping[str, StoredTensor | Quantised],
+    options: ConvertOptions,
+) -> tuple[dict[str, list[Weight]], dict[str, Quantised]]:
+    """(name of a safetensors file → its weights, weight → how it is quantised)"""
+    if model.tied_embeddings:
+        drops = drops + _tied_copy(rows, tensors)
+    wanted = weight_shapes(model)
+    chosen = {row.name: row for row in claim(rows, drops, tensors, wanted)}
+    files: dict[str, list[Weight]] = {}
+    quantised = {}
+    floats = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, StoredTensor)}
+    for row in (chosen[name] for name in wanted):  # whatever the source's order, so that equal models are equal files
+        file = safetensors_name(tensors[sources(row.expr)[0]].file)
+        own = files.setdefault(file, [])
+        if is_quantised(row.expr, tensors):
+            quantised[row.name] = combined(row.name, row.expr, tensors)
+            own.extend(_pieces(quantised[row.name]))
+        else:
+            own.append(_weight(row, floats, options.dtype))
+    return files, quantised
 
 
 def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:

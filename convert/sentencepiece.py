@@ -24,7 +24,9 @@ HINT = "save the tokenizer as tokenizer.json with transformers: AutoTokenizer.fr
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Piece:
+class TokenPiece:
+    """A token: kind 1 normal, 2 unknown, 3 control, 4 found before anything else, 6 a byte."""
+
     text: str
     score: float
     kind: int
@@ -54,26 +56,47 @@ def tokenizer_json(path: Path, settings: Section) -> dict[str, object]:
             "the tokenizer is no sentencepiece model", where=str(path), got=str(error), hint=HINT
         ) from error
     _check(path, trainer, normalizer)
-    vocab = {piece.text: index for index, piece in enumerate(pieces)}
-    unknown = next((piece.text for piece in pieces if piece.kind == _UNKNOWN), None)
     bos = _first(trainer, 41, 1)
+    return pieces_json(
+        pieces,
+        bos=bos if 0 <= bos < len(pieces) else None,
+        prefix=bool(_first(normalizer, 3, 1)),
+        byte_fallback=bool(_first(trainer, 35, 0)),
+        added=_added(pieces, settings),
+    )
+
+
+def pieces_json(
+    pieces: list[TokenPiece],
+    *,
+    bos: int | None,
+    prefix: bool,
+    byte_fallback: bool,
+    added: list[dict[str, object]] | None = None,
+) -> dict[str, object]:
+    """The tokenizer.json of byte pairs.
+
+    bos: the token in front of every text. prefix: whether a space is put there. added: tokens that are found before
+    anything is joined; None: those whose kind says so, in the text as it is written.
+    """
+    vocab = {piece.text: index for index, piece in enumerate(pieces)}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added(pieces, settings),
-        "normalizer": _normalizer(prefix=bool(_first(normalizer, 3, 1))),
+        "added_tokens": _added(pieces, None) if added is None else added,
+        "normalizer": _normalizer(prefix=prefix),
         "pre_tokenizer": None,
-        "post_processor": _bos_first(pieces[bos].text, bos) if 0 <= bos < len(pieces) else None,
-        "decoder": _decoder(prefix=bool(_first(normalizer, 3, 1))),
+        "post_processor": _bos_first(pieces[bos].text, bos) if bos is not None else None,
+        "decoder": _decoder(prefix=prefix),
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": unknown,
+            "unk_token": next((piece.text for piece in pieces if piece.kind == _UNKNOWN), None),
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
             "fuse_unk": True,
-            "byte_fallback": bool(_first(trainer, 35, 0)),
+            "byte_fallback": byte_fallback,
             "ignore_merges": False,
             "vocab": vocab,
             "merges": _merges(pieces, vocab),
@@ -99,7 +122,7 @@ def _check(path: Path, trainer: Fields, normalizer: Fields) -> None:
         )
 
 
-def _merges(pieces: list[_Piece], vocab: Mapping[str, int]) -> list[list[str]]:
+def _merges(pieces: list[TokenPiece], vocab: Mapping[str, int]) -> list[list[str]]:
     """Every pair of pieces whose join is a piece: joins by falling score, pairs by the ids of their parts."""
     ranked = []
     for piece in pieces:
@@ -112,18 +135,18 @@ def _merges(pieces: list[_Piece], vocab: Mapping[str, int]) -> list[list[str]]:
     return [[pieces[left].text, pieces[right].text] for _, _, left, right, _ in sorted(ranked)]
 
 
-def _added(pieces: list[_Piece], settings: Section) -> list[dict[str, object]]:
+def _added(pieces: list[TokenPiece], settings: Section | None) -> list[dict[str, object]]:
     """Tokens that are found before anything is joined; those of tokenizer_config.json come on top."""
     tokens = {
         index: {
             "content": piece.text,
-            "normalized": piece.kind != _USER_DEFINED,
+            "normalized": settings is not None and piece.kind != _USER_DEFINED,
             "special": piece.kind != _USER_DEFINED,
         }
         for index, piece in enumerate(pieces)
         if piece.kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     }
-    extra = settings.section("added_tokens_decoder")
+    extra = Section({}, "") if settings is None else settings.section("added_tokens_decoder")
     for name in extra.unread():
         if not (name.isascii() and name.isdigit()):
             raise ConfigError("a token has no id", where=extra.place(name), expected="a number as the key", got=name)
@@ -171,10 +194,10 @@ def _bos_first(text: str, index: int) -> dict[str, object]:
     }
 
 
-def _piece(data: bytes) -> _Piece:
+def _piece(data: bytes) -> TokenPiece:
     fields = _message(data)
     score = struct.unpack("<f", _first(fields, 2, bytes(4)))[0]
-    return _Piece(text=_first(fields, 1, b"").decode("utf-8"), score=score, kind=_first(fields, 3, _NORMAL))
+    return TokenPiece(text=_first(fields, 1, b"").decode("utf-8"), score=score, kind=_first(fields, 3, _NORMAL))
 
 
 def _first(fields: Fields, number: int, default: Value) -> Value:

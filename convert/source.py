@@ -11,7 +11,7 @@ from pathlib import Path
 from ingot.checkpoint import COMPANION_FILES, companions
 from ingot.configs.read import Section
 from ingot.convert.pickled import read_pickled
-from ingot.errors import CheckpointError, MissingModelError, UnsupportedModelError, spelled
+from ingot.errors import CheckpointError, MissingModelError, spelled
 from ingot.tensor_file import StoredTensor, read_header
 
 CONFIG_FILE = "config.json"
@@ -50,18 +50,11 @@ class Source:
 
 def read_config(path: Path) -> Section:
     """The config.json of a model directory, whose weights need not be there. Raises CheckpointError, ConfigError."""
-    if path.suffix == ".gguf" or (path.is_dir() and not (path / CONFIG_FILE).is_file() and any(path.glob("*.gguf"))):
-        raise UnsupportedModelError(
-            "GGUF files are not read yet",
-            where=str(path),
-            expected="a Hugging Face directory with config.json and safetensors files",
-            hint="convert the model that the file was made from, or a version of it in AWQ or GPTQ",
-        )
     if not path.is_dir():
         raise MissingModelError(
             "there is no such model directory",
             where=str(path),
-            expected="a Hugging Face directory with config.json and safetensors files",
+            expected="a Hugging Face directory with config.json and safetensors files, or a GGUF file",
             hint=f"{spelled(path)}; --model_dir takes a local path, so download the model first",
         )
     if not (path / CONFIG_FILE).is_file():
@@ -116,6 +109,8 @@ def _tensors(path: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
 
 def safetensors_name(file: Path) -> str:
     """What the file of a Checkpoint is called whose weights come from this one."""
+    if file.suffix == ".gguf":
+        return f"{file.stem}.safetensors"
     return file.name if file.suffix != ".bin" else f"{file.stem.replace('pytorch_model', 'model')}.safetensors"
 
 

@@ -6,6 +6,7 @@
     Stack((e, f))                    along a new first axis
     Split(e, parts=3, index=1)       one of equal parts along `axis`
     Regroup(e, parts=3)              rows that lie head by head, [heads, parts, n] → part by part, [parts, heads, n]
+    Unpair(e, heads=8)               rows that lie as pairs in each head, [heads, n, 2] → halves, [heads, 2, n]
     PerExpert(e)                     in a family's table: a Stack with "{e}" in names replaced by 0, 1, 2, ...
     OneOf((e, f))                    in a family's table: the first whose first tensor is in the files
 
@@ -81,6 +82,12 @@ class Regroup:
 
 
 @dataclasses.dataclass(frozen=True)
+class Unpair:
+    of: "Expr"
+    heads: int
+
+
+@dataclasses.dataclass(frozen=True)
 class PerExpert:
     of: "Expr"
 
@@ -90,7 +97,7 @@ class OneOf:
     of: tuple["Expr", ...]
 
 
-Expr = Take | Transpose | Concat | Stack | Split | Regroup | PerExpert | OneOf
+Expr = Take | Transpose | Concat | Stack | Split | Regroup | Unpair | PerExpert | OneOf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,7 +129,7 @@ def sources(expr: Expr) -> tuple[str, ...]:
     match expr:
         case Take(name):
             return (name,)
-        case Transpose(of) | Split(of) | Regroup(of) | PerExpert(of):
+        case Transpose(of) | Split(of) | Regroup(of) | Unpair(of) | PerExpert(of):
             return sources(of)
         case Concat(of) | Stack(of) | OneOf(of):
             return tuple(name for part in of for name in sources(part))
@@ -133,7 +140,7 @@ def rename(expr: Expr, old: str, new: str) -> Expr:
     match expr:
         case Take(name):
             return Take(name.replace(old, new))
-        case Transpose(of) | Split(of) | Regroup(of) | PerExpert(of):
+        case Transpose(of) | Split(of) | Regroup(of) | Unpair(of) | PerExpert(of):
             return dataclasses.replace(expr, of=rename(of, old, new))
         case Concat(of) | Stack(of) | OneOf(of):
             return dataclasses.replace(expr, of=tuple(rename(part, old, new) for part in of))
@@ -146,7 +153,7 @@ def filled(expr: Expr, filling: Filling) -> Expr:
             return expr
         case Regroup(of):
             return dataclasses.replace(expr, of=filled(of, filling), heads=filling.heads)
-        case Transpose(of) | Split(of):
+        case Transpose(of) | Split(of) | Unpair(of):
             return dataclasses.replace(expr, of=filled(of, filling))
         case Concat(of) | Stack(of):
             return dataclasses.replace(expr, of=tuple(filled(part, filling) for part in of))
@@ -174,6 +181,11 @@ def infer(expr: Expr, tensors: Mapping[str, Tensor]) -> tuple[DType, Shape]:
             dtype, shape = infer(of, tensors)
             if shape[0] % (parts * heads):
                 raise _unfit(expr, f"rows divisible by {parts} x {heads}", str(list(shape)))
+            return dtype, shape
+        case Unpair(of, heads):
+            dtype, shape = infer(of, tensors)
+            if shape[0] % (2 * heads):
+                raise _unfit(expr, f"rows divisible by 2 x {heads}", str(list(shape)))
             return dtype, shape
         case Concat(of, axis):
             dtype, shapes = _alike(expr, of, tensors, free_axis=axis)
@@ -259,6 +271,9 @@ def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
         case Regroup(of, parts, heads):
             rows = _evaluate(of, tensors)
             return rows.reshape(heads, parts, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+        case Unpair(of, heads):
+            rows = _evaluate(of, tensors)
+            return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
         case Concat(of, axis):
             return np.concatenate([_evaluate(part, tensors) for part in of], axis=axis)
         case Stack(of):

@@ -20,7 +20,6 @@ class _Held:
     def __init__(self, rules: SequenceRules, tokens: list[int], num_prompt: int) -> None:
         self.rules, self.tokens, self.num_prompt = rules, tokens, num_prompt
         self.ending = Ending.NONE
-        self.mask: Int32 | None = None  # of the next draw
         self._banned = [word[0] for word in rules.bad_words if len(word) == 1]
         self._words_after: dict[int, list[tuple[int, ...]]] = {}  # the others, by the token before the last
         for word in rules.bad_words:
@@ -32,12 +31,10 @@ class _Held:
         return len(self.tokens) - self.num_prompt
 
     def draw(self, row: int) -> Draw:
-        """The next one, from this row of logits."""
+        """The next one, from this row of logits. A grammar's mask will ban tokens here."""
         if self.ending is not Ending.NONE:
             raise RequestError("a sequence that has ended draws no more", got=self.ending.name)
         rules = self.rules
-        if rules.masked and self.mask is None:
-            raise RequestError("a sequence cannot draw", got="no mask of the tokens that its grammar allows")
         words = self._words_after.get(self.tokens[-1], ())
         banned = self._banned + [word[-1] for word in words if self._generated_end_with(word[:-1])]
         if self.num_generated < rules.min_tokens:
@@ -48,14 +45,12 @@ class _Held:
             counter=self.num_generated,
             bias_ids=[*(token for token, _ in rules.logit_bias), *banned],
             bias=[*(bias for _, bias in rules.logit_bias), *[-np.inf] * len(banned)],
-            mask=self.mask,
             history=self.tokens if rules.penalises else (),
             num_prompt=self.num_prompt,
         )
 
     def take(self, token: int, log_prob: float) -> None:
         """Add what was drawn."""
-        self.mask = None
         if token < 0 or not np.isfinite(log_prob):
             self.ending = Ending.FAILED
             return
@@ -74,8 +69,7 @@ class _Held:
 class Sequences:
     """Those of one session, by slot."""
 
-    def __init__(self, vocab: int) -> None:
-        self._vocab = vocab
+    def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
@@ -91,17 +85,6 @@ class Sequences:
     def end(self, slot: int) -> None:
         """See Session.end."""
         self._held.pop(slot, None)
-
-    def mask(self, slots: Int32, masks: Int32) -> None:
-        """See Session.mask."""
-        expected = (len(slots), num_mask_words(self._vocab))
-        if masks.shape != expected:
-            raise RequestError("masks have another shape", expected=str(expected), got=str(masks.shape))
-        for slot, mask in zip(slots.tolist(), masks, strict=True):
-            held = self._at(slot)
-            if not held.rules.masked:
-                raise RequestError("a mask is for a sequence without a grammar", got=f"slot {slot}")
-            held.mask = mask.copy()
 
     def complete(self, batch: StepBatch) -> StepBatch:
         """The batch with the tokens that it leaves to the session."""
@@ -148,11 +131,6 @@ class Sequences:
         if slot not in self._held:
             raise RequestError("a step draws for a sequence that was not started", got=f"slot {slot}")
         return self._held[slot]
-
-
-def num_mask_words(vocab: int) -> int:
-    """Integers of a mask."""
-    return -(-vocab // 32)
 
 
 def _slots(batch: StepBatch) -> list[int]:

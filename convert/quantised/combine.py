@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from ingot.convert.quantised.form import Quantised, stacked
-from ingot.convert.weights import Concat, Expr, Stack, Take, infer, sources
+from ingot.convert.quantised.form import Quantised, stacked, unpaired
+from ingot.convert.weights import Concat, Expr, Stack, Take, Unpair, infer, sources
 from ingot.errors import CheckpointError, UnsupportedModelError
 from ingot.tensor_file import StoredTensor
 
@@ -35,6 +35,8 @@ def _parts(expr: Expr, tensors: Tensors) -> list[Quantised]:
         return [found]
     if isinstance(expr, Stack) or (isinstance(expr, Concat) and expr.axis == 0):
         return [part for each in expr.of for part in _parts(each, tensors)]
+    if isinstance(expr, Unpair):
+        return [unpaired(part, expr.heads) for part in _parts(expr.of, tensors)]
     raise UnsupportedModelError(
         "a weight of this family is stored in another order, which is not supported where it is quantised",
         where=", ".join(sources(expr)[:4]),

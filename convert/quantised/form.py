@@ -1,6 +1,6 @@
 """The one form that quantised weights have in a Checkpoint, whatever format they came from.
 
-    W[n, k] = (v - zero[n, j]) * scale[n, j] (* or / factor[n]) (* columns[k])        j = k // group
+    W[n, k] = (v - zero[n, j]) * scale[n, j] (+ offset[n, j]) (* or / factor[n]) (* columns[k])        j = k // group
 
 v is the code c[n, k], or table[c[n, k]]. Where columns are reordered, W's column k is column order[k] of that. Codes
 are the stored integers: nothing is rounded again. Codes of 4 bits lie two to a byte, in rows of an even number of
@@ -75,7 +75,7 @@ class Quantised:
     format  what it came from, for people
     file    where its codes lie
     group   columns that share a scale
-    pieces  codes and scale; where the format has them zero, factor, columns, order
+    pieces  codes and scale; where the format has them zero, offset, factor, columns, order
     table   16 values that codes stand for; empty where codes are values
     divides whether the factor divides
     """
@@ -140,17 +140,38 @@ def value_piece(
     def read() -> Iterator[Bits]:
         values = np.ascontiguousarray(load())
         assert values.shape == made, f"{where}: {values.shape} in place of {made}"
-        if bad := count_nonfinite(values, dtype):
-            raise CheckpointError(
-                "a quantised weight has scales that are NaN or infinite",
-                where=where,
-                got=f"{bad:,} of {values.size:,}",
-                hint="download the model again; the file may have been damaged when it was made",
-            )
+        _require_finite(values, dtype, where)
         for _ in range(repeats):
             yield values.reshape(-1)
 
     return Piece(dtype=dtype, shape=shape, read=read, memory=math.prod(made) * dtype.itemsize * 2)
+
+
+def streamed_piece(dtype: DType, shape: tuple[int, int], load: Callable[[int, int], Bits], where: str) -> Piece:
+    """Scales and the like of a weight too large to hold them all. load: (begin, end) → rows [end - begin, groups].
+
+    Raises CheckpointError while it is read, as `value_piece`.
+    """
+    rows, groups = shape
+
+    def read() -> Iterator[Bits]:
+        step = max(1, BLOCK // 16 // max(groups, 1))  # of a format whose groups have 16 columns
+        for begin in range(0, rows, step):
+            values = np.ascontiguousarray(load(begin, min(begin + step, rows)))
+            _require_finite(values, dtype, where)
+            yield values.reshape(-1)
+
+    return Piece(dtype=dtype, shape=shape, read=read)
+
+
+def _require_finite(values: Bits, dtype: DType, where: str) -> None:
+    if bad := count_nonfinite(values, dtype):
+        raise CheckpointError(
+            "a quantised weight has scales that are NaN or infinite",
+            where=where,
+            got=f"{bad:,} of {values.size:,}",
+            hint="download the model again; the file may have been damaged when it was made",
+        )
 
 
 def stacked(parts: Sequence[Quantised], shape: tuple[int, ...], name: str) -> Quantised:
@@ -174,6 +195,30 @@ def stacked(parts: Sequence[Quantised], shape: tuple[int, ...], name: str) -> Qu
         {each: _joined([part.pieces[each] for part in parts]) for each in names} if len(parts) > 1 else first.pieces
     )
     return dataclasses.replace(first, name=name, shape=shape, pieces=pieces)
+
+
+def unpaired(weight: Quantised, heads: int) -> Quantised:
+    """The weight whose rows lie as pairs in each head, [heads, n, 2, columns], in halves: [heads, 2, n, columns]."""
+    assert not {"columns", "order"} & set(weight.pieces), "pieces of columns have no heads"
+    pieces = {name: _unpaired(piece, weight.rows // heads) for name, piece in weight.pieces.items()}
+    return dataclasses.replace(weight, pieces=pieces)
+
+
+def _unpaired(piece: Piece, rows: int) -> Piece:
+    """rows: of a head, which is in memory."""
+    size = rows * math.prod(piece.shape[1:])
+
+    def read() -> Iterator[Bits]:
+        rest: Bits = np.empty(0, piece.dtype.storage)
+        for block in piece.read():
+            held = np.concatenate([rest, block.view(piece.dtype.storage).reshape(-1)])
+            whole = len(held) // size * size
+            heads = held[:whole].reshape(-1, rows // 2, 2, math.prod(piece.shape[1:]))
+            yield heads.swapaxes(1, 2).reshape(-1)
+            rest = held[whole:]
+        assert not rest.size, "heads are whole"
+
+    return dataclasses.replace(piece, read=read, memory=piece.memory + 2 * size * piece.dtype.itemsize)
 
 
 def _unfit(first: Quantised, other: Quantised) -> CheckpointError:

@@ -125,21 +125,14 @@ bool signal_pending() {
 }
 
 // SequenceRules of src/ingot/step_io.py, in the order of its fields; top: -1 for None.
-using RulesTuple =
-    std::tuple<double, int64_t, double, double, uint64_t, double, double, double,
-               std::vector<std::tuple<int32_t, double>>, std::vector<std::vector<int32_t>>,
-               std::vector<std::vector<int32_t>>, std::vector<int32_t>, int64_t, int64_t, bool, int64_t, bool>;
+using RulesTuple = std::tuple<double, int64_t, double, double, uint64_t, double, double, double,
+                              std::vector<std::tuple<int32_t, double>>, std::vector<std::vector<int32_t>>,
+                              std::vector<std::vector<int32_t>>, std::vector<int32_t>, int64_t, int64_t, bool, int64_t>;
 
 void start(Session& self, int64_t slot, const RulesTuple& fields, const In<int32_t>& tokens, int64_t num_prompt) {
   auto rules = std::apply([](const auto&... field) { return ingot::SequenceRules{field...}; }, fields);
   const nb::gil_scoped_release release;
   self.start(slot, std::move(rules), span_of(tokens), num_prompt);
-}
-
-void mask(Session& self, In<int32_t> slots, InRows<int32_t> masks) {
-  if (masks.shape(0) != slots.size()) throw std::invalid_argument("masks must have one row per slot");
-  const nb::gil_scoped_release release;
-  self.mask(span_of(slots), {reinterpret_cast<const uint32_t*>(masks.data()), masks.size()});
 }
 
 // ids, log_probs, ends, logits, ranks, top_ids, top_log_probs
@@ -278,8 +271,6 @@ void bind_session(nb::module_& m) {
       .def("start", &start, "slot"_a, "rules"_a, "tokens"_a.noconvert(), "num_prompt"_a,
            "Hold a sequence in a slot; its rules are SequenceRules' fields in order.")
       .def("end", &Session::end, "slot"_a, Released(), "Forget the sequence in a slot.")
-      .def("mask", &mask, "slots"_a.noconvert(), "masks"_a.noconvert(),
-           "Bits of the tokens that the next draws of these sequences may take: a row for each slot.")
       .def("run", &run, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
            "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "slots"_a.noconvert(), "draws"_a.noconvert(),
            "known"_a.noconvert().none(), "want_logits"_a, "ahead"_a.noconvert().none(),

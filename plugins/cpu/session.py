@@ -35,7 +35,6 @@ def _rules_tuple(rules: SequenceRules) -> "_cpu.Rules":
         rules.max_tokens,
         rules.log_prob,
         -1 if rules.top is None else rules.top,
-        rules.masked,
     )
 
 
@@ -71,11 +70,6 @@ class CpuSession:
         """Forget it."""
         with contract("the session cannot forget a sequence now"):
             self.native.end(slot)
-
-    def mask(self, slots: Int32, masks: Int32) -> None:
-        """What grammars allow in the next draws. Raises RequestError for masks that break the contract."""
-        with contract("the session cannot take these masks"):
-            self.native.mask(slots, masks)
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One crossing. Raises RequestError for a batch that breaks the contract, before anything is computed."""

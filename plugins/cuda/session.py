@@ -61,7 +61,7 @@ class CudaSession:
     def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, gpu: Gpu) -> None:
         self.num_blocks = options.num_blocks
         self._plan, self._gpu = plan, gpu
-        self._sequences = Sequences(plan.vocab_size)
+        self._sequences = Sequences()
         self._most_rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
         with contextlib.ExitStack() as opened:
             self.device = opened.enter_context(contextlib.closing(Device(gpu)))
@@ -133,10 +133,6 @@ class CudaSession:
     def end(self, slot: int) -> None:
         """Forget it."""
         self._sequences.end(slot)
-
-    def mask(self, slots: Int32, masks: Int32) -> None:
-        """What grammars allow in the next draws, on the host."""
-        self._sequences.mask(slots, masks)
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""

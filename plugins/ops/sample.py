@@ -1,4 +1,4 @@
-"""Draws one token from each wanted row of logits: rules and mask, then greedy, or temperature, min-p, top-k, top-p.
+"""Draws one token from each wanted row of logits: biases, penalties, then greedy, or temperature, min-p, top-k, top-p.
 
 Randomness is Philox4x32-10 (Salmon et al., 2011), keyed by the sequence's seed and counted by its generated tokens,
 so that a draw depends on nothing else in the batch. `plugins/sequences.py` says which draws a sequence makes.
@@ -26,7 +26,6 @@ class Draw:
     rules           those of its sequence
     counter         tokens that the sequence has generated so far
     bias_ids, bias  what is added to the logits of these tokens; -inf bans one
-    mask            bits of the tokens that may be drawn, see Session.mask; None: all
     history         all tokens of a sequence with penalties, the first num_prompt of which it did not generate
     known           a token whose probability is wanted: then nothing is drawn; else -1
     """
@@ -36,7 +35,6 @@ class Draw:
     counter: int = 0
     bias_ids: Sequence[int] = ()
     bias: Sequence[float] = ()
-    mask: Int32 | None = None
     history: Sequence[int] = ()
     num_prompt: int = 0
     known: int = -1
@@ -73,8 +71,6 @@ def edited(logits: Array, draw: Draw) -> Array:
     """The logits that a draw chooses from, float32 [vocab]."""
     line, rules = logits.copy(), draw.rules
     np.add.at(line, np.array(draw.bias_ids, np.int32), np.array(draw.bias, np.float32))
-    if draw.mask is not None:
-        line[~allowed_tokens(draw.mask, len(line))] = -np.inf
     history = np.array(draw.history, np.int32)
     seen, penalty = np.unique(history), np.float32(rules.repetition_penalty)
     line[seen] = np.where(line[seen] > 0, line[seen] / penalty, line[seen] * penalty)
@@ -82,11 +78,6 @@ def edited(logits: Array, draw: Draw) -> Array:
     line[generated] -= np.float32(rules.frequency_penalty) * counts.astype(np.float32)
     line[generated] -= np.float32(rules.presence_penalty)
     return line
-
-
-def allowed_tokens(mask: Int32, vocab: int) -> npt.NDArray[np.bool_]:
-    """Bool [vocab] of the bits of a mask."""
-    return np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")[:vocab].astype(bool)
 
 
 def draw_token(
@@ -156,7 +147,7 @@ def _token(logits: Array, draw: Draw) -> int:
     if not np.isfinite(logits.max()):
         return int(np.argmax(logits))
     rules = draw.rules
-    if len(draw.bias_ids) or len(draw.history) or draw.mask is not None:
+    if len(draw.bias_ids) or len(draw.history):
         logits = edited(logits, draw)
         if not np.isfinite(logits.max()):
             return -1

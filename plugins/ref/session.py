@@ -38,7 +38,7 @@ class RefSession:
         read = {name for step in plan.steps for name in step.inputs}  # not the machine code of another target
         self._weights = {weight.name: read_weight(weights, weight) for weight in plan.weights if weight.name in read}
         self._arena = _fresh_arena(plan)
-        self._sequences = Sequences(plan.vocab_size)
+        self._sequences = Sequences()
         self.num_blocks = options.num_blocks
         try:
             self.kv = [KvCache(group, n) for group, n in zip(plan.caches, options.num_blocks, strict=True)]
@@ -54,10 +54,6 @@ class RefSession:
     def end(self, slot: int) -> None:
         """Forget it."""
         self._sequences.end(slot)
-
-    def mask(self, slots: Int32, masks: Int32) -> None:
-        """What grammars allow in the next draws."""
-        self._sequences.mask(slots, masks)
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One pass over the plan's steps, then the draws."""

@@ -84,7 +84,7 @@ class TensorRtSession:
         (self._blocks,) = self.num_blocks = num_blocks
         require_blocks(plan, self._blocks)
         self._plan, self._library = plan, network.library
-        self._sequences = Sequences(plan.vocab_size)
+        self._sequences = Sequences()
         self._multiprocessors = min(gpu.multiprocessors, MAX_MULTIPROCESSORS)
         self._contexts: dict[int | None, Context] = {}  # by bucket; None: of mixed steps
         self._loaded: list[Any] = []  # runtime and engine, which contexts need
@@ -213,10 +213,6 @@ class TensorRtSession:
     def end(self, slot: int) -> None:
         """Forget it."""
         self._sequences.end(slot)
-
-    def mask(self, slots: Int32, masks: Int32) -> None:
-        """What grammars allow in the next draws, on the host."""
-        self._sequences.mask(slots, masks)
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""

@@ -62,7 +62,6 @@ Rules: TypeAlias = tuple[
     int,
     bool,
     int,
-    bool,
 ]
 Drawn: TypeAlias = tuple[Ints, Floats, Ints, Floats | None, Ints | None, Ints | None, Floats | None]
 
@@ -87,7 +86,6 @@ class Session:
     ) -> None: ...
     def start(self, slot: int, rules: Rules, tokens: Ints, num_prompt: int) -> None: ...
     def end(self, slot: int) -> None: ...
-    def mask(self, slots: Ints, masks: Ints) -> None: ...
     def run(
         self,
         ids: Ints,

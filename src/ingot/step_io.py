@@ -29,7 +29,8 @@ LAST_DRAWN = -1  # in place of a token id: the token that the sequence drew last
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceRules:
     """How the tokens of a sequence are drawn, and when it ends. A draw changes its logits in this order: biases and
-    bans, the mask, repetition, frequency, presence; then temperature, and min_p ahead of top_k and top_p.
+    bans, repetition, frequency, presence; then temperature, and min_p ahead of top_k and top_p. A grammar's mask is to
+    come beside the bans.
 
     temperature         0 is greedy (lowest id wins ties); otherwise logits are divided by it
     top_k               keep the k most likely tokens, 0 keeps all
@@ -47,7 +48,6 @@ class SequenceRules:
     max_tokens          generated tokens that end it
     log_prob            whether the log probability of a drawn token is wanted; else it may be NO_LOG_PROB
     top                 how many of the most likely tokens are wanted beside it, and its rank; None: neither
-    masked              every draw has a mask of the tokens that a grammar allows (`Session.mask`)
     """
 
     temperature: float = 0.0
@@ -66,7 +66,6 @@ class SequenceRules:
     max_tokens: int = 2**31 - 1
     log_prob: bool = True
     top: int | None = None
-    masked: bool = False
 
     @property
     def penalises(self) -> bool:
@@ -76,7 +75,7 @@ class SequenceRules:
     @property
     def plain(self) -> bool:
         """Whether its draws need nothing but temperature, top_k and top_p, and give a token and its probability."""
-        edits = self.penalises or self.logit_bias or self.bad_words or self.min_tokens or self.masked
+        edits = self.penalises or self.logit_bias or self.bad_words or self.min_tokens
         return not edits and self.min_p == 0 and self.top is None
 
 
@@ -195,13 +194,6 @@ class Session(Protocol):
 
     def end(self, slot: int) -> None:
         """Forget the sequence in a slot, if there is one."""
-        ...
-
-    def mask(self, slots: Int32, masks: Int32) -> None:
-        """What a grammar allows in the next draw of the sequences in these M slots, int32 [M, ceil(vocab / 32)]: token
-        t may be drawn where bit t % 32 of word t // 32 is set. A draw takes the mask with it; a second mask for the
-        same draw takes the first one's place. Only sequences with `masked` rules have masks, and none draws without.
-        """
         ...
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:

@@ -8,10 +8,10 @@ import pytest
 
 from ingot.errors import RequestError
 from ingot.plugins.registry import find_target
-from ingot.plugins.sequences import Sequences, num_mask_words
+from ingot.plugins.sequences import Sequences
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import LAST_DRAWN, Ahead, Ending, Float32, Int32, SequenceRules, Session, StepBatch, StepResult
-from tests.plugins.ops.draws import mask_of, random_rules
+from ingot.step_io import LAST_DRAWN, Ahead, Ending, Float32, SequenceRules, Session, StepBatch, StepResult
+from tests.plugins.ops.draws import random_rules
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
 PROMPT = [7, 8]
@@ -98,46 +98,6 @@ def test_a_draw_that_fails_adds_nothing(session: Session) -> None:
     assert drawn(session, likely(5) * np.nan)[1] is Ending.FAILED
 
 
-def masked(session: Session, *allowed: int, slot: int = 0) -> None:
-    session.mask(np.array([slot], np.int32), mask_of(allowed, VOCAB)[None])
-
-
-def test_a_mask_is_of_one_draw(session: Session) -> None:
-    start(session, SequenceRules(masked=True), [])
-    masked(session, 5)
-    masked(session, 6, 7, 40)
-    assert drawn(session, likely(5, 40, 6)) == (40, Ending.NONE), "a second mask takes the place of the first"
-    with pytest.raises(RequestError, match="mask"):
-        drawn(session, likely(5))
-    masked(session, 1)
-    start(session, SequenceRules(masked=True), [])
-    with pytest.raises(RequestError, match="mask"):
-        drawn(session, likely(5))
-
-
-def test_a_mask_stands_beside_the_other_rules(session: Session) -> None:
-    start(session, SequenceRules(masked=True, bad_words=((5,),), logit_bias=((7, 20.0),), end_ids=(3,)), [])
-    masked(session, 5, 6, 7, 3)
-    assert drawn(session, likely(4, 5, 6))[0] == 7
-    masked(session, 5)
-    assert drawn(session, likely(5)) == (-1, Ending.FAILED), "the rules leave none"
-    start(session, SequenceRules(masked=True), [])
-    masked(session)
-    assert drawn(session, likely(5)) == (-1, Ending.FAILED)
-
-
-def test_masks_that_break_the_contract_are_refused(session: Session) -> None:
-    start(session, SequenceRules(), [])
-    with pytest.raises(RequestError, match="without a grammar"):
-        masked(session, 5)
-    start(session, SequenceRules(masked=True), [])
-    for shape in ((1, 99), (2, num_mask_words(VOCAB)), (1, 0)):
-        with pytest.raises(RequestError, match="mask"):
-            session.mask(np.zeros(1, np.int32), np.zeros(shape, np.int32))
-    with pytest.raises(RequestError, match="started"):
-        masked(session, 5, slot=1)
-
-
 def test_slots_are_forgotten_and_taken_again(session: Session) -> None:
     with pytest.raises(RequestError, match="started"):
         drawn(session, likely(5), slot=1)
@@ -176,11 +136,6 @@ class Asked:
     slot: int | None = None
     computed: int = 0
 
-    def mask(self) -> Int32:
-        """Of the next draw, where its rules want one: any function of its tokens."""
-        rng = np.random.default_rng([*self.prompt, *self.tokens])
-        return mask_of(rng.permutation(VOCAB)[: rng.integers(1, VOCAB)], VOCAB)
-
     def take(self, result: StepResult, place: int, top: int) -> None:
         tops = slice(top, top + (self.rules.top or 0))
         for step in range(len(result.ids)):
@@ -215,7 +170,7 @@ def step_of(asked: list[Asked], chunks: list[int]) -> StepBatch:
 
 def run_alone(logits_of: Session, each: Asked) -> None:
     """By the numpy specification, on the logits of a session that computes the whole sequence for every token."""
-    sequences = Sequences(VOCAB)
+    sequences = Sequences()
     sequences.start(0, each.rules, np.array(each.prompt, np.int32), len(each.prompt))
     while each.ending is Ending.NONE:
         each.slot, each.computed = -1, 0
@@ -224,8 +179,6 @@ def run_alone(logits_of: Session, each: Asked) -> None:
         batch = dataclasses.replace(batch, ids=np.array(known, np.int32), draws=batch.draws[:0], want_logits=True)
         logits = logits_of.run(batch).logits
         assert logits is not None
-        if each.rules.masked:
-            sequences.mask(np.zeros(1, np.int32), each.mask()[None])
         each.take(sequences.draw(np.zeros(1, np.int32), logits, logits), 0, 0)
 
 
@@ -255,12 +208,8 @@ class Schedule:
             self._start(each)
         pending = [len(each.prompt) + len(each.tokens) - each.computed for each in company]
         chunks = [int(rng.integers(1, count + 1)) if rng.random() < 0.3 else count for count in pending]
-        for each, count, rest in zip(company, chunks, pending, strict=True):
-            if each.rules.masked and count == rest:
-                self._session.mask(np.array([each.slot], np.int32), each.mask()[None])
         ahead = None
-        masked = any(each.rules.masked for each in company)
-        if not masked and all(count == 1 for count in pending) and self._session.most_steps > 1 and rng.random() < 0.7:
+        if all(count == 1 for count in pending) and self._session.most_steps > 1 and rng.random() < 0.7:
             ahead = Ahead(most_steps=int(rng.integers(1, 9)), seconds=60, stop=np.zeros(1, np.int32))
         result = self._session.run(step_of(company, chunks), ahead)
         place = top = 0
@@ -295,7 +244,7 @@ def test_random_schedules_give_what_the_specification_gives_alone(
     asked = [
         Asked(
             prompt=rng.integers(0, VOCAB, rng.integers(1, 12)).tolist(),
-            rules=dataclasses.replace(random_rules(rng, VOCAB), masked=bool(rng.random() < 0.3)),
+            rules=random_rules(rng, VOCAB),
             blocks=[order.pop() for _ in range(4)],
         )
         for _ in range(9)

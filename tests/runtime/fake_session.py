@@ -47,7 +47,7 @@ class FakeSession:
         self.pools = [np.full((count, tokens_per_block), _NOBODY) for count in self.num_blocks]
         self.before_step: Callable[[StepBatch], None] = lambda batch: None
         self.closed = False
-        self._sequences = Sequences(VOCAB)
+        self._sequences = Sequences()
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
         assert 0 <= slot < self._limits.max_batch_size
@@ -55,9 +55,6 @@ class FakeSession:
 
     def end(self, slot: int) -> None:
         self._sequences.end(slot)
-
-    def mask(self, slots: Int32, masks: Int32) -> None:
-        self._sequences.mask(slots, masks)
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         assert not self.closed

@@ -17,9 +17,6 @@ class WrappedSession:
     def end(self, slot: int) -> None:
         self._inner.end(slot)
 
-    def mask(self, slots: Int32, masks: Int32) -> None:
-        self._inner.mask(slots, masks)
-
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         return self._inner.run(batch, ahead)
 

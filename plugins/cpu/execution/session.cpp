@@ -102,12 +102,6 @@ void Session::end(int64_t slot) {
   draws_.end(slot);
 }
 
-void Session::mask(std::span<const int32_t> slots, std::span<const uint32_t> masks) {
-  const auto held = lock();
-  require_open();
-  draws_.mask(slots, masks);
-}
-
 DrawResult Session::run(const BatchView& view, const DrawsView& draws, const std::optional<AheadView>& ahead,
                         const std::function<bool()>& interrupted, std::vector<float>* logits) {
   const auto held = lock();

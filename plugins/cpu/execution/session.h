@@ -49,8 +49,6 @@ class Session {
   // Hold a sequence in a slot, and forget it. Throw std::invalid_argument in words.
   void start(int64_t slot, SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt);
   void end(int64_t slot);
-  // What the next draws of the sequences in these slots may take: [slots][words] bits.
-  void mask(std::span<const int32_t> slots, std::span<const uint32_t> masks);
   // Executes the plan once and draws tokens; with `ahead` several times, each computing what the one before drew.
   // `interrupted` is asked on the calling thread at least every 100 ms or once per plan step, whatever is longer.
   // Throws std::invalid_argument for a wrong batch, before anything is computed. `logits` may be null, else it receives

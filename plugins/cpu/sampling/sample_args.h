@@ -14,7 +14,6 @@ struct Draw {
   const int32_t* bias_ids = nullptr;
   const float* bias = nullptr;  // -inf bans a token
   int64_t num_biases = 0;
-  const uint32_t* mask = nullptr;  // a bit for each token that may be drawn; none: all may
   float repetition_penalty = 1, frequency_penalty = 0, presence_penalty = 0;
   const int32_t* history = nullptr;  // the prompt, then the generated tokens; none where nothing is penalised
   int64_t history_length = 0, num_prompt = 0;

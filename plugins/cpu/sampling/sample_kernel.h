@@ -134,22 +134,11 @@ DrawSpace draw_space(const Team& team, int64_t vocab) {
   return {memory, memory + n, memory + 2 * n, reinterpret_cast<float*>(narrow + 2 * n), narrow, narrow + n};
 }
 
-// Bans the tokens whose bits are not set.
-void apply_mask(const uint32_t* mask, int64_t vocab, float* line) {
-  for (int64_t word = 0; word * 32 < vocab; ++word) {
-    const int64_t begin = word * 32, end = std::min(begin + 32, vocab);
-    if (mask[word] == ~uint32_t{0}) continue;
-    for (int64_t i = begin; i < end; ++i)
-      line[i] = (mask[word] >> (i - begin) & 1) != 0 ? line[i] : -std::numeric_limits<float>::infinity();
-  }
-}
-
-// The row with biases, bans and penalties in space.logits.
+// The row with biases and penalties in space.logits.
 void apply_rules(const Draw& draw, int64_t vocab, const float* logits, const DrawSpace& space) {
   float* line = space.logits;
   std::copy_n(logits, vocab, line);
   for (int64_t i = 0; i < draw.num_biases; ++i) line[draw.bias_ids[i]] += draw.bias[i];
-  if (draw.mask != nullptr) apply_mask(draw.mask, vocab, line);
   const std::span tokens(draw.history, static_cast<size_t>(draw.history_length));
   if (tokens.empty()) return;
   std::fill_n(space.counts, vocab, 0);
@@ -287,7 +276,7 @@ int32_t choose_token(const Draw& draw, int64_t vocab, const float* logits, const
                      const DrawSpace& space) {
   if (!row.finite) return row.best;
   int32_t best = row.best;
-  if (draw.num_biases > 0 || draw.history_length > 0 || draw.mask != nullptr) {
+  if (draw.num_biases > 0 || draw.history_length > 0) {
     apply_rules(draw, vocab, logits, space);
     logits = space.logits;
     const RowSummary changed = summarise<S>(logits, vocab);

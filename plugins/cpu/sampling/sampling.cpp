@@ -32,12 +32,6 @@ void Draws::end(int64_t slot) {
   sequences_[static_cast<size_t>(slot)].reset();
 }
 
-void Draws::mask(std::span<const int32_t> slots, std::span<const uint32_t> masks) {
-  const auto words = static_cast<size_t>(mask_words());
-  require(masks.size() == slots.size() * words, "a mask has another size than the vocabulary");
-  for (size_t m = 0; m < slots.size(); ++m) at(slots[m]).mask(masks.subspan(m * words, words));
-}
-
 Sequence& Draws::at(int64_t slot) {
   require_within("a slot", slot, 0, static_cast<int64_t>(sequences_.size()));
   std::optional<Sequence>& found = sequences_[static_cast<size_t>(slot)];

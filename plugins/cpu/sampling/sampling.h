@@ -44,9 +44,6 @@ class Draws {
   // These throw std::invalid_argument in words.
   void start(int64_t slot, SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt);
   void end(int64_t slot);
-  // masks: [slots][mask_words()] bits of what the next draws may take.
-  void mask(std::span<const int32_t> slots, std::span<const uint32_t> masks);
-  int64_t mask_words() const { return (vocab_ + 31) / 32; }
   int32_t last_token(int64_t slot) { return at(slot).last(); }
   // The draws of a step: from row rows[q] of `num_rows` for the sequence in slots[q], then of known tokens.
   void lay_out(std::span<const int32_t> rows, std::span<const int32_t> slots, const std::optional<KnownView>& known,

@@ -62,7 +62,7 @@ Sequence::Sequence(SequenceRules rules, std::span<const int32_t> tokens, int64_t
   draw_.num_top = static_cast<int32_t>(std::max<int64_t>(rules_.top, 0));
   penalises_ = rules_.repetition_penalty != 1 || rules_.frequency_penalty != 0 || rules_.presence_penalty != 0;
   plain_ = !penalises_ && rules_.logit_bias.empty() && rules_.bad_words.empty() && rules_.min_tokens == 0 &&
-           rules_.min_p == 0 && rules_.top < 0 && !rules_.masked;
+           rules_.min_p == 0 && rules_.top < 0;
   for (const auto& [token, bias] : rules_.logit_bias) {
     bias_ids_.push_back(token);
     bias_.push_back(static_cast<float>(bias));
@@ -72,14 +72,8 @@ Sequence::Sequence(SequenceRules rules, std::span<const int32_t> tokens, int64_t
   num_lasting_ = bias_.size();
 }
 
-void Sequence::mask(std::span<const uint32_t> bits) {
-  require(rules_.masked, "a mask is for a sequence without a grammar");
-  mask_.assign(bits.begin(), bits.end());
-}
-
 Draw Sequence::next() {
   if (ending_ != Ending::kNone) throw std::invalid_argument("a sequence that has ended draws no more");
-  require(!rules_.masked || !mask_.empty(), "a draw lacks the mask of the tokens that its grammar allows");
   bias_ids_.resize(num_lasting_);
   bias_.resize(num_lasting_);
   for (const std::vector<int32_t>& word : rules_.bad_words)
@@ -91,7 +85,6 @@ Draw Sequence::next() {
   draw.bias_ids = bias_ids_.data();
   draw.bias = bias_.data();
   draw.num_biases = static_cast<int64_t>(bias_ids_.size());
-  if (rules_.masked) draw.mask = mask_.data();
   if (penalises_) {
     draw.history = tokens_.data();
     draw.history_length = static_cast<int64_t>(tokens_.size());
@@ -101,7 +94,6 @@ Draw Sequence::next() {
 }
 
 void Sequence::take(int32_t token, float log_prob) {
-  mask_.clear();
   if (token < 0 || !std::isfinite(log_prob)) {
     ending_ = Ending::kFailed;
     return;

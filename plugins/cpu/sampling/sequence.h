@@ -26,7 +26,6 @@ struct SequenceRules {
   int64_t min_tokens, max_tokens;
   bool log_prob;
   int64_t top;  // -1: neither most likely tokens nor ranks
-  bool masked;
 };
 
 enum class Ending : int32_t { kNone, kStop, kLength, kFailed };
@@ -43,8 +42,6 @@ class Sequence {
   bool wants_log_prob() const { return rules_.log_prob; }
   bool wants_rank() const { return rules_.top >= 0; }
 
-  // What the draw to come may take: a bit for each token.
-  void mask(std::span<const uint32_t> bits);
   // The draw to come, of no row yet. What it points to stays until `take`.
   Draw next();
   // Adds what was drawn, and sees whether the sequence ends with it.
@@ -65,7 +62,6 @@ class Sequence {
   std::vector<int32_t> bias_ids_;  // the lasting ones, then what is banned in the draw to come
   std::vector<float> bias_;
   size_t num_lasting_ = 0;
-  std::vector<uint32_t> mask_;  // of the draw to come; empty where there is none
 };
 
 }  // namespace ingot

@@ -13,7 +13,7 @@ from ingot.convert.convert import convert
 
 
 @click.command()
-@click.option("--model_dir", type=click.Path(path_type=Path), help="Convert this Hugging Face directory.")
+@click.option("--model_dir", type=click.Path(path_type=Path), help="Convert this Hugging Face directory or GGUF file.")
 @click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Write the Checkpoint here.")
 @click.option(
     "--dtype",

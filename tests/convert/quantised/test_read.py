@@ -189,13 +189,6 @@ def test_formats_that_are_not_read(tmp_path: Path, name: str) -> None:
     assert REFUSED.get(name, "") in str(caught.value)
 
 
-def test_gguf_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    for given in (tmp_path, tmp_path / "model.gguf"):
-        with pytest.raises(UnsupportedModelError, match="GGUF"):
-            convert(ConvertOptions(model_dir=given, output_dir=tmp_path / "checkpoint"))
-
-
 def test_random_weights_are_not_quantised(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**write.CONFIG, "quantization_config": GPTQ}))
     options = ConvertOptions(config=tmp_path / "config.json", random_weights=1, output_dir=tmp_path / "checkpoint")

@@ -14,7 +14,7 @@ from ingot.plugins.ops.sample import Draw, sample, uniform
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import Ending, KnownTokens, SequenceRules, StepBatch, StepResult
 from tests.plugins.cpu.one_step import VOCAB, one_step_plan, runnable_isa
-from tests.plugins.ops.draws import Drawing, drawing_batch, expected_draws, mask_of, rows_of, start_all
+from tests.plugins.ops.draws import Drawing, drawing_batch, expected_draws, rows_of, start_all
 
 pytestmark = pytest.mark.native
 
@@ -169,17 +169,9 @@ def test_random_rules_draw_as_the_reference(level: str, vocab: int) -> None:
             presence_penalty=float(random.choice([0, random.normal()])),
             logit_bias=() if random.random() < 0.3 else bias,
             top=None if wanted < 0 else wanted,
-            masked=bool(random.random() < 0.3),
         )
-        mask = mask_of(random.permutation(vocab)[: random.integers(1, vocab + 1)], vocab)
         drawings.append(
-            Drawing(
-                row=int(random.integers(5)),
-                rules=rules,
-                prompt=history[:split],
-                generated=history[split:],
-                mask=mask if rules.masked else None,
-            )
+            Drawing(row=int(random.integers(5)), rules=rules, prompt=history[:split], generated=history[split:])
         )
     expected = expected_draws(logits, drawings)
     assert (expected.ids < 0).sum() < count / 2

@@ -1,43 +1,32 @@
 """Draws as sequences of their own: each from a row of given logits, with its rules and tokens."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ingot.plugins.op import Array
-from ingot.plugins.sequences import Sequences, num_mask_words
-from ingot.step_io import Int32, SequenceRules, StepBatch, StepResult
+from ingot.plugins.sequences import Sequences
+from ingot.step_io import SequenceRules, StepBatch, StepResult
 from tests.plugins.cpu.one_step import batch_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """generated: those of its tokens that are not prompt; mask: of this draw, for masked rules."""
+    """generated: those of its tokens that are not prompt."""
 
     row: int
     rules: SequenceRules = dataclasses.field(default_factory=SequenceRules)
     prompt: Sequence[int] = (0,)
     generated: Sequence[int] = ()
-    mask: Int32 | None = None
 
 
-class Starts(Protocol):
-    """A session, or a part of one."""
-
-    def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None: ...
-
-    def mask(self, slots: Int32, masks: Int32) -> None: ...
-
-
-def start_all(session: Starts, drawings: Sequence[Drawing]) -> None:
-    """Draw q is of slot q."""
+def start_all(session: object, drawings: Sequence[Drawing]) -> None:
+    """Draw q is of slot q. session: whatever has a `start`."""
     for slot, each in enumerate(drawings):
         tokens = np.array([*each.prompt, *each.generated], np.int32)
-        session.start(slot, each.rules, tokens, len(each.prompt))
-        if each.mask is not None:
-            session.mask(np.array([slot], np.int32), each.mask[None])
+        session.start(slot, each.rules, tokens, len(each.prompt))  # type: ignore[attr-defined]
 
 
 def rows_of(logits: Array, drawings: Sequence[Drawing]) -> Array:
@@ -47,7 +36,7 @@ def rows_of(logits: Array, drawings: Sequence[Drawing]) -> Array:
 
 def expected_draws(logits: Array, drawings: Sequence[Drawing]) -> StepResult:
     """By the specification."""
-    sequences, rows = Sequences(logits.shape[1]), rows_of(logits, drawings)
+    sequences, rows = Sequences(), rows_of(logits, drawings)
     start_all(sequences, drawings)
     return sequences.draw(np.arange(len(drawings), dtype=np.int32), rows, rows)
 
@@ -56,14 +45,6 @@ def drawing_batch(count: int) -> StepBatch:
     """A step of so many sequences, each of which computes one token and draws."""
     parts, tables = [(0, 1)] * count, [[block] for block in range(count)]
     return batch_of(parts, tables, range(count), draws=range(count), ids=np.zeros(count, np.int32))
-
-
-def mask_of(allowed: Iterable[int], vocab: int) -> Int32:
-    """int32 [words] with the bits of these tokens."""
-    mask = np.zeros(num_mask_words(vocab), np.uint32)
-    for token in allowed:
-        mask[token // 32] |= np.uint32(1 << token % 32)
-    return mask.view(np.int32)
 
 
 def random_rules(rng: np.random.Generator, vocab: int) -> SequenceRules:

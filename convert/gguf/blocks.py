@@ -1,0 +1,296 @@
+"""The types of GGUF tensors: floats, and blocks of codes with their scales, as ggml packs them.
+
+    w = q * scale (+ offset), or table[q] * scale          16 or 32 neighbours share scale and offset
+
+Blocks of 256 have scales within scales: d is a float16, each group a number of 4 to 8 bits, and their product is exact
+in float32. Bits of a block, from its first byte: below, beside each reader (B: blocks).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.convert.quantised.form import Code
+from ingot.convert.quantised.formats.fp4 import E2M1
+from ingot.dtypes import DType
+from ingot.errors import UnsupportedModelError
+
+Raw = npt.NDArray[np.uint8]  # [B, bytes]
+Array = npt.NDArray[Any]
+Take = Callable[[Raw], Array]
+
+# What IQ4_NL and IQ4_XS mean by a code: part of their format.
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Packing:
+    """How a block lies: code, group as in `Quantised`; codes [B, size] a byte each; scale and offset [B, size / group].
+
+    scale_dtype: of the scales; offsets are float32.
+    """
+
+    code: Code
+    group: int
+    codes: Take
+    scale: Take
+    scale_dtype: DType
+    offset: Take | None = None
+    table: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BlockType:
+    """size: elements of a block. nbytes: of a block. dtype: its safetensors name if it is a float."""
+
+    name: str
+    size: int
+    nbytes: int
+    dtype: str = ""
+    packing: Packing | None = None
+
+
+def _half(raw: Raw, at: int) -> Array:
+    """The float16 at a byte of each block, as float32 [B, 1]."""
+    return np.ascontiguousarray(raw[:, at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _stored_half(at: int) -> Take:
+    return lambda raw: np.ascontiguousarray(raw[:, at : at + 2]).view(np.float16)
+
+
+def _halves(stream: Raw) -> Array:
+    """Bytes [B, n] → codes [B, 2n]: all low nibbles, then all high ones."""
+    return np.concatenate([stream & 15, stream >> 4], axis=1)
+
+
+def _planes(stream: Raw, wide: int, bits: int) -> Array:
+    """Bytes [B, n] → fields [B, n * 8 / bits]: of every `wide` bytes all lowest fields, then all next ones."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(1, 1, -1, 1)
+    fields = stream.reshape(len(stream), -1, 1, wide) >> shifts & np.uint8((1 << bits) - 1)
+    return fields.reshape(len(stream), -1)
+
+
+def _fifth_bits(raw: Raw, at: int) -> Array:
+    """u32 → bits [B, 32], shifted to the place of the fifth."""
+    return np.unpackbits(raw[:, at : at + 4], axis=1, bitorder="little") << np.uint8(4)
+
+
+def _signed(codes: Array, middle: int) -> Array:
+    return codes.astype(np.int8) - np.int8(middle)
+
+
+def _q3(raw: Raw) -> Array:
+    """32 B third bits, 64 B low bits."""
+    low, high = _planes(raw[:, 32:96], 32, 2), _planes(raw[:, :32], 32, 1)
+    return _signed(low | high << np.uint8(2), 4)
+
+
+def _q3_scale(raw: Raw) -> Array:
+    """12 B at 96: 16 low nibbles, then 16 fields of two bits; d at 108."""
+    six = _halves(raw[:, 96:104]) | _planes(raw[:, 104:108], 4, 2) << np.uint8(4)
+    found: Array = _half(raw, 108) * (six.astype(np.float32) - np.float32(32))
+    return found
+
+
+def _six_bits(raw: Raw) -> tuple[Array, Array]:
+    """12 B at 4: scale and minimum of 8 groups; the last four have their upper bits in the first four's bytes."""
+    a, b, c = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
+    scale = np.concatenate([a & 63, (c & 15) | (a >> 2 & 48)], axis=1)
+    least = np.concatenate([b & 63, (c >> 4) | (b >> 2 & 48)], axis=1)
+    return scale.astype(np.float32), least.astype(np.float32)
+
+
+def _k_scale(raw: Raw) -> Array:
+    return _half(raw, 0) * _six_bits(raw)[0]
+
+
+def _k_offset(raw: Raw) -> Array:
+    return -(_half(raw, 2) * _six_bits(raw)[1])
+
+
+def _q6(raw: Raw) -> Array:
+    """128 B low nibbles, 64 B high bits, two each."""
+    return _signed(_planes(raw[:, :128], 64, 4) | _planes(raw[:, 128:192], 32, 2) << np.uint8(4), 32)
+
+
+def _q6_scale(raw: Raw) -> Array:
+    found: Array = _half(raw, 208) * raw[:, 192:208].view(np.int8).astype(np.float32)
+    return found
+
+
+def _iq4_xs_scale(raw: Raw) -> Array:
+    """d, u16 of the high bits, 4 B of the low nibbles, one after the other."""
+    low = np.stack([raw[:, 4:8] & 15, raw[:, 4:8] >> 4], axis=2).reshape(len(raw), 8)
+    high = np.ascontiguousarray(raw[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    found: Array = _half(raw, 0) * ((low | high.astype(np.uint8) << np.uint8(4)).astype(np.float32) - np.float32(32))
+    return found
+
+
+def _exponent(raw: Raw) -> Array:
+    """2^(e - 128) as bf16, whose smallest are subnormal; 255, which is NaN, becomes an infinity."""
+    stored = raw[:, :1].astype(np.uint16)
+    found = np.where(stored < 2, 0x20 << stored, stored - 1 << 7)
+    return np.where(stored == 255, 0x7F80, found).astype(np.uint16)
+
+
+_BY_32: dict[str, Packing] = {
+    # d, 16 B
+    "Q4_0": Packing(
+        code=Code.I4,
+        group=32,
+        codes=lambda raw: _signed(_halves(raw[:, 2:]), 8),
+        scale=_stored_half(0),
+        scale_dtype=DType.F16,
+    ),
+    # d, m, 16 B
+    "Q4_1": Packing(
+        code=Code.U4,
+        group=32,
+        codes=lambda raw: _halves(raw[:, 4:]),
+        scale=_stored_half(0),
+        scale_dtype=DType.F16,
+        offset=lambda raw: _half(raw, 2),
+    ),
+    # d, u32 of the fifth bits, 16 B
+    "Q5_0": Packing(
+        code=Code.I8,
+        group=32,
+        codes=lambda raw: _signed(_halves(raw[:, 6:]) | _fifth_bits(raw, 2), 16),
+        scale=_stored_half(0),
+        scale_dtype=DType.F16,
+    ),
+    # d, m, u32 of the fifth bits, 16 B
+    "Q5_1": Packing(
+        code=Code.U8,
+        group=32,
+        codes=lambda raw: _halves(raw[:, 8:]) | _fifth_bits(raw, 4),
+        scale=_stored_half(0),
+        scale_dtype=DType.F16,
+        offset=lambda raw: _half(raw, 2),
+    ),
+    # d, 32 B
+    "Q8_0": Packing(
+        code=Code.I8, group=32, codes=lambda raw: raw[:, 2:].view(np.int8), scale=_stored_half(0), scale_dtype=DType.F16
+    ),
+    # d, 16 B
+    "IQ4_NL": Packing(
+        code=Code.U4,
+        group=32,
+        codes=lambda raw: _halves(raw[:, 2:]),
+        scale=_stored_half(0),
+        scale_dtype=DType.F16,
+        table=_IQ4,
+    ),
+    # exponent, 16 B; twice E2M1, so that half of the largest power of two is a scale
+    "MXFP4": Packing(
+        code=Code.U4,
+        group=32,
+        codes=lambda raw: _halves(raw[:, 1:]),
+        scale=_exponent,
+        scale_dtype=DType.BF16,
+        table=tuple(2 * value for value in E2M1),
+    ),
+}
+_BY_256: dict[str, Packing] = {
+    # 16 B of scale (low nibble) and minimum, 64 B, d, dmin
+    "Q2_K": Packing(
+        code=Code.U4,
+        group=16,
+        codes=lambda raw: _planes(raw[:, 16:80], 32, 2),
+        scale=lambda raw: _half(raw, 80) * (raw[:, :16] & 15).astype(np.float32),
+        scale_dtype=DType.F32,
+        offset=lambda raw: -(_half(raw, 82) * (raw[:, :16] >> 4).astype(np.float32)),
+    ),
+    "Q3_K": Packing(code=Code.I4, group=16, codes=_q3, scale=_q3_scale, scale_dtype=DType.F32),
+    # d, dmin, 12 B, 128 B
+    "Q4_K": Packing(
+        code=Code.U4,
+        group=32,
+        codes=lambda raw: _planes(raw[:, 16:], 32, 4),
+        scale=_k_scale,
+        scale_dtype=DType.F32,
+        offset=_k_offset,
+    ),
+    # d, dmin, 12 B, 32 B of fifth bits, 128 B
+    "Q5_K": Packing(
+        code=Code.U8,
+        group=32,
+        codes=lambda raw: _planes(raw[:, 48:], 32, 4) | _planes(raw[:, 16:48], 32, 1) << np.uint8(4),
+        scale=_k_scale,
+        scale_dtype=DType.F32,
+        offset=_k_offset,
+    ),
+    "Q6_K": Packing(code=Code.I8, group=16, codes=_q6, scale=_q6_scale, scale_dtype=DType.F32),
+    # d, 2 B, 4 B, 128 B
+    "IQ4_XS": Packing(
+        code=Code.U4,
+        group=32,
+        codes=lambda raw: _planes(raw[:, 8:], 16, 4),
+        scale=_iq4_xs_scale,
+        scale_dtype=DType.F32,
+        table=_IQ4,
+    ),
+}
+# number in the file → (name, bytes of a block)
+_NUMBERS = {
+    2: ("Q4_0", 18),
+    3: ("Q4_1", 20),
+    6: ("Q5_0", 22),
+    7: ("Q5_1", 24),
+    8: ("Q8_0", 34),
+    10: ("Q2_K", 84),
+    11: ("Q3_K", 110),
+    12: ("Q4_K", 144),
+    13: ("Q5_K", 176),
+    14: ("Q6_K", 210),
+    20: ("IQ4_NL", 18),
+    23: ("IQ4_XS", 136),
+    39: ("MXFP4", 17),
+}
+_FLOATS = {0: ("F32", 4), 1: ("F16", 2), 30: ("BF16", 2)}
+TYPES: dict[int, BlockType] = {
+    **{number: BlockType(name=name, size=1, nbytes=nbytes, dtype=name) for number, (name, nbytes) in _FLOATS.items()},
+    **{
+        number: BlockType(
+            name=name, size=32 if name in _BY_32 else 256, nbytes=nbytes, packing=(_BY_32 | _BY_256)[name]
+        )
+        for number, (name, nbytes) in _NUMBERS.items()
+    },
+}
+# What is not read: number → name
+_OTHERS = {
+    9: "Q8_1",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    40: "NVFP4",
+}
+
+
+def block_type(number: int, where: str) -> BlockType:
+    """By its number in the file. Raises UnsupportedModelError."""
+    if number not in TYPES:
+        raise UnsupportedModelError(
+            "this type of GGUF tensors is not read",
+            where=where,
+            expected=", ".join(each.name for each in TYPES.values()),
+            got=_OTHERS.get(number, f"type {number}"),
+            hint="take another version of the model, such as Q4_K_M or Q8_0",
+        )
+    return TYPES[number]

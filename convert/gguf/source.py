@@ -1,0 +1,273 @@
+"""A GGUF file, or several that are parts of one, opened as if it were a Hugging Face directory."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ingot.configs.model import ModelConfig
+from ingot.configs.read import Section
+from ingot.convert.gguf.architectures import Architecture, find_architecture
+from ingot.convert.gguf.header import GgufTensor, Header, read_gguf_header
+from ingot.convert.gguf.tokenizer import GgufTokenizer, read_gguf_tokenizer
+from ingot.convert.gguf.weights import as_weight, part_of_stack
+from ingot.convert.quantised.form import Quantised
+from ingot.convert.weights import Expr, Regroup, Row, Take, Unpair
+from ingot.errors import CheckpointError, MissingModelError, UnsupportedModelError, spelled
+from ingot.tensor_file import StoredTensor, read_rows
+
+SUFFIX = ".gguf"
+_PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json")
+_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+_MOST_FACTORS = 1 << 16
+_MOST_LAYERS = 10_000
+_MOST_EXPERTS = 1 << 16
+_WITHOUT_EFFECT = ("pooling_type", "rope.scaling.attn_factor", "expert_feed_forward_length", "swin_norm")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GgufSource:
+    """config     as config.json would say it
+    tensors    Hugging Face's name → the weight
+    files      all parts
+    """
+
+    path: Path
+    config: Section
+    tensors: Mapping[str, StoredTensor | Quantised]
+    files: tuple[Path, ...]
+    tokenizer: GgufTokenizer
+    architecture: Architecture
+    names: frozenset[str]
+    factors: tuple[float, ...]
+
+    @property
+    def beside(self) -> tuple[Path, ...]:
+        """The tokenizer.json that counts where the file's own tokenizer is not converted."""
+        return (self.path.parent / "tokenizer.json",) if self.tokenizer.beside else ()
+
+    def adapted(self, model: ModelConfig) -> ModelConfig:
+        """The model with what llama.cpp's converter has prepared, and with factors of its rotation."""
+        model = self.architecture.adapt(model, self.names)
+        if not self.factors:
+            return model
+        if model.rope is None or len(self.factors) != model.rope.rotary_dim // 2:
+            raise CheckpointError(
+                "the factors of the rotary positions do not fit the heads", where=f"{self.path}: {_FACTORS[0]}"
+            )
+        return dataclasses.replace(model, rope=dataclasses.replace(model.rope, factors=self.factors))
+
+    def reordered(self, row: Row, model: ModelConfig) -> Row:
+        """Where a weight comes from, by the order of the rows in the file."""
+        return Row(row.name, self._reordered(row.expr, model))
+
+    def _reordered(self, expr: Expr, model: ModelConfig) -> Expr:
+        if isinstance(expr, Regroup) and self.architecture.regrouped:
+            return expr.of
+        if isinstance(expr, Take):
+            for part, heads in (("q_proj", model.heads), ("k_proj", model.kv_heads)):
+                if self.architecture.paired and f".self_attn.{part}." in expr.name:
+                    return Unpair(expr, heads=heads)
+        return expr
+
+
+def is_gguf(path: Path) -> bool:
+    """A GGUF file, or a directory whose weights are one."""
+    if path.is_dir():
+        return any(path.glob(f"*{SUFFIX}")) and not any(True for each in _WEIGHTS for _ in path.glob(each))
+    return path.suffix == SUFFIX
+
+
+def open_gguf(path: Path) -> GgufSource:
+    """Raises CheckpointError, ConfigError or UnsupportedModelError; no weight is read."""
+    headers = _headers(_first_file(path))
+    main = headers[0]
+    where = f"{main.path}:general.architecture"
+    kind = main.settings.get("general.type", "model")
+    name = main.settings.get("general.architecture")
+    if kind != "model" or not isinstance(name, str):
+        raise UnsupportedModelError(
+            "the file is no language model", where=str(main.path), expected="general.type model", got=repr(kind)[:100]
+        )
+    architecture = find_architecture(name, where)
+    stored = {key: tensor for header in headers for key, tensor in header.tensors.items()}
+    tokenizer = read_gguf_tokenizer(main)
+    config = _config(main, name, architecture, stored, tokenizer)
+    factors = _factors(stored)
+    if "short" in factors:
+        config["rope_scaling"] = _longrope(main, name, config, factors)
+    return GgufSource(
+        path=main.path,
+        config=Section(config, str(main.path)),
+        tensors=dict(_tensors(stored, architecture)),
+        files=tuple(header.path for header in headers),
+        tokenizer=tokenizer,
+        architecture=architecture,
+        names=frozenset(stored),
+        factors=factors.get("freqs", ()),
+    )
+
+
+def _first_file(path: Path) -> Path:
+    """The file, or the directory's only one; of a model in parts the first."""
+    if not path.exists():
+        raise MissingModelError("there is no such GGUF file", where=str(path), hint=spelled(path))
+    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    firsts = {}
+    for file in files:
+        part = _PART.fullmatch(file.name)
+        first = file if part is None else file.with_name(f"{part['name']}-00001-of-{part['count']}{SUFFIX}")
+        firsts[first] = True
+    if len(firsts) > 1:
+        raise CheckpointError(
+            "the directory holds several GGUF models",
+            where=str(path),
+            got=", ".join(file.name for file in list(firsts)[:10]),
+            hint="give one of the files as --model_dir",
+        )
+    return next(iter(firsts))
+
+
+def _headers(first: Path) -> list[Header]:
+    """Of all parts; their numbers must agree with the files' names and with what the first one promises."""
+    part = _PART.fullmatch(first.name)
+    paths = [first]
+    if part is not None:
+        count = int(part["count"])
+        paths = [first.with_name(f"{part['name']}-{n:05d}-of-{count:05d}{SUFFIX}") for n in range(1, count + 1)]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise CheckpointError(
+            "files of the model are missing",
+            where=str(first.parent),
+            expected=f"{len(paths)} files",
+            got=f"{len(missing)} missing: {', '.join(missing[:10])}",
+            hint="finish the download",
+        )
+    headers = [read_gguf_header(path) for path in paths]
+    total = sum(len(header.tensors) for header in headers)
+    for number, header in enumerate(headers):
+        for key, wanted in (("split.no", number), ("split.count", len(headers)), ("split.tensors.count", total)):
+            found = header.settings.get(key, wanted)
+            if found != wanted and not (key == "split.count" and found == 0 and len(headers) == 1):
+                raise CheckpointError(
+                    "the parts of the model do not fit together",
+                    where=f"{header.path}:{key}",
+                    expected=str(wanted),
+                    got=repr(found)[:100],
+                    hint="download all parts of one model again, under their own names",
+                )
+    seen: set[str] = set()
+    for header in headers:
+        if twice := seen & set(header.tensors):
+            raise CheckpointError("two parts hold the same tensor", where=str(header.path), got=min(twice))
+        seen |= set(header.tensors)
+    return headers
+
+
+def _config(
+    main: Header, name: str, architecture: Architecture, stored: Mapping[str, GgufTensor], tokenizer: GgufTokenizer
+) -> dict[str, object]:
+    """What config.json would say. Raises ConfigError or UnsupportedModelError for settings that are not applied."""
+    inner = {key[len(name) + 1 :]: value for key, value in main.settings.items() if key.startswith(f"{name}.")}
+    keys = Section(inner, f"{main.path}:{name}")
+    layers = keys.integer("block_count", minimum=1)
+    if layers > _MOST_LAYERS:
+        raise CheckpointError(
+            "the model has too many layers", where=keys.place("block_count"), expected=f"at most {_MOST_LAYERS:,}"
+        )
+    config = architecture.config(keys, frozenset(stored))
+    for key in _WITHOUT_EFFECT:
+        keys.has(key)
+    if unread := keys.unread():
+        raise UnsupportedModelError(
+            "the file has settings that ingot does not know, and that may change the model",
+            where=keys.where,
+            got=", ".join(unread)[:300],
+            hint="convert the model that the file was made from",
+        )
+    table = stored.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise CheckpointError("the file has no token table", where=str(main.path), expected="token_embd.weight")
+    moe = architecture.moe_type and "num_local_experts" in config
+    model_type = architecture.moe_type if moe else architecture.model_type
+    return {"model_type": model_type, "vocab_size": table.shape[0], **config, **tokenizer.ids}
+
+
+def _factors(stored: Mapping[str, GgufTensor]) -> dict[str, tuple[float, ...]]:
+    """freqs, short, long → the divisors of the frequencies, of those that the file has."""
+    found = {}
+    for name in _FACTORS:
+        tensor = stored.get(name)
+        if tensor is None:
+            continue
+        if len(tensor.shape) != 1 or tensor.type.dtype != "F32" or tensor.shape[0] > _MOST_FACTORS:
+            raise CheckpointError(
+                "the factors of the rotary positions are not usable",
+                where=f"{tensor.file}: {name}",
+                expected="a vector of F32",
+                got=f"{tensor.type.name} {list(tensor.shape)}",
+            )
+        held = as_weight(tensor, name)
+        assert isinstance(held, StoredTensor), "a float is"
+        values = read_rows(held).astype(np.float64)
+        if not (np.isfinite(values).all() and (values > 0).all()):
+            raise CheckpointError(
+                "the factors of the rotary positions are not usable",
+                where=f"{tensor.file}: {name}",
+                expected="numbers above 0",
+            )
+        found[name.removesuffix(".weight").rpartition("_")[2]] = tuple(float(value) for value in values)
+    return found
+
+
+def _longrope(
+    main: Header, name: str, config: Mapping[str, object], factors: Mapping[str, tuple[float, ...]]
+) -> dict[str, object]:
+    original = main.settings.get(f"{name}.rope.scaling.original_context_length", config["max_position_embeddings"])
+    scale = main.settings.get(f"{name}.rope.scaling.attn_factor")
+    return {
+        "rope_type": "longrope",
+        "short_factor": list(factors["short"]),
+        "long_factor": list(factors.get("long", factors["short"])),
+        "original_max_position_embeddings": original,
+        **({"attention_factor": scale} if scale is not None else {}),
+    }
+
+
+def _tensors(
+    stored: Mapping[str, GgufTensor], architecture: Architecture
+) -> Iterator[tuple[str, StoredTensor | Quantised]]:
+    """Under Hugging Face's names; what has none keeps its own, and nobody claims it."""
+    for name, tensor in stored.items():
+        if name in _FACTORS:
+            continue
+        layer, expert, pattern = _pattern(name)
+        theirs = architecture.tensors.get(pattern, name).replace("{i}", layer)
+        if "{e}" in pattern or "{e}" not in theirs:
+            theirs = theirs.replace("{e}", expert)
+            yield theirs, as_weight(tensor, theirs)
+            continue
+        if len(tensor.shape) != 3 or tensor.shape[0] > _MOST_EXPERTS:
+            raise CheckpointError(
+                "a stack of experts is not usable",
+                where=f"{tensor.file}: {name}",
+                expected="[experts, rows, columns]",
+                got=str(list(tensor.shape)),
+            )
+        for index in range(tensor.shape[0]):
+            one = theirs.replace("{e}", str(index))
+            yield one, as_weight(part_of_stack(tensor, index), one)
+
+
+def _pattern(name: str) -> tuple[str, str, str]:
+    """blk.3.ffn_up.7.weight → ("3", "7", "blk.{i}.ffn_up.{e}.weight")"""
+    parts = name.split(".")
+    layer = expert = ""
+    if len(parts) > 2 and parts[0] == "blk" and parts[1].isdecimal():
+        layer, parts[1] = parts[1], "{i}"
+        if len(parts) > 4 and parts[3].isdecimal():
+            expert, parts[3] = parts[3], "{e}"
+    return layer, expert, ".".join(parts)

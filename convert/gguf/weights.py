@@ -1,0 +1,79 @@
+"""Tensors of a GGUF file as the weights of a Hugging Face model: floats as they lie, blocks as codes and scales."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.convert.gguf.blocks import Packing, Take
+from ingot.convert.gguf.header import GgufTensor
+from ingot.convert.quantised.form import Piece, Quantised, Rows, code_piece, streamed_piece
+from ingot.dtypes import DType
+from ingot.tensor_file import StoredTensor, read_rows
+
+
+def as_weight(tensor: GgufTensor, name: str) -> StoredTensor | Quantised:
+    """The tensor under its Hugging Face name."""
+    if tensor.type.packing is None:
+        return StoredTensor(
+            name=name,
+            file=tensor.file,
+            dtype_name=tensor.type.dtype,
+            shape=tensor.shape,
+            offset=tensor.offset,
+            nbytes=tensor.nbytes,
+        )
+    return _quantised(tensor, name, tensor.type.packing)
+
+
+def part_of_stack(tensor: GgufTensor, index: int) -> GgufTensor:
+    """One of the matrices of a stack [experts, rows, columns]."""
+    size = tensor.nbytes // tensor.shape[0]
+    return dataclasses.replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + index * size)
+
+
+def _quantised(tensor: GgufTensor, name: str, packing: Packing) -> Quantised:
+    kind = tensor.type
+    rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
+    blocks = columns // kind.size
+    stored = StoredTensor(
+        name=tensor.name,
+        file=tensor.file,
+        dtype_name="U8",
+        shape=(rows, blocks * kind.nbytes),
+        offset=tensor.offset,
+        nbytes=tensor.nbytes,
+    )
+
+    def rows_of(take: Take) -> Callable[[int, int], npt.NDArray[Any]]:
+        def read(begin: int, end: int) -> npt.NDArray[Any]:
+            raw = read_rows(stored, begin, end).view(np.uint8).reshape(-1, kind.nbytes)
+            with np.errstate(all="ignore"):  # scales that are no numbers are refused by name
+                return take(raw).reshape(end - begin, -1)
+
+        return read
+
+    def codes() -> Rows:
+        return rows_of(packing.codes)
+
+    shape = (rows, columns // packing.group)
+    where = f"{tensor.file}: {tensor.name}"
+    pieces: dict[str, Piece] = {
+        "codes": code_piece(packing.code, (rows, columns), codes),
+        "scale": streamed_piece(packing.scale_dtype, shape, rows_of(packing.scale), where),
+    }
+    if packing.offset is not None:
+        pieces["offset"] = streamed_piece(DType.F32, shape, rows_of(packing.offset), where)
+    return Quantised(
+        name=name,
+        format=f"gguf {kind.name}",
+        file=tensor.file,
+        shape=tensor.shape,
+        code=packing.code,
+        group=packing.group,
+        pieces=pieces,
+        table=packing.table,
+    )
