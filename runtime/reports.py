@@ -4,10 +4,20 @@ import dataclasses
 from typing import TypedDict
 
 
+class GroupBlocks(TypedDict):
+    """Blocks of one cache group. window: tokens that it keeps of a sequence, 0 for all."""
+
+    window: int
+    total: int
+    used: int
+    cached: int
+
+
 class Stats(TypedDict):
     """blocks_used + blocks_cached + free ones = blocks_total. All below requests_waiting count from the beginning.
 
     blocks_cached         held by nobody, kept for their contents
+    blocks_by_group       the same three counts of each cache group, in the order of the plan's `caches`
     prefix_hit_tokens     prompt tokens that were not computed, for their blocks were there
     preemptions           the sum of the two reasons:
     preempted_for_others  a request before it needed a block
@@ -18,6 +28,7 @@ class Stats(TypedDict):
     blocks_total: int
     blocks_used: int
     blocks_cached: int
+    blocks_by_group: list[GroupBlocks]
     requests_running: int
     requests_waiting: int
     preemptions: int

@@ -20,7 +20,7 @@ import numpy as np
 from ingot.errors import CapacityError, IngotError, RequestError
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.outlet import Outlet, Progress, StreamDelta
-from ingot.runtime.reports import Stats, StepReport, Work
+from ingot.runtime.reports import GroupBlocks, Stats, StepReport, Work
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.run_step import Outcome, run_step
 from ingot.runtime.scheduler import Scheduler
@@ -157,6 +157,10 @@ class StepLoop:
             blocks_total=self._blocks.num_blocks,
             blocks_used=self._blocks.num_used,
             blocks_cached=self._blocks.num_cached,
+            blocks_by_group=[
+                GroupBlocks(window=pool.window, total=pool.num_blocks, used=pool.num_used, cached=pool.num_cached)
+                for pool in self._blocks.pools
+            ],
             requests_running=len(self._scheduler.running),
             requests_waiting=len(self._scheduler.waiting),
             preemptions=self._scheduler.preemptions,

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from ingot.runtime.reports import Stats, StepReport
+from ingot.runtime.reports import GroupBlocks, Stats, StepReport
 
 _GAUGES = {
     "requests_running": "Sequences that take part in steps.",
@@ -144,10 +144,28 @@ class _Executor(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
-        stats: dict[str, int] = {**self._read()}  # type: ignore[dict-item]
+        read = self._read()
+        stats: dict[str, int] = {**read}  # type: ignore[dict-item]
         for key, words in _GAUGES.items():
             yield GaugeMetricFamily(f"ingot_{key}", words, value=stats[key])
         free = stats["blocks_total"] - stats["blocks_used"] - stats["blocks_cached"]
         yield GaugeMetricFamily("ingot_blocks_free", "KV blocks that hold nothing.", value=free)
+        if len(read["blocks_by_group"]) > 1:
+            yield _by_group(read["blocks_by_group"])
         for key, words in _COUNTERS.items():
             yield CounterMetricFamily(f"ingot_{key}", words, value=stats[key])
+
+
+def _by_group(groups: Sequence[GroupBlocks]) -> Metric:
+    """Of an engine with several cache groups."""
+    family = GaugeMetricFamily(
+        "ingot_group_blocks",
+        "KV blocks of a cache group by state: used, cached or free; engines with one group have no such series. "
+        "`window`: tokens that a group keeps of a sequence, 0 for all.",
+        labels=["group", "window", "state"],
+    )
+    for number, each in enumerate(groups):
+        counts = {"used": each["used"], "cached": each["cached"], "free": each["total"] - each["used"] - each["cached"]}
+        for state, count in counts.items():
+            family.add_metric([str(number), str(each["window"]), state], count)
+    return family

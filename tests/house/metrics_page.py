@@ -1,6 +1,6 @@
 """docs/metrics.md from the server's own registry: `python -m tests.house.metrics_page` writes it."""
 
-from ingot.runtime.reports import Stats, StepReport
+from ingot.runtime.reports import GroupBlocks, Stats, StepReport
 from ingot.runtime.server.metrics import Metrics
 from tests.house.project import ROOT
 
@@ -33,7 +33,9 @@ def _seen() -> Metrics:
     metrics = Metrics()
     metrics.answered("/v1/completions", 200)
     metrics.step(StepReport(prefill_tokens=1, decode_rows=1, schedule_seconds=0, session_seconds=0, finish_seconds=0))
-    metrics.watch(lambda: Stats(**dict.fromkeys(Stats.__annotations__, 0)))  # type: ignore[typeddict-item]
+    groups = [GroupBlocks(window=window, total=0, used=0, cached=0) for window in (0, 1)]
+    stats = {**dict.fromkeys(Stats.__annotations__, 0), "blocks_by_group": groups}
+    metrics.watch(lambda: Stats(**stats))  # type: ignore[typeddict-item]
     return metrics
 
 

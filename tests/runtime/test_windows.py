@@ -87,8 +87,14 @@ def test_preemption_changes_no_bit(models: Models, target: Target) -> None:
         assert runner.stats()["preemptions"] == 0
     with poisoned_runner(models[0], target, (8, 33)) as runner:
         assert generations(runner, prompts, 36) == calm
-        assert runner.stats()["preemptions"] > 0
-        assert runner.stats()["blocks_used"] == 0
+        stats = runner.stats()
+        assert stats["preemptions"] > 0
+        assert stats["blocks_used"] == 0
+        groups = stats["blocks_by_group"]
+        assert [group["total"] for group in groups] == [8, 33]
+        assert [group["window"] for group in groups] == [group.window for group in models[0].plan.caches]
+        for count in ("total", "used", "cached"):
+            assert sum(group[count] for group in groups) == stats[f"blocks_{count}"]  # type: ignore[literal-required]
     config = RuntimeConfig(policy=Policy.GUARANTEED_NO_EVICT)
     with poisoned_runner(models[0], target, (8, 5), config=config) as runner:
         assert generations(runner, prompts, 36) == calm

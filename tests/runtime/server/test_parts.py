@@ -10,6 +10,7 @@ import types
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ingot.configs.generation import GenerationDefaults
@@ -229,6 +230,8 @@ def test_a_step_that_never_ends_does_not_keep_the_process(
 def test_steps_and_blocks_by_kind() -> None:
     metrics = Metrics()
     stats: Any = dict.fromkeys(Stats.__annotations__, 0) | {"blocks_total": 10, "blocks_used": 3, "blocks_cached": 2}
+    groups = [{"window": 0, "total": 6, "used": 1, "cached": 2}, {"window": 64, "total": 4, "used": 2, "cached": 0}]
+    stats["blocks_by_group"] = groups[:1]
     metrics.watch(lambda: stats)
     report = StepReport(prefill_tokens=7, decode_rows=2, schedule_seconds=0.25, session_seconds=4.0, finish_seconds=0.5)
     metrics.step(report)
@@ -242,7 +245,14 @@ def test_steps_and_blocks_by_kind() -> None:
         le: value("ingot_step_seconds_bucket", {"phase": "session", "le": le}) for le in ("0.005", "0.01", "+Inf")
     }
     assert at_most == {"0.005": 0, "0.01": 3, "+Inf": 4}
-    assert [value(f"ingot_blocks_{kind}") for kind in ("used", "cached", "free")] == [3, 2, 5]
+    kinds = ("used", "cached", "free")
+    assert [value(f"ingot_blocks_{kind}") for kind in kinds] == [3, 2, 5]
+    assert b"ingot_group_blocks" not in generate_latest(metrics.registry), "one group is all there is"
+    stats["blocks_by_group"] = groups
+    for group, window, expected in (("0", "0", [1, 2, 3]), ("1", "64", [2, 0, 2])):
+        labels = [{"group": group, "window": window, "state": kind} for kind in kinds]
+        assert [value("ingot_group_blocks", each) for each in labels] == expected
+    assert [value(f"ingot_blocks_{kind}") for kind in kinds] == [3, 2, 5], "of all groups"
 
 
 def test_without_a_limit_completions_are_short_and_chats_are_not() -> None:
