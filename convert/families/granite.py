@@ -8,16 +8,20 @@ from ingot.configs.read import Section
 from ingot.convert.families import llama
 
 
-def read(section: Section, names: Collection[str] | None) -> ModelConfig:
-    """config.json of a GraniteForCausalLM; defaults are those of transformers."""
+def read_granite(section: Section) -> ModelConfig:
+    """What Granite shares with its mixtures of experts; defaults are those of transformers."""
     return dataclasses.replace(
         llama.read_llama(section),
-        mlp_bias=section.boolean("mlp_bias", False),
         embedding_scale=section.number("embedding_multiplier", 1.0, above=0),
         attention_scale=section.number("attention_multiplier", 1.0, above=0),
         residual_scale=section.number("residual_multiplier", 1.0, above=0),
         logit_scale=1 / section.number("logits_scaling", 1.0, above=0),
     )
+
+
+def read(section: Section, names: Collection[str] | None) -> ModelConfig:
+    """config.json of a GraniteForCausalLM."""
+    return dataclasses.replace(read_granite(section), mlp_bias=section.boolean("mlp_bias", False))
 
 
 FAMILY = dataclasses.replace(

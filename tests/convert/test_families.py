@@ -183,7 +183,11 @@ def test_activations(name: str, expected: Activation) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"model_type": "mamba"}, UnsupportedModelError, "not supported(.|\n)*gpt2, gpt_neox, (.|\n)*families/<model"),
+        (
+            {"model_type": "mamba"},
+            UnsupportedModelError,
+            "not supported(.|\n)*gpt2, gpt_bigcode, gpt_neox, (.|\n)*families/<model",
+        ),
         ({"model_type": "lama"}, UnsupportedModelError, "did you mean 'llama'"),
         ({"model_type": "../llama"}, UnsupportedModelError, "not supported"),
         ({"model_type": None}, ConfigError, "what model it is(.|\n)*config.json:model_type"),

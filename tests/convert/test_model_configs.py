@@ -24,6 +24,7 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 32,
 }
+LIKE_GPT2 = ("gpt2", "gpt_bigcode")
 GPT2_SIZES = {"vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2}
 
 
@@ -40,8 +41,8 @@ def spelled_anew(config: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", family_names())
 def test_defaults_are_those_of_transformers(name: str) -> None:
-    config = {"model_type": name, **(GPT2_SIZES if name == "gpt2" else SIZES)}
-    if name != "gpt2":
+    config = {"model_type": name, **(GPT2_SIZES if name in LIKE_GPT2 else SIZES)}
+    if name not in LIKE_GPT2:
         assert "rope_parameters" in spelled_anew(config)
     assert read(config) == read(spelled_anew(config))
 
@@ -82,7 +83,7 @@ def test_every_configuration_is_accepted_or_refused_with_a_reason(shared: Path) 
 def shrunken(config: dict[str, Any]) -> dict[str, Any]:
     """The same structure with two layers of four small heads, and few tokens."""
     small = {key: value for key, value in config.items() if not key.endswith("_token_id")}
-    if config["model_type"] == "gpt2":
+    if config["model_type"] in LIKE_GPT2:
         return {
             **small,
             "n_layer": 2,
