@@ -6,7 +6,8 @@
     Stack((e, f))                    along a new first axis
     Split(e, parts=3, index=1)       one of equal parts along `axis`
     Regroup(e, parts=3)              rows that lie head by head, [heads, parts, n] → part by part, [parts, heads, n]
-    Unpair(e, heads=8)               rows that lie as pairs in each head, [heads, n, 2] → halves, [heads, 2, n]
+    Unpair(e, heads=8)               rows that lie as pairs in each head, [heads, n, 2] → halves, [heads, 2, n]; in a
+                                     family's table heads=0 means one head an expert, over all rows of a stack
     PerExpert(e)                     in a family's table: a Stack with "{e}" in names replaced by 0, 1, 2, ...
     OneOf((e, f))                    in a family's table: the first whose first tensor is in the files
 
@@ -153,8 +154,10 @@ def filled(expr: Expr, filling: Filling) -> Expr:
             return expr
         case Regroup(of):
             return dataclasses.replace(expr, of=filled(of, filling), heads=filling.heads)
-        case Transpose(of) | Split(of) | Unpair(of):
+        case Transpose(of) | Split(of):
             return dataclasses.replace(expr, of=filled(of, filling))
+        case Unpair(of, heads):
+            return Unpair(filled(of, filling), heads=heads or filling.experts)
         case Concat(of) | Stack(of):
             return dataclasses.replace(expr, of=tuple(filled(part, filling) for part in of))
         case PerExpert(of):
@@ -184,7 +187,7 @@ def infer(expr: Expr, tensors: Mapping[str, Tensor]) -> tuple[DType, Shape]:
             return dtype, shape
         case Unpair(of, heads):
             dtype, shape = infer(of, tensors)
-            if shape[0] % (2 * heads):
+            if math.prod(shape[:-1] if len(shape) > 1 else shape) % (2 * heads):
                 raise _unfit(expr, f"rows divisible by 2 x {heads}", str(list(shape)))
             return dtype, shape
         case Concat(of, axis):
@@ -273,7 +276,8 @@ def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
             return rows.reshape(heads, parts, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
         case Unpair(of, heads):
             rows = _evaluate(of, tensors)
-            return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+            width = rows.shape[-1:] if rows.ndim > 1 else ()
+            return rows.reshape(heads, -1, 2, *width).swapaxes(1, 2).reshape(rows.shape)
         case Concat(of, axis):
             return np.concatenate([_evaluate(part, tensors) for part in of], axis=axis)
         case Stack(of):

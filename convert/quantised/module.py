@@ -27,6 +27,7 @@ class Format:
     parts   all tensors that such a module may have, but for its bias
     read    makes its weight
     skipped the modules that the configuration leaves unquantised, as it spells them
+    joint   what stands between a module's name and a part's
     """
 
     names: tuple[str, ...]
@@ -34,6 +35,7 @@ class Format:
     parts: tuple[str, ...]
     read: "Callable[[Module], Quantised]"
     skipped: Callable[[Section], tuple[str, ...]]
+    joint: str = "."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,6 @@ REFUSED = {
     "fp_quant": "FP-Quant turns the inputs of products by a matrix",
     "higgs": "HIGGS's codes stand for vectors of a grid, of weights that are turned",
     "marlin": "Marlin's weights are laid out for its GPU kernels",
-    "mxfp4": "stacks of MXFP4 experts belong to families that ingot does not have",
     "quanto": "quanto's weights are pickled tensor subclasses",
     "quark": "Quark's layouts are not known to ingot",
     "quip": "QuIP#'s codes stand for vectors of a lattice",
@@ -149,7 +148,7 @@ def _modules(
     groups: dict[str, dict[str, StoredTensor]] = {}
     suffixes = sorted(form.parts, key=len, reverse=True)
     for name, tensor in tensors.items():
-        suffix = next((each for each in suffixes if name.endswith(f".{each}")), None)
+        suffix = next((each for each in suffixes if name.endswith(form.joint + each)), None)
         if suffix is not None:
             groups.setdefault(name[: -len(suffix) - 1], {})[suffix] = tensor
     found = {module: parts for module, parts in groups.items() if any(mark in parts for mark in form.marks)}
@@ -161,7 +160,7 @@ def _modules(
 def _refuse_leftovers(form: Format, plain: Mapping[str, StoredTensor], settings: Section) -> None:
     """Raise CheckpointError for codes without scales."""
     for name, tensor in plain.items():
-        suffix = name.rpartition(".")[2]
+        suffix = name.rpartition(form.joint)[2]
         if suffix in form.parts and tensor.dtype_name not in ("F32", "F16", "BF16"):
             raise CheckpointError(
                 "a quantised weight lacks its scales",

@@ -18,6 +18,7 @@ from ingot.convert.weights import (
     Stack,
     Take,
     Transpose,
+    Unpair,
     blocks,
     claim,
     filled,
@@ -56,6 +57,9 @@ def tensors(tmp_path: Path) -> dict[str, StoredTensor]:
         (Regroup(Take("a"), parts=2, heads=2), A[[0, 2, 1, 3]]),
         (Regroup(Concat((Take("a"), Take("a"))), parts=2, heads=4), np.concatenate([A, A])[[0, 2, 4, 6, 1, 3, 5, 7]]),
         (Transpose(Regroup(Take("a"), parts=2, heads=1)), A.T),
+        (Unpair(Take("a"), heads=1), A[[0, 2, 1, 3]]),
+        (Unpair(Take("a"), heads=2), A),
+        (Unpair(Stack((Take("a"), Take("a"))), heads=2), np.stack([A[[0, 2, 1, 3]]] * 2)),
         (
             Stack((Concat((Take("a"), Take("b"))), Concat((Take("b"), Take("a"))))),
             np.stack([np.concatenate([A, B]), np.concatenate([B, A])]),
@@ -99,6 +103,7 @@ def test_a_take_comes_in_blocks(tensors: dict[str, StoredTensor]) -> None:
         (Stack((Take("a"), Take("b"))), r"where: a, b"),
         (Split(Take("a"), parts=3, index=0), "axis 0 divisible by 3"),
         (Regroup(Take("a"), parts=3, heads=2), "rows divisible by 3 x 2"),
+        (Unpair(Take("a"), heads=3), "rows divisible by 2 x 3"),
     ],
 )
 def test_parts_that_do_not_fit(tensors: dict[str, StoredTensor], expr: Expr, words: str) -> None:
