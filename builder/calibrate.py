@@ -24,6 +24,7 @@ from ingot.plan import Plan, Step
 from ingot.plugins.interpreter import Interpreter
 from ingot.plugins.op import Array, KvCache
 from ingot.plugins.quantised import round_to_int8
+from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
 
 SAMPLE_TEXT = Path(__file__).with_name("sample_text.txt")
@@ -80,7 +81,7 @@ class _Measurement:
         with np.errstate(all="ignore"):  # a model may hold values that are not finite
             for step in self._interpreter.run(self._plan.steps, values):
                 if progress is not None:
-                    weights = () if step.op == "embedding" else step.inputs
+                    weights = () if find_op(step.op).tables else step.inputs
                     progress(sum(self._uses[name].nbytes for name in weights if name in self._uses))
         return {name: float(np.sqrt(np.concatenate(each).mean())) for name, each in self._squares.items()}
 

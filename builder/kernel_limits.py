@@ -8,6 +8,7 @@ from ingot.builder.graph import Graph, ours, weight_shape
 from ingot.builder.precision import PRODUCTS, product_weight
 from ingot.errors import BuildError
 from ingot.plan import Plan, Rows
+from ingot.plugins.registry import find_op
 from ingot.plugins.target import KernelLimits, Target
 
 Excess = tuple[str, str, str, str]
@@ -94,7 +95,7 @@ def _of_plan(plan: Plan, limits: KernelLimits) -> Iterator[Excess]:
         if buffer.cols > limits.extent:
             yield "the columns of a buffer are", buffer.name, f"at most {limits.extent:,}", f"{buffer.cols:,}"
     for step in plan.steps:
-        if step.op == "moe_route":
+        if find_op(step.op).routes:
             ids = buffers[step.outputs[0]]
             taken = rows[ids.rows] * ids.cols
             if taken > limits.taken_experts:

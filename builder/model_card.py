@@ -5,11 +5,12 @@ import math
 from ingot.checkpoint import Checkpoint
 from ingot.manifest import Fact
 from ingot.plan import Plan
+from ingot.plugins.registry import find_op
 
 
 def model_card(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
     """Plain values; nothing is computed from them later."""
-    attention = next(step for step in plan.steps if step.op == "paged_attention")
+    attention = next(step for step in plan.steps if find_op(step.op).reads_kv)
     embedding = next(step for step in plan.steps if step.op == "embedding")
     shapes = {weight.name: weight.shape for weight in plan.weights}
     used = {name for step in plan.steps for name in step.inputs}  # machine code is none

@@ -20,6 +20,7 @@ from ingot.configs.sizes import format_bytes
 from ingot.engine import map_file
 from ingot.errors import IngotError
 from ingot.plan import Plan, Rows, Step, Weight
+from ingot.plugins.registry import find_op
 from ingot.plugins.target import NumaAware, SessionOptions, Target, Tunable
 from ingot.step_io import Int32, TimedSession
 from ingot.timed_run import TimedRun, TimedStep, blocks_needed
@@ -213,5 +214,5 @@ def _key(plan: Plan, step: Step) -> Hashable:
 
 
 def _weight_bytes(plan: Plan, steps: Sequence[Step]) -> int:
-    names = {name for step in steps if step.op != "embedding" for name in step.inputs}
+    names = {name for step in steps if not find_op(step.op).tables for name in step.inputs}
     return sum(weight.nbytes for weight in plan.weights if weight.name in names)

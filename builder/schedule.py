@@ -17,7 +17,6 @@ from ingot.plan_check import overlaps
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import CallRules, Target, WithVariants
 
-_NORMS = ("rms_norm", "layer_norm")
 _Said = Callable[[PassReport, Plan], None]
 
 
@@ -91,12 +90,12 @@ class PlanView:
                 found.append(j)
             if self.meet(self.writes[j], (y,)):
                 return found or "no step reads it"
-            another = another or self.steps[j].op in _NORMS
+            another = another or find_op(self.steps[j].op).norms
         return "it writes the logits" if y == self.plan.logits else found or "no step reads it"
 
     def norms(self) -> list[int]:
         """Steps that norm rows."""
-        return [i for i, step in enumerate(self.steps) if step.op in _NORMS]
+        return [i for i, step in enumerate(self.steps) if find_op(step.op).norms]
 
 
 Pass = Callable[[PlanView, CallRules, Variant], tuple[Variant, PassReport]]
@@ -125,11 +124,12 @@ def fold_norms(view: PlanView, rules: CallRules, variant: Variant) -> tuple[Vari
 def _not_folded(view: PlanView, rules: CallRules, i: int, products: Sequence[int]) -> str | None:
     """Why the products of norm `i` do not compute it."""
     norm, j = view.steps[i], products[0]
+    added = find_op(norm.op).residual
     if len(products) > 1:
         return "several products read it"
     if view.steps[j].kernel not in rules.norming:
         return "the product's kernel prepares no rows"
-    if norm.inputs[2 if norm.op == "rms_norm" else 3]:
+    if added is not None and norm.inputs[added]:
         return "it adds a residual"
     if j + 1 == len(view.steps):
         return "a screen may read the last product's rows"
@@ -143,7 +143,7 @@ def fold_rotation(view: PlanView, rules: CallRules, variant: Variant) -> tuple[V
     inside: dict[str, str] = {}
     refused = Counter[str]()
     for i, step in enumerate(view.steps):
-        if step.op != "rope_kv_write":
+        if not find_op(step.op).keeps_inputs:
             continue
         reason = _not_turned(view, i)
         if reason is None:
@@ -160,7 +160,7 @@ def fold_rotation(view: PlanView, rules: CallRules, variant: Variant) -> tuple[V
 def _not_turned(view: PlanView, i: int) -> str | None:
     """Why the step behind rope_kv_write step `i` does not turn the queries."""
     step, q = view.steps[i], view.writes[i][0]
-    if i + 1 == len(view.steps) or view.steps[i + 1].op != "paged_attention" or view.reads[i + 1][0] != q:
+    if i + 1 == len(view.steps) or not find_op(view.steps[i + 1].op).reads_kv or view.reads[i + 1][0] != q:
         return "the next step is not its attention"
     norm = next((weight for weight in view.plan.weights if weight.name == step.inputs[2]), None)
     if norm is not None and norm.shape[0] != step.attrs["head_dim"]:
@@ -249,7 +249,7 @@ def _uses(view: PlanView, rules: CallRules, variant: Variant) -> list[_Use]:
         reads = [name for name in view.reads[i] if not made or name != view.reads[i][0]]
         for name in call.inside:
             j = view.index[name]
-            reads += view.reads[j][:1] if view.steps[j].op in _NORMS else view.reads[j]
+            reads += view.reads[j][:1] if find_op(view.steps[j].op).norms else view.reads[j]
         writes = () if call.private or call.step in split else view.writes[i]
         step, op = view.steps[i], find_op(view.steps[i].op)
         uses.append(

@@ -159,8 +159,12 @@ class Op:
     size_problem  (shape of each input or None, attrs) → why they do not fit together, or None
     attr_rules    attribute → what it may be beside its type; others may be any value
     work          what a use of it moves and computes
+    residual      the input that is added: to the results of a product, to the rows of a norm before it norms them
+    norms         it norms its first input row by row; the second output, where wanted, is the sum that it normed
     packed        the input that is a product's weight, which targets may pack in panels
     gated         attrs → whether that weight's rows are gates, then ups
+    routes        its first output names the experts that each row takes
+    copies_rows   its output is rows of its first input: nothing is computed
     experts       that weight has a matrix for each expert; the second input names those that a row takes
     tables        inputs that are tables, weights of which it reads single rows → how many rows a plan needs there
     vectors       inputs that are weights with one dimension, float32
@@ -185,6 +189,10 @@ class Op:
     size_problem: SizeRule = lambda shapes, attrs: None
     attr_rules: Mapping[str, AttrRule] = dataclasses.field(default_factory=dict)
     work: WorkRule = plain_work
+    residual: int | None = None
+    norms: bool = False
+    routes: bool = False
+    copies_rows: bool = False
     packed: int | None = None
     gated: Callable[[Mapping[str, Attr]], bool] = lambda attrs: False
     experts: bool = False
@@ -197,6 +205,11 @@ class Op:
     overwrites: bool = False
     is_step: bool = True
     keeps_inputs: bool = False
+
+    @property
+    def reads_kv(self) -> bool:
+        """Whether it reads the KV cache: attention."""
+        return self.uses_kv and not self.writes_kv
 
     def with_batch(self, inputs: Sequence[str]) -> tuple[str, ...]:
         """The inputs of a step, given without those that every step brings along."""

@@ -10,10 +10,9 @@ from collections import Counter
 
 from ingot.builder.passes.base import PassReport
 from ingot.builder.program import Draft, Program
+from ingot.plugins.registry import find_op
 
 NAME = "add_in_products"
-_RESIDUAL = {"matmul": 3, "rms_norm": 2, "layer_norm": 3}  # op → its input that is added
-_NORMS = ("rms_norm", "layer_norm")
 
 
 def add_in_products(program: Program) -> tuple[Program, PassReport]:
@@ -23,7 +22,8 @@ def add_in_products(program: Program) -> tuple[Program, PassReport]:
     values, refused = list(program.values), Counter[str]()
     products: dict[str, Draft] = {}  # norm → the product before it, as it is now
     for norm in program.steps:
-        if norm.op not in _NORMS or norm.inputs[_RESIDUAL[norm.op]] is None:
+        added = _added(norm) if find_op(norm.op).norms else None
+        if added is None:
             continue
         branch = norm.inputs[0]
         assert isinstance(branch, int), "a norm reads an activation"
@@ -34,16 +34,14 @@ def add_in_products(program: Program) -> tuple[Program, PassReport]:
         total = norm.outputs[1]
         if total is None:  # the product's value becomes the sum, which has no name in the graph any more
             total, values[branch] = branch, dataclasses.replace(values[branch], tensor="")
-        inputs = (*product.inputs[:-1], norm.inputs[_RESIDUAL[norm.op]])
-        products[norm.name] = dataclasses.replace(product, inputs=inputs, outputs=(total,))
+        products[norm.name] = dataclasses.replace(_adding(product, added), outputs=(total,))
     moved = {product.name for product in products.values()}
     steps: list[Draft] = []
     for step in program.steps:
         if (found := products.get(step.name)) is not None:
-            norm = dataclasses.replace(
-                step, inputs=(found.outputs[0], *step.inputs[1:-1], None), outputs=(step.outputs[0], None)
-            )
-            steps += [found, norm]
+            plain = _adding(step, None)
+            inputs = (found.outputs[0], *plain.inputs[1:])
+            steps += [found, dataclasses.replace(plain, inputs=inputs, outputs=(step.outputs[0], None))]
         elif step.name not in moved:
             steps.append(step)
     report = PassReport(name=NAME, fired=len(products), refused=dict(refused))
@@ -54,6 +52,19 @@ def _refusal(product: Draft, readers: int) -> str | None:
     """Why what a norm adds is not added by the step that writes what it is added to."""
     if readers > 1:
         return "another step reads the product without the residual"
-    if product.op != "matmul":
+    op = find_op(product.op)
+    if op.packed is None or op.residual is None:
         return f"what the norm reads comes from {product.op}"
-    return None if product.inputs[_RESIDUAL["matmul"]] is None else "the product has a residual already"
+    return None if _added(product) is None else "the product has a residual already"
+
+
+def _added(step: Draft) -> str | int | None:
+    """What a step adds, if its op can and there is something."""
+    at = find_op(step.op).residual
+    return None if at is None else step.inputs[at]
+
+
+def _adding(step: Draft, added: str | int | None) -> Draft:
+    """The step with something else to add, or nothing."""
+    at = find_op(step.op).residual
+    return dataclasses.replace(step, inputs=tuple(added if i == at else ref for i, ref in enumerate(step.inputs)))

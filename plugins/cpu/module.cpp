@@ -331,7 +331,7 @@ NB_MODULE(_cpu, m) {
         std::vector<std::string> norming, by_rows;
         std::set<std::string> ops;
         for (const ingot::Kernel& kernel : ingot::kernel_table()) {
-          if (kernel.norms_rows()) norming.emplace_back(kernel.name);
+          if (ingot::norms_rows(kernel)) norming.emplace_back(kernel.name);
           if (const ingot::Op* op = ingot::find_op(kernel); op != nullptr && op->shares_by_rows)
             ops.emplace(kernel.op());
         }

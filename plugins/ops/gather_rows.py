@@ -18,5 +18,6 @@ OP = Op(
     reference=reference,
     batch_inputs={1: 0},
     of_tokens=True,
+    copies_rows=True,
     rows=Rows.LOGITS,
 )

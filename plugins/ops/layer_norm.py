@@ -26,6 +26,8 @@ OP = Op(
     size_problem=as_wide_as_first("weight", "bias", "residual"),
     attr_rules={"eps": not_negative},
     vectors=(1, 2),
+    residual=3,
+    norms=True,
     in_place=((1, 3),),
     overwrites=True,
 )

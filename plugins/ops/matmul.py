@@ -60,6 +60,7 @@ OP = Op(
     attr_rules={**PRODUCT_RULES, "activation": one_of(*ACTIVATIONS), "gated": is_flag},
     work=work,
     packed=1,
+    residual=3,
     gated=lambda attrs: bool(attrs.get("gated", 0)),
     vectors=(2,),
     in_place=((0, 3),),

@@ -40,5 +40,6 @@ OP = Op(
     out_cols=lambda cols, attrs: (int(attrs["per_token"]),) * 2,
     reference=reference,
     size_problem=size_problem,
+    routes=True,
     attr_rules={"normalized": is_flag},
 )

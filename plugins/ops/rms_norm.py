@@ -24,6 +24,8 @@ OP = Op(
     size_problem=as_wide_as_first("weight", "residual"),
     attr_rules={"eps": not_negative},
     vectors=(1,),
+    residual=2,
+    norms=True,
     in_place=((1, 2),),
     overwrites=True,
 )

@@ -22,6 +22,16 @@ const Op* find_op(const Kernel& kernel) {
   return find_elements_op(*kernel.args);
 }
 
+bool norms_rows(const Kernel& kernel) {
+  const Op* const op = find_op(kernel);
+  return op != nullptr && op->norms_rows && kernel.scratch != nullptr;
+}
+
+int32_t tactics_of(const Kernel& kernel) {
+  const Op* const op = find_op(kernel);
+  return op == nullptr || op->tactics == nullptr ? 1 : op->tactics(kernel);
+}
+
 const WeightSpec* Binder::product_weight(const std::string& name, size_t dimensions, bool gated) const {
   const WeightSpec* weight = find_weight(name);
   const std::string& dtype = weight->dtype;
@@ -73,7 +83,7 @@ void Binder::bind_form(BoundStep& bound, size_t inputs, size_t attrs) const {
   const bool tuned = step_->attrs.contains("tactics");
   check_form(inputs, 1, attrs + tuned);
   if (!tuned) return;
-  const std::string word = attr_word("tactics"), digits("0123456789", static_cast<size_t>(kernel_->tactics()));
+  const std::string word = attr_word("tactics"), digits("0123456789", static_cast<size_t>(tactics_of(*kernel_)));
   check(word.size() == bound.tactics.size() && word.find_first_not_of(digits) == std::string::npos,
         "attribute tactics must be four digits, each below " + std::to_string(digits.size()) + ", got " + word);
   for (size_t i = 0; i < word.size(); ++i) bound.tactics[i] = word[i] - '0';

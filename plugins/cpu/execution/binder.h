@@ -27,10 +27,16 @@ struct Op {
   const char* name;
   void (*bind)(const Binder& step, BoundStep& bound);  // checks the step and fills the struct of its kernels
   bool shares_by_rows = false;  // its kernels take nothing from the team but their share of the rows
+  bool norms_rows = false;      // those of its kernels that prepare rows, into scratch, norm each one where told to
+  int32_t (*tactics)(const Kernel& kernel) = nullptr;  // how many ways a plan may choose from; null: there is one
 };
 
 // What a kernel computes; null for one that is no step of a plan.
 const Op* find_op(const Kernel& kernel);
+
+// What the kernel's op says of it.
+bool norms_rows(const Kernel& kernel);
+int32_t tactics_of(const Kernel& kernel);
 
 // That of kernels which take an ElementsArgs (rows/elements_args.h); null for another struct.
 const Op* find_elements_op(const std::type_info& args);

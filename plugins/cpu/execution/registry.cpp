@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "matmul/matmul_args.h"
-#include "moe/moe_matmul_args.h"
-
 namespace ingot {
 namespace {
 
@@ -25,13 +22,6 @@ std::string_view Kernel::dtype() const { return part(name, 1); }
 std::string_view Kernel::isa() const { return part(name, 2); }
 
 bool Kernel::rounds_to_bf16() const { return isa().starts_with("amx") || isa().starts_with("avx512bf16"); }
-
-bool Kernel::norms_rows() const { return op() == "matmul" && scratch != nullptr; }
-
-int32_t Kernel::tactics() const {
-  if (op() == "matmul") return isa().starts_with("amx") ? kTileTactics : kMatmulTactics;
-  return op() == "moe_gate_up" ? kGateUpTactics : op() == "moe_down" ? kDownTactics : 1;
-}
 
 void register_kernel(const char* name, const std::type_info& args, KernelFn run, ScratchFn scratch) {
   const auto before = [](const Kernel& kernel, std::string_view other) { return kernel.name < other; };

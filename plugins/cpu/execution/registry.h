@@ -18,8 +18,6 @@ struct Kernel {
   std::string_view dtype() const;
   std::string_view isa() const;
   bool rounds_to_bf16() const;  // whether a product's x becomes bf16, unless it becomes int8
-  bool norms_rows() const;      // a product that prepares its rows, and norms each one as it does where it is told to
-  int32_t tactics() const;      // ways that a plan may choose from
 };
 
 const std::vector<Kernel>& kernel_table();         // in order of names

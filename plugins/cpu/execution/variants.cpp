@@ -130,7 +130,7 @@ class VariantBinder {
     Buffers sources = made.inputs;
     if (norm != nullptr) {
       const bool screened = step_ + 1 == steps_.size() && !plan_.screen.empty();
-      check(step.kernel->norms_rows() && norm->residual == nullptr && norm->sum == nullptr && !screened,
+      check(norms_rows(*step.kernel) && norm->residual == nullptr && norm->sum == nullptr && !screened,
             "it cannot compute " + made.name + " along with its rows");
       call.norm = RowNorm{made.kernel->run, *norm};
       sources.resize(1);

@@ -35,7 +35,9 @@ void bind_matmul(const Binder& step, BoundStep& bound) {
                           .group = group};
 }
 
+int32_t matmul_tactics(const Kernel& kernel) { return kernel.isa().starts_with("amx") ? kTileTactics : kMatmulTactics; }
+
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("matmul", ingot::bind_matmul)
+INGOT_OP("matmul", ingot::bind_matmul, .norms_rows = true, .tactics = ingot::matmul_tactics)

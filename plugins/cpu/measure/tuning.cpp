@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "execution/binder.h"
 #include "execution/memory.h"
 #include "execution/registry.h"
 #include "isa/cpu_isa.h"
@@ -108,7 +109,7 @@ double time_matmul(const std::string& kernel, int64_t rows, int64_t n, int64_t k
                    int64_t panel_bytes, int tactic, int threads, double seconds) {
   const Kernel& found = find_runnable(kernel);
   require_product(found.op() == "matmul" && fits(rows) && fits(n) && fits(k) && fits(panel_bytes) &&
-                  !(gated && n % 2 != 0) && tactic >= 0 && tactic < found.tactics() &&
+                  !(gated && n % 2 != 0) && tactic >= 0 && tactic < tactics_of(found) &&
                   fits(threads, ThreadPool::kMaxThreads));
   const int64_t out = gated ? n / 2 : n, panels = (gated ? 2 : 1) * ((out + 15) / 16);
   Region weight = filled(panels * panel_bytes), x = filled(rows * k * 4), y(static_cast<size_t>(rows * out * 4), false);
@@ -136,7 +137,7 @@ double time_experts(const std::string& kernel, int64_t rows, int64_t experts, in
   const bool gated = found.op() == "moe_gate_up";
   require_product((gated || found.op() == "moe_down") && fits(rows) && fits(experts, 65535) && fits(slots, experts) &&
                   fits(n) && fits(k) && fits(panel_bytes) && !(gated && n % 2 != 0) && tactic >= 0 &&
-                  tactic < found.tactics() && fits(threads, ThreadPool::kMaxThreads));
+                  tactic < tactics_of(found) && fits(threads, ThreadPool::kMaxThreads));
   const int64_t out = gated ? n / 2 : n, panels = (gated ? 2 : 1) * ((out + 15) / 16), taken = rows * slots;
   Region weight = filled(experts * panels * panel_bytes), x = filled((gated ? rows : taken) * k * 4);
   Region y(static_cast<size_t>((gated ? taken : rows) * out * 4), false), weights = filled(taken * 4),

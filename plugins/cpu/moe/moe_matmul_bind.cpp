@@ -41,5 +41,5 @@ void bind_moe_matmul(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("moe_gate_up", ingot::bind_moe_matmul)
-INGOT_OP("moe_down", ingot::bind_moe_matmul)
+INGOT_OP("moe_gate_up", ingot::bind_moe_matmul, .tactics = [](const ingot::Kernel&) { return ingot::kGateUpTactics; })
+INGOT_OP("moe_down", ingot::bind_moe_matmul, .tactics = [](const ingot::Kernel&) { return ingot::kDownTactics; })

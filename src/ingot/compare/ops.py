@@ -73,13 +73,14 @@ class StepChecker:
     ) -> OutputError:
         """inputs: what the buffers held before the step. pools: of the step's layer, where it has one."""
         width = max((values.shape[1] for values in inputs.values()), default=1)
-        if step.op == "paged_attention":
+        op = find_op(step.op)
+        if op.reads_kv:
             width += len(self._batch.ids)
         roundings = ROUNDING * (SLACK + 4 * np.sqrt(width))
         of_inputs = roundings
-        if step.op == "paged_attention" and step.kernel.endswith(MATRIX_UNITS):
+        if op.reads_kv and step.kernel.endswith(MATRIX_UNITS):
             of_inputs += TIMES_ROUNDED * KV_ROUNDING[self._kv_dtype] / 2
-        exact = {name for name, role in zip(step.inputs, find_op(step.op).inputs, strict=True) if role == "ids"}
+        exact = {name for name, role in zip(step.inputs, op.inputs, strict=True) if role == "ids"}
         moved = {name: values if name in exact else self._moved(values) for name, values in inputs.items()}
         found: list[OutputError] = []
         for what, got, expected, other in self._compared(step, inputs, moved, outputs, pools):
@@ -128,11 +129,11 @@ class StepChecker:
     ) -> Iterator[tuple[str, Array, Array]]:
         """(what, the engine's, the reference's), each [rows, cols]."""
         cache = self._cache(step, len(pools.keys) if pools is not None else 0)
-        if step.op == "paged_attention" and pools is not None:
+        if find_op(step.op).reads_kv and pools is not None:
             cache.keys[0], cache.values[0] = pools.keys, pools.values
         for name, result in self._reference(step, inputs, cache).items():
             yield "output", outputs[name], result
-        if step.op == "rope_kv_write" and pools is not None:
+        if find_op(step.op).writes_kv and pools is not None:
             written = _written(self._batch, pools.keys)
             for what, got, wanted in zip(
                 CACHE, (pools.keys, pools.values), (cache.keys[0], cache.values[0]), strict=True

@@ -25,6 +25,7 @@ from ingot.engine import Engine
 from ingot.plan import Step
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import round_to_int8
+from ingot.plugins.registry import find_op
 from ingot.step_io import Int32, Session, TapSession
 
 OFF_GRID = np.float32(np.pi / 3)  # times this, numbers that are rounded already are so no more
@@ -222,7 +223,7 @@ class Run:
     def _rounding(self, step: Step, inputs: Mapping[str, Array]) -> float:
         """Relative error that the precision of this step brings: of its weights, inputs and keys and values."""
         errors = [UNSEEN, self._worst[step.name].weight]
-        if step.op == "rope_kv_write":
+        if find_op(step.op).writes_kv:
             errors.append(KV_ROUNDING[self._plan.caches[0].dtype])
         activations = step.attrs.get("activations")
         if activations in ("bf16", "f16"):

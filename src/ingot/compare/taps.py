@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.plan import Plan
+from ingot.plugins.registry import find_op
 from ingot.step_io import Float32, Int32, Session, StepBatch, TapSession
 
 TAP_BYTES = 256 << 20  # of outputs that are kept at a time
@@ -94,7 +95,7 @@ class TappedRun(PlainRun):
 
     def routes(self) -> dict[str, Float32]:
         """The experts that every token takes, [tokens, taken], by the name of the step that chooses them."""
-        choosing = {step.name: step.outputs[0] for step in self._plan.steps if step.op == "moe_route"}
+        choosing = {step.name: step.outputs[0] for step in self._plan.steps if find_op(step.op).routes}
         return {name: outputs[choosing[name]] for name, outputs in self._run(list(choosing))} if choosing else {}
 
     def kv(self, layer: int) -> tuple[Float32, Float32]:

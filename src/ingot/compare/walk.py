@@ -112,7 +112,7 @@ class StepWalk(_Walk):
         if named:
             for tensor in sorted(roots.keys() - {_BY_ITSELF}):  # noise is drawn in the same order every time
                 self._go_on(tensor, roots[tensor])
-        if step.op == "moe_route":
+        if find_op(step.op).routes:
             yield self._choice(step, roots)
         copies = {tensor: self._split(tensor) for _, tensor in named}
         for buffer, tensor in named:
@@ -146,7 +146,7 @@ class StepWalk(_Walk):
 
     def _together(self, step: Step) -> int:
         """How many columns are made of values with one scale: those of a head in an int8 cache."""
-        if step.op != "paged_attention":
+        if not find_op(step.op).reads_kv:
             return 1
         group = self._plan.caches[self._plan.group_of(int(step.attrs["layer"]))]
         return group.head_dim if group.dtype is DType.I8 else 1
@@ -178,7 +178,7 @@ class LogitWalk(_Walk):
             lead = max(lead, relative(moved, own, where_both=True))
             self._values.replace(tensor, self._count, moved)
             self._roots[buffer], self.live[buffer] = {_BY_ITSELF: 0.0}, own
-        if step.op == "gather_rows":  # of all rows: nothing changes, and the source has no such step
+        if find_op(step.op).copies_rows:  # of all rows: nothing changes, and the source has no such step
             self.live[step.outputs[0]] = self.live[step.inputs[0]]
         return MARGIN_UNSEEN * lead
 

@@ -17,6 +17,7 @@ from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Plan, Step
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.registry import find_op
 
 HALF = 0.5 * (1 + 2.0**-10)  # of a step, the float32 rounding of the quotient included
 Places = tuple[npt.NDArray[np.intp], ...]  # rows and columns of a block
@@ -153,15 +154,17 @@ def place(plan: Plan, step: Step, weight: str, row: int, col: int) -> str:
         return f"expert {row // shape[1]}, row {row % shape[1]}, {column}"
     if len(shape) == 1:
         return f"element {row}"
-    if step.op == "embedding":
-        return f"{'token' if weight == step.inputs[0] else 'position'} {row}, {column}"
+    op, role = find_op(step.op), step.inputs.index(weight)
+    if role in op.tables:
+        rows = op.inputs[role].rstrip("?").removesuffix("table").rstrip("_") or "token"
+        return f"{rows} {row}, {column}"
     if step.outputs[0] == plan.logits:
         return f"token {row}, {column}"
     index = plan.steps.index(step)
     reader, writer = _reader(plan, index, step.outputs[0]), _writer(plan, index, step.inputs[0])
-    if writer is not None and writer.op == "paged_attention":
+    if writer is not None and find_op(writer.op).reads_kv:
         column += f" (head {col // int(writer.attrs['head_dim'])})"
-    if reader is not None and reader.op == "rope_kv_write":
+    if reader is not None and find_op(reader.op).writes_kv:
         return f"row {row} ({_head(reader, row)}), {column}"
     if step.attrs.get("gated"):
         half = shape[0] // 2
@@ -187,5 +190,5 @@ def _writer(plan: Plan, index: int, buffer: str) -> Step | None:
     for number in range(index - 1, -1, -1):
         step = plan.steps[number]
         if buffer in step.outputs:
-            return _writer(plan, number, step.inputs[0]) if step.op == "gather_rows" else step
+            return _writer(plan, number, step.inputs[0]) if find_op(step.op).copies_rows else step
     return None
