@@ -11,7 +11,7 @@ from ingot.plugins.registry import find_op
 def model_card(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
     """Plain values; nothing is computed from them later."""
     attention = next(step for step in plan.steps if find_op(step.op).reads_kv)
-    embedding = next(step for step in plan.steps if step.op == "embedding")
+    embedding = next(step for step in plan.steps if find_op(step.op).tables)
     shapes = {weight.name: weight.shape for weight in plan.weights}
     used = {name for step in plan.steps for name in step.inputs}  # machine code is none
     model, formats = checkpoint.config.model, checkpoint.config.source_formats

@@ -28,6 +28,7 @@ from ingot.plugins.cuda.work import (
     pointer,
     row_grid,
 )
+from ingot.plugins.registry import find_op
 from ingot.step_inputs import require_known_inputs
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu")  # in the order of the kernels' enum
@@ -51,7 +52,7 @@ def specialisation(plan: Plan) -> Specialisation:
     types = {weight.dtype for weight in plan.weights if weight.name in typed}
     if len(types) > 1:
         raise EngineError("the kernels take one type of weights", got=", ".join(sorted(each.value for each in types)))
-    groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if s.op == "paged_attention"}
+    groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if find_op(s.op).reads_kv}
     kv, sizes = plan.caches[0], {(each.kv_heads, each.head_dim) for each in plan.caches}
     if kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP or len(groups) > 1 or len(sizes) > 1:
         raise EngineError(
@@ -69,7 +70,7 @@ def specialisation(plan: Plan) -> Specialisation:
 
 def group_of(plan: Plan) -> int:
     """Query heads of one KV head."""
-    step = next((step for step in plan.steps if step.op == "paged_attention"), None)
+    step = next((step for step in plan.steps if find_op(step.op).reads_kv), None)
     return 1 if step is None else int(step.attrs["heads"]) // int(step.attrs["kv_heads"])
 
 
@@ -78,7 +79,9 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
     rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     weights = {weight.name: weight for weight in plan.weights}
-    products = [(rows[buffers[s.inputs[0]].rows], weights[s.inputs[1]]) for s in plan.steps if s.op == "matmul"]
+    products = [
+        (rows[buffers[s.inputs[0]].rows], weights[s.inputs[1]]) for s in plan.steps if find_op(s.op).packed is not None
+    ]
     return ScratchBytes(
         sums=max((4 * count * weight.shape[0] for count, weight in products), default=0),
         inputs=max((2 * count * weight.shape[1] for count, weight in products), default=0),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import Buffer, Step
+from ingot.plugins.registry import find_op
 
 NARROW = frozenset({"rms_norm", "layer_norm", "matmul", "add", "activation", "paged_attention"})
 """Ops whose kernels write their first output narrow where the plan's buffer says so."""
@@ -13,7 +14,7 @@ NARROW = frozenset({"rms_norm", "layer_norm", "matmul", "add", "activation", "pa
 def check_types(step: Step, buffers: Mapping[str, Buffer], products: DType) -> None:
     """Raise EngineError for a step that would read or write a type which its kernels do not know. products: their
     type."""
-    wide = {*(step.inputs[1:] if step.op == "matmul" else step.inputs)}
+    wide = {*(step.inputs[1:] if find_op(step.op).packed is not None else step.inputs)}
     wide |= {*(step.outputs[1:] if step.op in NARROW else step.outputs)}
     for name in (*step.inputs, *step.outputs):
         allowed = (DType.F32,) if name in wide else tuple(dict.fromkeys((DType.F32, products)))

@@ -22,6 +22,7 @@ from ingot.plugins.cuda.bind import CODE_LAYOUT, group_of
 from ingot.plugins.cuda.shapes import MAX_SPLITS, attention_tiles
 from ingot.plugins.cuda.step_tables import ITEM, TableLayout
 from ingot.plugins.op_graph import OpGraph
+from ingot.plugins.registry import find_op
 
 LOGITS = "logits"
 PROFILES = ("mixed", "decode")
@@ -89,7 +90,7 @@ def step_inputs(plan: Plan) -> tuple[Tensor, ...]:
 def pools(plan: Plan) -> tuple[Tensor, ...]:
     """Keys, then values, of every layer that has attention."""
     kv = plan.caches[0]
-    layers = [int(step.attrs["layer"]) for step in plan.steps if step.op == "paged_attention"]
+    layers = [int(step.attrs["layer"]) for step in plan.steps if find_op(step.op).reads_kv]
     head = (Dim.BLOCKS, kv.kv_heads, kv.tokens_per_block)
     return tuple(
         Tensor(name=name, dtype=kv.dtype, shape=(*head, dim))
