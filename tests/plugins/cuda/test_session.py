@@ -33,7 +33,7 @@ from tests.plugins.cuda.one_step import layout_of, open_gpu
 from tests.plugins.ops.draws import Drawing, drawing_batch, expected_draws, rows_of, start_all
 
 TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f16": 3e-3}  # of the range of the logits
-MIXTURES = ("mixtral", "qwen3_moe")
+MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe")
 PROMPTS = [[5, 9, 3, 7, 11], [1, 7], list(range(3, 40))]
 
 Generate = Callable[..., dict[str, Any]]
