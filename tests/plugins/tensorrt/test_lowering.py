@@ -36,7 +36,7 @@ from tests.plugins.cpu.one_step import batch_of, in_groups
 from tests.plugins.tensorrt.network import NumpyAttention, decided, evaluator
 
 # of which GPU targets refuse an op: experts, and factors of branches or logits
-REFUSED = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "granite", "cohere", "cohere2")
+MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "granite", "cohere", "cohere2")
 TOLERANCE = {"f32": 1e-5, "bf16": 3e-2}  # of the range of the logits
 BLOCKS = 6
 STEPS = [  # (past, new) of each sequence, their blocks, the wanted rows
@@ -116,7 +116,7 @@ def _compare(built: Built, precision: str) -> None:
         assert np.abs(found - expected).max() < TOLERANCE[precision] * np.ptp(expected)
 
 
-@pytest.mark.parametrize("family", [family for family in family_names() if family not in REFUSED])
+@pytest.mark.parametrize("family", [family for family in family_names() if family not in MIXTURES])
 def test_every_family_computes_what_ref_does(family: str, tmp_path: Path) -> None:
     built = built_model(tmp_path, family, "f32")
     _compare(built, "f32")
@@ -135,7 +135,7 @@ def test_sixteen_bits(family: str, tmp_path: Path) -> None:
     _compare(built, "bf16")
 
 
-@pytest.mark.parametrize("family", REFUSED)
+@pytest.mark.parametrize("family", MIXTURES)
 def test_experts_are_refused(family: str, tmp_path: Path) -> None:
     with pytest.raises(NoKernelError, match="no kernel for op moe_"):
         built_model(tmp_path, family, "f32")
