@@ -103,7 +103,7 @@ def test_every_family(gpu: ctypes.CDLL, family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", REFUSED)
 def test_experts_and_factors_are_refused(family: str, tmp_path: Path) -> None:
-    with pytest.raises(NoKernelError, match="no kernel for op (moe_|scale)"):
+    with pytest.raises(NoKernelError, match=r"no kernel for op (moe_|scale)"):
         _engine(tmp_path, family, precision="f32")
 
 

@@ -137,7 +137,7 @@ def test_sixteen_bits(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_experts_are_refused(family: str, tmp_path: Path) -> None:
-    with pytest.raises(NoKernelError, match="no kernel for op (moe_|scale)"):
+    with pytest.raises(NoKernelError, match=r"no kernel for op (moe_|scale)"):
         built_model(tmp_path, family, "f32")
 
 
