@@ -63,6 +63,8 @@ def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "latncy"], "latency"),
         (["convert"], "--output_dir"),
         (["convert"], "next: `ingot convert --help` lists the options"),
+        (["biuld"], "next: `ingot --help` lists the commands"),
+        (["--biuld"], "next: `ingot --help` lists the options"),
     ],
 )
 def test_typos_are_answered_with_the_near_name(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

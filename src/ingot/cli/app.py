@@ -114,7 +114,9 @@ def _usage_error(error: click.ClickException) -> IngotError:
         if name in ABSENT:
             return IngotError(f"--{name} is an option of TensorRT-LLM that ingot does not have", hint=ABSENT[name])
     words = error.format_message().strip().removesuffix(".")
-    hint = None if context is None else f"`{context.command_path} --help` lists the options"
+    of_group = context is not None and isinstance(context.command, click.Group)
+    what = "commands" if of_group and not isinstance(error, click.NoSuchOption) else "options"
+    hint = None if context is None else f"`{context.command_path} --help` lists the {what}"
     return IngotError(words[:1].lower() + words[1:], hint=hint)
 
 
