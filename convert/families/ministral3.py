@@ -42,7 +42,7 @@ FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="ministral3",
     read=read,
-    nullable=("num_key_value_heads", "sliding_window"),
+    nullable=("sliding_window",),
     tiny={
         **llama.FAMILY.tiny,
         "model_type": "ministral3",

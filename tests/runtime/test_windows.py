@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 from ingot.runtime import ModelRunner
 from ingot.runtime.request import FinishReason, Request
+from ingot.step_io import Ahead, StepBatch, StepResult
 from tests.runtime.fake_session import FakeSession, continued
 from tests.runtime.test_bit_identity import everything, generations
-from tests.runtime.tiny_engine import make_loop, poisoned_runner
+from tests.runtime.tiny_engine import PoisonedSession, make_loop, poisoned_runner
 from tests.runtime.tiny_plan import TOKENS_PER_BLOCK, VOCAB, TinyModel, make_model
 
 WINDOWS = (0, 21)  # of the two layers: the second one looks back further than a block, and not two
@@ -102,10 +104,16 @@ def test_preemption_changes_no_bit(models: Models, target: Target) -> None:
 
 
 def held(runner: ModelRunner, prompt: list[int], new: int) -> list[int]:
-    """The most blocks that a request holds in each group."""
-    most = [0] * len(runner.blocks.pools)
-    for _ in runner.generate([prompt], max_new_tokens=new, streaming=True):
-        most = [max(count, pool.num_used) for count, pool in zip(most, runner.blocks.pools, strict=True)]
+    """The most blocks that a request holds in each group, read by the thread that runs the steps."""
+    pools, run = runner.blocks.pools, PoisonedSession.run
+    most = [0] * len(pools)
+
+    def counted(session: PoisonedSession, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
+        most[:] = [max(count, pool.num_used) for count, pool in zip(most, pools, strict=True)]
+        return run(session, batch, ahead)
+
+    with mock.patch.object(PoisonedSession, "run", counted):
+        runner.generate([prompt], max_new_tokens=new)
     return most
 
 

@@ -34,6 +34,9 @@ KV_ROUNDING = {DType.F32: 0.0, DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.I
 F16_STEP = 2.0**-24
 MATRIX_UNITS = (".sm80", ".amx")  # how the names of kernels end that multiply in the type of the cache
 TIMES_ROUNDED = 4.0  # queries once, probabilities once, and what chance adds
+# How often inputs are moved where rounded queries decide the bound. A row of sharp attention hangs on the score of one
+# or two tokens, which a single draw may happen to leave in place.
+DRAWS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,14 +80,20 @@ class StepChecker:
         if op.reads_kv:
             width += len(self._batch.ids)
         roundings = ROUNDING * (SLACK + 4 * np.sqrt(width))
-        of_inputs = roundings
+        of_inputs, draws = roundings, 1
         if op.reads_kv and step.kernel.endswith(MATRIX_UNITS):
-            of_inputs += TIMES_ROUNDED * KV_ROUNDING[self._kv_dtype] / 2
+            of_inputs, draws = of_inputs + TIMES_ROUNDED * KV_ROUNDING[self._kv_dtype] / 2, DRAWS
         exact = {name for name, role in zip(step.inputs, op.inputs, strict=True) if role == "ids"}
-        moved = {name: values if name in exact else self._moved(values) for name, values in inputs.items()}
+        changes: dict[str, Array] = {}
+        for _ in range(draws):
+            moved = {name: values if name in exact else self._moved(values) for name, values in inputs.items()}
+            compared = list(self._compared(step, inputs, moved, outputs, pools))
+            for what, _, expected, other in compared:
+                changed = _largest(other - expected)
+                changes[what] = np.maximum(changes.get(what, changed), changed)
         found: list[OutputError] = []
-        for what, got, expected, other in self._compared(step, inputs, moved, outputs, pools):
-            changed, largest = _largest(other - expected), _largest(expected)
+        for what, got, expected, _ in compared:
+            changed, largest = changes[what], _largest(expected)
             bound = of_inputs * changed / MOVED + roundings * largest / 2
             if what in CACHE:
                 of = largest if self._kv_dtype is DType.I8 else np.abs(expected)
