@@ -4,14 +4,16 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
 
+from ingot.configs.structured_outputs import StructuredOutputs
 from ingot.configs.unknown import named_arguments_only
 from ingot.errors import RequestError
 
 _MAX_SEED = 2**64 - 1
 _MIN_FLOAT32, _MAX_FLOAT32 = 1.1754944e-38, 3.4028234e38  # steps compute with float32
 _MAX_N = 1 << 16  # each completion is a request of its own
-_GUIDED = "leave it out: guided decoding does not exist in this version"
+_GUIDED = "say structured_outputs"
 _BEAMS = "leave it out: beam search does not exist in this version; n gives several samples"
 _WAYS = {
     "max_new_tokens": "say max_tokens",
@@ -33,7 +35,6 @@ _WAYS = {
     "beam_width": _BEAMS,
     "length_penalty": _BEAMS,
     "early_stopping": _BEAMS,
-    "structured_outputs": _GUIDED,
     "guided_decoding": _GUIDED,
     "response_format": _GUIDED,
     "allowed_token_ids": "say logits_processors, which may ban all others",
@@ -56,8 +57,9 @@ _WAYS = {
 @named_arguments_only(_WAYS, RequestError)
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """Every field is applied. In this order: logits_processors, logit_bias and bans, repetition_penalty,
-    frequency_penalty, presence_penalty, temperature, min_p, top_k, top_p. Probabilities are those before all of them.
+    """Every field is applied. In this order: logits_processors, structured_outputs, logit_bias and bans,
+    repetition_penalty, frequency_penalty, presence_penalty, temperature, min_p, top_k, top_p. Probabilities are those
+    before all of them.
 
     max_tokens           tokens to generate at most; None: as many as the engine's limits allow
     min_tokens           tokens before which no end token, stop token or stop text ends the request
@@ -81,6 +83,7 @@ class SamplingParams:
     skip_special_tokens  leave special tokens out of the text
     logits_processors    f(logits), f(generated ids, logits) or f(prompt ids, generated ids, logits) → logits,
                          float32 [vocab] in numpy
+    structured_outputs   StructuredOutputs, or its fields in a dictionary: what the text must look like
     """
 
     max_tokens: int | None = 16
@@ -104,6 +107,7 @@ class SamplingParams:
     include_stop_str: bool = False
     skip_special_tokens: bool = True
     logits_processors: Sequence[Callable[..., object]] | None = None
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -134,6 +138,7 @@ class SamplingParams:
                 check_integer(name, getattr(self, name), -1)
         self._check_texts()
         self._check_logits()
+        object.__setattr__(self, "structured_outputs", _structured(self.structured_outputs))
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -162,6 +167,16 @@ class SamplingParams:
         for processor in processors:
             if not callable(processor):
                 raise RequestError("logits_processors must be functions", got=repr(processor)[:100])
+
+
+def _structured(value: object) -> StructuredOutputs | None:
+    if value is None or isinstance(value, StructuredOutputs):
+        return value
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise RequestError(
+            "structured_outputs must be StructuredOutputs, or a dictionary of its fields", got=repr(value)[:100]
+        )
+    return StructuredOutputs(**value)
 
 
 def check_penalties(repetition: object, presence: object, frequency: object) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from ingot.errors import RequestError
 from ingot.plugins.op import Array
 from ingot.plugins.ops.sample import Draw, Drawn, sample
-from ingot.step_io import LAST_DRAWN, Ending, Float32, Int32, SequenceRules, StepBatch, StepResult
+from ingot.step_io import LAST_DRAWN, Ending, Float32, Int32, SequenceRules, StepBatch, StepResult, UInt32
 
 
 class _Held:
@@ -25,24 +25,28 @@ class _Held:
         for word in rules.bad_words:
             if len(word) > 1:
                 self._words_after.setdefault(word[-2], []).append(word)
+        self._reasons = False  # the end of the reasoning has not come yet: then the grammar waits
+        self._begin_grammar(tokens[num_prompt:])
 
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
 
     def draw(self, row: int) -> Draw:
-        """The next one, from this row of logits. A grammar's mask will ban tokens here."""
+        """The next one, from this row of logits."""
         if self.ending is not Ending.NONE:
             raise RequestError("a sequence that has ended draws no more", got=self.ending.name)
         rules = self.rules
         words = self._words_after.get(self.tokens[-1], ())
         banned = self._banned + [word[-1] for word in words if self._generated_end_with(word[:-1])]
-        if self.num_generated < rules.min_tokens:
+        ends_too_early = self.num_generated < rules.min_tokens and not self._over_budget
+        if ends_too_early or (self._reasons and rules.grammar is not None):  # it would end before its grammar begins
             banned += rules.end_ids
         return Draw(
             row=row,
             rules=rules,
             counter=self.num_generated,
+            allowed=self._allowed(),
             bias_ids=[*(token for token, _ in rules.logit_bias), *banned],
             bias=[*(bias for _, bias in rules.logit_bias), *[-np.inf] * len(banned)],
             history=self.tokens if rules.penalises else (),
@@ -55,11 +59,44 @@ class _Held:
             self.ending = Ending.FAILED
             return
         self.tokens.append(token)
+        grammar = None if self._reasons else self.rules.grammar
+        grammar_ends = grammar is not None and grammar.consume(token)
+        self._reasons = self._reasons and not self._generated_end_with(self.rules.reasoning_end)
         stops = token in self.rules.end_ids or any(self._generated_end_with(word) for word in self.rules.stop_words)
-        if stops and self.num_generated >= self.rules.min_tokens:
+        if grammar_ends or (stops and self.num_generated >= self.rules.min_tokens):
             self.ending = Ending.STOP
         elif self.num_generated >= self.rules.max_tokens:
             self.ending = Ending.LENGTH
+
+    @property
+    def _over_budget(self) -> bool:
+        budget = self.rules.reasoning_budget
+        return self._reasons and budget is not None and self.num_generated >= budget
+
+    def _allowed(self) -> UInt32 | None:
+        """What may come next, see Draw."""
+        if not self._reasons:
+            return None if self.rules.grammar is None else self.rules.grammar.allowed()
+        if not self._over_budget:
+            return None
+        end = self.rules.reasoning_end
+        token = end[next(n for n in range(len(end) - 1, -1, -1) if self._generated_end_with(end[:n]))]
+        mask = np.zeros(token // 32 + 1, np.uint32)
+        mask[token // 32] = 1 << token % 32
+        return mask
+
+    def _begin_grammar(self, generated: list[int]) -> None:
+        """Also where the grammar has seen some of these tokens, or more."""
+        end, grammar = list(self.rules.reasoning_end), self.rules.grammar
+        begins = range(len(generated) - len(end) + 1)
+        behind = next((n + len(end) for n in begins if generated[n : n + len(end)] == end), None) if end else 0
+        self._reasons = behind is None
+        if grammar is None:
+            return
+        if not grammar.reset():
+            raise RequestError("the grammar of a sequence has failed before", hint="begin with a new one")
+        for token in () if behind is None else generated[behind:]:
+            grammar.consume(token)
 
     def _generated_end_with(self, word: Sequence[int]) -> bool:
         """A word does not begin in the prompt."""

@@ -13,6 +13,7 @@ from ingot.engine import Engine
 from ingot.errors import IngotError, RequestError, UsageError
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.executor import Executor
+from ingot.runtime.guided.guides import Guides
 from ingot.runtime.outlet import Outlet, StreamDelta
 from ingot.runtime.outputs import Outputs, Wanted
 from ingot.runtime.owned import Owned
@@ -110,6 +111,7 @@ class ModelRunner(Owned):
             end_ids=frozenset(manifest.eos_ids),
             pad_id=0 if manifest.pad_id is None else manifest.pad_id,
         )
+        self.guides = Guides(loaded.engine.directory, self.facts.end_ids)
         self.blocks = BlockManager(
             loaded.session.num_blocks,
             plan.tokens_per_block,
@@ -311,6 +313,7 @@ class ModelRunner(Owned):
                 want_log_probs=wanted.log_probs or wanted.cum_log_probs,
                 priority=turn[0],
                 cache_salt=turn[1],
+                guides=self.guides,
             )
             for index, prompt in enumerate(prompts)
         ]

@@ -19,6 +19,7 @@ import numpy as np
 
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.block_manager import BlockTable
+from ingot.runtime.guided.matcher import Matcher
 from ingot.runtime.logits_rules import NO_RULES, Rules
 from ingot.step_io import Ending, Float32, Int32
 
@@ -57,6 +58,7 @@ class Request:
     prompt_logprobs          the same for the tokens of the prompt
     end_ids                  tokens that end it (the token itself is kept)
     stop_words               token sequences that end it (kept too)
+    grammar                  of its generated tokens, in a state of its own; None: any
     cache_salt               only requests with the same salt share blocks
     priority                 lower goes first. A level is worth a head start of PRIORITY_STEP arrivals and no more, so
                              that everybody's turn comes
@@ -87,6 +89,7 @@ class Request:
         prompt_logprobs: int | None = None,
         end_ids: frozenset[int] = frozenset(),
         stop_words: Sequence[tuple[int, ...]] = (),
+        grammar: Matcher | None = None,
         want_context_logits: bool = False,
         want_generation_logits: bool = False,
         want_log_probs: bool = True,
@@ -96,7 +99,7 @@ class Request:
         self.max_new_tokens = max_new_tokens
         self.temperature, self.top_k, self.top_p, self.seed = temperature, top_k, top_p, seed
         self.rules, self.logprobs, self.prompt_logprobs = rules, logprobs, prompt_logprobs
-        self.end_ids, self.stop_words = end_ids, tuple(stop_words)
+        self.end_ids, self.stop_words, self.grammar = end_ids, tuple(stop_words), grammar
         self.want_context_logits, self.want_generation_logits = want_context_logits, want_generation_logits
         self.want_log_probs = want_log_probs or logprobs is not None
         self._uses_prompt_rows = want_context_logits or prompt_logprobs is not None

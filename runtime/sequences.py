@@ -58,4 +58,5 @@ def sequence_rules(request: Request) -> SequenceRules:
         max_tokens=request.max_new_tokens,
         log_prob=request.want_log_probs,
         top=request.logprobs,
+        grammar=request.grammar,
     )

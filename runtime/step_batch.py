@@ -181,12 +181,16 @@ def failed_requests(step: ScheduledStep, result: StepResult) -> list[tuple[Reque
     if np.isfinite(result.log_probs).all():
         return []
     no_token = "bad_words, logit_bias, min_tokens and penalties of this request leave no token to choose"
+    with_grammar = "structured_outputs and bans of this request leave no token to choose"
     no_number = "the model's logits for this request are not finite numbers"
     found: list[tuple[Request, IngotError]] = []
     log_probs = result.log_probs[-1]
     for request, token, log_prob in zip(step.sampled, result.ids[-1], log_probs, strict=False):
         if not np.isfinite(log_prob):
-            found.append((request, RequestError(no_token if token < 0 else no_number)))
+            if token >= 0 or request.grammar is None:
+                found.append((request, RequestError(no_token if token < 0 else no_number)))
+            else:
+                found.append((request, RequestError(with_grammar, got=request.grammar.error)))
     sick = np.isnan(log_probs[len(step.sampled) :])
     found += [(step.known[place][0], RequestError(no_number)) for place in np.flatnonzero(sick)]
     return found

@@ -174,5 +174,6 @@ def make_streams(runner: ModelRunner, tokenizer: Tokenizer, index: int, asked: T
         bad_words=bad_words,
         priority=priority,
         cache_salt=salt,
+        guides=runner.guides,
     )
     return [TextStream(index, sequence, asked, request, tokenizer) for sequence, request in enumerate(group)]

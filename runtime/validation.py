@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from ingot.configs.sampling import SamplingParams, check_integer
+from ingot.configs.structured_outputs import StructuredOutputs
 from ingot.errors import RequestError
 from ingot.plan import Limits
+from ingot.runtime.guided.guides import Guides
+from ingot.runtime.guided.matcher import Matcher
 from ingot.runtime.logits_rules import NO_RULES, Rules, read_processors
 from ingot.runtime.request import MAX_PRIORITY, Request
 from ingot.step_io import Int32
@@ -201,12 +204,14 @@ def make_requests(
     want_log_probs: bool = False,
     priority: int = 0,
     cache_salt: str = "",
+    guides: Guides | None = None,
 ) -> list[Request]:
     """The params.n requests of one prompt, checked against the engine's limits. Raises RequestError.
 
     default_max_tokens  where params.max_tokens is None; lowered to what fits; None: as many as fit
     end_ids             None: the engine's, unless params.ignore_eos
     stop_words, bad_words  token sequences; those of params.stop and params.bad_words need a tokenizer
+    guides          of the engine, for params.structured_outputs
     """
     max_new_tokens = _max_new_tokens(len(prompt), params.max_tokens, default_max_tokens, facts, where)
     ends = (frozenset() if params.ignore_eos else facts.end_ids) if end_ids is None else end_ids
@@ -214,6 +219,7 @@ def make_requests(
     logprobs, prompt_logprobs = (
         _num_probs(name, getattr(params, name), facts.vocab_size, where) for name in ("logprobs", "prompt_logprobs")
     )
+    grammars = _grammars(params, guides)
     return [
         Request(
             prompt,
@@ -233,9 +239,22 @@ def make_requests(
             want_log_probs=want_log_probs,
             priority=priority,
             cache_salt=cache_salt.encode(),
+            grammar=grammars[index],
         )
         for index in range(params.n)
     ]
+
+
+def _grammars(params: SamplingParams, guides: Guides | None) -> list[Matcher | None]:
+    """One for each completion, compiled once."""
+    asked = params.structured_outputs
+    if asked is None:
+        return [None] * params.n
+    assert isinstance(asked, StructuredOutputs), "SamplingParams has read it"
+    if guides is None:
+        raise RequestError("structured_outputs: this caller has no grammars", hint="use LLM, ModelRunner or the server")
+    first = guides.matcher(asked)
+    return [first, *(first.clone() for _ in range(params.n - 1))]
 
 
 def _rules(

@@ -124,13 +124,26 @@ bool signal_pending() {
   return PyErr_CheckSignals() != 0;
 }
 
-// SequenceRules of src/ingot/step_io.py, in the order of its fields; top: -1 for None.
+// Grammar.native of src/ingot/step_io.py.
+using GrammarTuple = std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t>;
+// SequenceRules of src/ingot/step_io.py, in the order of its fields; top, reasoning_budget: -1 for None.
 using RulesTuple = std::tuple<double, int64_t, double, double, uint64_t, double, double, double,
                               std::vector<std::tuple<int32_t, double>>, std::vector<std::vector<int32_t>>,
-                              std::vector<std::vector<int32_t>>, std::vector<int32_t>, int64_t, int64_t, bool, int64_t>;
+                              std::vector<std::vector<int32_t>>, std::vector<int32_t>, int64_t, int64_t, bool, int64_t,
+                              std::vector<int32_t>, int64_t, std::optional<GrammarTuple>>;
+
+template <typename Field>
+const Field& as_rule(const Field& field) {
+  return field;
+}
+
+std::optional<ingot::NativeGrammar> as_rule(const std::optional<GrammarTuple>& given) {
+  if (!given) return std::nullopt;
+  return std::apply([](const auto&... field) { return ingot::NativeGrammar{field...}; }, *given);
+}
 
 void start(Session& self, int64_t slot, const RulesTuple& fields, const In<int32_t>& tokens, int64_t num_prompt) {
-  auto rules = std::apply([](const auto&... field) { return ingot::SequenceRules{field...}; }, fields);
+  auto rules = std::apply([](const auto&... field) { return ingot::SequenceRules{as_rule(field)...}; }, fields);
   const nb::gil_scoped_release release;
   self.start(slot, std::move(rules), span_of(tokens), num_prompt);
 }

@@ -11,7 +11,7 @@ from ingot.plugins.cpu.kv_layout import unpack_keys, unpack_values
 from ingot.plugins.cpu.machine import check_memory, pool_bytes
 from ingot.plugins.cpu.native import _cpu, contract, enough_threads, num_threads
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult, StepTimes
+from ingot.step_io import Ahead, Float32, Grammar, Int32, SequenceRules, StepBatch, StepResult, StepTimes
 
 MOST_STEPS = 128  # of a run: few enough that the blocks which are reserved ahead are few too
 
@@ -35,6 +35,9 @@ def _rules_tuple(rules: SequenceRules) -> "_cpu.Rules":
         rules.max_tokens,
         rules.log_prob,
         -1 if rules.top is None else rules.top,
+        rules.reasoning_end,
+        -1 if rules.reasoning_budget is None else rules.reasoning_budget,
+        None if rules.grammar is None else rules.grammar.native,
     )
 
 
@@ -60,16 +63,22 @@ class CpuSession:
         self.native = native
         self.num_blocks = num_blocks
         self._caches = caches
+        self._grammars: dict[int, Grammar] = {}  # by slot: the native sequences only know where they are
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
         """Hold a sequence. Raises RequestError for rules or tokens that break the contract."""
         with contract("the session cannot hold this sequence"):
             self.native.start(slot, _rules_tuple(rules), tokens, num_prompt)
+        if rules.grammar is not None:
+            self._grammars[slot] = rules.grammar
+        else:
+            self._grammars.pop(slot, None)
 
     def end(self, slot: int) -> None:
         """Forget it."""
         with contract("the session cannot forget a sequence now"):
             self.native.end(slot)
+        self._grammars.pop(slot, None)
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One crossing. Raises RequestError for a batch that breaks the contract, before anything is computed."""

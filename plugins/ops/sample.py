@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.plugins.op import Array, Call, Op
-from ingot.step_io import Float32, Int32, SequenceRules
+from ingot.step_io import Float32, Int32, SequenceRules, UInt32
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -25,6 +25,7 @@ class Draw:
     row             index into the rows of logits
     rules           those of its sequence
     counter         tokens that the sequence has generated so far
+    allowed         a bit per token, the lowest first: those that may be drawn; None: all
     bias_ids, bias  what is added to the logits of these tokens; -inf bans one
     history         all tokens of a sequence with penalties, the first num_prompt of which it did not generate
     known           a token whose probability is wanted: then nothing is drawn; else -1
@@ -33,6 +34,7 @@ class Draw:
     row: int
     rules: SequenceRules
     counter: int = 0
+    allowed: UInt32 | None = None
     bias_ids: Sequence[int] = ()
     bias: Sequence[float] = ()
     history: Sequence[int] = ()
@@ -70,6 +72,10 @@ def uniform(seed: int, counter: int) -> float:
 def edited(logits: Array, draw: Draw) -> Array:
     """The logits that a draw chooses from, float32 [vocab]."""
     line, rules = logits.copy(), draw.rules
+    if draw.allowed is not None:
+        bits = np.unpackbits(draw.allowed.view(np.uint8), bitorder="little")[: len(line)]
+        line[: len(bits)][bits == 0] = -np.inf
+        line[len(bits) :] = -np.inf
     np.add.at(line, np.array(draw.bias_ids, np.int32), np.array(draw.bias, np.float32))
     history = np.array(draw.history, np.int32)
     seen, penalty = np.unique(history), np.float32(rules.repetition_penalty)
@@ -147,7 +153,7 @@ def _token(logits: Array, draw: Draw) -> int:
     if not np.isfinite(logits.max()):
         return int(np.argmax(logits))
     rules = draw.rules
-    if len(draw.bias_ids) or len(draw.history):
+    if draw.allowed is not None or len(draw.bias_ids) or len(draw.history):
         logits = edited(logits, draw)
         if not np.isfinite(logits.max()):
             return -1

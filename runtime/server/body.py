@@ -15,7 +15,6 @@ from ingot.runtime.server.protocol import REFUSED, Body
 
 # values of refused fields that ask for nothing
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),  # of no tools, as are the next three
     "parallel_tool_calls": (True, False),

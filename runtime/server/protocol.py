@@ -32,7 +32,6 @@ ACCEPTED = {
 _NOT_YET = "it does not exist in this version"
 _TEXT_ONLY = "the engine reads and writes text only"
 REFUSED: Mapping[str, str] = {
-    "response_format": "guided decoding does not exist in this version: nothing would enforce it",
     "tools": "tool calls do not exist in this version: nothing would parse them",
     "tool_choice": "tool calls do not exist in this version",
     "parallel_tool_calls": "tool calls do not exist in this version",
@@ -49,10 +48,6 @@ REFUSED: Mapping[str, str] = {
     "moderation": "the server moderates nothing",
     "prompt_cache_retention": "cached blocks stay while there is room",
     "prompt_cache_options": "cached blocks stay while there is room",
-    "guided_json": f"guided decoding: {_NOT_YET}",
-    "guided_regex": f"guided decoding: {_NOT_YET}",
-    "guided_choice": f"guided decoding: {_NOT_YET}",
-    "guided_grammar": f"guided decoding: {_NOT_YET}",
     "use_beam_search": f"beam search: {_NOT_YET}",
     "chat_template": "templates are the server's: ingot serve --chat_template FILE",
 }
@@ -93,8 +88,9 @@ class Fields(BaseModel):
         """Of unknown fields one is enough to complain about."""
         if not isinstance(value, dict):
             return value
-        unknown = [name for name in value if name not in cls.model_fields]
-        return {name: value[name] for name in (*cls.model_fields, *unknown[:1]) if name in value}
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        unknown = [name for name in value if name not in known]
+        return {name: value[name] for name in (*known, *unknown[:1]) if name in value}
 
 
 class Body(Fields):
@@ -108,6 +104,23 @@ class StreamOptions(Fields):
 
     include_usage: bool = False
     include_obfuscation: bool = False
+
+
+class JsonSchema(Fields):
+    """A named schema. It is enforced whatever `strict` says."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Fields):
+    """json_object may have a schema, as in llama.cpp."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
 class Generate(Body):
@@ -134,6 +147,17 @@ class Generate(Body):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    # what the answer must look like, under every name that clients have for it; at most one of them
+    response_format: ResponseFormat | None = None  # OpenAI's
+    structured_outputs: dict[str, Any] | None = None  # vLLM's
+    guided_json: str | dict[str, Any] | None = None  # its older names
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1, max_length=MAX_NAMED, fail_fast=True)] | None = None
+    guided_grammar: Text | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: Text | None = None
+    grammar: Text | None = None  # llama.cpp's
+    json_schema: dict[str, Any] | None = None
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     cache_salt: str = ""
     timeout: Seconds | None = Field(None, description="Seconds from arrival to end; at most the server's.")

@@ -6,6 +6,7 @@ from typing import Any
 from ingot.configs.generation import GenerationDefaults
 from ingot.configs.sampling import SamplingParams
 from ingot.runtime.chat_template import RESERVED, ChatTemplates
+from ingot.runtime.server.answer_format import structured_outputs
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.protocol import ChatMessage, ChatRequest, CompletionRequest, Generate
 from ingot.runtime.text_stream import TextRequest, TextStream
@@ -138,5 +139,6 @@ def _params(
         prompt_logprobs=prompt_logprobs,
         include_stop_str=asked.include_stop_str_in_output,
         skip_special_tokens=asked.skip_special_tokens,
+        structured_outputs=structured_outputs(asked),
         **values,
     )

@@ -62,6 +62,9 @@ Rules: TypeAlias = tuple[
     int,
     bool,
     int,
+    Sequence[int],
+    int,
+    tuple[int, int, int, int, int, int] | None,
 ]
 Drawn: TypeAlias = tuple[Ints, Floats, Ints, Floats | None, Ints | None, Ints | None, Floats | None]
 

@@ -21,16 +21,39 @@ import numpy.typing as npt
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
+UInt32 = npt.NDArray[np.uint32]
 
 NO_LOG_PROB = 1.0  # in place of a log probability, none of which is above 0, that nobody wants
 LAST_DRAWN = -1  # in place of a token id: the token that the sequence drew last
 
 
+class Grammar(Protocol):
+    """Which tokens may follow in one sequence, for one thread at a time. Its owner keeps it until the sequence
+    has ended.
+
+    native  for sessions in C++: address of the state; addresses of C functions over it that reset, consume a token,
+            fill a mask, and tell whether it is stopped (llguidance.h names them); words of a mask
+    """
+
+    native: tuple[int, int, int, int, int, int]
+
+    def reset(self) -> bool:
+        """Begin again, before the first token. False: it has failed."""
+        ...
+
+    def allowed(self) -> UInt32:
+        """A bit per token, the lowest first; none where the grammar fails. Tokens beyond are not allowed."""
+        ...
+
+    def consume(self, token: int) -> bool:
+        """Take the next token. Whether no other may follow."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceRules:
-    """How the tokens of a sequence are drawn, and when it ends. A draw changes its logits in this order: biases and
-    bans, repetition, frequency, presence; then temperature, and min_p ahead of top_k and top_p. A grammar's mask is to
-    come beside the bans.
+    """How the tokens of a sequence are drawn, and when it ends. A draw changes its logits in this order: the grammar's
+    mask, biases and bans, repetition, frequency, presence; then temperature, and min_p ahead of top_k and top_p.
 
     temperature         0 is greedy (lowest id wins ties); otherwise logits are divided by it
     top_k               keep the k most likely tokens, 0 keeps all
@@ -48,6 +71,10 @@ class SequenceRules:
     max_tokens          generated tokens that end it
     log_prob            whether the log probability of a drawn token is wanted; else it may be NO_LOG_PROB
     top                 how many of the most likely tokens are wanted beside it, and its rank; None: neither
+    reasoning_end       tokens that end the reasoning with which the sequence begins; (): it does not reason
+    reasoning_budget    generated tokens after which these are forced; None: never
+    grammar             of what is generated behind the reasoning, in which no end token is drawn then. It ends
+                        the sequence where it allows no further token, also before min_tokens
     """
 
     temperature: float = 0.0
@@ -66,6 +93,14 @@ class SequenceRules:
     max_tokens: int = 2**31 - 1
     log_prob: bool = True
     top: int | None = None
+    reasoning_end: tuple[int, ...] = ()
+    reasoning_budget: int | None = None
+    grammar: Grammar | None = None
+
+    @property
+    def guided(self) -> bool:
+        """Whether some draws may be limited to some tokens."""
+        return self.grammar is not None or bool(self.reasoning_end)
 
     @property
     def penalises(self) -> bool:
@@ -75,7 +110,7 @@ class SequenceRules:
     @property
     def plain(self) -> bool:
         """Whether its draws need nothing but temperature, top_k and top_p, and give a token and its probability."""
-        edits = self.penalises or self.logit_bias or self.bad_words or self.min_tokens
+        edits = self.penalises or self.logit_bias or self.bad_words or self.min_tokens or self.guided
         return not edits and self.min_p == 0 and self.top is None
 
 

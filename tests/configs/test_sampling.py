@@ -41,6 +41,7 @@ def test_defaults() -> None:
         "include_stop_str",
         "skip_special_tokens",
         "logits_processors",
+        "structured_outputs",
     }
 
 

@@ -70,7 +70,12 @@ FENCES = {
     "transformers": (),
     "click": ("ingot.cli",),
     "rich": ("ingot.cli", "ingot.runtime.llm_progress"),
-    "tokenizers": ("ingot.companions", "ingot.runtime.tokenizer", "ingot.runtime.control_tokens"),
+    "tokenizers": (
+        "ingot.companions",
+        "ingot.runtime.tokenizer",
+        "ingot.runtime.control_tokens",
+        "ingot.runtime.guided",
+    ),
     "jinja2": ("ingot.runtime.chat_template",),
     "pydantic": ("ingot.runtime.server.protocol", "ingot.runtime.server.body"),
     "pydantic_core": ("ingot.runtime.server.protocol", "ingot.runtime.server.body"),
@@ -93,6 +98,7 @@ OPTIONAL = {  # extras: may be imported inside functions
     "uvicorn",
     "h11",
     "httpx",
+    "llguidance",
     "matplotlib",
     "opentelemetry",
 }

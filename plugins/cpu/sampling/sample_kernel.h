@@ -134,10 +134,14 @@ DrawSpace draw_space(const Team& team, int64_t vocab) {
   return {memory, memory + n, memory + 2 * n, reinterpret_cast<float*>(narrow + 2 * n), narrow, narrow + n};
 }
 
-// The row with biases and penalties in space.logits.
-void apply_rules(const Draw& draw, int64_t vocab, const float* logits, const DrawSpace& space) {
+// The row with mask, biases and penalties in space.logits.
+void apply_rules(const Draw& draw, const uint32_t* allowed, int64_t vocab, const float* logits,
+                 const DrawSpace& space) {
   float* line = space.logits;
   std::copy_n(logits, vocab, line);
+  if (allowed != nullptr)
+    for (int64_t i = 0; i < vocab; ++i)
+      if ((allowed[i / 32] >> (i % 32) & 1) == 0) line[i] = -std::numeric_limits<float>::infinity();
   for (int64_t i = 0; i < draw.num_biases; ++i) line[draw.bias_ids[i]] += draw.bias[i];
   const std::span tokens(draw.history, static_cast<size_t>(draw.history_length));
   if (tokens.empty()) return;
@@ -276,8 +280,9 @@ int32_t choose_token(const Draw& draw, int64_t vocab, const float* logits, const
                      const DrawSpace& space) {
   if (!row.finite) return row.best;
   int32_t best = row.best;
-  if (draw.num_biases > 0 || draw.history_length > 0) {
-    apply_rules(draw, vocab, logits, space);
+  const uint32_t* allowed = draw.allowed == nullptr ? nullptr : draw.allowed(draw.guided);
+  if (allowed != nullptr || draw.num_biases > 0 || draw.history_length > 0) {
+    apply_rules(draw, allowed, vocab, logits, space);
     logits = space.logits;
     const RowSummary changed = summarise<S>(logits, vocab);
     if (!changed.finite) return -1;

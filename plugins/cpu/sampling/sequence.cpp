@@ -19,6 +19,13 @@ void require_token(const char* what, int64_t token, int64_t vocab) {
           std::string(what) + " is " + std::to_string(token) + ", expected 0 to " + std::to_string(vocab - 1));
 }
 
+template <typename Function>
+Function call(uintptr_t address) {
+  return reinterpret_cast<Function>(address);
+}
+
+void* state(const NativeGrammar& grammar) { return reinterpret_cast<void*>(grammar.state); }
+
 bool finite(double value) { return std::isfinite(static_cast<float>(value)); }
 
 void check_rules(const SequenceRules& rules, int64_t vocab) {
@@ -39,6 +46,7 @@ void check_rules(const SequenceRules& rules, int64_t vocab) {
   for (const auto& word : rules.stop_words) require(!word.empty(), "a stop word has no token");
   for (const int32_t token : rules.end_ids)
     if (rules.min_tokens > 0) require_token("an end token that min_tokens bans", token, vocab);
+  for (const int32_t token : rules.reasoning_end) require_token("a token that ends reasoning", token, vocab);
   require(rules.top >= -1 && rules.top <= vocab, "there are fewer tokens than wanted");
 }
 
@@ -61,8 +69,8 @@ Sequence::Sequence(SequenceRules rules, std::span<const int32_t> tokens, int64_t
   draw_.presence_penalty = static_cast<float>(rules_.presence_penalty);
   draw_.num_top = static_cast<int32_t>(std::max<int64_t>(rules_.top, 0));
   penalises_ = rules_.repetition_penalty != 1 || rules_.frequency_penalty != 0 || rules_.presence_penalty != 0;
-  plain_ = !penalises_ && rules_.logit_bias.empty() && rules_.bad_words.empty() && rules_.min_tokens == 0 &&
-           rules_.min_p == 0 && rules_.top < 0;
+  plain_ = !guided() && !penalises_ && rules_.logit_bias.empty() && rules_.bad_words.empty() &&
+           rules_.min_tokens == 0 && rules_.min_p == 0 && rules_.top < 0;
   for (const auto& [token, bias] : rules_.logit_bias) {
     bias_ids_.push_back(token);
     bias_.push_back(static_cast<float>(bias));
@@ -70,6 +78,56 @@ Sequence::Sequence(SequenceRules rules, std::span<const int32_t> tokens, int64_t
   for (const std::vector<int32_t>& word : rules_.bad_words)
     if (word.size() == 1) ban(word.back());
   num_lasting_ = bias_.size();
+  const auto bits = static_cast<size_t>(vocab + 31) / 32;
+  if (guided())
+    mask_.resize(std::max(bits, rules_.grammar ? static_cast<size_t>(rules_.grammar->mask_words) : size_t{0}));
+  begin_grammar();
+}
+
+// From the tokens that were generated before: also where the grammar has seen some of them, or more.
+void Sequence::begin_grammar() {
+  auto rest = std::span(tokens_).subspan(static_cast<size_t>(num_prompt_));
+  if (!rules_.reasoning_end.empty()) {
+    const auto found = std::ranges::search(rest, rules_.reasoning_end);
+    reasons_ = found.empty();
+    rest = rest.subspan(static_cast<size_t>(found.end() - rest.begin()));
+  }
+  if (!rules_.grammar) return;
+  require(rules_.grammar->mask_words >= 0, "a mask has no negative number of words");
+  require(call<int32_t (*)(void*)>(rules_.grammar->reset)(state(*rules_.grammar)) == 0,
+          "the grammar has failed before");
+  for (const int32_t token : rest)
+    if (!reasons_) grammar_stops(token);
+}
+
+bool Sequence::grammar_stops(int32_t token) {
+  const NativeGrammar& grammar = *rules_.grammar;
+  // What fails here leaves the grammar in error: then the next mask fails, and with it the sequence.
+  const bool fails =
+      call<int32_t (*)(void*, uint32_t)>(grammar.consume)(state(grammar), static_cast<uint32_t>(token)) != 0;
+  return !fails && call<bool (*)(const void*)>(grammar.is_stopped)(state(grammar));
+}
+
+bool Sequence::over_budget() const {
+  return reasons_ && rules_.reasoning_budget >= 0 && num_generated() >= rules_.reasoning_budget;
+}
+
+const uint32_t* Sequence::allowed() {
+  if (reasons_ && !over_budget()) return nullptr;
+  if (!reasons_ && !rules_.grammar) return nullptr;
+  std::ranges::fill(mask_, 0u);
+  if (reasons_) {
+    size_t done = rules_.reasoning_end.size() - 1;
+    while (done > 0 && !generated_end_with(std::span(rules_.reasoning_end).first(done))) --done;
+    const auto token = static_cast<size_t>(rules_.reasoning_end[done]);
+    mask_[token / 32] |= 1u << (token % 32);
+    return mask_.data();
+  }
+  const NativeGrammar& grammar = *rules_.grammar;
+  const auto bytes = static_cast<size_t>(grammar.mask_words) * sizeof(uint32_t);
+  if (call<int32_t (*)(void*, uint32_t*, size_t)>(grammar.fill_mask)(state(grammar), mask_.data(), bytes) != 0)
+    std::ranges::fill(mask_, 0u);  // no token is left: the sequence fails, and the grammar knows why
+  return mask_.data();
 }
 
 Draw Sequence::next() {
@@ -78,9 +136,14 @@ Draw Sequence::next() {
   bias_.resize(num_lasting_);
   for (const std::vector<int32_t>& word : rules_.bad_words)
     if (word.size() > 1 && generated_end_with(std::span(word).first(word.size() - 1))) ban(word.back());
-  if (num_generated() < rules_.min_tokens)
+  const bool ends_too_early = num_generated() < rules_.min_tokens && !over_budget();
+  if (ends_too_early || (reasons_ && rules_.grammar))  // an answer that ends before its grammar begins breaks it
     for (const int32_t token : rules_.end_ids) ban(token);
   Draw draw = draw_;
+  if (guided()) {
+    draw.allowed = [](void* self) { return static_cast<Sequence*>(self)->allowed(); };
+    draw.guided = this;
+  }
   draw.counter = static_cast<uint64_t>(num_generated());
   draw.bias_ids = bias_ids_.data();
   draw.bias = bias_.data();
@@ -99,7 +162,9 @@ void Sequence::take(int32_t token, float log_prob) {
     return;
   }
   tokens_.push_back(token);
-  if (num_generated() >= rules_.min_tokens && stops())
+  const bool grammar_ends = rules_.grammar && !reasons_ && grammar_stops(token);
+  reasons_ = reasons_ && !generated_end_with(rules_.reasoning_end);
+  if (grammar_ends || (num_generated() >= rules_.min_tokens && stops()))
     ending_ = Ending::kStop;
   else if (num_generated() >= rules_.max_tokens)
     ending_ = Ending::kLength;

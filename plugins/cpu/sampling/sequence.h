@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <vector>
@@ -12,6 +13,13 @@
 namespace ingot {
 
 using Words = std::vector<std::vector<int32_t>>;
+
+// Grammar.native of src/ingot/step_io.py, its fields in order: the state of a grammar, which its owner keeps until the
+// sequence has ended, and functions that move it. Those that return an int32_t return 0, or -1 where they fail.
+struct NativeGrammar {
+  uintptr_t state, reset, consume, fill_mask, is_stopped;
+  int64_t mask_words;  // a bit per token of the tokenizer; further tokens of the model are never drawn
+};
 
 // SequenceRules of src/ingot/step_io.py, its fields in order.
 struct SequenceRules {
@@ -26,6 +34,9 @@ struct SequenceRules {
   int64_t min_tokens, max_tokens;
   bool log_prob;
   int64_t top;  // -1: neither most likely tokens nor ranks
+  std::vector<int32_t> reasoning_end;
+  int64_t reasoning_budget;  // -1: as many as it takes
+  std::optional<NativeGrammar> grammar;
 };
 
 enum class Ending : int32_t { kNone, kStop, kLength, kFailed };
@@ -46,8 +57,15 @@ class Sequence {
   Draw next();
   // Adds what was drawn, and sees whether the sequence ends with it.
   void take(int32_t token, float log_prob);
+  // What may come next, see Draw.
+  const uint32_t* allowed();
 
  private:
+  bool guided() const { return rules_.grammar.has_value() || !rules_.reasoning_end.empty(); }
+  bool over_budget() const;
+  void begin_grammar();
+  // Tells the grammar; whether it allows no further token.
+  bool grammar_stops(int32_t token);
   int64_t num_generated() const { return static_cast<int64_t>(tokens_.size()) - num_prompt_; }
   bool generated_end_with(std::span<const int32_t> word) const;
   bool stops() const;
@@ -62,6 +80,8 @@ class Sequence {
   std::vector<int32_t> bias_ids_;  // the lasting ones, then what is banned in the draw to come
   std::vector<float> bias_;
   size_t num_lasting_ = 0;
+  bool reasons_ = false;        // the end of the reasoning has not come yet: then the grammar waits
+  std::vector<uint32_t> mask_;  // a bit per token
 };
 
 }  // namespace ingot

@@ -16,11 +16,14 @@ from ingot.cli.sampling_options import Prompt, Sampling, read_prompts
 from ingot.cli.values import as_json, byte_size, log_level, positive, target_isa, use_mmap
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.sampling import SamplingParams
+from ingot.configs.structured_outputs import StructuredOutputs
 from ingot.errors import IngotError, RequestError, UsageError
 from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.text_stream import TextEvent, TextRequest
 from ingot.runtime.tokenizer import Tokenizer
+
+_FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # option → field of StructuredOutputs
 
 
 @click.command()
@@ -62,6 +65,9 @@ from ingot.runtime.tokenizer import Tokenizer
 @click.option("--min_tokens", type=int, help="Generate at least so many tokens.")
 @click.option("--ignore_eos", is_flag=True, default=None, help="Go on after the model's end tokens.")
 @click.option("--seed", type=int, help="Seed the sampling: the same seed gives the same text.")
+@click.option("--json_schema", type=click.File(), metavar="FILE", help="Write JSON that this JSON schema holds for.")
+@click.option("--regex", help="Write a text that this regular expression matches as a whole.")
+@click.option("--grammar", type=click.File(), metavar="FILE", help="Write a text of this grammar, Lark or GBNF.")
 @click.option(
     "--stream", is_flag=True, help="Print text as it is generated; with --json, each object when its request ends."
 )
@@ -95,6 +101,8 @@ def command(
     \b
     Example: ingot run --engine_dir engine --prompt "Once upon a time" --stream
     """
+    for name in ("json_schema", "grammar"):
+        sampling[name] = None if sampling[name] is None else sampling[name].read()
     options = Sampling(**sampling)
     if prompts or input_file is None:  # a line of a file may yet say otherwise
         _check(options)
@@ -135,6 +143,9 @@ def _params(asked: Sampling, defaults: GenerationDefaults) -> SamplingParams:
         name: value for name, value in dataclasses.asdict(asked).items() if value not in (None, ())
     }
     values["max_tokens"] = values.pop("max_output_len", None)
+    forms = {new: values.pop(old) for old, new in _FORMS.items() if old in values}
+    if forms:
+        values["structured_outputs"] = StructuredOutputs(**forms)
     temperature, top_k, top_p = defaults.resolve(asked.temperature, asked.top_k, asked.top_p)
     values.update(temperature=temperature, top_k=top_k, top_p=top_p)
     return SamplingParams(**{**defaults.others, **values})

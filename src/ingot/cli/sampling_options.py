@@ -4,8 +4,9 @@ import dataclasses
 import difflib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ingot.configs.read import parse_json
 from ingot.errors import ConfigError, RequestError, UsageError
@@ -30,6 +31,9 @@ class Sampling:
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
 
 _FIELDS = ("prompt", *(field.name for field in dataclasses.fields(Sampling)))

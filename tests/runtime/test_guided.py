@@ -1,0 +1,107 @@
+"""What a request asks for becomes a grammar of the library, and what it does not enforce is refused with its place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.configs.structured_outputs import StructuredOutputs
+from ingot.errors import RequestError
+from ingot.runtime.guided.grammars import make_grammar, schema_text
+from ingot.runtime.guided.guides import Guides, spell
+from tests.runtime.byte_tokenizer import byte_tokenizer
+
+VOCAB = 110
+
+
+@pytest.fixture
+def guides(tmp_path: Path) -> Guides:
+    pytest.importorskip("llguidance", reason="needs llguidance")
+    byte_tokenizer(tmp_path, VOCAB)
+    return Guides(tmp_path, {VOCAB - 1})
+
+
+def ids(text: str) -> list[int]:
+    return [ord(each) - ord("!") for each in text]
+
+
+def takes(guides: Guides, text: str, **asked: Any) -> bool:
+    """Whether the whole text is one of the grammar."""
+    matcher = guides.matcher(StructuredOutputs(**asked))
+    for token in ids(text):
+        mask = matcher.allowed()
+        if not mask[token // 32] >> token % 32 & 1:
+            return False
+        matcher.consume(token)
+    mask, end = matcher.allowed(), VOCAB - 1
+    return bool(mask[end // 32] >> end % 32 & 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "good", "bad"),
+    [
+        ({"regex": "[ab]{2}!"}, "ab!", "abc!"),
+        ({"choice": ["yes", 'n"o']}, 'n"o', "no"),
+        ({"grammar": 'root ::= "a" ("b" | "c")+'}, "abcb", "a"),
+        ({"grammar": 'start: "a" /[0-9]/'}, "a7", "a"),
+        ({"json_object": True}, '{"a":[1]}', "[1]"),
+        ({"json": {"type": "integer", "maximum": 12}}, "12", "13"),
+        (
+            {"json": {"type": "object", "properties": {"a": {}}}, "disable_additional_properties": True},
+            '{"a":1}',
+            '{"b":1}',
+        ),
+    ],
+)
+def test_texts_of_the_form_alone_are_taken(guides: Guides, asked: dict[str, Any], good: str, bad: str) -> None:
+    assert takes(guides, good, **asked)
+    assert not takes(guides, bad, **asked)
+
+
+def test_a_tag_that_has_begun_is_filled_as_its_schema_says(guides: Guides) -> None:
+    structure = {"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}
+    asked = {"structural_tag": {"type": "structural_tag", "structures": [structure], "triggers": ["<f"]}}
+    assert takes(guides, "text<f>12</f>more<f>3</f>", **asked)
+    assert not takes(guides, "text<f>x", **asked)
+
+
+def test_a_refusal_names_the_place(guides: Guides) -> None:
+    schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}, {"not": {"type": "null"}}]}}}
+    with pytest.raises(RequestError) as caught:
+        guides.matcher(StructuredOutputs(json=schema))
+    assert caught.value.where == "schema $.properties.a.anyOf[1]"
+    assert "not" in str(caught.value.got)
+
+
+@pytest.mark.parametrize("asked", [{"regex": "(["}, {"grammar": "start: other"}, {"grammar": "root ::= ("}])
+def test_what_is_no_grammar_is_refused(guides: Guides, asked: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        guides.matcher(StructuredOutputs(**asked))
+
+
+def test_matchers_of_one_grammar_move_by_themselves(guides: Guides) -> None:
+    first, second = (guides.matcher(StructuredOutputs(regex="ab")) for _ in range(2))
+    first.consume(ids("a")[0])
+    assert (first.allowed() != second.allowed()).any()
+    assert (first.clone().allowed() == first.allowed()).all()
+    assert first.reset()
+    assert (first.allowed() == second.allowed()).all()
+
+
+def test_control_tokens_are_spelled_as_tokens() -> None:
+    assert spell('a<x>"b', {"<x>": 7, "<": 3}) == '"a" <[7]> "\\"b"'
+
+
+def test_options_that_would_leave_parts_out_are_refused() -> None:
+    with pytest.raises(RequestError, match="lenient"):
+        schema_text({"type": "object", "x-guidance": {"lenient": True}})
+
+
+def test_white_space_is_limited_unless_said_otherwise() -> None:
+    def options(**others: Any) -> Any:
+        return json.loads(make_grammar(StructuredOutputs(json_object=True, **others), str)[1])["x-guidance"]
+
+    assert "{1,20}" in options()["whitespace_pattern"]
+    assert options(disable_any_whitespace=True) == {"whitespace_flexible": False}
+    assert options(whitespace_pattern=" ") == {"whitespace_pattern": " "}
