@@ -52,7 +52,7 @@ WORDS = """
 | never run on a GPU | The engine is built, and tests run its kernels on an emulated GPU. |
 | refused | ingot refuses to build it and says why. |
 
-- We had no CPU with AMX.
+- `cpu/amx` is tested on a CPU that has AMX; where CI runs without one, software does the instructions of its tiles.
 - `cuda/smXX` and `tensorrt/smXX` stand for sm80, sm86, sm89, sm90, sm100 and sm120. `tensorrt-rtx` also has /sm80,
   /sm86, /sm89 and /sm120. All of them also take `f16`.
 - We have not even built an engine for `tensorrt/smXX`: we had no such library.
