@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ingot.configs.sizes import format_bytes
 from ingot.errors import CapacityError
-from ingot.plan import CacheGroup, Limits, window_blocks
+from ingot.plan import STATE_SLOTS, CacheGroup, Limits, window_blocks
 
 _DEFAULT_SHARE = 0.4  # of the available memory, at most, unless kv_cache_memory says otherwise
 _WINDOW_CHUNK = 2048  # tokens of a step that groups with windows have room for, whatever max_num_tokens is
@@ -90,11 +90,28 @@ def _needed(groups: Sequence[CacheGroup], limits: Limits, sequences: int) -> lis
     longest = -(-(limits.max_seq_len - 1) // size)  # the last token of a sequence is never fed back: it needs no slot
     chunk = -(-min(limits.max_num_tokens, _WINDOW_CHUNK) // size)
     return [
-        min(longest * sequences, window_blocks(group.window, size) * sequences + chunk)
+        _state_slots(groups, group, longest, sequences)
+        if group.state
+        else min(longest * sequences, window_blocks(group.window, size) * sequences + chunk)
         if group.window
         else longest * sequences
         for group in groups
     ]
+
+
+def _state_slots(groups: Sequence[CacheGroup], group: CacheGroup, longest: int, sequences: int) -> int:
+    """Of a group with states: those that sequences of so many blocks must have; beside several the snapshots."""
+    snapshots = longest // snapshot_stride(groups, group) + 2 if sequences > 1 else 0
+    return min(longest, STATE_SLOTS + snapshots) * sequences
+
+
+def snapshot_stride(groups: Sequence[CacheGroup], group: CacheGroup) -> int:
+    """Blocks of a prompt between two snapshots of its state, 0 for a group without states: snapshots take about as
+    many bytes as the keys and values of the tokens between them."""
+    if not group.state:
+        return 0
+    between = sum(each.block_bytes for each in groups if not each.window)
+    return max(1, -(-group.block_bytes // between)) if between else 1
 
 
 def _divided(groups: Sequence[CacheGroup], one: Sequence[int], most: Sequence[int], granted: int) -> list[int]:

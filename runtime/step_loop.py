@@ -46,7 +46,7 @@ class StepLoop:
         self._session, self._scheduler, self._blocks = session, scheduler, blocks
         self._sequences = Sequences(session, scheduler.most_running)
         self._most_steps = 1  # that may follow each other
-        self._closed = False
+        self._closed = self._started_over = False
         self._death: IngotError | None = None
         self._arrivals = 0
         self._outlets: dict[Request, Outlet] = {}
@@ -105,9 +105,15 @@ class StepLoop:
         kinds = count_kinds(chunks)
         most = self._scheduler.repeatable(chunks, self._most_steps)
         step = self._last = self._assemble(chunks, self._last)
-        ahead = Ahead(most_steps=most, seconds=_CROSSING_SECONDS, stop=self.stop) if most > 1 else None
+        ahead = (
+            Ahead(most_steps=most, seconds=_CROSSING_SECONDS, stop=self.stop)
+            if most > 1 and not step.batch.want_logits
+            else None
+        )
         begin = time.perf_counter()
         outcomes = self._run(step, ahead)
+        if not outcomes:
+            return True
         taken = time.perf_counter() - begin
         num_steps = max([1 if isinstance(outcome, IngotError) else len(outcome.ids) for _, outcome in outcomes])
         for part, outcome in outcomes:
@@ -195,21 +201,35 @@ class StepLoop:
         tokens that their requests have.
         """
         try:
-            return run_step(self._session, step, ahead)
+            outcomes = run_step(self._session, step, ahead)
+            self._started_over = False
+            return outcomes
         except BaseException as error:
             self._sequences.end(step.chunks)
             if not isinstance(error, Exception):
                 raise
+            if self._blocks.keeps_states:
+                return self._start_over(step, error)
             if ahead is not None:
                 _LOG.warning("several steps at a time failed, one is tried: %r", error)
                 return self._run(self._assemble(step.chunks))
             if len(step.chunks) == 1:
                 return [(step, _in_words(error))]
             _LOG.warning("a step failed, its requests are tried one by one: %r", error)
-        outcomes: list[Outcome] = []
+        outcomes = []
         for request, count in step.chunks.items():
             outcomes += self._run(self._assemble({request: count}))
         return outcomes
+
+    def _start_over(self, step: ScheduledStep, error: Exception) -> list[Outcome]:
+        """A step that failed may have moved states on, so its requests begin again at their last snapshots. If the next
+        step fails as well, its requests end."""
+        if self._started_over:
+            return [(step, _in_words(error))]
+        _LOG.warning("a step failed, its requests begin again at the last snapshots of their states: %r", error)
+        self._started_over = True
+        self._scheduler.preempt(step.chunks)
+        return []
 
     def _finish_step(self, step: ScheduledStep, outcome: StepResult | IngotError) -> None:
         """Move every request forward."""

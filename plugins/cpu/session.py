@@ -123,8 +123,8 @@ class CpuSession:
 
     def copy_block(self, source: int, target: int) -> None:
         """Give a KV block of every cache group the contents of another one, in all layers."""
-        for layer in (layer for group in self._caches for layer in group.layers):
-            for values in (False, True):
+        for layer, keeps_state in ((layer, bool(each.state)) for each in self._caches for layer in each.layers):
+            for values in (False,) if keeps_state else (False, True):
                 self.native.write_kv(layer, target, values, self.native.read_kv(layer, source, values))
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
@@ -201,9 +201,9 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
     return CpuSession(native, plan.caches, options.num_blocks)
 
 
-def _cache_tuple(group: CacheGroup, num_blocks: int) -> tuple[int, list[int], int, int, int, str, int]:
+def _cache_tuple(group: CacheGroup, num_blocks: int) -> tuple[int, list[int], int, int, int, str, int, list[int]]:
     sizes = group.kv_heads, group.head_dim, group.tokens_per_block
-    return group.window, list(group.layers), *sizes, group.dtype.value, num_blocks
+    return group.window, list(group.layers), *sizes, group.dtype.value, num_blocks, list(group.state)
 
 
 def _step_tuple(plan: Plan, step: Step) -> tuple[str, str, str, list[str], list[str], dict[str, Attr]]:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ingot.plan import window_blocks
-from ingot.runtime.block_manager import BlockManager, BlockTable, Hits
+from ingot.runtime.block_manager import BlockManager, Hits
+from ingot.runtime.block_table import BlockTable
 
 Tokens = tuple[int, ...]
 

@@ -13,6 +13,7 @@ from ingot.engine_writer import RankFile, write_engine
 from ingot.manifest import Manifest
 from ingot.plan import Limits, Plan
 from ingot.plugins.cpu.session import CpuSession
+from ingot.plugins.op import KvCache
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.target import SessionOptions, Target
 from ingot.runtime.block_manager import BlockManager
@@ -78,7 +79,9 @@ class PoisonedSession(WrappedSession):
 
     def _poison(self, group: int, block: int) -> None:
         if isinstance(self._inner, RefSession):
-            self._inner.kv[group].keys[:, block] = self._inner.kv[group].values[:, block] = np.nan
+            pool = self._inner.kv[group]
+            assert isinstance(pool, KvCache)
+            pool.keys[:, block] = pool.values[:, block] = np.nan
             return
         assert isinstance(self._inner, CpuSession)
         for layer, values in itertools.product(self._caches[group].layers, (False, True)):
