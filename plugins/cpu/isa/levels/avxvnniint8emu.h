@@ -1,0 +1,16 @@
+// The level avxvnniint8 in AVX2.
+#pragma once
+
+#include "isa/concepts.h"
+#include "isa/dots_emulated.h"
+#include "isa/int8_dots.h"
+
+#define INGOT_LEVEL "avxvnniint8emu"
+
+namespace ingot {
+
+using Int8 = Int8Dots<SignedDotsEmulated>;
+
+static_assert(Int8Vector<Int8>);
+
+}  // namespace ingot
