@@ -15,7 +15,6 @@ ISA_BASES = {
     "amx": "avx512bf16",
     "avx512bf16": "avx512",
     "avx512": "avx2",
-    "avxvnniint8": "avxvnni",
     "avxvnni": "avx2",
     "avx2": None,
 }
@@ -39,7 +38,7 @@ class RuntimeConfig:
 
     rank                 which rank file of the engine
     threads              None takes every core of the process
-    isa                  cap on what this machine claims: avx2, avxvnni, avxvnniint8, avx512, avx512bf16 or amx
+    isa                  cap on what this machine claims: avx2, avxvnni, avx512, avx512bf16 or amx
     target               of an engine with several: which one to run, or a family such as "cpu"; None is what fits best
     kv_cache_memory      bytes; None is min(max_batch_size x max_seq_len tokens, 40 % of the available memory)
     max_batch_size       requests running at once; at most the engine's

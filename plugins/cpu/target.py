@@ -1,4 +1,4 @@
-"""The targets cpu/avx2, cpu/avxvnni, cpu/avxvnniint8, cpu/avx512, cpu/avx512bf16 and cpu/amx: Plan → native Session."""
+"""The targets cpu/avx2, cpu/avxvnni, cpu/avx512, cpu/avx512bf16 and cpu/amx: Plan → native Session."""
 
 import numpy as np
 import numpy.typing as npt

@@ -40,13 +40,13 @@ bool has_avx512() {
          all_bits(cpuid(7).c, bits({11}));                                                  // VNNI
 }
 
-bool has_bf16() { return all_bits(cpuid(7, 1).a, bits({5})); }       // AVX512_BF16
-bool has_avx_vnni() { return all_bits(cpuid(7, 1).a, bits({4})); }   // AVX-VNNI: VPDPBUSD of 256 bits without AVX-512
-bool has_vnni_int8() { return all_bits(cpuid(7, 1).d, bits({4})); }  // AVX-VNNI-INT8: of two signed factors
+bool has_bf16() { return all_bits(cpuid(7, 1).a, bits({5})); }      // AVX512_BF16
+bool has_avx_vnni() { return all_bits(cpuid(7, 1).a, bits({4})); }  // AVX-VNNI: VPDPBUSD of 256 bits without AVX-512
 
 constexpr IsaLevel kLevels[] = {
-    {"amx", "avx512bf16", has_tiles},         {"avx512bf16", "avx512", has_bf16}, {"avx512", "avx2", has_avx512},
-    {"avxvnniint8", "avxvnni", has_vnni_int8}, {"avxvnni", "avx2", has_avx_vnni},  {"avx2", "", has_avx2},
+    {"amx", "avx512bf16", has_tiles}, {"avx512bf16", "avx512", has_bf16},
+    {"avx512", "avx2", has_avx512},   {"avxvnni", "avx2", has_avx_vnni},
+    {"avx2", "", has_avx2},
 };
 
 const IsaLevel* find_level(std::string_view name) {
@@ -83,7 +83,8 @@ std::span<const IsaLevel> isa_levels() { return kLevels; }
 
 std::string_view detect_isa() {
   static const std::string_view best = [] {
-    const auto* const found = std::ranges::find_if(kLevels, [](const IsaLevel& level) { return offers_isa(level.name); });
+    const auto* const found =
+        std::ranges::find_if(kLevels, [](const IsaLevel& level) { return offers_isa(level.name); });
     return found == std::end(kLevels) ? "none" : found->name;
   }();
   return best;

@@ -2,7 +2,7 @@
 // other, and a CPU may offer several branches.
 //
 //   avx2 ← avx512 ← avx512bf16 ← amx
-//        ← avxvnni ← avxvnniint8
+//        ← avxvnni
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The dot products of bytes of CPUs without AVX-512, in their VEX form: four products of each lane of 32 bits are added
-// to its sum, modulo 2^32. asm: the compiler need not know them, and sums stay in registers (see accumulate in
+// The dot product of bytes of CPUs without AVX-512, in its VEX form: four products of each lane of 32 bits are added
+// to its sum, modulo 2^32. asm: the compiler need not know it, and sums stay in registers (see accumulate in
 // simd_avx2.h).
 #pragma once
 
@@ -10,16 +10,8 @@
 namespace ingot {
 
 struct DotsAvxVnni {
-  static constexpr bool kSigned = false;
   INGOT_INLINE void dot_mixed(__m256i& sum, __m256i bytes, __m256i signed_bytes) {
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(bytes), "x"(signed_bytes));
-  }
-};
-
-struct DotsAvxVnniInt8 : DotsAvxVnni {
-  static constexpr bool kSigned = true;
-  INGOT_INLINE void dot_signed(__m256i& sum, __m256i a, __m256i b) {
-    asm("vpdpbssd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
   }
 };
 

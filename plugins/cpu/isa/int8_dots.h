@@ -1,8 +1,7 @@
 // What products of int8 and int4 weights need where AVX2 has the dot product of bytes (AVX-VNNI) and no AVX-512. The
 // lines lie as in int8_avx2.h; the sums are those of int8_avx512.h, in two halves of eight columns.
 //
-// Dots: dot_mixed(sum, bytes, signed_bytes), VPDPBUSD; where kSigned also dot_signed(sum, signed_bytes, signed_bytes),
-// VPDPBSSD. See dots_vex.h and dots_emulated.h.
+// Dots: dot_mixed(sum, bytes, signed_bytes), VPDPBUSD. See dots_vex.h and dots_emulated.h.
 #pragma once
 
 #include <cstring>
@@ -43,13 +42,12 @@ struct Int8Dots : Int8Avx2 {
   struct Weights {
     __m256i half[2];
   };
-  static constexpr uint32_t kFlipX = Dots::kSigned ? 0 : 0x80808080u;
+  static constexpr uint32_t kFlipX = 0x80808080u;
   static constexpr int kByteRows = 5, kBytePanels = 1;
   static constexpr int64_t kBlockRows = 19 * kByteRows, kBlockPanels = 32;
 
   INGOT_INLINE Sum start_sum(const int32_t* columns) {
     const __m256i zero = _mm256_setzero_si256();
-    if constexpr (Dots::kSigned) return {{zero, zero}};
     const Sum sums = load_sum(columns);
     return {{_mm256_sub_epi32(zero, _mm256_slli_epi32(sums.half[0], 7)),
              _mm256_sub_epi32(zero, _mm256_slli_epi32(sums.half[1], 7))}};
@@ -70,12 +68,8 @@ struct Int8Dots : Int8Avx2 {
     return {{times(load_codes(codes, true), m, 0), times(load_codes(second(codes), true), m, 1)}};
   }
   INGOT_INLINE void dot_bytes(Sum& sum, const Weights& weights, __m256i x) {
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i)
-      if constexpr (Dots::kSigned)
-        Dots::dot_signed(sum.half[i], x, weights.half[i]);
-      else
-        Dots::dot_mixed(sum.half[i], x, weights.half[i]);
+    Dots::dot_mixed(sum.half[0], x, weights.half[0]);
+    Dots::dot_mixed(sum.half[1], x, weights.half[1]);
   }
 
  private:

@@ -16,8 +16,8 @@ namespace {
 
 constexpr int64_t kRounds = 5'000;  // of a turn: about a millisecond
 constexpr size_t kSumBytes = 64 << 10;
-const PeakLoop* const kLoops[] = {&kPeakF32Avx2,   &kPeakInt8Avx2,   &kPeakInt8AvxVnni, &kPeakInt8AvxVnniInt8, &kPeakF32Avx512,
-                                  &kPeakInt8Avx512, &kPeakBf16Avx512, &kPeakBf16Amx, &kPeakInt8Amx};
+const PeakLoop* const kLoops[] = {&kPeakF32Avx2,    &kPeakInt8Avx2,   &kPeakInt8AvxVnni, &kPeakF32Avx512,
+                                  &kPeakInt8Avx512, &kPeakBf16Avx512, &kPeakBf16Amx,     &kPeakInt8Amx};
 
 std::unique_ptr<PeakData> random_data() {
   auto data = std::make_unique<PeakData>();
