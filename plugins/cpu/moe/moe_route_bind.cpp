@@ -5,9 +5,14 @@ namespace ingot {
 namespace {
 
 void bind_moe_route(const Binder& step, BoundStep& bound) {
-  step.check_form(1, 2, 2);
+  step.check_form(2, 2, 5);
   const BufferSpec* logits = step.find_buffer(step.spec().inputs[0]);
   const int64_t slots = step.attr_int("per_token", 1, logits->cols);
+  const std::string score = step.attr_word("score");
+  step.check(score == "softmax" || score == "sigmoid", "attribute score must be softmax or sigmoid");
+  const float* bias = step.vector(step.spec().inputs[1], logits->cols);
+  step.check(!bias || score == "sigmoid", "a softmax has no bias that only selects");
+  const float eps = step.attr_not_negative("eps");
   const BufferSpec* ids = step.buffer(step.spec().outputs[0], slots);
   const BufferSpec* weights = step.buffer(step.spec().outputs[1], slots);
   for (const BufferSpec* each : {ids, weights}) step.same_rows(logits, each);
@@ -16,12 +21,16 @@ void bind_moe_route(const Binder& step, BoundStep& bound) {
   step.apart(weights, logits, false);
   step.apart(ids, weights, false);
   bound.args = MoeRouteArgs{.logits = step.at(logits),
+                            .bias = bias,
                             .ids = step.at(ids),
                             .weights = step.at(weights),
                             .rows = 0,
                             .experts = logits->cols,
                             .slots = slots,
-                            .normalized = step.attr_int("normalized", 0, 1) == 1};
+                            .normalized = step.attr_int("normalized", 0, 1) == 1,
+                            .sigmoid = score == "sigmoid",
+                            .eps = eps,
+                            .scale = step.attr_float("scale")};
 }
 
 }  // namespace
