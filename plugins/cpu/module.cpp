@@ -133,7 +133,7 @@ using RulesTuple = std::tuple<double, int64_t, double, double, uint64_t, double,
                               std::vector<int32_t>, int64_t, std::optional<GrammarTuple>>;
 
 template <typename Field>
-const Field& as_rule(const Field& field) {
+Field as_rule(const Field& field) {
   return field;
 }
 

@@ -1,6 +1,7 @@
 #include "sampling/sequence.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
@@ -21,10 +22,10 @@ void require_token(const char* what, int64_t token, int64_t vocab) {
 
 template <typename Function>
 Function call(uintptr_t address) {
-  return reinterpret_cast<Function>(address);
+  return std::bit_cast<Function>(address);
 }
 
-void* state(const NativeGrammar& grammar) { return reinterpret_cast<void*>(grammar.state); }
+void* state(const NativeGrammar& grammar) { return std::bit_cast<void*>(grammar.state); }
 
 bool finite(double value) { return std::isfinite(static_cast<float>(value)); }
 
