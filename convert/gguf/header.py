@@ -5,7 +5,7 @@
     text: u64 bytes, UTF-8                         array: u32 type, u64 count, values
 
 Sizes run from the fastest to the slowest dimension; offsets count from the data, which begins at a multiple of
-general.alignment. Everything is little endian. Nothing of the file is trusted: counts are held against the bytes that
+general.alignment. Everything is little endian. Nothing of the file is trusted: counts are compared with the bytes that
 are left, and tensors must follow one another without holes.
 """
 

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import json
+import weakref
 from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
@@ -48,15 +49,9 @@ class GrammarTokenizer:
         document = json.dumps({**content, "added_tokens": entries}).encode()
         self._ids = functools.lru_cache(_CACHED_TEXTS)(self._encode)
         self._callback = TOKENIZE(self._tokenize)  # kept alive: the library calls it
-        self._library = library
-        self._handle = library.new_tokenizer(document, ends, self._callback)
-        self.init = library.new_init(self._handle, LIMITS)
-
-    def close(self) -> None:
-        """When no grammar uses it any more."""
-        handle, self._handle = self._handle, 0
-        if handle:
-            self._library.call("llg_free_tokenizer", handle)
+        handle = library.new_tokenizer(document, ends, self._callback)
+        weakref.finalize(self, library.call, "llg_free_tokenizer", handle).atexit = False
+        self.init = library.new_init(handle, LIMITS)
 
     def _tokenize(self, user: Any, data: Any, size: int, output: Any, room: int) -> int:
         """See TOKENIZE. What is raised here cannot be passed on: no tokens then, and the library helps itself."""

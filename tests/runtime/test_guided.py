@@ -1,5 +1,6 @@
 """What a request asks for becomes a grammar of the library, and what it does not enforce is refused with its place."""
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from ingot.configs.structured_outputs import StructuredOutputs
 from ingot.errors import RequestError
 from ingot.runtime.guided.grammars import make_grammar, schema_text
 from ingot.runtime.guided.guides import Guides, spell
+from ingot.runtime.guided.library import Library
 from tests.runtime.byte_tokenizer import byte_tokenizer
 
 VOCAB = 110
@@ -87,6 +89,33 @@ def test_matchers_of_one_grammar_move_by_themselves(guides: Guides) -> None:
     assert (first.clone().allowed() == first.allowed()).all()
     assert first.reset()
     assert (first.allowed() == second.allowed()).all()
+
+
+def test_what_the_library_made_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llguidance", reason="needs llguidance")
+    made, freed, call = set[str](), set[str](), Library.call
+    handles: dict[int, str] = {}
+
+    def counted(library: Library, name: str, *arguments: Any) -> Any:
+        found = call(library, name, *arguments)
+        if name in ("llg_new_tokenizer_v2", "llg_new_matcher", "llg_clone_matcher"):
+            handles[found] = f"{name} {len(handles)}"
+            made.add(handles[found])
+        elif name in ("llg_free_tokenizer", "llg_free_matcher"):
+            freed.add(handles.pop(arguments[0]))
+        return found
+
+    monkeypatch.setattr(Library, "call", counted)
+    byte_tokenizer(tmp_path, VOCAB)
+    guides = Guides(tmp_path, {VOCAB - 1})
+    matcher = guides.matcher(StructuredOutputs(regex="ab"))
+    del guides
+    gc.collect()
+    assert matcher.allowed().any(), "a grammar keeps its tokenizer"
+    del matcher
+    gc.collect()
+    assert len(made) == 3, "a tokenizer, a grammar and its clone"
+    assert freed == made
 
 
 def test_control_tokens_are_spelled_as_tokens() -> None:
