@@ -15,6 +15,7 @@ from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
+from ingot.convert.gguf.source import is_gguf
 from ingot.engine import is_engine, open_engine
 from ingot.errors import EngineError, IngotError, UsageError
 from ingot.plugins.registry import find_targets
@@ -42,9 +43,9 @@ def cached_engine(model_dir: Path, config: BuildConfig, cache_dir: Path | None, 
 
 
 def _cached(model_dir: Path, config: BuildConfig, cache: Path, say: Callable[[str], None]) -> Path:
-    if not (model_dir / "config.json").is_file():
+    if not (is_gguf(model_dir) or (model_dir / "config.json").is_file()):
         raise UsageError(
-            "this is neither an Engine nor a Hugging Face directory",
+            "this is neither an Engine nor a Hugging Face directory nor a GGUF file",
             where=str(model_dir),
             expected="a directory with config.json",
             hint="download the model, or give an engine directory",
@@ -69,8 +70,10 @@ def _cached(model_dir: Path, config: BuildConfig, cache: Path, say: Callable[[st
 def cache_key(model_dir: Path, config: BuildConfig) -> str:
     """Changes with every file of the source, every option, the machine's kind and the version of ingot."""
     names = ",".join(target.name for target in find_targets(config.target))
-    digest = hashlib.sha256(f"{__version__} {names} {dataclasses.asdict(config)}".encode())
-    for path in sorted(path for path in model_dir.iterdir() if path.is_file()):
+    which = "" if model_dir.is_dir() else model_dir.name
+    digest = hashlib.sha256(f"{__version__} {names} {dataclasses.asdict(config)} {which}".encode())
+    folder = model_dir if model_dir.is_dir() else model_dir.parent  # parts of a model and a tokenizer lie beside a file
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
         status = path.stat()
         digest.update(f"\n{path.name} {status.st_size} ".encode())
         digest.update(path.read_bytes() if status.st_size <= _READ_WHOLE else str(status.st_mtime_ns).encode())

@@ -28,6 +28,7 @@ from ingot.compare.taps import blocks_needed, longest_sequence
 from ingot.compare.tokens import read_tokens
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
+from ingot.convert.gguf.source import is_gguf
 from ingot.engine import Engine, open_engine, read_manifest
 from ingot.errors import UsageError
 from ingot.plugins.registry import Fit, fit_targets
@@ -90,13 +91,13 @@ def compare(
 
 @contextlib.contextmanager
 def _checkpoint_of(against: Path, progress: Progress) -> Iterator[Path]:
-    """The Checkpoint itself, or a temporary one of a Hugging Face directory."""
+    """The Checkpoint itself, or a temporary one of a Hugging Face directory or a GGUF file."""
     if is_checkpoint(against):
         yield against
         return
-    if not (against / "config.json").is_file():
+    if not (is_gguf(against) or (against / "config.json").is_file()):
         raise UsageError(
-            "this is neither a Checkpoint nor a Hugging Face directory",
+            "this is neither a Checkpoint nor a Hugging Face directory nor a GGUF file",
             where=f"--against {against}",
             expected="a directory with config.json",
             got="no such directory" if not against.exists() else None,
