@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +83,7 @@ def is_gguf(path: Path) -> bool:
 
 def open_gguf(path: Path) -> GgufSource:
     """Raises CheckpointError, ConfigError or UnsupportedModelError; no weight is read."""
-    headers = _headers(_first_file(path))
+    headers = _headers(model_files(path))
     main = headers[0]
     where = f"{main.path}:general.architecture"
     kind = main.settings.get("general.type", "model")
@@ -111,6 +111,25 @@ def open_gguf(path: Path) -> GgufSource:
     )
 
 
+def model_files(path: Path) -> list[Path]:
+    """All parts of the model that a file or a directory stands for. Raises IngotError; no file is opened."""
+    first = _first_file(path)
+    part = _PART.fullmatch(first.name)
+    paths = [first]
+    if part is not None:
+        count = int(part["count"])
+        paths = [first.with_name(f"{part['name']}-{n:05d}-of-{count:05d}{SUFFIX}") for n in range(1, count + 1)]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise CheckpointError(
+            "files of the model are missing",
+            where=str(first.parent),
+            expected=f"{len(paths)} files",
+            got=f"{len(missing)} missing: {', '.join(missing[:10])}",
+            hint="finish the download",
+        )
+    return paths
+
+
 def _first_file(path: Path) -> Path:
     """The file, or the directory's only one; of a model in parts the first."""
     if not path.exists():
@@ -131,21 +150,8 @@ def _first_file(path: Path) -> Path:
     return next(iter(firsts))
 
 
-def _headers(first: Path) -> list[Header]:
+def _headers(paths: Sequence[Path]) -> list[Header]:
     """Of all parts; their numbers must agree with the files' names and with what the first one promises."""
-    part = _PART.fullmatch(first.name)
-    paths = [first]
-    if part is not None:
-        count = int(part["count"])
-        paths = [first.with_name(f"{part['name']}-{n:05d}-of-{count:05d}{SUFFIX}") for n in range(1, count + 1)]
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise CheckpointError(
-            "files of the model are missing",
-            where=str(first.parent),
-            expected=f"{len(paths)} files",
-            got=f"{len(missing)} missing: {', '.join(missing[:10])}",
-            hint="finish the download",
-        )
     headers = [read_gguf_header(path) for path in paths]
     total = sum(len(header.tensors) for header in headers)
     for number, header in enumerate(headers):

@@ -1,9 +1,7 @@
 """One quantised module of a source: its tensors, what the configuration says of it, and checks that both share."""
 
 import dataclasses
-import fnmatch
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -215,28 +213,6 @@ def sections(settings: Section, key: str) -> dict[str, Section]:
     outer = settings.section(key) if settings.has(key) else Section({}, settings.where)
     values = settings.raw(key)
     return {name: outer.section(name) for name in values} if isinstance(values, dict) else {}
-
-
-def is_named(module: str, patterns: Sequence[str]) -> bool:
-    """Whether one of a configuration's patterns means the module: whole parts of a dotted name, `re:`, or wildcards."""
-    for pattern in patterns:
-        if pattern.startswith("re:"):
-            if matches(pattern[3:], module):
-                return True
-        elif "*" in pattern:
-            if fnmatch.fnmatchcase(module, pattern):
-                return True
-        elif f".{pattern}." in f".{module}.":
-            return True
-    return False
-
-
-def matches(pattern: str, module: str) -> bool:
-    """A regular expression of a configuration. Raises ConfigError for a text that is no expression."""
-    try:
-        return re.match(pattern, module) is not None
-    except (re.error, RecursionError) as error:
-        raise ConfigError("a pattern of the quantization config is no regular expression", got=pattern[:200]) from error
 
 
 def unsupported(what: str, settings: Section, key: str, expected: str) -> UnsupportedModelError:

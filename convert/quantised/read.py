@@ -13,7 +13,8 @@ from pathlib import Path
 import ingot.convert.quantised.formats as formats_package
 from ingot.configs.read import Section, read_object
 from ingot.convert.quantised.form import Quantised
-from ingot.convert.quantised.module import Format, Module, is_named
+from ingot.convert.quantised.module import Format, Module
+from ingot.convert.quantised.patterns import is_named
 from ingot.errors import CheckpointError, UnsupportedModelError
 from ingot.tensor_file import StoredTensor
 

@@ -1,4 +1,4 @@
-"""Hugging Face directory → Engine in a cache directory, built once per source and options.
+"""Hugging Face directory or GGUF file → Engine in a cache directory, built once per source and options.
 
 <cache>/ingot/engines/<key>/    key: SHA-256 of the source's files, the build's options and ingot's version
 """
@@ -15,7 +15,7 @@ from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
-from ingot.convert.gguf.source import is_gguf
+from ingot.convert.gguf.source import is_gguf, model_files
 from ingot.engine import is_engine, open_engine
 from ingot.errors import EngineError, IngotError, UsageError
 from ingot.plugins.registry import find_targets
@@ -30,7 +30,7 @@ def default_cache() -> Path:
 
 
 def cached_engine(model_dir: Path, config: BuildConfig, cache_dir: Path | None, say: Callable[[str], None]) -> Path:
-    """The engine of a model directory; builds it where it is not there or damaged. `say` gets one line per step."""
+    """The engine of a model; builds it where it is not there or damaged. `say` gets one line per step."""
     try:
         return _cached(model_dir, config, cache_dir or default_cache(), say)
     except OSError as error:
@@ -47,7 +47,7 @@ def _cached(model_dir: Path, config: BuildConfig, cache: Path, say: Callable[[st
         raise UsageError(
             "this is neither an Engine nor a Hugging Face directory nor a GGUF file",
             where=str(model_dir),
-            expected="a directory with config.json",
+            expected="a directory with config.json, or a file .gguf",
             hint="download the model, or give an engine directory",
         )
     engine = cache / "ingot" / "engines" / cache_key(model_dir, config)
@@ -70,14 +70,19 @@ def _cached(model_dir: Path, config: BuildConfig, cache: Path, say: Callable[[st
 def cache_key(model_dir: Path, config: BuildConfig) -> str:
     """Changes with every file of the source, every option, the machine's kind and the version of ingot."""
     names = ",".join(target.name for target in find_targets(config.target))
-    which = "" if model_dir.is_dir() else model_dir.name
-    digest = hashlib.sha256(f"{__version__} {names} {dataclasses.asdict(config)} {which}".encode())
-    folder = model_dir if model_dir.is_dir() else model_dir.parent  # parts of a model and a tokenizer lie beside a file
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+    digest = hashlib.sha256(f"{__version__} {names} {dataclasses.asdict(config)}".encode())
+    for path in sorted(path for path in _files_of(model_dir) if path.is_file()):
         status = path.stat()
         digest.update(f"\n{path.name} {status.st_size} ".encode())
         digest.update(path.read_bytes() if status.st_size <= _READ_WHOLE else str(status.st_mtime_ns).encode())
     return digest.hexdigest()[:32]
+
+
+def _files_of(source: Path) -> list[Path]:
+    """What an engine may depend on. Beside a GGUF file other models may lie, and a tokenizer that it needs."""
+    if source.is_dir():
+        return list(source.iterdir())
+    return [*model_files(source), source.parent / "tokenizer.json"]
 
 
 def _usable(engine: Path) -> bool:

@@ -1,4 +1,4 @@
-"""`LLM`: an Engine, or a Hugging Face directory that becomes one first, behind vLLM's names."""
+"""`LLM`: an Engine, or a Hugging Face directory or GGUF file that becomes one first, behind vLLM's names."""
 
 import dataclasses
 import sys
@@ -99,7 +99,8 @@ class LLM(EngineLLM):
         use_mmap: bool = False,
         **others: object,
     ) -> None:
-        """model: an engine directory, or a Hugging Face directory: built into a cache the first time, as stderr says.
+        """model: an engine directory; or a Hugging Face directory or GGUF file, built into a cache the first time, as
+        stderr says.
 
         max_model_len           tokens of a request, prompt included; for an engine at most its max_seq_len
         max_num_seqs            requests running at once; for an engine at most its max_batch_size
@@ -142,7 +143,7 @@ class LLM(EngineLLM):
                     "precision, activations, kv_cache_dtype and cache_dir are for building, and this is an Engine "
                     "already",
                     where=str(directory),
-                    hint="leave them out, or give the Hugging Face directory",
+                    hint="leave them out, or give the Hugging Face directory or GGUF file",
                 )
         else:
             cache = None if cache_dir is None else read_path("cache_dir", cache_dir)

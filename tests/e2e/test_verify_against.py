@@ -10,6 +10,7 @@ import pytest
 from ingot.engine import open_engine, read_manifest
 from ingot.plan import Plan
 from ingot.quickstart import SHIPPED
+from tests.convert.gguf.test_blocks import write_llama
 from tests.e2e.command import ingot
 from tests.hall.planted import Bytes, panel, replant
 
@@ -34,6 +35,21 @@ def test_json_and_a_text_of_ones_own(shipped_engine: Path, tmp_path: Path) -> No
     assert 1 < document["summary"]["perplexity"] < 2000
     assert {"sha256", "bytes", "steps", "findings"} <= set(document)
     assert document["steps"][0]["name"] == "embed"
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    """Against itself an engine holds; against a file with other weights it does not."""
+    for seed in (2, 8):
+        (tmp_path / str(seed)).mkdir()
+        write_llama(tmp_path / str(seed), seed)
+    file, checkpoint, engine = tmp_path / "8" / "model.gguf", tmp_path / "checkpoint", tmp_path / "engine"
+    ingot("convert", "--model_dir", file, "--output_dir", checkpoint).succeeds()
+    ingot("build", "--checkpoint_dir", checkpoint, "--output_dir", engine).succeeds()
+    done = ingot("verify", engine, "--against", file, *TOKENS).succeeds()
+    assert "verify: OK" in done.out
+    other = ingot("verify", engine, "--against", tmp_path / "2" / "model.gguf", *TOKENS)
+    assert other.code == 1
+    assert "model.gguf differ in SHA-256" in other.err
 
 
 def test_the_last_line_is_the_verdict(tiny_engine: Path, tiny_checkpoint: Path) -> None:

@@ -16,6 +16,8 @@ from ingot.dtypes import DType
 from ingot.engine_cache import cache_key, default_cache
 from ingot.errors import IngotError, UsageError
 from ingot.quickstart import SHIPPED
+from tests.convert.gguf.test_blocks import write_llama
+from tests.convert.gguf.test_tokenizer import settings_of, trained
 
 pytestmark = pytest.mark.native
 GREEDY = SamplingParams(max_tokens=12, temperature=0)
@@ -148,6 +150,27 @@ def test_the_key_follows_source_and_options(tmp_path: Path, monkeypatch: pytest.
     assert default_cache() == tmp_path
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_cache() == Path.home() / ".cache"
+
+
+def test_a_gguf_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is built as a directory is; what else lies beside it makes no other engine, a tokenizer.json might."""
+    tokenizer = trained(None)
+    file, cache = tmp_path / "model.gguf", tmp_path / "cache"
+    write_llama(tmp_path, 8, vocab=tokenizer.get_vocab_size(), tokenizer=settings_of(tokenizer, "gpt-2"))
+    with LLM(file, cache_dir=cache) as llm:
+        (first,) = llm.generate("Once upon", GREEDY)
+    assert first.prompt_token_ids == tokenizer.encode("Once upon").ids
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    capfd.readouterr()
+    with LLM(str(file), cache_dir=cache) as llm:
+        (again,) = llm.generate("Once upon", GREEDY)
+    assert "using the engine of" in capfd.readouterr().err
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+    key = cache_key(file, BuildConfig())
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert cache_key(file, BuildConfig()) != key
+    with pytest.raises(IngotError, match="no such GGUF file"):
+        LLM(tmp_path / "modell.gguf", cache_dir=cache)
 
 
 def test_names_are_loaded_when_asked_for() -> None:

@@ -6,7 +6,8 @@ from ingot.configs.read import Section
 from ingot.convert.quantised.form import Quantised
 from ingot.convert.quantised.formats.awq import read_awq
 from ingot.convert.quantised.formats.gptq import Packing, read_gptq
-from ingot.convert.quantised.module import Format, Module, matches, sections, unsupported
+from ingot.convert.quantised.module import Format, Module, sections, unsupported
+from ingot.convert.quantised.patterns import matches
 
 _LESS = {"auto_round:auto_gptq": 1, "auto_round:gptq": 1, "auto_round": 0, "auto_round:gptqmodel": 0}
 _AWQ = ("auto_round:auto_awq", "auto_round:awq")

@@ -16,16 +16,8 @@ from ingot.convert.quantised.bits import Bytes, fields, fields_per_word
 from ingot.convert.quantised.form import Code, Piece, Quantised, Rows, value_piece
 from ingot.convert.quantised.formats.fp4 import read_fp4
 from ingot.convert.quantised.formats.fp8 import read_block, read_fp8
-from ingot.convert.quantised.module import (
-    FLOATS,
-    Format,
-    Module,
-    column_order,
-    matches,
-    order_piece,
-    sections,
-    unsupported,
-)
+from ingot.convert.quantised.module import FLOATS, Format, Module, column_order, order_piece, sections, unsupported
+from ingot.convert.quantised.patterns import matches
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError, ConfigError
 from ingot.tensor_file import read_rows

@@ -15,16 +15,8 @@ import numpy as np
 from ingot.configs.read import Section
 from ingot.convert.quantised.bits import Bytes, fields
 from ingot.convert.quantised.form import Code, Quantised, Rows, value_piece
-from ingot.convert.quantised.module import (
-    FLOATS,
-    Format,
-    Module,
-    column_order,
-    matches,
-    order_piece,
-    sections,
-    unsupported,
-)
+from ingot.convert.quantised.module import FLOATS, Format, Module, column_order, order_piece, sections, unsupported
+from ingot.convert.quantised.patterns import matches
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
 from ingot.tensor_file import StoredTensor, read_rows

@@ -23,7 +23,7 @@ from ingot.verify import VerifyReport, verify
     "--against",
     type=click.Path(path_type=Path),
     metavar="SOURCE",
-    help="Compare weights, every step and the logits with this Checkpoint or Hugging Face directory.",
+    help="Compare weights, every step and the logits with this Checkpoint, Hugging Face directory or GGUF file.",
 )
 @click.option(
     "--text",

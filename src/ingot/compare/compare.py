@@ -99,7 +99,7 @@ def _checkpoint_of(against: Path, progress: Progress) -> Iterator[Path]:
         raise UsageError(
             "this is neither a Checkpoint nor a Hugging Face directory nor a GGUF file",
             where=f"--against {against}",
-            expected="a directory with config.json",
+            expected="a directory with config.json, or a file .gguf",
             got="no such directory" if not against.exists() else None,
             hint="give what the engine was built from",
         )

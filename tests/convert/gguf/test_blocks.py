@@ -1,5 +1,6 @@
 """Every type of blocks, bit for bit, through convert, onnxruntime and a ref engine."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,9 @@ def unpaired(values: np.ndarray, heads: int) -> np.ndarray:
     return values[back]
 
 
-def write_llama(folder: Path, kind: int) -> dict[str, np.ndarray]:
+def write_llama(
+    folder: Path, kind: int, *, vocab: int = VOCAB, tokenizer: Mapping[str, object] | None = None
+) -> dict[str, np.ndarray]:
     """model.gguf whose products and token table have this type; the values by Hugging Face's names."""
     rng = np.random.default_rng(kind)
     size = write.BLOCKS[kind][1]
@@ -63,7 +66,7 @@ def write_llama(folder: Path, kind: int) -> dict[str, np.ndarray]:
     out = (rng.standard_normal((hidden, query)) / 8).astype(np.float16).astype(np.float32)
     tensors["blk.0.attn_output.weight"] = write.floats(out, write.F16)  # of rows that are no whole blocks
     values["model.layers.0.self_attn.o_proj.weight"] = out
-    tensors["token_embd.weight"], values["model.embed_tokens.weight"] = write.random_blocks(rng, kind, (VOCAB, hidden))
+    tensors["token_embd.weight"], values["model.embed_tokens.weight"] = write.random_blocks(rng, kind, (vocab, hidden))
     for name, theirs in (
         ("blk.0.attn_norm", "model.layers.0.input_layernorm"),
         ("blk.0.ffn_norm", "model.layers.0.post_attention_layernorm"),
@@ -71,7 +74,7 @@ def write_llama(folder: Path, kind: int) -> dict[str, np.ndarray]:
     ):
         values[f"{theirs}.weight"] = rng.uniform(0.5, 1.5, hidden).astype(np.float32)
         tensors[f"{name}.weight"] = write.floats(values[f"{theirs}.weight"])
-    write.write_gguf(folder / "model.gguf", llama_settings(hidden, inner), tensors)
+    write.write_gguf(folder / "model.gguf", {**llama_settings(hidden, inner), **(tokenizer or {})}, tensors)
     return values
 
 

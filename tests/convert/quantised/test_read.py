@@ -1,6 +1,8 @@
 """What is refused of quantised checkpoints: formats by name, and files that do not fit their configuration."""
 
 import json
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.read import Section
 from ingot.convert.convert import convert
-from ingot.convert.quantised.module import is_named
+from ingot.convert.quantised.patterns import is_named, matches
 from ingot.convert.quantised.read import REFUSED, find_formats, read_quantised
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError, ConfigError, IngotError, UnsupportedModelError
@@ -276,3 +278,45 @@ def test_a_fused_product_of_quantised_and_float_members(tmp_path: Path, precisio
         ids = np.random.default_rng(3).integers(0, write.VOCAB, (1, 9))
         expected = logits_of_graph(tmp_path / "checkpoint", ids)
         np.testing.assert_allclose(engine_logits(tmp_path / "engine", ids), expected, rtol=0, atol=1e-4)
+
+
+HANG = "model." + "a" * 58
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+$",
+        r"model\.(a|a)*$",
+        r"model\.(?:a|aa){30}$",
+        "((a?)b*)*",
+        r"model\." + "a?" * 40 + "b",
+        r"model\." + "(?:a|a)" * 30 + "b",
+        ".*" * 12 + "b",
+        "(?=(a+)+$)x",
+        "[]a](?P<n>a*a*)*",
+        "(?x)#[\n(a+)+$",
+        "a" * 3000,
+        "(" * 900 + "a" + ")" * 900 + "*" + "a*" * 90,
+    ],
+)
+def test_a_pattern_that_may_hang_is_refused(pattern: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises(ConfigError, match=r"may take too long|no regular expression"):
+        matches(pattern, HANG)
+    assert time.perf_counter() - began < 5
+    with pytest.raises(ConfigError, match="may take too long"):
+        matches(".*a", "a" * 3000)
+
+
+def test_patterns_that_models_have() -> None:
+    name = "model.language_model.layers.31.mlp.experts.127.gate_up_proj"
+    layers = "|".join(map(str, range(80)))
+    for pattern in (
+        r".*\.mlp\..*experts.*",
+        rf"model\.language_model\.layers\.({layers})\.(self_attn|mlp)\..*(gate|up|down|gate_up)_proj$",
+        r"^(?!.*lm_head).*\.[0-9]+\.(?:mlp|self_attn)\.experts\.\d{1,3}\.gate_(?:up)??_?proj(\.weight)?$",
+        r"[^]x]+\.layers\.3[0-9]\..{2,}",
+        "model.{0}.*x?{",
+    ):
+        assert matches(pattern, name) == (re.match(pattern, name) is not None)
