@@ -55,7 +55,8 @@ def _steps(pattern: str, length: int) -> float:
     Repeats in a row share the text: k of them have (length + k over k) ways. Alternatives and options multiply.
     """
     repeats, ways = 0, 1.0
-    groups = [[0, 0, 1]]  # of those that are open: repeats and ways before, alternatives
+    before: list[tuple[int, float]] = []  # repeats and ways before each group that is open
+    alternatives = [1]  # of the whole expression, and of each group that is open
     closed: tuple[int, float] | None = None  # repeats and ways before the group that ends here
     place = 0
     while place < len(pattern):
@@ -66,18 +67,18 @@ def _steps(pattern: str, length: int) -> float:
             case "[":
                 step = _class_length(pattern, place)
             case "(":
-                groups.append([repeats, ways, 1])
+                before.append((repeats, ways))
+                alternatives.append(1)
                 if pattern.startswith("(?", place):
                     kind = _GROUPS.match(pattern, place + 1)
                     if kind is None:  # flags may change what characters mean
                         return math.inf
                     step = 1 + len(kind[0])
             case "|":
-                groups[-1][2] += 1
+                alternatives[-1] += 1
             case ")":
-                *before, alternatives = groups.pop()
-                ways *= alternatives
-                ended = (before[0], before[1])
+                ways *= alternatives.pop()
+                ended = before.pop()
             case "*" | "+" | "?" | "{" if (quantifier := _quantifier(pattern, place)) is not None:
                 step, optional = quantifier
                 if optional:
@@ -88,7 +89,7 @@ def _steps(pattern: str, length: int) -> float:
                     repeats += 1
         closed = ended
         place += step
-    return ways * groups[0][2] * math.comb(length + repeats, repeats)
+    return ways * alternatives[0] * math.comb(length + repeats, repeats)
 
 
 def _class_length(pattern: str, place: int) -> int:
