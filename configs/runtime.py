@@ -10,7 +10,9 @@ from ingot.configs.names import check_name, check_target
 from ingot.configs.sizes import parse_bytes
 from ingot.errors import UsageError
 
-ISA_LEVELS = ("avx2", "avx512", "avx512bf16", "amx")  # each includes the ones before it
+# Of CPUs, the preferred one first, each with the level that it stands on. A tree: AVX-512 and AVX-VNNI come apart.
+ISA_BASES = {"amx": "avx512bf16", "avx512bf16": "avx512", "avx512": "avx2", "avxvnni": "avx2", "avx2": None}
+ISA_LEVELS = tuple(reversed(ISA_BASES))
 
 
 class Policy(enum.Enum):
@@ -30,7 +32,7 @@ class RuntimeConfig:
 
     rank                 which rank file of the engine
     threads              None takes every core of the process
-    isa                  cap on what this machine claims: avx2, avx512, avx512bf16 or amx
+    isa                  cap on what this machine claims: avx2, avxvnni, avx512, avx512bf16 or amx
     target               of an engine with several: which one to run, or a family such as "cpu"; None is what fits best
     kv_cache_memory      bytes; None is min(max_batch_size x max_seq_len tokens, 40 % of the available memory)
     max_batch_size       requests running at once; at most the engine's
@@ -74,6 +76,12 @@ class RuntimeConfig:
                 raise UsageError(f"{name} must be True or False", got=repr(getattr(self, name)))
         if self.tpot_target is not None and not _is_positive(self.tpot_target):
             raise UsageError("tpot_target must be a number of milliseconds, more than 0", got=repr(self.tpot_target))
+
+
+def isa_includes(isa: str) -> tuple[str, ...]:
+    """A level and those that it stands on, the highest first."""
+    base = ISA_BASES[isa]
+    return (isa,) if base is None else (isa, *isa_includes(base))
 
 
 def read_path(name: str, value: object) -> Path:

@@ -34,7 +34,7 @@ def targets(names: Sequence[str] | None = None) -> tuple[Target, ...]:
     """Every target, by family; within a family the best first.
 
     A family is a module `target` or `*_target` of a folder, which lists its `TARGETS`: cpu/amx, cpu/avx512bf16,
-    cpu/avx512, cpu/avx2.
+    cpu/avx512, cpu/avxvnni, cpu/avx2.
     The names of targets begin with their folder's.
 
     names  only folders are imported in which these may be: engines start in less time than all targets take

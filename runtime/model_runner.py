@@ -156,7 +156,7 @@ class ModelRunner(Owned):
 
         rank                    which rank file
         threads                 None: every core of this process
-        isa                     cap on what this machine claims: "avx2", "avx512", "avx512bf16" or "amx"
+        isa                     cap on what this machine claims: "avx2", "avxvnni", "avx512", "avx512bf16" or "amx"
         target                  of an engine with several: which one to run, or a family such as "cpu"; None: what fits
         kv_cache_memory         bytes or e.g. "2GiB"; None: min(max_batch_size x max_seq_len tokens, 40 % of what is
                                 free)

@@ -319,7 +319,15 @@ void bind_session(nb::module_& m) {
 NB_MODULE(_cpu, m) {
   m.doc() = "Kernels and sessions of the CPU targets; used through ingot.plugins.cpu.target.";
   const nb::exception<ingot::ThreadStartError> thread_start_error(m, "ThreadStartError");
-  m.def("detect_isa", &ingot::detect_isa, "Best of amx, avx512, avx2 that CPU and operating system offer, or none.");
+  m.def(
+      "isa_levels",
+      [] {
+        std::vector<std::tuple<std::string, std::string, bool>> levels;
+        for (const ingot::IsaLevel& level : ingot::isa_levels())
+          levels.emplace_back(level.name, level.base, ingot::offers_isa(level.name));
+        return levels;
+      },
+      "Levels of instructions, the preferred one first: name, the level that it stands on, whether it is here.");
   m.def(
       "cores",
       [] {

@@ -51,8 +51,13 @@ def contract(problem: str) -> Iterator[None]:
 
 
 def detect_isa() -> str:
-    """The best of amx, avx512bf16, avx512 and avx2 that this machine offers, or "none"."""
-    return "none" if why_not is not None else _cpu.detect_isa()
+    """The preferred level that this machine offers, or "none"."""
+    return next(iter(offered_isas()), "none")
+
+
+def offered_isas() -> tuple[str, ...]:
+    """Every level that this machine offers, the preferred one first."""
+    return () if why_not is not None else tuple(name for name, _, here in _cpu.isa_levels() if here)
 
 
 def kernel_table() -> tuple[str, ...]:

@@ -1,8 +1,9 @@
-"""The targets cpu/avx2, cpu/avx512, cpu/avx512bf16 and cpu/amx: Plan → native Session."""
+"""The targets cpu/avx2, cpu/avxvnni, cpu/avx512, cpu/avx512bf16 and cpu/amx: Plan → native Session."""
 
 import numpy as np
 import numpy.typing as npt
 
+from ingot.configs.runtime import ISA_BASES, ISA_LEVELS, isa_includes
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cpu.machine import processor_name
@@ -13,6 +14,7 @@ from ingot.plugins.cpu.native import (
     detect_isa,
     enough_threads,
     num_threads,
+    offered_isas,
     require_native,
     why_not,
 )
@@ -31,7 +33,6 @@ _LIMITS = KernelLimits(
     experts=65535,
     taken_experts=(1 << 31) - 1,
 )
-_LEVELS = ("amx", "avx512bf16", "avx512", "avx2")  # best first; each includes those after it
 _TUNING_VERSION = 5  # of the matrix products: advances when their speed or their tactics change
 _TIMING_SECONDS = 0.002  # of one product in one way
 _STREAMED_ROWS = 32  # on tiles: all sums stay there, which leaves no choice
@@ -56,8 +57,7 @@ class CpuTarget:
         if why_not is not None:
             return ()
         names = _cpu.kernel_names()
-        included = _LEVELS[_LEVELS.index(self._level) :]
-        return tuple(name for level in included for name in names if name.endswith(f".{level}"))
+        return tuple(name for level in isa_includes(self._level) for name in names if name.endswith(f".{level}"))
 
     def limits(self) -> KernelLimits:
         """Kernels of all levels take the same."""
@@ -95,17 +95,17 @@ class CpuTarget:
 
     def run_blocker(self, isa: str | None = None) -> str | None:
         """Why not. Raises UsageError for an `isa` that is not a level."""
-        if isa is not None and isa not in _LEVELS:
-            raise UsageError(f"there is no ISA {isa!r}", where="--isa", expected=", ".join(_LEVELS))
+        if isa is not None and isa not in ISA_BASES:
+            raise UsageError(f"there is no ISA {isa!r}", where="--isa", expected=", ".join(ISA_LEVELS))
         if why_not is not None:
             return self.build_blocker()
-        offered = (*_LEVELS, "none")
-        here = detect_isa()
-        usable = here if isa is None else max(here, isa, key=offered.index)
-        if offered.index(usable) <= offered.index(self._level):
+        here = offered_isas()
+        usable = here if isa is None else tuple(level for level in here if level in isa_includes(isa))
+        if self._level in usable:
             return self.build_blocker()
-        cap = f", capped to {usable} by --isa" if usable != here else ""
-        return f"{self.name} needs {self._level.upper()}; this machine offers {here}{cap}"
+        cap = f", capped to {usable[0]} by --isa" if usable != here else ""
+        offers = " and ".join(_leaves(here)) or "none"
+        return f"{self.name} needs {self._level.upper()}; this machine offers {offers}{cap}"
 
     def kv_memory(self, plan: Plan) -> int | None:
         """The host's."""
@@ -174,4 +174,9 @@ class CpuTarget:
         return open_native(plan, weights, options, self._level)
 
 
-TARGETS: tuple[Target, ...] = tuple(CpuTarget(level) for level in _LEVELS)
+def _leaves(levels: tuple[str, ...]) -> list[str]:
+    """Without the levels that others of them include."""
+    return [level for level in levels if not any(ISA_BASES[each] == level for each in levels)]
+
+
+TARGETS: tuple[Target, ...] = tuple(CpuTarget(level) for level in ISA_BASES)

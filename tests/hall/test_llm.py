@@ -107,7 +107,7 @@ def test_what_does_not_fit_names_the_way(engine: Path, arguments: dict[str, Any]
 @pytest.mark.parametrize(
     ("argument", "expected"),
     [
-        ("isa", "avx2, avx512, avx512bf16, amx"),
+        ("isa", "avx2, avxvnni, avx512, avx512bf16, amx"),
         ("target", "cpu/avx2"),
         ("policy", "max_utilization, guaranteed_no_evict"),
         ("precision", "auto, f32, bf16"),

@@ -51,7 +51,7 @@ def test_modules_begin_with_a_docstring() -> None:
 
 
 def test_intrinsics_appear_only_in_isa_files() -> None:
-    isa = re.compile(r"(^simd_|_(avx2|avx512|amx|pclmul)$)")
+    isa = re.compile(r"(^simd_|_(avx2|avxvnni|avx512|amx|pclmul)$)")
     offenders = [
         path
         for path in files(".cpp", ".h", under="plugins")

@@ -55,6 +55,7 @@ def test_a_table_reads_back() -> None:
             "cpu/amx": Support.BUILDS,
             "cpu/avx512bf16": Support.BUILDS,
             "cpu/avx512": Support.BUILDS,
+            "cpu/avxvnni": Support.BUILDS,
             "cpu/avx2": Support.TESTED,
             "cuda/smXX": Support.UNPROVEN,
             "ref": Support.TESTED,

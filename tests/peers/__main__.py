@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ingot.engine import read_plan
 from ingot.errors import IngotError, UsageError
-from ingot.plugins.cpu.native import core_count, detect_isa
+from ingot.plugins.cpu.native import core_count, detect_isa, offered_isas
 from tests.peers.adapters.ingot import engine_dir
 from tests.peers.adapters.protocol import Job
 from tests.peers.load import RUNNING
@@ -73,9 +73,9 @@ class Options:
         )
 
 
-def parse(arguments: Sequence[str], best: str) -> Options:
-    """best: ISA of this machine. Ends the process with code 2 and words where something is wrong."""
-    names = {peer.name: peer for peer in PEERS}
+def parse(arguments: Sequence[str], offered: Sequence[str]) -> Options:
+    """offered: ISAs of this machine, the preferred one first. Ends the process with code 2 and words if need be."""
+    names, best = {peer.name: peer for peer in PEERS}, next(iter(offered), "none")
     parser = argparse.ArgumentParser(
         prog="python -m tests.peers",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -105,7 +105,7 @@ def parse(arguments: Sequence[str], best: str) -> Options:
         regimes, mixed = parse_regimes(given.regimes), _mixed(given)
         if min(given.rounds, given.threads) < 1:
             raise ValueError("--rounds and --threads must be at least 1")
-        if ISAS.index(given.isa) > ISAS.index(best):
+        if given.isa not in offered:
             raise ValueError(f"--isa {given.isa}: this machine has {best}")
     except (ValueError, UsageError) as error:
         parser.error(str(error))
@@ -280,8 +280,7 @@ if __name__ == "__main__":
     for ending in (signal.SIGINT, signal.SIGTERM):  # servers are ended, and results written, in the background too
         signal.signal(ending, signal.default_int_handler)
     try:
-        found = detect_isa()
-        sys.exit(compare(parse(sys.argv[1:], found), found))
+        sys.exit(compare(parse(sys.argv[1:], offered_isas()), detect_isa()))
     except IngotError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

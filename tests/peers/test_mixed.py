@@ -337,7 +337,7 @@ def test_bad_input_is_refused_in_words(
 ) -> None:
     trace = write_trace(tmp_path / "trace.csv", [(0.5, 400, 100), (1.5, 40, 10)])
     with pytest.raises(SystemExit) as ended:
-        parse(["--work", str(tmp_path), "--model", "tinyllama", "--trace", str(trace), *arguments], "avx512")
+        parse(["--work", str(tmp_path), "--model", "tinyllama", "--trace", str(trace), *arguments], ("avx512", "avx2"))
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
 
@@ -346,6 +346,6 @@ def test_bad_input_is_refused_in_words(
 def test_limits_of_the_mixed_load_are_read(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.csv", [(0.5, 400, 100), (1.5, 40, 10)])
     words = ["--work", str(tmp_path), "--model", "tinyllama", "--trace", str(trace), "--requests", "2"]
-    mixed = parse([*words, "--tpot_ms", "50,200", "--ttft_ms", "1500", "--regimes", "none"], "avx2").mixed
+    mixed = parse([*words, "--tpot_ms", "50,200", "--ttft_ms", "1500", "--regimes", "none"], ("avx2",)).mixed
     assert mixed == MixedOptions(trace=trace.resolve(), requests=2, ttft=1.5, tpots=[0.2, 0.05])
-    assert parse(words[:4], "avx2").mixed is None
+    assert parse(words[:4], ("avx2",)).mixed is None

@@ -73,13 +73,13 @@ def test_a_run_leaves_a_record(tmp_path: Path) -> None:
     )
     loads = [Mixed(at_once=4.1666, goodputs=[2.0944], trials=[trial]), Mixed(at_once=1.0, goodputs=[0.5])]
     outcomes = [outcome("ingot", 30, 44, mixed=loads[0]), outcome("fast", 20, 11, mixed=loads[1])]
-    write(tmp_path / "results", HEADING, outcomes, parse([*asked, "--isa", "avx2", "--threads", "2"], "avx2"))
+    write(tmp_path / "results", HEADING, outcomes, parse([*asked, "--isa", "avx2", "--threads", "2"], ("avx2",)))
     record = read(tmp_path / "results/record.json")
     assert record.groups[0].rows[0].speeds == {"decode:1": 37.0}
     assert record.groups[0].ratios == {"decode:1": (1.5, 4.0)}
     assert (record.versions, record.date, record.groups[0].limits) == ({"fast": "1.0"}, "2026-01-02", {"decode:1": 100})
     assert record.command.startswith("python -m tests.peers --work DIR --model tinyllama --peers llama.cpp,")
-    assert parse(record.command.replace("trace.csv", str(trace)).split()[3:], "avx2").isa == "avx2"
+    assert parse(record.command.replace("trace.csv", str(trace)).split()[3:], ("avx2",)).isa == "avx2"
     assert record.load is not None
     assert record.load.rows[0] == LoadRow(
         engine="ingot", weights="w", ttft=0.26, tpot=0.013, at_once=4.17, goodputs=(2.09,)

@@ -11,6 +11,7 @@ import pytest
 import transformers
 
 from ingot.bench.bytes_read import decode_bytes
+from ingot.configs.runtime import isa_includes
 from ingot.engine import read_plan
 from tests.house.project import ROOT
 from tests.peers.__main__ import parse
@@ -20,7 +21,7 @@ from tests.peers.adapters.llama_cpp import cmake_switches
 from tests.peers.adapters.protocol import Job, Prompts, time_regimes
 from tests.peers.limits import Limits, limit, take_limits
 from tests.peers.models import SHAPES, tensors, to_bf16, write_model
-from tests.peers.peers import CLASSES, PEERS, SCREENED, cap, variants
+from tests.peers.peers import CLASSES, ISAS, PEERS, SCREENED, cap, variants
 from tests.peers.picture import draw
 from tests.peers.regimes import DEFAULT, parse_regimes
 from tests.peers.report import Heading, against_best, markdown, median_fraction
@@ -271,7 +272,9 @@ def test_isas() -> None:
     assert cap(by_name["ctranslate2"], "avx2", "amx") == {"CT2_FORCE_CPU_ISA": "AVX2"}
     with pytest.raises(ValueError, match="cannot be held to avx2 on this machine, which has amx"):
         cap(by_name["openvino"], "avx2", "amx")
-    assert "-DGGML_AVX512=ON" not in cmake_switches("avx2")
+    for isa in ISAS:
+        assert ("-DGGML_AVX512=ON" in cmake_switches(isa)) == ("avx512" in isa_includes(isa))
+        assert ("-DGGML_AVX_VNNI=ON" in cmake_switches(isa)) == (isa == "avxvnni")
     assert {"-DGGML_AVX2=ON", "-DGGML_AVX512_VNNI=ON", "-DGGML_NATIVE=OFF"} <= set(cmake_switches("avx512"))
 
 
@@ -284,6 +287,7 @@ def test_isas() -> None:
         (["--regimes", "decode"], "'decode' is no regime"),
         (["--rounds", "0"], "at least 1"),
         (["--isa", "amx"], "--isa amx: this machine has avx512"),
+        (["--isa", "avxvnni"], "--isa avxvnni: this machine has avx512"),
         (["--model", "gpt"], "invalid choice: 'gpt'"),
     ],
 )
@@ -291,6 +295,6 @@ def test_bad_input_is_refused_in_words(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse(["--work", str(tmp_path), "--model", "tinyllama", *arguments], "avx512")
+        parse(["--work", str(tmp_path), "--model", "tinyllama", *arguments], ("avx512", "avx2"))
     assert ended.value.code == 2
     assert words in capsys.readouterr().err

@@ -348,7 +348,7 @@ def test_return_sequences_share_their_prompt(model: TinyModel) -> None:
         ({"tpot_target": 1e-6}, UsageError, "single token"),
         ({"enable_prefix_cache": 1}, UsageError, "True or False"),
         ({"enable_chunked_prefill": "yes"}, UsageError, "True or False"),
-        ({"isa": "mmx"}, UsageError, "avx2, avx512, avx512bf16, amx"),
+        ({"isa": "mmx"}, UsageError, "avx2, avxvnni, avx512, avx512bf16, amx"),
         ({"rank": 3}, EngineError, "rank"),
     ],
 )

@@ -15,6 +15,17 @@
 namespace ingot {
 namespace {
 
+// Of the level itself, or of the nearest one that it stands on.
+const Kernel* sample_kernel(std::string_view isa) {
+  const std::string stem = "sample.f32.";
+  if (const Kernel* own = find_kernel(stem + std::string(isa)); own != nullptr) return own;
+  for (const IsaLevel& level : isa_levels()) {  // the higher ones first
+    const Kernel* const found = isa_includes(isa, level.name) ? find_kernel(stem + std::string(level.name)) : nullptr;
+    if (found != nullptr) return found;
+  }
+  return nullptr;
+}
+
 constexpr int64_t kCheckNs = 100'000'000;
 constexpr int32_t kLastDrawn = -1;     // LAST_DRAWN of src/ingot/step_io.py
 constexpr size_t kHugeKv = 16u << 20;  // in smaller caches, unused blocks would share large pages with used ones
@@ -65,7 +76,7 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
       draws_(plan_.limits.max_batch_size, find_buffer(plan_.logits, 0).cols) {
   if (threads < 1 || threads > ThreadPool::kMaxThreads)
     throw std::invalid_argument("threads must be 1 to " + std::to_string(ThreadPool::kMaxThreads));
-  if (!isa_includes(detect_isa(), isa)) throw std::invalid_argument("this machine does not offer " + isa);
+  if (!offers_isa(isa)) throw std::invalid_argument("this machine does not offer " + isa);
   PlanMemory memory{weights, weight_bytes, arena_.data(), {}, isa};
   for (const CacheSizes& sizes : kv_sizes_) {
     kv_.emplace_back(static_cast<size_t>(sizes.total), static_cast<size_t>(sizes.total) >= kHugeKv);
@@ -78,7 +89,7 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   taken_.resize(steps_.size());
   shared_ = Region(std::max(shared_bytes(steps_, plan_.limits, plan_.caches), screen_.scratch_bytes()), false);
   own_ = Region(static_cast<size_t>(threads) * kPrivateRowElements * sizeof(float), false);
-  sample_ = find_kernel("sample.f32." + std::string(isa == "amx" || isa == "avx512bf16" ? "avx512" : isa));
+  sample_ = sample_kernel(isa);
   if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
   const BufferSpec& logits = find_buffer(plan_.logits, 0);
   logits_ = reinterpret_cast<const float*>(arena_.data() + logits.offset);

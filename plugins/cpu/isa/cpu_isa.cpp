@@ -2,7 +2,9 @@
 
 #include <cpuid.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "isa/prefetch.h"
 
@@ -38,7 +40,27 @@ bool has_avx512() {
          all_bits(cpuid(7).c, bits({11}));                                                  // VNNI
 }
 
-bool has_bf16() { return all_bits(cpuid(7, 1).a, bits({5})); }  // AVX512_BF16
+bool has_bf16() { return all_bits(cpuid(7, 1).a, bits({5})); }      // AVX512_BF16
+bool has_avx_vnni() { return all_bits(cpuid(7, 1).a, bits({4})); }  // AVX-VNNI: VPDPBUSD of 256 bits without AVX-512
+
+constexpr IsaLevel kLevels[] = {
+    {"amx", "avx512bf16", has_tiles}, {"avx512bf16", "avx512", has_bf16},
+    {"avx512", "avx2", has_avx512},   {"avxvnni", "avx2", has_avx_vnni},
+    {"avx2", "", has_avx2},
+};
+
+const IsaLevel* find_level(std::string_view name) {
+  const auto* const found = std::ranges::find(kLevels, name, &IsaLevel::name);
+  return found == std::end(kLevels) ? nullptr : found;
+}
+
+// The level of the instructions that an emulated one needs.
+std::string_view without_emulation(std::string_view level) {
+  constexpr std::string_view kEmulated = "emu";
+  if (!level.ends_with(kEmulated)) return level;
+  const IsaLevel* const stem = find_level(level.substr(0, level.size() - kEmulated.size()));
+  return stem == nullptr || stem->base.empty() ? level : "avx2";
+}
 
 }  // namespace
 
@@ -57,25 +79,27 @@ uint64_t saved_states() {
 
 bool has_pclmul() { return all_bits(cpuid(1).c, bits({1})); }
 
+std::span<const IsaLevel> isa_levels() { return kLevels; }
+
 std::string_view detect_isa() {
   static const std::string_view best = [] {
-    if (!has_avx2()) return "none";
-    if (!has_avx512()) return "avx2";
-    if (!has_bf16()) return "avx512";
-    return has_tiles() ? "amx" : "avx512bf16";
+    const auto* const found =
+        std::ranges::find_if(kLevels, [](const IsaLevel& level) { return offers_isa(level.name); });
+    return found == std::end(kLevels) ? "none" : found->name;
   }();
   return best;
 }
 
+bool offers_isa(std::string_view level) {
+  const IsaLevel* const found = find_level(without_emulation(level));
+  return found != nullptr && (found->base.empty() || offers_isa(found->base)) && found->here();
+}
+
 bool isa_includes(std::string_view isa, std::string_view wanted) {
-  const auto rank = [](std::string_view level) {
-    if (level == "amx") return 4;
-    if (level == "avx512bf16") return 3;
-    if (level == "avx512") return 2;
-    if (level == "avx2" || level == "avx512emu" || level == "avx512bf16emu" || level == "amxemu") return 1;
-    return level == "none" ? 0 : 5;
-  };
-  return rank(wanted) >= 1 && rank(wanted) <= rank(isa) && rank(isa) <= 4;
+  const IsaLevel* const target = find_level(without_emulation(wanted));
+  const IsaLevel* level = find_level(without_emulation(isa));
+  while (level != nullptr && level != target) level = find_level(level->base);
+  return level != nullptr;
 }
 
 }  // namespace ingot

@@ -1,16 +1,31 @@
-// What this machine's CPU and operating system offer.
+// What this machine's CPU and operating system offer. Levels of instructions are a tree, not a line: each stands on one
+// other, and a CPU may offer several branches.
+//
+//   avx2 ← avx512 ← avx512bf16 ← amx
+//        ← avxvnni
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace ingot {
 
-// The best level ("amx", "avx512bf16", "avx512", "avx2") that CPU and operating system support, or "none".
+struct IsaLevel {
+  std::string_view name, base;  // base: the level that it stands on, "" for avx2
+  bool (*here)();               // whether this CPU adds its instructions to those of the base
+};
+
+std::span<const IsaLevel> isa_levels();  // the preferred one first
+
+// The preferred level that CPU and operating system support, or "none".
 std::string_view detect_isa();
 
-// Whether a machine of level `isa` runs kernels of level `wanted`; "avx512emu", "avx512bf16emu" and
-// "amxemu" are plain C++ that needs AVX2.
+// Whether this machine runs kernels of a level. Emulated ones ("avx512emu") are plain C++ that needs AVX2.
+bool offers_isa(std::string_view level);
+
+// Whether kernels of level `wanted` may run in a session of level `isa`: those of the level, of what it stands on, and
+// all emulated ones.
 bool isa_includes(std::string_view isa, std::string_view wanted);
 
 bool has_pclmul();  // PCLMULQDQ

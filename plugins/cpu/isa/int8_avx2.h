@@ -158,7 +158,7 @@ struct Int8Avx2 : SimdAvx2 {
   static constexpr int kByteRows = 5, kBytePanels = 1;
   static constexpr int64_t kBlockRows = 19 * kByteRows, kBlockPanels = 32;
 
- private:
+ protected:
   INGOT_INLINE __m256i columns(const int8_t* p) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }

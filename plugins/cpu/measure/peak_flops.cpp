@@ -16,8 +16,8 @@ namespace {
 
 constexpr int64_t kRounds = 5'000;  // of a turn: about a millisecond
 constexpr size_t kSumBytes = 64 << 10;
-const PeakLoop* const kLoops[] = {&kPeakF32Avx2,    &kPeakInt8Avx2, &kPeakF32Avx512, &kPeakInt8Avx512,
-                                  &kPeakBf16Avx512, &kPeakBf16Amx,  &kPeakInt8Amx};
+const PeakLoop* const kLoops[] = {&kPeakF32Avx2,    &kPeakInt8Avx2,   &kPeakInt8AvxVnni, &kPeakF32Avx512,
+                                  &kPeakInt8Avx512, &kPeakBf16Avx512, &kPeakBf16Amx,     &kPeakInt8Amx};
 
 std::unique_ptr<PeakData> random_data() {
   auto data = std::make_unique<PeakData>();
@@ -56,7 +56,7 @@ double time_turn(const Turn& turn, int threads) {
 double peak_flops(const std::string& name, int threads, double seconds) {
   const auto* const found = std::ranges::find_if(kLoops, [&name](const PeakLoop* loop) { return loop->name == name; });
   const std::string isa = name.substr(name.find('.') + 1);
-  if (found == std::end(kLoops) || !isa_includes(detect_isa(), isa))
+  if (found == std::end(kLoops) || !offers_isa(isa))
     throw std::invalid_argument("this machine has no arithmetic " + name);
   if (threads < 1 || threads > ThreadPool::kMaxThreads || !(seconds >= 0 && seconds <= 60))
     throw std::invalid_argument("peak_flops wants 1 to 256 threads and at most 60 seconds");

@@ -23,8 +23,8 @@ struct PeakLoop {
   void (*run)(const PeakData& data, std::byte* sums, int64_t rounds);
 };
 
-extern const PeakLoop kPeakF32Avx2, kPeakInt8Avx2, kPeakF32Avx512, kPeakInt8Avx512, kPeakBf16Avx512, kPeakBf16Amx,
-    kPeakInt8Amx;
+extern const PeakLoop kPeakF32Avx2, kPeakInt8Avx2, kPeakInt8AvxVnni, kPeakF32Avx512, kPeakInt8Avx512, kPeakBf16Avx512,
+    kPeakBf16Amx, kPeakInt8Amx;
 
 // Operations per second (a multiply-add is two) of `threads` threads, the best of turns of about a
 // millisecond during `seconds`. Throws std::invalid_argument for what this machine does not have.

@@ -87,7 +87,7 @@ void require_product(bool holds) {
 
 const Kernel& find_runnable(const std::string& name) {
   const Kernel* found = find_kernel(name);
-  if (found == nullptr || !isa_includes(detect_isa(), found->isa()))
+  if (found == nullptr || !offers_isa(found->isa()))
     throw std::invalid_argument("this machine cannot run a product by " + name);
   return *found;
 }

@@ -130,7 +130,7 @@ def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
             raise TargetError(
                 "sessions of this target do not say where their time goes",
                 where=str(options.engine_dir),
-                expected="cpu/avx2, cpu/avx512, cpu/avx512bf16 or cpu/amx",
+                expected="cpu/avx2, cpu/avxvnni, cpu/avx512, cpu/avx512bf16 or cpu/amx",
                 got=loaded.engine.manifest.target,
                 hint="build for --target cpu, or take `ingot bench latency`",
             )

@@ -31,6 +31,7 @@ A target is a kind of machine. `ingot build --target T` packs weights and choose
 
 cpu           the best instruction set of the machine that builds. This is the default.
 cpu/avx2      any x86-64 CPU since Haswell. Name it where engines must run on other CPUs than the one that builds.
+cpu/avxvnni   the same with AVX-VNNI.
 cpu/avx512    AVX-512 with VNNI; cpu/avx512bf16 adds BF16, cpu/amx adds tiles.
 cuda/smXX     an NVIDIA GPU of compute capability X.X
 ref           numpy, slow, for comparison

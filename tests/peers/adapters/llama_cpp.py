@@ -19,11 +19,15 @@ from tests.peers.regimes import Regime
 PACKAGE = "llama-cpp-python==0.3.36"
 TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
 SERVER = "llama-server"
-_SWITCHES = {  # each ISA has those before it
-    "avx2": ("AVX2", "FMA", "F16C", "BMI2"),
-    "avx512": ("AVX512", "AVX512_VBMI", "AVX512_VNNI"),
-    "avx512bf16": ("AVX512_BF16",),
-    "amx": ("AMX_TILE", "AMX_INT8", "AMX_BF16"),
+_AVX2 = ("AVX2", "FMA", "F16C", "BMI2")
+_AVX512 = (*_AVX2, "AVX512", "AVX512_VBMI", "AVX512_VNNI")
+_BF16 = (*_AVX512, "AVX512_BF16")
+_SWITCHES = {
+    "avx2": _AVX2,
+    "avxvnni": (*_AVX2, "AVX_VNNI"),
+    "avx512": _AVX512,
+    "avx512bf16": _BF16,
+    "amx": (*_BF16, "AMX_TILE", "AMX_INT8", "AMX_BF16"),
 }
 _PLAIN = (
     "BUILD_SHARED_LIBS",
@@ -47,9 +51,7 @@ convert_hf_to_gguf.main()
 
 def cmake_switches(isa: str) -> list[str]:
     """What an ISA means to llama.cpp's build."""
-    reached = list(_SWITCHES)[: list(_SWITCHES).index(isa) + 1]
-    wanted = [f"-DGGML_{name}=ON" for level in reached for name in _SWITCHES[level]]
-    return [f"-D{name}=OFF" for name in _PLAIN] + wanted
+    return [f"-D{name}=OFF" for name in _PLAIN] + [f"-DGGML_{name}=ON" for name in _SWITCHES[isa]]
 
 
 def install(job: Job) -> None:

@@ -190,7 +190,8 @@ def test_numbers_of_no_expert_touch_nothing_foreign(kernel: str) -> None:
 
 def _levels() -> Iterator[tuple[str, str]]:
     for op, dtype in itertools.product(("moe_gate_up", "moe_down"), ("f32", "bf16", "w8", "w4", "w8a8", "w4a8")):
-        for level in ("avx512", "avx512emu", *(("amx", "amxemu") if dtype.endswith("a8") else ())):
+        whole = ("avxvnni", "avxvnniemu", "amx", "amxemu") if dtype.endswith("a8") else ()
+        for level in ("avx512", "avx512emu", *whole):
             yield f"{op}.{dtype}.avx2", f"{op}.{dtype}.{level}"
 
 

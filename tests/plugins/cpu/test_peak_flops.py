@@ -2,19 +2,28 @@
 
 import pytest
 
-from ingot.plugins.cpu.native import core_count, detect_isa, kernel_table, peak_flops, peak_name
+from ingot.plugins.cpu.native import core_count, kernel_table, offered_isas, peak_flops, peak_name
 
 pytestmark = pytest.mark.native
 
-LEVELS = ("avx2", "avx512", "avx512bf16", "amx")
-KINDS = ("f32.avx2", "int8.avx2", "f32.avx512", "int8.avx512", "bf16.avx512bf16", "bf16.amx", "int8.amx")
-OFFERED = LEVELS[: LEVELS.index(detect_isa()) + 1] if detect_isa() != "none" else ()
+KINDS = (
+    "f32.avx2",
+    "int8.avx2",
+    "int8.avxvnni",
+    "f32.avx512",
+    "int8.avx512",
+    "bf16.avx512bf16",
+    "bf16.amx",
+    "int8.amx",
+)
+OFFERED = offered_isas()
 
 
 def test_every_kernel_has_an_arithmetic() -> None:
     kernels = [name for name in kernel_table() if not name.endswith("emu")]
     assert {peak_name(name) for name in kernels} <= set(KINDS)
     assert peak_name("matmul.w4a8.avx2") == "int8.avx2"
+    assert peak_name("moe_down.w8a8.avxvnni") == "int8.avxvnni"
     assert peak_name("matmul.w4.avx512") == peak_name("paged_attention.int8.avx512") == "f32.avx512"
     assert peak_name("matmul.w8.amx") == "bf16.amx"
     assert peak_name("moe_down.bf16.avx512bf16") == "bf16.avx512bf16"

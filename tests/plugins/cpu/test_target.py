@@ -9,6 +9,7 @@ import pytest
 
 import ingot
 from ingot import _cpu
+from ingot.configs.runtime import ISA_BASES, isa_includes
 from ingot.errors import TargetError, UsageError
 from ingot.plugins.cpu import native as cpu
 from ingot.plugins.registry import find_op, find_target, fit_targets
@@ -18,15 +19,21 @@ pytestmark = pytest.mark.native
 STUB = Path(ingot.__file__).parent / "_cpu.pyi"
 
 
-def test_each_target_lists_its_kernels_best_first() -> None:
-    order = ("amx", "avx512bf16", "avx512", "avx2")
-    for index, level in enumerate(order):
-        names = find_target(f"cpu/{level}").kernels()
-        levels = [name.split(".")[2] for name in names]
-        assert set(levels) == set(order[index:])
-        assert levels == sorted(levels, key=order.index)
-        assert {name.split(".")[0] for name in names} <= set(cpu_ops())
-        assert "rms_norm.f32.avx2" in names
+def test_levels_are_a_tree_and_the_module_has_the_same() -> None:
+    levels = tuple((name, base or None) for name, base, _ in _cpu.isa_levels())
+    assert levels == tuple(ISA_BASES.items())
+    assert isa_includes("amx") == ("amx", "avx512bf16", "avx512", "avx2")
+    assert isa_includes("avxvnni") == ("avxvnni", "avx2")
+
+
+@pytest.mark.parametrize("level", ISA_BASES)
+def test_each_target_lists_its_kernels_best_first(level: str) -> None:
+    names, order = find_target(f"cpu/{level}").kernels(), isa_includes(level)
+    levels = [name.split(".")[2] for name in names]
+    assert set(levels) == set(order)
+    assert levels == sorted(levels, key=order.index)
+    assert {name.split(".")[0] for name in names} <= set(cpu_ops())
+    assert "rms_norm.f32.avx2" in names
 
 
 def cpu_ops() -> list[str]:
@@ -63,23 +70,36 @@ def test_activations_follow_the_kernel() -> None:
     assert activations("matmul.w8a8.amx") == activations("matmul.w4a8.avx2") == "int8"
 
 
-@pytest.mark.parametrize("here", ["none", "avx2", "avx512", "avx512bf16", "amx"])
-def test_missing_says_what_and_what_next(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.plugins.cpu.target.detect_isa", lambda: here)
-    order = ("none", "avx2", "avx512", "avx512bf16", "amx")
-    for level in order[1:]:
-        for cap in (None, *order[1:]):
-            usable = min(here, cap or here, key=order.index)
+MACHINES = {  # what the CPU adds → the level that is preferred, what the machine is said to offer
+    (): ("none", "none"),
+    ("avx2",): ("avx2", "avx2"),  # Zen 3
+    ("avx2", "avxvnni"): ("avxvnni", "avxvnni"),  # Alder Lake
+    ("avx2", "avx512"): ("avx512", "avx512"),  # Ice Lake
+    ("avx2", "avx512", "avx512bf16"): ("avx512bf16", "avx512bf16"),  # Zen 4
+    ("avx2", "avxvnni", "avx512", "avx512bf16"): ("avx512bf16", "avx512bf16 and avxvnni"),  # Zen 5
+    ("avx2", "avxvnni", "avx512", "avx512bf16", "amx"): ("amx", "amx and avxvnni"),  # Sapphire Rapids
+}
+
+
+@pytest.mark.parametrize("here", MACHINES)
+def test_missing_says_what_and_what_next(here: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = [(name, base, name in here) for name, base, _ in _cpu.isa_levels()]
+    monkeypatch.setattr("ingot.plugins.cpu.native._cpu.isa_levels", lambda: levels)
+    preferred, offers = MACHINES[here]
+    assert cpu.detect_isa() == preferred
+    for cap in (None, *ISA_BASES):
+        usable = [name for name, _, there in levels if there and name in isa_includes(cap or name)]
+        for level in ISA_BASES:
             reason = find_target(f"cpu/{level}").run_blocker(cap)
-            assert (reason is None) == (order.index(usable) >= order.index(level))
+            assert (reason is None) == (level in usable)
             if reason is not None:
                 assert f"needs {level.upper()}" in reason
-                assert f"offers {here}" in reason
-                assert ("--isa" in reason) == (usable != here)
+                assert f"offers {offers}" in reason
+                assert reason.endswith(" by --isa") == (len(usable) < len(here))
                 fit = fit_targets([f"cpu/{level}"], where="e", isa=cap)
                 with pytest.raises(TargetError) as caught:
                     fit.best()
-                best = "ref" if usable == "none" else f"cpu/{usable}"
+                best = f"cpu/{usable[0]}" if usable else "ref"
                 assert f"ingot build --target {best};" in str(caught.value.hint)
                 assert str(caught.value).count("next:") == 1
 
@@ -88,8 +108,8 @@ def test_a_module_without_the_kernels_of_a_level_neither_builds_nor_runs_it(monk
     """As `make quickstart` compiles it on a machine with AVX2 alone, taken to one with more."""
     names = [name for name in _cpu.kernel_names() if name.endswith(".avx2")]
     monkeypatch.setattr("ingot.plugins.cpu.target._cpu.kernel_names", lambda: names)
-    monkeypatch.setattr("ingot.plugins.cpu.target.detect_isa", lambda: "amx")
-    for level in ("avx512", "avx512bf16", "amx"):
+    monkeypatch.setattr("ingot.plugins.cpu.target.offered_isas", lambda: tuple(ISA_BASES))
+    for level in ("avxvnni", "avx512", "avx512bf16", "amx"):
         target = find_target(f"cpu/{level}")
         assert "make wheel" in str(target.build_blocker())
         assert "make wheel" in str(target.run_blocker())
