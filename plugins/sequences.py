@@ -32,6 +32,11 @@ class _Held:
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
 
+    @property
+    def history(self) -> Sequence[int]:
+        """Its tokens, where they matter to the logits."""
+        return self.tokens if self.rules.penalises else ()
+
     def draw(self, row: int) -> Draw:
         """The next one, from this row of logits."""
         if self.ending is not Ending.NONE:
@@ -49,7 +54,7 @@ class _Held:
             allowed=self._allowed(),
             bias_ids=[*(token for token, _ in rules.logit_bias), *banned],
             bias=[*(bias for _, bias in rules.logit_bias), *[-np.inf] * len(banned)],
-            history=self.tokens if rules.penalises else (),
+            history=self.history,
             num_prompt=self.num_prompt,
         )
 
@@ -135,7 +140,7 @@ class Sequences:
 
     def draws(self, batch: StepBatch) -> list[Draw]:
         """Those of a step: for sequences, then of known tokens. Raises RequestError where a sequence cannot draw."""
-        drawn = [self._at(slot).draw(row) for slot, row in zip(_slots(batch), batch.draws.tolist(), strict=True)]
+        drawn = [self._at(slot).draw(row) for slot, row in zip(drawing_slots(batch), batch.draws.tolist(), strict=True)]
         known = batch.known
         if known is None:
             return drawn
@@ -144,12 +149,16 @@ class Sequences:
 
     def take(self, batch: StepBatch, drawn: Drawn) -> StepResult:
         """Move the sequences of a step on by what was drawn for them."""
-        return self._take(_slots(batch), drawn)
+        return self._take(drawing_slots(batch), drawn)
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """See Session.draw."""
         drawn = [self._at(slot).draw(row) for row, slot in enumerate(slots.tolist())]
         return self._take(slots.tolist(), sample(raw, drawn, logits))
+
+    def history(self, slot: int) -> Sequence[int]:
+        """The tokens of a sequence with penalties; () of any other."""
+        return self._at(slot).history
 
     def _take(self, slots: list[int], drawn: Drawn) -> StepResult:
         held = [self._at(slot) for slot in slots]
@@ -170,7 +179,7 @@ class Sequences:
         return self._held[slot]
 
 
-def _slots(batch: StepBatch) -> list[int]:
+def drawing_slots(batch: StepBatch) -> list[int]:
     """Where the sequences are that draw."""
     tokens = batch.logit_rows[batch.draws]
     slots: list[int] = batch.slots[np.searchsorted(batch.query_starts, tokens, side="right") - 1].tolist()

@@ -32,7 +32,7 @@ from ingot.plugins.registry import find_op
 from ingot.step_inputs import require_known_inputs
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu")  # in the order of the kernels' enum
-CODE_LAYOUT = "cubin."  # of the piece of the weights section that holds the machine code
+CODE_LAYOUT = "cubin2."  # of the machine code among the weights; the number counts changes of kernels' parameters
 
 _TYPED = {"matmul": 1, "embedding": 0}  # op → its input that decides the type of weights
 # input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
@@ -392,5 +392,5 @@ def code_weight(plan: Plan) -> Weight:
     """The piece of the weights section that holds the machine code. Raises EngineError where there is none."""
     found = next((weight for weight in plan.weights if weight.layout.startswith(CODE_LAYOUT)), None)
     if found is None:
-        raise EngineError("the engine holds no machine code for a GPU", hint="rebuild the engine")
+        raise EngineError("the engine holds no machine code that this version of ingot runs", hint="rebuild the engine")
     return found

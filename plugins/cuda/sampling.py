@@ -1,59 +1,327 @@
 """The end of a step on a GPU: from logits in its memory to drawn tokens on the host.
 
-Tokens are drawn on the device, but on the host, from copied logits, where a draw has rules (penalties, biases, min-p)
-or wants more probabilities than its own. What the sequences hold is on the host.
+sequences ─draws─▶ rows of integers + lists ─one copy─▶ kernel draw_tokens ─one copy─▶ tokens, probabilities, ranks
+                                                          └ histories of sequences with penalties stay on the device
+
+What else the sequences hold, words and grammars, is on the host (plugins/sequences.py).
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
+from ingot.errors import RequestError
 from ingot.plan import Plan
 from ingot.plugins.cuda.gpu import Arguments, Device, Kernel
-from ingot.plugins.cuda.work import draw_arguments
-from ingot.plugins.ops.sample import Draw, Drawn, sample
-from ingot.plugins.sequences import Sequences
-from ingot.step_io import StepBatch, StepResult
+from ingot.plugins.cuda.step_tables import within
+from ingot.plugins.cuda.work import integer, pointer
+from ingot.plugins.ops.sample import Draw, Drawn, log_softmax, ranking
+from ingot.plugins.sequences import Sequences, drawing_slots
+from ingot.step_io import Float32, Int32, SequenceRules, StepBatch, StepResult
 
 KERNEL = "draw_tokens"
 
 _INT = 4
 _THREADS = 512
+_LINES = 32  # draws of one launch whose rules change logits: each needs a copy of its row
+_MOST_LIKELY = 1024  # tokens that a draw lists on the device; longer lists are sorted on the host
+_RESULT = 3  # integers of a draw's result: token, log probability, rank
+
+_ROW = np.dtype(  # struct Draw of draw.cu
+    [
+        ("row", np.int32),
+        ("temperature", np.float32),
+        ("top_k", np.int32),
+        ("top_p", np.float32),
+        ("seed", np.uint64),
+        ("counter", np.uint64),
+        ("log_min_p", np.float64),
+        *[(name, np.float32) for name in ("repetition", "frequency", "presence")],
+        *[(name, np.int32) for name in ("biases", "num_biases", "mask", "mask_words")],
+        *[(name, np.int32) for name in ("history", "length", "num_prompt")],
+        *[(name, np.int32) for name in ("known", "top", "num_top", "line")],
+    ]
+)
+_WIDTH = _ROW.itemsize // _INT
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DrawLayout:
+    """Integers of what draws need on the device.
+
+    rows     draws of one round: what is sent and fetched at a time
+    lists    of the biases and masks of a round: at least those of any draw
+    tops     of the most likely tokens of a round: twice as many as tokens
+    history  of a sequence
+    lines    of scratch, each [vocab] floats and [vocab] counts
+    """
+
+    rows: int
+    lists: int
+    tops: int
+    slots: int
+    history: int
+    lines: int
+    vocab: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> "DrawLayout":
+        """Every step within the plan's limits needs few rounds."""
+        limits, vocab = plan.limits, plan.vocab_size
+        mask = _mask_words(vocab)
+        return cls(
+            rows=limits.max_logit_rows,
+            lists=max(4 * vocab + mask, _LINES * mask),  # a bias and a ban for each token
+            tops=2 * max(_MOST_LIKELY, 32 * limits.max_logit_rows),
+            slots=limits.max_batch_size,
+            history=limits.max_seq_len + 1,
+            lines=min(_LINES, limits.max_batch_size),
+            vocab=vocab,
+        )
+
+    @property
+    def sent(self) -> int:
+        return _WIDTH * self.rows + self.lists
+
+    @property
+    def results(self) -> int:
+        return _RESULT * self.rows + self.tops
+
+    @property
+    def nbytes(self) -> int:
+        """On the device."""
+        return _INT * (self.sent + self.results + self.slots * self.history + 2 * self.lines * self.vocab)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class _Round:
+    """Draws that are computed together. launches: how many each launch computes; tops: most likely tokens."""
+
+    rows: list[tuple[float, ...]] = dataclasses.field(default_factory=list)
+    lists: list[Int32] = dataclasses.field(default_factory=list)
+    num_lists: int = 0
+    tops: int = 0
+    lines: int = 0
+    launches: list[int] = dataclasses.field(default_factory=list)
 
 
 class Draws:
-    """Of one session."""
+    """Of one session. Its sequences, and what the kernel needs of them on the device."""
 
-    def __init__(self, device: Device, kernel: Kernel, plan: Plan, tables: Mapping[str, int]) -> None:
-        """tables: addresses of a step's integers on the device."""
-        self._device, self._kernel, self._plan, self._tables = device, kernel, plan, tables
-        self._most = plan.limits.max_logit_rows
-        self._host = device.pinned(2 * _INT * self._most)
-        self._at = device.allocate(2 * _INT * self._most)
+    def __init__(self, device: Device, kernel: Kernel, plan: Plan) -> None:
+        self._device, self._kernel, self._layout = device, kernel, DrawLayout.of(plan)
+        self._sequences = Sequences()
+        layout = self._layout
+        self._to_send: Int32 = device.pinned(_INT * layout.sent).view(np.int32)
+        self._fetched: Int32 = device.pinned(_INT * layout.results).view(np.int32)
+        self._sent_at = device.allocate(_INT * layout.sent)
+        self._results_at = device.allocate(_INT * layout.results)
+        self._histories_at = device.allocate(_INT * layout.slots * layout.history)
+        self.lines_at = device.allocate(_INT * layout.lines * layout.vocab)
+        self._counts_at = device.allocate(_INT * layout.lines * layout.vocab)
+        device.upload(self._counts_at, np.zeros(layout.lines * layout.vocab, np.int32))
 
-    def result(self, batch: StepBatch, draws: Sequence[Draw], sequences: Sequences, logits_at: int) -> StepResult:
-        """Waits for the step. logits_at: float32 [wanted rows, vocab] on the device."""
-        plain = all(draw.known < 0 and draw.rules.plain for draw in draws) and 0 < len(draws) <= self._most
-        logits = np.empty((len(batch.logit_rows), self._plan.vocab_size), np.float32)
-        if batch.want_logits or (not plain and draws):
-            self._device.fetch(logits, logits_at)
-        drawn = self._draw(len(draws), logits_at) if plain else None
+    def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
+        """See Session.start. Raises RequestError for what kernels, which check nothing, could not take."""
+        self._check(slot, rules, tokens)
+        self._sequences.start(slot, rules, tokens, num_prompt)
+        if rules.penalises:
+            self._device.enter()
+            self._device.upload(self._history(slot), np.ascontiguousarray(tokens, np.int32))
+
+    def end(self, slot: int) -> None:
+        """See Session.end."""
+        self._sequences.end(slot)
+
+    def complete(self, batch: StepBatch) -> StepBatch:
+        """The batch with the tokens that it leaves to the session."""
+        return self._sequences.complete(batch)
+
+    def of_step(self, batch: StepBatch) -> list[Draw]:
+        """The draws of a step. Raises RequestError where one cannot be."""
+        draws, known, vocab = self._sequences.draws(batch), batch.known, self._layout.vocab
+        if known is not None and not (within(known.token, vocab) and within(known.top, vocab + 1)):
+            raise RequestError("a known token, or how many are wanted beside it, is out of range")
+        if (longest := max((len(draw.history) for draw in draws), default=0)) >= self._layout.history:
+            raise RequestError("a sequence has more tokens than the engine is built for", got=str(longest))
+        return draws
+
+    def result(self, batch: StepBatch, draws: Sequence[Draw], logits_at: int) -> StepResult:
+        """Waits for the step. draws: those of it; logits_at: float32 [wanted rows, vocab] on the device."""
+        logits = np.empty((len(batch.logit_rows) if batch.want_logits else 0, self._layout.vocab), np.float32)
+        self._device.fetch(logits, logits_at)
+        slots = [*drawing_slots(batch), *[-1] * len(draws)]
+        drawn = [self._drawn(each, logits_at) for each in self._rounds(draws, slots)]
         self._device.wait()
-        if drawn is None:
-            drawn = sample(logits, draws)
-        else:
-            drawn = dataclasses.replace(drawn, ids=drawn.ids.copy(), log_probs=drawn.log_probs.copy())
-        result = sequences.take(batch, drawn)
+        ids, log_probs, ranks, tops = (_joined([each[place] for each in drawn]) for place in range(4))
+        wants = any(draw.rules.top is not None for draw in draws)
+        result = self._sequences.take(
+            batch, Drawn(ids=ids, log_probs=log_probs.view(np.float32), ranks=ranks if wants else None)
+        )
+        if wants:
+            top_ids, top_log_probs = self._tops(draws, tops, logits_at)
+            result = dataclasses.replace(result, top_ids=top_ids[None], top_log_probs=top_log_probs[None])
         return dataclasses.replace(result, logits=logits) if batch.want_logits else result
 
-    def _draw(self, count: int, logits_at: int) -> Drawn:
-        """Ids and log probabilities of the first `count` draws, there after `wait`."""
-        half = _INT * self._most
-        arguments = Arguments(draw_arguments(self._at, self._at + half, logits_at, self._tables, self._plan.vocab_size))
-        self._device.launch(self._kernel, (count, 1, 1), _THREADS, 0, arguments)
-        ids = self._host[: _INT * count].view(np.int32)
-        log_probs = self._host[half : half + _INT * count].view(np.float32)
-        self._device.fetch(ids, self._at)
-        self._device.fetch(log_probs, self._at + half)
-        return Drawn(ids=ids, log_probs=log_probs)
+    def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
+        """See Session.draw: the logits are on the host, and so is the draw."""
+        result = self._sequences.draw(slots, logits, raw)
+        self._device.enter()
+        for slot, token in zip(slots.tolist(), result.ids[0].tolist(), strict=True):
+            place = len(self._sequences.history(slot)) - 1
+            if token >= 0 and 0 <= place < self._layout.history:
+                self._device.upload(self._history(slot) + _INT * place, np.array([token], np.int32))
+        return result
+
+    def _history(self, slot: int) -> int:
+        return self._histories_at + _INT * slot * self._layout.history
+
+    def _check(self, slot: int, rules: SequenceRules, tokens: Int32) -> None:
+        vocab = self._layout.vocab
+        named = [token for token, _ in rules.logit_bias] + [word[-1] for word in rules.bad_words if word]
+        named += [*rules.end_ids, *rules.reasoning_end] if rules.min_tokens or rules.guided else []
+        wrong = next((token for token in (*named, *tokens.tolist()) if not 0 <= token < vocab), None)
+        problem = None
+        if wrong is not None:
+            problem = f"a token is {wrong}, expected 0 to {vocab - 1}"
+        elif len(rules.logit_bias) > vocab or not all(rules.bad_words):
+            problem = "there are more biases than tokens, or a bad word has no token"
+        elif not 0 <= (rules.top or 0) <= vocab:
+            problem = f"of {vocab} tokens, {rules.top} are wanted"
+        elif not 0 <= slot < self._layout.slots:
+            problem = f"slot {slot} of {self._layout.slots}"
+        elif len(tokens) >= self._layout.history:
+            problem = f"{len(tokens)} tokens, of which there may be {self._layout.history - 1}"
+        if problem is not None:
+            raise RequestError("the session cannot hold this sequence", got=problem)
+
+    def _rounds(self, draws: Sequence[Draw], slots: Sequence[int]) -> Iterator[_Round]:
+        """As few as there is room for."""
+        layout, current = self._layout, _Round()
+        for draw, slot in zip(draws, slots, strict=False):
+            mask, biases = _mask(draw, layout.vocab), _biases(draw)
+            count = len(mask) + len(biases)
+            num_top = -1 if draw.rules.top is None else draw.rules.top
+            listed = num_top if num_top <= _MOST_LIKELY else 0  # else its rank alone
+            full = len(current.rows) == layout.rows or current.num_lists + count > layout.lists
+            if full or 2 * (current.tops + listed) > layout.tops:
+                yield current
+                current = _Round()
+            penalised = slot >= 0 and draw.rules.penalises
+            changes = draw.known < 0 and (draw.allowed is not None or bool(count) or penalised)
+            if not current.launches or (changes and current.lines == layout.lines):
+                current.launches.append(0)
+                current.lines = 0
+            current.launches[-1] += 1
+            current.rows.append(self._row(draw, current, len(biases), len(mask), slot, listed, changes))
+            current.lines += changes
+            current.lists += [biases, mask]
+            current.num_lists += count
+            current.tops += max(listed, 0)
+        if current.rows:
+            yield current
+
+    def _row(
+        self, draw: Draw, before: _Round, biases: int, mask: int, slot: int, listed: int, changes: bool
+    ) -> tuple[float, ...]:
+        """In the order of _ROW; but `top` still counts tokens of the round, from 0."""
+        rules, vocab = draw.rules, self._layout.vocab
+        min_p = float(np.float32(rules.min_p))
+        return (
+            draw.row,
+            rules.temperature,
+            min(rules.top_k, vocab),
+            rules.top_p,
+            rules.seed,
+            draw.counter,
+            math.log(min_p) if min_p > 0 else -math.inf,
+            rules.repetition_penalty,
+            rules.frequency_penalty,
+            rules.presence_penalty,
+            before.num_lists,
+            biases // 2,
+            before.num_lists + biases,
+            -1 if draw.allowed is None else mask,
+            slot * self._layout.history if slot >= 0 and rules.penalises else -1,
+            len(draw.history),
+            draw.num_prompt,
+            draw.known,
+            2 * before.tops,
+            listed,
+            before.lines if changes else -1,
+        )
+
+    def _drawn(self, each: _Round, logits_at: int) -> tuple[Int32, Int32, Int32, Int32]:
+        """Ids, bits of log probabilities, ranks, and the integers of the most likely tokens. Waits."""
+        count = len(each.rows)
+        rows = np.array(each.rows, _ROW)
+        rows["top"] += _RESULT * count
+        end = _WIDTH * count
+        self._to_send[:end] = rows.view(np.int32)
+        for part in each.lists:
+            self._to_send[end : end + len(part)] = part
+            end += len(part)
+        self._device.send(self._sent_at, self._to_send[:end])
+        first = 0
+        for number in each.launches:
+            self._launch(first, number, count, logits_at)
+            first += number
+        found = self._fetched[: _RESULT * count + 2 * each.tops]
+        self._device.fetch(found, self._results_at)
+        self._device.wait()
+        ids, log_probs, ranks = found[: _RESULT * count].reshape(-1, _RESULT).T.copy()
+        return ids, log_probs, ranks, found[_RESULT * count :].copy()
+
+    def _launch(self, first: int, number: int, count: int, logits_at: int) -> None:
+        lists = self._sent_at + _INT * _WIDTH * count
+        addresses = self._results_at, logits_at, self._sent_at, lists, self._histories_at, self.lines_at
+        pointers = [pointer(each) for each in (*addresses, self._counts_at)]
+        arguments = Arguments([*pointers, integer(first), integer(self._layout.vocab)])
+        self._device.launch(self._kernel, (number, 1, 1), _THREADS, 0, arguments)
+
+    def _tops(self, draws: Sequence[Draw], found: Int32, logits_at: int) -> tuple[Int32, Float32]:
+        """The most likely tokens of each draw, and their log probabilities: those found on the device, and the rest."""
+        ids: list[Int32] = []
+        log_probs: list[Float32] = []
+        begin = 0
+        for draw in draws:
+            count = draw.rules.top or 0
+            if count > _MOST_LIKELY:
+                line = np.empty(self._layout.vocab, np.float32)
+                self._device.fetch(line, logits_at + line.nbytes * draw.row)
+                self._device.wait()
+                top_ids = ranking(line)[:count].astype(np.int32)
+                top_log_probs = log_softmax(line)[top_ids].astype(np.float32)
+            else:
+                both = found[begin : begin + 2 * count]
+                top_ids, top_log_probs = both[:count], both[count:].view(np.float32)
+                begin += 2 * count
+            ids.append(top_ids)
+            log_probs.append(top_log_probs)
+        return np.concatenate(ids), np.concatenate(log_probs)
+
+
+def _mask_words(vocab: int) -> int:
+    return -(-vocab // 32)
+
+
+def _mask(draw: Draw, vocab: int) -> Int32:
+    none: Int32 = np.zeros(0, np.int32)
+    return none if draw.allowed is None else draw.allowed[: _mask_words(vocab)].view(np.int32)
+
+
+def _biases(draw: Draw) -> Int32:
+    """Ids, ascending, then the biases of these as float32: at most one behind a ban, which none changes."""
+    ids, values = np.array(draw.bias_ids, np.int32), np.array(draw.bias, np.float32)
+    order = np.argsort(ids, kind="stable")
+    ids, values = ids[order], values[order]
+    changes = np.ones(len(ids), np.bool_)
+    changes[1:] = (ids[1:] != ids[:-1]) | np.isfinite(values[:-1])
+    return np.concatenate([ids[changes], values[changes].view(np.int32)])
+
+
+def _joined(parts: Sequence[npt.NDArray[np.int32]]) -> Int32:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)

@@ -19,11 +19,10 @@ from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.sampling import KERNEL as DRAWS
-from ingot.plugins.cuda.sampling import Draws
+from ingot.plugins.cuda.sampling import DrawLayout, Draws
 from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, product_rows, split_count
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places
-from ingot.plugins.sequences import Sequences
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult
 
@@ -35,7 +34,7 @@ def device_bytes(plan: Plan, multiprocessors: int) -> int:
     scratch, rows = scratch_bytes(plan), partial_rows(multiprocessors)
     tables = _INT * TableLayout.of(plan, attention_tiles(group_of(plan))).total
     partial = 4 * rows * plan.caches[0].head_dim + 8 * rows
-    drawn = 2 * _INT * plan.limits.max_logit_rows
+    drawn = DrawLayout.of(plan).nbytes
     arena = plan.weight_bytes + plan.arena_bytes + scratch.sums + scratch.inputs
     return arena + tables + partial + drawn + plan.block_bytes + WORKSPACE_BYTES
 
@@ -61,7 +60,6 @@ class CudaSession:
     def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, gpu: Gpu) -> None:
         self.num_blocks = options.num_blocks
         self._plan, self._gpu = plan, gpu
-        self._sequences = Sequences()
         self._most_rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
         with contextlib.ExitStack() as opened:
             self.device = opened.enter_context(contextlib.closing(Device(gpu)))
@@ -97,7 +95,7 @@ class CudaSession:
         module = device.load(weights[piece.offset : piece.offset + code.nbytes])
         self._steps = bind(plan, self.addresses)
         self._kernels = self._load_kernels(module)
-        self._draws = Draws(device, self._kernels[DRAWS], plan, self.addresses.tables)
+        self._draws = Draws(device, self._kernels[DRAWS], plan)
         self._ready = [[self._prepared(each) for each in bound.work] for bound in self._steps]
         logits = next(buffer for buffer in plan.buffers if buffer.name == plan.logits)
         self._logits_at = self.addresses.arena + logits.offset
@@ -127,33 +125,33 @@ class CudaSession:
         return _Ready(launch=work, kernel=self._kernels[work.kernel], arguments=Arguments(work.arguments))
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
-        """Hold a sequence, on the host."""
-        self._sequences.start(slot, rules, tokens, num_prompt)
+        """Hold a sequence. Raises RequestError for rules or tokens that break the contract."""
+        self._draws.start(slot, rules, tokens, num_prompt)
 
     def end(self, slot: int) -> None:
         """Forget it."""
-        self._sequences.end(slot)
+        self._draws.end(slot)
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""
-        batch = self._sequences.complete(batch)
+        batch = self._draws.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
-        draws = self._sequences.draws(batch)
+        draws = self._draws.of_step(batch)
         self.device.enter()
-        counts, integers = self._tables.fill(batch, draws, self._graphs.bucket(batch))
+        counts, integers = self._tables.fill(batch, self._graphs.bucket(batch))
         self.device.send(self._tables_at, integers)
         self._graphs.run(counts, lambda: self._launch_all(counts))
-        return self._draws.result(batch, draws, self._sequences, self._logits_at)
+        return self._draws.result(batch, draws, self._logits_at)
 
     def run_tapped(
         self, batch: StepBatch, steps: Sequence[str]
     ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
-        batch = self._sequences.complete(batch)
+        batch = self._draws.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
-        draws = self._sequences.draws(batch)
+        draws = self._draws.of_step(batch)
         self.device.enter()
-        counts, integers = self._tables.fill(batch, draws)
+        counts, integers = self._tables.fill(batch)
         self.device.send(self._tables_at, integers)
         splits = self._splits(counts)
         outputs: dict[str, dict[str, Float32]] = {}
@@ -161,7 +159,7 @@ class CudaSession:
             self._launch_step(index, counts, splits)
             if bound.step.name in steps:
                 outputs[bound.step.name] = self._outputs(bound, counts)
-        return self._draws.result(batch, draws, self._sequences, self._logits_at), outputs
+        return self._draws.result(batch, draws, self._logits_at), outputs
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, each [kv_heads, tokens_per_block, head_dim]."""
@@ -179,7 +177,7 @@ class CudaSession:
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits, on the host."""
-        return self._sequences.draw(slots, logits, raw)
+        return self._draws.draw(slots, logits, raw)
 
     def close(self) -> None:
         """Give the GPU's memory back, also after a fault of the GPU."""

@@ -2,7 +2,6 @@
 
     ids, positions, sequences                                   [tokens]
     rows                                                        [logit rows]
-    draw_rows, temperatures, top_ks, top_ps, seeds, counters    [draws]; the last two have 8 bytes each
     decode, prefill                                             [items][4] {sequence, first token, tokens, position}
     tables                                                      [sequences][cache groups][width / cache groups]
 
@@ -18,7 +17,6 @@ import numpy.typing as npt
 from ingot.errors import RequestError
 from ingot.plan import Limits, Plan
 from ingot.plugins.cuda.shapes import Tiles
-from ingot.plugins.ops.sample import Draw
 from ingot.step_inputs import step_arrays
 from ingot.step_io import Int32, StepBatch
 
@@ -40,20 +38,13 @@ class TableLayout:
     @classmethod
     def of(cls, plan: Plan, tiles: Tiles) -> "TableLayout":
         """Room for every step within the plan's limits."""
-        limits, draws = plan.limits, plan.limits.max_logit_rows
-        groups = len(plan.caches)
+        limits, groups = plan.limits, len(plan.caches)
         width = groups * -(-limits.max_seq_len // plan.tokens_per_block)
         sizes = {
             "ids": limits.max_num_tokens,
             "positions": limits.max_num_tokens,
             "sequences": limits.max_num_tokens,
             "rows": limits.max_logit_rows,
-            "draw_rows": draws,
-            "temperatures": draws,
-            "top_ks": draws,
-            "top_ps": draws,
-            "seeds": 2 * draws,
-            "counters": 2 * draws,
             "decode": ITEM * limits.max_batch_size,
             "prefill": ITEM * (limits.max_num_tokens // tiles.prefill + limits.max_batch_size),
             "tables": limits.max_batch_size * width,
@@ -95,9 +86,9 @@ def _problem(batch: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> str |
     totals = past + new
     if (past < 0).any() or (totals > min(plan.max_positions, limits.max_seq_len)).any():
         return f"a sequence would reach {int(totals.max())} tokens"
-    if not _within(batch.ids, plan.vocab_size) or not _within(batch.logit_rows, tokens):
+    if not within(batch.ids, plan.vocab_size) or not within(batch.logit_rows, tokens):
         return "a token id or a wanted row is out of range"
-    if not _within(batch.draws, rows) or (batch.known is not None and not _within(batch.known.row, rows)):
+    if not within(batch.draws, rows) or (batch.known is not None and not within(batch.known.row, rows)):
         return "a draw is from a row that the step does not have"
     tables, used = batch.block_tables, -(-totals // plan.tokens_per_block)
     if tables.shape[:2] != (len(plan.caches), sequences) or tables.shape[2] < used.max(initial=0):
@@ -105,12 +96,13 @@ def _problem(batch: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> str |
     places = np.arange(tables.shape[2])[None, :]
     for group, table, count in zip(plan.caches, tables, num_blocks, strict=True):
         unseen = np.maximum(past + 1 - group.window, 0) // plan.tokens_per_block if group.window else past * 0
-        if not _within(table[(places >= unseen[:, None]) & (places < used[:, None])], count):
+        if not within(table[(places >= unseen[:, None]) & (places < used[:, None])], count):
             return "a block of a table is out of range"
     return None
 
 
-def _within(values: Int32, end: int) -> bool:
+def within(values: Int32, end: int) -> bool:
+    """Whether all are from 0 to end - 1."""
     return bool(((values >= 0) & (values < end)).all())
 
 
@@ -143,7 +135,7 @@ class StepTables:
         self._layout, self._tiles, self._limits, self._spare_blocks = layout, tiles, limits, spare_blocks
         self._memory = memory[: 4 * layout.total].view(np.int32)
 
-    def fill(self, batch: StepBatch, draws: Sequence[Draw] = (), padded: int | None = None) -> tuple[Counts, Int32]:
+    def fill(self, batch: StepBatch, padded: int | None = None) -> tuple[Counts, Int32]:
         """(counts, the integers to send). padded: a decode step is filled up to so many sequences with idle rows.
 
         The counts of a padded step are those of every step that is filled up to as many: one graph serves them all.
@@ -160,7 +152,6 @@ class StepTables:
         self._put("positions", np.concatenate([given["positions"], idle]))
         self._put("sequences", np.concatenate([given["token_sequences"], np.asarray(extra, np.int32)]))
         self._put("rows", np.concatenate([given["logit_rows"], np.asarray(extra, np.int32)]))
-        self._put_draws(draws)
         self._put("decode", np.asarray(decode, np.int32).reshape(-1))
         self._put("prefill", np.asarray(prefill, np.int32).reshape(-1))
         end = self._put_tables(given["block_tables"], len(extra))
@@ -188,16 +179,6 @@ class StepTables:
                 first = starts[sequence] + begin
                 prefill.append((sequence, first, min(step, count - begin), past[sequence] + begin))
         return decode, prefill
-
-    def _put_draws(self, draws: Sequence[Draw]) -> None:
-        draws = draws[: self._layout.sizes["draw_rows"]]  # of more draws, none is the device's
-        rules = [draw.rules for draw in draws]
-        self._put("draw_rows", np.array([draw.row for draw in draws], np.int32))
-        self._put("temperatures", np.array([each.temperature for each in rules], np.float32).view(np.int32))
-        self._put("top_ks", np.array([each.top_k for each in rules], np.int32))
-        self._put("top_ps", np.array([each.top_p for each in rules], np.float32).view(np.int32))
-        self._put("seeds", np.array([each.seed for each in rules], np.uint64).view(np.int32))
-        self._put("counters", np.array([draw.counter for draw in draws], np.uint64).view(np.int32))
 
     def _put(self, name: str, values: Int32) -> None:
         begin = self._layout.offsets[name]

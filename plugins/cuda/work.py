@@ -2,7 +2,7 @@
 
 import ctypes
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ingot.plan import CacheGroup, Rows, Step
 from ingot.plugins.cuda.gpu import Argument
@@ -82,13 +82,6 @@ def cache_places(caches: Sequence[CacheGroup], at: Addresses, layer: int) -> tup
     kv, blocks = caches[number], at.num_blocks[number]
     keys = at.kv[number] + kv.layers.index(layer) * blocks * (kv.k_block_bytes + kv.v_block_bytes)
     return kv, keys, keys + blocks * kv.k_block_bytes
-
-
-def draw_arguments(ids: int, log_probs: int, logits: int, at: Mapping[str, int], vocab: int) -> tuple[Argument, ...]:
-    """Of the kernel draw_tokens. at: addresses of a step's tables."""
-    names = ("draw_rows", "temperatures", "top_ks", "top_ps", "seeds", "counters")
-    tables = (pointer(at[name]) for name in names)
-    return pointer(ids), pointer(log_probs), pointer(logits), *tables, integer(vocab)
 
 
 def row_grid(rows: Rows, columns: int = 1) -> Grid:

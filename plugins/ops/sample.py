@@ -120,7 +120,7 @@ def sample(logits: Array, draws: Sequence[Draw], processed: Array | None = None)
         ids[q] = token = _token(raw if processed is None else processed[q], draw)
         log_probs[q] = every[token] if token >= 0 else -np.inf
         if draw.rules.top is not None:
-            order = np.lexsort((np.arange(len(every)), -raw))
+            order = ranking(raw)
             top = order[: draw.rules.top]
             ranks[q] = 1 + np.flatnonzero(order == token)[0] if token >= 0 else 0
             top_ids.append(top)
@@ -134,6 +134,11 @@ def sample(logits: Array, draws: Sequence[Draw], processed: Array | None = None)
         top_ids=np.concatenate(top_ids).astype(np.int32),
         top_log_probs=np.concatenate(top_log_probs).astype(np.float32),
     )
+
+
+def ranking(logits: Array) -> npt.NDArray[np.int64]:
+    """The ids of all tokens, the most likely first."""
+    return np.lexsort((np.arange(len(logits)), -logits))
 
 
 def log_softmax(logits: Array) -> npt.NDArray[np.float64]:

@@ -27,7 +27,6 @@ from ingot.plugins.cuda.sampling import KERNEL as DRAWS
 from ingot.plugins.cuda.sampling import Draws
 from ingot.plugins.cuda.shapes import attention_tiles, split_count
 from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch, idle_batch
-from ingot.plugins.sequences import Sequences
 from ingot.plugins.tensorrt.attention import MAX_MULTIPROCESSORS, Attention, kernels, launches
 from ingot.plugins.tensorrt.bindings import (
     ChecksEngines,
@@ -84,7 +83,6 @@ class TensorRtSession:
         (self._blocks,) = self.num_blocks = num_blocks
         require_blocks(plan, self._blocks)
         self._plan, self._library = plan, network.library
-        self._sequences = Sequences()
         self._multiprocessors = min(gpu.multiprocessors, MAX_MULTIPROCESSORS)
         self._contexts: dict[int | None, Context] = {}  # by bucket; None: of mixed steps
         self._loaded: list[Any] = []  # runtime and engine, which contexts need
@@ -126,7 +124,7 @@ class TensorRtSession:
         module = device.load(section[piece.offset : piece.offset + code.nbytes])
         wanted = {**kernels(plan.caches[0]), DRAWS: 0}
         self._kernels = {name: device.kernel(module, name, shared) for name, shared in wanted.items()}
-        self._draws = Draws(device, self._kernels[DRAWS], plan, tables)
+        self._draws = Draws(device, self._kernels[DRAWS], plan)
         self._graphs = DecodeGraphs(device, plan.limits)
 
     def _deserialise(self, image: bytes, where: str) -> TensorRtEngine:
@@ -207,30 +205,30 @@ class TensorRtSession:
                 self._graphs.capture(counts, functools.partial(self._enqueue, context))
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
-        """Hold a sequence, on the host."""
-        self._sequences.start(slot, rules, tokens, num_prompt)
+        """Hold a sequence. Raises RequestError for rules or tokens that break the contract."""
+        self._draws.start(slot, rules, tokens, num_prompt)
 
     def end(self, slot: int) -> None:
         """Forget it."""
-        self._sequences.end(slot)
+        self._draws.end(slot)
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""
-        batch = self._sequences.complete(batch)
+        batch = self._draws.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
-        draws = self._sequences.draws(batch)
+        draws = self._draws.of_step(batch)
         self.device.enter()
         bucket = self._graphs.bucket(batch)
         # A network without a single row is not what layers are made for: row 0 is computed, and nobody reads it.
         padded = batch if len(batch.logit_rows) else dataclasses.replace(batch, logit_rows=np.zeros(1, np.int32))
-        counts, integers = self._tables.fill(padded, draws, bucket)
+        counts, integers = self._tables.fill(padded, bucket)
         self.device.send(self._tables_at, integers)
         self._graphs.run(counts, functools.partial(self._execute, self._contexts[bucket], counts))
-        return self._draws.result(batch, draws, self._sequences, self._logits_at)
+        return self._draws.result(batch, draws, self._logits_at)
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits, on the host."""
-        return self._sequences.draw(slots, logits, raw)
+        return self._draws.draw(slots, logits, raw)
 
     def close(self) -> None:
         """Give the GPU's memory back, also after a fault of the GPU."""

@@ -15,6 +15,7 @@ from ingot.plan import Plan, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.gpu import Gpu, find_gpus, memory_beside
+from ingot.plugins.cuda.sampling import DrawLayout
 from ingot.plugins.cuda.target import LIMITS, copy_bandwidth
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.target import Constant, File, KernelLimits, Progress, SessionOptions, Target, file_name
@@ -150,8 +151,8 @@ class TensorRtRtxTarget:
         memory is taken to be no more than the plan's activations and a reserve. Raises CapacityError where there is not
         even room for that."""
         gpu, _ = self._require()
-        logits = 4 * plan.limits.max_logit_rows * plan.vocab_size
-        free = memory_beside(gpu, plan.weight_bytes + plan.arena_bytes + logits + plan.block_bytes + _RESERVE)
+        drawn = 4 * plan.limits.max_logit_rows * plan.vocab_size + DrawLayout.of(plan).nbytes
+        free = memory_beside(gpu, plan.weight_bytes + plan.arena_bytes + drawn + plan.block_bytes + _RESERVE)
         return min(free, (most_blocks(plan) - 1) * plan.block_bytes)
 
     def read_bandwidth(self, nbytes: int) -> float:

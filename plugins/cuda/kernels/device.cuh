@@ -38,9 +38,6 @@ constexpr int kHeadDim = INGOT_HEAD_DIM;
 constexpr int kPaddedDim = (kHeadDim + 15) / 16 * 16;
 
 #ifdef __CUDACC__
-INGOT_DEVICE void add_shared(uint64_t* to, uint64_t value) {
-  atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
-}
 INGOT_DEVICE float f16_to_float(uint16_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

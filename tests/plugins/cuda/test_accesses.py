@@ -17,7 +17,8 @@ from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda import session as session_module
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
-from tests.plugins.cuda import test_kernels, test_session
+from tests.plugins.cuda import test_draws as draws
+from tests.plugins.cuda import test_kernels
 from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode, wide_group
 from tests.plugins.cuda.emulation import Emulation
 from tests.plugins.cuda.test_paged_attention import check
@@ -54,7 +55,11 @@ def test_rope(checked: ctypes.CDLL, rotary: int, norm: str) -> None:
 
 
 def test_draws(checked: ctypes.CDLL) -> None:
-    test_session.test_random_draws_are_those_of_the_specification(checked, 40, 0.9)
+    draws.test_random_draws_are_those_of_the_specification(checked, 40, 0.9)
+
+
+def test_draws_with_rules(checked: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws.test_every_rule_is_applied_on_the_device(checked, monkeypatch, 33)
 
 
 SYNC = "    __syncthreads();"

@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.runtime import RuntimeConfig
+from ingot.configs.sampling import SamplingParams
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.dtypes import DType
@@ -26,11 +28,9 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import LoadedEngine, load_engine
-from ingot.step_io import Float32, SequenceRules, Session, StepBatch, StepResult
+from ingot.step_io import Float32, Session, StepBatch
 from tests.handmade import write_model
-from tests.plugins.cpu.one_step import batch_of, one_step_plan
-from tests.plugins.cuda.one_step import layout_of, open_gpu
-from tests.plugins.ops.draws import Drawing, drawing_batch, expected_draws, rows_of, start_all
+from tests.plugins.cpu.one_step import batch_of
 
 TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f16": 3e-3}  # of the range of the logits
 REFUSED = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "granite", "cohere", "cohere2")
@@ -59,13 +59,13 @@ def _runner(engine: Path, make: Callable[[Engine], Session]) -> ModelRunner:
     return ModelRunner(loaded, RuntimeConfig(enable_prefix_cache=False))
 
 
-def _ref(engine: Engine) -> Session:
-    return RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=engine.plan.in_each(24)))
+def _ref(engine: Engine, num_blocks: int = 24) -> Session:
+    return RefSession(engine.plan, engine.weights, SessionOptions(num_blocks=engine.plan.in_each(num_blocks)))
 
 
-def _gpu(engine: Engine) -> Session:
+def _gpu(engine: Engine, num_blocks: int = 24) -> Session:
     return find_target("cuda/sm90").open_session(
-        engine.plan, engine.weights, SessionOptions(num_blocks=engine.plan.in_each(24))
+        engine.plan, engine.weights, SessionOptions(num_blocks=engine.plan.in_each(num_blocks))
     )
 
 
@@ -164,96 +164,35 @@ def test_crowded_and_preempted_requests(gpu: ctypes.CDLL, engine: Path) -> None:
     prompts = [[int(i), 5, 3 + int(i)] * (1 + int(i)) for i in range(1, 9)]
     alone = [_generate(engine, _ref, [prompt], 8)["output_ids"][0][0].tolist() for prompt in prompts]
 
-    def small(opened: Engine) -> Session:
-        return find_target("cuda/sm90").open_session(
-            opened.plan, opened.weights, SessionOptions(num_blocks=opened.plan.in_each(5))
-        )
-
-    with _runner(engine, small) as runner:
+    with _runner(engine, functools.partial(_gpu, num_blocks=5)) as runner:
         together = runner.generate(prompts, max_new_tokens=8, end_id=-1)
     for prompt, row, expected in zip(prompts, together.tolist(), alone, strict=True):
         assert row[0][: len(prompt) + 8] == expected
 
 
 def test_sampled_tokens_are_those_of_the_specification(gpu: ctypes.CDLL, folder: Path) -> None:
+    """So few blocks that requests are preempted: their tokens come to the GPU again."""
     engine = _engine(folder, "llama", precision="f32")
-    outs = []
-    for make in (_gpu, _ref):
-        with _runner(engine, make) as runner:
-            outs.append(
-                runner.generate(
-                    PROMPTS,
-                    max_new_tokens=10,
-                    end_id=-1,
-                    temperature=1.2,
-                    top_k=20,
-                    top_p=0.9,
-                    random_seed=7,
-                    repetition_penalty=1.1,
-                )
-            )
+    rules = SamplingParams(
+        temperature=1.2,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        frequency_penalty=0.2,
+        presence_penalty=0.3,
+        logit_bias={5: 1.0, 9: -np.inf},
+        min_tokens=4,
+        max_tokens=40,
+        seed=7,
+    )
+    prompts, outs, preemptions = [PROMPTS[0], PROMPTS[1], [8, 8, 2]], [], []
+    for make, blocks in ((_gpu, 5), (_ref, 24)):
+        with _runner(engine, functools.partial(make, num_blocks=blocks)) as runner:
+            outs.append(runner.generate(prompts, sampling_config=rules, bad_words_list=[[[3], [4, 6]]] * 3, end_id=-1))
+            preemptions.append(runner.executor.stats()["preemptions"])
     assert outs[0].tolist() == outs[1].tolist()
-
-
-def test_greedy_draws_are_those_of_the_specification(gpu: ctypes.CDLL) -> None:
-    """Ties, infinite values, NaN; rows that are drawn from twice, and one that nobody draws from."""
-    random = np.random.default_rng(3)
-    logits = random.standard_normal((7, 777)).astype(np.float32) * 4
-    logits[0, [300, 30, 700]] = 50
-    logits[1, 5:] = -np.inf
-    logits[2, 400] = np.nan
-    logits[3] = -np.inf
-    logits[4, 776] = np.inf
-    logits[5] = 1
-    found, expected = _draw(gpu, logits, [Drawing(row=row) for row in (0, 1, 2, 3, 4, 5, 5)])
-    finite = [0, 1, 5, 6]
-    assert found.ids[0, finite].tolist() == expected.ids[0, finite].tolist() == [30, int(logits[1].argmax()), 0, 0]
-    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
-    assert np.isnan(found.log_probs[0, [2, 3, 4]]).all()
-
-
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (1, 1.0), (7, 1.0), (0, 0.7), (0, 1e-6), (40, 0.9), (3, 0.999)])
-def test_random_draws_are_those_of_the_specification(gpu: ctypes.CDLL, top_k: int, top_p: float) -> None:
-    """Rows with many equal logits among them, so that heads end within ties."""
-    random = np.random.default_rng(top_k)
-    logits = random.standard_normal((6, 1300)).astype(np.float32) * 3
-    logits[3:] = np.round(logits[3:])
-    logits[5, 100:] = -np.inf
-    given = [
-        Drawing(
-            row=place // 8,
-            rules=SequenceRules(
-                temperature=float(random.uniform(0.3, 2)), top_k=top_k, top_p=top_p, seed=int(random.integers(0, 2**63))
-            ),
-            generated=[0] * place,
-        )
-        for place in range(48)
-    ]
-    found, expected = _draw(gpu, logits, given)
-    assert found.ids.tolist() == expected.ids.tolist()
-    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
-    assert top_k == 1 or top_p < 0.1 or len(set(found.ids[0].tolist())) > 6
-
-
-def _draw(driver: ctypes.CDLL, logits: Float32, drawings: Sequence[Drawing]) -> tuple[StepResult, StepResult]:
-    """(on the GPU, by the specification); threads run in both orders."""
-    batch, expected = drawing_batch(len(drawings)), expected_draws(logits, drawings)
-    logits = rows_of(logits, drawings)
-    inputs = [logits, np.zeros_like(logits)]
-    plan, section = one_step_plan("add.f32.sm80", inputs, {}, batch, layout_of(DType.BF16), gives_logits=True)
-    session = open_gpu(plan, section, len(drawings))
-    for index, values in enumerate(inputs):
-        offset = next(buffer.offset for buffer in plan.buffers if buffer.name == f"in{index}")
-        session.device.upload(session.addresses.arena + offset, values)
-    start_all(session, drawings)
-    found = session.run(batch)
-    driver.emulated_run_backwards(1)
-    start_all(session, drawings)
-    again = session.run(batch)
-    session.close()
-    assert found.ids.tolist() == again.ids.tolist()
-    np.testing.assert_array_equal(found.log_probs, again.log_probs)
-    return found, expected
+    assert preemptions[0] > preemptions[1] == 0
 
 
 def test_every_step_is_tapped(gpu: ctypes.CDLL, engine: Path) -> None:

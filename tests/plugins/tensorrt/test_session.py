@@ -4,7 +4,7 @@ import ctypes
 import dataclasses
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from ingot.errors import CapacityError, EngineError, TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.step_tables import StepTables
 from ingot.plugins.op_graph import OpGraph
-from ingot.plugins.ops.sample import Draw
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import File, Progress, SessionOptions
@@ -280,8 +279,8 @@ def test_verify_finds_a_network_that_computes_something_else(
     engine = rtx(tmp_path, "llama", precision="f32")
     fill = StepTables.fill
 
-    def shifted(self: StepTables, batch: StepBatch, draws: Sequence[Draw] = (), padded: int | None = None) -> Any:
-        counts, integers = fill(self, batch, draws, padded)
+    def shifted(self: StepTables, batch: StepBatch, padded: int | None = None) -> Any:
+        counts, integers = fill(self, batch, padded)
         begin = self._layout.offsets["positions"]
         integers[begin : begin + len(batch.ids)] += 1
         return counts, integers

@@ -68,11 +68,27 @@ inline uint32_t __float_as_uint(float value) {
   std::memcpy(&bits, &value, 4);
   return bits;
 }
-__attribute__((no_sanitize("thread"), noinline)) inline void add_shared(uint64_t* to, uint64_t value) {
-  emulated::check_access(to, sizeof *to, emulated::Access::kAtomic);
-  *to += value;
+// Atomic operations give what was there before.
+template <class F>
+__attribute__((no_sanitize("thread"), noinline)) uint32_t change_word(uint32_t* at, F change) {
+  emulated::check_access(at, sizeof *at, emulated::Access::kAtomic);
+  const uint32_t before = *at;
+  *at = change(before);
+  return before;
 }
+inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
+  return change_word(to, [value](uint32_t word) { return word + value; });
+}
+inline uint32_t atomicOr(uint32_t* to, uint32_t value) {
+  return change_word(to, [value](uint32_t word) { return word | value; });
+}
+inline uint32_t atomicExch(uint32_t* to, uint32_t value) {
+  return change_word(to, [value](uint32_t) { return value; });
+}
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline void sincospif(float x, float* sine, float* cosine) {
   const double angle = x * 3.14159265358979323846;
   *sine = static_cast<float>(std::sin(angle)), *cosine = static_cast<float>(std::cos(angle));
