@@ -49,7 +49,6 @@ _WAYS = {
     "return_context_logits": "ModelRunner.generate(output_context_logits=True)",
     "return_generation_logits": "ModelRunner.generate(output_generation_logits=True)",
     "priority": "ModelRunner.generate has it",
-    "thinking_token_budget": "leave it out: it does not exist in this version",
 }
 """Parameters of other libraries → ingot's way."""
 
@@ -83,7 +82,9 @@ class SamplingParams:
     skip_special_tokens  leave special tokens out of the text
     logits_processors    f(logits), f(generated ids, logits) or f(prompt ids, generated ids, logits) → logits,
                          float32 [vocab] in numpy
-    structured_outputs   StructuredOutputs, or its fields in a dictionary: what the text must look like
+    structured_outputs   StructuredOutputs, or its fields in a dictionary: what the text must look like. The answer of a
+                         chat begins behind the reasoning
+    thinking_token_budget  tokens after which the reasoning of a chat is ended; None: the model ends it
     """
 
     max_tokens: int | None = 16
@@ -108,6 +109,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logits_processors: Sequence[Callable[..., object]] | None = None
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -136,6 +138,8 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), -1)
+        if self.thinking_token_budget is not None:
+            check_integer("thinking_token_budget", self.thinking_token_budget, 0, 2**31 - 1)
         self._check_texts()
         self._check_logits()
         object.__setattr__(self, "structured_outputs", _structured(self.structured_outputs))

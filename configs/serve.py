@@ -14,6 +14,8 @@ class ServeConfig:
     model_names           names under which the engine is served; the first is its own
     api_keys              any of them opens the door; none: it is open
     chat_template         a file, "chatml", or None: what the engine carries
+    tool_parser, reasoning_parser  the format in which the model writes calls, and reasoning, by name; "none"; None: as
+                          the chat template has it
     special_tokens_in_content  whether what reads like a control token is one in the messages of chats, too
     max_queue             sequences that may wait beside those that run; more are answered 429
     max_body_bytes        of one request
@@ -35,6 +37,8 @@ class ServeConfig:
     model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     chat_template: str | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
     special_tokens_in_content: bool = False
     max_queue: int = 256
     max_body_bytes: int = 1 << 20

@@ -63,6 +63,7 @@ class _Held:
         if token < 0 or not np.isfinite(log_prob):
             self.ending = Ending.FAILED
             return
+        self._reasons = self._reasons or (self._may_begin_to_reason and token == self.rules.reasoning_begin)
         self.tokens.append(token)
         grammar = None if self._reasons else self.rules.grammar
         grammar_ends = grammar is not None and grammar.consume(token)
@@ -74,6 +75,12 @@ class _Held:
             self.ending = Ending.LENGTH
 
     @property
+    def _may_begin_to_reason(self) -> bool:
+        """Whether the token to come tells if the sequence reasons."""
+        rules = self.rules
+        return bool(rules.reasoning_end) and rules.reasoning_begin is not None and self.num_generated == 0
+
+    @property
     def _over_budget(self) -> bool:
         budget = self.rules.reasoning_budget
         return self._reasons and budget is not None and self.num_generated >= budget
@@ -81,18 +88,21 @@ class _Held:
     def _allowed(self) -> UInt32 | None:
         """What may come next, see Draw."""
         if not self._reasons:
-            return None if self.rules.grammar is None else self.rules.grammar.allowed()
+            mask = None if self.rules.grammar is None else self.rules.grammar.allowed()
+            if mask is None or not self._may_begin_to_reason:
+                return mask
+            return _with_token(mask, self.rules.reasoning_begin or 0)
         if not self._over_budget:
             return None
         end = self.rules.reasoning_end
         token = end[next(n for n in range(len(end) - 1, -1, -1) if self._generated_end_with(end[:n]))]
-        mask = np.zeros(token // 32 + 1, np.uint32)
-        mask[token // 32] = 1 << token % 32
-        return mask
+        return _with_token(np.zeros(0, np.uint32), token)
 
     def _begin_grammar(self, generated: list[int]) -> None:
         """Also where the grammar has seen some of these tokens, or more."""
-        end, grammar = list(self.rules.reasoning_end), self.rules.grammar
+        end, first, grammar = list(self.rules.reasoning_end), self.rules.reasoning_begin, self.rules.grammar
+        if first is not None and generated[:1] != [first]:
+            end = []  # it does not reason, or its first token will tell
         begins = range(len(generated) - len(end) + 1)
         behind = next((n + len(end) for n in begins if generated[n : n + len(end)] == end), None) if end else 0
         self._reasons = behind is None
@@ -106,6 +116,14 @@ class _Held:
     def _generated_end_with(self, word: Sequence[int]) -> bool:
         """A word does not begin in the prompt."""
         return len(word) <= self.num_generated and self.tokens[len(self.tokens) - len(word) :] == list(word)
+
+
+def _with_token(mask: UInt32, token: int) -> UInt32:
+    """A mask that allows one more."""
+    found = np.zeros(max(len(mask), token // 32 + 1), np.uint32)
+    found[: len(mask)] = mask
+    found[token // 32] |= np.uint32(1 << token % 32)
+    return found
 
 
 class Sequences:

@@ -31,8 +31,21 @@ from ingot.runtime.template_text import TemplateText, as_content, by_template, c
 from ingot.runtime.tokenizer import Tokenizer
 
 CHATML = (
+    "{% if tools %}"
+    "{{ '<|im_start|>system\\nThese tools can be called:\\n' }}"
+    "{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}"
+    "{{ 'A call is JSON between two marks, one call after the other:\\n<tool_call>\\n"
+    '{"name": "the name of a tool", "arguments": {"the name of a parameter": "its value"}}'
+    "\\n</tool_call><|im_end|>\\n' }}"
+    "{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] | default('', true) + '<|im_end|>' + '\\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] | default('', true) }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '\\n' if not loop.first or message['content'] }}"
+    "{{ '<tool_call>\\n' + {'name': call['function']['name'], 'arguments': call['function']['arguments']} | tojson "
+    "+ '\\n</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>' + '\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
@@ -49,12 +62,13 @@ class ChatTemplates:
     source     where they come from, in words
     built_in   True: the model has none, and chatml stands in
     variables  what they ask for: messages and arguments; another argument would change nothing
+    texts      the templates themselves, by name
     """
 
     def __init__(
         self, texts: Mapping[str, str], special_tokens: Mapping[str, str], *, source: str, built_in: bool = False
     ) -> None:
-        self.source, self.built_in = source, built_in
+        self.source, self.built_in, self.texts = source, built_in, dict(texts)
         self._special_tokens = {name: by_template(text) for name, text in special_tokens.items()}
         environment = _environment()
         self._compiled: dict[str, jinja2.Template] = {}
@@ -133,6 +147,13 @@ class ChatTemplates:
         text = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, arguments=arguments)
         return tokenizer.encode(plain(text) if special_tokens_in_content else text, add_special_tokens=self.built_in)
 
+    def require_tools(self) -> None:
+        """Raises RequestError where the templates would leave tools out of the prompt."""
+        if "tools" not in self.variables:
+            raise RequestError(
+                "tools: the chat template has no place for them", where=self.source, hint="use another chat template"
+            )
+
     def check(self, tokenizer: Tokenizer) -> None:
         """Raises ConfigError where control tokens that the template writes would be taken for content."""
         try:
@@ -165,6 +186,18 @@ def _with_reasoning(message: Message) -> dict[str, Any]:
         kept["role"] = by_template(kept["role"])
     reasoning = next((kept[key] for key in _REASONING if key in kept), None)
     return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+
+
+def with_object(call: Any) -> Any:
+    """A call of an earlier answer as templates write it, with `tojson`: clients send its arguments as JSON text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 def _find(directory: Path) -> tuple[dict[str, str], str]:

@@ -6,6 +6,9 @@ from types import TracebackType
 
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
+from ingot.runtime.answers.answer_formats import AnswerFormats
+from ingot.runtime.answers.tool_rules import with_tools
+from ingot.runtime.answers.tools import read_tools
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.detokenizer_thread import DetokenizerThread
 from ingot.runtime.event_queue import EventQueue, LoopBridges
@@ -43,7 +46,7 @@ class EngineLLM(Owned):
         self.runner, self.tokenizer = runner, tokenizer
         self._bridges = LoopBridges()
         self._texts = DetokenizerThread(runner, tokenizer, on_pause=self._bridges.wake)
-        self._templates: dict[str | None, ChatTemplates] = {}
+        self._templates: dict[str | None, ChatTokenizer] = {}
         self._closing = weakref.finalize(self, _close, self._texts, runner)  # before the interpreter ends, too
 
     def generate(
@@ -86,7 +89,9 @@ class EngineLLM(Owned):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | None = None,
         *,
-        tools: None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        tool_choice: object = None,
+        parallel_tool_calls: bool | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
         add_generation_prompt: bool = True,
@@ -94,19 +99,27 @@ class EngineLLM(Owned):
     ) -> list[RequestOutput]:
         """Answer a conversation, a list of {"role": ..., "content": ...}, or every one of a list of conversations.
 
-        tools                 refused: tool calls do not exist yet
+        tools, tool_choice, parallel_tool_calls  as OpenAI's API has them; calls are in `outputs[n].tool_calls`
         chat_template         a jinja2 file, or "chatml"; None: the engine's, or chatml where it has none
         chat_template_kwargs  further variables of the template, e.g. {"enable_thinking": False}
         others                as in `generate`
         """
         refuse_arguments(EngineLLM.chat, others)
         tokenizer = self.get_tokenizer(chat_template)
+        use = read_tools(tools, tool_choice, parallel_tool_calls)
+        if use.tools:
+            tokenizer.require_tools()
         texts = [
-            tokenizer.render(each, tools, add_generation_prompt, read_template_arguments(chat_template_kwargs))
+            tokenizer.render(each, use.specs(), add_generation_prompt, read_template_arguments(chat_template_kwargs))
             for each in read_conversations(messages)
         ]
         asked = [
-            TextRequest(prompt=tokenizer.encode_rendered(text), params=params, shown=plain(text))
+            TextRequest(
+                prompt=tokenizer.encode_rendered(text),
+                params=with_tools(params, use, tokenizer.formats, self.runner.guides),
+                shown=plain(text),
+                reading=tokenizer.formats.reading(use),
+            )
             for text, params in zip(texts, params_for(len(texts), sampling_params), strict=True)
         ]
         return self._run(asked, use_tqdm)
@@ -120,11 +133,14 @@ class EngineLLM(Owned):
                 got=chat_template[:100],
                 hint="write the template to a file",
             )
-        templates = self._templates.get(chat_template)
-        if templates is None:
+        found = self._templates.get(chat_template)
+        if found is None:
             templates = ChatTemplates.from_dir(self.runner.engine.directory, chat_template)
-            self._templates[chat_template] = templates
-        return ChatTokenizer(self.tokenizer, templates)
+            found = ChatTokenizer(
+                self.tokenizer, templates, AnswerFormats.find(templates.texts.values(), self.tokenizer)
+            )
+            self._templates[chat_template] = found
+        return found
 
     def stats(self) -> Stats:
         """See ModelRunner.stats."""

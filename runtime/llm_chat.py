@@ -5,20 +5,19 @@ from typing import Any, TypeGuard
 
 from ingot.configs.sampling import check_flag
 from ingot.errors import RequestError
-from ingot.runtime.chat_template import RESERVED, ChatTemplates
+from ingot.runtime.answers.answer_formats import AnswerFormats
+from ingot.runtime.chat_template import RESERVED, ChatTemplates, with_object
 from ingot.runtime.template_text import TemplateText, plain
 from ingot.runtime.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
-_NO_TOOLS = "tool calls do not exist in this version: nothing would parse them"
-
 
 class ChatTokenizer:
-    """A tokenizer and the chat templates of its model, behind the names of transformers."""
+    """A tokenizer and the chat templates of its model, behind the names of transformers. formats: of its answers."""
 
-    def __init__(self, tokenizer: Tokenizer, templates: ChatTemplates) -> None:
-        self._tokenizer, self._templates = tokenizer, templates
+    def __init__(self, tokenizer: Tokenizer, templates: ChatTemplates, formats: AnswerFormats) -> None:
+        self._tokenizer, self._templates, self.formats = tokenizer, templates, formats
 
     @property
     def vocab_size(self) -> int:
@@ -36,7 +35,7 @@ class ChatTokenizer:
     def apply_chat_template(
         self,
         conversation: Sequence[Message],
-        tools: None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         tokenize: bool = True,
         add_generation_prompt: bool = False,
@@ -48,11 +47,13 @@ class ChatTokenizer:
         return self.encode_rendered(text) if tokenize else plain(text)
 
     def render(
-        self, messages: Sequence[Message], tools: object, add_generation_prompt: bool, arguments: Mapping[str, object]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        arguments: Mapping[str, object],
     ) -> TemplateText:
         """The text of a prompt. Raises RequestError."""
-        if tools is not None:
-            raise RequestError(f"tools: {_NO_TOOLS}", expected="None", got=repr(tools)[:100])
         check_flag("add_generation_prompt", add_generation_prompt)
         for name in arguments.keys() - self._templates.variables - RESERVED:
             raise RequestError(
@@ -61,7 +62,13 @@ class ChatTokenizer:
                 hint="leave it out",
             )
         read = [_read_message(message, f"message {place}") for place, message in enumerate(messages)]
-        return self._templates.render(read, add_generation_prompt=add_generation_prompt, arguments=arguments)
+        return self._templates.render(
+            read, tools=tools, add_generation_prompt=add_generation_prompt, arguments=arguments
+        )
+
+    def require_tools(self) -> None:
+        """Raises RequestError where the template would leave tools out of the prompt."""
+        self._templates.require_tools()
 
     def encode_rendered(self, text: TemplateText) -> list[int]:
         """Token ids of what `render` gave. Templates of models write their own BOS; the built-in one has none."""
@@ -108,9 +115,9 @@ def _read_message(message: Any, where: str) -> dict[str, Any]:
             expected='{"role": "user", "content": "Hi"}',
             got=repr(message)[:100],
         )
-    if message.get("tool_calls"):
-        raise RequestError(f"tool_calls: {_NO_TOOLS}", where=where)
     read = dict(message)
+    if _is_list(read.get("tool_calls")):
+        read["tool_calls"] = [with_object(call) for call in read["tool_calls"]]
     if read["role"] == "developer":
         read["role"] = "system"
     if _is_list(read.get("content")):

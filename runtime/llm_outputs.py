@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from ingot.runtime.answers.deltas import Answer, AnswerBuilder, ToolCall
 from ingot.runtime.logprobs import LogprobTable
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream
 from ingot.step_io import NO_LOG_PROB
@@ -18,6 +19,7 @@ class CompletionOutput:
     logprobs            one table per token, where asked
     finish_reason       "length", "stop" or "abort"; None while it runs
     stop_reason         the stop text or token that ended it; None for the model's own end tokens
+    content, reasoning, tool_calls  what the text of a chat says: None where it has no such part
     """
 
     index: int
@@ -27,6 +29,9 @@ class CompletionOutput:
     logprobs: list[LogprobTable] | None
     finish_reason: str | None
     stop_reason: str | int | None
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +58,7 @@ class _Part:
         self.log_probs: list[float] = []
         self.logprobs: list[LogprobTable] = []
         self.last: TextEvent | None = None
+        self.answer: AnswerBuilder | None = None
 
     def take(self, event: TextEvent) -> None:
         self.pieces.append(event.text)
@@ -60,6 +66,9 @@ class _Part:
         self.log_probs += event.log_probs
         self.logprobs += event.logprobs or ()
         self.last = event
+        if event.deltas is not None:
+            self.answer = self.answer or AnswerBuilder()
+            self.answer.take(event.deltas)
 
     @property
     def finished(self) -> bool:
@@ -68,14 +77,19 @@ class _Part:
     def output(self, index: int, *, with_logprobs: bool) -> CompletionOutput:
         reason = None if self.last is None else self.last.finish_reason
         self.pieces = ["".join(self.pieces)]
+        text = self.pieces[0]
+        answer = Answer(content=text, reasoning=None, calls=()) if self.answer is None else self.answer.answer()
         return CompletionOutput(
             index=index,
-            text=self.pieces[0],
+            text=text,
             token_ids=list(self.token_ids),
             cumulative_logprob=None if NO_LOG_PROB in self.log_probs else sum(self.log_probs),
             logprobs=list(self.logprobs) if with_logprobs else None,
             finish_reason=None if reason is None else reason.value,
             stop_reason=None if self.last is None else self.last.stop_reason,
+            content=answer.content,
+            reasoning=answer.reasoning,
+            tool_calls=answer.calls,
         )
 
 

@@ -49,6 +49,18 @@ class TokenProbs:
     top_log_probs: Float32
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ReasoningRules:
+    """The part of a sequence before its answer: see step_io.SequenceRules."""
+
+    end: tuple[int, ...] = ()
+    begin: int | None = None
+    budget: int | None = None
+
+
+NO_REASONING = ReasoningRules()
+
+
 class Request:
     """prompt int32 [num_prompt]; everything else by name.
 
@@ -59,6 +71,7 @@ class Request:
     end_ids                  tokens that end it (the token itself is kept)
     stop_words               token sequences that end it (kept too)
     grammar                  of its generated tokens, in a state of its own; None: any
+    reasoning                before its grammar begins, or up to a budget
     cache_salt               only requests with the same salt share blocks
     priority                 lower goes first. A level is worth a head start of PRIORITY_STEP arrivals and no more, so
                              that everybody's turn comes
@@ -90,6 +103,7 @@ class Request:
         end_ids: frozenset[int] = frozenset(),
         stop_words: Sequence[tuple[int, ...]] = (),
         grammar: Matcher | None = None,
+        reasoning: ReasoningRules = NO_REASONING,
         want_context_logits: bool = False,
         want_generation_logits: bool = False,
         want_log_probs: bool = True,
@@ -100,6 +114,7 @@ class Request:
         self.temperature, self.top_k, self.top_p, self.seed = temperature, top_k, top_p, seed
         self.rules, self.logprobs, self.prompt_logprobs = rules, logprobs, prompt_logprobs
         self.end_ids, self.stop_words, self.grammar = end_ids, tuple(stop_words), grammar
+        self.reasoning = reasoning
         self.want_context_logits, self.want_generation_logits = want_context_logits, want_generation_logits
         self.want_log_probs = want_log_probs or logprobs is not None
         self._uses_prompt_rows = want_context_logits or prompt_logprobs is not None

@@ -58,5 +58,8 @@ def sequence_rules(request: Request) -> SequenceRules:
         max_tokens=request.max_new_tokens,
         log_prob=request.want_log_probs,
         top=request.logprobs,
+        reasoning_end=request.reasoning.end,
+        reasoning_begin=request.reasoning.begin,
+        reasoning_budget=request.reasoning.budget,
         grammar=request.grammar,
     )

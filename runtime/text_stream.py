@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
+from ingot.runtime.answers.answer_formats import AnswerReading
+from ingot.runtime.answers.deltas import Delta
 from ingot.runtime.logprobs import LogprobTable, PromptTables, as_tables
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.outlet import Progress
@@ -17,7 +19,8 @@ from ingot.runtime.validation import make_requests, read_ids, read_priority
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TextRequest:
     """prompt: text, or token ids. priority, cache_salt: see Request. default_max_tokens: where params.max_tokens is
-    None; lowered to what fits; None: as many as fit. shown: the text that token ids were made of, for results."""
+    None; lowered to what fits; None: as many as fit. shown: the text that token ids were made of, for results.
+    reading: what is looked for in the answer; None: it is text alone."""
 
     prompt: str | Sequence[int]
     params: SamplingParams
@@ -25,6 +28,7 @@ class TextRequest:
     cache_salt: str = ""
     default_max_tokens: int | None = None
     shown: str | None = None
+    reading: AnswerReading | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +45,7 @@ class TextEvent:
     finish_reason    set in the last event of a sequence
     stop_reason      the stop text or token that ended it; None for the model's own end tokens
     end_token        whether the last of token_ids ended the request and is no part of the text
+    deltas           what the text says: content, reasoning, calls; None where nobody looks for these
     error            why it failed; then it is the last event too
     """
 
@@ -54,6 +59,7 @@ class TextEvent:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     end_token: bool = False
+    deltas: tuple[Delta, ...] | None = None
     error: IngotError | None = None
 
 
@@ -78,6 +84,8 @@ class TextStream:
         prompt = request.tokens[: request.num_prompt].tolist()
         self._detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=asked.params.skip_special_tokens)
         self._stop = StopText(asked.params.stop_texts, include=asked.params.include_stop_str)
+        self._parser = None if asked.reading is None else asked.reading.parser(prompt)
+        self._marks = {} if self._parser is None else self._parser.marks
         self._sent = 0
         self.done = False
 
@@ -121,15 +129,16 @@ class TextStream:
                 ended = True  # an end token is no text
                 break
             generated = self._sent - len(news.tokens) + count
-            may_stop = generated >= self._params.min_tokens
-            text, found = self._stop.push(self._detokenizer.push([token]), may_stop=may_stop)
+            text, found = self._read(token, may_stop=generated >= self._params.min_tokens)
             pieces.append(text)
             if found is not None:
                 break
         reason = FinishReason.STOP if found is not None else news.reason
         if reason is not None and found is None:
             text, found = self._stop.push(self._detokenizer.finish(), may_stop=self._sent >= self._params.min_tokens)
-            pieces += [text, self._stop.finish()]
+            text += self._stop.finish()
+            self._parse(text)
+            pieces.append(text)
             reason = FinishReason.STOP if found is not None else reason
         self.done = reason is not None
         failed = news.failure if found is None else None
@@ -145,8 +154,37 @@ class TextStream:
             finish_reason=reason,
             stop_reason=stop_token if stop_token in self._params.stop_token_ids else found,
             end_token=ended,
+            deltas=self._deltas(reason),
             error=failed,
         )
+
+    def _read(self, token: int, *, may_stop: bool) -> tuple[str, str | None]:
+        """The text that is certain with this token, and the stop text in it. No stop text reaches over a marker."""
+        mark = self._marks.get(token)
+        if mark is None:
+            text, found = self._stop.push(self._detokenizer.push([token]), may_stop=may_stop)
+            self._parse(text)
+            return text, found
+        text, found = self._stop.push(self._detokenizer.mark(token), may_stop=may_stop)
+        text += self._stop.finish() if found is None else ""
+        self._parse(text)
+        if found is not None:
+            return text, found
+        self._parse(mark)
+        hidden = self._params.skip_special_tokens and token in self._tokenizer.special_ids
+        return text + ("" if hidden else self._tokenizer.token_text(token)), None
+
+    def _parse(self, text: str) -> None:
+        if self._parser is not None and text:
+            self._parser.push(text)
+
+    def _deltas(self, reason: FinishReason | None) -> tuple[Delta, ...] | None:
+        """What is new since the event before."""
+        if self._parser is None:
+            return None
+        if reason is not None:
+            self._parser.finish(cut=reason is not FinishReason.STOP)
+        return self._parser.take()
 
     def _tables(self, probs: Sequence[TokenProbs]) -> tuple[LogprobTable, ...] | None:
         return None if self.request.logprobs is None else tuple(as_tables(probs, self._tokenizer.token_text))
@@ -175,5 +213,6 @@ def make_streams(runner: ModelRunner, tokenizer: Tokenizer, index: int, asked: T
         priority=priority,
         cache_salt=salt,
         guides=runner.guides,
+        reasoning=None if asked.reading is None else asked.reading.reasoning(prompt.tolist(), asked.params),
     )
     return [TextStream(index, sequence, asked, request, tokenizer) for sequence, request in enumerate(group)]

@@ -17,7 +17,7 @@ import tokenizers
 
 from ingot.companions import TOKENIZER_FILE, read_tokenizer, read_tokenizer_settings
 from ingot.errors import ConfigError, IngotError, RequestError
-from ingot.runtime.control_tokens import ControlTokens
+from ingot.runtime.control_tokens import ControlTokens, is_control
 from ingot.runtime.special_tokens import read_special_tokens
 from ingot.runtime.template_text import TemplateText
 
@@ -47,7 +47,9 @@ class Tokenizer:
         self._token_texts: dict[int, str] = {}
         self._controls: ControlTokens | None = None  # made for the first conversation
         # the library itself skips no special token that is marked as normalised, as those of Llama 2 are
-        self.special_ids = frozenset(i for i, token in hf.get_added_tokens_decoder().items() if token.special)
+        added = hf.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.control_tokens = {token.content: i for i, token in added.items() if is_control(token)}
 
     @classmethod
     def from_dir(cls, directory: Path | str) -> "Tokenizer":
@@ -182,6 +184,13 @@ class Detokenizer:
             self._window.append(int(token))
             pieces.append(self._settle(force=len(self._window) - self._end >= _PATIENCE))
         return "".join(pieces)
+
+    def mark(self, token: int) -> str:
+        """Take a token whose own text is not wanted. Returns the rest of the text before it, as `finish` does."""
+        text = self.finish()
+        self._window.append(token)
+        self._advance()
+        return text
 
     def finish(self) -> str:
         """The rest, without a last character of which only a part was generated."""

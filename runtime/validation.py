@@ -14,7 +14,7 @@ from ingot.plan import Limits
 from ingot.runtime.guided.guides import Guides
 from ingot.runtime.guided.matcher import Matcher
 from ingot.runtime.logits_rules import NO_RULES, Rules, read_processors
-from ingot.runtime.request import MAX_PRIORITY, Request
+from ingot.runtime.request import MAX_PRIORITY, NO_REASONING, ReasoningRules, Request
 from ingot.step_io import Int32
 
 
@@ -205,6 +205,7 @@ def make_requests(
     priority: int = 0,
     cache_salt: str = "",
     guides: Guides | None = None,
+    reasoning: ReasoningRules | None = None,
 ) -> list[Request]:
     """The params.n requests of one prompt, checked against the engine's limits. Raises RequestError.
 
@@ -212,7 +213,13 @@ def make_requests(
     end_ids             None: the engine's, unless params.ignore_eos
     stop_words, bad_words  token sequences; those of params.stop and params.bad_words need a tokenizer
     guides          of the engine, for params.structured_outputs
+    reasoning       what is known of it; None: nothing, so that it has no budget
     """
+    if params.thinking_token_budget is not None and reasoning is None:
+        raise RequestError(
+            "thinking_token_budget: this request has no reasoning that could be ended",
+            hint="it is for chats of models whose template shows how they reason",
+        )
     max_new_tokens = _max_new_tokens(len(prompt), params.max_tokens, default_max_tokens, facts, where)
     ends = (frozenset() if params.ignore_eos else facts.end_ids) if end_ids is None else end_ids
     rules = _rules(params, bad_words, max_new_tokens, facts.vocab_size, where)
@@ -240,6 +247,7 @@ def make_requests(
             priority=priority,
             cache_salt=cache_salt.encode(),
             grammar=grammars[index],
+            reasoning=reasoning or NO_REASONING,
         )
         for index in range(params.n)
     ]

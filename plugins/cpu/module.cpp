@@ -126,11 +126,12 @@ bool signal_pending() {
 
 // Grammar.native of src/ingot/step_io.py.
 using GrammarTuple = std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t>;
-// SequenceRules of src/ingot/step_io.py, in the order of its fields; top, reasoning_budget: -1 for None.
+// SequenceRules of src/ingot/step_io.py, in the order of its fields; top, reasoning_begin and
+// reasoning_budget: -1 for None.
 using RulesTuple = std::tuple<double, int64_t, double, double, uint64_t, double, double, double,
                               std::vector<std::tuple<int32_t, double>>, std::vector<std::vector<int32_t>>,
                               std::vector<std::vector<int32_t>>, std::vector<int32_t>, int64_t, int64_t, bool, int64_t,
-                              std::vector<int32_t>, int64_t, std::optional<GrammarTuple>>;
+                              std::vector<int32_t>, int32_t, int64_t, std::optional<GrammarTuple>>;
 
 template <typename Field>
 Field as_rule(const Field& field) {

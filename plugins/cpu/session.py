@@ -36,6 +36,7 @@ def _rules_tuple(rules: SequenceRules) -> "_cpu.Rules":
         rules.log_prob,
         -1 if rules.top is None else rules.top,
         rules.reasoning_end,
+        -1 if rules.reasoning_begin is None else rules.reasoning_begin,
         -1 if rules.reasoning_budget is None else rules.reasoning_budget,
         None if rules.grammar is None else rules.grammar.native,
     )

@@ -126,7 +126,7 @@ def _tags(document: Any, wire: Callable[[str], str]) -> str:
         if spelled.startswith("<["):
             lines.append(f"tag_{number}: {TEXT} {spelled} ({' | '.join(f'({body})' for body in bodies)})")
         else:
-            lines.append(f"head_{number}[lazy]: {TEXT[:-1]}{_as_regex(trigger)}/")
+            lines.append(f"head_{number}[lazy]: {TEXT[:-1]}{text_as_regex(trigger)}/")
             lines.append(f"tag_{number}: head_{number} ({' | '.join(f'({body})' for body in bodies)})")
     return "\n".join(lines)
 
@@ -149,6 +149,6 @@ def _rest(begin: str, trigger: str, wire: Callable[[str], str]) -> str:
     return wire(begin[len(trigger) :]) if len(begin) > len(trigger) else ""
 
 
-def _as_regex(text: str) -> str:
+def text_as_regex(text: str) -> str:
     """A text inside /.../."""
     return "".join(each if each.isalnum() or ord(each) > 127 else f"\\x{ord(each):02x}" for each in text)

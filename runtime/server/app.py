@@ -6,27 +6,26 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ingot import __version__
 from ingot.errors import RequestError
-from ingot.runtime.server.absent_routes import ABSENT
-from ingot.runtime.server.api_error import ApiError, ClientGoneError, not_ready, refused
+from ingot.runtime.answers.tool_rules import with_tools
+from ingot.runtime.answers.tools import ToolUse
+from ingot.runtime.server.api_error import ApiError, not_ready, refused
 from ingot.runtime.server.body import AnyBody, read_body
+from ingot.runtime.server.chat_format import ChatChunkBuilder
 from ingot.runtime.server.debug import stalling_request
 from ingot.runtime.server.health import Result
 from ingot.runtime.server.ids import Ids
 from ingot.runtime.server.json_pieces import json_blocks
-from ingot.runtime.server.middleware import RequestGuard, limited_body
-from ingot.runtime.server.openai_format import ChatChunkBuilder, CompletionChunkBuilder, Echo, Json, ResponseHead
+from ingot.runtime.server.middleware import limited_body
+from ingot.runtime.server.openai_format import CompletionChunkBuilder, Echo, Json, ResponseHead
 from ingot.runtime.server.openapi import document
 from ingot.runtime.server.protocol import (
+    ChatMessage,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -35,7 +34,15 @@ from ingot.runtime.server.protocol import (
     TokenizeRequest,
 )
 from ingot.runtime.server.response import GeneratedResponse
-from ingot.runtime.server.sampling_params import chat_params, chat_prompt, completion_params, most_tokens, text_requests
+from ingot.runtime.server.sampling_params import (
+    chat_params,
+    chat_prompt,
+    completion_params,
+    most_tokens,
+    template_arguments,
+    text_requests,
+    tool_use,
+)
 from ingot.runtime.server.service import Generation, Order, Service
 from ingot.runtime.text_stream import TextRequest
 from ingot.runtime.validation import read_ids
@@ -84,18 +91,14 @@ class Api:
     async def chat(self, request: Request) -> GeneratedResponse:
         """POST /v1/chat/completions."""
         defaults = self._service.defaults
-        asked, params = await self._read(request, ChatRequest, lambda asked: (asked, chat_params(asked, defaults)))
+        asked, params, use = await self._read(
+            request, ChatRequest, lambda asked: (asked, chat_params(asked, defaults), tool_use(asked))
+        )
 
         def prepare() -> list[TextRequest]:
-            ids = chat_prompt(
-                asked.messages,
-                self._service.templates,
-                self._service.tokenizer,
-                add_generation_prompt=asked.add_generation_prompt,
-                arguments=asked.chat_template_kwargs,
-                special_tokens_in_content=self._config.special_tokens_in_content,
-            )
-            return text_requests(asked, [ids], params)
+            formats, guides = self._service.formats, self._service.runner.guides
+            ids = self._chat_ids(asked, asked.messages, use)
+            return text_requests(asked, [ids], with_tools(params, use, formats, guides), formats.reading(use))
 
         generation = await self._start(request, asked, "chatcmpl", 1, prepare)
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
@@ -106,6 +109,8 @@ class Api:
             params.logprobs,
             with_usage=with_usage,
             prompt_alone=generation.prompt_alone,
+            with_reasoning=asked.include_reasoning,
+            named=use.named,
         )
         return GeneratedResponse(
             self._service,
@@ -171,21 +176,14 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
-        asked = await self._read(request, TokenizeRequest, lambda asked: asked)
+        asked, use = await self._read(request, TokenizeRequest, lambda asked: (asked, tool_use(asked)))
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt", code="invalid_value")
         tokenizer = self._service.tokenizer
 
         def work() -> Response:
             if asked.messages is not None:
-                ids = chat_prompt(
-                    asked.messages,
-                    self._service.templates,
-                    tokenizer,
-                    add_generation_prompt=asked.add_generation_prompt,
-                    arguments=asked.chat_template_kwargs,
-                    special_tokens_in_content=self._config.special_tokens_in_content,
-                )
+                ids = self._chat_ids(asked, asked.messages, use)
             else:
                 ids = tokenizer.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens)
             limit = self._service.runner.facts.limits.max_seq_len
@@ -233,6 +231,8 @@ class Api:
                     "built_with": manifest.ingot_version,
                     **manifest.model,
                 },
+                "tool_parser": self._service.formats.names[0],
+                "reasoning_parser": self._service.formats.names[1],
             }
         )
 
@@ -292,6 +292,20 @@ class Api:
         )
         return await self._service.start(order, prepare, request.receive)
 
+    def _chat_ids(
+        self, asked: ChatRequest | TokenizeRequest, messages: Sequence[ChatMessage], use: ToolUse
+    ) -> list[int]:
+        """The prompt of a conversation."""
+        return chat_prompt(
+            messages,
+            self._service.templates,
+            self._service.tokenizer,
+            add_generation_prompt=asked.add_generation_prompt,
+            arguments=template_arguments(asked, self._service.templates),
+            special_tokens_in_content=self._config.special_tokens_in_content,
+            tools=use.specs(),
+        )
+
     def _echoes(
         self, asked: CompletionRequest, prompts: Sequence[str | list[int]], generation: Generation
     ) -> list[Echo]:
@@ -336,59 +350,6 @@ def _policy(page: bytes) -> str:
     )
 
 
-def make_app(service: Service) -> Starlette:
-    """The ASGI application."""
-    config = service.config
-    middleware = [Middleware(RequestGuard, api_keys=config.api_keys, log=service.log)]
-    if config.cors_origins:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=list(config.cors_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry"],
-        )
-        middleware.insert(0, cors)
-    handlers: dict[Any, Any] = {
-        ApiError: _api_error,
-        ClientGoneError: _client_gone,
-        HTTPException: _http_error,
-        Exception: _our_fault,
-    }
-    app = Starlette(routes=Api(service).routes(), middleware=middleware, exception_handlers=handlers)
-    app.router.redirect_slashes = False  # to where the client's Host header says
-    return app
-
-
 def _written(document: Json) -> Response:
     """For threads beside the event loop."""
     return Response(b"".join(json_blocks(document)), media_type="application/json")
-
-
-async def _api_error(request: Request, error: ApiError) -> Response:
-    request.state.outcome = error.code or error.kind
-    return JSONResponse(error.body(), error.status, error.headers)
-
-
-async def _client_gone(request: Request, error: ClientGoneError) -> Response:
-    request.state.outcome = "client gone"
-    return Response(status_code=499)
-
-
-async def _http_error(request: Request, error: HTTPException) -> Response:
-    path = request.scope["path"]  # not request.url: the client's Host header is part of that
-    first = path.removeprefix("/v1/").split("/")[0]
-    if error.status_code == 404 and path.startswith("/v1/") and first in ABSENT:
-        message, code = f"{path}: {ABSENT[first]}", "unsupported_endpoint"
-    elif error.status_code == 404:
-        message, code = f"there is no {path[:200]}; /openapi.json lists what there is", "unknown_url"
-    else:
-        message, code = f"{request.method} {path[:200]}: {error.detail}", None
-    found = ApiError(error.status_code, message, code=code, headers=error.headers)
-    return JSONResponse(found.body(), error.status_code, found.headers)
-
-
-async def _our_fault(request: Request, error: Exception) -> Response:
-    headers = {"x-should-retry": "false", "x-request-id": request.state.caller.request_id}  # the guard has been left
-    found = ApiError(500, "the server made a mistake; its log says which", kind="server_error", headers=headers)
-    return JSONResponse(found.body(), 500, found.headers)

@@ -11,12 +11,12 @@ import pydantic
 from pydantic_core import from_json
 
 from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.protocol import REFUSED, Body
+from ingot.runtime.server.protocol import REFUSED, Body, ChatRequest
 
 # values of refused fields that ask for nothing
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tools": ([],),
-    "tool_choice": ("none", "auto"),  # of no tools, as are the next three
+    "tool_choice": ("none", "auto"),  # of no tools, as are the others
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -63,12 +63,14 @@ def _asks_for_nothing(name: str, value: object, document: Mapping[str, object]) 
     if name == "best_of":
         return value is None or (type(value) is int and value == document.get("n", 1) == 1)
     neutral = any(type(value) is type(each) and value == each for each in _NEUTRAL.get(name, ()))
-    return name in REFUSED and (value is None or neutral)
+    return (name in REFUSED or name in ChatRequest.model_fields) and (value is None or neutral)
 
 
 def _unknown(name: str, kind: type[Body]) -> ApiError:
     if name in REFUSED:
         return ApiError(400, f"{name!r} is refused: {REFUSED[name]}", param=name, code="unsupported_parameter")
+    if name in ChatRequest.model_fields:
+        return ApiError(400, f"{name!r} is refused: only chats have it", param=name, code="unsupported_parameter")
     near = difflib.get_close_matches(name[:100], kind.model_fields, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return ApiError(400, f"unknown field {name[:100]!r}{hint}", param=name[:100], code="unknown_parameter")

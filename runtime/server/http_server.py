@@ -14,7 +14,7 @@ from types import FrameType
 import uvicorn
 
 from ingot.runtime.server.api_error import shutting_down
-from ingot.runtime.server.app import make_app
+from ingot.runtime.server.application import make_app
 from ingot.runtime.server.connection import connection
 from ingot.runtime.server.service import Service
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ingot.runtime.logprobs import Logprob, LogprobTable
-from ingot.runtime.server.json_pieces import Rows
+from ingot.runtime.answers.deltas import Delta
+from ingot.runtime.logprobs import LogprobTable
 from ingot.runtime.server.text_offsets import TextOffsets
 from ingot.runtime.text_stream import TextEvent
 from ingot.runtime.tokenizer import Tokenizer
@@ -51,6 +51,7 @@ class Choice:
 
     pieces: list[str] = dataclasses.field(default_factory=list)
     tables: list[LogprobTable | None] = dataclasses.field(default_factory=list)
+    deltas: list[Delta] = dataclasses.field(default_factory=list)
     reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -58,12 +59,13 @@ class Choice:
         """Add an event. An end token is no text, and has no place among the tokens of the text."""
         self.stop_reason = event.stop_reason
         self.pieces.append(event.text)
+        self.deltas += event.deltas or ()
         tables = event.logprobs or ()
         self.tables += tables[:-1] if event.end_token else tables
         self.reason = None if event.finish_reason is None else event.finish_reason.value
 
 
-def _end(choice: Choice) -> Json:
+def end_of(choice: Choice) -> Json:
     """Why a choice ended: OpenAI's word, and vLLM's stop text or token id where the request named it."""
     return {"finish_reason": choice.reason, "stop_reason": choice.stop_reason}
 
@@ -91,13 +93,13 @@ class ChunkBuilder(ABC):
         """What a stream says before its first piece."""
         return []
 
-    def piece(self, choice: int) -> Json | None:
-        """What a choice has to say since the last piece; None: nothing."""
+    def pieces(self, choice: int) -> list[Json]:
+        """What a choice has to say since the last time."""
         each = self._choices[choice]
-        if not (any(each.pieces) or each.tables or each.reason):
-            return None
+        if not (any(each.pieces) or each.tables or each.deltas or each.reason):
+            return []
         self._choices[choice] = Choice()
-        return {**self.chunk(), "choices": iter([self.part(choice, each)])}
+        return [{**self.chunk(), "choices": iter([part])} for part in self.parts(choice, each)]
 
     def ending(self, counts: Json) -> Json:
         """The counts, after the last piece of a stream."""
@@ -108,74 +110,12 @@ class ChunkBuilder(ABC):
         """What every piece repeats."""
 
     @abstractmethod
-    def part(self, index: int, choice: Choice) -> Json:
-        """A choice in a piece."""
+    def parts(self, index: int, choice: Choice) -> list[Json]:
+        """What is new of a choice, each for a piece of its own."""
 
     @abstractmethod
     def whole(self, counts: Json) -> Json:
         """The answer in one piece, whose parts are made as `json_pieces` writes them."""
-
-
-class ChatChunkBuilder(ChunkBuilder):
-    """chat.completion, or pieces of it; top_logprobs None: without logprobs."""
-
-    def __init__(
-        self,
-        head: ResponseHead,
-        tokenizer: Tokenizer,
-        choices: int,
-        top_logprobs: int | None,
-        *,
-        with_usage: bool = False,
-        prompt_alone: bool = False,
-    ) -> None:
-        super().__init__(choices, prompt_alone=prompt_alone)
-        self._head, self._tokenizer, self._top = head, tokenizer, top_logprobs
-        self._chunk = head.json("chat.completion.chunk") | ({"usage": None} if with_usage else {})
-
-    def openings(self) -> list[Json]:
-        delta = {"role": "assistant", "content": "", "refusal": None}
-        return [
-            {**self._chunk, "choices": [{"index": index, "delta": delta, "logprobs": None, **_end(Choice())}]}
-            for index in range(len(self._choices))
-        ]
-
-    def chunk(self) -> Json:
-        return self._chunk
-
-    def part(self, index: int, choice: Choice) -> Json:
-        text = "".join(choice.pieces)
-        return {
-            "index": index,
-            "delta": {"content": text} if text else {},
-            "logprobs": self._logprobs(choice.tables),
-            **_end(choice),
-        }
-
-    def whole(self, counts: Json) -> Json:
-        choices = (
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": "".join(each.pieces), "refusal": None},
-                "logprobs": self._logprobs(each.tables),
-                **_end(each),
-            }
-            for index, each in enumerate(self._choices)
-        )
-        return {**self._head.json("chat.completion"), "usage": counts, "choices": choices}
-
-    def _logprobs(self, tables: Iterable[LogprobTable | None]) -> Json | None:
-        return None if self._top is None else {"content": Rows(map(self._row, tables)), "refusal": None}
-
-    def _row(self, table: LogprobTable | None) -> Json:
-        assert table is not None, "only the first token of a prompt has no probability"
-        token, actual = next(iter(table.items()))
-        best = sorted(table.items(), key=lambda pair: pair[1].rank)[: self._top]
-        return {**self._entry(token, actual), "top_logprobs": [self._entry(*pair) for pair in best]}
-
-    def _entry(self, token: int, logprob: Logprob) -> Json:
-        data = list(self._tokenizer.token_bytes(token))
-        return {"token": logprob.decoded, "logprob": logprob.logprob, "bytes": data}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,16 +205,19 @@ class CompletionChunkBuilder(ChunkBuilder):
     def chunk(self) -> Json:
         return self._chunk
 
-    def part(self, index: int, choice: Choice) -> Json:
+    def parts(self, index: int, choice: Choice) -> list[Json]:
+        return [self._part(index, choice)]
+
+    def _part(self, index: int, choice: Choice) -> Json:
         return {
             "index": index,
             "text": "".join(choice.pieces),
-            **_end(choice),
+            **end_of(choice),
             "logprobs": self._logprobs(index, choice.tables) if self._with_logprobs else None,
         }
 
     def whole(self, counts: Json) -> Json:
-        choices = (self.part(index, each) for index, each in enumerate(self._choices))
+        choices = (self._part(index, each) for index, each in enumerate(self._choices))
         return {**self._head, "usage": counts, "choices": choices}
 
     def _logprobs(self, index: int, tables: Sequence[LogprobTable | None]) -> Json:

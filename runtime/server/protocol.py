@@ -4,13 +4,15 @@ Every field is applied, or refused with a reason; a few are accepted without eff
 leaving a field out.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+
+from ingot.runtime.answers.tools import MOST_TOOLS as MAX_TOOLS
+from ingot.runtime.chat_template import with_object
 
 MAX_CHOICES = 128  # OpenAI's limit of n
 MAX_PROMPTS = 2048
@@ -32,17 +34,13 @@ ACCEPTED = {
 _NOT_YET = "it does not exist in this version"
 _TEXT_ONLY = "the engine reads and writes text only"
 REFUSED: Mapping[str, str] = {
-    "tools": "tool calls do not exist in this version: nothing would parse them",
-    "tool_choice": "tool calls do not exist in this version",
-    "parallel_tool_calls": "tool calls do not exist in this version",
-    "functions": "tool calls do not exist in this version",
-    "function_call": "tool calls do not exist in this version",
+    "functions": "say tools",
+    "function_call": "say tool_choice",
     "best_of": "n gives several completions; ranking them is the client's; only 1 is taken, with one completion",
     "suffix": "filling in the middle does not exist in this version",
     "modalities": _TEXT_ONLY,
     "audio": _TEXT_ONLY,
     "prediction": f"speculation: {_NOT_YET}",
-    "reasoning_effort": "pass what the chat template knows through chat_template_kwargs",
     "verbosity": "pass what the chat template knows through chat_template_kwargs",
     "web_search_options": "the server searches nothing",
     "moderation": "the server moderates nothing",
@@ -75,6 +73,7 @@ TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biases = Annotated[dict[TokenKey, Bias], Field(max_length=MAX_NAMED), pydantic.BeforeValidator(_refuse_many)]
 Seconds = Annotated[float, Field(gt=0)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class Fields(BaseModel):
@@ -227,20 +226,8 @@ class ChatMessage(Fields):
         if self.role == "developer":
             values["role"] = "system"
         if self.tool_calls:
-            values["tool_calls"] = [_with_object(call) for call in self.tool_calls]
+            values["tool_calls"] = [with_object(call) for call in self.tool_calls]
         return values
-
-
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's clients send the arguments of a call as JSON in a text; templates write them with `tojson`."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -253,6 +240,12 @@ class ChatRequest(Generate):
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool = True
+    reasoning_effort: Effort | None = None
+    thinking_token_budget: Count | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
 
@@ -263,8 +256,10 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     add_special_tokens: bool = True
     messages: Messages | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: Effort | None = None
     return_token_strs: bool = False
 
 

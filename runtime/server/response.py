@@ -99,7 +99,7 @@ class GeneratedResponse:
 
     def _pieces(self, choices: Iterable[int], write: Callable[[Json], list[bytes]]) -> list[bytes]:
         """What these choices have to say, as events."""
-        pieces = [piece for choice in choices if (piece := self._writer.piece(choice)) is not None]
+        pieces = [piece for choice in choices for piece in self._writer.pieces(choice)]
         return [part for piece in pieces for part in (b"data: ", *write(piece), b"\n\n")]
 
     async def _send_whole(self, send: Send) -> None:

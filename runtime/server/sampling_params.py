@@ -1,14 +1,17 @@
 """What a request of the protocol asks the executor for: sampling parameters and prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.configs.generation import GenerationDefaults
 from ingot.configs.sampling import SamplingParams
+from ingot.errors import RequestError
+from ingot.runtime.answers.answer_formats import AnswerReading
+from ingot.runtime.answers.tools import ToolUse, read_tools
 from ingot.runtime.chat_template import RESERVED, ChatTemplates
 from ingot.runtime.server.answer_format import structured_outputs
-from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.protocol import ChatMessage, ChatRequest, CompletionRequest, Generate
+from ingot.runtime.server.api_error import ApiError, in_one_line
+from ingot.runtime.server.protocol import ChatMessage, ChatRequest, CompletionRequest, Generate, TokenizeRequest
 from ingot.runtime.text_stream import TextRequest, TextStream
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -45,7 +48,12 @@ def most_tokens(asked: Generate) -> int | None:
     return asked.max_tokens if either is None else either
 
 
-def text_requests(asked: Generate, prompts: Sequence[str | Sequence[int]], params: SamplingParams) -> list[TextRequest]:
+def text_requests(
+    asked: Generate,
+    prompts: Sequence[str | Sequence[int]],
+    params: SamplingParams,
+    reading: AnswerReading | None = None,
+) -> list[TextRequest]:
     """One per prompt. Where the request gives no limit: OpenAI's for completions, what fits for chats."""
     default = _COMPLETION_TOKENS if isinstance(asked, CompletionRequest) else None
     return [
@@ -55,9 +63,20 @@ def text_requests(asked: Generate, prompts: Sequence[str | Sequence[int]], param
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             default_max_tokens=default,
+            reading=reading,
         )
         for prompt in prompts
     ]
+
+
+def tool_use(asked: ChatRequest | TokenizeRequest) -> ToolUse:
+    """The tools of a conversation. Raises ApiError."""
+    try:
+        if isinstance(asked, TokenizeRequest):
+            return read_tools(asked.tools)
+        return read_tools(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
+    except RequestError as error:
+        raise ApiError(400, in_one_line(error), param=error.where, code="invalid_value") from None
 
 
 def check_logprobs(groups: Sequence[Sequence[TextStream]]) -> None:
@@ -78,6 +97,33 @@ def check_logprobs(groups: Sequence[Sequence[TextStream]]) -> None:
         )
 
 
+def template_arguments(asked: ChatRequest | TokenizeRequest, templates: ChatTemplates) -> dict[str, Any]:
+    """chat_template_kwargs, and reasoning_effort under the name that the template has for it. Raises ApiError."""
+    arguments = dict(asked.chat_template_kwargs)
+    effort = asked.reasoning_effort
+    if effort is None:
+        return arguments
+    switch = next((name for name in ("enable_thinking", "thinking") if name in templates.variables), None)
+    name, value = (
+        ("reasoning_effort", effort) if "reasoning_effort" in templates.variables else (switch, effort != "none")
+    )
+    if name is None:
+        raise ApiError(
+            400,
+            "reasoning_effort: the chat template has neither levels of reasoning nor a switch for it",
+            param="reasoning_effort",
+            code="unsupported_parameter",
+        )
+    if arguments.setdefault(name, value) != value:
+        raise ApiError(
+            400,
+            f"reasoning_effort and chat_template_kwargs.{name} differ; give one",
+            param="reasoning_effort",
+            code="invalid_value",
+        )
+    return arguments
+
+
 def chat_prompt(
     messages: Sequence[ChatMessage],
     templates: ChatTemplates,
@@ -86,6 +132,7 @@ def chat_prompt(
     add_generation_prompt: bool,
     arguments: dict[str, Any],
     special_tokens_in_content: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
     """Token ids of a conversation."""
     for name in arguments.keys() - templates.variables - RESERVED:
@@ -95,9 +142,12 @@ def chat_prompt(
             param=f"chat_template_kwargs.{name[:100]}",
             code="unknown_parameter",
         )
+    if tools:
+        templates.require_tools()
     return templates.encode(
         [message.for_template() for message in messages],
         tokenizer,
+        tools=tools,
         add_generation_prompt=add_generation_prompt,
         arguments=arguments,
         special_tokens_in_content=special_tokens_in_content,
@@ -140,5 +190,6 @@ def _params(
         include_stop_str=asked.include_stop_str_in_output,
         skip_special_tokens=asked.skip_special_tokens,
         structured_outputs=structured_outputs(asked),
+        thinking_token_budget=asked.thinking_token_budget if isinstance(asked, ChatRequest) else None,
         **values,
     )

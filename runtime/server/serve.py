@@ -14,6 +14,7 @@ from pathlib import Path
 from ingot.configs.generation import read_generation_defaults
 from ingot.configs.serve import ServeConfig
 from ingot.errors import IngotError
+from ingot.runtime.answers.answer_formats import AnswerFormats
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.server.http_server import HttpServer
@@ -39,6 +40,7 @@ def serve(
         templates = ChatTemplates.from_dir(engine_dir, config.chat_template)
         if not config.special_tokens_in_content:
             templates.check(tokenizer)
+        formats = AnswerFormats.find(templates.texts.values(), tokenizer, config.tool_parser, config.reasoning_parser)
         defaults = read_generation_defaults(engine_dir)
         closing.pop_all()  # from here on the service closes the runner
     if templates.built_in and config.chat_template is None:
@@ -50,7 +52,7 @@ def serve(
     set_up_logs(config.log_level, as_json=config.log_json)
 
     async def run() -> int:
-        service = Service(runner, tokenizer, templates, defaults, config, Metrics())
+        service = Service(runner, tokenizer, templates, formats, defaults, config, Metrics())
         server = HttpServer(service, on_start)
         gc.collect()
         gc.freeze()  # what lives as long as the server need not be looked through while everybody waits

@@ -18,6 +18,7 @@ from starlette.types import Receive
 from ingot.configs.generation import GenerationDefaults
 from ingot.configs.serve import ServeConfig
 from ingot.errors import IngotError
+from ingot.runtime.answers.answer_formats import AnswerFormats
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.detokenizer_thread import DetokenizerThread
 from ingot.runtime.event_queue import EventQueue, LoopBridge
@@ -152,11 +153,12 @@ class Service:
         runner: ModelRunner,
         tokenizer: Tokenizer,
         templates: ChatTemplates,
+        formats: AnswerFormats,
         defaults: GenerationDefaults,
         config: ServeConfig,
         metrics: Metrics,
     ) -> None:
-        self.runner, self.tokenizer, self.templates = runner, tokenizer, templates
+        self.runner, self.tokenizer, self.templates, self.formats = runner, tokenizer, templates, formats
         self.defaults, self.config, self.metrics = defaults, config, metrics
         self.log = RequestLog(metrics, lines=config.log_requests)
         self._loop = asyncio.get_running_loop()

@@ -64,6 +64,7 @@ Rules: TypeAlias = tuple[
     int,
     Sequence[int],
     int,
+    int,
     tuple[int, int, int, int, int, int] | None,
 ]
 Drawn: TypeAlias = tuple[Ints, Floats, Ints, Floats | None, Ints | None, Ints | None, Floats | None]

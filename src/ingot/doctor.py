@@ -20,6 +20,8 @@ from ingot.plugins.cuda.products import find_library
 from ingot.plugins.registry import fit_targets, targets
 from ingot.plugins.tensorrt.full_library import find_tensorrt
 from ingot.plugins.tensorrt.library import find_rtx
+from ingot.runtime.answers.answer_formats import known_formats
+from ingot.runtime.chat_template import ChatTemplates
 from ingot.weights_memory import offers_huge_pages
 
 BUFFER_BYTES = 256 << 20  # larger than any cache
@@ -40,12 +42,15 @@ class TargetState:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EngineState:
     """takes: the target of the engine that this machine would run; None where it runs none. why_not: a line for each
-    target that it does not run. problem: what stops anybody from reading the engine."""
+    target that it does not run. tool_parser, reasoning_parser: the formats that its chat template shows. problem: what
+    stops anybody from reading the engine."""
 
     directory: str
     takes: str | None
     why_not: tuple[str, ...]
     problem: str | None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,12 +131,20 @@ def _engine(path: Path) -> EngineState:
     try:
         manifest = read_manifest(path)
         check_files(path, manifest)
+        wire, reasoning = known_formats(ChatTemplates.from_dir(path).texts.values())
     except IngotError as error:
         problem = error.what + (f": {error.got}" if error.got else "")
         return EngineState(directory=str(path), takes=None, why_not=(), problem=problem)
     fit = fit_targets(manifest.targets, where=str(path))
     takes = fit.runs[0].name if fit.runs else None
-    return EngineState(directory=str(path), takes=takes, why_not=tuple(fit.lines()), problem=None)
+    return EngineState(
+        directory=str(path),
+        takes=takes,
+        why_not=tuple(fit.lines()),
+        problem=None,
+        tool_parser=wire,
+        reasoning_parser=reasoning,
+    )
 
 
 def _bandwidth() -> tuple[float | None, str | None]:

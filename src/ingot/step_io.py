@@ -72,6 +72,7 @@ class SequenceRules:
     log_prob            whether the log probability of a drawn token is wanted; else it may be NO_LOG_PROB
     top                 how many of the most likely tokens are wanted beside it, and its rank; None: neither
     reasoning_end       tokens that end the reasoning with which the sequence begins; (): it does not reason
+    reasoning_begin     the sequence reasons if this is its first generated token; None: it does without
     reasoning_budget    generated tokens after which these are forced; None: never
     grammar             of what is generated behind the reasoning, in which no end token is drawn then. It ends
                         the sequence where it allows no further token, also before min_tokens
@@ -94,6 +95,7 @@ class SequenceRules:
     log_prob: bool = True
     top: int | None = None
     reasoning_end: tuple[int, ...] = ()
+    reasoning_begin: int | None = None
     reasoning_budget: int | None = None
     grammar: Grammar | None = None
 

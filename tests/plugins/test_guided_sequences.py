@@ -122,6 +122,28 @@ def test_the_end_of_the_reasoning_is_forced_at_its_budget(
     assert [drawn(session, likely(3))[0] for _ in range(3)] == [*forced, 3, 3, 3][:3]
 
 
+@pytest.mark.parametrize("generated", [[], [6]])
+def test_a_sequence_that_may_reason_decides_by_its_first_token(session: Session, generated: list[int]) -> None:
+    grammar = Toy([4], [5])
+    rules = SequenceRules(grammar=grammar, reasoning_begin=6, reasoning_end=(8,), reasoning_budget=3, end_ids=(1,))
+    start(session, rules, generated)
+    if not generated:
+        assert drawn(session, likely(3, 6, 4))[0] == 6, "the grammar's tokens, and the one that begins reasoning"
+    assert [drawn(session, likely(3, 4))[0] for _ in range(3)] == [3, 3, 8]
+    assert [drawn(session, likely(3, 5, 4)) for _ in range(2)] == [(4, Ending.NONE), (5, Ending.STOP)]
+
+
+@pytest.mark.parametrize("generated", [[], [4]])
+def test_or_does_not_reason(session: Session, generated: list[int]) -> None:
+    rules = SequenceRules(
+        grammar=Toy([4], [5]), reasoning_begin=6, reasoning_end=(8,), reasoning_budget=0, end_ids=(5,)
+    )
+    start(session, rules, generated)
+    if not generated:
+        assert drawn(session, likely(3, 4, 6))[0] == 4
+    assert drawn(session, likely(6, 3, 5)) == (5, Ending.STOP)
+
+
 def test_a_grammar_that_has_failed_begins_nothing(session: Session) -> None:
     grammar = Toy([4])
     grammar.reset = lambda: False  # type: ignore[method-assign]

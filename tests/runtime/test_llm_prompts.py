@@ -10,6 +10,7 @@ import tokenizers
 
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError, RequestError
+from ingot.runtime.answers.answer_formats import AnswerFormats
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.llm import EngineLLM
 from ingot.runtime.llm_chat import ChatTokenizer, Message
@@ -117,9 +118,9 @@ def test_content_of_a_chat_is_no_control_token(llm: EngineLLM, tmp_path: Path) -
     hf = tokenizers.Tokenizer.from_file(str(file))
     hf.add_special_tokens(["12"])
     hf.save(str(file))
-    tokenizer = ChatTokenizer(
-        Tokenizer.from_dir(tmp_path), ChatTemplates({"default": "12{{ messages[0].content }}"}, {}, source="a test")
-    )
+    inner = Tokenizer.from_dir(tmp_path)
+    templates = ChatTemplates({"default": "12{{ messages[0].content }}"}, {}, source="a test")
+    tokenizer = ChatTokenizer(inner, templates, AnswerFormats.find(templates.texts.values(), inner))
     special, letters = VOCAB, [16, 17]
     assert tokenizer.encode("12") == [special]
     assert tokenizer.apply_chat_template([{"role": "user", "content": "12"}]) == [special, *letters]
@@ -148,8 +149,9 @@ def test_chat_with_another_template(llm: EngineLLM, tmp_path: Path) -> None:
         ([ONE, ["hi"]], {}, "a dictionary with a role"),
         ([{"role": "user", "content": 3}], {}, "content of a message must be text"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], {}, "the engine reads nothing else"),
-        ([{"role": "assistant", "content": "", "tool_calls": [{}]}], {}, "tool calls do not exist"),
-        (ONE, {"tools": [{"type": "function"}]}, "tool calls do not exist"),
+        (ONE, {"tools": [{"type": "function"}]}, "a tool must be a function"),
+        (ONE, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "has no place for them"),
+        (ONE, {"tool_choice": "required"}, "there are no tools"),
         (ONE, {"chat_template": TEMPLATE}, "write the template to a file"),
         (ONE, {"chat_template": "nowhere.jinja"}, "cannot be read"),
         (ONE, {"chat_template_kwargs": {"enable_thinking": False}}, "asks for no 'enable_thinking'"),

@@ -119,7 +119,13 @@ def test_everything_that_a_request_asks_for_is_told() -> None:
     told = sequence_rules(request)
     usual = SequenceRules()
     same = [f.name for f in dataclasses.fields(told) if getattr(told, f.name) == getattr(usual, f.name)]
-    assert same == ["top", "reasoning_end", "reasoning_budget", "grammar"]  # no chat, and no structured output
+    assert same == [
+        "top",
+        "reasoning_end",
+        "reasoning_begin",
+        "reasoning_budget",
+        "grammar",
+    ]  # no chat, and no structured output
     assert (told.end_ids, told.max_tokens, told.stop_words) == ((2, 8), 9, ((5, 6),))
     wanting = Request(np.array([1], np.int32), max_new_tokens=9, logprobs=2, want_log_probs=False)
     assert (sequence_rules(wanting).top, sequence_rules(wanting).log_prob) == (2, True)

@@ -48,6 +48,7 @@ void check_rules(const SequenceRules& rules, int64_t vocab) {
   for (const int32_t token : rules.end_ids)
     if (rules.min_tokens > 0) require_token("an end token that min_tokens bans", token, vocab);
   for (const int32_t token : rules.reasoning_end) require_token("a token that ends reasoning", token, vocab);
+  if (rules.reasoning_begin >= 0) require_token("a token that begins reasoning", rules.reasoning_begin, vocab);
   require(rules.top >= -1 && rules.top <= vocab, "there are fewer tokens than wanted");
 }
 
@@ -88,7 +89,8 @@ Sequence::Sequence(SequenceRules rules, std::span<const int32_t> tokens, int64_t
 // From the tokens that were generated before: also where the grammar has seen some of them, or more.
 void Sequence::begin_grammar() {
   auto rest = std::span(tokens_).subspan(static_cast<size_t>(num_prompt_));
-  if (!rules_.reasoning_end.empty()) {
+  const bool decided_against = !rest.empty() && rules_.reasoning_begin >= 0 && rest.front() != rules_.reasoning_begin;
+  if (!rules_.reasoning_end.empty() && !may_begin_to_reason() && !decided_against) {
     const auto found = std::ranges::search(rest, rules_.reasoning_end);
     reasons_ = found.empty();
     rest = rest.subspan(static_cast<size_t>(found.end() - rest.begin()));
@@ -128,6 +130,10 @@ const uint32_t* Sequence::allowed() {
   const auto bytes = static_cast<size_t>(grammar.mask_words) * sizeof(uint32_t);
   if (call<int32_t (*)(void*, uint32_t*, size_t)>(grammar.fill_mask)(state(grammar), mask_.data(), bytes) != 0)
     std::ranges::fill(mask_, 0u);  // no token is left: the sequence fails, and the grammar knows why
+  if (may_begin_to_reason()) {
+    const auto token = static_cast<size_t>(rules_.reasoning_begin);
+    mask_[token / 32] |= 1u << (token % 32);
+  }
   return mask_.data();
 }
 
@@ -162,6 +168,7 @@ void Sequence::take(int32_t token, float log_prob) {
     ending_ = Ending::kFailed;
     return;
   }
+  reasons_ = reasons_ || (may_begin_to_reason() && token == rules_.reasoning_begin);
   tokens_.push_back(token);
   const bool grammar_ends = rules_.grammar && !reasons_ && grammar_stops(token);
   reasons_ = reasons_ && !generated_end_with(rules_.reasoning_end);

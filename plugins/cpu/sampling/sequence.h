@@ -35,6 +35,7 @@ struct SequenceRules {
   bool log_prob;
   int64_t top;  // -1: neither most likely tokens nor ranks
   std::vector<int32_t> reasoning_end;
+  int32_t reasoning_begin;   // -1: it reasons from the start
   int64_t reasoning_budget;  // -1: as many as it takes
   std::optional<NativeGrammar> grammar;
 };
@@ -63,6 +64,10 @@ class Sequence {
  private:
   bool guided() const { return rules_.grammar.has_value() || !rules_.reasoning_end.empty(); }
   bool over_budget() const;
+  // Whether the token to come tells if the sequence reasons.
+  bool may_begin_to_reason() const {
+    return !rules_.reasoning_end.empty() && rules_.reasoning_begin >= 0 && num_generated() == 0;
+  }
   void begin_grammar();
   // Tells the grammar; whether it allows no further token.
   bool grammar_stops(int32_t token);

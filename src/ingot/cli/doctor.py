@@ -94,7 +94,9 @@ def _every_target(targets: Sequence[TargetState]) -> str:
 def _fate(engine: EngineState) -> list[str]:
     """Whether the engine runs here, and why its other targets do not."""
     fate = f"runs here as {engine.takes}; `ingot verify` checks its bytes" if engine.takes else "runs nowhere here"
-    return [f"{engine.directory}: {engine.problem or fate}", *(f"    {line}" for line in engine.why_not)]
+    parsers = f"tool calls: {engine.tool_parser or 'unknown'}; reasoning: {engine.reasoning_parser or 'none'}"
+    told = [*engine.why_not, *([] if engine.problem else [parsers])]
+    return [f"{engine.directory}: {engine.problem or fate}", *(f"    {line}" for line in told)]
 
 
 def _yes(value: bool) -> str:

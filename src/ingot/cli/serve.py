@@ -51,6 +51,16 @@ _seconds = click.FloatRange(min=0)
     help="Format chats with this jinja2 file, or as chatml. Default: the engine's own template.",
 )
 @click.option(
+    "--tool_parser",
+    metavar="NAME|none",
+    help="Read calls of tools in this wire format. Default: the one that the chat template shows.",
+)
+@click.option(
+    "--reasoning_parser",
+    metavar="NAME|none",
+    help="Read the model's reasoning in this format. Default: the one that the chat template shows.",
+)
+@click.option(
     "--special_tokens_in_content",
     is_flag=True,
     help="Let chat messages hold control tokens: a message can then speak as another role.",

@@ -19,6 +19,7 @@ import openai
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.serve import ServeConfig
 from ingot.plugins.cpu.session import CpuSession
+from ingot.runtime.answers.answer_formats import AnswerFormats
 from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.server.connection import Connection
@@ -89,12 +90,13 @@ def serving(
 ) -> Iterator[Served]:
     """A server in a thread; it closes the runner. directory: with chat templates and generation_config.json."""
     templates = ChatTemplates.from_dir(directory or Path("nowhere"), config.chat_template)
+    formats = AnswerFormats.find(templates.texts.values(), tokenizer, config.tool_parser, config.reasoning_parser)
     defaults = GenerationDefaults() if directory is None else read_generation_defaults(directory)
     started: list[Served] = []
     listening = threading.Event()
 
     async def run() -> None:
-        service = Service(runner, tokenizer, templates, defaults, config, Metrics())
+        service = Service(runner, tokenizer, templates, formats, defaults, config, Metrics())
 
         def on_start(host: str, port: int) -> None:
             url = f"http://{host}:{port}"

@@ -314,9 +314,9 @@ def test_models_and_errors(served: Served) -> None:
         client.embeddings.create(model="tiny", input="a")
     with pytest.raises(openai.NotFoundError, match="use /v1/chat/completions"):
         client.responses.create(model="tiny", input="a")
-    with pytest.raises(openai.BadRequestError, match="'tools' is refused") as caught:
-        client.chat.completions.create(model="tiny", messages=MESSAGES, tools=[{"type": "function"}])  # type: ignore[list-item]
-    assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
+    with pytest.raises(openai.BadRequestError, match="'audio' is refused") as caught:
+        client.chat.completions.create(model="tiny", messages=MESSAGES, audio={"format": "wav", "voice": "alloy"})
+    assert (caught.value.param, caught.value.code) == ("audio", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError, match="max_seq_len") as caught:
         client.completions.create(model="tiny", prompt="a", max_tokens=100_000)
     assert caught.value.code == "context_length_exceeded"

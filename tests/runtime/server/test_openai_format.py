@@ -8,8 +8,9 @@ import pytest
 
 from ingot.runtime.logprobs import Logprob
 from ingot.runtime.request import FinishReason
+from ingot.runtime.server.chat_format import ChatChunkBuilder
 from ingot.runtime.server.json_pieces import Rows, dump, json_blocks
-from ingot.runtime.server.openai_format import ChatChunkBuilder, CompletionChunkBuilder, Echo, ResponseHead, usage
+from ingot.runtime.server.openai_format import CompletionChunkBuilder, Echo, ResponseHead, usage
 from ingot.runtime.text_stream import TextEvent
 
 HEAD = ResponseHead(answer_id="a", created=1, model="m", fingerprint="f")

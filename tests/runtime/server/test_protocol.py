@@ -182,9 +182,9 @@ def test_what_clients_send_by_themselves_changes_nothing(fields: dict[str, Any])
     "fields", [{"tools": [{"type": "function"}], "tool_choice": "auto"}, {"parallel_tool_calls": True, "tools": [{}]}]
 )
 def test_what_clients_mean_is_refused_though_its_company_is_neutral(fields: dict[str, Any]) -> None:
-    assert refusal(ChatRequest, {**CHAT, **fields}).param == "tools"
+    assert refusal(CompletionRequest, {"prompt": "a", **fields}).param == "tools"
     for name in ("tool_choice", "parallel_tool_calls"):
-        assert refusal(ChatRequest, {**CHAT, name: "required"}).param == name
+        assert refusal(CompletionRequest, {"prompt": "a", name: "required"}).param == name
 
 
 def test_the_best_of_several_is_refused() -> None:

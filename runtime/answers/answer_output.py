@@ -1,0 +1,49 @@
+"""Where the deltas of an answer come together."""
+
+from collections.abc import Callable
+
+from ingot.runtime.answers.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, joined
+from ingot.runtime.answers.scanner import Emit
+
+
+class AnswerOutput:
+    """Takes parts of an answer in their order. White space next to a call, or around content beside one, is dropped.
+
+    space      of content, that counts if content follows
+    num_calls  that have begun
+    """
+
+    def __init__(self, make_id: Callable[[], str]) -> None:
+        self._make_id = make_id
+        self._found: list[Delta] = []
+        self.space, self.num_calls = "", 0
+
+    def take(self) -> tuple[Delta, ...]:
+        """What has come since the last time."""
+        found, self._found = joined(self._found), []
+        return found
+
+    def content(self, text: str) -> None:
+        """More of it."""
+        whole = self.space + text
+        kept = whole.rstrip()
+        self.space = whole[len(kept) :]
+        self._found.append(Content(text=kept))
+
+    def reason(self, text: str) -> None:
+        """More of the reasoning."""
+        self._found.append(Reasoning(text=text))
+
+    def begin(self, name: str, call_id: str | None = None) -> Emit:
+        """A call; what is given to the result are its arguments."""
+        index = self.num_calls
+        self.num_calls += 1
+        self.space = ""
+        self._found.append(CallBegin(index=index, call_id=call_id or self._make_id(), name=name))
+        return lambda text: self._found.append(CallArguments(index=index, text=text))
+
+    def end(self) -> None:
+        """White space at the end of text without calls is content."""
+        if not self.num_calls and self.space:
+            self._found.append(Content(text=self.space))
+            self.space = ""

@@ -1,0 +1,255 @@
+"""Arguments as the wire has them → JSON text, as far as it is certain. One reader for each coding of `wire_format`.
+
+Each gets `emit`, which begins the call with its first text, and `schema`, the parameters that the tool says it has.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ingot.runtime.answers.scanner import Emit, Scanner, Wait
+from ingot.runtime.answers.wire_format import BareKeys, Parameters
+
+Coded = Callable[[str], str]
+_LONGEST_CALL = 1 << 20  # characters of one call that is read as Python
+
+
+def read_parameters(
+    scanner: Scanner, form: Parameters, coded: Coded, stops: Sequence[str], schema: object, emit: Emit
+) -> Wait:
+    """Parameters, each for itself. stops: what stands behind the last one, for models that forget to close."""
+    begin, between = coded(form.begin).strip(), ""
+    end = coded(form.end).strip()
+    emit("{")
+    while True:
+        yield from scanner.skip()
+        if not (yield from scanner.take(begin)):
+            break
+        key = yield from _collect(scanner, [coded(form.after_key).strip()])
+        wire_type = None
+        if form.after_type:
+            wire_type = yield from _collect(scanner, [coded(form.after_type).strip()])
+        emit(f"{between}{json.dumps(key.strip(), ensure_ascii=False)}: ")
+        between = ", "
+        if form.trim:
+            yield from scanner.take("\n")
+        behind = [begin, *stops]
+        ends = [*([f"\n{each}" for each in (end, *behind)] if form.trim else []), end, *behind]
+        kinds = None if wire_type is None else _wire_kinds(form, wire_type)
+        found = yield from _value(scanner, ends, _kinds(schema, key.strip()) if kinds is None else kinds, emit)
+        if found is None:
+            return False
+        if found.strip() != end:
+            scanner.put_back(found)
+    emit("}")
+    return True
+
+
+def _wire_kinds(form: Parameters, wire_type: str) -> frozenset[str]:
+    return frozenset(("string",)) if wire_type == form.types[0] else frozenset(("other",))
+
+
+def _value(scanner: Scanner, ends: Sequence[str], kinds: frozenset[str], emit: Emit) -> Wait:
+    """One value. Returns the end that was found; None where the answer was cut."""
+    if kinds == {"string"}:
+        emit('"')
+        found = yield from scanner.until(ends, lambda text: emit(_in_string(text)))
+        if not found and scanner.cut:
+            return None
+        emit('"')
+        return found
+    pieces: list[str] = []
+    found = yield from scanner.until(ends, pieces.append)
+    if not found and scanner.cut:
+        return None
+    emit(as_json("".join(pieces), kinds))
+    return found
+
+
+def as_json(text: str, kinds: frozenset[str]) -> str:
+    """The JSON text of a raw value. kinds: types of the schema; empty: unsaid. What is no JSON is a string."""
+    stripped = text.strip()
+    if "boolean" in kinds and stripped in ("True", "False"):
+        return stripped.lower()
+    try:
+        value = json.loads(stripped)
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    if "string" in kinds and not _is_of(value, kinds - {"string"}):
+        return json.dumps(text, ensure_ascii=False)
+    return written
+
+
+def _is_of(value: object, kinds: frozenset[str]) -> bool:
+    if isinstance(value, bool):
+        return "boolean" in kinds
+    if isinstance(value, int):
+        return bool(kinds & {"integer", "number"})
+    names = {float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
+    return names.get(type(value), "") in kinds
+
+
+def _kinds(schema: object, key: str) -> frozenset[str]:
+    """Types that a parameter may have; empty: unsaid."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return types_of(properties.get(key), schema) if isinstance(properties, Mapping) else frozenset()
+
+
+def types_of(schema: object, root: object, deep: int = 8) -> frozenset[str]:
+    """The types of a schema's instances, as far as it says; empty: unsaid. root: whose definitions it refers to."""
+    if not isinstance(schema, Mapping) or not deep:
+        return frozenset()
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return types_of(resolved(reference, root), root, deep - 1)
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return frozenset((kind,))
+    if isinstance(kind, list):
+        return frozenset(each for each in kind if isinstance(each, str))
+    values = (
+        schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else None
+    )
+    if values is not None:
+        names = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+        return frozenset(names.get(type(each), "null") for each in values)
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), list):
+            found = [types_of(each, root, deep - 1) for each in schema[name]]
+            return frozenset().union(*found) if all(found) else frozenset()
+    if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1:
+        return types_of(schema["allOf"][0], root, deep - 1)
+    return frozenset()
+
+
+def resolved(reference: str, root: object) -> object:
+    """What `#/...` refers to; None: nothing."""
+    found = root
+    for part in reference.removeprefix("#").strip("/").split("/"):
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+def _collect(scanner: Scanner, ends: Sequence[str]) -> Wait:
+    pieces: list[str] = []
+    yield from scanner.until(ends, pieces.append)
+    return "".join(pieces)
+
+
+def _in_string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def read_bare_keys(scanner: Scanner, form: BareKeys, coded: Coded, emit: Emit) -> Wait:
+    """An object behind its first brace: {k:<|"|>text<|"|>,n:3}. Whether it ended."""
+    quote = coded(form.quote)
+    open_brackets = ["}"]
+    emit("{")
+    key_next = True
+    while open_brackets:
+        pieces: list[str] = []
+        found = yield from scanner.until([quote, "{", "}", "[", "]", ",", ":"], pieces.append)
+        if not found:
+            return False
+        bare = "".join(pieces).strip()
+        if bare:
+            emit(json.dumps(bare, ensure_ascii=False) if key_next else _bare_value(bare))
+        if found == quote:
+            emit('"')
+            if not (yield from scanner.until([quote], lambda text: emit(_in_string(text)))) and scanner.cut:
+                return False
+            emit('"')
+        elif found in "{[":
+            emit(found)
+            open_brackets.append("}" if found == "{" else "]")
+            key_next = found == "{"
+        elif found in "}]":
+            emit(open_brackets.pop())
+            key_next = False
+        else:
+            emit(f"{found} ")
+            key_next = found == "," and open_brackets[-1] == "}"
+    return True
+
+
+def _bare_value(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+
+
+_NAME = re.compile(r"[A-Za-z_][\w.-]*\Z")
+
+
+def read_python_call(scanner: Scanner) -> Wait:
+    """name(key=literal, ...) → (name, JSON text of the arguments); None where that is not what follows."""
+    pieces: list[str] = []
+    if not (yield from scanner.until(["("], pieces.append)):
+        return None
+    name = "".join(pieces).strip()
+    if not _NAME.match(name):
+        return None
+    body = yield from _balanced(scanner)
+    return None if body is None else (name, body)
+
+
+def _balanced(scanner: Scanner) -> Wait:
+    """The arguments up to the parenthesis that closes them."""
+    pieces: list[str] = []
+    depth, quote, size = 1, "", 0
+    while depth:
+        ends = [quote, "\\"] if quote else list("\"'()[]{}")
+        found = yield from scanner.until(ends, pieces.append)
+        size += len(pieces[-1]) if pieces else 0
+        if not found or size > _LONGEST_CALL:
+            return None
+        pieces.append(found)
+        if found == "\\":
+            if not (yield from scanner.need(1)):
+                return None
+            pieces.append(scanner.one())
+        elif found in "\"'":
+            quote = "" if quote else found
+        else:
+            depth += 1 if found in "([{" else -1
+    return python_arguments("".join(pieces[:-1]))
+
+
+def python_arguments(text: str) -> str | None:
+    """key=literal, ... → JSON text. JSON's own words for True, False and None are literals, too."""
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            return None
+        values = {}
+        for each in call.keywords:
+            if each.arg is None:
+                return None
+            values[each.arg] = _literal(each.value)
+        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+
+
+_WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in _WORDS:
+        return _WORDS[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value = _literal(node.operand)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [None if key is None else _literal(key) for key in node.keys]
+        if all(isinstance(key, str) for key in keys):
+            return dict(zip(keys, map(_literal, node.values), strict=True))
+    raise ValueError("no literal")

@@ -1,0 +1,232 @@
+"""Answers in every wire format are read the same wherever their pieces end."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from ingot.runtime.answers.answer_formats import _texts
+from ingot.runtime.answers.deltas import Answer, AnswerBuilder, CallArguments, CallBegin, Content, Delta
+from ingot.runtime.answers.formats import REASONING_FORMATS, WIRE_FORMATS
+from ingot.runtime.answers.markers import Markers
+from ingot.runtime.answers.parser import AnswerParser
+from tests.runtime.answers.samples import CALLS, SAMPLES, SCHEMAS, TOKENS, without_text
+
+WIRES = {each.name: each for each in WIRE_FORMATS}
+THINKS = {each.name: each for each in REASONING_FORMATS}
+
+
+def reader(
+    wire: str | None, reasoning: str | None = None, *, tokens: Sequence[str] = (), reasons: bool = False
+) -> AnswerParser:
+    form, thinks = WIRES.get(wire or ""), THINKS.get(reasoning or "")
+    markers = Markers({text: number for number, text in enumerate(tokens)}, _texts(form, thinks))
+    ids = itertools.count()
+    return AnswerParser(markers, form, thinks, tools=SCHEMAS, reasons=reasons, make_id=lambda: f"id{next(ids)}")
+
+
+def deltas(parser: AnswerParser, pieces: Iterable[str], *, cut: bool = False) -> list[Delta]:
+    found: list[Delta] = []
+    for piece in pieces:
+        parser.push(piece)
+        found += parser.take()
+    parser.finish(cut=cut)
+    return [*found, *parser.take()]
+
+
+def read(parser: AnswerParser, pieces: Iterable[str], *, cut: bool = False) -> Answer:
+    built = AnswerBuilder()
+    built.take(deltas(parser, pieces, cut=cut))
+    return built.answer()
+
+
+def marked(parser: AnswerParser, text: str) -> list[str]:
+    """Characters, and of each token the one that the parser is given for it."""
+    return list(parser._markers.coded(text))
+
+
+def calls(answer: Answer) -> list[tuple[str, object]]:
+    return [(each.name, json.loads(each.arguments)) for each in answer.calls]
+
+
+@pytest.mark.parametrize("tokens", [(), TOKENS], ids=["letters", "tokens"])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_format_wherever_pieces_end(name: str, tokens: Sequence[str]) -> None:
+    before = "" if without_text(name) else "I look.\n"
+
+    def parser() -> AnswerParser:
+        return reader(name, "harmony" if name == "harmony" else None, tokens=tokens)
+
+    pieces = marked(parser(), before + SAMPLES[name])
+    whole = read(parser(), ["".join(pieces)])
+    assert calls(whole) == CALLS[: len(whole.calls)]
+    assert len(whole.calls) == (1 if name == "harmony" else 2)
+    assert whole.content == (before.strip() or None)
+    assert read(parser(), pieces) == whole
+    for place in range(1, len(pieces)):
+        assert read(parser(), ["".join(pieces[:place]), "".join(pieces[place:])]) == whole, pieces[:place]
+
+
+def test_every_row_has_a_sample() -> None:
+    assert set(SAMPLES) == set(WIRES)
+
+
+@pytest.mark.parametrize("name", [None, *SAMPLES])
+def test_what_calls_nothing_passes_as_it_is(name: str | None) -> None:
+    for text in ("", " \n", " A <b> and { [x] }, \n\n", '{"a": [1, 2]}', "[1, 2]", "<tool", 'He said "[TOOL_" \n'):
+        if name == "harmony":
+            continue
+        assert (read(reader(name), list(text)).content or "") == text
+
+
+def test_letters_of_a_marker_are_content_where_it_is_a_token() -> None:
+    text = SAMPLES["hermes"]
+    assert read(reader("hermes", tokens=["<tool_call>", "</tool_call>"]), [text]) == Answer(
+        content=text, reasoning=None, calls=()
+    )
+
+
+def test_names_and_ids_come_once_and_arguments_follow() -> None:
+    found = deltas(reader("hermes"), list(SAMPLES["hermes"]))
+    begins = [each for each in found if isinstance(each, CallBegin)]
+    assert [(each.index, each.name, each.call_id) for each in begins] == [
+        (0, "get_weather", "id0"),
+        (1, "get_time", "id1"),
+    ]
+    assert len([each for each in found if isinstance(each, CallArguments)]) > 20, "arguments stream"
+    assert not [each for each in found if isinstance(each, Content)]
+
+
+def test_a_parameter_streams_as_soon_as_it_opens() -> None:
+    parser = reader("qwen3_coder")
+    parser.push("<tool_call>\n<function=get_weather>\n<parameter=city>\nBer")
+    assert [each.text for each in parser.take() if isinstance(each, CallArguments)] == ['{"city": "Ber']
+
+
+def test_ids_on_the_wire_are_kept() -> None:
+    assert [each.call_id for each in read(reader("kimi_k2"), [SAMPLES["kimi_k2"]]).calls] == [
+        "functions.get_weather:0",
+        "functions.get_time:1",
+    ]
+    assert [each.call_id for each in read(reader("mistral_v11"), [SAMPLES["mistral_v11"]]).calls] == [
+        "id0",
+        "abcdefghi",
+    ]
+
+
+_NESTED = {"o": {"b": True, "l": [1, "x"]}}
+_LITERALS = {"tz": "a)]", "n": -1.5, "o": {"k": [None, True]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("hermes", '<tool_call>{"arguments": {"tz": "CET"}, "name": "get_time"}', {"tz": "CET"}),
+        ("hermes", '<tool_call>{"name": "get_time", "arguments": "{\\"tz\\": \\"CET\\"}"}</tool_call>', {"tz": "CET"}),
+        ("hermes", '<tool_call>{"name": "get_time"}</tool_call>', {}),
+        ("hermes", '<tool_call>{"name": "get_time", "arguments": {"tz": "a\nb"}}</tool_call>', {"tz": "a\nb"}),
+        ("qwen3_coder", "<function=get_time>\n<parameter=tz>\nCET\n</function>", {"tz": "CET"}),
+        ("qwen3_coder", "<tool_call><function=get_time><parameter=tz>\n<b>\n\n</parameter>", {"tz": "<b>\n"}),
+        ("qwen3_coder", "<function=get_time>\n<parameter=tz>\n12", {"tz": "12"}),
+        ("qwen3_coder", "<function=get_time>\n<parameter=n>\n[1, {}]\n</parameter>", {"n": [1, {}]}),
+        ("glm4", "<tool_call>get_time</tool_call>", {}),
+        (
+            "gemma4",
+            '<|tool_call>call:get_time{o:{b:true,l:[1,<|"|>x<|"|>]}}<tool_call|>',
+            {"o": {"b": True, "l": [1, "x"]}},
+        ),
+        (
+            "pythonic",
+            "[get_time(tz='a)]', n=-1.5, o={'k': [None, true]})]",
+            {"tz": "a)]", "n": -1.5, "o": {"k": [None, True]}},
+        ),
+    ],
+)
+def test_what_models_write_beside_their_templates(name: str, text: str, expected: object) -> None:
+    for pieces in ([text], list(text)):
+        answer = read(reader(name), pieces)
+        assert calls(answer) == [("get_time", expected)]
+        assert answer.content is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", "The mark <tool_call> begins one."),
+        ("hermes", '<tool_call>{"nam'),
+        ("qwen3_coder", "A <function= and more"),
+        ("glm4", "<tool_call> is a mark\nof calls"),
+        ("llama3_json", '{"name": "Bob", "age": 3}'),
+        ("pythonic", "[other(a=1)]"),
+        ("pythonic", "[get_time(a=__import__('os'))]"),
+        ("mistral", "[TOOL_CALLS]nothing"),
+    ],
+)
+def test_what_is_no_call_is_content(name: str, text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert read(reader(name), pieces) == Answer(content=text, reasoning=None, calls=())
+
+
+def test_a_cut_answer_closes_nothing() -> None:
+    text = "<tool_call>\n<function=get_time>\n<parameter=tz>\nCE"
+    (call,) = read(reader("qwen3_coder"), [text], cut=True).calls
+    assert call.arguments == '{"tz": "CE'
+    (call,) = read(reader("hermes"), ['<tool_call>{"name": "get_time", "arguments": {"tz": "CE'], cut=True).calls
+    assert call.arguments == '{"tz": "CE'
+
+
+_THOUGHTS = [
+    ("think", "<think>\nI see.\n\n</think>\n\nYes.", False),
+    ("think", "I see.\n</think>Yes.", True),
+    ("mistral", "[THINK]I see.[/THINK]Yes.", False),
+    ("gemma4", "<|channel>thought\nI see.\n<channel|>Yes.", False),
+    ("hunyuan", "<think>\nI see.\n</think>\n<answer>\nYes.\n</answer>", False),
+    ("command", "<|START_THINKING|>I see.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", False),
+    ("granite", "Here is my thought process: I see.\nHere is my response: Yes.", False),
+    ("apriel", "I see.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]", True),
+    ("harmony", "<|channel|>analysis<|message|>I see.<|end|><|start|>assistant<|channel|>final<|message|>Yes.", False),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "reasons"), _THOUGHTS, ids=lambda each: str(each)[:12])
+def test_reasoning_wherever_pieces_end(name: str, text: str, reasons: bool) -> None:
+    expected = Answer(content="Yes.", reasoning="I see.", calls=())
+    for tokens in ((), TOKENS):
+        pieces = marked(reader(None, name, tokens=tokens), text)
+        for place in range(len(pieces)):
+            halves = ["".join(pieces[:place]), "".join(pieces[place:])]
+            assert read(reader(None, name, tokens=tokens, reasons=reasons), halves) == expected
+
+
+def test_reasoning_then_calls() -> None:
+    text = f"Now.\n</think>\n\n{SAMPLES['hermes']}"
+    answer = read(reader("hermes", "think", reasons=True), list(text))
+    assert (answer.reasoning, answer.content, calls(answer)) == ("Now.", None, CALLS)
+
+
+def test_messages_of_harmony() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        '<|start|>assistant to=functions.get_time<|channel|>commentary <|constrain|>json<|message|>{"tz":"CET"}'
+    )
+    for tokens in ((), TOKENS):
+        parser = reader("harmony", "harmony", tokens=tokens)
+        answer = read(parser, marked(parser, text))
+        assert (answer.reasoning, answer.content) == ("Hm.", "I look.")
+        assert calls(answer) == [("get_time", {"tz": "CET"})]
+
+
+def test_deep_values_cost_no_recursion() -> None:
+    deep = "[" * 50_000 + "]" * 50_000
+    text = f'<tool_call>{{"name": "get_time", "arguments": {{"tz": {deep}}}}}</tool_call>'
+    (call,) = read(reader("hermes"), [text]).calls
+    assert call.arguments == f'{{"tz": {deep}}}'
+    assert read(reader("qwen3_coder"), [f"<function=get_time><parameter=n>{deep}</parameter>"]).calls[0].arguments
+
+
+def test_rows_can_be_told_apart() -> None:
+    names = [each.name for each in WIRE_FORMATS]
+    assert len(set(names)) == len(names)
+    assert all(dataclasses.asdict(each)["signs"] for each in (*WIRE_FORMATS, *REASONING_FORMATS))
