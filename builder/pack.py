@@ -25,7 +25,6 @@ from ingot.plan import ALIGNMENT, Plan, Weight, WeightSlice
 from ingot.plugins.layouts import (
     PANEL,
     interleave_gated,
-    interleave_quantised,
     num_panels,
     pack_panels,
     pack_quantised,
@@ -259,4 +258,4 @@ def _pack_quantised(use: WeightUse, values: npt.NDArray[np.float32]) -> npt.NDAr
     rows = half_codes(quantise(values, Precision(dtype=DType.W8))) if use.screens else quantise(values, use.precision)
     if not use.panels:
         return pack_table(rows)
-    return pack_quantised(interleave_quantised(rows) if use.gated else rows)
+    return pack_quantised(rows, gated=use.gated)

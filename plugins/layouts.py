@@ -15,21 +15,28 @@
                                   1024  a block per 128 of Kp: low nibbles are the tile of the first 64 k, high nibbles
                                         that of the other 64; a nibble is the code + 8
                   Kp is K rounded up to 128; padding has the code 0 (nibble 8) and, in groups of its own, multiplier 1.
+    panel16.w4tgG [ceil(N/16)] of   64  scale         64  table, int8 [16]; then a byte, 1 where shifts are offsets
+                                  32*g group scales, float16 [g][16]; of w4ts [g][2][16]: scales, then shifts; zeros up
+                                       to a multiple of 64 bytes
+                                   64  a line per 8 of Kp: four bytes of each column, k and k + 4 in the low and the
+                                       high nibble
 
-N is padded to a multiple of 16 with zeros (scale 0, code 0, multiplier 1). A gated product (gate and up of an MLP)
+N is padded to a multiple of 16 with zeros (scales 0, code 0, multiplier 1). A gated product (gate and up of an MLP)
 alternates panels: panel 2p holds gate columns 16p .. 16p+15 and panel 2p+1 the up columns of the same numbers, each
 padded by itself.
 Experts are packed one by one: a piece of their weight [experts, N, K] holds its panels of each, one after the other.
 """
 
 import re
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType
+from ingot.plugins.grouped import GroupedRows, WeightRows
 from ingot.plugins.quantised import QuantisedRows
-from ingot.weight_formats import SCALE_BYTES, TABLE_FORMAT
+from ingot.weight_formats import SCALE_BYTES, TABLE_FORMAT, W4, WeightFormat
 
 PANEL = 16  # output columns per panel
 HEADER_BYTES = 128  # of a quantised panel: scales and sums
@@ -38,6 +45,7 @@ ROW_W8 = "row.w8"
 K_BLOCK = {DType.F32: 1, DType.BF16: 32}  # K is padded to a multiple of this; of quantised rows: see their format
 
 Bytes = npt.NDArray[np.uint8]
+SomeRows = TypeVar("SomeRows", QuantisedRows, GroupedRows)
 
 
 def row_layout(dtype: DType) -> str:
@@ -52,7 +60,7 @@ def panel_layout(dtype: DType, group: int = 0) -> str:
 
 def group_of(layout: str) -> int:
     """The group of a layout's name, 0 where there is none."""
-    found = re.search(r"\.w\d+g(\d+)", layout)
+    found = re.search(r"\.w\d+[a-z]*?g(\d+)", layout)
     return int(found[1]) if found else 0
 
 
@@ -71,8 +79,8 @@ def panel_bytes(k: int, dtype: DType, group: int = 0) -> int:
     quantised = dtype.weight_format
     if quantised is None:
         return PANEL * padded_k(k, dtype) * dtype.itemsize
-    multipliers = _multiplier_bytes(padded_k(k, dtype), group) if group else 0
-    return HEADER_BYTES + multipliers + PANEL * padded_k(k, dtype) * quantised.bits // 8
+    groups = _group_bytes(padded_k(k, dtype), quantised, group) if group else 0
+    return HEADER_BYTES + groups + PANEL * padded_k(k, dtype) * quantised.bits // 8
 
 
 def row_bytes(k: int, dtype: DType) -> int:
@@ -103,8 +111,11 @@ def unpack_panels(panels: npt.NDArray[np.generic], n: int, k: int, dtype: DType)
     return np.ascontiguousarray(rows.reshape(len(flat) * PANEL, -1)[:n, :k])
 
 
-def pack_quantised(rows: QuantisedRows) -> Bytes:
-    """Rows of any number → panels [ceil(n/16), panel_bytes]."""
+def pack_quantised(rows: WeightRows, *, gated: bool = False) -> Bytes:
+    """Rows of any number → panels [ceil(n/16), panel_bytes]. gated: gate rows, then up rows."""
+    if isinstance(rows, GroupedRows):
+        return _pack_grouped(interleave_quantised(rows) if gated else rows)
+    rows = interleave_quantised(rows) if gated else rows
     n, k = rows.shape
     dtype = DType(rows.format.dtype)
     count = -(-n // PANEL)
@@ -123,8 +134,51 @@ def pack_quantised(rows: QuantisedRows) -> Bytes:
     panels[:, HEADER_BYTES : HEADER_BYTES + groups * PANEL] = by_group.reshape(count, -1).view(np.uint8)
     nibbles = (tiles.view(np.int8) + np.int8(8)).view(np.uint8).reshape(count, -1, 2, 1024)
     blocks = nibbles[:, :, 0] | nibbles[:, :, 1] << 4
-    panels[:, HEADER_BYTES + _multiplier_bytes(padded_k(k, dtype), rows.group) :] = blocks.reshape(count, -1)
+    panels[:, HEADER_BYTES + _group_bytes(padded_k(k, dtype), rows.format, rows.group) :] = blocks.reshape(count, -1)
     return panels
+
+
+def _pack_grouped(rows: GroupedRows) -> Bytes:
+    n, k = rows.shape
+    dtype, count = DType(rows.format.dtype), -(-n // PANEL)
+    padded, groups = padded_k(k, dtype), rows.group_scale.shape[1]
+    panels = np.zeros((count, panel_bytes(k, dtype, rows.group)), np.uint8)
+    panels[:, :64] = _padded(rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
+    panels[:, 64:80], panels[:, 80] = rows.table.view(np.uint8), rows.is_offset
+    numbers = np.zeros((count, -(-padded // rows.group), rows.format.group_values, PANEL), np.float16)
+    for place, each in enumerate(each for each in (rows.group_scale, rows.shift) if each is not None):
+        by_panel = _padded(each, count * PANEL, groups).reshape(count, PANEL, groups)
+        numbers[:, :groups, place] = by_panel.transpose(0, 2, 1)
+    flat = numbers.reshape(count, -1).view(np.uint8)
+    panels[:, HEADER_BYTES : HEADER_BYTES + flat.shape[1]] = flat
+    fours = _padded(rows.codes, count * PANEL, padded).view(np.uint8).reshape(count, PANEL, padded // 8, 2, 4)
+    lines = (fours[..., 0, :] | fours[..., 1, :] << 4).transpose(0, 2, 1, 3)
+    panels[:, panels.shape[1] - padded * PANEL // 2 :] = lines.reshape(count, -1)
+    return panels
+
+
+def unpack_grouped(data: Bytes, n: int, k: int, dtype: DType, group: int) -> GroupedRows:
+    """Inverse of `pack_quantised` for w4t and w4ts. The table is that of the first panel: all have the same."""
+    described = dtype.weight_format
+    assert described is not None, f"{dtype} has no groups"
+    panels = data.reshape(-1, panel_bytes(k, dtype, group))
+    count, padded, groups = len(panels), padded_k(k, dtype), -(-k // group)
+    scale = np.ascontiguousarray(panels[:, :64]).view(np.float32).reshape(-1)[:n]
+    begin, size = HEADER_BYTES, groups * described.group_values * PANEL * 2
+    stored = np.ascontiguousarray(panels[:, begin : begin + size]).view(np.float16)
+    numbers = stored.reshape(count, groups, described.group_values, PANEL).transpose(2, 0, 3, 1)
+    by_row = numbers.reshape(described.group_values, count * PANEL, groups)[:, :n].astype(np.float32)
+    lines = panels[:, panels.shape[1] - padded * PANEL // 2 :].reshape(count, padded // 8, PANEL, 4)
+    fours = np.stack([lines & 15, lines >> 4], axis=3).transpose(0, 2, 1, 3, 4)
+    return GroupedRows(
+        scale=scale,
+        codes=np.ascontiguousarray(fours.reshape(count * PANEL, padded)[:n, :k]),
+        group_scale=by_row[0],
+        table=panels[0, 64:80].copy().view(np.int8),
+        shift=by_row[1] if described.group_values > 1 else None,
+        is_offset=bool(panels[0, 80]),
+        group=group,
+    )
 
 
 def unpack_quantised(data: Bytes, n: int, k: int, group: int = 0) -> QuantisedRows:
@@ -136,7 +190,7 @@ def unpack_quantised(data: Bytes, n: int, k: int, group: int = 0) -> QuantisedRo
     if not group:
         codes = _untiled(np.ascontiguousarray(panels[:, HEADER_BYTES:]).view(np.int8))
         return QuantisedRows(scale=scale, codes=np.ascontiguousarray(codes[:n, :k]))
-    groups, start = -(-k // group), HEADER_BYTES + _multiplier_bytes(padded_k(k, dtype), group)
+    groups, start = -(-k // group), HEADER_BYTES + _group_bytes(padded_k(k, dtype), W4, group)
     blocks = panels[:, start:].reshape(count, -1, 1, 1024)
     nibbles = np.concatenate([blocks & 15, blocks >> 4], axis=2).reshape(count, -1)
     codes = _untiled(nibbles.view(np.int8) - np.int8(8))
@@ -182,27 +236,31 @@ def deinterleave_gated(rows: npt.NDArray[np.generic], half: int) -> npt.NDArray[
     return np.ascontiguousarray(np.concatenate([pair[0, :half], pair[1, :half]]))
 
 
-def interleave_quantised(rows: QuantisedRows) -> QuantisedRows:
+def interleave_quantised(rows: SomeRows) -> SomeRows:
     """As `interleave_gated`."""
     half = rows.shape[0] // 2
     numbers = interleave_gated(np.arange(1, 2 * half + 1)[:, None])[:, 0].astype(np.int64)  # 0: padding
     taken = rows.take(numbers - 1)
     taken.scale[numbers == 0] = 0
     taken.codes[numbers == 0] = 0
-    if taken.multipliers is not None:
+    if isinstance(taken, GroupedRows):
+        for each in (taken.group_scale, taken.shift):
+            if each is not None:
+                each[numbers == 0] = 0
+    elif taken.multipliers is not None:
         taken.multipliers[numbers == 0] = 1
     return taken
 
 
-def deinterleave_quantised(rows: QuantisedRows, half: int) -> QuantisedRows:
+def deinterleave_quantised(rows: SomeRows, half: int) -> SomeRows:
     """As `deinterleave_gated`."""
     return rows.take(deinterleave_gated(np.arange(rows.shape[0])[:, None], half)[:, 0].astype(np.int64))
 
 
-def _multiplier_bytes(padded: int, group: int) -> int:
-    """padded: K with its padding."""
+def _group_bytes(padded: int, described: WeightFormat, group: int) -> int:
+    """Of what groups have. padded: K with its padding."""
     groups = -(-padded // group)
-    return -(-groups * PANEL // 64) * 64
+    return -(-groups * PANEL * max(1, 2 * described.group_values) // 64) * 64
 
 
 def _padded(values: npt.NDArray[np.generic], *shape: int) -> npt.NDArray[np.generic]:

@@ -13,13 +13,14 @@ import numpy.typing as npt
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, CacheGroup, Plan, Rows
 from ingot.plugins.attributes import AttrRule
-from ingot.plugins.quantised import QuantisedRows, round_to_int8
+from ingot.plugins.grouped import WeightRows
+from ingot.plugins.quantised import round_to_int8
 from ingot.plugins.weight_values import HeldWeight, WeightValues
 from ingot.plugins.work import WorkRule, plain_work
 from ingot.step_io import Int32, StepBatch
 
 Array = npt.NDArray[np.float32]
-Operand = Array | QuantisedRows | WeightValues | Int32
+Operand = Array | WeightRows | WeightValues | Int32
 """What an op takes: an activation, a weight that is in memory or that reads its numbers when they are asked for, or an
 input of the step."""
 
@@ -145,7 +146,7 @@ class Call:
         assert value is not None, f"input {index} is required"
         if isinstance(value, np.ndarray):
             return HeldWeight(held=self.required(index))
-        return HeldWeight(held=value) if isinstance(value, QuantisedRows) else value
+        return HeldWeight(held=value) if isinstance(value, WeightRows) else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.plugins.quantised import Float32, Int8, QuantisedRows, round_to_int8
+from ingot.plugins.grouped import GroupedRows, WeightRows
+from ingot.plugins.quantised import Float32, Int8, round_to_int8
 
 EXACT_K = 1024  # 127 * 127 * 1024 < 2^24
 
@@ -44,7 +45,7 @@ class WeightValues(Protocol):
 class HeldWeight:
     """A weight that is in memory as a whole."""
 
-    held: Float32 | QuantisedRows
+    held: Float32 | WeightRows
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,31 +54,32 @@ class HeldWeight:
     @property
     def values(self) -> Float32:
         """Quantised rows become the values that they stand for."""
-        return self.held.values if isinstance(self.held, QuantisedRows) else self.held
+        return self.held.values if isinstance(self.held, WeightRows) else self.held
 
     def rows(self, numbers: npt.NDArray[np.integer]) -> Float32:
         """Of quantised rows only these are multiplied out."""
-        return self.held.take(numbers).values if isinstance(self.held, QuantisedRows) else self.held[numbers]
+        return self.held.take(numbers).values if isinstance(self.held, WeightRows) else self.held[numbers]
 
     def products(self, parts: Sequence[tuple[int, Float32]], activations: str) -> Iterator[Float32]:
         """One matrix after the other."""
         for expert, x in parts:
             yield product(x, self._matrix(expert), activations)
 
-    def _matrix(self, expert: int) -> Float32 | QuantisedRows:
+    def _matrix(self, expert: int) -> Float32 | WeightRows:
         if len(self.shape) == 2:
             return self.held
-        return self.held.take(expert) if isinstance(self.held, QuantisedRows) else self.held[expert]
+        return self.held.take(expert) if isinstance(self.held, WeightRows) else self.held[expert]
 
 
-def product(x: Float32, weight: Float32 | QuantisedRows, activations: str) -> Float32:
+def product(x: Float32, weight: Float32 | WeightRows, activations: str) -> Float32:
     """x @ weight.T, float32 [rows, N].
 
     activations  f32: x as it is; bf16, f16: x rounded to that first (what AMX tiles and GPUs take); sums are float32
                  or wider, and of a quantised weight they run over x * q and are multiplied by the row's scale at the
                  end.
                  int8: x rounded per row (`round_to_int8`); of q * a the int32 sum is exact, so that every order of
-                 additions gives the same bits: p = float32(sum) * (a_scale * scale), both products in float32
+                 additions gives the same bits: p = float32(sum) * (a_scale * scale), both products in float32;
+                 of grouped rows the sum is `GroupedRows.int8_product`
     """
     if activations in ("bf16", "f16"):
         dtype = DType(activations)
@@ -86,8 +88,11 @@ def product(x: Float32, weight: Float32 | QuantisedRows, activations: str) -> Fl
         return (x.astype(np.float64) @ weight.astype(np.float64).T).astype(np.float32)
     if activations == "int8":
         codes, a_scale = round_to_int8(x)
+        if isinstance(weight, GroupedRows):
+            return weight.int8_product(codes) * (a_scale[:, None] * weight.scale)
         return _integer_product(codes, weight.integers).astype(np.float32) * (a_scale[:, None] * weight.scale)
-    return (x.astype(np.float64) @ weight.integers.astype(np.float64).T).astype(np.float32) * weight.scale
+    q = weight.unscaled if isinstance(weight, GroupedRows) else weight.integers
+    return (x.astype(np.float64) @ q.astype(np.float64).T).astype(np.float32) * weight.scale
 
 
 def _integer_product(a: Int8, q: Int8) -> npt.NDArray[np.float64]:

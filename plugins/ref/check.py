@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from ingot.dtypes import PRECISIONS, DType, Precision
+from ingot.dtypes import STORED, DType, Precision
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import Buffer, Plan, Rows, Step, Weight
 from ingot.plan_check import buffer_bytes
@@ -155,7 +155,7 @@ def _product_problem(weight: Weight, step: Step, op: Op) -> str | None:
     group, rounded = int(step.attrs["group"]), step.attrs["activations"] == "int8"
     if len(weight.shape) != dimensions or (gated and weight.shape[-2] % 2):
         return f"weight {weight.name} has the shape {weight.shape}"
-    known = str(Precision(dtype=weight.dtype, group=group)) in PRECISIONS
+    known = str(Precision(dtype=weight.dtype, group=group)) in STORED
     if not known or (rounded and not weight.dtype.is_quantised):
         return f"weight {weight.name} is {weight.dtype.value} in groups of {group}, for {step.attrs['activations']}"
     n, k = weight.shape[-2:]

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import PRECISIONS, DType, Precision, to_float32
+from ingot.dtypes import STORED, DType, Precision, to_float32
 from ingot.errors import EngineError
 from ingot.plan import Weight
+from ingot.plugins.grouped import GroupedRows, WeightRows, stacked_grouped
 from ingot.plugins.layouts import (
     PANEL,
     ROW,
@@ -19,6 +20,7 @@ from ingot.plugins.layouts import (
     panel_bytes,
     panel_layout,
     row_bytes,
+    unpack_grouped,
     unpack_panels,
     unpack_quantised,
     unpack_table,
@@ -29,7 +31,7 @@ from ingot.plugins.quantised import QuantisedRows, stacked
 _GATED = ".gated"
 
 
-def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array | QuantisedRows:
+def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array | WeightRows:
     """float32 of `weight.shape`, a view of the weights section where it is stored so already; or quantised rows.
 
     section  all packed weights of the engine, bytes
@@ -38,7 +40,7 @@ def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array | Quant
         return _read_rows(section, weight)
     *experts, n, k = weight.shape
     gated, group = weight.layout.endswith(_GATED), group_of(weight.layout)
-    known = weight.dtype is not DType.F16 and str(Precision(dtype=weight.dtype, group=group)) in PRECISIONS
+    known = weight.dtype is not DType.F16 and str(Precision(dtype=weight.dtype, group=group)) in STORED
     if not known or weight.layout.removesuffix(_GATED) != panel_layout(weight.dtype, group):
         raise EngineError(
             "the ref target cannot read this weight layout",
@@ -48,13 +50,13 @@ def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array | Quant
         )
     packed = _joined(section, weight, math.prod(experts), panel_bytes(k, weight.dtype, group))
     if weight.dtype.is_quantised:
-        rows = [_quantised(panels, n, k, group, gated=gated) for panels in packed]
-        return stacked(rows) if experts else rows[0]
+        rows = [_quantised(panels, n, k, weight.dtype, group, gated=gated) for panels in packed]
+        return _stacked(rows) if experts else rows[0]
     matrices = [_unpacked(panels, n, k, weight.dtype, gated=gated) for panels in packed]
     return to_float32(np.stack(matrices).reshape(weight.shape), weight.dtype)
 
 
-def _read_rows(section: npt.NDArray[np.uint8], weight: Weight) -> Array | QuantisedRows:
+def _read_rows(section: npt.NDArray[np.uint8], weight: Weight) -> Array | WeightRows:
     assert len(weight.pieces) == 1, f"{weight.name}: rows are one piece"
     cols = weight.shape[1] if len(weight.shape) == 2 else 1
     begin = weight.pieces[0].offset
@@ -72,11 +74,20 @@ def _unpacked(panels: npt.NDArray[np.uint8], n: int, k: int, dtype: DType, *, ga
     return deinterleave_gated(unpack_panels(stored, PANEL * num_panels(n, gated=True), k, dtype), n // 2)
 
 
-def _quantised(panels: npt.NDArray[np.uint8], n: int, k: int, group: int, *, gated: bool) -> QuantisedRows:
+def _quantised(panels: npt.NDArray[np.uint8], n: int, k: int, dtype: DType, group: int, *, gated: bool) -> WeightRows:
     """The rows [n, k] of one matrix."""
-    if not gated:
-        return unpack_quantised(panels, n, k, group)
-    return deinterleave_quantised(unpack_quantised(panels, PANEL * num_panels(n, gated=True), k, group), n // 2)
+    packed_n = PANEL * num_panels(n, gated=True) if gated else n
+    if dtype in (DType.W4T, DType.W4TS):
+        kept = unpack_grouped(panels, packed_n, k, dtype, group)
+        return deinterleave_quantised(kept, n // 2) if gated else kept
+    rows = unpack_quantised(panels, packed_n, k, group)
+    return deinterleave_quantised(rows, n // 2) if gated else rows
+
+
+def _stacked(experts: list[WeightRows]) -> WeightRows:
+    grouped = [each for each in experts if isinstance(each, GroupedRows)]
+    quantised = [each for each in experts if isinstance(each, QuantisedRows)]
+    return stacked_grouped(grouped) if grouped else stacked(quantised)
 
 
 def _joined(section: npt.NDArray[np.uint8], weight: Weight, experts: int, unit_bytes: int) -> npt.NDArray[np.uint8]:

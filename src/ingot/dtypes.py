@@ -1,8 +1,8 @@
 """The element types that ingot stores, with their names in numpy, ONNX and safetensors.
 
 bf16 has no numpy type: arrays carry its bits as uint16, and `to_float32` / `from_float32` convert. f8 (E4M3FN) is
-carried as uint8 and only read. w8 and w4 are quantised rows: integers that share scales, bytes that mean something only
-in their layout (`plugins/layouts.py`).
+carried as uint8 and only read. w8, w4, w4t and w4ts are quantised rows: integers that share scales, bytes that mean
+something only in their layout (`plugins/layouts.py`).
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import enum
 import numpy as np
 import numpy.typing as npt
 
-from ingot.weight_formats import FORMATS, QUANTISED, WeightFormat
+from ingot.weight_formats import FORMATS, KEPT, QUANTISED, WeightFormat
 
 
 class DType(enum.Enum):
@@ -28,6 +28,8 @@ class DType(enum.Enum):
     F8 = "f8"
     W8 = "w8"
     W4 = "w4"
+    W4T = "w4t"
+    W4TS = "w4ts"
 
     @property
     def weight_format(self) -> WeightFormat | None:
@@ -68,7 +70,7 @@ class DType(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """How weights are stored, e.g. bf16 or w4g128. group: columns that share a multiplier; 0 where there are none."""
+    """How weights are stored, e.g. bf16 or w4g128. group: columns that share a multiplier or scale; 0: none do."""
 
     dtype: DType
     group: int = 0
@@ -76,7 +78,7 @@ class Precision:
     @classmethod
     def parse(cls, name: str) -> "Precision":
         """Inverse of `str`. Raises ValueError for what is no precision."""
-        if name not in PRECISIONS:
+        if name not in STORED:
             raise ValueError(f"{name!r} is no precision")
         dtype, _, group = name.partition("g")
         return cls(dtype=DType(dtype), group=int(group or 0))
@@ -85,7 +87,8 @@ class Precision:
         return self.dtype.value + (f"g{self.group}" if self.group else "")
 
 
-PRECISIONS = ("f32", "bf16", "f16", *QUANTISED)
+PRECISIONS = ("f32", "bf16", "f16", *QUANTISED)  # that options offer
+STORED = (*PRECISIONS, *KEPT)  # that a weight of an engine may have
 _ITEMSIZE = {
     DType.F32: 4,
     DType.F16: 2,
@@ -96,8 +99,7 @@ _ITEMSIZE = {
     DType.BOOL: 1,
     DType.U8: 1,
     DType.F8: 1,
-    DType.W8: 1,
-    DType.W4: 1,
+    **dict.fromkeys((DType.W8, DType.W4, DType.W4T, DType.W4TS), 1),
 }
 _STORAGE: dict[DType, np.dtype[np.generic]] = {
     DType.F32: np.dtype(np.float32),
@@ -109,8 +111,7 @@ _STORAGE: dict[DType, np.dtype[np.generic]] = {
     DType.BOOL: np.dtype(np.bool_),
     DType.U8: np.dtype(np.uint8),
     DType.F8: np.dtype(np.uint8),
-    DType.W8: np.dtype(np.uint8),
-    DType.W4: np.dtype(np.uint8),
+    **dict.fromkeys((DType.W8, DType.W4, DType.W4T, DType.W4TS), np.dtype(np.uint8)),
 }
 _ONNX = {
     DType.F32: 1,

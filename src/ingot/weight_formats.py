@@ -1,9 +1,16 @@
 """The formats of quantised weights, a row each: what is stored of a row of numbers, and how products take it.
 
-Every row of a weight has a float32 scale. What it stands for is scale * q, q a whole number that fits a signed byte:
+Every row of a weight has a float32 scale. What it stands for is scale * q. In formats that a search makes, q is a whole
+number that fits a signed byte:
 
     w8     q is the code
     w4gG   q is the code times the multiplier of its group of G columns
+
+Formats that keep the codes and scales of a quantised checkpoint have float16 numbers for each group of G columns, and
+codes that stand for the values of a table:
+
+    w4tgG   q is the value times the group's scale
+    w4tsgG  the same, of the value less the group's zero point; or plus the group's offset
 
 How bytes lie in panels is the layout's affair (`plugins/layouts.py`), how scales are found the search's
 (`builder/quantise.py`). `plugins/cpu/matmul/weight_formats.h` has what C++ needs of the table; a test holds them equal.
@@ -24,6 +31,7 @@ class WeightFormat:
     multiplier      the largest magnitude of one; it is never 0
     k_block         columns of a packed row are filled up to a multiple of it
     in_tables       tables of token and position rows may have it
+    group_values    float16 numbers that a group has; 0: none
     lm_head         precision of lm_head in an engine of this format, unless an option says another
     int8_tolerance  relative error of a product's output up to which its inputs are rounded to int8
     """
@@ -33,6 +41,7 @@ class WeightFormat:
     codes: tuple[int, int]
     groups: tuple[int, ...] = ()
     multiplier: int = 0
+    group_values: int = 0
     k_block: int
     in_tables: bool = False
     lm_head: str
@@ -57,6 +66,18 @@ W4 = WeightFormat(
     lm_head="w8",
     int8_tolerance=0.05,
 )
-FORMATS = {each.dtype: each for each in (W8, W4)}
+W4T = WeightFormat(
+    dtype="w4t",
+    bits=4,
+    codes=(0, 15),
+    groups=(128, 64, 32, 16),
+    group_values=1,
+    k_block=128,
+    lm_head="w8",
+    int8_tolerance=0.05,
+)
+W4TS = dataclasses.replace(W4T, dtype="w4ts", group_values=2)
+FORMATS = {each.dtype: each for each in (W8, W4, W4T, W4TS)}
 TABLE_FORMAT = next(each for each in FORMATS.values() if each.in_tables)
-QUANTISED = tuple(name for each in FORMATS.values() for name in each.precisions)  # precisions, as in options
+QUANTISED = tuple(name for each in (W8, W4) for name in each.precisions)  # that options offer: a search makes them
+KEPT = tuple(name for each in (W4T, W4TS) for name in each.precisions)  # that only quantised checkpoints have

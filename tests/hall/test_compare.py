@@ -22,9 +22,9 @@ from ingot.convert.family import family_names, find_family
 from ingot.engine import open_engine
 from ingot.errors import EngineError, UsageError
 from ingot.plan import Plan, Weight
+from ingot.plugins.grouped import WeightRows
 from ingot.plugins.layouts import PANEL
 from ingot.plugins.op import Array
-from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.registry import find_target
@@ -276,7 +276,7 @@ def test_experts_are_read_in_blocks_and_their_kernels_judged(tmp_path: Path, mon
     engine = model.engine("ref-w8")
     read: list[int] = []
 
-    def count(section: Bytes, weight: Weight) -> Array | QuantisedRows:
+    def count(section: Bytes, weight: Weight) -> Array | WeightRows:
         read.append(weight.shape[0] if len(weight.shape) > 1 else 0)
         return read_weight(section, weight)
 

@@ -33,6 +33,7 @@ def test_kernels_have_the_same_table() -> None:
         assert _found(r'\.dtype = "(\w+)"', row) == described.dtype
         assert int(_found(r"\.bits = (\d+)", row)) == described.bits
         assert int(_found(r"\.k_block = (\d+)", row)) == described.k_block
+        assert int(_found(r"\.group_values = (\d+)", row)) == described.group_values
         groups = _found(r"\.groups = \{(.*?)\}", row).split(", ")
         assert tuple(int(group) for group in groups if group != "0") == described.groups
         assert _found(r"\.in_tables = (\w+)", row) == str(described.in_tables).lower()
@@ -62,7 +63,7 @@ def test_rows_are_as_the_table_says(name: str) -> None:
     np.testing.assert_array_equal(unpack_quantised(panels, 40, 300, precision.group).integers, rows.integers)
 
 
-@pytest.mark.parametrize("name", ["w4", "w8g32", "w4g16", "w4g", "w4g032", "int8", "", "bf16g32"])
+@pytest.mark.parametrize("name", ["w4", "w8g32", "w4t", "w4g16", "w4g", "w4g032", "int8", "", "bf16g32"])
 def test_other_names_are_no_precision(name: str) -> None:
     with pytest.raises(ValueError, match="is no precision"):
         Precision.parse(name)

@@ -19,6 +19,7 @@ from ingot.compare.taps import TappedRun, blocks_needed
 from ingot.dtypes import DType, round_to_bf16
 from ingot.engine import Engine
 from ingot.plan import Step
+from ingot.plugins.grouped import GroupedRows, WeightRows
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
 from ingot.plugins.ref.weights import read_weight
@@ -188,8 +189,10 @@ class _PlanFloat64:
         return self._packed.whole(name).astype(np.float64)
 
 
-def _exact(rows: Array | QuantisedRows) -> Float64:
+def _exact(rows: Array | WeightRows) -> Float64:
     """Weights as what is stored stands for, without a rounding."""
+    if isinstance(rows, GroupedRows):
+        return rows.unscaled.astype(np.float64) * rows.scale[:, None].astype(np.float64)
     if isinstance(rows, QuantisedRows):
         return rows.integers.astype(np.float64) * rows.scale[:, None].astype(np.float64)
     return rows.astype(np.float64)

@@ -13,11 +13,12 @@ from ingot.plugins.layouts import (
     panel_bytes,
     panel_layout,
     row_bytes,
+    unpack_grouped,
     unpack_quantised,
     unpack_table,
 )
 from ingot.plugins.quantised import QuantisedRows
-from tests.plugins.ops.calls import random_rows
+from tests.plugins.ops.calls import random_grouped, random_rows
 
 SHAPES = [(1, 1), (15, 172), (16, 64), (17, 128), (40, 300), (48, 129)]
 
@@ -51,6 +52,33 @@ def test_gated_rows_come_back(half: int, group: int) -> None:
     assert padding.sum() == len(mixed.scale) - 2 * half
     assert not mixed.integers[padding].any()
     assert mixed.multipliers is None or (mixed.multipliers != 0).all()
+
+
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
+@pytest.mark.parametrize("shift", ["", "zero", "offset"])
+def test_groups_come_back(group: int, shift: str) -> None:
+    rows, dtype = random_grouped((40, 150), group, shift), DType.W4TS if shift else DType.W4T
+    for gated in (False, True):
+        packed = pack_quantised(rows, gated=gated)
+        assert packed.shape[1] == panel_bytes(150, dtype, group)
+        found = unpack_grouped(packed.reshape(-1), 64 if gated else 40, 150, dtype, group)
+        found = deinterleave_quantised(found, 20) if gated else found
+        np.testing.assert_array_equal(found.values, rows.values)
+        np.testing.assert_array_equal(found.codes, rows.codes)
+        assert found.is_offset == rows.is_offset
+
+
+def test_every_byte_of_a_w4t_panel() -> None:
+    rows = random_grouped((17, 150), 64, "zero")
+    second = pack_quantised(rows)[1]
+    assert second[:64].view(np.float32)[0] == rows.scale[16]
+    assert second[64:80].view(np.int8).tolist() == rows.table.tolist()
+    assert rows.shift is not None
+    numbers = second[128 : 128 + 4 * 2 * 32].view(np.float16).reshape(4, 2, 16)
+    assert numbers[:3, 0, 0].tolist() == rows.group_scale[16].tolist()
+    assert numbers[:3, 1, 0].tolist() == rows.shift[16].tolist()
+    line = second[128 + 256 + 64 : 128 + 256 + 68]  # k = 8 to 15
+    assert line.tolist() == (rows.codes[16, 8:12] | rows.codes[16, 12:16] << 4).tolist()
 
 
 def test_every_byte_of_a_w8_panel() -> None:

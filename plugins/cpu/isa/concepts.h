@@ -71,7 +71,8 @@ template <typename S>
 concept Int8Vector =
     FloatVector<S> &&
     requires(typename S::Sum& sum, typename S::Weights weights, typename S::Short& run, const int8_t* x, int8_t* to_i8,
-             const int32_t* from, int32_t* to, const void* line, void* to_line, typename S::V v) {
+             const int32_t* from, int32_t* to, const void* line, void* to_line, typename S::V v,
+             const uint16_t* from_f16) {
       { S::multipliers(x) } -> std::same_as<typename S::Multipliers>;
       S::prefetch_codes(line);
       S::unpack(line, S::multipliers(x), S::multipliers(x), to_line, to_line);
@@ -91,6 +92,17 @@ concept Int8Vector =
       { S::kFlipX } -> std::convertible_to<uint32_t>;  // what x is xored with, where the CPU multiplies unsigned bytes
       { S::kByteRows } -> std::convertible_to<int>;
       { S::kBytePanels } -> std::convertible_to<int>;
+      // codes that stand for the 16 values of a table
+      { S::table(x) } -> std::same_as<typename S::Table>;
+      { S::product_table(x) } -> std::same_as<typename S::Table>;
+      { S::look_up(line, true, S::table(x)) } -> std::same_as<typename S::Weights>;
+      S::store_weights(to_line, weights);
+      { S::set_sum(0) } -> std::same_as<typename S::Sum>;
+      { S::template sum_floats<0>(sum) } -> std::same_as<typename S::V>;
+      { S::load_f16(from_f16) } -> std::same_as<typename S::V>;
+      { S::kValueBias } -> std::convertible_to<int32_t>;
+      { S::kGroupRows } -> std::convertible_to<int>;
+      { S::kGroupPanels } -> std::convertible_to<int>;
     };
 
 // Lanes that hold pairs of bf16, whose products are summed in float32.

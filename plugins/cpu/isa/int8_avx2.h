@@ -154,9 +154,44 @@ struct Int8Avx2 : SimdAvx2 {
       sum.half[i] = _mm256_add_epi32(sum.half[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
   }
+  INGOT_INLINE void store_weights(void* p, const Weights& weights) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), weights.line[0]);
+    _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, weights.line[1]);
+  }
   static constexpr uint32_t kFlipX = 0;  // x and weights are signed
   static constexpr int kByteRows = 5, kBytePanels = 1;
   static constexpr int64_t kBlockRows = 19 * kByteRows, kBlockPanels = 32;
+
+  // Values of a table, which codes of four bits stand for, and their sizes.
+  struct Table {
+    __m256i values, sizes;
+  };
+  static constexpr int32_t kValueBias = 0;
+  static constexpr int kGroupRows = 4, kGroupPanels = 1;
+  INGOT_INLINE Table table(const int8_t* values) {
+    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+    return {both, _mm256_abs_epi8(both)};
+  }
+  INGOT_INLINE Table product_table(const int8_t* values) { return table(values); }
+  INGOT_INLINE Weights look_up(const void* codes, bool high, const Table& table) {
+    Weights found;
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const __m256i code = load_codes(static_cast<const __m256i*>(codes) + i, high);
+      found.line[i] = _mm256_shuffle_epi8(table.values, code);
+      found.size[i] = _mm256_shuffle_epi8(table.sizes, code);
+    }
+    return found;
+  }
+  INGOT_INLINE void dot_values(Sum& sum, const Weights& values, __m256i x) { dot_bytes(sum, values, x); }
+  INGOT_INLINE Sum set_sum(int32_t start) { return {{_mm256_set1_epi32(start), _mm256_set1_epi32(start)}}; }
+  template <int kVector>
+  INGOT_INLINE V sum_floats(const Sum& sum) {
+    return _mm256_cvtepi32_ps(sum.half[kVector]);
+  }
+  INGOT_INLINE V load_f16(const uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
 
  protected:
   INGOT_INLINE __m256i columns(const int8_t* p) {

@@ -125,6 +125,30 @@ struct Int8Avx512 : SimdAvx512 {
   }
   INGOT_INLINE void dot_bytes(Sum& sum, Sum weights, Sum x) { dot(sum, x, weights); }
 
+  // Values of a table, which codes of four bits stand for. Products take them with 128 more, unsigned; sums begin at
+  // -kValueBias * (sum of x).
+  using Table = __m512i;
+  static constexpr int32_t kValueBias = 128;
+  static constexpr int kGroupRows = 8, kGroupPanels = 2;
+  INGOT_INLINE Table table(const int8_t* values) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  }
+  INGOT_INLINE Table product_table(const int8_t* values) {
+    return _mm512_xor_si512(table(values), _mm512_set1_epi8(static_cast<char>(0x80)));
+  }
+  INGOT_INLINE Weights look_up(const void* codes, bool high, Table values) {
+    return _mm512_shuffle_epi8(values, load_codes(codes, high));
+  }
+  INGOT_INLINE void dot_values(Sum& sum, Weights values, Sum x) { dot(sum, values, x); }
+  INGOT_INLINE Sum set_sum(int32_t start) { return _mm512_set1_epi32(start); }
+  template <int kVector>
+  INGOT_INLINE V sum_floats(Sum sum) {
+    return _mm512_cvtepi32_ps(sum);
+  }
+  INGOT_INLINE V load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+
  private:
   INGOT_INLINE __m512i columns(const int8_t* p) {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

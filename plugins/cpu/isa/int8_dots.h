@@ -72,6 +72,25 @@ struct Int8Dots : Int8Avx2 {
     Dots::dot_mixed(sum.half[1], x, weights.half[1]);
   }
 
+  // Values of a table, as int8_avx512.h.
+  using Table = __m256i;
+  static constexpr int32_t kValueBias = 128;
+  static constexpr int kGroupRows = 5, kGroupPanels = 1;
+  INGOT_INLINE Table table(const int8_t* values) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  }
+  INGOT_INLINE Table product_table(const int8_t* values) {
+    return _mm256_xor_si256(table(values), _mm256_set1_epi8(static_cast<char>(0x80)));
+  }
+  INGOT_INLINE Weights look_up(const void* codes, bool high, Table values) {
+    return {{_mm256_shuffle_epi8(values, load_codes(codes, high)),
+             _mm256_shuffle_epi8(values, load_codes(second(codes), high))}};
+  }
+  INGOT_INLINE void dot_values(Sum& sum, const Weights& values, __m256i x) {
+    Dots::dot_mixed(sum.half[0], values.half[0], x);
+    Dots::dot_mixed(sum.half[1], values.half[1], x);
+  }
+
  private:
   INGOT_INLINE const void* second(const void* codes) { return static_cast<const __m256i*>(codes) + 1; }
 };

@@ -103,6 +103,46 @@ struct Int8Emulated : SimdEmulated {
   }
   INGOT_INLINE void dot_bytes(Sum& sum, Sum weights, Sum x) { dot(sum, x, weights); }
 
+  struct Table {
+    int8_t values[16];
+  };
+  static constexpr int32_t kValueBias = 128;
+  static constexpr int kGroupRows = 3, kGroupPanels = 2;
+  INGOT_INLINE Table table(const int8_t* values) {
+    Table all;
+    std::memcpy(&all, values, sizeof(all));
+    return all;
+  }
+  INGOT_INLINE Table product_table(const int8_t* values) {
+    Table all = table(values);
+    for (int8_t& value : all.values) value = static_cast<int8_t>(value ^ 0x80);
+    return all;
+  }
+  INGOT_INLINE Weights look_up(const void* codes, bool high, const Table& table) {
+    const Short found = load_codes(codes, high);
+    int8_t bytes[4 * kWidth];
+    std::memcpy(bytes, &found, sizeof(bytes));
+    for (int8_t& byte : bytes) byte = table.values[byte];
+    return load_weights(bytes);
+  }
+  INGOT_INLINE void dot_values(Sum& sum, Weights values, Sum x) { dot(sum, values, x); }
+  INGOT_INLINE Sum set_sum(int32_t start) { return Sum{} + start; }
+  template <int kVector>
+  INGOT_INLINE V sum_floats(Sum sum) {
+    return {__builtin_convertvector(sum, Floats)};
+  }
+  INGOT_INLINE V load_f16(const uint16_t* p) {
+    V v;
+    for (int i = 0; i < kWidth; ++i) {
+      const int size = p[i] & 0x7FFF, exponent = size >> 10, fraction = size & 0x3FF;
+      const float number = exponent == 0    ? std::ldexp(static_cast<float>(fraction), -24)
+                           : exponent == 31 ? (fraction != 0 ? NAN : INFINITY)
+                                            : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+      v.lane[i] = (p[i] & 0x8000) != 0 ? -number : number;
+    }
+    return v;
+  }
+
  private:
   INGOT_INLINE Weights times(Short codes, const Multipliers& m) {
     int8_t bytes[4 * kWidth];

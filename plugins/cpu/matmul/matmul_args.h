@@ -24,7 +24,7 @@ struct MatmulArgs {
   int64_t rows, n, k;     // n: logical weight rows; out = gated ? n / 2 : n
   Activation activation;
   bool gated;
-  int64_t group;       // columns that share a multiplier of a w4 weight, 0 for all others
+  int64_t group;       // columns that share a multiplier or a scale; 0 for weights without groups
   int32_t tactic = 0;  // how the work is cut, of no consequence for y: 0 as shipped, 1 otherwise (matmul_parts.h)
   const RowNorm* norm = nullptr;  // makes x; null where x is there. Only for kernels with scratch, which prepare rows
 };

@@ -70,14 +70,17 @@ struct RowGroups {
 struct RoundedRows {
   int64_t rows, k;
   std::byte* data;
+  int64_t run_k = kShortestRun;  // of a short sum
+
+  static constexpr int64_t kShortestRun = 16;
 
   int64_t padded_k() const { return ceil_div(k, 2 * kTileK) * 2 * kTileK; }
   int64_t stride() const { return padded_k() + kLineBytes; }  // bytes; no multiple of a page
-  int64_t run_stride() const { return padded_k() / 32; }      // of the shortest runs
+  int64_t run_stride() const { return padded_k() / kShortestRun; }
   int64_t bytes() const { return header_bytes() + rows * stride(); }
 
   float* scales() const { return reinterpret_cast<float*>(data); }
-  int32_t* runs(int64_t row) const {  // CodeProducts: of short sums
+  int32_t* runs(int64_t row) const {  // of short sums, which not all products need
     return reinterpret_cast<int32_t*>(data) + rows + row * run_stride();
   }
   int8_t* codes(int64_t row) const { return reinterpret_cast<int8_t*>(data + header_bytes() + row * stride()); }
@@ -91,7 +94,8 @@ struct Int8Tile {
   const int8_t* x;  // codes
   const int32_t* runs;
   int64_t run_stride;
-  const std::byte* const* panels;  // those whose sums begin; null where they go on
+  const std::byte* const* panels;
+  bool first;  // whether their sums begin
   const std::byte* const* lines;
   const int8_t* const* multipliers;
   int group_bits;       // its binary logarithm
@@ -144,7 +148,8 @@ struct ByteProducts {
   static constexpr int kRows = I::kByteRows, kPanels = I::kBytePanels;
   static constexpr int64_t kPart = 1024, kUnpackedBytes = kUnpacks ? kPart * kPanel : 0;  // of a panel's part
   static constexpr int64_t kBlockRows = I::kBlockRows, kBlockPanels = I::kBlockPanels;
-  static constexpr int64_t kRunK = 32;
+  using Total = int32_t;
+  static int64_t run_k(int64_t) { return RoundedRows::kShortestRun; }  // none is used
 
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
     round_group<I, kRows, kPart, I::kFlipX>(to, first, count, x, [](int64_t, int64_t, const int8_t*) {});
@@ -166,7 +171,7 @@ struct ByteProducts {
   [[gnu::always_inline]] static inline void begin(const Int8Tile& t, Sums<kR, kP>& sum) {
     each<0, kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
       sum[r][p] =
-          t.panels ? I::start_sum(panel_sums(t.panels[p])) : I::load_sum(t.sums + p * t.panel_stride + r * kPanel);
+          t.first ? I::start_sum(panel_sums(t.panels[p])) : I::load_sum(t.sums + p * t.panel_stride + r * kPanel);
     });
   }
   template <int kR, int kP>
@@ -302,7 +307,9 @@ struct ByteProducts {
 // of whole bytes: both nibbles have the same multipliers and add up to one sum.
 template <typename I, int64_t kRun>
 struct CodeProducts {
+  using Total = int32_t;
   static constexpr int64_t kRunK = kRun;
+  static int64_t run_k(int64_t) { return kRunK; }
   static constexpr int kRows = I::kCodeRows, kPanels = I::kCodePanels, kVectors = kPanel / I::kWidth;
   static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
   static constexpr int64_t kBlockRows = 96 / kRows * kRows, kBlockPanels = 32;
@@ -409,7 +416,7 @@ struct CodeProducts {
   // Few rows take both halves of each line at once, many one after the other, for the sake of registers.
   template <int kR, int kP>
   static void tile(const Int8Tile& t) {
-    if (t.panels != nullptr)
+    if (t.first)
       for (int p = 0; p < kP; ++p) std::fill_n(t.sums + p * t.panel_stride, kR * kPanel, 0);
     for (int64_t block = 0; block < (t.tiles + 1) / 2; ++block)
       for (int64_t line = 0; line < kTileLines; line += kLines)
@@ -471,9 +478,10 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
       for (int64_t g = group; g < group + groups; ++g) {
         const int64_t first = all.first(g), count = all.first(g + 1) - first;
         const Int8Tile tile{.x = x.codes(first) + k * count,
-                            .runs = x.runs(first) + k / Products::kRunK,
+                            .runs = x.runs(first) + k / x.run_k,
                             .run_stride = x.run_stride(),
-                            .panels = k == 0 ? begun : nullptr,
+                            .panels = begun,
+                            .first = k == 0,
                             .lines = lines,
                             .multipliers = multipliers,
                             .group_bits = group_bits,
@@ -507,7 +515,7 @@ void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows&
       panel_at(args, std::min(next_panel, args.num_panels - 1), bytes), sums,
       scratch + panels * stride * static_cast<int64_t>(sizeof(int32_t)));
   const Int8Sums<I> scaled{{args, bytes}, x.scales()};
-  epilogue<I>(args, row, rows, panel, panels, static_cast<const int32_t*>(sums), stride, scaled);
+  epilogue<I>(args, row, rows, panel, panels, reinterpret_cast<const typename Products::Total*>(sums), stride, scaled);
 }
 
 // Few rows: every weight is read once, in order; threads own contiguous panels, the same ones in every call. Many rows:
@@ -517,7 +525,7 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
   const BlockLimits limits = block_limits(args, Products::kRows, Products::kBlockRows, Products::kBlockPanels);
   const Format format(args);
   const OwnOrShared place(args, team);
-  const RoundedRows x{args.rows, args.k, place.memory(matmul_int8_scratch(&args))};
+  const RoundedRows x{args.rows, args.k, place.memory(matmul_int8_scratch(&args)), Products::run_k(args.group)};
   const RowsOfX row_of(args, team, Products::kRows);
   const RowGroups all{args.rows, Products::kRows};
   const Team::Range mine = place.share(all.count());

@@ -108,7 +108,7 @@ struct ScaledSums {
   }
 };
 
-// Sums in int32 of rows that were rounded to int8: x_scales [rows].
+// Sums of rows that were rounded to int8, in int32 or, by groups, in float32: x_scales [rows].
 template <typename S>
 struct Int8Sums {
   struct Columns {
@@ -116,6 +116,9 @@ struct Int8Sums {
     const float* x_scales;
     typename S::V of(const int32_t* sums, int64_t row) const {
       return S::mul(S::load_int(sums), S::mul(S::set1(x_scales[row]), scale));
+    }
+    typename S::V of(const float* sums, int64_t row) const {
+      return S::mul(S::load(sums), S::mul(S::set1(x_scales[row]), scale));
     }
   };
   ScaledSums<S> weight;

@@ -1,6 +1,6 @@
-// How weights of int8 (w8) and int4 (w4) lie in panels, see plugins/layouts.py: a header, then tiles of 1 KiB. A tile
-// of int8 is 64 k of 16 columns, line r holding k = 4r .. 4r+3 of each column; a tile of codes is two of those, in its
-// low and its high nibbles.
+// How weights of int8 (w8) and int4 (w4, w4t) lie in panels, see plugins/layouts.py: a header, then tiles of 1 KiB. A
+// tile of int8 is 64 k of 16 columns, line r holding k = 4r .. 4r+3 of each column. A tile of w4 is two of those, in
+// its low and its high nibbles; of w4t a line holds eight k, the first four in its low nibbles.
 #pragma once
 
 #include <algorithm>
@@ -110,13 +110,50 @@ struct W4 {
   int64_t data_offset_;
 };
 
+// w4t, and w4ts with a shift beside each scale.
+template <bool kShift>
+struct W4t {
+  static constexpr int64_t kTiles = 2, kLineK = 8;  // k of a line
+  static constexpr int64_t kValues = kShift ? 2 : 1;
+  int64_t k, group;  // a power of two, at least 16
+
+  template <typename Args>
+  explicit W4t(const Args& args)
+      : k(args.k), group(args.group), group_bits_(std::countr_zero(static_cast<uint64_t>(group))) {
+    const int64_t bytes = ((blocks() * 2 * kTileK + group - 1) >> group_bits_) * 16 * 2 * kValues;
+    data_offset_ = kHeaderBytes + (bytes + kQuantLine - 1) / kQuantLine * kQuantLine;
+  }
+  int64_t blocks() const { return (tiles_of(k) + 1) / 2; }
+  int64_t data_offset() const { return data_offset_; }
+  int64_t panel_bytes() const { return data_offset() + blocks() * kTileBytes; }
+
+  const std::byte* stored(const std::byte* panel, int64_t at_k) const {
+    return panel + data_offset() + at_k / kLineK * kQuantLine;
+  }
+  // float16, of the group of k and those that follow
+  const int8_t* multipliers(const std::byte* panel, int64_t at_k) const {
+    return reinterpret_cast<const int8_t*>(panel + kHeaderBytes) + (at_k >> group_bits_) * 16 * 2 * kValues;
+  }
+  int group_bits() const { return group_bits_; }
+
+ private:
+  int group_bits_;
+  int64_t data_offset_;
+};
+
 template <typename Format>
 constexpr bool reads(const WeightFormat& format) {
+  if constexpr (requires { Format::kValues; }) {
+    if (format.group_values != Format::kValues) return false;
+  }
   return format.k_block == Format::kTiles * kTileK && format.bits * Format::kTiles == 8;
 }
-static_assert(reads<W8>(kW8) && reads<W4>(kW4));
+static_assert(reads<W8>(kW8) && reads<W4>(kW4) && reads<W4t<false>>(kW4t) && reads<W4t<true>>(kW4ts));
 
 inline const float* panel_scales(const std::byte* panel) { return reinterpret_cast<const float*>(panel); }
+// w4t: the values of its codes; whether shifts are offsets.
+inline const int8_t* panel_table(const std::byte* panel) { return reinterpret_cast<const int8_t*>(panel + 64); }
+inline bool panel_has_offsets(const std::byte* panel) { return panel[80] != std::byte{0}; }
 inline const int32_t* panel_sums(const std::byte* panel) { return reinterpret_cast<const int32_t*>(panel + 64); }
 
 // Lines of int8 → twice as many of bf16: pairs of k of 16 columns, exact.

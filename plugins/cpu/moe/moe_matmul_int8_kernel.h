@@ -21,7 +21,7 @@ class Int8Product {
 
   Int8Product(const MoeMatmulArgs& args, std::byte* memory)
       : format_(args),
-        rows_{0, args.k, memory + kSumBytes + kUnpackedBytes},
+        rows_{0, args.k, memory + kSumBytes + kUnpackedBytes, Products::run_k(args.group)},
         sums_(reinterpret_cast<int32_t*>(memory)),
         unpacked_(memory + kSumBytes) {}
 
@@ -38,7 +38,8 @@ class Int8Product {
     const int64_t groups = RowGroups{rows_.rows, Products::kRows}.count();
     int8_sums<Format, Products>(
         format_, rows_, 0, groups, count, [panels](int64_t p) { return panels[p]; }, nullptr, sums_, unpacked_);
-    scale_sums<I>(panels, count, rows_.rows, sums_, stride(), rows_.scales());
+    scale_sums<I>(panels, count, rows_.rows, reinterpret_cast<typename Products::Total*>(sums_), stride(),
+                  rows_.scales());
   }
   const float* sums() const { return reinterpret_cast<const float*>(sums_); }
   int64_t stride() const { return rows_.rows * kPanel; }

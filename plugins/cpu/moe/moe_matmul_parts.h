@@ -60,8 +60,8 @@ struct ExpertSums {
   int64_t stride;
 };
 
-// Sums of quantised weights, times the scales that their panels begin with. T: float, or int32_t of rows in int8, whose
-// scales they are multiplied with too.
+// Sums of quantised weights, times the scales that their panels begin with, and the scales of rows that were rounded to
+// int8; these are null for rows that were not.
 template <typename S, typename T>
 void scale_sums(const std::byte* const* panels, int64_t count, int64_t rows, T* sums, int64_t stride,
                 const float* row_scales) {
@@ -71,7 +71,7 @@ void scale_sums(const std::byte* const* panels, int64_t count, int64_t rows, T* 
       for (int64_t r = 0; r < rows; ++r) {
         T* at = sums + p * stride + r * kPanel + i;
         if constexpr (std::is_same_v<T, float>) {
-          S::store(at, S::mul(S::load(at), scale));
+          S::store(at, S::mul(S::load(at), row_scales == nullptr ? scale : S::mul(S::set1(row_scales[r]), scale)));
         } else {
           S::store(reinterpret_cast<float*>(at), S::mul(S::load_int(at), S::mul(S::set1(row_scales[r]), scale)));
         }

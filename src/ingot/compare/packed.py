@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from ingot.builder.parallel_map import parallel_map
 from ingot.plan import Plan, Weight, WeightSlice
+from ingot.plugins.grouped import WeightRows
 from ingot.plugins.layouts import PANEL, num_panels
 from ingot.plugins.op import Array
-from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.weight_values import product
 
@@ -55,9 +55,9 @@ class PackedWeights:
         """Rows of a table, float32 [len(numbers), cols]."""
         weight = self.weights[name]
         found = (read_weight(self._section, cut(weight, int(row), int(row) + 1)) for row in numbers)
-        return np.concatenate([rows.values if isinstance(rows, QuantisedRows) else rows for rows in found])
+        return np.concatenate([rows.values if isinstance(rows, WeightRows) else rows for rows in found])
 
-    def read(self, block: Block) -> Array | QuantisedRows:
+    def read(self, block: Block) -> Array | WeightRows:
         """The rows of a block."""
         return read_weight(self._section, cut(block.weight, block.begin, block.end, block.expert))
 

@@ -3,6 +3,7 @@
 floats      the source's value, rounded to nearest: nothing else
 w8, w4      the integer nearest to the source's value under the scales that are packed with it; where a search has made
             the scale smaller than the largest value needs, that value has the outermost integer on its side
+w4t, w4ts   the source's code: no value is farther off than half of what the group's scale is worth
 """
 
 import dataclasses
@@ -15,8 +16,8 @@ from ingot.builder.source import Source
 from ingot.compare.packed import Block, PackedWeights
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Plan, Step
+from ingot.plugins.grouped import GroupedRows, WeightRows
 from ingot.plugins.op import Array
-from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
 
 HALF = 0.5 * (1 + 2.0**-10)  # of a step, the float32 rounding of the quotient included
@@ -82,7 +83,7 @@ def _block_error(name: str, block: Block, packed: PackedWeights, source: Source)
     numbers = np.isfinite(wanted) & np.isfinite(got)
     both = np.where(numbers, wanted, 0), np.where(numbers, got - wanted, 0)
     squares, difference = (float(np.square(each, dtype=np.float64).sum()) for each in both)
-    if isinstance(rows, QuantisedRows):
+    if isinstance(rows, WeightRows):
         at, expected, bound = _not_the_nearest(wanted, got, rows)
     else:
         at, expected, bound = _not_the_rounded(wanted, got, block.weight.dtype)
@@ -101,9 +102,9 @@ def _source_rows(name: str, block: Block, source: Source) -> Array:
     return np.concatenate([source.rows(name, int(run[0]), int(run[-1]) + 1) for run in runs])
 
 
-def values_of(rows: Array | QuantisedRows) -> Array:
+def values_of(rows: Array | WeightRows) -> Array:
     """What rows stand for, float32."""
-    return rows.values if isinstance(rows, QuantisedRows) else rows
+    return rows.values if isinstance(rows, WeightRows) else rows
 
 
 def _not_the_rounded(wanted: Array, got: Array, dtype: DType) -> tuple[Places, Array, Array]:
@@ -113,22 +114,23 @@ def _not_the_rounded(wanted: Array, got: Array, dtype: DType) -> tuple[Places, A
     return at, expected[at], np.zeros(len(at[0]), np.float32)
 
 
-def _not_the_nearest(wanted: Array, got: Array, rows: QuantisedRows) -> tuple[Places, Array, Array]:
+def _not_the_nearest(wanted: Array, got: Array, rows: WeightRows) -> tuple[Places, Array, Array]:
     """The same of a quantised weight. Most values lie within half a step: the others were clipped, or are wrong."""
     unit = rows.scale[:, None]
-    if rows.multipliers is not None:
-        unit = np.repeat(unit * rows.multipliers, rows.group, axis=1)[:, : wanted.shape[1]]
+    steps = rows.group_scale if isinstance(rows, GroupedRows) else rows.multipliers
+    if steps is not None:
+        unit = np.repeat(unit * steps, rows.group, axis=1)[:, : wanted.shape[1]]
     at = np.nonzero(~(np.abs(got - wanted) <= HALF * np.abs(unit)))
     # a row that holds what is no number becomes NaN as a whole
     finite = np.isfinite(wanted).all(axis=1, keepdims=True)
     value: Array = np.where(finite, wanted, np.float32(np.nan))[at]
     unit, found = np.broadcast_to(unit, wanted.shape)[at], got[at]
-    lowest, highest = rows.format.codes
-    ends = lowest * unit, highest * unit  # a scale or multiplier may be negative
-    nearest = np.clip(value, np.minimum(*ends), np.maximum(*ends))
-    expected: Array = np.where(
-        np.abs(value) <= CLIPPED * np.abs(nearest), nearest, value
-    )  # value of a scale that is NaN
+    expected: Array = value
+    if not isinstance(rows, GroupedRows):  # whose codes nobody has searched
+        lowest, highest = rows.format.codes
+        ends = lowest * unit, highest * unit  # a scale or multiplier may be negative
+        nearest = np.clip(value, np.minimum(*ends), np.maximum(*ends))
+        expected = np.where(np.abs(value) <= CLIPPED * np.abs(nearest), nearest, value)  # value of a scale that is NaN
     bound: Array = np.float32(HALF) * np.abs(unit)
     right = (np.abs(found - expected) <= bound) | (found == expected) | (np.isnan(found) & np.isnan(expected))
     wrong = np.flatnonzero(~right)

@@ -14,11 +14,11 @@ from ingot.plan import Attr, Buffer, CacheGroup, Limits, Plan, Rows, Step, Weigh
 from ingot.plugins.cpu.kv_layout import pack_keys, pack_values, unpack_keys, unpack_values
 from ingot.plugins.cpu.native import kernel_table, offered_isas
 from ingot.plugins.cpu.session import CpuSession, open_native
+from ingot.plugins.grouped import WeightRows
 from ingot.plugins.layouts import (
     ROW,
     ROW_W8,
     interleave_gated,
-    interleave_quantised,
     num_panels,
     pack_panels,
     pack_quantised,
@@ -71,7 +71,7 @@ class Packed:
         return self.values.shape
 
     @property
-    def rounded(self) -> Array | QuantisedRows:
+    def rounded(self) -> Array | WeightRows:
         """The values that the stored bits stand for."""
         return to_float32(from_float32(self.values, self.dtype), self.dtype)
 
@@ -101,34 +101,34 @@ class Packed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantised(Packed):
-    """A w8 or w4 weight: panels for products, else a w8 table."""
+    """A quantised weight: panels for products, else a w8 table."""
 
     values: Array = dataclasses.field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    rows: QuantisedRows
+    rows: WeightRows
 
     @classmethod
-    def of(cls, rows: QuantisedRows, *, panels: bool = True, gated: bool = False) -> "Quantised":
-        dtype = DType.W4 if rows.group else DType.W8
-        return cls(rows=rows, dtype=dtype, panels=panels, gated=gated, group=rows.group)
+    def of(cls, rows: WeightRows, *, panels: bool = True, gated: bool = False) -> "Quantised":
+        return cls(rows=rows, dtype=DType(rows.format.dtype), panels=panels, gated=gated, group=rows.group)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.rows.shape
 
     @property
-    def rounded(self) -> QuantisedRows:
+    def rounded(self) -> WeightRows:
         return self.rows
 
     def _table(self) -> bytes:
+        assert isinstance(self.rows, QuantisedRows), "tables are w8"
         return pack_table(self.rows).tobytes()
 
     @functools.cached_property
     def _matrices(self) -> Sequence[npt.NDArray[np.generic]]:
-        for part in (self.rows.scale, self.rows.codes, self.rows.multipliers):
-            if part is not None:
+        for field in dataclasses.fields(self.rows):
+            if isinstance(part := getattr(self.rows, field.name), np.ndarray):
                 part.flags.writeable = False
         experts = [self.rows.take(each) for each in range(self.shape[0])] if len(self.shape) == 3 else [self.rows]
-        return [pack_quantised(interleave_quantised(each) if self.gated else each) for each in experts]
+        return [pack_quantised(each, gated=self.gated) for each in experts]
 
 
 Input = Array | Packed | None

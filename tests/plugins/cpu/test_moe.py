@@ -25,6 +25,7 @@ from tests.plugins.cpu.one_step import (
     plain_batch,
     reference_outputs,
 )
+from tests.plugins.ops.calls import random_grouped
 
 pytestmark = pytest.mark.native
 
@@ -45,6 +46,9 @@ def _ids(seed: int, rows: int, experts: int, slots: int) -> Array:
 
 
 def _weight(dtype: str, group: int, experts: int, n: int, k: int, *, gated: bool) -> Packed:
+    if dtype in ("w4t", "w4ts"):
+        shift = ("zero", "offset")[k % 2] if dtype == "w4ts" else ""
+        return Quantised.of(random_grouped((experts, n, k), group, shift), gated=gated)
     if dtype not in ("w8", "w4"):
         values = _normal(k, experts, n, k) / np.float32(k**0.5)
         return Packed(values=values, dtype=DType(dtype), panels=True, gated=gated)

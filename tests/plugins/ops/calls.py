@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ingot.dtypes import DType
 from ingot.plan import Attr, CacheGroup
+from ingot.plugins.grouped import LINEAR, GroupedRows, WeightRows
 from ingot.plugins.op import Array, Call, KvCache, Op, Operand
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
@@ -31,6 +33,36 @@ def random_rows(n: int, k: int, group: int = 0) -> QuantisedRows:
     multipliers = random.integers(1, 16, sizes) * random.choice([-1, 1], sizes)
     codes = random.integers(-8, 8, (n, k)).astype(np.int8)
     return QuantisedRows(scale=scale, codes=codes, multipliers=multipliers.astype(np.int8), group=group)
+
+
+def random_grouped(shape: tuple[int, ...], group: int, shift: str = "") -> GroupedRows:
+    """A weight [N, K], or [experts, N, K], in groups. shift: "zero", "offset" or none; then codes are of a table."""
+    random = np.random.default_rng(sum(shape) + group)
+    groups = (*shape[:-1], -(-shape[-1] // group))
+    numbers = random.uniform(-9, 9, groups) if shift == "offset" else random.integers(0, 16, groups)
+    return GroupedRows(
+        scale=random.uniform(0.001, 0.1, shape[:-1]).astype(np.float32),
+        codes=random.integers(0, 16, shape).astype(np.uint8),
+        group_scale=_halves(random.uniform(-1, 1, groups)),
+        table=LINEAR if shift else np.sort(random.integers(-127, 128, 16)).astype(np.int8),
+        shift=_halves(numbers) if shift else None,
+        is_offset=shift == "offset",
+        group=group,
+    )
+
+
+def _halves(values: npt.NDArray[np.floating] | npt.NDArray[np.integer]) -> Array:
+    """Those that float16 holds."""
+    return values.astype(np.float16).astype(np.float32)
+
+
+def rows_of(dtype: str, n: int, k: int, index: int) -> WeightRows:
+    """A weight of any quantised type; with the index, groups and shifts go round."""
+    if dtype in ("w8", "w4"):
+        return random_rows(n, k, (32, 64, 128)[index % 3] if dtype == "w4" else 0)
+    return random_grouped(
+        (n, k), (16, 32, 64, 128)[index % 4], ("zero", "offset")[index % 2] if dtype == "w4ts" else ""
+    )
 
 
 def make_batch(

@@ -1,0 +1,181 @@
+// Products of weights that keep a checkpoint's codes (w4t, w4ts): codes of four bits stand for values of a table, and
+// groups of columns have float16 scales. plugins/grouped.py says what they mean.
+//
+// Rows that are rounded to int8: the sum of a group is exact in int32, then it joins the others in float32 by one fma
+// (with a shift two), groups ascending. So every blocking, instruction set and number of rows gives the same bits.
+// Floors: N * K / 2 bytes and those of the scales over the bandwidth of memory. Per line of 128 codes, which with
+// VPDPBUSD cost two operations to unpack, two to look up and two for each row, a group adds three or four for each row.
+#pragma once
+
+#include "matmul/matmul_int8_kernel.h"
+#include "matmul/matmul_kernel.h"
+
+namespace ingot {
+namespace {
+
+template <typename I, bool kShift>
+struct GroupProducts {
+  using Format = W4t<kShift>;
+  using Total = float;
+  static int64_t run_k(int64_t group) { return group; }
+  static constexpr int kRows = I::kGroupRows, kPanels = I::kGroupPanels, kVectors = kPanel / I::kWidth;
+  static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
+  static constexpr int64_t kBlockRows = 96 / kRows * kRows, kBlockPanels = 32;
+
+  static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
+    constexpr int64_t kStep = RoundedRows::kShortestRun;
+    std::fill_n(to.runs(first), count * to.run_stride(), 0);
+    round_group<I, kRows, kPart, 0>(to, first, count, x, [&to, first](int64_t row, int64_t k, const int8_t* line) {
+      for (int64_t i = 0; i < kTileK; i += kStep)
+        to.runs(first + row)[(k + i) / to.run_k] += std::accumulate(line + i, line + i + kStep, int32_t{0});
+    });
+  }
+
+  // f<r, p>() one by one: constants find their sums in registers.
+  template <int kR, int kP, typename F>
+  [[gnu::always_inline]] static inline void each(F f) {
+    for_each(std::make_integer_sequence<int, kR * kP>(),
+             [f]<int kI>() __attribute__((always_inline)) { f.template operator()<kI / kP, kI % kP>(); });
+  }
+
+  template <int kR, int kP>
+  static void tile(const Int8Tile& t) {
+    const int64_t group = int64_t{1} << t.group_bits, lines = group / Format::kLineK;
+    const int64_t groups = ceil_div(t.tiles * kTileK, group);
+    float* const totals = reinterpret_cast<float*>(t.sums);
+    typename I::Table table[kP];
+    const std::byte *line[kP], *next[kP];
+    for (int p = 0; p < kP; ++p) {
+      if (t.first) std::fill_n(totals + p * t.panel_stride, kR * kPanel, 0.0f);
+      table[p] = I::product_table(panel_table(t.panels[p]));
+      line[p] = t.lines[p];
+      next[p] = t.next[p];
+    }
+    const int8_t* x = t.x;
+    for (int64_t g = 0; g < groups; ++g) {
+      typename I::Sum sum[kR][kP];
+      each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+        sum[r][p] = I::set_sum(-I::kValueBias * t.runs[r * t.run_stride + g]);
+      });
+#pragma GCC unroll 2
+      for (int64_t l = 0; l < lines; ++l, x += Format::kLineK * kR) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+          typename I::Weights weights[kP];
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p) weights[p] = I::look_up(line[p], half == 1, table[p]);
+          each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+            I::dot_values(sum[r][p], weights[p], I::load_x(x + (half * kR + r) * 4));
+          });
+        }
+#pragma GCC unroll 2
+        for (int p = 0; p < kP; ++p) {
+          prefetch_panel<I, kR>(line[p]);
+          I::prefetch_far(next[p]);
+          line[p] += kLineBytes;
+          next[p] += t.next_step;
+        }
+      }
+      for_each(std::make_integer_sequence<int, kVectors>(), [&]<int kVector>() __attribute__((always_inline)) {
+        each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+          add_group<kVector>(sum[r][p], t, g, totals + p * t.panel_stride + r * kPanel, p, r);
+        });
+      });
+    }
+  }
+
+  // A group's sum joins those before it.
+  template <int kVector>
+  [[gnu::always_inline]] static inline void add_group(const typename I::Sum& sum, const Int8Tile& t, int64_t group,
+                                                      float* totals, int panel, int row) {
+    using V = typename I::V;
+    constexpr int64_t kColumn = kVector * I::kWidth;
+    const auto* numbers = reinterpret_cast<const uint16_t*>(t.multipliers[panel]) + group * kPanel * Format::kValues;
+    V s = I::template sum_floats<kVector>(sum), total = I::load(totals + kColumn);
+    const V scale = I::load_f16(numbers + kColumn);
+    if constexpr (kShift) {
+      const V shift = I::load_f16(numbers + kPanel + kColumn);
+      const float all = static_cast<float>(t.runs[row * t.run_stride + group]);
+      const bool offset = panel_has_offsets(t.panels[panel]);
+      if (!offset) s = I::fma(shift, I::set1(-all), s);
+      total = I::fma(s, scale, total);
+      if (offset) total = I::fma(shift, I::set1(all), total);
+    } else {
+      total = I::fma(s, scale, total);
+    }
+    I::store(totals + kColumn, total);
+  }
+
+  template <int kP, size_t... kR>
+  static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
+    return {tile<kR + 1, kP>...};
+  }
+  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool, bool) {
+    using Indices = std::make_index_sequence<kRows>;
+    static constexpr std::array<std::array<Int8TileFn, kRows>, 2> kTiles{table<1>(Indices()),
+                                                                         table<kPanels>(Indices())};
+    return kTiles[panels > 1][static_cast<size_t>(rows - 1)];
+  }
+  static int64_t panels_at_once(int64_t rows) { return rows > 1 ? kPanels : 1; }  // see CodeProducts
+};
+
+template <typename I, bool kShift>
+void matmul_groups(const MatmulArgs& args, const Team& team) {
+  matmul_int8<I, W4t<kShift>, GroupProducts<I, kShift>>(args, team);
+}
+
+// With float rows: what codes stand for, as float32 lines.
+template <typename I, bool kShift>
+struct GroupedWeight {
+  using Stream = PanelF32;
+  using Blocked = PanelF32;
+  static constexpr bool kScaled = true;
+  static constexpr int64_t kStreamRows = INT64_MAX, kStreamPart = kBlockedK;
+  static constexpr int64_t kStreamBytes = kBlockedK * kLineBytes, kBlockedBytes = 0;
+  W4t<kShift> format;
+
+  template <typename Args>
+  explicit GroupedWeight(const Args& args) : format(args) {}
+  int64_t panel_bytes() const { return format.panel_bytes(); }
+  const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
+  static int64_t stored_bytes(int64_t part) { return tiles_of(part) * kTileBytes / 2; }
+  template <typename S>
+  ScaledSums<S> sums(const MatmulArgs& args) const {
+    return {args, panel_bytes()};
+  }
+
+  // The lines of `part` values of k from `at` on, which begins a group.
+  const std::byte* lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
+    constexpr int64_t kLineK = W4t<kShift>::kLineK;
+    const auto table = I::table(panel_table(panel));
+    const bool offset = panel_has_offsets(panel);
+    const std::byte* codes = stored(panel, at);
+    float* floats = reinterpret_cast<float*>(to);
+    for (int64_t k = at; k < at + part; k += kLineK, codes += kLineBytes, floats += kLineK * kPanel) {
+      alignas(kLineBytes) std::byte values[2 * kLineBytes];
+      I::store_weights(values, I::look_up(codes, false, table));
+      I::store_weights(values + kLineBytes, I::look_up(codes, true, table));
+      const auto* numbers = reinterpret_cast<const uint16_t*>(format.multipliers(panel, k));
+      for (int64_t i = 0; i < kPanel; i += I::kWidth) {
+        const auto scale = I::load_f16(numbers + i), shift = I::load_f16(numbers + (kShift ? kPanel : 0) + i);
+        const auto store = [&](int64_t number, auto v) __attribute__((always_inline)) {
+          if (kShift && !offset) v = I::sub(v, shift);
+          v = I::mul(v, scale);
+          if (kShift && offset) v = I::add(v, shift);
+          I::store(floats + number * kPanel + i, v);
+        };
+        for (int64_t half = 0; half < 2; ++half) {
+          const std::byte* quads = values + half * kLineBytes + i * 4;
+          store(half * 4, I::template load_quads<0>(quads));
+          store(half * 4 + 1, I::template load_quads<1>(quads));
+          store(half * 4 + 2, I::template load_quads<2>(quads));
+          store(half * 4 + 3, I::template load_quads<3>(quads));
+        }
+      }
+    }
+    return to;
+  }
+};
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,7 @@
+#include INGOT_LEVEL_HEADER
+#include "matmul/matmul_group_kernel.h"
+
+INGOT_KERNEL("matmul.w4t." INGOT_LEVEL, MatmulArgs,
+             (ingot::matmul<ingot::Int8, ingot::GroupedWeight<ingot::Int8, false>>))
+INGOT_KERNEL("matmul.w4ts." INGOT_LEVEL, MatmulArgs,
+             (ingot::matmul<ingot::Int8, ingot::GroupedWeight<ingot::Int8, true>>))
