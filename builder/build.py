@@ -274,7 +274,12 @@ def _write(
         files = [checkpoint.path / name for name in checkpoint.companions()]
         contents = [content(reader, each) for each in shares]
         manifest = _manifest(jobs, shares, checkpoint, tokens)
-        write_engine(directory, manifest, contents, files, checkpoint.path, made)
+
+        def finish(manifest: Manifest) -> Manifest:
+            found = zip(packers, shares, strict=True)
+            return manifest.with_weight_errors({target: each.errors for each, own in found for target in own.plans})
+
+        write_engine(directory, manifest, contents, files, checkpoint.path, made, finish)
     nonfinite = {name: count for packer in packers for name, count in packer.nonfinite.items()}
     return [f"weight {name} holds {count} values that are NaN or infinite" for name, count in nonfinite.items()]
 

@@ -66,6 +66,14 @@ def stored_dtypes(tensor: gs.Tensor) -> Iterator[tuple[DType, int]]:
         yield from stored_dtypes(each)
 
 
+def nibbles_of(tensor: gs.Tensor) -> bool | None:
+    """Whether stored codes of four bits are signed; None for anything else."""
+    proto = _external(tensor) if isinstance(tensor, gs.Constant) else None
+    if proto is None or len(proto.dims) != 2 or proto.data_type not in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4):
+        return None
+    return bool(proto.data_type == onnx.TensorProto.INT4)
+
+
 def is_copy(tensor: gs.Tensor, dtype: DType) -> bool:
     """Whether an expression only moves stored values of `dtype` about: rounding it to that type changes nothing."""
     if isinstance(tensor, gs.Constant):
@@ -128,6 +136,10 @@ class WeightReader:
     def read_bits(self, tensor: gs.Tensor, begin: int, end: int) -> Bits:
         """Rows [begin, end) as they are stored [end - begin, cols], of an expression that `is_copy`."""
         return self._read(tensor, begin, end, 0, matrix_shape(tensor)[1], bits=True)
+
+    def read_numbers(self, tensor: gs.Tensor, begin: int, end: int) -> Bits:
+        """Rows [begin, end) of a part of a quantised weight: codes as integers of a byte, all else as it is."""
+        return dequantised_rows(tensor, begin, end, self._numbers)
 
     def _read(self, tensor: gs.Tensor, r0: int, r1: int, c0: int, c1: int, *, bits: bool = False) -> Bits:
         node = producer(tensor)

@@ -9,19 +9,21 @@ How many slices there are follows from the model alone: every machine builds the
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import WeightReader, is_copy, matrix_shape
+from ingot.builder.kept import kept_rows
 from ingot.builder.parallel_map import parallel_map
 from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, Precision, count_nonfinite, from_float32
 from ingot.engine import SECTION_ALIGNMENT, aligned
 from ingot.plan import ALIGNMENT, Plan, Weight, WeightSlice
+from ingot.plugins.grouped import WeightRows, joined
 from ingot.plugins.layouts import (
     PANEL,
     interleave_gated,
@@ -35,7 +37,9 @@ from ingot.plugins.layouts import (
     row_layout,
 )
 from ingot.plugins.ops.screen import half_codes
+from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.target import Constant
+from ingot.weight_formats import KEPT
 
 GATED = ".gated"
 CODE_ALIGNMENT = 4096  # constants may be mapped by themselves
@@ -44,7 +48,6 @@ MOST_SLICES = 8  # as many memory nodes find a part for their threads alone
 BLOCK_BYTES = 4 << 20  # float32 bytes of weight in memory at a time
 
 Progress = Callable[[int], None]
-Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +56,7 @@ class WeightUse:
 
     panels  packed for a product; else a table or vector
     gated   gate and up rows interleaved
-    group   columns that share a multiplier of w4
+    group   columns that share a multiplier or a scale
     shape   of experts: [experts, N, K], packed one by one
     screens  the codes of a screen, made of w8 codes (plugins/ops/screen.py)
     """
@@ -184,9 +187,18 @@ class _Block:
     offset: int
 
 
+@dataclasses.dataclass(slots=True)
+class _Squares:
+    """Sums over the values of a weight: their squares, and those of what packing changes."""
+
+    values: float = 0.0
+    changes: float = 0.0
+
+
 class Packer:
     """Reads, rounds or quantises, and packs. After `blocks` is exhausted, `nonfinite` counts NaN and infinite values
-    by weight.
+    by weight, and `errors` says what was lost of each quantised one: root of the squared changes over that of the
+    squared values.
 
     threads  that work on one block each: numpy lets go of the interpreter while it computes
     """
@@ -201,12 +213,24 @@ class Packer:
             ((piece, weight.name) for weight in own for piece in weight.pieces), key=lambda each: each[0].offset
         )
         self.nonfinite: dict[str, int] = {}
+        self._squares: dict[str, _Squares] = {}
+
+    @property
+    def errors(self) -> dict[str, float]:
+        return {
+            name: float(f"{math.sqrt(each.changes / each.values) if each.values else 0:.3g}")
+            for name, each in self._squares.items()
+        }
 
     def blocks(self, progress: Progress) -> Iterator[tuple[int, memoryview]]:
         """(offset in the section, bytes), ascending. progress: called with the bytes of each block."""
-        for block, packed, bad in parallel_map(self._packed, self._work(), self._threads):
+        for block, packed, bad, squares in parallel_map(self._packed, self._work(), self._threads):
             if bad:
                 self.nonfinite[block.use.name] = self.nonfinite.get(block.use.name, 0) + bad
+            if squares is not None:
+                total = self._squares.setdefault(block.use.name, _Squares())
+                total.values += squares.values
+                total.changes += squares.changes
             data = np.ascontiguousarray(packed).reshape(-1).view(np.uint8).data
             progress(len(data))
             yield block.offset, data
@@ -221,30 +245,46 @@ class Packer:
                 yield _Block(use=use, expert=expert, begin=begin, end=end, offset=offset)
                 offset += (end - begin) * use.unit_bytes
 
-    def _packed(self, block: _Block) -> tuple[_Block, npt.NDArray[np.generic], int]:
-        """(the block, its bytes, how many of its values are not finite)"""
+    def _packed(self, block: _Block) -> tuple[_Block, npt.NDArray[np.generic], int, _Squares | None]:
+        """(the block, its bytes, how many of its values are not finite, what was lost of a quantised one)"""
         use = block.use
         if is_copy(use.tensor, use.dtype):
-            stored = self._rows(block, self._reader.read_bits)
-            return block, _pack_stored(use, stored), count_nonfinite(stored, use.dtype)
-        values = self._rows(block, self._reader.read_rows)
+            stored = np.concatenate([self._reader.read_bits(use.tensor, *each) for each in self._ranges(block)])
+            return block, _pack_stored(use, stored), count_nonfinite(stored, use.dtype), None
+        values = np.concatenate([self._reader.read_rows(use.tensor, *each) for each in self._ranges(block)])
         bad = int(values.size - np.count_nonzero(np.isfinite(values)))
-        if use.dtype.is_quantised:
-            return block, _pack_quantised(use, values), bad
-        return block, _pack_stored(use, from_float32(values, use.dtype)), bad
+        if not use.dtype.is_quantised:
+            return block, _pack_stored(use, from_float32(values, use.dtype)), bad, None
+        if use.screens:
+            rows: WeightRows = half_codes(quantise(values, Precision(dtype=DType.W8)))
+            return block, pack_quantised(rows, gated=use.gated), bad, None
+        if str(use.precision) in KEPT:
+            rows = joined([kept_rows(self._reader, use.tensor, *each, use.group) for each in self._ranges(block)])
+        else:
+            rows = quantise(values, use.precision)
+        squares = None if bad else _squares_of(values, rows.values)
+        if use.panels:
+            return block, pack_quantised(rows, gated=use.gated), bad, squares
+        assert isinstance(rows, QuantisedRows), "tables are w8"
+        return block, pack_table(rows), bad, squares
 
-    def _rows(self, block: _Block, read: Callable[[gs.Tensor, int, int], npt.NDArray[Number]]) -> npt.NDArray[Number]:
+    def _ranges(self, block: _Block) -> list[tuple[int, int]]:
         """The rows of a block; gate rows, then up rows."""
         use = block.use
         if not use.panels:
-            return read(use.tensor, block.begin, block.end)
+            return [(block.begin, block.end)]
         n = use.shape[-2]
         first = block.expert * n
         if not use.gated:
-            return read(use.tensor, first + block.begin * PANEL, first + min(block.end * PANEL, n))
+            return [(first + block.begin * PANEL, first + min(block.end * PANEL, n))]
         half = n // 2
         low, high = first + block.begin // 2 * PANEL, first + min(block.end // 2 * PANEL, half)
-        return np.concatenate([read(use.tensor, low, high), read(use.tensor, half + low, half + high)])
+        return [(low, high), (half + low, half + high)]
+
+
+def _squares_of(values: npt.NDArray[np.float32], packed: npt.NDArray[np.float32]) -> _Squares:
+    squares, changes = (np.square(each, dtype=np.float64).sum() for each in (values, packed - values))
+    return _Squares(float(squares), float(changes))
 
 
 def _pack_stored(use: WeightUse, stored: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
@@ -252,10 +292,3 @@ def _pack_stored(use: WeightUse, stored: npt.NDArray[np.generic]) -> npt.NDArray
     if not use.panels:
         return stored
     return pack_panels(interleave_gated(stored) if use.gated else stored, use.dtype)
-
-
-def _pack_quantised(use: WeightUse, values: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
-    rows = half_codes(quantise(values, Precision(dtype=DType.W8))) if use.screens else quantise(values, use.precision)
-    if not use.panels:
-        return pack_table(rows)
-    return pack_quantised(rows, gated=use.gated)

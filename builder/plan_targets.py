@@ -25,7 +25,14 @@ from ingot.builder.pipeline import (
     structure_passes,
     target_passes,
 )
-from ingot.builder.precision import choose_main, choose_products, choose_routers, products_of, table_dtype
+from ingot.builder.precision import (
+    choose_main,
+    choose_products,
+    choose_routers,
+    kept_products,
+    products_of,
+    table_dtype,
+)
 from ingot.builder.predict import Sample, choose_sample
 from ingot.builder.program import Program
 from ingot.builder.schedule import Dump, schedule
@@ -104,11 +111,12 @@ def _decide_target(
 ) -> TargetBuild:
     """The target passes set the same attributes whatever an earlier target has set there."""
     notes: list[str] = []
-    precision = choose_main(config, graph, target, notes)
+    kept = kept_products(config, graph, target)
+    precision = choose_main(config, graph, target, kept, notes)
     kv_dtype = _kv_dtype(config, precision)
     routers = choose_routers(config, precision, graph)
     others = [node.name for node in products_of(graph) if node.name not in routers]
-    wanted = routers | choose_products(config, precision, others)
+    wanted = routers | choose_products(config, precision, kept, others)
     products, activation_errors = choose_activations(graph, errors, wanted, target, notes)
     late = target_passes(target, products=products, tables=table_dtype(precision), kv=kv_dtype)
     own = run_passes(graph, late, dump=config.dump_passes, first=len(reports) + 1)

@@ -2,13 +2,15 @@
 
 import dataclasses
 import fnmatch
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import stored_dtypes
-from ingot.builder.graph import Graph, ours
+from ingot.builder.graph import Graph, ours, weight_shape
+from ingot.builder.kept import kept_precision
 from ingot.configs.build import BuildConfig
 from ingot.configs.read import nearest
 from ingot.dtypes import DType, Precision
@@ -18,6 +20,8 @@ from ingot.weight_formats import QUANTISED, TABLE_FORMAT
 
 LM_HEAD = "lm_head"
 PRODUCTS = ("Matmul", "MoeGateUp", "MoeDown")
+Kept = Mapping[str, Precision]
+"""product → the precision that keeps its codes"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +32,9 @@ class ProductChoice:
     activations: str
 
 
-def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[str]) -> Precision:
-    """auto: w8 where the checkpoint is quantised, else what most of its weights are stored in. Where the target has no
-    product of that type, bf16, else f32."""
+def choose_main(config: BuildConfig, graph: Graph, target: Target, kept: Kept, notes: list[str]) -> Precision:
+    """auto: w8 where the checkpoint is quantised, or what keeps the codes of more of its weights; else what most of its
+    weights are stored in. Where the target has no product of that type, bf16, else f32."""
     if config.precision != "auto":
         return Precision.parse(config.precision)
     stored: Counter[DType] = Counter()
@@ -39,12 +43,43 @@ def choose_main(config: BuildConfig, graph: Graph, target: Target, notes: list[s
             for dtype, nbytes in stored_dtypes(product_weight(node)):
                 stored[dtype] += nbytes
     most = DType.W8 if DType.W8 in stored else stored.most_common(1)[0][0]
-    offered = {name.split(".")[1] for name in target.kernels() if name.startswith("matmul.")}
+    offered = _offered(target)
     chosen = next((dtype for dtype in (most, DType.BF16) if dtype.value in offered), DType.F32)
     why = "" if most is chosen else f"; {target.name} computes no {most.value}"
+    if chosen is DType.W8:
+        return _most_kept(graph, target, kept, notes)
     found = "the checkpoint is quantised" if most.is_quantised else f"most weights are stored in {most.value}"
     notes.append(f"precision {chosen.value}: {found}{why}")
     return Precision(dtype=chosen)
+
+
+def kept_products(config: BuildConfig, graph: Graph, target: Target) -> Kept:
+    """With `auto`, the products whose codes the target can keep."""
+    if config.precision != "auto":
+        return {}
+    offered = _offered(target)
+    found = {node.name: kept_precision(product_weight(node)) for node in products_of(graph)}
+    if config.screen_lm_head or config.lm_head_precision is not None:
+        found.pop(LM_HEAD, None)
+    return {name: each for name, each in found.items() if each is not None and each.dtype.value in offered}
+
+
+def _offered(target: Target) -> set[str]:
+    """Types of weights that it multiplies with."""
+    return {name.split(".")[1] for name in target.kernels() if name.startswith("matmul.")}
+
+
+def _most_kept(graph: Graph, target: Target, kept: Kept, notes: list[str]) -> Precision:
+    """Of a quantised checkpoint's products the precision that most of their values get."""
+    values: Counter[Precision] = Counter()
+    products = [node for node in products_of(graph) if not _routes(node)]
+    for node in products:
+        values[kept.get(node.name, Precision(dtype=DType.W8))] += math.prod(weight_shape(product_weight(node)))
+    ((most, _),) = values.most_common(1)
+    found = f"{len(kept)} of {len(products)} products keep their codes" if kept else "no product can keep its codes"
+    why = "" if {"w4t", "w4ts"} <= _offered(target) else f"; {target.name} computes no w4t"
+    notes.append(f"precision {most}: the checkpoint is quantised; {found}{why}")
+    return most
 
 
 def product_weight(node: gs.Node) -> gs.Tensor:
@@ -65,8 +100,12 @@ def choose_routers(config: BuildConfig, main: Precision, graph: Graph) -> dict[s
             precision=_unquantised(node) if main.dtype.is_quantised else main, activations=activations
         )
         for node in products_of(graph)
-        if any(ours(user, "MoeRoute") for user in node.outputs[0].outputs)
+        if _routes(node)
     }
+
+
+def _routes(node: gs.Node) -> bool:
+    return any(ours(user, "MoeRoute") for user in node.outputs[0].outputs)
 
 
 def products_of(graph: Graph) -> list[gs.Node]:
@@ -80,10 +119,13 @@ def _unquantised(node: gs.Node) -> Precision:
     return Precision(dtype=DType.BF16 if stored == {DType.BF16} else DType.F32)
 
 
-def choose_products(config: BuildConfig, main: Precision, products: Sequence[str]) -> dict[str, ProductChoice]:
+def choose_products(
+    config: BuildConfig, main: Precision, kept: Kept, products: Sequence[str]
+) -> dict[str, ProductChoice]:
     """Choice by product. Raises UsageError for a pattern that fits none, and for int8 where nothing is quantised."""
-    precisions = {name: main for name in products}
-    if LM_HEAD in precisions:
+    others = Precision(dtype=DType.W8) if kept else main
+    precisions = {name: kept.get(name, others) for name in products}
+    if LM_HEAD in precisions and LM_HEAD not in kept:
         precisions[LM_HEAD] = _head(config, main)
     activations = dict.fromkeys(products, config.activations)
     for rule in config.layers:

@@ -1,15 +1,17 @@
 """Rows that keep a quantised checkpoint's codes: groups of columns with float16 scales, codes that stand for values.
 
-    w4t    W[n, k] = scale[n] * (table[code] * group_scale[n, k // G])
-    w4ts   W[n, k] = scale[n] * ((table[code] - shift[n, k // G]) * group_scale[n, k // G])    shift: a zero point
-           W[n, k] = scale[n] * (table[code] * group_scale[n, k // G] + shift[n, k // G])      shift: an offset
+    w4t    W[n, k] = scale[n] * (table[n, code] * group_scale[n, k // G])
+    w4ts   W[n, k] = scale[n] * ((table[n, code] - shift[n, k // G]) * group_scale[n, k // G])    shift: a zero point
+           W[n, k] = scale[n] * (table[n, code] * group_scale[n, k // G] + shift[n, k // G])      shift: an offset
 
-With int8 activations a product adds up table[code] * a in int32 for each group, which is exact, and goes on in float32,
-groups ascending: every instruction set and every blocking gives the same bits.
+The rows of a panel share a table, and their shifts are of one kind. With int8 activations a product adds up table * a
+in int32 for each group, which is exact, and goes on in float32, groups ascending: every instruction set and every
+blocking gives the same bits.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +19,17 @@ import numpy.typing as npt
 from ingot.plugins.quantised import Float32, Int8, QuantisedRows
 from ingot.weight_formats import W4T, W4TS, WeightFormat
 
-LINEAR = np.arange(16, dtype=np.int8)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GroupedRows:
-    """Rows [N, K] of a weight; of experts [experts, N, K], and so everything else but the table.
+    """Rows [N, K] of a weight; of experts [experts, N, K], and so everything else.
 
     scale        float32 [N]
     codes        uint8 [N, K], 0 to 15
     group_scale  float32 [N, ceil(K / group)], numbers that float16 holds
-    table        int8 [16], -127 to 127
+    table        int8 [N, 16], -127 to 127
     shift        as group_scale; None for w4t
-    is_offset    what the shift is
+    is_offset    bool [N], what the shift is
     group        columns of a group; the last one of a row may be shorter
     """
 
@@ -38,7 +38,7 @@ class GroupedRows:
     group_scale: Float32
     table: Int8
     shift: Float32 | None = None
-    is_offset: bool = False
+    is_offset: npt.NDArray[np.bool_]
     group: int
 
     @property
@@ -52,13 +52,11 @@ class GroupedRows:
     @property
     def unscaled(self) -> Float32:
         """What the row's scale multiplies, float32 [N, K]."""
-        values = self.table.astype(np.float32)[self.codes]
-        if self.shift is not None and not self.is_offset:
-            values -= self._spread(self.shift)
-        values *= self._spread(self.group_scale)
-        if self.shift is not None and self.is_offset:
-            values += self._spread(self.shift)
-        return values
+        values = self._table_values()
+        if self.shift is None:
+            return values * self._spread(self.group_scale)
+        offset, shift, scale = self.is_offset[..., None], self._spread(self.shift), self._spread(self.group_scale)
+        return np.where(offset, values * scale + shift, (values - shift) * scale)
 
     @property
     def values(self) -> Float32:
@@ -72,31 +70,41 @@ class GroupedRows:
             scale=self.scale[rows],
             codes=self.codes[rows],
             group_scale=self.group_scale[rows],
+            table=self.table[rows],
             shift=None if self.shift is None else self.shift[rows],
+            is_offset=self.is_offset[rows],
         )
 
     def int8_product(self, a: Int8) -> Float32:
         """Sums of a [rows, K] times what the rows' scales multiply, float32 [rows, N].
 
-        For each group, ascending: s = float32(sum of table[code] * a); of a zero point s = fma(-shift, A, s), A the sum
-        of a; total = fma(s, group_scale, total); of an offset total = fma(shift, A, total). Here fma is computed in
-        float64, whose second rounding hardly ever shows.
+        For each group, ascending: s = float32(sum of table * a); of a zero point s = fma(-shift, A, s), A the sum of a;
+        total = fma(s, group_scale, total); of an offset total = fma(shift, A, total). Here fma is computed in float64,
+        whose second rounding hardly ever shows.
         """
         total = np.zeros((len(a), self.shape[0]), np.float32)
-        values = self.table.astype(np.float32)[self.codes]
+        values = self._table_values()
         for j, k in enumerate(range(0, self.shape[1], self.group)):
             part = a[:, k : k + self.group].astype(np.float32)
-            s = (part @ values[:, k : k + self.group].T).astype(np.float64)  # exact: below 2^24
-            sums = part.sum(axis=1, dtype=np.float64)[:, None]
-            if self.shift is not None and not self.is_offset:
-                s = (s - self.shift[:, j].astype(np.float64) * sums).astype(np.float32).astype(np.float64)
-            total = (s * self.group_scale[:, j].astype(np.float64) + total).astype(np.float32)
-            if self.shift is not None and self.is_offset:
-                total = (self.shift[:, j].astype(np.float64) * sums + total).astype(np.float32)
+            s = part @ values[:, k : k + self.group].T  # exact: below 2^24
+            sums = part.sum(axis=1)[:, None]
+            if self.shift is not None:
+                s = np.where(self.is_offset, s, _fma(-self.shift[:, j], sums, s))
+            total = _fma(self.group_scale[:, j], s, total)
+            if self.shift is not None:
+                total = np.where(self.is_offset, _fma(self.shift[:, j], sums, total), total)
         return total
+
+    def _table_values(self) -> Float32:
+        return np.take_along_axis(self.table, self.codes.astype(np.intp), axis=-1).astype(np.float32)
 
     def _spread(self, groups: Float32) -> Float32:
         return np.repeat(groups, self.group, axis=-1)[..., : self.shape[-1]]
+
+
+def _fma(a: Float32, b: Float32, c: Float32) -> Float32:
+    found: Float32 = (a.astype(np.float64) * b.astype(np.float64) + c).astype(np.float32)
+    return found
 
 
 WeightRows = QuantisedRows | GroupedRows
@@ -104,11 +112,27 @@ WeightRows = QuantisedRows | GroupedRows
 
 def stacked_grouped(experts: Sequence[GroupedRows]) -> GroupedRows:
     """Matrices of one form as one weight [experts, N, K]."""
-    shifts = [each.shift for each in experts if each.shift is not None]
-    return dataclasses.replace(
-        experts[0],
-        scale=np.stack([each.scale for each in experts]),
-        codes=np.stack([each.codes for each in experts]),
-        group_scale=np.stack([each.group_scale for each in experts]),
-        shift=np.stack(shifts) if shifts else None,
+    return _together(experts, np.stack)
+
+
+def joined(parts: Sequence[GroupedRows]) -> GroupedRows:
+    """Rows one below the other; where some have shifts, all have."""
+    if any(each.shift is not None for each in parts):
+        parts = [
+            each if each.shift is not None else dataclasses.replace(each, shift=np.zeros_like(each.group_scale))
+            for each in parts
+        ]
+    return _together(parts, np.concatenate)
+
+
+def _together(parts: Sequence[GroupedRows], join: Callable[[Sequence[Any]], Any]) -> GroupedRows:
+    shifts = [each.shift for each in parts if each.shift is not None]
+    return GroupedRows(
+        scale=join([each.scale for each in parts]),
+        codes=join([each.codes for each in parts]),
+        group_scale=join([each.group_scale for each in parts]),
+        table=join([each.table for each in parts]),
+        shift=join(shifts) if shifts else None,
+        is_offset=join([each.is_offset for each in parts]),
+        group=parts[0].group,
     )

@@ -144,7 +144,7 @@ def _pack_grouped(rows: GroupedRows) -> Bytes:
     padded, groups = padded_k(k, dtype), rows.group_scale.shape[1]
     panels = np.zeros((count, panel_bytes(k, dtype, rows.group)), np.uint8)
     panels[:, :64] = _padded(rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
-    panels[:, 64:80], panels[:, 80] = rows.table.view(np.uint8), rows.is_offset
+    panels[:, 64:80], panels[:, 80] = rows.table[::PANEL].view(np.uint8), rows.is_offset[::PANEL]
     numbers = np.zeros((count, -(-padded // rows.group), rows.format.group_values, PANEL), np.float16)
     for place, each in enumerate(each for each in (rows.group_scale, rows.shift) if each is not None):
         by_panel = _padded(each, count * PANEL, groups).reshape(count, PANEL, groups)
@@ -158,7 +158,7 @@ def _pack_grouped(rows: GroupedRows) -> Bytes:
 
 
 def unpack_grouped(data: Bytes, n: int, k: int, dtype: DType, group: int) -> GroupedRows:
-    """Inverse of `pack_quantised` for w4t and w4ts. The table is that of the first panel: all have the same."""
+    """Inverse of `pack_quantised` for w4t and w4ts."""
     described = dtype.weight_format
     assert described is not None, f"{dtype} has no groups"
     panels = data.reshape(-1, panel_bytes(k, dtype, group))
@@ -174,9 +174,9 @@ def unpack_grouped(data: Bytes, n: int, k: int, dtype: DType, group: int) -> Gro
         scale=scale,
         codes=np.ascontiguousarray(fours.reshape(count * PANEL, padded)[:n, :k]),
         group_scale=by_row[0],
-        table=panels[0, 64:80].copy().view(np.int8),
+        table=np.repeat(panels[:, 64:80].view(np.int8), PANEL, axis=0)[:n],
         shift=by_row[1] if described.group_values > 1 else None,
-        is_offset=bool(panels[0, 80]),
+        is_offset=np.repeat(panels[:, 80] != 0, PANEL)[:n],
         group=group,
     )
 

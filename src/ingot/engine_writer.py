@@ -71,10 +71,12 @@ def write_engine(
     files: Sequence[Path] = (),
     source: Path | None = None,
     made: Mapping[str, bytes] | None = None,
+    finish: Callable[[Manifest], Manifest] = lambda manifest: manifest,
 ) -> Manifest:
     """Fill the new, empty `directory` with an engine of one rank.
 
     manifest  everything but `parts`, which is made here
+    finish    adds what is known when all blocks have been made
     files     tokenizer and generation files to copy
     source    the folder to which they keep their relative paths; None: only their names are kept
     made      further files by name, e.g. what another compiler made
@@ -85,7 +87,7 @@ def write_engine(
         name = path.name if source is None else path.relative_to(source).as_posix()
         parts.append(_write_part(directory, name, _read_blocks(path)))
     parts += [_write_part(directory, name, [data]) for name, data in (made or {}).items()]
-    complete = dataclasses.replace(manifest, parts=tuple(sorted(parts, key=lambda part: part.name)))
+    complete = dataclasses.replace(finish(manifest), parts=tuple(sorted(parts, key=lambda part: part.name)))
     _write_part(directory, MANIFEST_NAME, [complete.to_json().encode()])
     return complete
 

@@ -17,7 +17,7 @@ from ingot.configs.read import parse_json, write_record
 from ingot.errors import REBUILD, ConfigError, EngineError
 from ingot.plan import Limits, Name, Number
 
-ENGINE_SCHEMA = 3
+ENGINE_SCHEMA = 4
 MANIFEST_NAME = "config.json"
 FORMAT = "ingot.engine"
 
@@ -46,6 +46,8 @@ class TargetEntry:
     files         which rank files hold its plan and weights: "" is rank0.engine, "cuda" rank0.cuda.engine
     activation_errors  by product: relative error of its output where its inputs are int8, as measured at build; None
                   where it could not be measured. Only of products that had the choice
+    weight_errors by quantised weight: what packing it has changed, root of the squared changes over that of the squares
+                  of the Checkpoint's values; those that hold what is no number are left out
     passport      how the engine compared with its source (`ingot verify --against ... --store_passport`); empty: never
     """
 
@@ -54,6 +56,7 @@ class TargetEntry:
     files: Word = ""
     built_with: Mapping[str, str] = dataclasses.field(default_factory=dict)
     activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    weight_errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
     passport: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
 
 
@@ -102,6 +105,11 @@ class Manifest(TargetEntry):
             return dataclasses.replace(self, passport=passport)
         others = (dataclasses.replace(o, passport=passport) if o.target == target else o for o in self.others)
         return dataclasses.replace(self, others=tuple(others))
+
+    def with_weight_errors(self, errors: Mapping[str, Mapping[str, float]]) -> "Manifest":
+        """This manifest with what is known after packing. errors: by target."""
+        others = (dataclasses.replace(each, weight_errors=errors[each.target]) for each in self.others)
+        return dataclasses.replace(self, weight_errors=errors[self.target], others=tuple(others))
 
     def part(self, name: str) -> Part | None:
         """The part called `name`, if the engine has it."""

@@ -19,6 +19,7 @@ class StepFacts:
 
     activations  what a product rounds its input to; "" of other steps
     int8_error   relative error of the product with int8 inputs, as measured at build; None where it was not
+    weight_error what packing has changed of a quantised weight, relative; None where that was not measured
     tactics      how a product that was timed at build shares its work for 1, 2-8, 9-32 and more rows, a digit each
                  (0: as shipped); "" of other steps
     """
@@ -28,19 +29,31 @@ class StepFacts:
     precision: str
     activations: str
     int8_error: float | None
+    weight_error: float | None
     tactics: str
     nbytes: int
     operations: int
     bound: str
 
 
-def step_facts(plan: Plan, errors: Mapping[str, float | None] | None = None, context: int = CONTEXT) -> list[StepFacts]:
-    """Of every step, for one token that sees `context` tokens, itself included. errors: of int8 inputs, by step."""
+def step_facts(
+    plan: Plan,
+    errors: Mapping[str, float | None] | None = None,
+    context: int = CONTEXT,
+    *,
+    weight_errors: Mapping[str, float] | None = None,
+) -> list[StepFacts]:
+    """Of every step, for one token that sees `context` tokens, itself included. errors: of int8 inputs, by step;
+    weight_errors: by weight."""
     work = PlanWork(plan)
     weights = {weight.name: weight for weight in plan.weights}
+    lost = weight_errors or {}
     load = Load(sequences=[(min(context, plan.limits.max_seq_len) - 1, 1)], rows=1)
     return [
-        _facts(step, work.of(step, load), weights, (errors or {}).get(step.name), plan.tactics.get(step.name, ""))
+        dataclasses.replace(
+            _facts(step, work.of(step, load), weights, (errors or {}).get(step.name), plan.tactics.get(step.name, "")),
+            weight_error=next((lost[name] for name in step.inputs if name in lost), None),
+        )
         for step in plan.steps
     ]
 
@@ -56,6 +69,7 @@ def _facts(step: Step, work: Work, weights: Mapping[str, Weight], error: float |
         precision=precision,
         activations=str(step.attrs.get("activations", "")),
         int8_error=error,
+        weight_error=None,
         tactics=tactics,
         nbytes=work.nbytes,
         operations=work.operations,
@@ -63,39 +77,41 @@ def _facts(step: Step, work: Work, weights: Mapping[str, Weight], error: float |
     )
 
 
-_Group = tuple[str, StepFacts, str]
-"""(layers such as "0-3", or ""; the step without its layer; the int8 errors of its layers)"""
+_Group = tuple[str, StepFacts, str, str]
+"""(layers such as "0-3", or ""; the step without its layer; the int8 errors of its layers; those of its weights)"""
 
 
 def _groups(facts: Sequence[StepFacts]) -> Iterator[_Group]:
     """Every step once; layers that do the same share one."""
-    groups: dict[tuple[bool, StepFacts], list[tuple[int, float | None]]] = {}
+    groups: dict[tuple[bool, StepFacts], list[tuple[int, StepFacts]]] = {}
     for each in facts:
         layer = re.match(r"layers\.(\d+)/", each.name)
         name = each.name[layer.end() :] if layer else each.name
-        same = (layer is not None, dataclasses.replace(each, name=name, int8_error=None))
-        groups.setdefault(same, []).append((int(layer[1]) if layer else -1, each.int8_error))
+        same = (layer is not None, dataclasses.replace(each, name=name, int8_error=None, weight_error=None))
+        groups.setdefault(same, []).append((int(layer[1]) if layer else -1, each))
     for (in_layer, step), members in groups.items():
         layers = _ranges([layer for layer, _ in members]) if in_layer else ""
-        yield layers, step, _span([error for _, error in members if error is not None])
+        rounding, packing = [each.int8_error for _, each in members], [each.weight_error for _, each in members]
+        yield layers, step, _span(rounding), _span(packing)
 
 
 def whole_table(plan: Plan, facts: Sequence[StepFacts]) -> list[str]:
     """Everything that is known of the steps, as wide as it gets."""
-    rows = [("step", "kernel", "precision", "activations", "int8 error", "tactics", "bytes", "operations", "bound")]
-    for layers, step, error in _groups(facts):
+    words = ("step", "kernel", "precision", "weight error", "activations", "int8 error", "tactics")
+    rows = [(*words, "bytes", "operations", "bound")]
+    for layers, step, error, lost in _groups(facts):
         label = f"layers.{layers}/{step.name}" if layers else step.name
-        sizes = (f"{step.nbytes:,}", f"{step.operations:,}")
-        rows.append((label, step.kernel, step.precision, step.activations, error, step.tactics, *sizes, step.bound))
+        sizes = (f"{step.nbytes:,}", f"{step.operations:,}", step.bound)
+        rows.append((label, step.kernel, step.precision, lost, step.activations, error, step.tactics, *sizes))
     told = "tactics: how a timed product shares its work for 1, 2-8, 9-32 and more rows; 0 as shipped, same results"
-    return [*aligned(rows, words=6), *_legend(plan), *([told] if any(each.tactics for each in facts) else [])]
+    return [*aligned(rows, words=len(words)), *_legend(plan), *([told] if any(each.tactics for each in facts) else [])]
 
 
 def short_table(plan: Plan, facts: Sequence[StepFacts]) -> list[str]:
     """Step, kernel, precision, bytes, operations and bound in 80 columns."""
     rows = [("step", "kernel", "precision", "bytes", "ops", "bound")]
     before = ""
-    for layers, step, _ in _groups(facts):
+    for layers, step, _, _ in _groups(facts):
         if layers and layers != before:
             rows.append((f"layers {layers}", "", "", "", "", ""))
         before = layers
@@ -133,9 +149,10 @@ def aligned(rows: Sequence[tuple[str, ...]], words: int) -> list[str]:
     return ["  ".join(side(cell, n) for side, cell, n in zip(sides, row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _span(errors: list[float]) -> str:
-    """[0.012, 0.03] → "1.2-3%"."""
-    shown = list(dict.fromkeys(f"{100 * error:.2g}" for error in (min(errors), max(errors)))) if errors else []
+def _span(errors: Sequence[float | None]) -> str:
+    """[0.012, None, 0.03] → "1.2-3%"."""
+    known = [error for error in errors if error is not None]
+    shown = list(dict.fromkeys(f"{100 * error:.2g}" for error in (min(known), max(known)))) if known else []
     return "-".join(shown) + "%" if shown else ""
 
 

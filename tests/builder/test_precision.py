@@ -13,7 +13,7 @@ NAMES = ["layers.0/qkv", "layers.0/down", "layers.1/qkv", "layers.1/down", "lm_h
 
 def choose(precision: str, *layers: LayerRule, head: str | None = None, activations: str = "auto") -> dict[str, str]:
     config = BuildConfig(lm_head_precision=head, activations=activations, layers=layers)
-    chosen = choose_products(config, Precision.parse(precision), NAMES)
+    chosen = choose_products(config, Precision.parse(precision), {}, NAMES)
     return {name: f"{each.precision} {each.activations}" for name, each in chosen.items()}
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from ingot.errors import EngineError
 from ingot.inspect import inspect
+from ingot.manifest import ENGINE_SCHEMA
 from ingot.plugins.registry import find_target
 from ingot.runtime.model_runner import ModelRunner
 from ingot.verify import verify
@@ -59,6 +60,7 @@ def part(change: Callable[[dict[str, Any]], object], name: str = "rank0.engine")
 
 
 ENTRY = ("target", "precision", "files", "built_with", "activation_errors", "passport")
+SCHEMA = f'"schema_version": {ENGINE_SCHEMA}'
 MANIFESTS: dict[str, tuple[Edit, str]] = {
     "a chunk without checksum": (part(lambda p: p.update(crc32=p["crc32"][:-8])), r"0 checksums for the 1 chunks"),
     "no checksums": (part(lambda p: p.update(crc32="")), r"crc32(.|\n)*0 checksums"),
@@ -118,8 +120,11 @@ MANIFESTS: dict[str, tuple[Edit, str]] = {
     "a fact of many digits": (lambda text: text.replace('"ranks": 1', f'"ranks": {"9" * 5000}'), "not JSON"),
     "a list as fact": (in_manifest(lambda m: m["model"].update(x=[])), r"model\.x"),
     "nested facts": (lambda text: text.replace('"tiny"', "[" * 100_000 + "]" * 100_000), "not JSON"),
-    "a schema in words": (in_manifest(lambda m: m.update(schema_version="3")), "cannot be read"),
-    "a schema with a point": (lambda text: text.replace('"schema_version": 3', '"schema_version": 3.0'), "cannot be"),
+    "a schema in words": (in_manifest(lambda m: m.update(schema_version=str(ENGINE_SCHEMA))), "cannot be read"),
+    "a schema with a point": (
+        lambda text: text.replace(f'"schema_version": {ENGINE_SCHEMA}', f'"schema_version": {ENGINE_SCHEMA}.0'),
+        "cannot be",
+    ),
     "capabilities in a word": (in_manifest(lambda m: m.update(capabilities="all")), "capabilities(.|\n)*a list"),
     "a passport in words": (in_manifest(lambda m: m.update(passport="yes")), "passport(.|\n)*an object"),
 }

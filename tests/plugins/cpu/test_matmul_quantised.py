@@ -12,7 +12,7 @@ from ingot.plan import Attr
 from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.cpu.session import CpuSession, open_native
-from ingot.plugins.grouped import LINEAR, GroupedRows, WeightRows
+from ingot.plugins.grouped import GroupedRows, WeightRows
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import MAX_K, QuantisedRows
 from ingot.plugins.target import SessionOptions
@@ -205,7 +205,7 @@ def test_ties_are_rounded_to_even(kernel: str) -> None:
     rows.scale[:] = 1
     rows.codes[:] = np.eye(8)
     if isinstance(rows, GroupedRows):
-        rows.table[:] = LINEAR
+        rows.table[:] = np.arange(16)
         rows.group_scale[:] = 1
         if rows.shift is not None:
             rows.shift[:] = 0
@@ -247,7 +247,7 @@ def test_the_largest_values_of_a_table(kernel: str, group: int) -> None:
     """-127 and 127 throughout, times rows of nothing but 127: no sum of a group overflows, whatever it is made of."""
     runnable_isa(kernel)
     rows = random_grouped((17, 700), group, "zero" if ".w4ts" in kernel else "")
-    rows = dataclasses.replace(rows, table=np.repeat(np.array([-127, 127], np.int8), 8))
+    rows.table[:] = np.repeat([-127, 127], 8)
     rows.codes[:2] = [[0], [15]]
     x = np.full((9, 700), 3.0, np.float32)
     x[1], x[2, ::2], x[3, ::4] = -3, -3, -3

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from ingot.dtypes import DType
 from ingot.plan import Attr, CacheGroup
-from ingot.plugins.grouped import LINEAR, GroupedRows, WeightRows
+from ingot.plugins.grouped import GroupedRows, WeightRows
 from ingot.plugins.op import Array, Call, KvCache, Op, Operand
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
@@ -39,14 +39,15 @@ def random_grouped(shape: tuple[int, ...], group: int, shift: str = "") -> Group
     """A weight [N, K], or [experts, N, K], in groups. shift: "zero", "offset" or none; then codes are of a table."""
     random = np.random.default_rng(sum(shape) + group)
     groups = (*shape[:-1], -(-shape[-1] // group))
+    table = (np.arange(16) if shift else random.integers(-127, 128, 16)).astype(np.int8)
     numbers = random.uniform(-9, 9, groups) if shift == "offset" else random.integers(0, 16, groups)
     return GroupedRows(
         scale=random.uniform(0.001, 0.1, shape[:-1]).astype(np.float32),
         codes=random.integers(0, 16, shape).astype(np.uint8),
         group_scale=_halves(random.uniform(-1, 1, groups)),
-        table=LINEAR if shift else np.sort(random.integers(-127, 128, 16)).astype(np.int8),
+        table=np.broadcast_to(table, (*shape[:-1], 16)).copy(),
         shift=_halves(numbers) if shift else None,
-        is_offset=shift == "offset",
+        is_offset=np.full(shape[:-1], shift == "offset"),
         group=group,
     )
 

@@ -1,0 +1,208 @@
+"""Weights whose codes an engine keeps: which expressions of codes and scales are rows of w4t or w4ts, and these rows.
+
+A code of 4 bits, a table of 16 values or none, scales of groups of columns, zero points or offsets, and a factor of
+each row or none become `GroupedRows`. Nothing is searched: scales are rounded to float16, after a power of two has gone
+into the row's scale, and the values of a table to multiples of one number.
+
+    source's scale                        is kept
+    float16, bf16, E4M3, powers of two    exactly
+    float32, products of two              to 2^-12 of each value
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import numpy.typing as npt
+import onnx_graphsurgeon as gs
+
+from ingot.builder.expressions import Float32, WeightReader, nibbles_of
+from ingot.builder.graph import is_op, producer, small_value, weight_shape
+from ingot.dtypes import DType, Precision
+from ingot.plugins.grouped import GroupedRows, joined
+from ingot.plugins.layouts import PANEL
+from ingot.weight_formats import W4T
+
+_TOP = 15  # largest exponent of a row's scales
+_LARGEST = 127  # value of a table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What a weight [N, K] is made of. group: columns that share a scale; table: nothing where codes are numbers."""
+
+    codes: gs.Constant
+    signed: bool
+    group: int
+    scale: gs.Tensor
+    zero: gs.Tensor | None = None
+    offset: gs.Tensor | None = None
+    table: tuple[float, ...] = ()
+    factor: gs.Tensor | None = None
+    divides: bool = False
+
+    @property
+    def engine_group(self) -> int:
+        """The largest group of the format that no group of the source cuts; 0 where there is none."""
+        columns = weight_shape(self.codes)[1]
+        fitting = math.gcd(self.group, max(W4T.groups)) if self.group < columns else max(W4T.groups)
+        return fitting if fitting in W4T.groups else 0
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The rows of a panel must have the same."""
+        return self.signed, self.table, self.zero is not None, self.offset is not None
+
+
+def kept_precision(tensor: gs.Tensor) -> Precision | None:
+    """What keeps a weight's codes; None where nothing does."""
+    grids = [read_grid(each) for each in _members(tensor)]
+    found = [grid for grid in grids if grid is not None]
+    alike = len({grid.kind for grid in found}) == 1
+    if len(found) < len(grids) or not (alike or all(weight_shape(grid.codes)[0] % PANEL == 0 for grid in found[:-1])):
+        return None
+    group = min(grid.engine_group for grid in found)
+    shifted = any(grid.zero is not None or grid.offset is not None for grid in found)
+    return Precision(dtype=DType.W4TS if shifted else DType.W4T, group=group) if group else None
+
+
+def _members(tensor: gs.Tensor) -> list[gs.Tensor]:
+    """The weights that lie one below the other."""
+    node = producer(tensor)
+    if is_op(node, "Concat") and node.attrs["axis"] in (0, -2) and len(weight_shape(tensor)) == 2:
+        return [part for each in node.inputs for part in _members(each)]
+    return [tensor]
+
+
+def read_grid(tensor: gs.Tensor) -> Grid | None:
+    """Of one weight; of a stack of experts [experts, N, K] that of all rows."""
+    shape, node = weight_shape(tensor), producer(tensor)
+    if is_op(node, "Reshape") and len(shape) == 3 and len(weight_shape(node.inputs[0])) == 2:
+        return read_grid(node.inputs[0]) if weight_shape(node.inputs[0])[1] == shape[2] else None
+    if node is None or len(shape) != 2:
+        return None
+    found = _dequantised(node) if node.op == "DequantizeLinear" else _by_groups(node, shape[1])
+    if found is None and node.op in ("Mul", "Div") and weight_shape(node.inputs[1]) == (shape[0], 1):
+        inner = read_grid(node.inputs[0])
+        if inner is not None and inner.factor is None:
+            return dataclasses.replace(inner, factor=node.inputs[1], divides=node.op == "Div")
+    return found
+
+
+def _dequantised(node: gs.Node) -> Grid | None:
+    codes, scale, *zero = node.inputs
+    signed = nibbles_of(codes)
+    if signed is None or node.attrs.get("axis", 1) not in (1, -1) or not node.attrs.get("block_size", 0):
+        return None
+    return Grid(codes=codes, signed=signed, group=node.attrs["block_size"], scale=scale, zero=zero[0] if zero else None)
+
+
+def _by_groups(node: gs.Node, columns: int) -> Grid | None:
+    """((table[codes] or codes) - zero) * scale + offset"""
+    given: dict[str, gs.Tensor] = {}
+    size, grouped = columns, is_op(node, "Reshape") and len(weight_shape(node.inputs[0])) == 3
+    step: gs.Node | None = node
+    if grouped:
+        size, step = weight_shape(node.inputs[0])[2], producer(node.inputs[0])
+    for name, op in (("offset", "Add"), ("scale", "Mul"), ("zero", "Sub")):
+        if is_op(step, op):
+            given[name] = _without_axis(step.inputs[1]) if grouped else step.inputs[1]
+            step = producer(step.inputs[0])
+    if grouped:
+        if not is_op(step, "Reshape"):
+            return None
+        step = producer(step.inputs[0])
+    table: tuple[float, ...] = ()
+    if is_op(step, "Gather") and step.attrs.get("axis", 0) == 0:
+        values = small_value(step.inputs[0])
+        if values is None or values.shape != (16,) or not np.isfinite(values).all():
+            return None
+        table, step = tuple(values.tolist()), producer(step.inputs[1])
+    if not is_op(step, "Cast") or (signed := nibbles_of(step.inputs[0])) is None or (table and signed):
+        return None
+    groups = (weight_shape(step.inputs[0])[0], -(-columns // size))
+    if "scale" not in given or any(weight_shape(each) != groups for each in given.values()):
+        return None
+    if (table and given.keys() & {"zero", "offset"}) or {"zero", "offset"} <= given.keys():
+        return None
+    return Grid(codes=step.inputs[0], signed=signed, group=size, table=table, **given)
+
+
+def _without_axis(tensor: gs.Tensor) -> gs.Tensor:
+    node = producer(tensor)
+    return node.inputs[0] if is_op(node, "Unsqueeze") else tensor
+
+
+def kept_rows(reader: WeightReader, tensor: gs.Tensor, begin: int, end: int, group: int) -> GroupedRows:
+    """Rows [begin, end) of a weight that has a `kept_precision`, in groups of the engine."""
+    parts, start = [], 0
+    for each in _members(tensor):
+        shape, grid = weight_shape(each), read_grid(each)
+        assert grid is not None, "kept_precision has found it"
+        rows = math.prod(shape[:-1])
+        low, high = max(begin - start, 0), min(end - start, rows)
+        if low < high:
+            parts.append(_rows(reader, grid, low, high, group))
+        start += rows
+    return joined(parts)
+
+
+def _rows(reader: WeightReader, grid: Grid, begin: int, end: int, group: int) -> GroupedRows:
+    codes = reader.read_numbers(grid.codes, begin, end)
+    lowest = -8 if grid.signed else 0
+    columns, groups = codes.shape[1], -(-codes.shape[1] // group)
+
+    def numbers(each: gs.Tensor) -> Float32:
+        """[rows, groups of the engine]"""
+        found = reader.read_numbers(each, begin, end).astype(np.float32)
+        return np.repeat(found, max(1, -(-min(grid.group, columns) // group)), axis=1)[:, :groups]
+
+    scale = numbers(grid.scale)
+    shift = None if grid.zero is grid.offset else numbers(grid.zero if grid.offset is None else grid.offset)
+    table, unit = _table(grid.table) if grid.table else (np.arange(lowest, lowest + 16, dtype=np.int8), 1.0)
+    powers = _powers(scale, shift if grid.offset is not None else None)
+    row_scale = powers * np.float32(unit)
+    if grid.factor is not None:
+        factor = reader.read_numbers(grid.factor, begin, end)[:, 0]
+        row_scale = row_scale / factor if grid.divides else row_scale * factor
+    with np.errstate(invalid="ignore"):
+        if grid.offset is not None and shift is not None:
+            shift = shift / powers[:, None]
+        group_scale = _half(scale / powers[:, None])
+    return GroupedRows(
+        scale=row_scale.astype(np.float32),
+        codes=(codes.view(np.int8) - np.int8(lowest)).view(np.uint8),
+        group_scale=group_scale,
+        table=np.tile(table, (end - begin, 1)),
+        shift=None if shift is None else _half(shift),
+        is_offset=np.full(end - begin, grid.offset is not None),
+        group=group,
+    )
+
+
+def _powers(scale: Float32, offset: Float32 | None) -> Float32:
+    """For each row a power of two, over which its numbers fill the range of float16; NaN where one is no number."""
+    top = np.abs(scale).max(axis=1, initial=0)
+    if offset is not None:
+        top = np.maximum(top, np.abs(offset).max(axis=1, initial=0))
+    finite = np.isfinite(top)
+    _, exponent = np.frexp(np.where(finite & (top > 0), top, np.float32(1)))
+    return np.where(finite, np.ldexp(np.float32(1), exponent - _TOP), np.float32(np.nan)).astype(np.float32)
+
+
+def _half(values: Float32) -> Float32:
+    """Rounded to float16; NaN, of a row whose scale is NaN, becomes zero."""
+    return np.where(np.isnan(values), np.float32(0), values).astype(np.float16).astype(np.float32)
+
+
+def _table(values: tuple[float, ...]) -> tuple[npt.NDArray[np.int8], float]:
+    """(whole numbers, what one of them is worth): those nearest to the values, and the fewest that are."""
+    wanted = np.array(values)
+    top = np.abs(wanted).max() or 1.0
+
+    def error(most: int) -> float:
+        return float(np.abs(np.rint(wanted / top * most) * (top / most) - wanted).max())
+
+    errors = [round(error(most) / top, 7) for most in range(1, _LARGEST + 1)]
+    most = errors.index(min(errors)) + 1
+    return np.rint(wanted / top * most).astype(np.int8), float(top / most)
