@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ingot import __version__
-from ingot.builder.expressions import WeightReader
+from ingot.builder.expressions import WeightReader, leaves
 from ingot.builder.model_card import model_card
-from ingot.builder.pack import BLOCK_BYTES, Packer
+from ingot.builder.pack import BLOCK_BYTES, Packer, WeightUse
 from ingot.builder.parallel_map import cores
 from ingot.builder.passes.base import PassReport
 from ingot.builder.plan_targets import TargetBuild, base_memory, common_notes, plan_targets
@@ -294,6 +294,7 @@ def _manifest(
             precision=str(job.precision),
             files=_share_of(job, shares).files,
             activation_errors=job.activation_errors,
+            weight_sources=_weight_sources(job, checkpoint),
             built_with=job.target.toolchain(),
         )
         for job in jobs
@@ -305,6 +306,7 @@ def _manifest(
         files=first.files,
         built_with=first.built_with,
         activation_errors=first.activation_errors,
+        weight_sources=first.weight_sources,
         others=tuple(others),
         ingot_version=__version__,
         model=model_card(checkpoint, plan),
@@ -317,6 +319,23 @@ def _manifest(
         parts=(),
         sources=checkpoint.config.sources,
     )
+
+
+def _weight_sources(job: TargetBuild, checkpoint: Checkpoint) -> dict[str, str]:
+    """Weight → the formats that its parts have in the Checkpoint, of those that are quantised there."""
+    kinds = checkpoint.config.quantised
+    if not kinds:
+        return {}
+    found = {
+        use.name: dict.fromkeys(kinds[name] for name in _stored_weights(use) if name in kinds)
+        for use in job.lowering.uses
+    }
+    return {name: ", ".join(each) for name, each in found.items() if each}
+
+
+def _stored_weights(use: WeightUse) -> Iterator[str]:
+    """Weights of the Checkpoint that it is made of: a quantised one has several initialisers."""
+    return (leaf.rpartition("/")[0] for leaf in leaves(use.tensor))
 
 
 def _target_report(job: TargetBuild, own: RankFilePlan, output_dir: Path, notes: list[str]) -> TargetReport:

@@ -113,7 +113,9 @@ def _followed(path: Path, target: str) -> Iterator[None]:
 
 
 def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
-    facts = step_facts(plan, manifest.activation_errors, weight_errors=manifest.weight_errors)
+    facts = step_facts(
+        plan, manifest.activation_errors, weight_errors=manifest.weight_errors, weight_sources=manifest.weight_sources
+    )
     file, code = rank_file(0, manifest.files), _machine_code(plan, manifest)
     network = _network(path, manifest)
     document: dict[str, Any] = {

@@ -48,6 +48,7 @@ class TargetEntry:
                   where it could not be measured. Only of products that had the choice
     weight_errors by quantised weight: what packing it has changed, root of the squared changes over that of the squares
                   of the Checkpoint's values; those that hold what is no number are left out
+    weight_sources  by weight that was quantised in the Checkpoint already: how, for people
     passport      how the engine compared with its source (`ingot verify --against ... --store_passport`); empty: never
     """
 
@@ -57,6 +58,7 @@ class TargetEntry:
     built_with: Mapping[str, str] = dataclasses.field(default_factory=dict)
     activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     weight_errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    weight_sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     passport: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
 
 

@@ -19,6 +19,7 @@ class StepFacts:
 
     activations  what a product rounds its input to; "" of other steps
     int8_error   relative error of the product with int8 inputs, as measured at build; None where it was not
+    source       how the step's weight was quantised in the Checkpoint; "" where it was not
     weight_error what packing has changed of a quantised weight, relative; None where that was not measured
     tactics      how a product that was timed at build shares its work for 1, 2-8, 9-32 and more rows, a digit each
                  (0: as shipped); "" of other steps
@@ -29,6 +30,7 @@ class StepFacts:
     precision: str
     activations: str
     int8_error: float | None
+    source: str
     weight_error: float | None
     tactics: str
     nbytes: int
@@ -42,16 +44,18 @@ def step_facts(
     context: int = CONTEXT,
     *,
     weight_errors: Mapping[str, float] | None = None,
+    weight_sources: Mapping[str, str] | None = None,
 ) -> list[StepFacts]:
     """Of every step, for one token that sees `context` tokens, itself included. errors: of int8 inputs, by step;
-    weight_errors: by weight."""
+    weight_errors, weight_sources: by weight."""
     work = PlanWork(plan)
     weights = {weight.name: weight for weight in plan.weights}
-    lost = weight_errors or {}
+    lost, made_of = weight_errors or {}, weight_sources or {}
     load = Load(sequences=[(min(context, plan.limits.max_seq_len) - 1, 1)], rows=1)
     return [
         dataclasses.replace(
             _facts(step, work.of(step, load), weights, (errors or {}).get(step.name), plan.tactics.get(step.name, "")),
+            source=next((made_of[name] for name in step.inputs if name in made_of), ""),
             weight_error=next((lost[name] for name in step.inputs if name in lost), None),
         )
         for step in plan.steps
@@ -69,6 +73,7 @@ def _facts(step: Step, work: Work, weights: Mapping[str, Weight], error: float |
         precision=precision,
         activations=str(step.attrs.get("activations", "")),
         int8_error=error,
+        source="",
         weight_error=None,
         tactics=tactics,
         nbytes=work.nbytes,
@@ -97,12 +102,14 @@ def _groups(facts: Sequence[StepFacts]) -> Iterator[_Group]:
 
 def whole_table(plan: Plan, facts: Sequence[StepFacts]) -> list[str]:
     """Everything that is known of the steps, as wide as it gets."""
-    words = ("step", "kernel", "precision", "weight error", "activations", "int8 error", "tactics")
+    words = ("step", "kernel", "source", "precision", "weight error", "activations", "int8 error", "tactics")
     rows = [(*words, "bytes", "operations", "bound")]
     for layers, step, error, lost in _groups(facts):
         label = f"layers.{layers}/{step.name}" if layers else step.name
         sizes = (f"{step.nbytes:,}", f"{step.operations:,}", step.bound)
-        rows.append((label, step.kernel, step.precision, lost, step.activations, error, step.tactics, *sizes))
+        rows.append(
+            (label, step.kernel, step.source, step.precision, lost, step.activations, error, step.tactics, *sizes)
+        )
     told = "tactics: how a timed product shares its work for 1, 2-8, 9-32 and more rows; 0 as shipped, same results"
     return [*aligned(rows, words=len(words)), *_legend(plan), *([told] if any(each.tactics for each in facts) else [])]
 

@@ -66,16 +66,7 @@ W4 = WeightFormat(
     lm_head="w8",
     int8_tolerance=0.05,
 )
-W4T = WeightFormat(
-    dtype="w4t",
-    bits=4,
-    codes=(0, 15),
-    groups=(128, 64, 32, 16),
-    group_values=1,
-    k_block=128,
-    lm_head="w8",
-    int8_tolerance=0.05,
-)
+W4T = dataclasses.replace(W4, dtype="w4t", codes=(0, 15), groups=(128, 64, 32, 16), multiplier=0, group_values=1)
 W4TS = dataclasses.replace(W4T, dtype="w4ts", group_values=2)
 FORMATS = {each.dtype: each for each in (W8, W4, W4T, W4TS)}
 TABLE_FORMAT = next(each for each in FORMATS.values() if each.in_tables)

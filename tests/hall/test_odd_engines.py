@@ -59,7 +59,16 @@ def part(change: Callable[[dict[str, Any]], object], name: str = "rank0.engine")
     return in_manifest(edit)
 
 
-ENTRY = ("target", "precision", "files", "built_with", "activation_errors", "passport")
+ENTRY = (
+    "target",
+    "precision",
+    "files",
+    "built_with",
+    "activation_errors",
+    "weight_errors",
+    "weight_sources",
+    "passport",
+)
 SCHEMA = f'"schema_version": {ENGINE_SCHEMA}'
 MANIFESTS: dict[str, tuple[Edit, str]] = {
     "a chunk without checksum": (part(lambda p: p.update(crc32=p["crc32"][:-8])), r"0 checksums for the 1 chunks"),

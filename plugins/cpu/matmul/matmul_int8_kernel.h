@@ -71,7 +71,6 @@ struct RoundedRows {
   int64_t rows, k;
   std::byte* data;
   int64_t run_k = kShortestRun;  // of a short sum
-
   static constexpr int64_t kShortestRun = 16;
 
   int64_t padded_k() const { return ceil_div(k, 2 * kTileK) * 2 * kTileK; }
@@ -150,7 +149,6 @@ struct ByteProducts {
   static constexpr int64_t kBlockRows = I::kBlockRows, kBlockPanels = I::kBlockPanels;
   using Total = int32_t;
   static int64_t run_k(int64_t) { return RoundedRows::kShortestRun; }  // none is used
-
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
     round_group<I, kRows, kPart, I::kFlipX>(to, first, count, x, [](int64_t, int64_t, const int8_t*) {});
   }
@@ -308,8 +306,7 @@ struct ByteProducts {
 template <typename I, int64_t kRun>
 struct CodeProducts {
   using Total = int32_t;
-  static constexpr int64_t kRunK = kRun;
-  static int64_t run_k(int64_t) { return kRunK; }
+  static int64_t run_k(int64_t) { return kRun; }
   static constexpr int kRows = I::kCodeRows, kPanels = I::kCodePanels, kVectors = kPanel / I::kWidth;
   static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
   static constexpr int64_t kBlockRows = 96 / kRows * kRows, kBlockPanels = 32;
@@ -319,9 +316,9 @@ struct CodeProducts {
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
     std::fill_n(to.runs(first), count * to.run_stride(), 0);
     round_group<I, kRows, kPart, 0>(to, first, count, x, [&to, first](int64_t row, int64_t k, const int8_t* line) {
-      constexpr int64_t kStep = std::min(kRunK, kTileK);
+      constexpr int64_t kStep = std::min(kRun, kTileK);
       for (int64_t i = 0; i < kTileK; i += kStep)
-        to.runs(first + row)[(k + i) / kRunK] += I::template short_start<kStep>(line + i);
+        to.runs(first + row)[(k + i) / kRun] += I::template short_start<kStep>(line + i);
     });
   }
 
@@ -354,7 +351,7 @@ struct CodeProducts {
     for (int r = 0; r < kR; ++r)
 #pragma GCC unroll 2
       for (int h = 0; h < kSums; ++h) {
-        const auto start = I::set_short(kWholeBytes && h > 0 ? 0 : t.runs[r * t.run_stride + k[h] / kRunK]);
+        const auto start = I::set_short(kWholeBytes && h > 0 ? 0 : t.runs[r * t.run_stride + k[h] / kRun]);
 #pragma GCC unroll 2
         for (int p = 0; p < kP; ++p)
 #pragma GCC unroll 2

@@ -46,9 +46,15 @@ def unpaired(values: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_llama(
-    folder: Path, kind: int, *, vocab: int = VOCAB, tokenizer: Mapping[str, object] | None = None
+    folder: Path,
+    kind: int,
+    *,
+    vocab: int = VOCAB,
+    tokenizer: Mapping[str, object] | None = None,
+    kinds: Mapping[str, int] | None = None,
 ) -> dict[str, np.ndarray]:
-    """model.gguf whose products and token table have this type; the values by Hugging Face's names."""
+    """model.gguf whose products and token table have this type; the values by Hugging Face's names. kinds: of some
+    products others."""
     rng = np.random.default_rng(kind)
     size = write.BLOCKS[kind][1]
     hidden, inner = size, 2 * size
@@ -58,7 +64,7 @@ def write_llama(
     tensors, values = {}, {}
     for name, shape in shapes.items():
         tensors[f"blk.0.{name}.weight"], values[f"model.layers.0.{PRODUCTS[name]}.weight"] = write.random_blocks(
-            rng, kind, shape
+            rng, (kinds or {}).get(name, kind), shape
         )
     for name, heads in (("q", HEADS), ("k", KV_HEADS)):
         key = f"model.layers.0.self_attn.{name}_proj.weight"

@@ -16,7 +16,7 @@ from ingot.errors import CheckpointError, ConfigError, IngotError, MissingModelE
 from tests import gguf_files as write
 from tests.builder.engines import engine_logits
 from tests.convert.gguf.test_architectures import CASES, assert_same, write_case
-from tests.convert.gguf.test_blocks import HEAD_DIM, IDS, llama_settings, write_llama
+from tests.convert.gguf.test_blocks import HEAD_DIM, llama_settings, write_llama
 from tests.convert.quantised.test_formats import reference
 from tests.convert.test_golden import logits_of_graph
 
@@ -131,13 +131,3 @@ def test_files_that_other_programs_wrote(shared: Path, tmp_path: Path) -> None:
             engine_logits(tmp_path / "engines" / folder.name, ids),
         ):
             assert np.abs(got - expected).max() < 1e-4, folder.name
-
-
-def test_auto_is_w8(tmp_path: Path) -> None:
-    write_llama(tmp_path, 8)
-    convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
-    report = build(BuildConfig(target="ref"), tmp_path / "checkpoint", tmp_path / "engine")
-    assert report.precision == "w8"
-    exact = logits_of_graph(tmp_path / "checkpoint", IDS)
-    error = engine_logits(tmp_path / "engine", IDS) - exact
-    assert np.sqrt((error**2).mean()) < 0.1 * exact.std()

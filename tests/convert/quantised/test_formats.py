@@ -15,6 +15,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.dtypes import DType
+from ingot.engine import read_manifest
 from ingot.inspect import inspect
 from tests import quantised as write
 from tests.builder.engines import engine_logits
@@ -189,14 +190,14 @@ def test_a_format(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(engine_logits(tmp_path / "engine", IDS), expected, rtol=0, atol=1e-5 * np.ptp(expected))
 
 
-def test_auto_is_w8_and_inspect_says_where_it_came_from(tmp_path: Path) -> None:
+def test_inspect_says_where_an_engine_came_from(tmp_path: Path) -> None:
     settings, packer, _ = CASES["awq g32"]
     write.write_model(tmp_path / "model", settings, packer)
     convert(ConvertOptions(model_dir=tmp_path / "model", output_dir=tmp_path / "checkpoint"))
     assert "quantised   awq u4g32 with zero: 7 weights" in inspect(tmp_path / "checkpoint").text
     report = build(BuildConfig(target="ref"), tmp_path / "checkpoint", tmp_path / "engine")
-    assert report.precision == "w8"
-    assert "precision w8: the checkpoint is quantised" in report.notes
+    assert report.precision == "w4tsg32"
+    assert "precision w4tsg32: the checkpoint is quantised; 4 of 5 products keep their codes" in report.notes
     assert "quantised_source awq u4g32 with zero" in inspect(tmp_path / "engine").text
 
 
@@ -230,6 +231,11 @@ def test_checkpoints_that_other_programs_wrote(shared: Path, tmp_path: Path) -> 
             engine_logits(tmp_path / "engines" / folder.name, ids),
         ):
             assert np.abs(got - expected).max() < 1e-4, folder.name
+        auto = tmp_path / "auto" / folder.name
+        build(BuildConfig(target="ref", activations="bf16", kv_cache_dtype="f32"), tmp_path / folder.name, auto)
+        stated = max(read_manifest(auto).weight_errors.values())
+        error = np.sqrt(np.square(engine_logits(auto, ids) - expected).mean()) / expected.std()
+        assert error < 4 * stated, folder.name  # of the one weight that lost most, in a stack of products
         seen += 1
     assert seen == 28
 

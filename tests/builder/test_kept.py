@@ -1,0 +1,105 @@
+"""auto keeps the codes of a quantised checkpoint wherever a format of the engine holds them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.builder.build import BuildReport, build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.engine import read_manifest
+from ingot.inspect import inspect
+from tests import quantised as write
+from tests.builder.engines import engine_logits
+from tests.convert.gguf.test_blocks import IDS, write_llama
+from tests.convert.quantised.test_formats import CASES
+from tests.convert.test_golden import logits_of_graph
+
+HALF = 2.0**-12  # relative, of the numbers that float16 rounds, as root mean square
+# case → (precision of its products, what packing may change of a weight)
+KEPT = {
+    "awq g32": ({"w4tsg32"}, 0),
+    "awq rows, without zero points": ({"w4tg128"}, 0),
+    "gptq symmetric v2 that says v1": ({"w4tg32"}, 0),
+    "gptq 2 bits": ({"w4tsg16"}, 0),
+    "gptq 3 bits": ({"w4tg32"}, 0),
+    "auto-round as gptq": ({"w4tsg32"}, 0),
+    "auto-round, zero points as they are": ({"w4tsg32"}, 0),
+    "auto-round as awq": ({"w4tsg32"}, 0),
+    "ct 3 bits": ({"w4tg128"}, 0),
+    "ct 3 bits, whole fields in words": ({"w4tsg32"}, 0),
+    "ct nvfp4": ({"w4tg16"}, 2.0**-23),
+    "ct mxfp4": ({"w4tg32"}, 0),
+    "modelopt nvfp4 that says fp8": ({"w4tg16"}, 2.0**-23),
+    "bnb nf4": ({"w4tg32", "w4tg128"}, 0.005),
+    "hqq 4 bits": ({"w4tsg32", "w4tsg128"}, HALF),
+    "hqq 3 bits": ({"w4tsg32"}, HALF),
+}
+# type → (group of its products, what packing may change of one); one block is a row of some, whose group is 128
+GGUF = {2: ("w4t", 0), 3: ("w4ts", 0), 20: ("w4t", 0), 39: ("w4t", 0)}
+GGUF |= {10: ("w4tsg16", 2 * HALF), 11: ("w4tg16", HALF), 12: ("w4tsg32", HALF), 23: ("w4tg32", HALF)}
+GGUF |= dict.fromkeys((6, 7, 8, 13, 14), ("w8", 0.02))
+
+
+def built(folder: Path, model: Path) -> BuildReport:
+    convert(ConvertOptions(model_dir=model, output_dir=folder / "checkpoint"))
+    return build(BuildConfig(target="ref", activations="bf16"), folder / "checkpoint", folder / "engine")
+
+
+def products(report: BuildReport) -> dict[str, tuple[str, float]]:
+    """Weight of each product but lm_head → (precision, what packing has changed)"""
+    steps = [step for step in report.plan.steps if "group" in step.attrs and step.name != "lm_head"]
+    errors = read_manifest(report.output_dir).weight_errors
+    names = {step.inputs[1]: f"{step.kernel.split('.')[1]}g{step.attrs['group']}" for step in steps}
+    return {
+        name: (precision.removesuffix("g0").removesuffix("a8"), errors.get(name, 0.0))
+        for name, precision in names.items()
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_format(tmp_path: Path, name: str) -> None:
+    """What cannot be kept is w8: column orders, groups of odd sizes, bytes."""
+    settings, packer, _ = CASES[name]
+    write.write_model(tmp_path / "model", settings, packer)
+    found = products(built(tmp_path, tmp_path / "model"))
+    wanted, bound = KEPT.get(name, ({"w8"}, 0.02))
+    assert {precision for precision, _ in found.values()} == wanted
+    assert max(error for _, error in found.values()) <= bound
+
+
+@pytest.mark.parametrize("kind", GGUF)
+def test_a_type_of_gguf(tmp_path: Path, kind: int) -> None:
+    write_llama(tmp_path, kind)
+    report = built(tmp_path, tmp_path / "model.gguf")
+    wanted, bound = GGUF[kind]
+    for name, (precision, error) in products(report).items():
+        if "attention_out" not in name:  # whose weight is float16
+            assert precision.removesuffix("g128").removesuffix("g32" * ("g" not in wanted)) == wanted, name
+            assert error <= bound, name
+    exact = logits_of_graph(tmp_path / "checkpoint", IDS)
+    assert np.sqrt(((engine_logits(tmp_path / "engine", IDS) - exact) ** 2).mean()) < 0.2 * exact.std()
+
+
+def test_members_of_a_product_in_different_formats(tmp_path: Path) -> None:
+    """Panels have tables and shifts of their own; where a panel would hold two of them, the product is w8."""
+    write_llama(tmp_path, 2, kinds={"ffn_up": 3, "attn_k": 20})
+    report = built(tmp_path, tmp_path / "model.gguf")
+    found = products(report)
+    gate_up, qkv = (next(each for name, each in found.items() if part in name) for part in ("gate_up", "qkv"))
+    assert gate_up == ("w4tsg128", 0)
+    assert qkv[0] == "w8"
+    text = inspect(tmp_path / "engine").text
+    assert "gguf Q4_0 i4, gguf Q4_1 u4 with offset  w4tsg128" in text
+    assert "products keep their codes" in " ".join(report.notes)
+
+
+def test_another_precision_takes_the_values(tmp_path: Path) -> None:
+    write_llama(tmp_path, 2)
+    built(tmp_path, tmp_path / "model.gguf")
+    report = build(BuildConfig(target="ref", precision="w8"), tmp_path / "checkpoint", tmp_path / "other")
+    assert {precision for precision, _ in products(report).values()} == {"w8"}
+    report = build(BuildConfig(target="ref", lm_head_precision="bf16"), tmp_path / "checkpoint", tmp_path / "other")
+    assert report.plan.steps[-1].kernel.startswith("matmul.bf16")
