@@ -11,6 +11,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.engine import read_manifest
 from ingot.inspect import inspect
+from ingot.plan import Step
 from tests import quantised as write
 from tests.builder.engines import engine_logits
 from tests.convert.gguf.test_blocks import IDS, write_llama
@@ -52,11 +53,12 @@ def products(report: BuildReport) -> dict[str, tuple[str, float]]:
     """Weight of each product but lm_head → (precision, what packing has changed)"""
     steps = [step for step in report.plan.steps if "group" in step.attrs and step.name != "lm_head"]
     errors = read_manifest(report.output_dir).weight_errors
-    names = {step.inputs[1]: f"{step.kernel.split('.')[1]}g{step.attrs['group']}" for step in steps}
-    return {
-        name: (precision.removesuffix("g0").removesuffix("a8"), errors.get(name, 0.0))
-        for name, precision in names.items()
-    }
+    return {step.inputs[1]: (_precision(step), errors.get(step.inputs[1], 0.0)) for step in steps}
+
+
+def _precision(step: Step) -> str:
+    name = f"{step.kernel.split('.')[1].removesuffix('a8')}g{step.attrs['group']}"
+    return name.removesuffix("g0")
 
 
 @pytest.mark.parametrize("name", CASES)

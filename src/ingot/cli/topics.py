@@ -50,12 +50,13 @@ A precision says how weights are stored. `ingot build --precision P`:
 f32, bf16     as they are; f16 on GPUs
 w8            8 bits, one scale per row: half the memory of bf16
 w4g128        4 bits, groups of 128: about a quarter of bf16; w4g64 and w4g32 are larger and closer to the source
-auto          what the Checkpoint stores. This is the default.
+auto          what the Checkpoint stores, codes of quantised ones (w4tgG, w4tsgG) included. This is the default.
 
 Decoding reads every weight once per step, so fewer bits mean more tokens per second as well as less memory.
 --lm_head_precision sets the last product alone; --activations says what products round their inputs to.
 `ingot verify ENGINE --against CHECKPOINT` measures what a precision costs: KL divergence, top-1 agreement, perplexity.
-GPU targets take f32, bf16 and f16 only. GPTQ, AWQ and FP8 checkpoints are not read yet: convert the original model."""
+GPU targets take f32, bf16 and f16 only. Of quantised checkpoints (GGUF, AWQ, GPTQ, ...) `auto` keeps codes of up to four \
+bits, and makes w8 of all others."""
 
 
 def _memory() -> str:

@@ -17,6 +17,7 @@ from ingot.convert.quantised.form import Quantised
 from ingot.convert.quantised.read import read_quantised
 from ingot.convert.weights import Filling, Row, Take, Unpair, filled
 from ingot.dtypes import DType
+from ingot.engine import read_manifest
 from ingot.errors import CheckpointError
 from ingot.tensor_file import read_header
 from tests import quantised as write
@@ -114,6 +115,13 @@ def test_a_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(engine_logits(tmp_path / "engine", ids), expected, rtol=0, atol=bound)
     kinds = json.loads((tmp_path / "stacks.checkpoint" / "config.json").read_text())["quantised"]
     assert set(kinds.values()) == {"mxfp4 u4g32"}
+    config = BuildConfig(target="ref", activations="f32", kv_cache_dtype="f32")
+    plan = build(config, tmp_path / "stacks.checkpoint", tmp_path / "auto").plan
+    kept = {step.kernel for step in plan.steps if step.op.startswith("moe_") and "group" in step.attrs}
+    assert kept == {"moe_gate_up.w4t.ref", "moe_down.w4t.ref"}
+    errors = read_manifest(tmp_path / "auto").weight_errors
+    experts = {step.inputs[-1] for step in plan.steps if step.op in ("moe_gate_up", "moe_down")}
+    assert [errors[name] for name in experts] == [0, 0]
 
 
 @pytest.mark.parametrize(
