@@ -55,8 +55,8 @@ auto          what the Checkpoint stores, codes of quantised ones (w4tgG, w4tsgG
 Decoding reads every weight once per step, so fewer bits mean more tokens per second as well as less memory.
 --lm_head_precision sets the last product alone; --activations says what products round their inputs to.
 `ingot verify ENGINE --against CHECKPOINT` measures what a precision costs: KL divergence, top-1 agreement, perplexity.
-GPU targets take f32, bf16 and f16 only. Of quantised checkpoints (GGUF, AWQ, GPTQ, ...) `auto` keeps codes of up to four \
-bits, and makes w8 of all others."""
+GPU targets take f32, bf16 and f16 only. Of quantised checkpoints (GGUF, AWQ, GPTQ, ...) `auto` keeps codes of up to \
+4 bits, and makes w8 of all others."""
 
 
 def _memory() -> str:
