@@ -69,10 +69,9 @@ concept FloatVector =
 // most kLongestRun k.
 template <typename S>
 concept Int8Vector =
-    FloatVector<S> &&
-    requires(typename S::Sum& sum, typename S::Weights weights, typename S::Short& run, const int8_t* x, int8_t* to_i8,
-             const int32_t* from, int32_t* to, const void* line, void* to_line, typename S::V v,
-             const uint16_t* from_f16) {
+    FloatVector<S> && requires(typename S::Sum& sum, typename S::Weights weights, typename S::Short& run,
+                               const int8_t* x, int8_t* to_i8, const int32_t* from, int32_t* to, const void* line,
+                               void* to_line, typename S::V v, const uint16_t* from_f16) {
       { S::multipliers(x) } -> std::same_as<typename S::Multipliers>;
       S::prefetch_codes(line);
       S::unpack(line, S::multipliers(x), S::multipliers(x), to_line, to_line);
