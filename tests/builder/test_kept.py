@@ -20,7 +20,7 @@ from tests.convert.test_golden import logits_of_graph
 
 HALF = 2.0**-12  # relative, of the numbers that float16 rounds, as root mean square
 # case → (precision of its products, what packing may change of a weight)
-KEPT = {
+KEPT: dict[str, tuple[set[str], float]] = {
     "awq g32": ({"w4tsg32"}, 0),
     "awq rows, without zero points": ({"w4tg128"}, 0),
     "gptq symmetric v2 that says v1": ({"w4tg32"}, 0),
@@ -39,7 +39,7 @@ KEPT = {
     "hqq 3 bits": ({"w4tsg32"}, HALF),
 }
 # type → (group of its products, what packing may change of one); one block is a row of some, whose group is 128
-GGUF = {2: ("w4t", 0), 3: ("w4ts", 0), 20: ("w4t", 0), 39: ("w4t", 0)}
+GGUF: dict[int, tuple[str, float]] = {2: ("w4t", 0), 3: ("w4ts", 0), 20: ("w4t", 0), 39: ("w4t", 0)}
 GGUF |= {10: ("w4tsg16", 2 * HALF), 11: ("w4tg16", HALF), 12: ("w4tsg32", HALF), 23: ("w4tg32", HALF)}
 GGUF |= dict.fromkeys((6, 7, 8, 13, 14), ("w8", 0.02))
 
