@@ -13,8 +13,8 @@ from ingot.builder.graph import Graph, ours, weight_shape
 from ingot.builder.kept import kept_precision
 from ingot.configs.build import BuildConfig
 from ingot.configs.read import nearest
-from ingot.dtypes import DType, Precision
-from ingot.errors import UsageError
+from ingot.dtypes import PRECISIONS, DType, Precision
+from ingot.errors import NoKernelError, UsageError
 from ingot.plugins.target import Target
 from ingot.weight_formats import QUANTISED, TABLE_FORMAT
 
@@ -36,7 +36,9 @@ def choose_main(config: BuildConfig, graph: Graph, target: Target, kept: Kept, n
     """auto: w8 where the checkpoint is quantised, or what keeps the codes of more of its weights; else what most of its
     weights are stored in. Where the target has no product of that type, bf16, else f32."""
     if config.precision != "auto":
-        return Precision.parse(config.precision)
+        precision = Precision.parse(config.precision)
+        _require_products(precision, target)
+        return precision
     stored: Counter[DType] = Counter()
     for node in graph.nodes:
         if ours(node, *PRODUCTS, "Embedding"):
@@ -51,6 +53,18 @@ def choose_main(config: BuildConfig, graph: Graph, target: Target, kept: Kept, n
     found = "the checkpoint is quantised" if most.is_quantised else f"most weights are stored in {most.value}"
     notes.append(f"precision {chosen.value}: {found}{why}")
     return Precision(dtype=chosen)
+
+
+def _require_products(precision: Precision, target: Target) -> None:
+    """Nothing is said of a target without kernels: others say why it has none."""
+    weights = {each.removesuffix("a8") for each in _offered(target)}  # w8a8: of w8 weights with int8 inputs
+    if weights and precision.dtype.value not in weights:
+        raise NoKernelError(
+            f"target {target.name} cannot compute with {precision} weights",
+            expected="one of " + ", ".join(each for each in PRECISIONS if Precision.parse(each).dtype.value in weights),
+            got=f"--precision {precision}",
+            hint="give another --precision or --target",
+        )
 
 
 def kept_products(config: BuildConfig, graph: Graph, target: Target) -> Kept:

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from ingot.configs.names import check_name, check_target
-from ingot.configs.recipe import LayerRule
+from ingot.configs.recipe import NOT_YET, LayerRule
 from ingot.dtypes import PRECISIONS
 from ingot.errors import UsageError
 
@@ -18,12 +18,6 @@ DEFAULT_MAX_NUM_TOKENS = 2048
 MAX_ROWS = (1 << 21) - 1  # tokens or requests of one step
 MIN_TOKENS_PER_BLOCK, MAX_TOKENS_PER_BLOCK = 16, 256
 
-# Precisions of the contract that this version cannot build, and why.
-_NOT_YET = {
-    "w8a8": "calibrated recipes are not there yet",
-    "w4a8": "calibrated recipes are not there yet",
-    "fp8": "calibrated recipes are not there yet, and FP8 is one; w8 has as many bits",
-}
 _KV_NOT_YET = {"fp8": "CPUs compute no fp8, and no kernel of a GPU reads it yet; int8 has as many bits"}
 
 
@@ -74,13 +68,13 @@ class BuildConfig:
 
     def __post_init__(self) -> None:
         check_target(self.target)
-        _check_name("precision", self.precision, _AUTO_OR, _NOT_YET)
+        _check_name("precision", self.precision, _AUTO_OR, NOT_YET)
         _check_name("activations", self.activations, ACTIVATIONS, {})
         if self.lm_head_precision is not None:
-            _check_name("lm_head_precision", self.lm_head_precision, PRECISIONS, _NOT_YET)
+            _check_name("lm_head_precision", self.lm_head_precision, PRECISIONS, NOT_YET)
         for rule in self.layers:
             if rule.precision is not None:
-                _check_name(f"precision of {rule.pattern}:", rule.precision, PRECISIONS, _NOT_YET)
+                _check_name(f"precision of {rule.pattern}:", rule.precision, PRECISIONS, NOT_YET)
             if rule.activations is not None:
                 _check_name(f"activations of {rule.pattern}:", rule.activations, ACTIVATIONS, {})
         _check_name("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES, _KV_NOT_YET)

@@ -2,6 +2,7 @@
 
     IngotError
     ├── UsageError              wrong option or argument (exit code 2)
+    │   └── MissingMethodError  a method that other libraries have (also an AttributeError)
     ├── ConfigError             a value in a JSON or TOML file
     ├── CheckpointError         a Hugging Face directory or a Checkpoint
     │   ├── UnsupportedModelError
@@ -72,6 +73,10 @@ class IngotError(Exception):
 
 class UsageError(IngotError):
     """An option or argument is wrong; commands exit with code 2."""
+
+
+class MissingMethodError(UsageError, AttributeError):
+    """A method that other libraries have and this one has not; hasattr says False."""
 
 
 class ConfigError(IngotError):

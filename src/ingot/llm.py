@@ -9,7 +9,7 @@ from ingot.configs.runtime import Policy, read_path, runtime_config
 from ingot.configs.unknown import parameters, refuse_unknown
 from ingot.engine import is_engine
 from ingot.engine_cache import cached_engine
-from ingot.errors import UsageError
+from ingot.errors import MissingMethodError, UsageError
 from ingot.plugins.cuda.gpu import find_gpus
 from ingot.runtime.llm import EngineLLM
 from ingot.runtime.model_runner import ModelRunner
@@ -54,9 +54,9 @@ _WAYS = {
     "max_loras": _ADAPTERS,
     "max_lora_rank": _ADAPTERS,
     "speculative_config": "leave it out: speculation does not exist in this version",
-    "guided_decoding_backend": "leave it out: guided decoding does not exist in this version",
+    "guided_decoding_backend": "leave it out: SamplingParams(structured_outputs=...) says what form an answer has",
     "limit_mm_per_prompt": "leave it out: the engine reads text only",
-    "disable_log_stats": "leave it out: LLM.stats() tells when it is asked",
+    "disable_log_stats": "leave it out: LLM.stats() counts when it is asked",
     "scheduling_policy": "leave it out: ModelRunner.generate has priority",
     "enable_chunked_prefill": "leave it out, or use ModelRunner.from_dir, which has it",
     "max_logprobs": "leave it out: SamplingParams(logprobs=...) takes any number",
@@ -66,6 +66,23 @@ _WAYS = {
     "task": "leave it out: the engine generates text",
 }
 """Arguments of other libraries' `LLM` → ingot's way."""
+
+_NO_VECTORS = "models that return vectors or scores instead of text are not supported in this version"
+_METHODS = {
+    "beam_search": "beam search does not exist in this version; SamplingParams(n=...) draws several answers",
+    "embed": _NO_VECTORS,
+    "encode": _NO_VECTORS,
+    "classify": _NO_VECTORS,
+    "reward": _NO_VECTORS,
+    "score": _NO_VECTORS + "; SamplingParams(prompt_logprobs=0) scores a text by its tokens",
+    "sleep": "close() gives all memory back; opening an engine takes under a second",
+    "wake_up": "open the engine again, which takes under a second",
+    "reset_prefix_cache": 'a prompt {"prompt": ..., "cache_salt": ...} keeps the prefixes of users apart',
+    "start_profile": "ingot bench kernels times every op of an engine",
+    "stop_profile": "ingot bench kernels times every op of an engine",
+    "get_metrics": "LLM.stats() has the same figures",
+}
+"""Methods of other libraries' `LLM` → why there is none here, and ingot's way."""
 
 
 class LLM(EngineLLM):
@@ -151,6 +168,12 @@ class LLM(EngineLLM):
             run = dataclasses.replace(run, target=None)  # of what was built, whatever fits
         tokenizer = Tokenizer.from_dir(directory)
         super().__init__(ModelRunner(load_engine(directory, run), run), tokenizer)
+
+    def __getattr__(self, name: str) -> object:
+        """Python asks here for what the class does not have."""
+        if name in _METHODS:
+            raise MissingMethodError(f"LLM has no method {name!r}", hint=_METHODS[name])
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> None:

@@ -29,6 +29,18 @@ def test_the_table_gives_the_code(error: BaseException, code: int) -> None:
     assert EXIT_CODES[code].endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["build", "--max_batch_size", "many"], "'many' is not a whole number"),
+        (["bench", "serve", "--rate", "fast"], "'fast' is not a number"),
+    ],
+)
+def test_kinds_of_numbers_in_plain_words(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(arguments) == WRONG_USE
+    assert words in capsys.readouterr().err
+
+
 def test_help_shows_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["help", "exit_codes"]) == DONE
     out = capsys.readouterr().out

@@ -65,12 +65,18 @@ def test_a_name_that_nobody_has() -> None:
         Recipe.load(Path("nowhere.toml"))
 
 
+@pytest.mark.parametrize("name", ["w8a8", "w4a8", "fp8"])
+def test_a_recipe_to_come_says_so(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"recipe {name} cannot be built.*exist yet; --precision w\d"):
+        Recipe.load(Path(name))
+
+
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
         (LayerRule(pattern="*", precision="w5"), r"precision of \*"),
         (LayerRule(pattern="*", precision="auto"), r"precision of \*"),
-        (LayerRule(pattern="*", precision="fp8"), "calibrated recipes"),
+        (LayerRule(pattern="*", precision="fp8"), "FP8 does not exist yet"),
         (LayerRule(pattern="*", activations="int4"), r"activations of \*"),
     ],
 )

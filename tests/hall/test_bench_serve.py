@@ -86,7 +86,7 @@ def test_the_search_brackets_the_goodput(engine: Path, tmp_path: Path) -> None:
         ttft_ms=300,
         tpot_ms=200,
         max_output=6,
-        precision=1.0,
+        rate_precision=1.0,
     )
     report = bench_serve(options, lambda stage, done, total: None)
     assert [mode.mode for mode in report.modes] == ["chunked_mixed", "neither"]

@@ -14,7 +14,8 @@ from ingot import LLM, SamplingParams
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType
 from ingot.engine_cache import cache_key, default_cache
-from ingot.errors import IngotError, UsageError
+from ingot.errors import IngotError, MissingMethodError, UsageError
+from ingot.llm import _METHODS
 from ingot.quickstart import SHIPPED
 from tests.convert.gguf.test_blocks import write_llama
 from tests.convert.gguf.test_tokenizer import settings_of, trained
@@ -122,6 +123,19 @@ def test_names_are_text(argument: str, expected: str, value: Any, engine: Path, 
             LLM(model, cache_dir=cache_dir, **{argument: value})
         assert repr(value) in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_methods_of_other_libraries_are_refused_by_name(engine: Path) -> None:
+    with LLM(engine) as llm:
+        with pytest.raises(MissingMethodError, match=r"LLM has no method 'embed'(.|\n)*not supported in this version"):
+            getattr(llm, "embed")  # noqa: B009
+        assert not hasattr(llm, "beam_search")
+        with pytest.raises(AttributeError, match="has no attribute 'generrate'"):
+            getattr(llm, "generrate")  # noqa: B009
+
+
+def test_no_method_that_exists_is_refused() -> None:
+    assert [name for name in _METHODS if name in dir(LLM)] == []
 
 
 def test_limits_of_an_engine_can_be_lowered(engine: Path) -> None:

@@ -36,7 +36,7 @@ class ServeOptions:
     length_scale    lengths of the trace times this, clipped to max_input and max_output
     max_input       None: 768, or less where the engine holds less; max_output: 256, or less
     start_rate      requests per second to begin the search with; None: half of what runs when all come at once
-    precision       the search ends when the highest good rate and the lowest bad one are this close, relatively
+    rate_precision  the search ends when the highest good rate and the lowest bad one are this close, relatively
     poisson         exponential gaps instead of the trace's
     tpot_target     passed to the runner with chunked and mixed steps
     """
@@ -50,7 +50,7 @@ class ServeOptions:
     max_input: int | None = None
     max_output: int | None = None
     start_rate: float | None = None
-    precision: float = 0.1
+    rate_precision: float = 0.1
     poisson: bool = False
     tpot_target: float | None = None
     seed: int = 0
@@ -261,7 +261,7 @@ class _Search:
 
     def advance(self, progress: Callable[[str, int, int], None]) -> None:
         """Try one more rate."""
-        expected = 4 + math.ceil(math.log2(1 / self._load.options.precision))
+        expected = 4 + math.ceil(math.log2(1 / self._load.options.rate_precision))
         count = len(self._tried)
         progress(f"{self._mode}, {self._rate:.3g} requests/s", count, max(expected, count + 1))
         self._tried.append(self._load.run(self._rate))
@@ -277,7 +277,7 @@ class _Search:
             self.done = self._low > self._highest
         else:
             self._rate = math.sqrt(self._low * self._high)
-            self.done = self._high / self._low <= 1 + self._load.options.precision
+            self.done = self._high / self._low <= 1 + self._load.options.rate_precision
 
     def report(self) -> ModeReport:
         """What was found, with a last look at how fast the machine is."""

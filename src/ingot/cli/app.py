@@ -100,6 +100,13 @@ def group(traceback: bool) -> None:
     """
 
 
+_CLICK_WORDS = {
+    "is not a valid integer range": "is not a whole number",
+    "is not a valid float range": "is not a number",
+    "is not a valid float": "is not a number",
+}
+
+
 def _os_error(error: OSError) -> IngotError:
     where = os.fspath(error.filename) if isinstance(error.filename, str | os.PathLike) else None
     hint = "free some space or choose another directory" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
@@ -114,6 +121,8 @@ def _usage_error(error: click.ClickException) -> IngotError:
         if name in ABSENT:
             return IngotError(f"--{name} is an option of TensorRT-LLM that ingot does not have", hint=ABSENT[name])
     words = error.format_message().strip().removesuffix(".")
+    for theirs, plain in _CLICK_WORDS.items():
+        words = words.replace(theirs, plain)
     of_group = context is not None and isinstance(context.command, click.Group)
     what = "commands" if of_group and not isinstance(error, click.NoSuchOption) else "options"
     hint = None if context is None else f"`{context.command_path} --help` lists the {what}"

@@ -153,7 +153,10 @@ def _show_latency(report: LatencyReport) -> None:
             "" if batch.bandwidth_fraction is None else f"{batch.bandwidth_fraction:.0%}",
         )
     Console().print(table)
-    print(f"{report.target} reads {report.machine_gbs:.2f} GB/s here from a buffer of {report.buffer_bytes:,} bytes")
+    print(
+        f"this machine reads {report.machine_gbs:.2f} GB/s, from a buffer as large as the weights "
+        f"({report.buffer_bytes:,} bytes)"
+    )
 
 
 def _show_throughput(report: ThroughputReport) -> None:

@@ -21,7 +21,7 @@ _STEADY = 1.15  # a larger drift of the machine's speed is told
 _OFFLINE = (
     "engine_dir",
     "start_rate",
-    "precision",
+    "rate_precision",
     "tpot_target",
     "max_batch_size",
     "max_num_tokens",
@@ -130,7 +130,7 @@ _ONLINE = (
     help="--offline: begin the search at so many requests per second. Default: half of what the engine can do.",
 )
 @click.option(
-    "--precision",
+    "--rate_precision",
     type=click.FloatRange(min=0.01, max=1),
     help="--offline: end the search when the rate is known to this share (0.1).",
 )

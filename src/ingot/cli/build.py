@@ -268,7 +268,8 @@ def _result(report: BuildReport) -> list[str]:
     verb = "would write" if report.dry_run else "wrote"
     size = f"{format_bytes(report.engine_bytes)}, {report.seconds:.1f} s"
     targets = [
-        f"{each.target}, weights in {each.precision}, KV cache in {each.plan.caches[0].dtype.value}"
+        f"{each.target}, weights in {each.precision} ({format_bytes(each.plan.weight_bytes)}), "
+        f"KV cache in {each.plan.caches[0].dtype.value}"
         for each in report.targets
     ]
     lines = [f"{verb} {report.output_dir}: an engine for {len(targets)} targets, {size}"]
