@@ -1,10 +1,13 @@
 """What a session holds of its sequences: the specification, for sessions that draw on the host.
 
 start ─▶ [rules, tokens] ──draws──▶ Draw ──sample──▶ token ──take──▶ [rules, tokens + 1] ─▶ ... ─▶ Ending
+
+A session that submits steps makes a draw before the token of the one before it is known.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,11 +18,12 @@ from ingot.step_io import LAST_DRAWN, Ending, Float32, Int32, SequenceRules, Ste
 
 
 class _Held:
-    """One sequence. tokens: the prompt and what was generated."""
+    """One sequence. tokens: the prompt and what was generated; submitted: draws whose tokens are not known yet."""
 
     def __init__(self, rules: SequenceRules, tokens: list[int], num_prompt: int) -> None:
         self.rules, self.tokens, self.num_prompt = rules, tokens, num_prompt
         self.ending = Ending.NONE
+        self.submitted = 0
         self._banned = [word[0] for word in rules.bad_words if len(word) == 1]
         self._words_after: dict[int, list[tuple[int, ...]]] = {}  # the others, by the token before the last
         for word in rules.bad_words:
@@ -41,16 +45,18 @@ class _Held:
         """The next one, from this row of logits."""
         if self.ending is not Ending.NONE:
             raise RequestError("a sequence that has ended draws no more", got=self.ending.name)
-        rules = self.rules
+        rules, counter = self.rules, self.num_generated + self.submitted
+        if self.submitted and (rules.follows_tokens or counter >= rules.max_tokens):
+            raise RequestError("this sequence's next draw depends on a token that is not known yet")
         words = self._words_after.get(self.tokens[-1], ())
         banned = self._banned + [word[-1] for word in words if self._generated_end_with(word[:-1])]
-        ends_too_early = self.num_generated < rules.min_tokens and not self._over_budget
+        ends_too_early = counter < rules.min_tokens and not self._over_budget
         if ends_too_early or (self._reasons and rules.grammar is not None):  # it would end before its grammar begins
             banned += rules.end_ids
         return Draw(
             row=row,
             rules=rules,
-            counter=self.num_generated,
+            counter=counter,
             allowed=self._allowed(),
             bias_ids=[*(token for token, _ in rules.logit_bias), *banned],
             bias=[*(bias for _, bias in rules.logit_bias), *[-np.inf] * len(banned)],
@@ -59,7 +65,10 @@ class _Held:
         )
 
     def take(self, token: int, log_prob: float) -> None:
-        """Add what was drawn."""
+        """Add what was drawn. Draws that were submitted before the sequence ended count for nothing."""
+        self.submitted = max(self.submitted - 1, 0)
+        if self.ending is not Ending.NONE:
+            return
         if token < 0 or not np.isfinite(log_prob):
             self.ending = Ending.FAILED
             return
@@ -147,13 +156,14 @@ class Sequences:
         self._held.pop(slot, None)
 
     def complete(self, batch: StepBatch) -> StepBatch:
-        """The batch with the tokens that it leaves to the session."""
+        """The batch with the tokens that it leaves to the session; -1 - slot stands for one that is not known yet."""
         if not (batch.ids == LAST_DRAWN).any():
             return batch
         ids = batch.ids.copy()
         for slot, first in zip(batch.slots.tolist(), batch.query_starts.tolist(), strict=False):
             if ids[first] == LAST_DRAWN:
-                ids[first] = self._at(slot).tokens[-1]
+                held = self._at(slot)
+                ids[first] = -1 - slot if held.submitted else held.tokens[-1]
         return dataclasses.replace(batch, ids=ids)
 
     def draws(self, batch: StepBatch) -> list[Draw]:
@@ -167,34 +177,43 @@ class Sequences:
 
     def take(self, batch: StepBatch, drawn: Drawn) -> StepResult:
         """Move the sequences of a step on by what was drawn for them."""
-        return self._take(drawing_slots(batch), drawn)
+        return _take([self._at(slot) for slot in drawing_slots(batch)], drawn)
+
+    def submit(self, batch: StepBatch) -> Callable[[Drawn], StepResult]:
+        """Note that the draws of a step are under way. Gives what `take` does, for these sequences, when they are
+        there: whatever becomes of the slots until then.
+        """
+        held = [self._at(slot) for slot in drawing_slots(batch)]
+        for each in held:
+            each.submitted += 1
+        return functools.partial(_take, held)
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """See Session.draw."""
         drawn = [self._at(slot).draw(row) for row, slot in enumerate(slots.tolist())]
-        return self._take(slots.tolist(), sample(raw, drawn, logits))
+        return _take([self._at(slot) for slot in slots.tolist()], sample(raw, drawn, logits))
 
     def history(self, slot: int) -> Sequence[int]:
         """The tokens of a sequence with penalties; () of any other."""
         return self._at(slot).history
 
-    def _take(self, slots: list[int], drawn: Drawn) -> StepResult:
-        held = [self._at(slot) for slot in slots]
-        for each, token, log_prob in zip(held, drawn.ids.tolist(), drawn.log_probs.tolist(), strict=False):
-            each.take(token, log_prob)
-        return StepResult(
-            ids=drawn.ids[None],
-            log_probs=drawn.log_probs[None],
-            ends=np.array([each.ending for each in held], dtype=np.int32),
-            ranks=None if drawn.ranks is None else drawn.ranks[None],
-            top_ids=None if drawn.top_ids is None else drawn.top_ids[None],
-            top_log_probs=None if drawn.top_log_probs is None else drawn.top_log_probs[None],
-        )
-
     def _at(self, slot: int) -> _Held:
         if slot not in self._held:
             raise RequestError("a step draws for a sequence that was not started", got=f"slot {slot}")
         return self._held[slot]
+
+
+def _take(held: Sequence[_Held], drawn: Drawn) -> StepResult:
+    for each, token, log_prob in zip(held, drawn.ids.tolist(), drawn.log_probs.tolist(), strict=False):
+        each.take(token, log_prob)
+    return StepResult(
+        ids=drawn.ids[None],
+        log_probs=drawn.log_probs[None],
+        ends=np.array([each.ending for each in held], dtype=np.int32),
+        ranks=None if drawn.ranks is None else drawn.ranks[None],
+        top_ids=None if drawn.top_ids is None else drawn.top_ids[None],
+        top_log_probs=None if drawn.top_log_probs is None else drawn.top_log_probs[None],
+    )
 
 
 def drawing_slots(batch: StepBatch) -> list[int]:

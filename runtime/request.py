@@ -146,6 +146,11 @@ class Request:
         return self.num_tokens - self.num_computed == 1 and self.num_tokens > self.num_prompt and not self._uses_logits
 
     @property
+    def follows_tokens(self) -> bool:
+        """Whether its next draw cannot begin before its last token is known: see SequenceRules."""
+        return self.grammar is not None or any([len(word) > 1 for word in self.rules.bad_words])
+
+    @property
     def order(self) -> tuple[int, int]:
         """Whose turn is first: the lower order's. It never changes after arrival."""
         return self.arrival + self.priority * PRIORITY_STEP, self.arrival

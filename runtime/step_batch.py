@@ -127,6 +127,12 @@ def _advance(before: ScheduledStep, chunks: Mapping[Request, int]) -> ScheduledS
     )
 
 
+def follow(before: ScheduledStep) -> ScheduledStep:
+    """The step after `before`, whose results are not there yet: each request computes the token that it draws then."""
+    step, past = _advance(before, before.chunks), before.batch.past_lengths
+    return dataclasses.replace(step, batch=dataclasses.replace(step.batch, past_lengths=past + np.int32(1)))
+
+
 def _block_tables(requests: Sequence[Request]) -> Int32:
     """[cache groups, sequences, width]"""
     tables = [request.blocks.ids for request in requests]
@@ -230,7 +236,7 @@ def keep_results(step: ScheduledStep, result: StepResult) -> None:
         return
     probs = iter(token_probs(step, result, -1))
     for request, own in zip(step.sampled, probs, strict=False):
-        if request.logprobs is not None:
+        if request.logprobs is not None and not request.finished:
             request.token_probs.append(own)
     for (request, _, _), own in zip(step.known, probs, strict=True):
         request.prompt_probs.append(own)

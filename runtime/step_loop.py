@@ -6,11 +6,14 @@
 
 Nothing happens but in a call. `Executor` has a thread that makes these calls; tests make them by hand.
 
-Short steps follow each other inside the session where it can go on by itself: as long as nobody comes or goes, the
-requests that decode are the same in the next step, and the host's work between steps would cost small models much.
+As long as nobody comes or goes, the requests that decode are the same in the next step. So
+
+- sessions of a device submit it while the step before computes: the host's work costs no time,
+- other sessions compute several short steps in one call: the host's work would cost small models much.
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -25,13 +28,21 @@ from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.run_step import Outcome, run_step
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.sequences import Sequences
-from ingot.runtime.step_batch import ScheduledStep, assemble, catch_up, count_kinds, failed_requests, keep_results
-from ingot.step_io import Ahead, Session, StepResult
+from ingot.runtime.step_batch import (
+    ScheduledStep,
+    assemble,
+    catch_up,
+    count_kinds,
+    failed_requests,
+    follow,
+    keep_results,
+)
+from ingot.step_io import Ahead, Session, StepResult, SubmittingSession
 
 _LOG = logging.getLogger("ingot.runtime")
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
 _LONG_STEP = 0.012  # seconds: of longer steps the host takes less than 3 %, and they go singly
-_CROSSING_SECONDS = 0.05  # no step follows when so much has gone by: readers get their tokens that often
+_CROSSING_SECONDS = 0.05  # no step follows when so much has gone by: readers get tokens, and who waits may find room
 
 
 class StepLoop:
@@ -45,7 +56,11 @@ class StepLoop:
     def __init__(self, session: Session, scheduler: Scheduler, blocks: BlockManager) -> None:
         self._session, self._scheduler, self._blocks = session, scheduler, blocks
         self._sequences = Sequences(session, scheduler.most_running)
-        self._most_steps = 1  # that may follow each other
+        self._device = session if isinstance(session, SubmittingSession) else None
+        self._submitted: ScheduledStep | None = None  # what the session begins after the step that it is asked for
+        self._steady_until = 0.0  # the next step is as the last one, if nobody comes or goes; time.perf_counter()
+        self._result_at = 0.0  # when the last step ended, time.perf_counter()
+        self._most_steps = 1  # that may follow each other in one call
         self._closed = False
         self._death: IngotError | None = None
         self._arrivals = 0
@@ -60,7 +75,7 @@ class StepLoop:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self._submitted is not None
 
     def require_fits(self, requests: Iterable[Request]) -> None:
         """Raise CapacityError if not even an empty cache holds one of the requests. From any thread."""
@@ -77,6 +92,7 @@ class StepLoop:
 
     def add(self, requests: Iterable[Request], outlet: Outlet | None = None) -> None:
         """Queue requests that fit. outlet: where their tokens and ends are told."""
+        self._steady_until = 0.0
         for request in requests:
             request.arrival = self._arrivals
             self._arrivals += 1
@@ -100,31 +116,32 @@ class StepLoop:
         if not self.has_work:
             return False
         start = time.perf_counter()
-        chunks = self._scheduler.schedule()
-        assert chunks, "the oldest request can always advance"
-        kinds = count_kinds(chunks)
-        most = self._scheduler.repeatable(chunks, self._most_steps)
-        step = self._last = self._assemble(chunks, self._last)
-        ahead = Ahead(most_steps=most, seconds=_CROSSING_SECONDS, stop=self.stop) if most > 1 else None
-        begin = time.perf_counter()
+        step, ahead = (self._submitted, None) if self._submitted is not None else self._schedule()
+        begin = self._result_at if self._submitted is not None else time.perf_counter()
+        kinds = count_kinds(step.chunks)
         outcomes = self._run(step, ahead)
-        taken = time.perf_counter() - begin
-        num_steps = max([1 if isinstance(outcome, IngotError) else len(outcome.ids) for _, outcome in outcomes])
+        self._result_at = time.perf_counter()
+        taken = self._result_at - begin
+        num_steps = max(
+            [1 if isinstance(outcome, IngotError) else len(outcome.ids) for _, outcome in outcomes], default=1
+        )
         for part, outcome in outcomes:
             self._finish_step(part, outcome)
         self._put()
+        after = time.perf_counter() - self._result_at
         report = StepReport(
             steps=num_steps,
             prefill_tokens=kinds[0],
             decode_rows=kinds[1],
-            schedule_seconds=(begin - start) / num_steps,
+            schedule_seconds=max(begin - start, 0.0) / num_steps,
             session_seconds=taken / num_steps,
-            finish_seconds=(time.perf_counter() - begin - taken) / num_steps,
+            finish_seconds=after / num_steps if self._submitted is None else 0.0,  # else the next step computes
         )
         self.work = Work(steps=self.work.steps + num_steps, session_seconds=self.work.session_seconds + taken)
         self._account(report)
         if self._scheduler.tpot_budget is not None and len(outcomes) == 1:
-            self._scheduler.tpot_budget.times.observe(sum(kinds), 1e3 * (time.perf_counter() - start) / num_steps)
+            seconds = report.schedule_seconds + report.session_seconds + report.finish_seconds
+            self._scheduler.tpot_budget.times.observe(sum(kinds), 1e3 * seconds)
         return True
 
     def drain(self) -> None:
@@ -136,7 +153,7 @@ class StepLoop:
         """Fail every request that has not ended, release the session. Closing twice is fine."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._submitted = True, None
         self.abort([*self._scheduler.running, *self._scheduler.waiting], error)
         self._session.close()
 
@@ -183,6 +200,15 @@ class StepLoop:
             most = 1 if report.session_seconds > _LONG_STEP else min(fitting, self._session.most_steps)
             self._most_steps = min(most, 2 * report.steps)
 
+    def _schedule(self) -> tuple[ScheduledStep, Ahead | None]:
+        """The next step, and how many like it may follow in the same call."""
+        chunks = self._scheduler.schedule()
+        assert chunks, "the oldest request can always advance"
+        self._steady_until = time.perf_counter() + _CROSSING_SECONDS if self._scheduler.waiting else math.inf
+        most = self._scheduler.repeatable(chunks, self._most_steps)
+        step = self._last = self._assemble(chunks, self._last)
+        return step, Ahead(most_steps=most, seconds=_CROSSING_SECONDS, stop=self.stop) if most > 1 else None
+
     def _assemble(self, chunks: Mapping[Request, int], before: ScheduledStep | None = None) -> ScheduledStep:
         self._sequences.start(chunks)
         return assemble(chunks, before)
@@ -195,8 +221,14 @@ class StepLoop:
         tokens that their requests have.
         """
         try:
-            return run_step(self._session, step, ahead)
+            if self._device is None or step.processed:
+                return run_step(self._session, step, ahead)
+            if step is not self._submitted:
+                self._device.submit(step.batch)
+            self._submitted = self._submit_next(self._device, step)
+            return [(step, self._device.wait())]
         except BaseException as error:
+            self._drop()
             self._sequences.end(step.chunks)
             if not isinstance(error, Exception):
                 raise
@@ -208,8 +240,23 @@ class StepLoop:
             _LOG.warning("a step failed, its requests are tried one by one: %r", error)
         outcomes: list[Outcome] = []
         for request, count in step.chunks.items():
-            outcomes += self._run(self._assemble({request: count}))
+            if not request.finished:
+                outcomes += self._run(self._assemble({request: count}))
         return outcomes
+
+    def _submit_next(self, device: SubmittingSession, step: ScheduledStep) -> ScheduledStep | None:
+        """The step after `step`, whose results are not there yet, if the host has nothing to decide before it."""
+        steady = self._result_at < self._steady_until and not any([request.follows_tokens for request in step.chunks])
+        if not steady or self._scheduler.repeatable(dict(step.chunks), 2) < 2:
+            return None
+        following = self._last = follow(step)
+        device.submit(following.batch)
+        return following
+
+    def _drop(self) -> None:
+        if self._device is not None:
+            self._device.drop()
+        self._submitted, self._steady_until = None, 0.0
 
     def _finish_step(self, step: ScheduledStep, outcome: StepResult | IngotError) -> None:
         """Move every request forward."""
@@ -249,6 +296,7 @@ class StepLoop:
             self._tell([request])
 
     def _remove(self, request: Request) -> None:
+        self._steady_until = 0.0
         self._scheduler.remove(request)
         self._sequences.end([request])
 

@@ -213,6 +213,20 @@ class Device:
         """Until all that was launched is done."""
         self._check(self._driver.cuStreamSynchronize(self._stream))
 
+    def event(self) -> Any:
+        """A mark for `record`."""
+        event = self._check(self._driver.cuEventCreate(self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        self._own(self._owned, self._driver.cuEventDestroy, event)
+        return event
+
+    def record(self, event: Any) -> None:
+        """Set the mark behind all that was launched until now."""
+        self._check(self._driver.cuEventRecord(event, self._stream))
+
+    def wait_for(self, event: Any) -> None:
+        """Until all that was launched before the mark is done, whatever was launched behind it."""
+        self._check(self._driver.cuEventSynchronize(event))
+
     def load(self, image: npt.NDArray[np.uint8]) -> Any:
         """A module from machine code."""
         module = self._check(self._driver.cuModuleLoadData(image.tobytes()))

@@ -8,19 +8,20 @@ What else the sequences hold, words and grammars, is on the host (plugins/sequen
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.errors import RequestError
 from ingot.plan import Plan
-from ingot.plugins.cuda.gpu import Arguments, Device, Kernel
+from ingot.plugins.cuda.gpu import Argument, Arguments, Device, Kernel
 from ingot.plugins.cuda.step_tables import within
 from ingot.plugins.cuda.work import integer, pointer
 from ingot.plugins.ops.sample import Draw, Drawn, log_softmax, ranking
 from ingot.plugins.sequences import Sequences, drawing_slots
-from ingot.step_io import Float32, Int32, SequenceRules, StepBatch, StepResult
+from ingot.step_io import LAST_DRAWN, Float32, Int32, SequenceRules, StepBatch, StepResult
 
 KERNEL = "draw_tokens"
 
@@ -41,7 +42,7 @@ _ROW = np.dtype(  # struct Draw of draw.cu
         ("log_min_p", np.float64),
         *[(name, np.float32) for name in ("repetition", "frequency", "presence")],
         *[(name, np.int32) for name in ("biases", "num_biases", "mask", "mask_words")],
-        *[(name, np.int32) for name in ("history", "length", "num_prompt")],
+        *[(name, np.int32) for name in ("slot", "length", "num_prompt")],
         *[(name, np.int32) for name in ("known", "top", "num_top", "line")],
     ]
 )
@@ -93,7 +94,7 @@ class DrawLayout:
     @property
     def nbytes(self) -> int:
         """On the device."""
-        return _INT * (self.sent + self.results + self.slots * self.history + 2 * self.lines * self.vocab)
+        return _INT * (self.sent + self.results + self.slots * (self.history + 1) + 2 * self.lines * self.vocab)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -108,15 +109,39 @@ class _Round:
     launches: list[int] = dataclasses.field(default_factory=list)
 
 
-class Draws:
-    """Of one session. Its sequences, and what the kernel needs of them on the device."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """The draws of a step under way.
 
-    def __init__(self, device: Device, kernel: Kernel, plan: Plan) -> None:
-        self._device, self._kernel, self._layout = device, kernel, DrawLayout.of(plan)
+    take    moves their sequences on
+    logits  float32 [rows, vocab] where wanted; [0, vocab] elsewhere
+    lines   those of draws whose most likely tokens the host sorts
+    rounds  draws of each round, and the integers that come back of them: of the last round when `event` has come
+    """
+
+    draws: Sequence[Draw]
+    take: Callable[[Drawn], StepResult]
+    logits: Float32 | None
+    lines: Sequence[Float32]
+    rounds: Sequence[tuple[int, Int32]]
+    event: Any
+
+
+class Draws:
+    """Of one session. Its sequences, and what the kernel needs of them on the device.
+
+    Two steps may be under way, so memory that the device copies from and to is there twice.
+    """
+
+    def __init__(self, device: Device, kernel: Kernel, plan: Plan, drawn_at: int) -> None:
+        """drawn_at: int32 [max_batch_size] on the device, see Addresses."""
+        self._device, self._kernel, self._layout, self._drawn_at = device, kernel, DrawLayout.of(plan), drawn_at
         self._sequences = Sequences()
         layout = self._layout
-        self._to_send: Int32 = device.pinned(_INT * layout.sent).view(np.int32)
-        self._fetched: Int32 = device.pinned(_INT * layout.results).view(np.int32)
+        self._turn = 0
+        self._to_send = [device.pinned(_INT * layout.sent).view(np.int32) for _ in range(2)]
+        self._fetched = [device.pinned(_INT * layout.results).view(np.int32) for _ in range(2)]
+        self._events = [device.event() for _ in range(2)]
         self._sent_at = device.allocate(_INT * layout.sent)
         self._results_at = device.allocate(_INT * layout.results)
         self._histories_at = device.allocate(_INT * layout.slots * layout.history)
@@ -137,7 +162,9 @@ class Draws:
         self._sequences.end(slot)
 
     def complete(self, batch: StepBatch) -> StepBatch:
-        """The batch with the tokens that it leaves to the session."""
+        """The batch with the tokens that it leaves to the session; -1 - slot for those that the device alone knows."""
+        if (batch.ids < LAST_DRAWN).any():
+            raise RequestError("the session cannot run this batch", got=f"token {batch.ids.min()}")
         return self._sequences.complete(batch)
 
     def of_step(self, batch: StepBatch) -> list[Draw]:
@@ -145,26 +172,46 @@ class Draws:
         draws, known, vocab = self._sequences.draws(batch), batch.known, self._layout.vocab
         if known is not None and not (within(known.token, vocab) and within(known.top, vocab + 1)):
             raise RequestError("a known token, or how many are wanted beside it, is out of range")
-        if (longest := max((len(draw.history) for draw in draws), default=0)) >= self._layout.history:
+        longest = max((draw.num_prompt + draw.counter for draw in draws if draw.rules.penalises), default=0)
+        if longest >= self._layout.history:
             raise RequestError("a sequence has more tokens than the engine is built for", got=str(longest))
         return draws
 
-    def result(self, batch: StepBatch, draws: Sequence[Draw], logits_at: int) -> StepResult:
-        """Waits for the step. draws: those of it; logits_at: float32 [wanted rows, vocab] on the device."""
-        logits = np.empty((len(batch.logit_rows) if batch.want_logits else 0, self._layout.vocab), np.float32)
-        self._device.fetch(logits, logits_at)
+    def submit(self, batch: StepBatch, draws: Sequence[Draw], logits_at: int) -> Submitted:
+        """Enqueue the draws of a step behind it. logits_at: float32 [wanted rows, vocab] on the device."""
+        self._turn = 1 - self._turn
+        logits = None
+        if batch.want_logits:
+            logits = np.empty((len(batch.logit_rows), self._layout.vocab), np.float32)
+            self._device.fetch(logits, logits_at)
+        long = [draw.row for draw in draws if (draw.rules.top or 0) > _MOST_LIKELY]
+        lines = [np.empty(self._layout.vocab, np.float32) for _ in long]
+        for row, line in zip(long, lines, strict=True):
+            self._device.fetch(line, logits_at + line.nbytes * row)
+        rounds: list[tuple[int, Int32]] = []
         slots = [*drawing_slots(batch), *[-1] * len(draws)]
-        drawn = [self._drawn(each, logits_at) for each in self._rounds(draws, slots)]
-        self._device.wait()
-        ids, log_probs, ranks, tops = (_joined([each[place] for each in drawn]) for place in range(4))
-        wants = any(draw.rules.top is not None for draw in draws)
-        result = self._sequences.take(
-            batch, Drawn(ids=ids, log_probs=log_probs.view(np.float32), ranks=ranks if wants else None)
-        )
+        for each in self._rounds(draws, slots):
+            if rounds:  # the memory of the round before it is used again
+                self._device.wait()
+                rounds[-1] = rounds[-1][0], rounds[-1][1].copy()
+            rounds.append((len(each.rows), self._enqueue(each, logits_at)))
+        event = self._events[self._turn]
+        self._device.record(event)
+        take = self._sequences.submit(batch)
+        return Submitted(draws=draws, take=take, logits=logits, lines=lines, rounds=rounds, event=event)
+
+    def finish(self, submitted: Submitted) -> StepResult:
+        """Wait for a step, and move its sequences on."""
+        self._device.wait_for(submitted.event)
+        split = [(found[: _RESULT * count], found[_RESULT * count :]) for count, found in submitted.rounds]
+        ids, log_probs, ranks = _joined([rows for rows, _ in split]).reshape(-1, _RESULT).T.copy()
+        wants = any(draw.rules.top is not None for draw in submitted.draws)
+        drawn = Drawn(ids=ids, log_probs=log_probs.view(np.float32), ranks=ranks if wants else None)
         if wants:
-            top_ids, top_log_probs = self._tops(draws, tops, logits_at)
-            result = dataclasses.replace(result, top_ids=top_ids[None], top_log_probs=top_log_probs[None])
-        return dataclasses.replace(result, logits=logits) if batch.want_logits else result
+            top_ids, top_log_probs = _tops(submitted, _joined([tops for _, tops in split]))
+            drawn = dataclasses.replace(drawn, top_ids=top_ids, top_log_probs=top_log_probs)
+        result = submitted.take(drawn)
+        return result if submitted.logits is None else dataclasses.replace(result, logits=submitted.logits)
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """See Session.draw: the logits are on the host, and so is the draw."""
@@ -245,8 +292,8 @@ class Draws:
             biases // 2,
             before.num_lists + biases,
             -1 if draw.allowed is None else mask,
-            slot * self._layout.history if slot >= 0 and rules.penalises else -1,
-            len(draw.history),
+            slot,
+            draw.num_prompt + draw.counter if rules.penalises else 0,
             draw.num_prompt,
             draw.known,
             2 * before.tops,
@@ -254,54 +301,54 @@ class Draws:
             before.lines if changes else -1,
         )
 
-    def _drawn(self, each: _Round, logits_at: int) -> tuple[Int32, Int32, Int32, Int32]:
-        """Ids, bits of log probabilities, ranks, and the integers of the most likely tokens. Waits."""
-        count = len(each.rows)
+    def _enqueue(self, each: _Round, logits_at: int) -> Int32:
+        """What will hold the results of a round: those of each draw, then the most likely tokens."""
+        count, to_send = len(each.rows), self._to_send[self._turn]
         rows = np.array(each.rows, _ROW)
         rows["top"] += _RESULT * count
         end = _WIDTH * count
-        self._to_send[:end] = rows.view(np.int32)
+        to_send[:end] = rows.view(np.int32)
         for part in each.lists:
-            self._to_send[end : end + len(part)] = part
+            to_send[end : end + len(part)] = part
             end += len(part)
-        self._device.send(self._sent_at, self._to_send[:end])
+        self._device.send(self._sent_at, to_send[:end])
         first = 0
         for number in each.launches:
-            self._launch(first, number, count, logits_at)
+            self._launch(first, number, self._sent_at + _INT * _WIDTH * count, logits_at)
             first += number
-        found = self._fetched[: _RESULT * count + 2 * each.tops]
+        found = self._fetched[self._turn][: _RESULT * count + 2 * each.tops]
         self._device.fetch(found, self._results_at)
-        self._device.wait()
-        ids, log_probs, ranks = found[: _RESULT * count].reshape(-1, _RESULT).T.copy()
-        return ids, log_probs, ranks, found[_RESULT * count :].copy()
+        return found
 
-    def _launch(self, first: int, number: int, count: int, logits_at: int) -> None:
-        lists = self._sent_at + _INT * _WIDTH * count
-        addresses = self._results_at, logits_at, self._sent_at, lists, self._histories_at, self.lines_at
-        pointers = [pointer(each) for each in (*addresses, self._counts_at)]
-        arguments = Arguments([*pointers, integer(first), integer(self._layout.vocab)])
-        self._device.launch(self._kernel, (number, 1, 1), _THREADS, 0, arguments)
+    def _launch(self, first: int, number: int, lists_at: int, logits_at: int) -> None:
+        before = self._results_at, logits_at, self._sent_at, lists_at, self._drawn_at, self._histories_at
+        values: list[Argument] = [
+            *[pointer(address) for address in before],
+            integer(self._layout.history),
+            *[pointer(address) for address in (self.lines_at, self._counts_at)],
+            *[integer(value) for value in (first, self._layout.vocab)],
+        ]
+        self._device.launch(self._kernel, (number, 1, 1), _THREADS, 0, Arguments(values))
 
-    def _tops(self, draws: Sequence[Draw], found: Int32, logits_at: int) -> tuple[Int32, Float32]:
-        """The most likely tokens of each draw, and their log probabilities: those found on the device, and the rest."""
-        ids: list[Int32] = []
-        log_probs: list[Float32] = []
-        begin = 0
-        for draw in draws:
-            count = draw.rules.top or 0
-            if count > _MOST_LIKELY:
-                line = np.empty(self._layout.vocab, np.float32)
-                self._device.fetch(line, logits_at + line.nbytes * draw.row)
-                self._device.wait()
-                top_ids = ranking(line)[:count].astype(np.int32)
-                top_log_probs = log_softmax(line)[top_ids].astype(np.float32)
-            else:
-                both = found[begin : begin + 2 * count]
-                top_ids, top_log_probs = both[:count], both[count:].view(np.float32)
-                begin += 2 * count
-            ids.append(top_ids)
-            log_probs.append(top_log_probs)
-        return np.concatenate(ids), np.concatenate(log_probs)
+
+def _tops(submitted: Submitted, found: Int32) -> tuple[Int32, Float32]:
+    """The most likely tokens of each draw, and their log probabilities: those found on the device, and the rest."""
+    ids: list[Int32] = []
+    log_probs: list[Float32] = []
+    begin, lines = 0, iter(submitted.lines)
+    for draw in submitted.draws:
+        count = draw.rules.top or 0
+        if count > _MOST_LIKELY:
+            line = next(lines)
+            top_ids = ranking(line)[:count].astype(np.int32)
+            top_log_probs = log_softmax(line)[top_ids].astype(np.float32)
+        else:
+            both = found[begin : begin + 2 * count]
+            top_ids, top_log_probs = both[:count], both[count:].view(np.float32)
+            begin += 2 * count
+        ids.append(top_ids)
+        log_probs.append(top_log_probs)
+    return np.concatenate(ids), np.concatenate(log_probs)
 
 
 def _mask_words(vocab: int) -> int:

@@ -6,6 +6,7 @@ batch ─tables▶ device ─▶ embed ▶ ... ▶ logits ─▶ draws
 import contextlib
 import dataclasses
 import functools
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import to_float32
+from ingot.errors import RequestError, TargetError
 from ingot.plan import Plan, Rows
 from ingot.plugins.cuda.bind import bind, code_weight, group_of, scratch_bytes
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.sampling import KERNEL as DRAWS
-from ingot.plugins.cuda.sampling import DrawLayout, Draws
+from ingot.plugins.cuda.sampling import DrawLayout, Draws, Submitted
 from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, product_rows, split_count
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places
@@ -60,6 +62,7 @@ class CudaSession:
     def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, gpu: Gpu) -> None:
         self.num_blocks = options.num_blocks
         self._plan, self._gpu = plan, gpu
+        self._submitted: deque[Submitted] = deque()
         self._most_rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
         with contextlib.ExitStack() as opened:
             self.device = opened.enter_context(contextlib.closing(Device(gpu)))
@@ -79,6 +82,7 @@ class CudaSession:
             num_blocks=blocks,
             sums=device.allocate(scratch.sums),
             inputs=device.allocate(scratch.inputs),
+            drawn=device.allocate(_INT * plan.limits.max_batch_size),
             partial=device.allocate(4 * rows * plan.caches[0].head_dim),
             stats=device.allocate(8 * rows),
             tables={name: tables + _INT * offset for name, offset in layout.offsets.items()},
@@ -86,8 +90,10 @@ class CudaSession:
         )
         device.upload(self.addresses.weights, weights)
         self._tables_at = tables
-        pinned = device.pinned(_INT * layout.total)
-        self._tables = StepTables(layout, pinned, tiles, plan.limits, spare_blocks=self.num_blocks)
+        self._tables = [
+            StepTables(layout, device.pinned(_INT * layout.total), tiles, plan.limits, spare_blocks=self.num_blocks)
+            for _ in range(2)  # of two steps under way
+        ]
         products = Products(device.allocate(WORKSPACE_BYTES), device.stream_address)
         self._products = opened.enter_context(contextlib.closing(products))
         code = code_weight(plan)
@@ -95,7 +101,7 @@ class CudaSession:
         module = device.load(weights[piece.offset : piece.offset + code.nbytes])
         self._steps = bind(plan, self.addresses)
         self._kernels = self._load_kernels(module)
-        self._draws = Draws(device, self._kernels[DRAWS], plan)
+        self._draws = Draws(device, self._kernels[DRAWS], plan, self.addresses.drawn)
         self._ready = [[self._prepared(each) for each in bound.work] for bound in self._steps]
         logits = next(buffer for buffer in plan.buffers if buffer.name == plan.logits)
         self._logits_at = self.addresses.arena + logits.offset
@@ -105,7 +111,7 @@ class CudaSession:
     def _capture_decode(self) -> None:
         """A graph of every bucket, so that no step that serves waits for one. Each runs first with idle rows alone."""
         for bucket in self._graphs.buckets:
-            counts, integers = self._tables.fill(idle_batch(), padded=bucket)
+            counts, integers = self._tables[0].fill(idle_batch(), padded=bucket)
             self.device.send(self._tables_at, integers)
             self._launch_all(counts)
             self.device.wait()
@@ -125,7 +131,8 @@ class CudaSession:
         return _Ready(launch=work, kernel=self._kernels[work.kernel], arguments=Arguments(work.arguments))
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
-        """Hold a sequence. Raises RequestError for rules or tokens that break the contract."""
+        """Hold a sequence. Raises RequestError for rules or tokens that break the contract, and while steps run."""
+        self._require_idle()
         self._draws.start(slot, rules, tokens, num_prompt)
 
     def end(self, slot: int) -> None:
@@ -134,24 +141,48 @@ class CudaSession:
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""
+        self._require_idle()
+        self.submit(batch)
+        return self.wait()
+
+    def submit(self, batch: StepBatch) -> None:
+        """Begin a step, behind one that may run. Raises RequestError as `run` does."""
+        if len(self._submitted) == 2:
+            raise RequestError("two steps are under way; the first must be waited for")
         batch = self._draws.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
         draws = self._draws.of_step(batch)
         self.device.enter()
-        counts, integers = self._tables.fill(batch, self._graphs.bucket(batch))
+        self._tables.reverse()
+        counts, integers = self._tables[0].fill(batch, self._graphs.bucket(batch))
         self.device.send(self._tables_at, integers)
         self._graphs.run(counts, lambda: self._launch_all(counts))
-        return self._draws.result(batch, draws, self._logits_at)
+        self._submitted.append(self._draws.submit(batch, draws, self._logits_at))
+
+    def wait(self) -> StepResult:
+        """The result of the older of the steps under way."""
+        if not self._submitted:
+            raise RequestError("no step is under way")
+        self.device.enter()
+        return self._draws.finish(self._submitted.popleft())
+
+    def drop(self) -> None:
+        """Forget the steps under way."""
+        self._submitted.clear()
+        with contextlib.suppress(TargetError):  # a fault of the GPU shows in whatever is asked for next
+            self.device.enter()
+            self.device.wait()
 
     def run_tapped(
         self, batch: StepBatch, steps: Sequence[str]
     ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
+        self._require_idle()
         batch = self._draws.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
         draws = self._draws.of_step(batch)
         self.device.enter()
-        counts, integers = self._tables.fill(batch)
+        counts, integers = self._tables[0].fill(batch)
         self.device.send(self._tables_at, integers)
         splits = self._splits(counts)
         outputs: dict[str, dict[str, Float32]] = {}
@@ -159,7 +190,7 @@ class CudaSession:
             self._launch_step(index, counts, splits)
             if bound.step.name in steps:
                 outputs[bound.step.name] = self._outputs(bound, counts)
-        return self._draws.result(batch, draws, self._logits_at), outputs
+        return self._draws.finish(self._draws.submit(batch, draws, self._logits_at)), outputs
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, each [kv_heads, tokens_per_block, head_dim]."""
@@ -177,6 +208,7 @@ class CudaSession:
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits, on the host."""
+        self._require_idle()
         return self._draws.draw(slots, logits, raw)
 
     def close(self) -> None:
@@ -184,6 +216,10 @@ class CudaSession:
         with self._opened:
             self.device.enter()
             self.device.wait()
+
+    def _require_idle(self) -> None:
+        if self._submitted:
+            raise RequestError("steps are under way; wait for them first")
 
     def _splits(self, counts: Counts) -> int:
         return split_count(counts.decode, self._plan.caches[0].kv_heads, counts.longest, self._gpu.multiprocessors)

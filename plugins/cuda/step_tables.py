@@ -86,7 +86,8 @@ def _problem(batch: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> str |
     totals = past + new
     if (past < 0).any() or (totals > min(plan.max_positions, limits.max_seq_len)).any():
         return f"a sequence would reach {int(totals.max())} tokens"
-    if not within(batch.ids, plan.vocab_size) or not within(batch.logit_rows, tokens):
+    ids = np.maximum(batch.ids, 0)  # what is below stands for tokens that the device knows
+    if not within(ids, plan.vocab_size) or not within(batch.logit_rows, tokens):
         return "a token id or a wanted row is out of range"
     if not within(batch.draws, rows) or (batch.known is not None and not within(batch.known.row, rows)):
         return "a draw is from a row that the step does not have"

@@ -54,6 +54,7 @@ class Addresses:
     table_width  integers from a sequence's block tables to those of the next one
     sums    products before their epilogues, float32
     inputs  of products, in their type, where they lie elsewhere as float32
+    drawn   the token that the sequence in each slot drew last
     """
 
     weights: int
@@ -62,6 +63,7 @@ class Addresses:
     num_blocks: tuple[int, ...]
     sums: int
     inputs: int
+    drawn: int
     partial: int
     stats: int
     tables: dict[str, int]

@@ -124,7 +124,7 @@ class TensorRtSession:
         module = device.load(section[piece.offset : piece.offset + code.nbytes])
         wanted = {**kernels(plan.caches[0]), DRAWS: 0}
         self._kernels = {name: device.kernel(module, name, shared) for name, shared in wanted.items()}
-        self._draws = Draws(device, self._kernels[DRAWS], plan)
+        self._draws = Draws(device, self._kernels[DRAWS], plan, device.allocate(_INT * plan.limits.max_batch_size))
         self._graphs = DecodeGraphs(device, plan.limits)
 
     def _deserialise(self, image: bytes, where: str) -> TensorRtEngine:
@@ -224,7 +224,7 @@ class TensorRtSession:
         counts, integers = self._tables.fill(padded, bucket)
         self.device.send(self._tables_at, integers)
         self._graphs.run(counts, functools.partial(self._execute, self._contexts[bucket], counts))
-        return self._draws.result(batch, draws, self._logits_at)
+        return self._draws.finish(self._draws.submit(batch, draws, self._logits_at))
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits, on the host."""

@@ -110,10 +110,9 @@ class SequenceRules:
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
     @property
-    def plain(self) -> bool:
-        """Whether its draws need nothing but temperature, top_k and top_p, and give a token and its probability."""
-        edits = self.penalises or self.logit_bias or self.bad_words or self.min_tokens or self.guided
-        return not edits and self.min_p == 0 and self.top is None
+    def follows_tokens(self) -> bool:
+        """Whether tokens decide what may come next: those of a grammar, of the reasoning, or of long bad words."""
+        return self.guided or any(len(word) > 1 for word in self.bad_words)
 
 
 class Ending(enum.IntEnum):
@@ -248,6 +247,30 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Release memory; the session cannot run afterwards."""
+        ...
+
+
+@runtime_checkable
+class SubmittingSession(Session, Protocol):
+    """A session whose device computes while its host goes on. Two steps may be under way: the second computes the
+    tokens that the first draws. Every other call but `end` and `close` needs all steps to be waited for.
+    """
+
+    def submit(self, batch: StepBatch) -> None:
+        """Begin a step, as `run` does. A sequence of the step under way may draw again where its draw depends on no
+        token but by penalties (`SequenceRules.follows_tokens`), and within max_tokens.
+        """
+        ...
+
+    def wait(self) -> StepResult:
+        """The result of the older step. A sequence that ended in the step before keeps its Ending; what was drawn for
+        it then counts for nothing. What raises leaves the sequences of all steps under way to be started again, after
+        `drop`.
+        """
+        ...
+
+    def drop(self) -> None:
+        """Forget the steps under way."""
         ...
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ingot.plan import Limits
-from ingot.plugins.ops.sample import Drawn
-from ingot.plugins.sequences import Sequences
+from ingot.plugins.ops.sample import Draw, Drawn
+from ingot.plugins.sequences import Sequences, drawing_slots
 from ingot.step_io import LAST_DRAWN, Ahead, Ending, Float32, Int32, SequenceRules, StepBatch, StepResult
 
 VOCAB = 97
@@ -59,6 +59,12 @@ class FakeSession:
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         assert not self.closed
         batch = self._sequences.complete(batch)
+        draws = self._sequences.draws(batch)
+        drawn, logits = self._compute(batch, draws)
+        result = self._sequences.take(batch, drawn)
+        return dataclasses.replace(result, logits=logits if batch.want_logits else None)
+
+    def _compute(self, batch: StepBatch, draws: Sequence[Draw]) -> tuple[Drawn, Float32]:
         self.before_step(batch)
         sequences = len(batch.past_lengths)
         assert 1 <= sequences <= self._limits.max_batch_size
@@ -79,12 +85,10 @@ class FakeSession:
                 following[t] = next_token(known[: past + t - begin + 1])
         chosen = following[batch.logit_rows]
         logits = np.where(chosen[:, None] == np.arange(VOCAB), 9, 0).astype(np.float32)
-        draws = self._sequences.draws(batch)
         ids = chosen[batch.draws].astype(np.int32)
         # stands for whatever depends on the draw alone: seed and counter
         log_probs = np.array([-float(draw.rules.seed + draw.counter) for draw in draws], np.float32)
-        result = self._sequences.take(batch, Drawn(ids=ids, log_probs=log_probs))
-        return dataclasses.replace(result, logits=logits if batch.want_logits else None)
+        return Drawn(ids=ids, log_probs=log_probs), logits
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         return self._sequences.draw(slots, logits, raw)
@@ -117,6 +121,53 @@ class FakeSession:
                     if block >= 0 and (place + 1) * size > past:
                         assert holders[block] == 1, "a block that is not full in two tables"
                         slots[block, max(past - place * size, 0) :] = _NOBODY
+
+
+class SubmittingSession(FakeSession):
+    """Computes a step as late as it may: when somebody waits for it. followed: how often a step was submitted while
+    another one was under way.
+    """
+
+    def __init__(
+        self, num_blocks: int | Sequence[int], tokens_per_block: int, limits: Limits, windows: Sequence[int] = (0,)
+    ) -> None:
+        super().__init__(num_blocks, tokens_per_block, limits, windows)
+        self.followed = 0
+        self._submitted: list[tuple[StepBatch, Sequence[Draw], Callable[[Drawn], StepResult]]] = []
+        self._drawn: dict[int, int] = {}  # by slot
+
+    def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
+        assert not self._submitted
+        super().start(slot, rules, tokens, num_prompt)
+
+    def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
+        assert not self._submitted
+        self.submit(batch)
+        logits: list[Float32] = []
+        result = self._finish(logits)
+        return dataclasses.replace(result, logits=logits[0] if batch.want_logits else None)
+
+    def submit(self, batch: StepBatch) -> None:
+        assert len(self._submitted) < 2
+        assert not self.closed
+        self.followed += len(self._submitted)
+        batch = self._sequences.complete(batch)
+        draws = self._sequences.draws(batch)
+        self._submitted.append((batch, draws, self._sequences.submit(batch)))
+
+    def wait(self) -> StepResult:
+        return self._finish([])
+
+    def drop(self) -> None:
+        self._submitted.clear()
+
+    def _finish(self, logits: list[Float32]) -> StepResult:
+        batch, draws, take = self._submitted.pop(0)
+        ids = np.array([self._drawn[-1 - token] if token < 0 else token for token in batch.ids.tolist()], np.int32)
+        drawn, rows = self._compute(dataclasses.replace(batch, ids=ids), draws)
+        self._drawn |= dict(zip(drawing_slots(batch), drawn.ids.tolist(), strict=True))
+        logits.append(rows)
+        return take(drawn)
 
 
 class RepeatingSession(FakeSession):

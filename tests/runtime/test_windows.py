@@ -15,7 +15,7 @@ from ingot.plugins.target import Target
 from ingot.runtime import ModelRunner
 from ingot.runtime.request import FinishReason, Request
 from ingot.step_io import Ahead, StepBatch, StepResult
-from tests.runtime.fake_session import FakeSession, continued
+from tests.runtime.fake_session import FakeSession, SubmittingSession, continued
 from tests.runtime.test_bit_identity import everything, generations
 from tests.runtime.tiny_engine import PoisonedSession, make_loop, poisoned_runner
 from tests.runtime.tiny_plan import TOKENS_PER_BLOCK, VOCAB, TinyModel, make_model
@@ -131,14 +131,17 @@ def test_a_long_context_takes_no_more_of_a_window_than_a_short_one() -> None:
 @pytest.mark.parametrize("windows", [(0, 9), (0, 3, 17), (0, 1)])
 @pytest.mark.parametrize("policy", list(Policy))
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_random_requests_end_with_their_tokens(windows: tuple[int, ...], policy: Policy, prefix_cache: bool) -> None:
+@pytest.mark.parametrize("kind", [FakeSession, SubmittingSession])
+def test_random_requests_end_with_their_tokens(
+    windows: tuple[int, ...], policy: Policy, prefix_cache: bool, kind: type[FakeSession]
+) -> None:
     size, rng = 4, random.Random(len(windows) + prefix_cache)
     for _ in range(3):
         pools = [12] + [window_blocks(window, size) + rng.randrange(12) for window in windows[1:]]
         limits = dataclasses.replace(
             make_model().plan.limits, max_batch_size=5, max_num_tokens=rng.choice([1, 5, 40]), max_logit_rows=5
         )
-        session = FakeSession(pools, size, limits, windows)
+        session = kind(pools, size, limits, windows)
         loop, scheduler, blocks = make_loop(
             session,
             limits,

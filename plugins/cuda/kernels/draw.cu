@@ -21,12 +21,12 @@ struct Draw {
   uint64_t seed, counter;
   double log_min_p;  // minus infinity: all tokens
   float repetition, frequency, presence;
-  int biases, num_biases;           // in the lists: as many ids, ascending, then as many float32
-  int mask, mask_words;             // in the lists: a bit per token; fewer than 0: all are allowed
-  int history, length, num_prompt;  // in the histories: the sequence's tokens; fewer than 0: none is needed
-  int known;                        // the token; fewer than 0: one is drawn
-  int top, num_top;                 // in the results: as many ids, then as many float32; fewer than 0: not even a rank
-  int line;  // of scratch, for what the rules make of the logits; fewer than 0: they change nothing
+  int biases, num_biases;        // in the lists: as many ids, ascending, then as many float32
+  int mask, mask_words;          // in the lists: a bit per token; fewer than 0: all are allowed
+  int slot, length, num_prompt;  // of the sequence; length: its tokens, where they matter to the logits, else 0
+  int known;                     // the token; fewer than 0: one is drawn
+  int top, num_top;              // in the results: as many ids, then as many float32; fewer than 0: not even a rank
+  int line;                      // of scratch, for what the rules make of the logits; fewer than 0: they change nothing
 };
 static_assert(sizeof(Draw) == 96);
 
@@ -251,7 +251,7 @@ INGOT_DEVICE Summary summarise(const float* logits, int vocab, DrawMemory& memor
 // What the rules make of the logits: mask, biases, then penalties, each operation rounded by itself. counts [vocab] are
 // zeros, before and after: a token's number among the generated ones, and whether it was seen at all.
 INGOT_DEVICE void apply_rules(const Draw& draw, const float* logits, float* line, uint32_t* counts, const int* lists,
-                              const int* histories, int vocab) {
+                              const int* history, int vocab) {
   constexpr uint32_t kSeen = 0x80000000u;
   for (int i = threadIdx.x; i < vocab; i += kDrawThreads) {
     const bool within = draw.mask_words < 0 || i / 32 < draw.mask_words;
@@ -267,9 +267,8 @@ INGOT_DEVICE void apply_rules(const Draw& draw, const float* logits, float* line
       value = __fadd_rn(value, __uint_as_float(static_cast<uint32_t>(ids[draw.num_biases + j])));
     line[ids[i]] = value;
   }
-  if (draw.history < 0) return;
+  if (draw.length == 0) return;
   __syncthreads();
-  const int* history = histories + draw.history;
   for (int i = threadIdx.x; i < draw.length; i += kDrawThreads) {
     if (i < draw.num_prompt) {
       atomicOr(&counts[history[i]], kSeen);
@@ -329,14 +328,16 @@ INGOT_DEVICE void most_likely(const Line& line, int count, int* ids, int* unsort
 
 // results[3 * q] of each draw q: token, log probability (float32), rank; behind those of all draws the most likely
 // tokens. The token is -1 where the rules leave none; probabilities are NaN where logits are no numbers. A drawn token
-// is added to its sequence's history. One block per draw, the first of which is `first`.
+// is the last one of its slot, and the next in the slot's history [capacity], where that is kept; 0 stands for none.
+// One block per draw, the first of which is `first`.
 INGOT_KERNEL(kDrawThreads)
-draw_tokens(int* results, const float* logits, const Draw* draws, const int* lists, int* histories, float* lines,
-            uint32_t* counts, int first, int vocab) {
+draw_tokens(int* results, const float* logits, const Draw* draws, const int* lists, int* drawn, int* histories,
+            int capacity, float* lines, uint32_t* counts, int first, int vocab) {
   __shared__ DrawMemory memory;
   __shared__ int token;
   const int q = first + static_cast<int>(blockIdx.x);
   const Draw draw = draws[q];
+  int* history = histories + static_cast<int64_t>(max(draw.slot, 0)) * capacity;
   const float* plain = logits + static_cast<int64_t>(draw.row) * vocab;
   const Summary of_plain = summarise(plain, vocab, memory);
   float total = 0.f;
@@ -346,7 +347,7 @@ draw_tokens(int* results, const float* logits, const Draw* draws, const int* lis
   const float* changed = plain;
   if (draw.line >= 0 && !of_plain.wrong) {
     float* line = lines + static_cast<int64_t>(draw.line) * vocab;
-    apply_rules(draw, plain, line, counts + static_cast<int64_t>(draw.line) * vocab, lists, histories, vocab);
+    apply_rules(draw, plain, line, counts + static_cast<int64_t>(draw.line) * vocab, lists, history, vocab);
     __syncthreads();
     summary = summarise(line, vocab, memory);
     changed = line;
@@ -374,6 +375,7 @@ draw_tokens(int* results, const float* logits, const Draw* draws, const int* lis
     results[3 * q] = chosen;
     results[3 * q + 1] = static_cast<int>(__float_as_uint(chosen >= 0 ? log_prob(chosen) : lowest()));
     results[3 * q + 2] = rank;
-    if (draw.history >= 0 && chosen >= 0) histories[draw.history + draw.length] = chosen;
+    if (draw.slot >= 0) drawn[draw.slot] = max(chosen, 0);
+    if (draw.length > 0) history[draw.length] = max(chosen, 0);
   }
 }

@@ -3,12 +3,14 @@
 
 constexpr int kRowThreads = 256;
 
-// out[t] = table[ids[t]] * scale (+ position_table[positions[t]]); one block per token
+// out[t] = table[ids[t]] * scale (+ position_table[positions[t]]); one block per token. The id -1 - s stands for what
+// the sequence in slot s drew last, drawn[s].
 INGOT_KERNEL(kRowThreads)
-embed(float* out, const Weight* table, const Weight* position_table, const int* ids, const int* positions, int hidden,
-      float scale) {
+embed(float* out, const Weight* table, const Weight* position_table, const int* ids, const int* drawn,
+      const int* positions, int hidden, float scale) {
   const int64_t token = blockIdx.x;
-  const Weight* row = table + static_cast<int64_t>(ids[token]) * hidden;
+  const int id = ids[token] < 0 ? drawn[-1 - ids[token]] : ids[token];
+  const Weight* row = table + static_cast<int64_t>(id) * hidden;
   const Weight* place = position_table ? position_table + static_cast<int64_t>(positions[token]) * hidden : nullptr;
   for (int i = threadIdx.x; i < hidden; i += kRowThreads) {
     float value = to_float(row[i]) * scale;

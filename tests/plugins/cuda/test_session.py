@@ -28,7 +28,7 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import LoadedEngine, load_engine
-from ingot.step_io import Float32, Session, StepBatch
+from ingot.step_io import LAST_DRAWN, Float32, SequenceRules, Session, StepBatch
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of
 
@@ -193,6 +193,65 @@ def test_sampled_tokens_are_those_of_the_specification(gpu: ctypes.CDLL, folder:
             preemptions.append(runner.executor.stats()["preemptions"])
     assert outs[0].tolist() == outs[1].tolist()
     assert preemptions[0] > preemptions[1] == 0
+
+
+def test_a_step_is_submitted_while_another_computes(gpu: ctypes.CDLL, folder: Path) -> None:
+    """Requests end within the device's lead, come later, and take the slots of others; penalties follow every token."""
+    engine = _engine(folder, "llama", precision="f32")
+    prompts, stop_words = [[n, 7] for n in range(9)], [[[n + 20], [n]] for n in range(9)]
+    outs, ahead = [], 0
+    for make in (_gpu, _ref):
+        with _runner(engine, make) as runner:
+            session = runner.executor._loop._session
+            if isinstance(session, CudaSession):
+                submit = session.submit
+
+                def counted(batch: StepBatch, session: CudaSession = session, submit: Any = submit) -> None:
+                    nonlocal ahead
+                    ahead += len(session._submitted)
+                    submit(batch)
+
+                session.submit = counted  # type: ignore[method-assign]
+            plain = runner.generate(prompts, max_new_tokens=30, end_id=11, stop_words_list=stop_words)
+            rules = SamplingParams(temperature=1.5, seed=3, max_tokens=30, frequency_penalty=0.7, logprobs=3)
+            ruled = runner.generate(prompts, sampling_config=rules, end_id=11, return_dict=True)
+            outs.append([plain.tolist(), ruled["output_ids"].tolist()])
+    assert outs[0] == outs[1]
+    assert ahead > 30
+
+
+def test_a_session_says_what_it_cannot_begin(gpu: ctypes.CDLL, engine: Path) -> None:
+    opened = open_engine(engine)
+    session = _gpu(opened)
+    assert isinstance(session, CudaSession)
+
+    def begin(rules: SequenceRules) -> None:
+        session.start(0, rules, np.array([1, 2], np.int32), 2)
+        session.submit(batch_of([(0, 2)], [[0]], [1], draws=[0], ids=np.array([1, 2], np.int32)))
+
+    def next_step(past: int) -> StepBatch:
+        return batch_of([(past, 1)], [[0]], [0], draws=[0], ids=np.array([LAST_DRAWN], np.int32))
+
+    with pytest.raises(RequestError, match="no step is under way"):
+        session.wait()
+    for rules in (SequenceRules(bad_words=((3, 4),)), SequenceRules(max_tokens=1)):
+        begin(rules)
+        with pytest.raises(RequestError, match="depends on a token that is not known yet"):
+            session.submit(next_step(2))
+        session.wait()
+    begin(SequenceRules())
+    session.submit(next_step(2))
+    with pytest.raises(RequestError, match="two steps are under way"):
+        session.submit(next_step(3))
+    for call in (lambda: session.run(next_step(3)), lambda: begin(SequenceRules())):
+        with pytest.raises(RequestError, match="steps are under way"):
+            call()
+    session.drop()
+    begin(SequenceRules())
+    session.wait()
+    with pytest.raises(RequestError, match="token -2"):
+        session.submit(batch_of([(2, 1)], [[0]], [0], draws=[0], ids=np.array([-2], np.int32)))
+    session.close()
 
 
 def test_every_step_is_tapped(gpu: ctypes.CDLL, engine: Path) -> None:

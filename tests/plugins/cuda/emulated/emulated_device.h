@@ -94,6 +94,7 @@ inline void sincospif(float x, float* sine, float* cosine) {
   *sine = static_cast<float>(std::sin(angle)), *cosine = static_cast<float>(std::cos(angle));
 }
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 using std::rint;
 
 inline float f16_to_float(uint16_t bits) {

@@ -57,6 +57,11 @@ struct Function {
 struct Graph {
   std::vector<Work> work;
 };
+struct Event {};
+struct Mark {  // what is queued where an event is recorded
+  const void* event;
+  int operator()() const { return kSuccess; }
+};
 
 int devices = 1;
 int held = 0;                    // allocations, streams, modules, graphs that nobody gave back
@@ -69,12 +74,15 @@ std::vector<Work> uploads;  // copies from pageable memory: on their way, no str
 std::map<uintptr_t, std::pair<size_t, void*>> allocated;  // address → bytes, what malloc gave
 thread_local bool entered = false;                        // whether this thread has a context
 
-int flush() {
-  std::vector<Work> work;
-  work.swap(queue);
+// Does the first of what is queued. What that queues and waits for comes before the rest.
+int flush(size_t count) {
+  const auto end = queue.begin() + static_cast<std::ptrdiff_t>(count);
+  const std::vector<Work> work(queue.begin(), end), rest(end, queue.end());
+  queue.clear();
   for (const Work& each : work) {
     if (const int code = each()) return code;
   }
+  queue.insert(queue.end(), rest.begin(), rest.end());
   return kSuccess;
 }
 
@@ -159,7 +167,7 @@ int cuCtxSynchronize() {
   if (code || capturing) return code ? code : kInvalidValue;
   for (const Work& copy : uploads) copy();
   uploads.clear();
-  return flush();
+  return flush(queue.size());
 }
 int cuMemGetInfo(size_t* free_bytes, size_t* total) {
   *free_bytes = free_memory(), *total = kMemory;
@@ -243,7 +251,29 @@ int cuStreamDestroy(void*) {
   held -= 1;
   return kSuccess;
 }
-int cuStreamSynchronize(void*) { return capturing ? kInvalidValue : flush(); }
+int cuEventCreate(void** event, unsigned) {
+  if (const int code = require_context()) return code;
+  *event = new Event;
+  held += 1;
+  return kSuccess;
+}
+int cuEventDestroy(void* event) {
+  held -= 1;
+  delete static_cast<Event*>(event);
+  return kSuccess;
+}
+int cuEventRecord(void* event, void*) {
+  emulated_enqueue(Mark{event});
+  return require_context();
+}
+int cuEventSynchronize(void* event) {  // what was queued behind it waits on
+  for (size_t i = 0; i < queue.size(); ++i) {
+    const Mark* mark = queue[i].target<Mark>();
+    if (mark && mark->event == event) return flush(i + 1);
+  }
+  return kSuccess;
+}
+int cuStreamSynchronize(void*) { return capturing ? kInvalidValue : flush(queue.size()); }
 int cuStreamBeginCapture(void*, int) {
   if (capturing) return kInvalidValue;
   capturing = true;

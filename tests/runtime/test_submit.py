@@ -1,0 +1,174 @@
+"""Steps that are submitted while the step before them computes: the same tokens, even if others end, leave or fail."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ingot.errors import RequestError
+from ingot.runtime.logits_rules import Rules
+from ingot.runtime.request import FinishReason, Request
+from ingot.runtime.step_loop import StepLoop
+from ingot.step_io import StepBatch
+from tests.runtime.fake_session import SubmittingSession, continued
+from tests.runtime.repeating import LIMITS, check, request_of
+from tests.runtime.tiny_engine import make_loop
+
+
+def make(num_blocks: int = 400) -> tuple[StepLoop, SubmittingSession]:
+    session = SubmittingSession(num_blocks, 4, LIMITS)
+    return make_loop(session, LIMITS, 4)[0], session
+
+
+def test_decode_steps_are_submitted_ahead() -> None:
+    loop, session = make()
+    requests = [request_of([1, n], 20) for n in range(3)]
+    loop.add(requests)
+    loop.drain()
+    for request in requests:
+        check(request)
+        assert request.num_generated == 20
+    assert session.followed == 18, "of 20 steps, the prompts' and the first of decode follow nobody"
+    assert loop.work.steps == 20
+    assert not loop.has_work
+
+
+def test_a_sequence_that_ends_costs_nothing_in_the_step_after() -> None:
+    """It was submitted already; its blocks and its slot go to a request that came meanwhile."""
+    loop, session = make(24)
+    prompt = [5, 9]
+    stop = continued(prompt, 7)
+    requests = [request_of(prompt, 40, frozenset(stop[-1:])), request_of([1, 2], 40)]
+    late = request_of([8] * 30, 10)
+    loop.add(requests)
+    while not requests[0].finished:
+        loop.step()
+    assert loop.has_work
+    loop.add([late])
+    loop.drain()
+    assert requests[0].generated().tolist() == stop[: stop.index(stop[-1]) + 1]
+    assert requests[0].finish_reason is FinishReason.STOP
+    for request in (requests[1], late):
+        check(request)
+        assert request.num_generated == request.max_new_tokens
+    assert loop.stats()["blocks_used"] == 0
+    assert session.followed > 20
+
+
+def test_the_last_step_ends_where_all_have_ended() -> None:
+    loop, session = make()
+    prompt = [5, 9]
+    request = request_of(prompt, 40, frozenset(continued(prompt, 3)[-1:]))
+    loop.add([request])
+    loop.drain()
+    assert request.finished
+    assert not loop.has_work
+    loop.add([late := request_of([5, 8], 4)])
+    loop.drain()
+    check(late)
+    assert session.followed > 0
+
+
+@pytest.mark.parametrize("rules", [Rules(bad_words=((3, 4),)), Rules(bad_words=((3,),))])
+def test_words_are_waited_for(rules: Rules) -> None:
+    loop, session = make()
+    loop.add([Request(np.array([1], np.int32), max_new_tokens=12, rules=rules)])
+    loop.drain()
+    assert (session.followed == 0) == (len(rules.bad_words[0]) == 2)
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_fault_fails_whom_it_concerns(at: int) -> None:
+    """Both steps under way are forgotten; what is not at fault computes them again."""
+    loop, session = make()
+    requests = [request_of([1, n], 14) for n in range(3)]
+    bad = continued([1, 1], 14)[at - 1]
+
+    def fail(batch: StepBatch) -> None:
+        fed = batch.ids[batch.slots == requests[1].slot] if len(batch.ids) == len(batch.slots) else batch.ids
+        if bad in fed.tolist() and int(batch.past_lengths.max()) > 1:
+            raise ValueError("the kernel fell over")
+
+    session.before_step = fail
+    loop.add(requests)
+    loop.drain()
+    assert isinstance(requests[1].error, RequestError)
+    assert requests[1].num_generated <= at
+    for request in requests:
+        check(request)
+    assert {requests[0].num_generated, requests[2].num_generated} == {14}
+    assert loop.stats()["blocks_used"] == 0
+
+
+def test_an_interrupted_step_is_run_again() -> None:
+    loop, session = make()
+    requests = [request_of([1, n], 14) for n in range(3)]
+    calls = 0
+
+    def interrupt(batch: StepBatch) -> None:
+        nonlocal calls
+        calls += 1
+        if calls in (1, 5, 9):
+            raise KeyboardInterrupt
+
+    session.before_step = interrupt
+    loop.add(requests)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            loop.drain()
+    loop.drain()
+    for request in requests:
+        check(request)
+        assert request.num_generated == 14
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_requests_leave_fail_and_are_preempted(seed: int) -> None:
+    rng = random.Random(seed)
+    loop, session = make(rng.choice([52, 60, 90]))
+    faults = 0
+
+    def sometimes(batch: StepBatch) -> None:
+        nonlocal faults
+        if faults < 6 and rng.random() < 0.05:
+            faults += 1
+            raise ValueError("the kernel fell over")
+
+    session.before_step = sometimes
+    live: list[Request] = []
+    for _ in range(40):
+        prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 30))]
+        ends = frozenset([rng.randrange(90)]) if rng.random() < 0.5 else frozenset[int]()
+        live.append(request_of(prompt, rng.randrange(1, 60), ends))
+        loop.add(live[-1:])
+        for _ in range(rng.randrange(9)):
+            loop.step()
+        if rng.random() < 0.1:
+            loop.abort([rng.choice(live)])
+    loop.drain()
+    check_ends(live)
+    assert loop.stats()["blocks_used"] == 0
+    assert session.followed > 20
+
+
+def check_ends(requests: Sequence[Request]) -> None:
+    for request in requests:
+        check(request)
+        if request.finish_reason is FinishReason.LENGTH:
+            assert request.num_generated == request.max_new_tokens
+        elif request.finish_reason is FinishReason.STOP:
+            assert int(request.generated()[-1]) in request.end_ids
+        assert request.finished
+
+
+def test_a_close_forgets_what_was_submitted() -> None:
+    loop, session = make()
+    requests = [request_of([1, n], 30) for n in range(3)]
+    loop.add(requests)
+    for _ in range(5):
+        loop.step()
+    loop.close(RequestError("closed"))
+    assert session.closed
+    assert not loop.has_work
+    assert all(request.finished for request in requests)
