@@ -98,22 +98,22 @@ class BuildReport:
 
     @property
     def precision(self) -> str:
-        """Of the first target."""
+        """Precision of the first target."""
         return self.targets[0].precision
 
     @property
     def plan(self) -> Plan:
-        """Of the first target."""
+        """Plan of the first target."""
         return self.targets[0].plan
 
     @property
     def passes(self) -> tuple[PassReport, ...]:
-        """Of the first target."""
+        """Reports of the first target's passes."""
         return self.targets[0].passes
 
     @property
     def prediction(self) -> Prediction | None:
-        """Of the first target."""
+        """Predicted speed of the first target."""
         return self.targets[0].prediction
 
 
@@ -198,7 +198,7 @@ def _resource_estimate(
     engine_bytes: int,
     sample_memory: int = 0,
 ) -> ResourceEstimate:
-    """Of memory before any work; of disk as soon as the size of the engine is known. sample_memory: to predict."""
+    """Memory before any work; disk as soon as the size of the engine is known. sample_memory: of a prediction."""
     tuning = TUNING_MEMORY if config.autotune else 0
     memory = base_memory(checkpoint) + max(
         (cores() + 1) * BLOCK_COPIES * BLOCK_BYTES, tuning, sample_memory, tokenizer_memory(checkpoint.path)

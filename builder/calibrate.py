@@ -1,9 +1,9 @@
 """How much every product loses when its inputs are rounded to int8, measured on a sample text.
 
-The plan runs once, step by step, with the ops' references and the weights as the checkpoint stores them. Of a product
-no more than a block of rows is in memory, and its outputs go on without the rounding, so that every product is judged
-by itself. Products are computed in float64 and rounded to float32: so the order of additions, which differs between
-machines, leaves no trace in the result.
+The plan runs once, step by step, with the ops' references and the weights as the checkpoint stores them. Only a
+block of a product's rows is in memory at a time. Its outputs go on without the rounding, so that every product is
+judged by itself. Products are computed in float64 and rounded to float32, so the order of additions, which differs
+between machines, does not change the result.
 """
 
 import contextlib

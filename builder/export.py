@@ -45,7 +45,7 @@ def _input(lowering: Lowering, names: Mapping[int, str], node: gs.Node, tensor: 
 
 
 def _input_count(node: gs.Node) -> int:
-    """With the optional ones. Of the step's inputs a graph has the token ids alone."""
+    """Inputs, the optional ones included. A graph has only the token ids of a step's inputs."""
     first = find_op(plan_ops(node.op)[0])
     return len(first.inputs) - len(first.batch_inputs) + (first.name == "embedding")
 

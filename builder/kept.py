@@ -75,7 +75,7 @@ def _members(tensor: gs.Tensor) -> list[gs.Tensor]:
 
 
 def read_grid(tensor: gs.Tensor) -> Grid | None:
-    """Of one weight; of a stack of experts [experts, N, K] that of all rows."""
+    """The grid of one weight; for a stack of experts [experts, N, K] the grid of all rows."""
     shape, node = weight_shape(tensor), producer(tensor)
     if is_op(node, "Reshape") and len(shape) == 3 and len(weight_shape(node.inputs[0])) == 2:
         return read_grid(node.inputs[0]) if weight_shape(node.inputs[0])[1] == shape[2] else None

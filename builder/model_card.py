@@ -32,7 +32,7 @@ def model_card(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
 
 
 def _expert_card(plan: Plan) -> dict[str, Fact]:
-    """Of a mixture of experts."""
+    """Facts of a mixture of experts."""
     experts = next((step for step in plan.steps if step.op == "moe_down"), None)
     if experts is None:
         return {}

@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 def cores() -> int:
-    """Of this process."""
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 

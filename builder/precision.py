@@ -84,7 +84,7 @@ def _offered(target: Target) -> set[str]:
 
 
 def _most_kept(graph: Graph, target: Target, kept: Kept, notes: list[str]) -> Precision:
-    """Of a quantised checkpoint's products the precision that most of their values get."""
+    """The precision that most values of a quantised checkpoint's products get."""
     values: Counter[Precision] = Counter()
     products = [node for node in products_of(graph) if not _routes(node)]
     for node in products:
@@ -102,7 +102,7 @@ def product_weight(node: gs.Node) -> gs.Tensor:
 
 
 def table_dtype(main: Precision) -> DType:
-    """Of token and position tables: rows of w8 in every quantised engine."""
+    """Type of token and position tables: rows of w8 in every quantised engine."""
     return DType(TABLE_FORMAT.dtype) if main.dtype.is_quantised else main.dtype
 
 

@@ -195,7 +195,7 @@ def _seconds(*steps: Sequence[TimedStep]) -> float:
 
 
 def last_cache_bytes() -> int:
-    """Of the largest cache of the first processor; 0 where the system does not tell."""
+    """Bytes of the first processor's largest cache; 0 where the system does not tell."""
     sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()

@@ -33,7 +33,7 @@ class RankFilePlan:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the section, which is the same for every plan."""
+        """Bytes of the section, which is the same for every plan."""
         return next(iter(self.plans.values())).weight_bytes
 
     def constant_blocks(self) -> Iterator[Block]:

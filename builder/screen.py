@@ -50,7 +50,7 @@ def _before_widening(tensor: gs.Tensor) -> gs.Tensor:
 
 
 def screen_kernels(target: Target) -> tuple[str, str]:
-    """Of the product and of the choice. Raises BuildError where the target has none."""
+    """Kernels of the product and of the choice. Raises BuildError where the target has none."""
     try:
         return choose_kernel(target, "matmul", "w4a8"), choose_kernel(target, "screen", "w8")
     except NoKernelError as error:

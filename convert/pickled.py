@@ -2,7 +2,8 @@
 
 The file is a zip archive whose members are stored as they are: `NAME/data.pkl` says which tensor is made of which
 elements of which storage, `NAME/data/KEY` are the bits of a storage. So a tensor is a range of the file, as in
-safetensors. Of Python the pickle gets what weights need, `_KNOWN`: any other name ends the reading.
+safetensors. The pickle may use only the Python names that weights need, `_KNOWN`: any other
+name ends the reading.
 """
 
 import dataclasses

@@ -258,7 +258,7 @@ def deinterleave_quantised(rows: SomeRows, half: int) -> SomeRows:
 
 
 def _group_bytes(padded: int, described: WeightFormat, group: int) -> int:
-    """Of what groups have. padded: K with its padding."""
+    """Bytes of what groups have. padded: K with its padding."""
     groups = -(-padded // group)
     return -(-groups * PANEL * max(1, 2 * described.group_values) // 64) * 64
 

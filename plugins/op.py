@@ -73,7 +73,7 @@ class KvCache:
         self.values[slots], self.value_scales[slots] = self._stored(value)
 
     def place(self, layer: int) -> int:
-        """Of a layer among those of the group."""
+        """Index of a layer among those of the group."""
         return self.group.layers.index(layer)
 
     def read(self, layer: int, blocks: npt.NDArray[np.int32]) -> tuple[Array, Array]:

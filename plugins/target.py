@@ -220,7 +220,7 @@ class StoresNarrow(Target, Protocol):
 class Product:
     """The shape of a matrix product, n counting gate and up together. panel_bytes: of 16 packed columns.
 
-    Of experts: the shape of one, how many there are, and how many of them a row takes (slots); else 0.
+    For experts: the shape of one, how many there are, and how many of them a row takes (slots); else 0.
     """
 
     kernel: str

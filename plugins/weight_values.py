@@ -57,7 +57,7 @@ class HeldWeight:
         return self.held.values if isinstance(self.held, WeightRows) else self.held
 
     def rows(self, numbers: npt.NDArray[np.integer]) -> Float32:
-        """Of quantised rows only these are multiplied out."""
+        """In quantised weights, only these rows are multiplied out."""
         return self.held.take(numbers).values if isinstance(self.held, WeightRows) else self.held[numbers]
 
     def products(self, parts: Sequence[tuple[int, Float32]], activations: str) -> Iterator[Float32]:

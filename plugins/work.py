@@ -45,7 +45,7 @@ class OpUse:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         return sum(weight.nbytes for weight in self.weights if weight is not None)
 
     @property
@@ -64,7 +64,7 @@ def plain_work(use: OpUse) -> Work:
 
 
 def experts_work(use: OpUse) -> Work:
-    """Of products with experts, whose weight is the last input, [experts, N, K], and whose numbers are the second."""
+    """Work of products with experts, whose weight is the last input, [experts, N, K], and whose numbers the second."""
     weight, slots = use.weight(-1), use.cols[1] or 0
     _, n, k = weight.shape
     nbytes = use.activation_bytes + expert_bytes(weight, slots, use.rows)
@@ -72,6 +72,6 @@ def experts_work(use: OpUse) -> Work:
 
 
 def expert_bytes(weight: Weight, slots: int, rows: float) -> int:
-    """Of the experts that `rows` rows take, if each takes its own at random."""
+    """Bytes of the experts that `rows` rows choose, if each row chooses at random."""
     untaken: float = (1 - slots / weight.shape[0]) ** rows
     return round(weight.nbytes * (1 - untaken))

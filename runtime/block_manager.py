@@ -139,7 +139,7 @@ class BlockManager:
 
     @property
     def num_blocks(self) -> int:
-        """Of all pools, as the counts below."""
+        """Blocks of all pools, as the counts below."""
         return sum(pool.num_blocks for pool in self.pools)
 
     @property
@@ -159,7 +159,7 @@ class BlockManager:
         return -(-num_tokens // self.tokens_per_block)
 
     def needed(self, num_tokens: int) -> tuple[int, ...]:
-        """Of each pool, the blocks without which a request of so many tokens cannot run."""
+        """For each pool, the blocks that a request of so many tokens needs to run."""
         count = self.blocks_for(num_tokens)
         return tuple(pool.claim(count) or count for pool in self.pools)
 

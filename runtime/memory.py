@@ -23,7 +23,7 @@ class KvBudget:
 
 
 def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Bytes that can be had without swapping: of the machine, or of the container if that is less."""
+    """Bytes that are free without swapping: of the machine, or of the container if that is less."""
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     available = int(fields["MemAvailable"].split()[0]) * 1024
     try:

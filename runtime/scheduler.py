@@ -184,9 +184,9 @@ class Scheduler:
 
     def _chunk(self, request: Request, step: _Step, reach: int) -> int:
         """How many pending tokens of a prompt come next. A chunk ends with the known tokens or on a tile; the first
-        chunk of a step that has no room for that ends anywhere, lest a request wait for ever.
+        chunk of a step that has no room for that ends anywhere, so that no request waits for ever.
 
-        reach  tokens up to which blocks can be had
+        reach  tokens for which there are blocks
         """
         if step.tokens <= 0 or step.rows <= 0:
             return 0
@@ -217,7 +217,7 @@ class Scheduler:
         """What preempting a request costs: tokens to compute again if the blocks that only it holds are lost. One that
         gives no block is the worst choice; among equals, the last goes.
 
-        Whoever needs a block has a single pending token, and those come in the order of rank: a later request is
+        A request that needs a block has a single pending token, and these come in the order of rank: a later request is
         never part of the step yet.
         """
         alone = self._blocks.num_alone(request.blocks)
@@ -244,8 +244,8 @@ class Scheduler:
         """Whether a waiting request may start, given the blocks it finds in the cache.
 
         guaranteed_no_evict: whatever it and the running ones still need, up to their whole lengths, is available.
-        max_utilization: its known tokens fit, and one more block for each running request that can still grow, lest
-        the start of this one preempt it at once.
+        max_utilization: its known tokens fit, and one more block for each running request that can still grow, so
+        that the start of this one preempts none at once.
         Both: in cache groups with windows, which need few blocks, whatever it and the running ones still need.
         """
         missing = [self._blocks.missing(other.blocks, other.max_cached_tokens) for other in self.running]

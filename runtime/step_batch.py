@@ -248,7 +248,7 @@ def tops(step: ScheduledStep) -> list[int]:
 
 
 def token_probs(step: ScheduledStep, result: StepResult, number: int) -> list[TokenProbs]:
-    """Of every draw and known token of one of the steps."""
+    """Probabilities of every draw and known token of one of the steps."""
     assert result.ranks is not None, "somebody wants probabilities"
     assert result.top_ids is not None
     assert result.top_log_probs is not None

@@ -17,7 +17,7 @@ class StopText:
         self._held = ""
 
     def push(self, piece: str, *, may_stop: bool = True) -> tuple[str, str | None]:
-        """(text that is certain now, the stop text that was found or None). Of several the first to end is found.
+        """(text that is certain now, the stop text that was found or None). The first stop text to end is found.
 
         may_stop  False: what ends in this piece does not count
         """

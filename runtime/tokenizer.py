@@ -79,7 +79,7 @@ class Tokenizer:
         return int(self._hf.get_vocab_size())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt, with what the tokenizer's post-processor adds. Of TemplateText only what the template
+        """Token ids of a prompt, with what the tokenizer's post-processor adds. In TemplateText only what the template
         wrote becomes a control token.
 
         tokenizer_config's add_bos_token, where present, has the last word on a BOS at the front.

@@ -339,5 +339,5 @@ def _max_new_tokens(num_prompt: int, given: int | None, default: int | None, fac
 
 
 def _seed(seed: int | None, index: int) -> int:
-    """Of the index-th completion of a prompt: seed + index, or a random one where none was given."""
+    """Seed of the index-th completion of a prompt: seed + index, or random if no seed was given."""
     return secrets.randbits(64) if seed is None else (int(seed) + index) % 2**64

@@ -151,7 +151,7 @@ def _first_file(path: Path) -> Path:
 
 
 def _headers(paths: Sequence[Path]) -> list[Header]:
-    """Of all parts; their numbers must agree with the files' names and with what the first one promises."""
+    """Headers of all parts. Their numbers must agree with the files' names and with the count in the first part."""
     headers = [read_gguf_header(path) for path in paths]
     total = sum(len(header.tensors) for header in headers)
     for number, header in enumerate(headers):

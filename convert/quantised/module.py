@@ -129,7 +129,7 @@ class Module:
         return lambda: lambda begin, end: read_rows(tensor, begin, end).view(np.uint8)
 
     def scale_type(self, part: str) -> DType:
-        """Of what is stored as its scales: exponents become bf16."""
+        """The type of the scales that are stored: exponents become bf16."""
         name = self.parts[part].dtype_name
         return DType.BF16 if name in ("U8", "F8_E8M0") else _SCALE_TYPES[name]
 

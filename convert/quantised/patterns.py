@@ -93,7 +93,7 @@ def _steps(pattern: str, length: int) -> float:
 
 
 def _class_length(pattern: str, place: int) -> int:
-    """Of "[...]"; a bracket that comes first is a member."""
+    """The length of "[...]"; a bracket that comes first is a member."""
     end = place + 1 + pattern.startswith("^", place + 1)
     end += pattern.startswith("]", end)
     while pattern[end] != "]":

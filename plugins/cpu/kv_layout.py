@@ -20,13 +20,13 @@ Array = npt.NDArray[np.float32]
 
 
 def pack_keys(numbers: Array, scales: Array, layout: CacheGroup) -> bytes:
-    """Of a block, [kv_heads, tokens_per_block, head_dim]; scales [kv_heads, tokens_per_block], of int8 codes."""
+    """Keys of a block, [kv_heads, tokens_per_block, head_dim]; scales [kv_heads, tokens_per_block], of int8 codes."""
     lines = numbers.reshape(layout.kv_heads, -1, LANES, layout.head_dim // _pair(layout), _pair(layout))
     return _stored(lines.transpose(0, 1, 3, 2, 4), scales, layout)
 
 
 def pack_values(numbers: Array, scales: Array, layout: CacheGroup) -> bytes:
-    """Of a block, [kv_heads, tokens_per_block, padded_dim]; scales as those of keys."""
+    """Values of a block, [kv_heads, tokens_per_block, padded_dim]; scales as those of keys."""
     lines = numbers.reshape(layout.kv_heads, -1, _pair(layout), layout.padded_dim // LANES, LANES)
     return _stored(lines.transpose(0, 3, 1, 4, 2), scales, layout)
 

@@ -17,7 +17,7 @@ def processor_name() -> str:
 
 
 def pool_bytes(plan: Plan, num_blocks: tuple[int, ...]) -> int:
-    """Of the pools of all cache groups."""
+    """Bytes of the pools of all cache groups."""
     return sum(group.block_bytes * count for group, count in zip(plan.caches, num_blocks, strict=True))
 
 

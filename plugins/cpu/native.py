@@ -26,8 +26,8 @@ def require_native() -> None:
 
 @contextlib.contextmanager
 def enough_threads() -> Iterator[None]:
-    """Raises TargetError without the module, CapacityError where the system starts no more threads. Those that there
-    are stay of use.
+    """Raises TargetError without the module, CapacityError where the system starts no more threads. Threads
+    that run already are used again.
     """
     require_native()
     try:

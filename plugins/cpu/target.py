@@ -69,7 +69,7 @@ class CpuTarget:
         return "int8" if dtype.endswith("a8") else "bf16" if isa.startswith(ROUNDING_LEVELS) else "f32"
 
     def call_rules(self) -> CallRules:
-        """Of all levels, as the compiled module says."""
+        """Rules of all levels, as the compiled module gives them."""
         require_native()
         norming, by_rows, private_elements = _cpu.call_rules()
         return CallRules(norming=frozenset(norming), by_rows=frozenset(by_rows), private_elements=private_elements)

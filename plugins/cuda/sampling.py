@@ -128,7 +128,7 @@ class Submitted:
 
 
 class Draws:
-    """Of one session. Its sequences, and what the kernel needs of them on the device.
+    """The sequences of one session, and what the kernel needs of them on the device.
 
     Two steps may be under way, so memory that the device copies from and to is there twice.
     """

@@ -120,7 +120,7 @@ class CudaTarget:
         return sum(self.architecture.runs_on(gpu) for gpu in find_gpus().gpus)
 
     def read_bandwidth(self, nbytes: int) -> float:
-        """Of a copy within the GPU's memory."""
+        """Bytes per second of a copy within the GPU's memory."""
         return copy_bandwidth(self._require_gpu(), nbytes)
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CudaSession:

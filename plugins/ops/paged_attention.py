@@ -17,7 +17,7 @@ def reference(call: Call) -> tuple[Array, ...]:
     of KV head h // (heads / kv_heads); first = position + 1 - window, or 0 without a window; bent(s) =
     softcap * tanh(s / softcap), or s without a cap.
 
-    Of an int8 cache K and V are codes times scales. Kernels multiply with the codes, in float32: the sum over the dims
+    In an int8 cache K and V are codes times scales. Kernels multiply with the codes, in float32: the sum over the dims
     of (scale * q) . codes is multiplied by the token's key scale, then bent; a weight enters the sum of weights, then
     is multiplied by the token's value scale, then with the codes.
     """
@@ -56,7 +56,7 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
 
 
 def work(use: OpUse) -> Work:
-    """Of each sequence, what some token of it sees is read once."""
+    """Keys and values that any token of a sequence sees are read once."""
     tokens, pairs = 0, 0
     for past, count in use.load.sequences:
         window = int(use.attrs["window"]) or past + count

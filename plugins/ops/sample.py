@@ -44,7 +44,7 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """Of N draws: see StepResult, of which these are the arrays of one step."""
+    """The results of N draws: the arrays of one step in StepResult."""
 
     ids: Int32
     log_probs: Float32

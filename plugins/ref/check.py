@@ -114,7 +114,7 @@ class _Checker:
         return None
 
     def _apart(self, step: Step, op: Op) -> str | None:
-        """A result lies apart from inputs and from other results, but where `in_place` lets it be an input's bytes."""
+        """A result lies apart from inputs and from other results, unless `in_place` lets it be an input's."""
         outputs = [self._buffers.get(name) for name in step.outputs]
         for place, output in enumerate(outputs):
             if output is None:
@@ -134,7 +134,7 @@ class _Checker:
         return next(ends) > other.offset and next(ends) > one.offset
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
-        """Of a weight as it is stored, (columns,) of an activation; None for what is neither."""
+        """Shape of a weight as it is stored, (columns,) of an activation; None for what is neither."""
         if name in self._buffers:
             return (self._buffers[name].cols,)
         return self._weights[name].shape if name in self._weights else None
@@ -150,7 +150,7 @@ def _same_place(one: Buffer, other: Buffer) -> bool:
 
 
 def _product_problem(weight: Weight, step: Step, op: Op) -> str | None:
-    """Of the packed weight of a product."""
+    """What is wrong with the packed weight of a product."""
     dimensions, gated = 3 if op.experts else 2, op.gated(step.attrs)
     group, rounded = int(step.attrs["group"]), step.attrs["activations"] == "int8"
     if len(weight.shape) != dimensions or (gated and weight.shape[-2] % 2):
@@ -173,7 +173,7 @@ def _product_problem(weight: Weight, step: Step, op: Op) -> str | None:
 
 
 def _rows_problem(weight: Weight, dtypes: Sequence[DType], dimensions: int) -> str | None:
-    """Of a table or vector, or of a product whose rows lie as they are."""
+    """What is wrong with a table, a vector, or a product whose rows are not packed."""
     if weight.dtype not in dtypes or len(weight.shape) != dimensions or len(weight.pieces) != 1:
         return f"weight {weight.name} is {weight.dtype.value} of the shape {weight.shape}"
     nbytes = weight.shape[0] * row_bytes(math.prod(weight.shape[1:]), weight.dtype)

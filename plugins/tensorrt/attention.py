@@ -59,7 +59,8 @@ class Attention:
 
     @classmethod
     def of(cls, table: OpNode | None, rotary: int, node: OpNode, kv: CacheGroup, *, narrow: bool) -> "Attention":
-        """Of a PagedAttention. table: the RopeTable, if queries and keys are turned; rotary: how many dims are."""
+        """The attention of a PagedAttention. table: the RopeTable, if queries and keys are rotated; rotary: how many
+        dims are."""
         return cls(
             layer=int(node.attrs["layer"]),
             heads=int(node.attrs["heads"]),

@@ -96,7 +96,7 @@ def _environment(links: Path) -> dict[str, str]:
 
 
 def failed(library: Library, code: int, said: str, log: str) -> BuildError:
-    """Of a process that compiles: how it ended, what it printed last and what the builder's log complains about."""
+    """How a compiling process ended, what it printed last, and what the builder's log complains about."""
     errors = [line for line in log.splitlines() if line.startswith(("WARNING", "ERROR", "INTERNAL_ERROR"))]
     ended = [f"its process was ended by {signal.Signals(-code).name}"] if code < 0 else said.strip().splitlines()[-1:]
     return BuildError(

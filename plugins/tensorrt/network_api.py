@@ -1,6 +1,6 @@
 """A lowered network → TensorRT's network API, for the full TensorRT, whose builder takes plugins as objects.
 
-Of ONNX it knows the ops that `lowering.OPS` lists, as far as lowering uses them: activations are [rows, columns]. What
+It supports the ONNX ops that `lowering.OPS` lists, as far as lowering uses them: activations are [rows, columns]. What
 TensorRT has no layer for becomes several: an RMS norm, the two halves of gate and up.
 """
 

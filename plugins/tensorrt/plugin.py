@@ -40,7 +40,7 @@ class AttentionPlugin:
     # For the builder.
 
     def get_output_data_types(self, types: Sequence[Any]) -> list[Any]:
-        """Of y, keys, values."""
+        """Types of y, keys, values."""
         y = types[1] if self.attention.narrow else self.trt.float32
         return [y, *(types[index] for index in IN_PLACE)]
 

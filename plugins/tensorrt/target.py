@@ -156,7 +156,7 @@ class TensorRtRtxTarget:
         return min(free, (most_blocks(plan) - 1) * plan.block_bytes)
 
     def read_bandwidth(self, nbytes: int) -> float:
-        """Of a copy within the GPU's memory."""
+        """Bytes per second of a copy within the GPU's memory."""
         return copy_bandwidth(self._require()[0], nbytes)
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> TensorRtSession:

@@ -100,7 +100,7 @@ def pools(plan: Plan) -> tuple[Tensor, ...]:
 
 
 def pool_names(layer: int) -> tuple[str, str]:
-    """Of a layer's keys and values."""
+    """Names of a layer's keys and values."""
     return f"keys.{layer}", f"values.{layer}"
 
 

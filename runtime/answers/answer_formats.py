@@ -54,7 +54,7 @@ class AnswerFormats:
 
     @property
     def names(self) -> tuple[str | None, str | None]:
-        """Of the two formats."""
+        """Names of the two formats."""
         return _name(self.wire), _name(self.reasoning)
 
     def reading(self, use: ToolUse) -> "AnswerReading | None":
@@ -89,7 +89,7 @@ class AnswerReading:
     use: ToolUse
 
     def parser(self, prompt: Sequence[int]) -> AnswerParser:
-        """Of one answer to a prompt."""
+        """The parser of one answer to a prompt."""
         return AnswerParser(
             self.formats.markers,
             self.wire,

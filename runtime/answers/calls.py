@@ -19,7 +19,7 @@ Tools = Mapping[str, Any]
 
 
 class CallReader:
-    """Of one answer."""
+    """Reads the calls of one answer."""
 
     def __init__(
         self, scanner: Scanner, output: AnswerOutput, markers: Markers, wire: WireFormat, tools: Tools

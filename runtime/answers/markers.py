@@ -13,7 +13,7 @@ MOST = 0x800
 
 
 class Markers:
-    """Of one tokenizer. characters: token → its character. special: characters of tokens that are no text."""
+    """Characters for tokens of one tokenizer. characters: by token. special: characters of tokens that are no text."""
 
     def __init__(self, tokens: Mapping[str, int], texts: Iterable[str], special_ids: Container[int] = ()) -> None:
         """tokens: text → id of the control tokens. texts: of the formats in use."""
@@ -27,7 +27,7 @@ class Markers:
         self._any = re.compile("[\ud800-\udfff]")
 
     def coded(self, text: str) -> str:
-        """A text of a format as it is looked for. Of several tokens at a place the longest counts."""
+        """How a text of a format is searched for. If several tokens begin at a place, the longest counts."""
         return self._pattern.sub(lambda found: self._character[found[0]], text)
 
     def plain(self, text: str) -> str:

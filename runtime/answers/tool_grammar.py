@@ -29,7 +29,7 @@ _DEEPEST = 16  # values within values
 
 
 class ToolGrammar:
-    """Of one request. wire: text → how Lark spells it, with control tokens for what they read like."""
+    """The grammar of one request. wire: text → how Lark spells it, with control tokens for what they read like."""
 
     def __init__(self, form: WireFormat, use: ToolUse, wire: Callable[[str], str]) -> None:
         self._form, self._use, self._wire = form, use, wire

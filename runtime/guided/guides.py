@@ -37,7 +37,7 @@ class Guides:
             return self._made
 
     def matcher(self, asked: StructuredOutputs) -> Matcher:
-        """Of a sequence of its own. Raises RequestError for what cannot be enforced, in the library's words."""
+        """The matcher of one sequence. Raises RequestError for what cannot be enforced, in the library's words."""
         return self.compile(*make_grammar(asked, self.wire))
 
     def compile(self, kind: str, text: str) -> Matcher:
@@ -58,7 +58,7 @@ class Guides:
 
 
 def spell(text: str, tokens: dict[str, int]) -> str:
-    """See Guides.wire. Of several tokens that begin at a place the longest counts."""
+    """See Guides.wire. If several tokens begin at a place, the longest counts."""
     parts: list[str] = []
     begin = place = 0
     while place < len(text):

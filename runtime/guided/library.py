@@ -107,7 +107,7 @@ class Library:
             function.restype, function.argtypes = result, arguments
 
     def address(self, name: str) -> int:
-        """Of a function, for native callers."""
+        """Address of a function, for native callers."""
         return ctypes.cast(getattr(self._handle, name), ctypes.c_void_p).value or 0
 
     def call(self, name: str, *arguments: Any) -> Any:

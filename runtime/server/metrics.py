@@ -157,7 +157,7 @@ class _Executor(Collector):
 
 
 def _by_group(groups: Sequence[GroupBlocks]) -> Metric:
-    """Of an engine with several cache groups."""
+    """Blocks by group, for an engine with several cache groups."""
     family = GaugeMetricFamily(
         "ingot_group_blocks",
         "KV blocks of a cache group by state: used, cached or free; engines with one group have no such series. "

@@ -152,5 +152,5 @@ def _forms(key: str) -> list[bytes]:
 
 
 def _digest(key: bytes) -> bytes:
-    """Of one length, whatever the key's: comparing tells nothing of that either."""
+    """A digest has one length for keys of any length, so comparing does not tell the length either."""
     return hashlib.sha256(key).digest()

@@ -84,7 +84,7 @@ class Fields(BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _stop_at_many(cls, value: object) -> object:
-        """Of unknown fields one is enough to complain about."""
+        """Name one unknown field, not all."""
         if not isinstance(value, dict):
             return value
         known = [field.alias or name for name, field in cls.model_fields.items()]

@@ -26,7 +26,7 @@ Crc32Digits = Annotated[str, Like(f"([0-9a-f]{{{_DIGITS}}})*", f"{_DIGITS} hexad
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Checksums:
-    """Of a file.
+    """The checksums of a file.
 
     crc32  a checksum per started chunk of CHUNK_BYTES, zlib's polynomial, one after the other
     """
@@ -68,7 +68,7 @@ class Summer:
                 self._end_chunk()
 
     def finish(self) -> Checksums:
-        """Of all that was taken."""
+        """The checksums of all bytes that were taken."""
         if self.nbytes % CHUNK_BYTES:
             self._end_chunk()
         return Checksums(nbytes=self.nbytes, crc32="".join(self._digits))

@@ -166,7 +166,7 @@ def _cuda() -> dict[str, str]:
 
 
 def _driver_version() -> str:
-    """Of the kernel module, e.g. "580.95.05"."""
+    """Version of the kernel module, e.g. "580.95.05"."""
     path = Path("/proc/driver/nvidia/version")
     found = re.search(r"Module.*?(\d+(?:\.\d+)+)", path.read_text()) if path.is_file() else None
     return found[1] if found else "of unknown version"

@@ -33,7 +33,7 @@ class DType(enum.Enum):
 
     @property
     def weight_format(self) -> WeightFormat | None:
-        """Of quantised rows."""
+        """The format of quantised rows, None for other types."""
         return FORMATS.get(self.value)
 
     @property

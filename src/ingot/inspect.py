@@ -172,7 +172,7 @@ def _bytes_per_token(group: CacheGroup) -> int:
 
 
 def _sequence_bytes(plan: Plan) -> int:
-    """Of keys and values that the longest sequence has in the end, whose last token is never fed back."""
+    """Bytes of keys and values that the longest sequence has in the end. Its last token is never fed back."""
     return sum(group.blocks_of(plan.limits.max_seq_len - 1) * group.block_bytes for group in plan.caches)
 
 

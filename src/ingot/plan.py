@@ -81,7 +81,7 @@ class Buffer:
 class WeightSlice:
     """Panels (or rows, for layout "row") [begin, end) of a weight, contiguous at `offset` of the weights section.
 
-    Of experts: the panels [begin, end) of each, one expert after the other.
+    For experts: the panels [begin, end) of each, one expert after the other.
     """
 
     begin: Annotated[int, Between(0, (1 << 31) - 1)]

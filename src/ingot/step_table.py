@@ -46,7 +46,7 @@ def step_facts(
     weight_errors: Mapping[str, float] | None = None,
     weight_sources: Mapping[str, str] | None = None,
 ) -> list[StepFacts]:
-    """Of every step, for one token that sees `context` tokens, itself included. errors: of int8 inputs, by step;
+    """Facts of every step, for one token that sees `context` tokens, itself included. errors: of int8 inputs, by step;
     weight_errors, weight_sources: by weight."""
     work = PlanWork(plan)
     weights = {weight.name: weight for weight in plan.weights}

@@ -27,7 +27,7 @@ class Load:
 class Work:
     """nbytes: weights, keys, values and activations read and written, each once; a multiply-add is two operations.
 
-    Of experts as many are read as the rows take if each takes its own at random.
+    Experts: as many are read as the rows choose, if each row chooses at random.
     """
 
     nbytes: int

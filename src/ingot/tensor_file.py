@@ -250,7 +250,7 @@ class TensorFileWriter:
             self._put(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
 
     def sums(self) -> Checksums:
-        """Of the whole file, once everything is written."""
+        """Checksums of the whole file, once everything is written."""
         return self._sums.finish()
 
     def _put(self, data: memoryview) -> None:

@@ -345,7 +345,7 @@ class _Sum:
         self._limit += max(memory, compute)
 
     def times(self, name: str, kernel: str, repetitions: int, whole: float) -> OpTimes:
-        """Of one repetition, which took `whole` seconds."""
+        """The times of one repetition, which took `whole` seconds."""
         return OpTimes(
             name=name,
             kernel=kernel,

@@ -104,7 +104,7 @@ def _verdict(comparisons: list[Comparison]) -> str:
 
 
 def _document(comparisons: list[Comparison]) -> dict[str, Any]:
-    """Of one comparison its own; of several a list."""
+    """The record of one comparison, or a list of records."""
     if len(comparisons) == 1:
         return comparisons[0].document()
     return {"comparisons": [comparison.document() for comparison in comparisons]} if comparisons else {}

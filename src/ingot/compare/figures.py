@@ -38,7 +38,7 @@ class LogitMeter:
         self._surprise.append(-np.stack([ours[rows, following], theirs[rows, following]]))
 
     def figures(self) -> LogitFigures:
-        """Of everything so far."""
+        """The figures of everything so far."""
         kl, agree = np.concatenate(self._kl), np.concatenate(self._agree)
         surprise = np.concatenate(self._surprise, axis=1)
         has_perplexity = self._is_text and surprise.size > 0

@@ -32,8 +32,8 @@ class StepFigures:
     kernel_error   largest difference of an output from the op's reference on the same inputs, in parts of the bound;
                    None where the session has no taps
     model_error    relative difference of an output from what the source makes of the engine's values before, root mean
-                   square; None where the source's graph has no such value. Of a session without taps that of the logits
-                   alone, from those of the source by itself
+                   square; None where the source's graph has no such value. For a session without taps: the
+                   difference of the logits alone, from those of the source
     model_bound    what the roundings since the values before explain
     """
 

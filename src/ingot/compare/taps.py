@@ -32,7 +32,7 @@ class PlainRun:
         self._tables = np.tile(order.reshape(count, width), (len(plan.caches), 1, 1))
 
     def logits(self) -> Float32:
-        """Of every token, [count * length, vocab]."""
+        """Logits of every token, [count * length, vocab]."""
         found: list[Float32] = []
         for number in range(len(self._sequences)):
             for batch in self._chunks(number):

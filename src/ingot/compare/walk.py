@@ -159,7 +159,7 @@ class StepWalk(_Walk):
 
 
 class LogitWalk(_Walk):
-    """Of an engine that shows its logits alone: `own` and `moved`, with noise at every tensor."""
+    """Walks an engine that shows its logits alone: gives `own` and `moved`, with noise at every tensor."""
 
     def __init__(self, source: Source, plan: Plan, sequences: Int32, threads: int) -> None:
         super().__init__(source, plan, sequences, threads, 2, {})
