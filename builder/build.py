@@ -126,7 +126,7 @@ def build(
 ) -> BuildReport:
     """Write an Engine for one or more targets. say: gets the estimate before the first byte is written.
 
-    Raises an IngotError in words; then, as after Ctrl-C, no output is left behind.
+    Raises an IngotError; then, as after Ctrl-C, no output is left behind.
     """
     begin = time.monotonic()
     checkpoint = Checkpoint.open(Path(checkpoint_dir))

@@ -26,7 +26,7 @@ class Draft:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
     """steps: in execution order; values: what they write, by index; logits: the value that the last one writes; screen:
-    as of a Plan."""
+    as in a Plan."""
 
     steps: tuple[Draft, ...]
     values: tuple[Value, ...]

@@ -60,7 +60,7 @@ class Source:
         experts: Mapping[str, Int64] = MappingProxyType({}),
         quantised: Collection[str] = (),
     ) -> Evaluation:
-        """The graph's own values for ids [batch, sequence]; experts: as of `Evaluation`; quantised: weights that are in
+        """The graph's own values for ids [batch, sequence]; experts: as in `Evaluation`; quantised: weights that are in
         the engine."""
         by_rows = {name for weight in quantised for name in leaves(self._uses[weight].tensor)}
         return Evaluation(Graph.load(self._graph), self._reader, ids, wanted, threads, experts, by_rows)

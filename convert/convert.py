@@ -59,7 +59,7 @@ def convert(
 ) -> ConvertReport:
     """Write a Checkpoint. say: gets the estimate before the work starts.
 
-    Raises an IngotError in words; then, as after Ctrl-C, no output is left behind.
+    Raises an IngotError; then, as after Ctrl-C, no output is left behind.
     """
     begin = time.monotonic()
     if options.model_dir is not None:

@@ -31,7 +31,7 @@ PRODUCT_RULES: Mapping[str, AttrRule] = {
     "activations": one_of("f32", "bf16", "f16", "int8"),
     "group": one_of(0, *(group for each in FORMATS.values() for group in each.groups)),
 }
-# Of ops that read or write the KV cache; sessions also hold these against the plan's cache.
+# Of ops that read or write the KV cache; sessions also compare these with the plan's cache.
 HEAD_RULES: Mapping[str, AttrRule] = {
     "heads": between(1, 4096),
     "kv_heads": between(1, 4096),

@@ -114,7 +114,7 @@ class Target(Protocol):
         ...
 
     def build_blocker(self) -> str | None:
-        """Why this machine cannot build engines for the target, in words, or None if it can."""
+        """Why this machine cannot build engines for the target, or None if it can."""
         ...
 
     def extra_sections(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
@@ -126,7 +126,7 @@ class Target(Protocol):
         ...
 
     def run_blocker(self, isa: str | None = None) -> str | None:
-        """Why this machine (capped to `isa`) cannot run the target, in words, or None if it can."""
+        """Why this machine (capped to `isa`) cannot run the target, or None if it can."""
         ...
 
     def kv_memory(self, plan: Plan) -> int | None:
@@ -180,7 +180,7 @@ class WithMemory(Target, Protocol):
         ...
 
     def read_bandwidth(self, nbytes: int) -> float:
-        """Bytes per second that it moves in a buffer of so many. Raises CapacityError, TargetError."""
+        """Bytes per second that it moves in a buffer of this many. Raises CapacityError, TargetError."""
         ...
 
 
@@ -247,7 +247,7 @@ class Tunable(Target, Protocol):
         ...
 
     def tactics(self, product: Product, rows: int) -> tuple[str, ...]:
-        """Ways to compute so many rows, all of the same bits; the first is taken unless a build has timed them."""
+        """Ways to compute this many rows, all of the same bits; the first is taken unless a build has timed them."""
         ...
 
     def time_product(self, product: Product, rows: int, tactic: int) -> float:

@@ -36,7 +36,7 @@ class WeightValues(Protocol):
     def products(self, parts: Sequence[tuple[int, Float32]], activations: str) -> Iterator[Float32]:
         """x @ matrix.T for each (number of an expert, x), in this order, experts ascending; float32 [rows, N].
 
-        A weight without experts has one part, of number 0. activations: as of `product`.
+        A weight without experts has one part, of number 0. activations: as in `product`.
         """
         ...
 

@@ -84,7 +84,7 @@ class BlockTable:
         self.version += 1
 
     def widen(self, count: int) -> None:
-        """Have places for so many blocks."""
+        """Have places for this many blocks."""
         if count > self._ids.shape[1]:
             self._ids = np.pad(self._ids, ((0, 0), (0, count)), constant_values=NO_BLOCK)
         self.count = max(self.count, count)
@@ -159,7 +159,7 @@ class BlockManager:
         return -(-num_tokens // self.tokens_per_block)
 
     def needed(self, num_tokens: int) -> tuple[int, ...]:
-        """For each pool, the blocks that a request of so many tokens needs to run."""
+        """For each pool, the blocks that a request of this many tokens needs to run."""
         count = self.blocks_for(num_tokens)
         return tuple(pool.claim(count) or count for pool in self.pools)
 
@@ -262,7 +262,7 @@ class BlockManager:
         self._grow(table, self._windows, self.blocks_for(num_tokens))
 
     def reserve(self, wanted: Sequence[tuple[BlockTable, int]]) -> bool:
-        """Grow tables so that steps may compute so many tokens of each; False, and nothing changed, if too few blocks
+        """Grow tables so that steps may compute this many tokens of each; False, and nothing changed, if too few blocks
         are available."""
         for table, _ in wanted:
             if not table.ends:
@@ -337,7 +337,7 @@ class BlockManager:
         return sum(self.pools[group].holders(block) == 1 for block in table.held(group))
 
     def _grow(self, table: BlockTable, groups: Sequence[int], places: int) -> None:
-        """Hold blocks up to so many places in some groups."""
+        """Hold blocks up to this many places in some groups."""
         for group in groups:
             pool, wanted = self.pools[group], places - table.ends[group]
             if wanted > 0:

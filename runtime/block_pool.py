@@ -65,7 +65,7 @@ class BlockPool:
         return max(num_computed + 1 - self.window, 0) // self._size if self.window else 0
 
     def claim(self, num_blocks: int) -> int:
-        """What a request that grows to so many blocks claims: nothing where blocks are not given back."""
+        """What a request that grows to this many blocks claims: nothing where blocks are not given back."""
         return min(num_blocks, window_blocks(self.window, self._size)) if self.window else 0
 
     def find(self, key: bytes) -> int | None:

@@ -85,7 +85,7 @@ def kv_budget(groups: Sequence[CacheGroup], limits: Limits, wanted: int | None, 
 
 
 def _needed(groups: Sequence[CacheGroup], limits: Limits, sequences: int) -> list[int]:
-    """Blocks of each group for so many sequences of max_seq_len tokens."""
+    """Blocks of each group for this many sequences of max_seq_len tokens."""
     size = groups[0].tokens_per_block
     longest = -(-(limits.max_seq_len - 1) // size)  # the last token of a sequence is never fed back: it needs no slot
     chunk = -(-min(limits.max_num_tokens, _WINDOW_CHUNK) // size)

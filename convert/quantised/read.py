@@ -1,6 +1,6 @@
 """The quantised weights of a source: which format it is, which modules have it, and what is refused.
 
-A module is quantised if it has the tensors of its format. The configuration is held against that afterwards: a module
+A module is quantised if it has the tensors of its format. The configuration is compared with that afterwards: a module
 that it leaves out and that is quantised all the same is an error, and so are scales that no weight takes.
 """
 

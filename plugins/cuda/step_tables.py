@@ -137,7 +137,7 @@ class StepTables:
         self._memory = memory[: 4 * layout.total].view(np.int32)
 
     def fill(self, batch: StepBatch, padded: int | None = None) -> tuple[Counts, Int32]:
-        """(counts, the integers to send). padded: a decode step is filled up to so many sequences with idle rows.
+        """(counts, the integers to send). padded: a decode step is filled up to this many sequences with idle rows.
 
         The counts of a padded step are those of every step that is filled up to as many: one graph serves them all.
         """

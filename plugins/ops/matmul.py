@@ -12,7 +12,7 @@ from ingot.step_work import Work
 
 
 def reference(call: Call) -> tuple[Array, ...]:
-    """y = epilogue(x @ weight.T); activations round x, as of `weight_values.product`"""
+    """y = epilogue(x @ weight.T); activations round x, as in `weight_values.product`"""
     (p,) = call.weight(1).products([(0, call.required(0))], str(call.attrs["activations"]))
     return (_epilogue(call, p),)
 

@@ -14,7 +14,7 @@ from ingot.plugins.work import experts_work
 def reference(call: Call) -> tuple[Array, ...]:
     """y[r] = sum of weights[r, slot] * (x[r, slot] @ weight[ids[r, slot]].T), added up in the order of the experts
 
-    activations round the inputs of each slot, as of the op matmul.
+    activations round the inputs of each slot, as in the op matmul.
     """
     (x, ids, weights), weight = (call.required(index) for index in range(3)), call.weight(3)
     each = x.reshape(*ids.shape, weight.shape[2])

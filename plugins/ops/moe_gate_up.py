@@ -15,7 +15,7 @@ from ingot.plugins.work import experts_work
 def reference(call: Call) -> tuple[Array, ...]:
     """p = x[r] @ weight[ids[r, slot]].T; y[r, slot] = activation(p[:I]) * p[I:]
 
-    activations round x, as of the op matmul.
+    activations round x, as in the op matmul.
     """
     x, ids, weight = call.required(0), call.required(1), call.weight(2)
     half = weight.shape[1] // 2

@@ -33,12 +33,12 @@ STEP = 17
 SPREAD = 9.5
 SLACK = 2.0**-13
 TINY = np.float32(2.0**-80)
-MOST = 8  # a row of which more than one in so many tokens can be the best is not decided
+MOST = 8  # a row of which more than one in this many tokens can be the best is not decided
 _SEED = 0x16E07
 
 
 def dither(k: int) -> Array:
-    """d of k columns, float32: Philox4x64-10 keyed by a constant, so that no weight or input has a say in it."""
+    """d of k columns, float32: Philox4x64-10 keyed by a constant, so that it depends on no weight and no input."""
     words = np.random.Philox(key=_SEED).random_raw(k)
     return ((words >> np.uint64(32)) * np.uint64(STEP) >> np.uint64(32)).astype(np.float32)
 

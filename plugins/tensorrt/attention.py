@@ -89,7 +89,7 @@ def plugin_inputs(attention: Attention) -> tuple[str, ...]:
 
 
 def workspace_bytes(attention: Attention, tokens: int) -> int:
-    """For a step of so many tokens."""
+    """For a step of this many tokens."""
     return _workspace(attention, tokens)[-1]
 
 

@@ -1,4 +1,4 @@
-"""What a session uses of TensorRT's Python bindings, as types: they have none. Tests hold these against the wheel.
+"""What a session uses of TensorRT's Python bindings, as types: they have none. Tests compare these with the wheel.
 
 Sizes are bytes, addresses and streams integers.
 """

@@ -102,7 +102,7 @@ class TensorRtTarget(TensorRtRtxTarget):
 
 
 def _require_version(description: Path, library: Library) -> None:
-    """An engine runs with the very version that built it."""
+    """An engine runs with exactly the version that built it."""
     try:
         built = json.loads(description.read_text())["version"]
     except (OSError, ValueError, KeyError) as error:
@@ -114,7 +114,7 @@ def _require_version(description: Path, library: Library) -> None:
         ) from error
     if built != library.version:
         raise TargetError(
-            "the engine needs the very version of TensorRT that built it",
+            "the engine needs exactly the version of TensorRT that built it",
             where=str(description),
             expected=built,
             got=library.version,

@@ -1,4 +1,4 @@
-"""What the builder made of a network: its layers, as its log or the library's inspector lists them, held against the
+"""What the builder made of a network: its layers, as its log or the library's inspector lists them, compared with the
 graph.
 
 A layer whose results nobody reads is dropped without a word, and a pool that cannot be updated in place is copied, so

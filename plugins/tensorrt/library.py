@@ -5,7 +5,7 @@ import importlib.metadata
 import importlib.util
 from pathlib import Path
 
-VERSION = "1.7.1"  # engines run with the very version that built them
+VERSION = "1.7.1"  # engines run with exactly the version that built them
 WHEELS = ("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu13-bindings")
 INSTALL = f"pip install 'ingot[tensorrt-rtx]', or {' '.join(f'{wheel}=={VERSION}.*' for wheel in WHEELS)}"
 

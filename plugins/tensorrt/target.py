@@ -173,7 +173,7 @@ class TensorRtRtxTarget:
         header = read_header(image, str(file))
         if header.version != library.version:
             raise TargetError(
-                "the engine needs the very version of TensorRT-RTX that built it",
+                "the engine needs exactly the version of TensorRT-RTX that built it",
                 where=str(file),
                 expected=header.version,
                 got=library.version,

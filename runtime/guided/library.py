@@ -23,7 +23,7 @@ TOKENIZE = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_uint32),
     ctypes.c_size_t,
 )
-"""(user data, bytes, their number, where tokens go, room for so many) → tokens in all. From any thread."""
+"""(user data, bytes, their number, where tokens go, room for this many) → tokens in all. From any thread."""
 
 
 class TokenizerInit(ctypes.Structure):

@@ -262,7 +262,7 @@ class Service:
         return await self.is_idle(self.config.drain_timeout)
 
     async def is_idle(self, seconds: float) -> bool:
-        """Whether everything that runs has its answer within so many seconds."""
+        """Whether everything that runs has its answer within this many seconds."""
         try:
             await asyncio.wait_for(self._idle.wait(), seconds or 0.001)
         except asyncio.TimeoutError:

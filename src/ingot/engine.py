@@ -142,7 +142,7 @@ def open_engine(
     crc32   zlib.crc32 unless given; must release the GIL to be of use
     target  one of the engine's; None is the first
     placement   where to copy its weights; unless given, or where it says None, they are mapped
-    Raises EngineError, in words, for whatever is missing, damaged, foreign or of another schema; CapacityError.
+    Raises EngineError for whatever is missing, damaged, foreign or of another schema; CapacityError.
     """
     directory = Path(directory)
     whole = read_manifest(directory)

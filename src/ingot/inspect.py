@@ -203,7 +203,7 @@ def _screen_lines(plan: Plan) -> list[str]:
 
 
 def _variant_line(plan: Plan, variant: Variant) -> str:
-    """How the steps are called for so many tokens."""
+    """How the steps are called for this many tokens."""
     counts = {
         "calls": len(variant.calls),
         "barriers": sum(call.waits for call in variant.calls),
@@ -235,7 +235,7 @@ def _machine_code(plan: Plan, manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def _network(path: Path, manifest: Manifest) -> dict[str, Any] | None:
-    """What a compiled network is, if the target has one, by the very description that was built."""
+    """What a compiled network is, if the target has one, by the description that was built."""
     for part in manifest.parts:
         if part.name.endswith(DESCRIPTION):
             found = hashlib.sha256((path / part.name).read_bytes()).hexdigest()

@@ -125,7 +125,7 @@ class LLM(EngineLLM):
         tensor_parallel_size    1: an engine has one rank yet
         gpu_memory_utilization  refused: kv_cache_memory says how much memory the KV cache takes
         precision, activations, kv_cache_dtype
-                                of the build, as of `ingot build`; refused for an engine, which has its own
+                                of the build, as in `ingot build`; refused for an engine, which has its own
         target                  of the build ("cpu" unless given); of an engine with several the one to run
         cache_dir               None: $XDG_CACHE_HOME or ~/.cache
         others                  as in ModelRunner.from_dir

@@ -167,7 +167,7 @@ class CacheGroup:
         return self.kv_heads * self.tokens_per_block * (self.padded_dim * self.dtype.itemsize + self.scale_bytes)
 
     def blocks_of(self, num_tokens: int) -> int:
-        """Blocks that a sequence of so many tokens needs in the end."""
+        """Blocks that a sequence of this many tokens needs in the end."""
         longest = -(-num_tokens // self.tokens_per_block)
         return min(longest, window_blocks(self.window, self.tokens_per_block)) if self.window else longest
 

@@ -176,7 +176,7 @@ class Ahead:
     """How far a run of decoding sequences may go on by itself. Each step computes what the one before it drew; the
     last one is that after which a sequence has ended, or one of these limits is reached.
 
-    most_steps  at most so many
+    most_steps  at most this many
     seconds     none begins when so much time has gone by
     stop        int32 [1]: any thread may set it to 1; the step that runs is the last
     """

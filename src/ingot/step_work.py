@@ -38,5 +38,5 @@ class Work:
 
 
 def may_screen(plan: Plan, rows: float) -> bool:
-    """Whether a step that wants no more than the best tokens of so many rows takes the plan's screen."""
+    """Whether a step that wants no more than the best tokens of this many rows takes the plan's screen."""
     return bool(plan.screen) and 0 < rows <= SCREEN_ROWS

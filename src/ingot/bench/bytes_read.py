@@ -13,7 +13,7 @@ from ingot.step_work import may_screen
 
 
 def takes_screen(plan: Plan, sampling: SamplingParams, requests: int) -> bool:
-    """Whether steps of at most so many requests find their tokens by a screen of lm_head."""
+    """Whether steps of at most this many requests find their tokens by a screen of lm_head."""
     plain = dataclasses.replace(sampling, max_tokens=GREEDY.max_tokens, seed=GREEDY.seed) == GREEDY
     return may_screen(plan, requests) and plain
 
@@ -42,6 +42,6 @@ def decode_bytes(plan: Plan, *, batch_size: int, context: float, screened: bool 
 
 
 def machine_bandwidth(target: str, nbytes: int, threads: int | None = None) -> float:
-    """Bytes per second of a buffer of so many, in the memory where an engine of this target has its weights."""
+    """Bytes per second of a buffer of this many, in the memory where an engine of this target has its weights."""
     found = find_target(target)
     return found.read_bandwidth(nbytes) if isinstance(found, WithMemory) else read_bandwidth(nbytes, threads)

@@ -199,7 +199,7 @@ def _shape(options: KernelsOptions, plan: Plan) -> _Shape:
         )
     if context + least > longest:
         raise UsageError(
-            "decode steps after so many tokens are more than the engine holds",
+            "decode steps after this many tokens are more than the engine holds",
             expected=f"at most {longest} tokens",
             got=f"--context {context} and {least} steps",
             hint="lower --context or --repetitions",

@@ -246,7 +246,7 @@ class _Bench:
         return self._report(name, rate, answers, planned, time.perf_counter() - begin)
 
     def _prompt(self, tokens: int) -> str:
-        """Random words, about so many tokens: no two prompts have a common head."""
+        """Random words, about this many tokens: no two prompts have a common head."""
         count = max(1, round(tokens * self._words_per_token))
         return " ".join(self._random.choices(_WORDS, k=count))
 

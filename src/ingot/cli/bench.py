@@ -31,19 +31,21 @@ def command() -> None:
 def _shared(function: Any) -> Any:
     options = (
         click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine."),
-        click.option("--input_len", type=positive, default=128, show_default=True, help="Prompt with so many tokens."),
         click.option(
-            "--output_len", type=positive, default=64, show_default=True, help="Generate so many tokens per request."
+            "--input_len", type=positive, default=128, show_default=True, help="Prompt with this many tokens."
+        ),
+        click.option(
+            "--output_len", type=positive, default=64, show_default=True, help="Generate this many tokens per request."
         ),
         click.option(
             "--warmup",
             type=click.IntRange(min=0),
             default=1,
             show_default=True,
-            help="Run so many untimed rounds first.",
+            help="Run this many untimed rounds first.",
         ),
         click.option(
-            "--repetitions", type=positive, default=3, show_default=True, help="Time so many rounds and show medians."
+            "--repetitions", type=positive, default=3, show_default=True, help="Time this many rounds and show medians."
         ),
         click.option(
             "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed the random prompts."
@@ -69,9 +71,9 @@ def _shared(function: Any) -> Any:
             help="Divide the logits of earlier tokens by this; 1 changes nothing.",
         ),
         click.option(
-            "--logprobs", type=int, help="Return the log probabilities of so many likely tokens beside each token."
+            "--logprobs", type=int, help="Return the log probabilities of this many likely tokens beside each token."
         ),
-        click.option("--threads", type=positive, help="Use so many threads. Default: every core."),
+        click.option("--threads", type=positive, help="Use this many threads. Default: every core."),
         use_mmap,
         target_isa,
         as_json,
@@ -97,7 +99,7 @@ def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
     multiple=True,
     default=(1,),
     show_default=True,
-    help="Run so many requests at once. Give it again for more rows.",
+    help="Run this many requests at once. Give it again for more rows.",
 )
 @_shared
 def latency(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **options: Any) -> None:
@@ -115,9 +117,11 @@ def latency(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **optio
 
 
 @command.command()
-@click.option("--num_requests", type=positive, default=64, show_default=True, help="Hand in so many requests at once.")
 @click.option(
-    "--max_batch_size", type=positive, help="Run at most so many requests at once. Default: the engine's limit."
+    "--num_requests", type=positive, default=64, show_default=True, help="Hand in this many requests at once."
+)
+@click.option(
+    "--max_batch_size", type=positive, help="Run at most this many requests at once. Default: the engine's limit."
 )
 @_shared
 def throughput(as_json: bool, log_level: str, **options: Any) -> None:

@@ -16,14 +16,14 @@ from ingot.step_table import aligned
 
 @click.command()
 @click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine.")
-@click.option("--input_len", type=positive, help="Prefill so many tokens. Default: 512, or what the engine takes.")
-@click.option("--context", type=positive, help="Decode after so many tokens. Default: --input_len.")
+@click.option("--input_len", type=positive, help="Prefill this many tokens. Default: 512, or what the engine takes.")
+@click.option("--context", type=positive, help="Decode after this many tokens. Default: --input_len.")
 @click.option(
     "--batch_size",
     "batch_sizes",
     type=positive,
     multiple=True,
-    help="Decode so many sequences together. Give it again for more phases. Default: 1, 8 and 32.",
+    help="Decode this many sequences together. Give it again for more phases. Default: 1, 8 and 32.",
 )
 @click.option(
     "--repetitions",
@@ -33,7 +33,7 @@ from ingot.step_table import aligned
     help="Time each phase at least so often; short phases are repeated for a second.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed the random prompts.")
-@click.option("--threads", type=positive, help="Use so many threads. Default: every core.")
+@click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
 @click.option("--all", "everything", is_flag=True, help="Print every column, in rows as wide as they get.")
 @target_isa
 @as_json

@@ -59,7 +59,7 @@ _ONLINE = (
     type=click.IntRange(min=2),
     default=100,
     show_default=True,
-    help="Send so many requests per run: the first ones of the trace.",
+    help="Send this many requests per run: the first ones of the trace.",
 )
 @click.option(
     "--ttft_ms",
@@ -83,10 +83,10 @@ _ONLINE = (
     help="Multiply the trace's prompt and answer lengths by this.",
 )
 @click.option(
-    "--max_input", type=positive, help="Clip prompts to so many tokens (offline: 768, or what the engine takes)."
+    "--max_input", type=positive, help="Clip prompts to this many tokens (offline: 768, or what the engine takes)."
 )
 @click.option(
-    "--max_output", type=positive, help="Clip answers to so many tokens (offline: 256, or what the engine holds)."
+    "--max_output", type=positive, help="Clip answers to this many tokens (offline: 256, or what the engine holds)."
 )
 @click.option(
     "--poisson", is_flag=True, help="Let requests arrive at random (Poisson) instead of at the trace's own times."
@@ -103,31 +103,33 @@ _ONLINE = (
     "rates",
     type=_above_zero,
     multiple=True,
-    help="--url: send so many requests per second (open loop). Give it again for more runs.",
+    help="--url: send this many requests per second (open loop). Give it again for more runs.",
 )
 @click.option(
     "--concurrency",
     "concurrencies",
     type=positive,
     multiple=True,
-    help="--url: keep so many requests running (closed loop). Give it again for more runs.",
+    help="--url: keep this many requests running (closed loop). Give it again for more runs.",
 )
 @click.option("--model", help="--url: ask for this model. Default: the first that the server lists.")
 @click.option("--api_key", help="--url: send this key.")
 @click.option("--chat", is_flag=True, default=None, help="--url: ask for chat completions instead of completions.")
-@click.option("--input_len", type=positive, help="--url, without a trace: send prompts of about so many tokens (128).")
-@click.option("--output_len", type=positive, help="--url, without a trace: ask for at most so many tokens (64).")
+@click.option(
+    "--input_len", type=positive, help="--url, without a trace: send prompts of about this many tokens (128)."
+)
+@click.option("--output_len", type=positive, help="--url, without a trace: ask for at most this many tokens (64).")
 @click.option("--ignore_eos", is_flag=True, default=None, help="--url: ask for all tokens; not every server knows it.")
 @click.option(
     "--temperature", type=click.FloatRange(min=0), help="--url: send this temperature with every request (0)."
 )
-@click.option("--timeout", type=_above_zero, help="--url: give a request up after so many seconds (600).")
+@click.option("--timeout", type=_above_zero, help="--url: give a request up after this many seconds (600).")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="PNG", help="--url: draw the latencies.")
 @click.option("--engine_dir", type=click.Path(path_type=Path), help="--offline: measure this Engine.")
 @click.option(
     "--start_rate",
     type=_above_zero,
-    help="--offline: begin the search at so many requests per second. Default: half of what the engine can do.",
+    help="--offline: begin the search at this many requests per second. Default: half of what the engine can do.",
 )
 @click.option(
     "--rate_precision",
@@ -142,14 +144,14 @@ _ONLINE = (
 @click.option(
     "--max_batch_size",
     type=positive,
-    help="--offline: run at most so many requests at once. Default: the engine's limit.",
+    help="--offline: run at most this many requests at once. Default: the engine's limit.",
 )
 @click.option(
     "--max_num_tokens",
     type=positive,
-    help="--offline: compute at most so many tokens per step. Default: as `ingot serve`.",
+    help="--offline: compute at most this many tokens per step. Default: as `ingot serve`.",
 )
-@click.option("--threads", type=positive, help="--offline: use so many threads. Default: every core.")
+@click.option("--threads", type=positive, help="--offline: use this many threads. Default: every core.")
 @target_isa
 @as_json
 @log_level

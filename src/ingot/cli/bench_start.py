@@ -14,19 +14,19 @@ from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
 
 @click.command()
 @click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine.")
-@click.option("--input_len", type=positive, default=32, show_default=True, help="Give a prompt of so many tokens.")
+@click.option("--input_len", type=positive, default=32, show_default=True, help="Give a prompt of this many tokens.")
 @click.option(
     "--warmup",
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
-    help="Start so many processes before the timed ones; after one the engine's files are in the page cache.",
+    help="Start this many processes before the timed ones; after one the engine's files are in the page cache.",
 )
 @click.option(
-    "--repetitions", type=positive, default=5, show_default=True, help="Time so many processes and show medians."
+    "--repetitions", type=positive, default=5, show_default=True, help="Time this many processes and show medians."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed the random prompts.")
-@click.option("--threads", type=positive, help="Use so many threads. Default: every core.")
+@click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
 @use_mmap
 @target_isa
 @as_json

@@ -53,25 +53,25 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     help="Store a w8 lm_head in 4 bits too: greedy steps of at most 4 sequences read half of it to find the "
     "tokens that can be the best, and compute these exactly. Tokens are the same.",
 )
-@click.option("--max_batch_size", type=positive, help="Run at most so many requests at once (64).")
-@click.option("--max_input_len", type=positive, help="Take prompts of at most so many tokens (2048).")
+@click.option("--max_batch_size", type=positive, help="Run at most this many requests at once (64).")
+@click.option("--max_input_len", type=positive, help="Take prompts of at most this many tokens (2048).")
 @click.option(
     "--max_seq_len",
     type=positive,
-    help="Take requests of at most so many tokens, prompt and generated ones together (4096).",
+    help="Take requests of at most this many tokens, prompt and generated ones together (4096).",
 )
 @click.option("--max_output_len", type=positive, help="Set max_seq_len to max_input_len plus this.")
 @click.option(
     "--max_num_tokens",
     type=positive,
-    help="Compute at most so many tokens in one step: of prompts, and one of each request that decodes (2048).",
+    help="Compute at most this many tokens in one step: of prompts, and one of each request that decodes (2048).",
 )
 @click.option(
     "--tokens_per_block",
     type=positive,
     default=32,
     show_default=True,
-    help="Keep so many tokens in a block of the KV cache.",
+    help="Keep this many tokens in a block of the KV cache.",
 )
 @click.option(
     "--kv_cache_dtype",
@@ -79,8 +79,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     show_default=True,
     help="Store keys and values as auto, f32, bf16, f16 (GPU) or int8.",
 )
-@click.option("--tp_size", type=positive, help="Divide each layer among so many ranks; only 1 yet.")
-@click.option("--pp_size", type=positive, help="Divide the layers among so many ranks; only 1 yet.")
+@click.option("--tp_size", type=positive, help="Divide each layer among this many ranks; only 1 yet.")
+@click.option("--pp_size", type=positive, help="Divide the layers among this many ranks; only 1 yet.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),

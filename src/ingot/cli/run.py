@@ -37,7 +37,7 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
     help='Read prompts from JSON lines: "text" or {"prompt": ..., "max_output_len": ...}; - is stdin.',
 )
 @click.option(
-    "--max_output_len", type=positive, default=128, show_default=True, help="Generate at most so many tokens."
+    "--max_output_len", type=positive, default=128, show_default=True, help="Generate at most this many tokens."
 )
 @click.option(
     "--temperature", type=float, help="Scale the randomness; 0 is greedy. Default: what generation_config.json says."
@@ -62,7 +62,7 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
 )
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the text before these words. Give it again for more.")
 @click.option("--bad_words", multiple=True, metavar="TEXT", help="Never generate these words. Give it again for more.")
-@click.option("--min_tokens", type=int, help="Generate at least so many tokens.")
+@click.option("--min_tokens", type=int, help="Generate at least this many tokens.")
 @click.option("--ignore_eos", is_flag=True, default=None, help="Go on after the model's end tokens.")
 @click.option("--seed", type=int, help="Seed the sampling: the same seed gives the same text.")
 @click.option("--json_schema", type=click.File(), metavar="FILE", help="Write JSON that this JSON schema holds for.")
@@ -71,7 +71,7 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
 @click.option(
     "--stream", is_flag=True, help="Print text as it is generated; with --json, each object when its request ends."
 )
-@click.option("--threads", type=positive, help="Use so many threads. Default: every core.")
+@click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
 @click.option(
     "--kv_cache_memory",
     type=byte_size("--kv_cache_memory"),

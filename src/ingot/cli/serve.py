@@ -77,7 +77,7 @@ _seconds = click.FloatRange(min=0)
     type=click.IntRange(min=0),
     default=256,
     show_default=True,
-    help="Let so many sequences wait; answer 429 beyond that.",
+    help="Let this many sequences wait; answer 429 beyond that.",
 )
 @click.option(
     "--max_body_size",
@@ -87,31 +87,31 @@ _seconds = click.FloatRange(min=0)
     help="Refuse requests with a larger body.",
 )
 @click.option(
-    "--request_timeout", type=_seconds, default=600, show_default=True, help="End a request after so many seconds."
+    "--request_timeout", type=_seconds, default=600, show_default=True, help="End a request after this many seconds."
 )
 @click.option(
-    "--body_timeout", type=_seconds, default=30, show_default=True, help="Wait so many seconds for a request's body."
+    "--body_timeout", type=_seconds, default=30, show_default=True, help="Wait this many seconds for a request's body."
 )
 @click.option(
     "--write_timeout",
     type=_seconds,
     default=60,
     show_default=True,
-    help="Drop a client that leaves its answer unread for so many seconds.",
+    help="Drop a client that leaves its answer unread for this many seconds.",
 )
 @click.option(
     "--stall_timeout",
     type=_seconds,
     default=4,
     show_default=True,
-    help="Report not ready after so many seconds without a finished step.",
+    help="Report not ready after this many seconds without a finished step.",
 )
 @click.option(
     "--drain_timeout",
     type=_seconds,
     default=30,
     show_default=True,
-    help="Let running requests finish for so many seconds after SIGTERM.",
+    help="Let running requests finish for this many seconds after SIGTERM.",
 )
 @click.option(
     "--cors_origin",
@@ -126,7 +126,7 @@ _seconds = click.FloatRange(min=0)
     "--otlp_endpoint", metavar="URL", help="Send OpenTelemetry spans to this address, e.g. http://collector:4318."
 )
 @click.option("--debug_hooks", is_flag=True, help="Offer POST /debug/stall, which stops the next step for a while.")
-@click.option("--threads", type=positive, help="Use so many threads. Default: every core.")
+@click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
 @click.option(
     "--kv_cache_memory",
     type=byte_size("--kv_cache_memory"),
@@ -134,12 +134,14 @@ _seconds = click.FloatRange(min=0)
     help="Use at most so much memory for the KV cache, e.g. 2GiB.",
 )
 @click.option(
-    "--max_batch_size", type=positive, help="Run at most so many sequences at once. Default and maximum: the engine's."
+    "--max_batch_size",
+    type=positive,
+    help="Run at most this many sequences at once. Default and maximum: the engine's.",
 )
 @click.option(
     "--max_num_tokens",
     type=positive,
-    help="Compute at most so many tokens per step. Default: the engine's limit; on CPUs, 512 tokens of prompts beside "
+    help="Compute at most this many tokens per step. Default: the engine's limit; on CPUs, 512 prompt tokens beside "
     "requests that decode.",
 )
 @click.option(

@@ -31,9 +31,11 @@ from ingot.verify import VerifyReport, verify
     metavar="FILE",
     help="Compare on this text. Default: one that ships with ingot.",
 )
-@click.option("--tokens", type=click.IntRange(min=2), help=f"Compare on so many tokens of the text ({DEFAULT_TOKENS}).")
+@click.option(
+    "--tokens", type=click.IntRange(min=2), help=f"Compare on this many tokens of the text ({DEFAULT_TOKENS})."
+)
 @click.option("--store_passport", "store", is_flag=True, help="Write the summary into the engine; `inspect` prints it.")
-@click.option("--threads", type=positive, help="Use so many threads. Default: every core.")
+@click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
 @target_isa
 @as_json
 @log_level

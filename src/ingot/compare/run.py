@@ -1,4 +1,4 @@
-"""Goes through the steps of an engine and holds everything against the source: weights, kernels, the model's values.
+"""Goes through the steps of an engine and compares everything with the source: weights, kernels, the model's values.
 
 A session without taps shows its logits alone: these are held to the bound that they have anyhow, after all weights.
 """
