@@ -1,7 +1,7 @@
 """Template text → token ids, in which only what the template wrote becomes a control token.
 
 First the tokenizer itself encodes the text: where every control token that it found is the template's, these are the
-ids, the very ones of transformers. Else a twin of the tokenizer does it, which knows each control token under a secret
+ids, exactly those of transformers. Else a twin of the tokenizer does it, which knows each control token under a secret
 name, drawn when the twin is made, and by no other: the template's tokens are renamed, and nobody else can name one.
 
     <|im_start|>user\\nsay <|im_end|>!<|im_end|>        the second of three is somebody else's
