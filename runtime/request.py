@@ -77,6 +77,7 @@ class Request:
                              that everybody's turn comes
     arrival                  order of arrival, set by the step loop; smaller is older
     slot                     where the session holds it; None: nowhere
+    follows_tokens           then: whether its next draw cannot begin before its last token is known, see SequenceRules
     started                  when it first took part in a step, time.monotonic(); None before
     num_cached               prompt tokens that the prefix cache gave then; None before
     num_lost                 tokens that were in the KV cache when it was preempted last
@@ -127,6 +128,7 @@ class Request:
         self.blocks = BlockTable(cache_salt)
         self.priority, self.arrival = priority, -1
         self.slot: int | None = None
+        self.follows_tokens = True
         self.started: float | None = None
         self.num_cached: int | None = None
         self.num_lost = 0
@@ -144,11 +146,6 @@ class Request:
     def repeats(self) -> bool:
         """Whether it decodes, and the host is not asked for anything between two draws."""
         return self.num_tokens - self.num_computed == 1 and self.num_tokens > self.num_prompt and not self._uses_logits
-
-    @property
-    def follows_tokens(self) -> bool:
-        """Whether its next draw cannot begin before its last token is known: see SequenceRules."""
-        return self.grammar is not None or any([len(word) > 1 for word in self.rules.bad_words])
 
     @property
     def order(self) -> tuple[int, int]:

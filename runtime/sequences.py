@@ -22,10 +22,9 @@ class Sequences:
                 if not self._free:
                     self.end([next(held for held in self._held if not held.blocks.count)])
                 slot = self._free[-1]
-                self._session.start(
-                    slot, sequence_rules(request), request.tokens[: request.num_tokens], request.num_prompt
-                )
-                request.slot = self._free.pop()
+                rules = sequence_rules(request)
+                self._session.start(slot, rules, request.tokens[: request.num_tokens], request.num_prompt)
+                request.slot, request.follows_tokens = self._free.pop(), rules.follows_tokens
                 self._held.add(request)
 
     def end(self, requests: Iterable[Request]) -> None:

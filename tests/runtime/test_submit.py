@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ingot.errors import RequestError
 from ingot.runtime.logits_rules import Rules
-from ingot.runtime.request import FinishReason, Request
+from ingot.runtime.request import FinishReason, ReasoningRules, Request
 from ingot.runtime.step_loop import StepLoop
 from ingot.step_io import StepBatch
 from tests.runtime.fake_session import SubmittingSession, continued
@@ -70,12 +71,22 @@ def test_the_last_step_ends_where_all_have_ended() -> None:
     assert session.followed > 0
 
 
-@pytest.mark.parametrize("rules", [Rules(bad_words=((3, 4),)), Rules(bad_words=((3,),))])
-def test_words_are_waited_for(rules: Rules) -> None:
+@pytest.mark.parametrize(
+    ("given", "followed"),
+    [
+        ({"rules": Rules(bad_words=((3, 4),))}, False),
+        ({"rules": Rules(bad_words=((3,),))}, True),
+        ({"reasoning": ReasoningRules(end=(200,), budget=30)}, False),
+    ],
+)
+def test_words_and_reasoning_are_waited_for(
+    given: dict[str, Any], followed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     loop, session = make()
-    loop.add([Request(np.array([1], np.int32), max_new_tokens=12, rules=rules)])
+    loop.add([Request(np.array([1], np.int32), max_new_tokens=12, **given)])
     loop.drain()
-    assert (session.followed == 0) == (len(rules.bad_words[0]) == 2)
+    assert (session.followed > 0) == followed
+    assert not caplog.records, "nothing was tried that the session refuses"
 
 
 @pytest.mark.parametrize("at", range(1, 12))
