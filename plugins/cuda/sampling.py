@@ -47,6 +47,7 @@ _ROW = np.dtype(  # struct Draw of draw.cu
     ]
 )
 _WIDTH = _ROW.itemsize // _INT
+_NONE: Int32 = np.zeros(0, np.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -356,12 +357,13 @@ def _mask_words(vocab: int) -> int:
 
 
 def _mask(draw: Draw, vocab: int) -> Int32:
-    none: Int32 = np.zeros(0, np.int32)
-    return none if draw.allowed is None else draw.allowed[: _mask_words(vocab)].view(np.int32)
+    return _NONE if draw.allowed is None else draw.allowed[: _mask_words(vocab)].view(np.int32)
 
 
 def _biases(draw: Draw) -> Int32:
     """Ids, ascending, then the biases of these as float32: at most one behind a ban, which none changes."""
+    if not draw.bias_ids:
+        return _NONE
     ids, values = np.array(draw.bias_ids, np.int32), np.array(draw.bias, np.float32)
     order = np.argsort(ids, kind="stable")
     ids, values = ids[order], values[order]
@@ -371,4 +373,4 @@ def _biases(draw: Draw) -> Int32:
 
 
 def _joined(parts: Sequence[npt.NDArray[np.int32]]) -> Int32:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    return np.concatenate(parts) if parts else _NONE

@@ -19,9 +19,9 @@ from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.dtypes import DType
 from ingot.engine import Engine, open_engine
-from ingot.errors import EngineError, NoKernelError, RequestError
+from ingot.errors import EngineError, NoKernelError, RequestError, TargetError
 from ingot.plan import Plan
-from ingot.plugins.cuda.gpu import find_gpus
+from ingot.plugins.cuda.gpu import Device, find_gpus
 from ingot.plugins.cuda.session import CudaSession
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target
@@ -218,6 +218,29 @@ def test_a_step_is_submitted_while_another_computes(gpu: ctypes.CDLL, folder: Pa
             outs.append([plain.tolist(), ruled["output_ids"].tolist()])
     assert outs[0] == outs[1]
     assert ahead > 30
+
+
+def test_a_fault_while_two_steps_are_under_way(
+    gpu: ctypes.CDLL, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are forgotten; the requests of the first are tried alone, with the tokens and penalties that they had."""
+    engine, calls, wait_for = _engine(folder, "llama", precision="f32"), 0, Device.wait_for
+    rules = SamplingParams(temperature=1.5, seed=3, max_tokens=20, frequency_penalty=0.7)
+    with _runner(engine, _ref) as runner:
+        expected = runner.generate(PROMPTS, sampling_config=rules, end_id=-1)
+
+    def failing(device: Device, event: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls in (4, 11, 18):
+            raise TargetError("the CUDA driver reports an error", got="for once")
+        wait_for(device, event)
+
+    with _runner(engine, _gpu) as runner:
+        monkeypatch.setattr(Device, "wait_for", failing)
+        found = runner.generate(PROMPTS, sampling_config=rules, end_id=-1)
+    assert found.tolist() == expected.tolist()
+    assert [record.message[:14] for record in caplog.records] == ["a step failed,"] * 3
 
 
 def test_a_session_says_what_it_cannot_begin(gpu: ctypes.CDLL, engine: Path) -> None:
