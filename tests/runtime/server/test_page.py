@@ -1,6 +1,7 @@
 """The page at /: what a person sees and does, in headless Chromium through its driver."""
 
 import dataclasses
+import json
 import re
 import shutil
 import socket
@@ -45,6 +46,12 @@ class Browser:
 
     def run(self, script: str) -> Any:
         return self._post(f"{self._session}/execute/sync", {"script": script, "args": []})
+
+    def prefer(self, scheme: str) -> None:
+        """light or dark, as the system would say."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": features}}
+        self._post(f"{self._session}/goog/cdp/execute", command)
 
     def text(self, selector: str) -> str:
         return str(self.run(f"return document.querySelector({selector!r})?.textContent ?? ''"))
@@ -125,7 +132,7 @@ def test_chat_numbers_and_cancel(served: Served, browser: Browser) -> None:
     browser.click("#send")
     assert eventually(lambda: browser.text("#requests_running") == "2" or browser.text("#requests_waiting") == "1")
     browser.click("#cancel")
-    assert eventually(lambda: "cancelled" in browser.text(".assistant .note"))
+    assert eventually(lambda: "stopped" in browser.text(".assistant .note"))
     assert eventually(served.is_empty)
     assert browser.complaints() == []
     browser.run("document.querySelector('#max_tokens').value = 1e6; document.querySelector('#forget').click()")
@@ -133,6 +140,64 @@ def test_chat_numbers_and_cancel(served: Served, browser: Browser) -> None:
     browser.click("#send")
     assert eventually(lambda: "max_seq_len" in browser.text(".error"))
     assert browser.run("return conversation.length") == 0, "what failed is not sent again"
+
+
+def test_log_probabilities_where_the_pointer_is(served: Served, browser: Browser) -> None:
+    browser.open(served.url)
+    assert eventually(lambda: browser.text("#model") == "tiny", 10)
+    titles = "return [...document.querySelectorAll('.assistant i')].map((each) => each.title)"
+    browser.run("document.querySelector('#max_tokens').value = 8; document.querySelector('#temperature').value = 0")
+    browser.write("#prompt", "Once")
+    browser.click("#send")
+    assert eventually(lambda: "8 tokens" in browser.text(".assistant .note"), 10)
+    messages = [{"role": "user", "content": "Once"}]
+    body = {"messages": messages, "max_tokens": 8, "temperature": 0, "logprobs": True, "top_logprobs": 5}
+    with served.http() as http:
+        choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    shown = "\n".join(browser.run(titles)).splitlines()
+    assert len(shown) == 8 * 6, "every token, and five that could have stood there"
+    for line, entry in zip(shown[::6], choice["logprobs"]["content"], strict=True):
+        assert line.startswith(json.dumps(entry["token"], ensure_ascii=False))
+        assert line.endswith(f"({entry['logprob']:.2f})")
+    browser.run("document.querySelector('#forget').click(); document.querySelector('#logprobs').click()")
+    browser.write("#prompt", "Once")
+    browser.click("#send")
+    assert eventually(lambda: "8 tokens" in browser.text(".assistant .note"), 10)
+    assert browser.text(".assistant span") == choice["message"]["content"]
+    assert set(browser.run(titles)) == {""}
+
+
+def test_an_answer_grows_while_it_comes(served: Served, browser: Browser) -> None:
+    browser.open(served.url)
+    assert eventually(lambda: browser.text("#model") == "tiny", 10)
+    browser.run("document.querySelector('#max_tokens').value = 200")
+    with served.slowly():
+        browser.write("#prompt", "Once")
+        browser.click("#send")
+        assert eventually(lambda: browser.text(".assistant span") != "", 10)
+        assert not browser.run("return document.querySelector('#cancel').hidden"), "it can still be stopped"
+        before = len(browser.text(".assistant span"))
+        assert eventually(lambda: len(browser.text(".assistant span")) > before, 10)
+        browser.click("#cancel")
+        assert eventually(lambda: "stopped" in browser.text(".assistant .note"))
+    assert eventually(served.is_empty)
+
+
+def test_dark_and_light(served: Served, browser: Browser) -> None:
+    browser.open(served.url)
+    colours = []
+    for scheme in ("light", "dark"):
+        browser.prefer(scheme)
+        colours.append(browser.run("return getComputedStyle(document.body).color"))
+    assert colours == ["rgb(0, 0, 0)", "rgb(255, 255, 255)"]
+
+
+def test_nothing_comes_from_elsewhere(served: Served, browser: Browser) -> None:
+    browser.open(served.url)
+    assert eventually(lambda: browser.text("#model") == "tiny", 10)
+    loaded = browser.run("return performance.getEntriesByType('resource').map((each) => each.name)")
+    assert loaded
+    assert [each for each in loaded if not each.startswith(served.url)] == []
 
 
 def test_a_key_is_asked_for(engine: Path, browser: Browser) -> None:
