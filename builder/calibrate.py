@@ -22,7 +22,7 @@ from ingot.companions import TOKENIZER_FILE, read_tokenizer
 from ingot.configs.token_ids import read_token_ids
 from ingot.plan import Plan, Step
 from ingot.plugins.interpreter import Interpreter
-from ingot.plugins.op import Array, KvCache
+from ingot.plugins.op import Array, make_cache
 from ingot.plugins.quantised import round_to_int8
 from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
@@ -72,7 +72,7 @@ class _Measurement:
             slots=np.full(1, -1, np.int32),
             draws=np.empty(0, np.int32),
         )
-        kv = [KvCache(group, blocks) for group in plan.caches]
+        kv = [make_cache(group, blocks) for group in plan.caches]
         self._interpreter = Interpreter(weights=self._weight, batch=batch, kv=kv)
 
     def run(self, progress: Progress | None) -> dict[str, float]:

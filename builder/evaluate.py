@@ -7,7 +7,7 @@ What a token does not see, and experts that it does not take, add nothing to it,
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -121,6 +121,10 @@ class Evaluation:
         inputs = [None if tensor.is_empty() else self._input(tensor) for tensor in node.inputs]
         if is_op(node, "Cast") and node.attrs["to"] in _FLOATS:
             return (np.asarray(inputs[0], np.float64),)
+        if is_op(node, "Scan"):
+            return self._scan(node, [value for value in inputs if value is not None])
+        if is_op(node, "Conv") and node.attrs.get("group", 1) == weight_shape(node.inputs[1])[0]:
+            return (_causal_conv(node, inputs),)
         if is_op(node, "Attention") and len(node.inputs) <= 4:
             return (_attention(node, inputs),)
         if is_op(node, "TopK") and (experts := self._experts.get(_router_logits(node))) is not None:
@@ -130,7 +134,17 @@ class Evaluation:
             return (np.where(weight == 0, 0, x * weight),)
         return self._standard(node, inputs)
 
-    def _standard(self, node: gs.Node, inputs: list[Array | None]) -> tuple[Array, ...]:
+    def _scan(self, node: gs.Node, inputs: list[Array]) -> tuple[Array, ...]:
+        """The reference implementation of the standard scans first axes alone."""
+        count, outer = int(node.attrs["num_scan_inputs"]), dict(node.attrs)
+        axes = [0] * (len(inputs) - count) + outer.pop("scan_input_axes", [0] * count)
+        turned = [np.moveaxis(value, axis, 0) for value, axis in zip(inputs, axes, strict=True)]
+        back = [0] * (len(inputs) - count) + outer.pop("scan_output_axes", [0] * len(node.outputs))
+        outer["body"] = gs.export_onnx(outer["body"], do_type_check=False).graph
+        results = self._standard(gs.Node(op=node.op, attrs=outer, inputs=node.inputs, outputs=node.outputs), turned)
+        return tuple(np.moveaxis(value, 0, axis) for value, axis in zip(results, back, strict=False))
+
+    def _standard(self, node: gs.Node, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
         """By the reference implementation of the ONNX standard, which keeps float64."""
         given = {f"in{index}": value for index, value in enumerate(inputs) if value is not None}
         outputs = [f"out{index}" for index in range(len(node.outputs))]
@@ -244,6 +258,21 @@ def _blocks(weight: gs.Tensor, first: int, end: int) -> Iterator[tuple[int, int]
 
 def _onnx_type(values: Array) -> int:
     return int(helper.np_dtype_to_tensor_dtype(values.dtype))
+
+
+def _causal_conv(node: gs.Node, inputs: list[Array | None]) -> Float64:
+    """Conv of the standard on [batch, channels, sequence], where each channel sees its own last numbers alone: the
+    reference implementation takes the channels one by one."""
+    x, weight, *biases = inputs
+    assert x is not None, "Conv has an input"
+    assert weight is not None, "Conv has a weight"
+    width, length = weight.shape[-1], x.shape[-1]
+    if list(node.attrs.get("pads", ())) != [width - 1, 0] or weight.shape[1:-1] != (1,):
+        raise CheckpointError("a convolution does not run over the last tokens", where=describe(node))
+    padded = np.pad(x, ((0, 0), (0, 0), (width - 1, 0)))
+    total = sum((weight[:, 0, j, None] * padded[..., j : j + length] for j in range(width)), np.zeros_like(x))
+    result: Float64 = total if not biases or biases[0] is None else total + biases[0][:, None]
+    return result
 
 
 def _attention(node: gs.Node, inputs: list[Array | None]) -> Float64:

@@ -161,9 +161,18 @@ class WeightReader:
             return np.asarray(dequantised_rows(tensor, r0, r1, self._numbers), np.float32)[:, c0:c1]
         if node.op == "Add":
             return self._sum(node, matrix_shape(tensor), (r0, r1, c0, c1))
+        if node.op == "Reshape" and len(weight_shape(tensor)) == 1:
+            return self._flattened(node.inputs[0], r0, r1, bits)
         if node.op in _RESHAPING and matrix_shape(tensor) == matrix_shape(node.inputs[0]):
             return self._read(node.inputs[0], r0, r1, c0, c1, bits=bits)
         raise BuildError("a weight expression cannot be evaluated", where=describe(node))
+
+    def _flattened(self, matrix: gs.Tensor, begin: int, end: int, bits: bool) -> Bits:
+        """Numbers [begin, end) of a matrix, row after row, as a column."""
+        cols = matrix_shape(matrix)[1]
+        first = begin // cols
+        rows = self._read(matrix, first, -(-end // cols), 0, cols, bits=bits)
+        return rows.reshape(-1, 1)[begin - first * cols : end - first * cols]
 
     def _transposed(self, node: gs.Node, block: Block, bits: bool) -> Bits:
         r0, r1, c0, c1 = block

@@ -6,6 +6,7 @@ import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import Graph, ours, weight_shape
 from ingot.builder.precision import PRODUCTS, product_weight
+from ingot.builder.select import plan_ops
 from ingot.errors import BuildError
 from ingot.plan import Plan, Rows
 from ingot.plugins.registry import find_op
@@ -17,6 +18,9 @@ Excess = tuple[str, str, str, str]
 
 def check_graph(graph: Graph, target: Target) -> None:
     """Heads, experts and weights of a graph of plugins. Raises BuildError before any work is done for the target."""
+    for node in graph.nodes:
+        if ours(node, "CausalConv", "LinearAttention"):
+            _check_state(node)
     for excess in _of_graph(graph, target.limits()):
         _refuse(target, excess)
 
@@ -25,6 +29,19 @@ def check_plan(plan: Plan, target: Target) -> None:
     """What depends on the limits of the engine too. Raises BuildError."""
     for excess in _of_plan(plan, target.limits()):
         _refuse(target, excess)
+
+
+def _check_state(node: gs.Node) -> None:
+    """The op itself limits the sizes of a state, for every target."""
+    op = find_op(plan_ops(node.op)[0])
+    for key, rule in op.attr_rules.items():
+        if key in node.attrs and not rule(node.attrs[key]):
+            raise BuildError(
+                f"the {key} of a layer that keeps a state is out of range",
+                where=node.name,
+                got=str(node.attrs[key]),
+                hint=f"plugins/ops/{op.name}.py has the ranges",
+            )
 
 
 def _refuse(target: Target, excess: Excess) -> None:

@@ -19,7 +19,7 @@ from ingot.builder.screen import PRODUCT_ATTRS, require_screenable, screen_kerne
 from ingot.builder.select import plan_ops
 from ingot.dtypes import DType
 from ingot.errors import PassError
-from ingot.plan import Attr, CacheGroup, Limits, Plan, Rows, Step
+from ingot.plan import STATE_WINDOW, Attr, CacheGroup, Limits, Plan, Rows, Step
 from ingot.plugins.ops.screen import GROUP
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import Target
@@ -39,13 +39,15 @@ class LayerShape:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """What the limits and the KV cache need to know of a graph of plugins. positions: UNLIMITED if it does not say."""
+    """What the limits and the KV cache need to know of a graph of plugins. positions: UNLIMITED if it does not say;
+    states: float32 numbers of each layer that keeps a state, which come after those with keys and values."""
 
     positions: int
     vocab_size: int
     hidden_size: int
     heads: int
     layers: tuple[LayerShape, ...]
+    states: tuple[int, ...]
     kv_dtype: DType
 
 
@@ -73,8 +75,18 @@ def read_shape(graph: Graph) -> ModelShape:
         hidden_size=weight_shape(table)[1],
         heads=max(node.attrs["heads"] for node in attentions),
         layers=tuple(layers[number] for number in sorted(layers)),
+        states=_states(nodes),
         kv_dtype=DType(attentions[0].attrs["dtype"]),
     )
+
+
+def _states(nodes: Sequence[gs.Node]) -> tuple[int, ...]:
+    found: dict[int, int] = {}
+    for node in nodes:
+        op = find_op(plan_ops(node.op)[-1])
+        if op.state is not None:
+            found[int(node.attrs["layer"])] = op.state(node.attrs)
+    return tuple(found[layer] for layer in sorted(found))
 
 
 def cache_groups(
@@ -96,7 +108,17 @@ def cache_groups(
             got=", ".join(f"{kind.kv_heads} x {kind.head_dim}" for kind in kinds),
             hint="build for a CPU target",
         )
-    return tuple(
+    first = len(shape.layers)
+    states = CacheGroup(
+        window=STATE_WINDOW,
+        layers=tuple(range(first, first + len(shape.states))),
+        kv_heads=0,
+        head_dim=0,
+        tokens_per_block=tokens_per_block,
+        dtype=DType.F32,
+        state=shape.states,
+    )
+    groups = tuple(
         CacheGroup(
             window=kind.window,
             layers=tuple(layers),
@@ -107,6 +129,7 @@ def cache_groups(
         )
         for kind, layers in kinds.items()
     )
+    return (*groups, states) if shape.states else groups
 
 
 class Lowering:
@@ -122,6 +145,7 @@ class Lowering:
         self._known: dict[tuple[object, ...], str] = {}  # equal weights are stored once
         self._uses: dict[str, WeightUse] = {}
         self._weights: dict[tuple[int, int], str] = {}  # ids of a node and of a weight that it reads → its name
+        self._kv_layers = sum(ours(node, "PagedAttention") for node in graph.nodes)
         for node in graph.nodes:
             if node.domain == DOMAIN:
                 self._lower(node)
@@ -232,6 +256,8 @@ class Lowering:
             for each, default in op.attrs.items()
             if each in node.attrs or not isinstance(default, type)
         }
+        if op.state is not None:
+            attrs["layer"] = self._kv_layers + int(attrs["layer"])
         refs = [
             self._ref(node, op_name, f"{name}.{op.inputs[i].rstrip('?')}", i, each) for i, each in enumerate(inputs)
         ]

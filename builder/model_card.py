@@ -18,7 +18,7 @@ def model_card(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
     return {
         "model_type": None if model is None else model.family,
         **({"quantised_source": ", ".join(formats)} if formats else {}),
-        "layers": plan.num_layers,
+        "layers": len({step.name.split("/")[0] for step in plan.steps if step.name.startswith("layers.")}),
         "hidden_size": shapes[embedding.inputs[0]][1],
         "heads": attention.attrs["heads"],
         "kv_heads": attention.attrs["kv_heads"],

@@ -1,12 +1,13 @@
 """Names for steps and weights, from the structure of the graph alone: `layers.3/qkv`, `lm_head`, ..."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import DOMAIN, Graph, ours, producer
 from ingot.builder.select import plan_ops
 
+_MIXERS = ("PagedAttention", "LinearAttention", "CausalConv")
 _ONCE = {"Embedding": "embed", "RopeTable": "rope_table", "GatherRows": "logit_rows"}
 _NORMS = ("RmsNorm", "LayerNorm")
 
@@ -14,33 +15,49 @@ _NORMS = ("RmsNorm", "LayerNorm")
 def name_nodes(graph: Graph) -> None:
     """Set the name of every plugin: its role beside an attention where it has one, else what it does."""
     nodes = [node for node in graph.nodes if node.domain == DOMAIN]
-    roles = _roles(graph, nodes)
+    mixers = _mixers(nodes)
+    roles = _roles(graph, mixers)
     used: dict[str, int] = {}
     layer = -1
     for node in nodes:
-        if ours(node, "PagedAttention"):
-            layer = node.attrs["layer"]
+        layer = max(layer, mixers.get(id(node), (0, node))[0])
         name = roles.get(id(node)) or _ONCE.get(node.op) or f"layers.{max(layer, 0)}/{_plain_name(node)}"
         used[name] = used.get(name, 0) + 1
         node.name = name if used[name] == 1 else f"{name}.{used[name]}"
 
 
-def _roles(graph: Graph, nodes: list[gs.Node]) -> dict[int, str]:
+def _mixers(nodes: list[gs.Node]) -> dict[int, tuple[int, gs.Node]]:
+    """id of a node that mixes tokens → the number of its layer, and the node: an attention, linear or not, or a
+    convolution that stands by itself. Those that begin with the same norm are in one layer."""
+    found: dict[int, tuple[int, gs.Node]] = {}
+    layers: dict[int, int] = {}
+    for node in nodes:
+        if ours(node, *_MIXERS) and not any(ours(user, "LinearAttention") for user in node.outputs[0].outputs):
+            found[id(node)] = layers.setdefault(id(_input_of(node)), len(layers)), node
+    return found
+
+
+def _input_of(mixer: gs.Node) -> gs.Tensor:
+    """What the products read that a mixer begins with."""
+    tensor = mixer.inputs[0]
+    while (node := producer(tensor)) is not None and not ours(node, "RmsNorm", "LayerNorm", "Embedding"):
+        tensor = node.inputs[0]
+        if ours(node, "Matmul"):
+            break
+    return tensor
+
+
+def _roles(graph: Graph, mixers: Mapping[int, tuple[int, gs.Node]]) -> dict[int, str]:
     """id of a node → its name, for the nodes beside an attention and those that make the logits."""
     roles: dict[int, str] = {}
-    for node in nodes:
-        if not ours(node, "PagedAttention"):
-            continue
-        prefix = f"layers.{node.attrs['layer']}/"
-        roles[id(node)] = f"{prefix}attention"
-        qkv = producer(node.inputs[0])
-        if ours(qkv, "Matmul"):
-            assert qkv is not None, "ours says so"
-            roles[id(qkv)] = f"{prefix}qkv"
-            _name_norm(roles, producer(qkv.inputs[0]), f"{prefix}attention_norm")
-        for user in _readers(node.outputs[0]):
-            if ours(user, "Matmul"):
-                roles[id(user)] = f"{prefix}attention_out"
+    for layer, node in mixers.values():
+        prefix = f"layers.{layer}/"
+        if ours(node, "PagedAttention"):
+            _name_attention(roles, node, prefix)
+        elif ours(node, "LinearAttention"):
+            _name_linear(roles, node, f"{prefix}linear_")
+        else:
+            roles[id(node)] = f"{prefix}conv"
     head = producer(graph.logits)
     for op, name in (("Softcap", "logit_cap"), ("Scale", "logit_scale")):
         if head is not None and ours(head, op):
@@ -51,6 +68,50 @@ def _roles(graph: Graph, nodes: list[gs.Node]) -> dict[int, str]:
         roles[id(head)] = "lm_head"
         _name_norm(roles, producer(head.inputs[0]), "final_norm")
     return roles
+
+
+def _name_attention(roles: dict[int, str], node: gs.Node, prefix: str) -> None:
+    roles[id(node)] = f"{prefix}attention"
+    _name_product(roles, node.inputs[0], f"{prefix}qkv", f"{prefix}attention_norm")
+    for user in _readers(node.outputs[0]):
+        if ours(user, "SigmoidGate"):
+            roles[id(user)] = f"{prefix}attention_gated"
+            _name_product(roles, user.inputs[1], f"{prefix}attention_gate", "")
+            user = next(_readers(user.outputs[0]), user)
+        if ours(user, "Matmul"):
+            roles[id(user)] = f"{prefix}attention_out"
+
+
+def _name_linear(roles: dict[int, str], node: gs.Node, prefix: str) -> None:
+    """prefix: ends as the names of the layer's nodes begin."""
+    roles[id(node)] = f"{prefix}attention"
+    conv = producer(node.inputs[0])
+    if ours(conv, "CausalConv"):
+        assert conv is not None, "ours says so"
+        roles[id(conv)] = f"{prefix}conv"
+        _name_product(roles, conv.inputs[0], f"{prefix}qkv", f"{prefix}norm")
+    for tensor, name in zip(node.inputs[1:3], ("step", "strength"), strict=True):
+        _name_product(roles, tensor, f"{prefix}{name}", "")
+    for user in _readers(node.outputs[0]):
+        if ours(user, "GatedNorm"):
+            roles[id(user)] = f"{prefix}gated_norm"
+            _name_product(roles, user.inputs[1], f"{prefix}gate", "")
+            user = next(_readers(user.outputs[0]), user)
+        if ours(user, "Matmul"):
+            roles[id(user)] = f"{prefix}out"
+
+
+def _name_product(roles: dict[int, str], tensor: gs.Tensor, name: str, norm: str) -> None:
+    """The product that makes a tensor, or rows of it, and the norm before it."""
+    node = producer(tensor)
+    while ours(node, "GatherRows"):
+        assert node is not None, "ours says so"
+        node = producer(node.inputs[0])
+    if ours(node, "Matmul"):
+        assert node is not None, "ours says so"
+        roles[id(node)] = name
+        if norm:
+            _name_norm(roles, producer(node.inputs[0]), norm)
 
 
 def _readers(tensor: gs.Tensor) -> Iterator[gs.Node]:

@@ -15,6 +15,7 @@ from ingot.builder.passes import (
     fuse_residual,
     fuse_residual_norm,
     insert_embedding,
+    insert_linear_attention,
     insert_matmul,
     insert_moe,
     insert_paged_attention,
@@ -43,6 +44,7 @@ def structure_passes() -> tuple[Pass, ...]:
         fold_constants.PASS,
         recognise_norms.PASS,
         insert_matmul.PASS,  # MatMul + bias
+        insert_linear_attention.PASS,  # before the activations: those of its gates are its own
         recognise_activations.PASS,
         insert_embedding.PASS,
         insert_moe.PASS,  # before fuse_activation, which would take the experts' products apart

@@ -28,7 +28,7 @@ from ingot.builder.pipeline import (
 from ingot.builder.precision import (
     choose_main,
     choose_products,
-    choose_routers,
+    choose_unquantised,
     kept_products,
     products_of,
     table_dtype,
@@ -114,9 +114,9 @@ def _decide_target(
     kept = kept_products(config, graph, target)
     precision = choose_main(config, graph, target, kept, notes)
     kv_dtype = _kv_dtype(config, precision)
-    routers = choose_routers(config, precision, graph)
-    others = [node.name for node in products_of(graph) if node.name not in routers]
-    wanted = routers | choose_products(config, precision, kept, others)
+    exact = choose_unquantised(config, precision, graph)
+    others = [node.name for node in products_of(graph) if node.name not in exact]
+    wanted = exact | choose_products(config, precision, kept, others)
     products, activation_errors = choose_activations(graph, errors, wanted, target, notes)
     late = target_passes(target, products=products, tables=table_dtype(precision), kv=kv_dtype)
     own = run_passes(graph, late, dump=config.dump_passes, first=len(reports) + 1)

@@ -86,7 +86,7 @@ def _offered(target: Target) -> set[str]:
 def _most_kept(graph: Graph, target: Target, kept: Kept, notes: list[str]) -> Precision:
     """The precision that most values of a quantised checkpoint's products get."""
     values: Counter[Precision] = Counter()
-    products = [node for node in products_of(graph) if not _routes(node)]
+    products = [node for node in products_of(graph) if not _steers(node)]
     for node in products:
         values[kept.get(node.name, Precision(dtype=DType.W8))] += math.prod(weight_shape(product_weight(node)))
     ((most, _),) = values.most_common(1)
@@ -106,20 +106,26 @@ def table_dtype(main: Precision) -> DType:
     return DType(TABLE_FORMAT.dtype) if main.dtype.is_quantised else main.dtype
 
 
-def choose_routers(config: BuildConfig, main: Precision, graph: Graph) -> dict[str, ProductChoice]:
-    """Choice by router, which is never quantised: it has few weights, and an error in them may choose other experts."""
+def choose_unquantised(config: BuildConfig, main: Precision, graph: Graph) -> dict[str, ProductChoice]:
+    """Choice by product that is never quantised: routers, and what says how much of a state stays and how much is
+    added. They have few weights. An error in them may choose other experts, or changes every later token."""
     activations = "f32" if config.activations == "f32" else "bf16"
     return {
         node.name: ProductChoice(
             precision=_unquantised(node) if main.dtype.is_quantised else main, activations=activations
         )
         for node in products_of(graph)
-        if _routes(node)
+        if _steers(node)
     }
 
 
-def _routes(node: gs.Node) -> bool:
-    return any(ours(user, "MoeRoute") for user in node.outputs[0].outputs)
+def _steers(node: gs.Node) -> bool:
+    """Whether a product makes the logits of experts, or the steps or strengths of a recurrence."""
+    made = node.outputs[0]
+    return any(
+        ours(user, "MoeRoute") or (ours(user, "LinearAttention") and any(made is each for each in user.inputs[1:3]))
+        for user in made.outputs
+    )
 
 
 def products_of(graph: Graph) -> list[gs.Node]:

@@ -19,11 +19,12 @@ from ingot.builder.schedule import schedule
 from ingot.configs.sizes import format_bytes
 from ingot.engine import map_file
 from ingot.errors import IngotError
+from ingot.fixed_tables import blocks_needed
 from ingot.plan import Plan, Rows, Step, Weight
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import NumaAware, SessionOptions, Target, Tunable
 from ingot.step_io import Int32, TimedSession
-from ingot.timed_run import TimedRun, TimedStep, blocks_needed
+from ingot.timed_run import TimedRun, TimedStep
 from ingot.weights_memory import huge_pages
 
 PROMPT = 512  # tokens
@@ -77,9 +78,10 @@ class Sample:
         self.plan = schedule(dataclasses.replace(plan, steps=steps, tactics=tactics, variants=()), target)
         self.prompt = min(PROMPT, plan.limits.max_input_len, plan.limits.max_num_tokens, self._longest)
         blocks = blocks_needed(plan, sequences=1, length=self.length)
+        kept = sum(count * group.block_bytes for count, group in zip(blocks, plan.caches, strict=True))
         activations = plan.arena_bytes * self.prompt // plan.limits.max_num_tokens
         weights = sum(weight.nbytes for weight in self._weights())
-        self.memory = weights + activations + blocks * plan.block_bytes + BESIDE
+        self.memory = weights + activations + kept + BESIDE
 
     @property
     def _longest(self) -> int:
@@ -150,7 +152,7 @@ def predict(sample: Sample, path: Path, target: Target) -> Prediction | str:
         else:
             file = map_file(path)
             weights = np.frombuffer(file, np.uint8, sample.plan.weight_bytes, len(file) - sample.plan.weight_bytes)
-        session = target.open_session(sample.plan, weights, SessionOptions(num_blocks=sample.plan.in_each(blocks)))
+        session = target.open_session(sample.plan, weights, SessionOptions(num_blocks=blocks))
     except IngotError as error:
         return f"no speed is predicted: {error.what}"
     try:

@@ -91,6 +91,29 @@ class MoeConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LinearAttentionConfig:
+    """Layers with the gated delta rule instead of attention: a state [key_dim, value_dim] per head, behind a causal
+    convolution of conv_width tokens. Each key head serves as many heads."""
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ShortConvConfig:
+    """Layers with a gated causal convolution of `width` tokens instead of attention."""
+
+    width: int
+    bias: bool
+
+
+Mixer = LinearAttentionConfig | ShortConvConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """A decoder-only transformer.
 
@@ -116,6 +139,8 @@ class ModelConfig:
     scale_by_inverse_layer   layer i divides its scores by i + 1 too
     tied_embeddings          lm_head is the token table
     head_bias                lm_head adds a bias
+    mixer, mixer_layers      what these layers have instead of attention
+    output_gate              attention is multiplied with the sigmoid of another product, before its output product
     """
 
     family: str
@@ -158,6 +183,13 @@ class ModelConfig:
     linear_in_out: bool = False
     tied_embeddings: bool = False
     head_bias: bool = False
+    mixer: Mixer | None = None
+    mixer_layers: tuple[int, ...] = ()
+    output_gate: bool = False
+
+    def mixer_of(self, layer: int) -> Mixer | None:
+        """What a layer has instead of attention, None where it has attention."""
+        return self.mixer if layer in self.mixer_layers else None
 
     def moe_of(self, layer: int) -> MoeConfig | None:
         """The experts of a layer, None where it has a plain MLP."""

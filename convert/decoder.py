@@ -19,6 +19,7 @@ from ingot import __version__
 from ingot.configs.model import Activation, ModelConfig, MoeConfig, Norm, QkNorm, RopeConfig
 from ingot.convert.dequantise import dequantise
 from ingot.convert.quantised.form import Quantised
+from ingot.convert.recurrent import recurrent_mixer
 from ingot.convert.rope import inverse_frequencies
 from ingot.dtypes import DType
 from ingot.tensor_file import StoredTensor
@@ -97,7 +98,8 @@ class _Decoder:
         """[batch, sequence, hidden]"""
         path, given = f"layers.{layer}", x
         normed = self.pre_norm(x, f"{path}/attn_norm")
-        branch = self.post_norm(self.attention(normed, layer, positions), f"{path}/attn_post_norm")
+        branch = recurrent_mixer(self, normed, self.config, layer) or self.attention(normed, layer, positions)
+        branch = self.post_norm(branch, f"{path}/attn_post_norm")
         x = self.node("Add", [x, self.scaled(branch, f"{path}/attn")], f"{path}/attn/residual")
         if not self.config.shared_norm:
             normed = self.pre_norm(given if self.config.parallel_branches else x, f"{path}/mlp_norm")
@@ -180,6 +182,9 @@ class _Decoder:
         rows = self.node("Transpose", [mixed], f"{path}/merge/transpose", perm=[0, 2, 1, 3])
         width = config.heads * config.head_dim
         merged = self.node("Reshape", [rows, self.integers(f"rows_{width}", [0, 0, width])], f"{path}/merge/reshape")
+        if config.output_gate:
+            gate = self.node("Sigmoid", [self.linear(x, f"{path}/gate")], f"{path}/gate/sigmoid")
+            merged = self.node("Mul", [merged, gate], f"{path}/gated")
         return self.linear(merged, f"{path}/out")
 
     def projections(self, x: str, path: str) -> tuple[str, str, str]:

@@ -95,6 +95,7 @@ class Family:
     read            (config.json, names of the tensors or None for random weights) → ModelConfig
     rows            one per weight of `weight_shapes.py`; "{i}" stands for the layer
     drops           tensors that some files hold and nothing needs
+    drafts          how the names of tensors begin that only draft tokens (multi-token prediction), "": there are none
     optional_prefix some files leave this away from every name
     other_names     tensors that some files call otherwise: usual name → other name
     layer_ropes     whether kinds of layers have rotations of their own
@@ -107,6 +108,7 @@ class Family:
     read: Callable[[Section, Collection[str] | None], ModelConfig]
     rows: tuple[Row, ...]
     drops: tuple[Drop, ...] = ()
+    drafts: str = ""
     optional_prefix: str = ""
     other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     layer_ropes: bool = False
@@ -133,7 +135,12 @@ class Family:
             rows += [Row(row.name.replace("{i}", str(i)), rename(row.expr, "{i}", str(i))) for i in range(layers)]
         wanted = {*weight_shapes(model), "lm_head/weight"}
         rows = [Row(row.name, filled(row.expr, filling)) for row in rows if row.name in wanted]
-        return rows, [Drop(drop.name.replace("{i}", str(i))) for drop in drops for i in range(layers)]
+        drops = [Drop(drop.name.replace("{i}", str(i))) for drop in drops for i in range(layers)]
+        return rows, drops + [Drop(name) for name in self.drafting(names)]
+
+    def drafting(self, names: Collection[str]) -> list[str]:
+        """Those that only draft tokens: nothing here reads them."""
+        return [name for name in names if self.drafts and name.startswith(self.drafts)]
 
 
 def weights_and_biases(parts: Mapping[str, str]) -> dict[str, str]:

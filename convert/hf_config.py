@@ -83,3 +83,18 @@ def windows_by_type(section: Section, layers: int, window: int, usual: Sequence[
         )
     windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     return windows if any(windows) else ()
+
+
+def mixer_layers(section: Section, layers: int, kind: str, *, every: int) -> tuple[int, ...]:
+    """Layers of which layer_types says `kind`, the others being full_attention; where it is absent or null, all but
+    every `every`-th. At least one layer has attention, as in transformers."""
+    usual = tuple("full_attention" if (layer + 1) % every == 0 else kind for layer in range(layers))
+    kinds = section.words("layer_types") or usual
+    if len(kinds) != layers or set(kinds) - {kind, "full_attention"} or "full_attention" not in kinds:
+        raise ConfigError(
+            "layer_types does not fit the model",
+            where=section.place("layer_types"),
+            expected=f"{layers} times {kind} or full_attention, which stands there at least once",
+            got=", ".join(kinds)[:200],
+        )
+    return tuple(layer for layer, each in enumerate(kinds) if each == kind)

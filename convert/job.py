@@ -98,8 +98,17 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
         companions=source.path,
         tokenizer=make_tokenizer(source.path),
         generation=_generation(text, model.vocab_size, source.path),
-        warnings=(*_unknown_keys(unknown), *remarks, *left_out(wrapper, everything)),
+        warnings=(
+            *_unknown_keys(unknown),
+            *remarks,
+            *left_out(wrapper, everything),
+            *_without_drafts(family.drafting(tensors)),
+        ),
     )
+
+
+def _without_drafts(names: Sequence[str]) -> tuple[str, ...]:
+    return (f"{len(names):,} tensors that draft tokens are left out: the model drafts none",) if names else ()
 
 
 def _job_from_gguf(path: Path, options: ConvertOptions) -> Job:

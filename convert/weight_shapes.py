@@ -1,6 +1,7 @@
 """ModelConfig → the weights that its Graph reads, by name, with the shapes in which they are stored."""
 
 from ingot.configs.model import ModelConfig, MoeConfig, Norm, QkNorm
+from ingot.convert.recurrent import recurrent_shapes
 
 Shape = tuple[int, ...]
 
@@ -8,7 +9,6 @@ Shape = tuple[int, ...]
 def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Every weight that the Graph of this model reads, with its stored shape."""
     hidden = config.hidden_size
-    query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes: dict[str, Shape] = {}
 
     def norm(path: str, *, present: bool = True) -> None:
@@ -26,15 +26,14 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     shapes["embed/weight"] = (config.vocab_size, hidden)
     if config.rope is None:
         shapes["positions/weight"] = (config.max_positions, hidden)
-    projections = {"qkv": query + 2 * kv} if config.fused_qkv else {"q": query, "k": kv, "v": kv}
     for layer in range(config.num_layers):
         path = f"layers.{layer}"
         norm(f"{path}/attn_norm", present=config.pre_norms)
-        for name, size in projections.items():
-            linear(f"{path}/attn/{name}", hidden, size, bias=config.qkv_bias)
-        for name, size in {"q": query, "k": kv}.items() if config.qk_norm else ():
-            shapes[f"{path}/attn/{name}_norm/weight"] = (config.head_dim if config.qk_norm is QkNorm.HEAD else size,)
-        linear(f"{path}/attn/out", query, hidden, bias=config.attention_out_bias)
+        recurrent = recurrent_shapes(config, layer)
+        shapes |= recurrent
+        for name, sizes in _attention_sizes(config).items() if not recurrent else ():
+            shapes |= _norms_of_heads(config, layer) if name == "out" else {}
+            linear(f"{path}/attn/{name}", *sizes, bias=config.attention_out_bias if name == "out" else config.qkv_bias)
         norm(f"{path}/attn_post_norm", present=config.post_norms)
         norm(f"{path}/mlp_norm", present=config.pre_norms and not config.shared_norm)
         moe = config.moe_of(layer)
@@ -50,6 +49,23 @@ def _head_shapes(config: ModelConfig) -> dict[str, Shape]:
     """A Linear in every family, never a Conv1D."""
     table = {} if config.tied_embeddings else {"lm_head/weight": (config.vocab_size, config.hidden_size)}
     return {**table, **({"lm_head/bias": (config.vocab_size,)} if config.head_bias else {})}
+
+
+def _attention_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """The matrices of an attention: how wide their inputs are, and their results."""
+    hidden, query, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    sizes = {"qkv": query + 2 * kv} if config.fused_qkv else {"q": query, "k": kv, "v": kv}
+    sizes |= {"gate": query} if config.output_gate else {}
+    return {**{name: (hidden, size) for name, size in sizes.items()}, "out": (query, hidden)}
+
+
+def _norms_of_heads(config: ModelConfig, layer: int) -> dict[str, Shape]:
+    """Weights of the norms of queries and keys."""
+    heads = {"q": config.heads, "k": config.kv_heads} if config.qk_norm else {}
+    return {
+        f"layers.{layer}/attn/{name}_norm/weight": (config.head_dim * (1 if config.qk_norm is QkNorm.HEAD else count),)
+        for name, count in heads.items()
+    }
 
 
 def _mlp_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:

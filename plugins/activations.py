@@ -8,7 +8,7 @@ import numpy as np
 from ingot.plugins.op import Array
 
 
-def _sigmoid(x: Array) -> Array:
+def sigmoid(x: Array) -> Array:
     # exp of a negative number only: never overflows
     z = np.exp(-np.abs(x))
     return np.where(x >= 0, 1 / (1 + z), z / (1 + z)).astype(np.float32)
@@ -22,7 +22,7 @@ def _erf(x: Array) -> Array:
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "none": lambda x: x,
-    "silu": lambda x: x * _sigmoid(x),
+    "silu": lambda x: x * sigmoid(x),
     "gelu": lambda x: (0.5 * x * (1 + _erf(x * np.float32(0.7071067811865476)))).astype(np.float32),
     "gelu_tanh": lambda x: (
         0.5 * x * (1 + np.tanh(np.float32(0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from ingot.plan import Step
-from ingot.plugins.op import Array, Call, KvCache, Operand
+from ingot.plugins.op import Array, Cache, Call, Operand
 from ingot.plugins.registry import find_op
 from ingot.step_inputs import step_arrays
 from ingot.step_io import Int32, StepBatch
@@ -43,7 +43,7 @@ class Interpreter:
 
     weights: Weights
     batch: StepBatch
-    kv: Sequence[KvCache]
+    kv: Sequence[Cache]
 
     @functools.cached_property
     def given(self) -> Mapping[str, Int32]:

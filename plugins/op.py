@@ -5,7 +5,7 @@ Each file of `plugins/ops` defines one `OP`. A kernel computes an op; the `ref` 
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +95,48 @@ class KvCache:
         return to_float32(from_float32(rows, self.group.dtype), self.group.dtype), 1
 
 
+class StateCache:
+    """Slots of recurrent states in numpy. A slot that nobody wrote holds NaN.
+
+    group    the cache group whose slots these are
+    numbers  float32 [slots, numbers of a slot]
+    """
+
+    def __init__(self, group: CacheGroup, num_slots: int) -> None:
+        self.group = group
+        self.numbers = np.full((num_slots, group.state_offsets[-1]), np.nan, dtype=np.float32)
+
+    def of(self, layer: int, slot: int) -> Array:
+        """A layer's numbers in a slot: a view."""
+        place = self.group.layers.index(layer)
+        begin = self.group.state_offsets[place]
+        numbers: Array = self.numbers[slot, begin : begin + self.group.state[place]]
+        return numbers
+
+
+Cache = KvCache | StateCache
+"""The pool of a cache group."""
+
+
+def make_cache(group: CacheGroup, num_blocks: int) -> Cache:
+    """A fresh pool."""
+    return StateCache(group, num_blocks) if group.state else KvCache(group, num_blocks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StateRun:
+    """Tokens [begin, end) of a step, in which one sequence's state is carried on from one slot to another or the same.
+
+    before  the state that it starts from: a copy, zeros for the first tokens of a sequence
+    after   where it is left: a view of the slot
+    """
+
+    begin: int
+    end: int
+    before: Array
+    after: Array
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
     """One execution of an op by its reference.
@@ -102,13 +144,13 @@ class Call:
     inputs  in the op's order: activations float32 [rows, cols]; weights unpacked to float32 in their logical shape or
             to quantised rows, or what reads them; inputs of the step (`step_inputs.py`) int32; None for an absent
             optional input
-    kv      the pool of each cache group
+    kv      the pool of each cache group, of keys and values or of states
     """
 
     inputs: Sequence[Operand | None]
     attrs: Mapping[str, Attr]
     batch: StepBatch
-    kv: Sequence[KvCache]
+    kv: Sequence[Cache]
 
     def cache(self, tables: int) -> tuple[KvCache, Int32]:
         """The pool of the cache group that the op's layer is in, and its block tables, [sequences, width].
@@ -117,7 +159,37 @@ class Call:
         """
         layer = int(self.attrs["layer"])
         number = next(i for i, each in enumerate(self.kv) if layer in each.group.layers)
-        return self.kv[number], self.integers(tables)[number]
+        pool = self.kv[number]
+        assert isinstance(pool, KvCache), f"layer {layer} keeps a state"
+        return pool, self.integers(tables)[number]
+
+    def state_runs(self, starts: int, past_lengths: int, tables: int) -> Iterator[StateRun]:
+        """The stretches between the slots in which the state of the op's layer is left, for every sequence in order.
+        The caller writes `after` of a stretch before it asks for the next one.
+
+        starts, past_lengths, tables: the inputs that hold them, the tables those of all groups
+        """
+        layer = int(self.attrs["layer"])
+        number = next(i for i, each in enumerate(self.kv) if layer in each.group.layers)
+        pool, size = self.kv[number], self.kv[number].group.tokens_per_block
+        assert isinstance(pool, StateCache), f"layer {layer} keeps keys and values"
+        begins = self.integers(starts)
+        for s, past in enumerate(self.integers(past_lengths)):
+            slots, begin, last = self.integers(tables)[number, s], int(begins[s]), int(begins[s + 1])
+            slot = int(slots[(past - 1) // size]) if past else -1
+            while begin < last:
+                place = (past + begin - begins[s]) // size
+                while slots[place] < 0:
+                    place += 1
+                end = min(int((place + 1) * size - past + begins[s]), last)
+                after = pool.of(layer, int(slots[place]))
+                yield StateRun(
+                    begin=begin,
+                    end=end,
+                    before=np.zeros_like(after) if slot < 0 else pool.of(layer, slot).copy(),
+                    after=after,
+                )
+                begin, slot = end, int(slots[place])
 
     def required(self, index: int) -> Array:
         """Input `index`, which must be present; quantised rows as the values that they stand for."""
@@ -176,6 +248,7 @@ class Op:
     writes_kv     it writes there; else it only reads. Several steps may read what one has written
     overwrites    an output may have the bytes of any input, not only those of `in_place`: each is read before that
     is_step       plans have steps of it; else sessions do it beside their steps
+    state         attrs → float32 numbers that a sequence keeps in the layer, for an op whose cache group has states
     keeps_inputs  activations that it reads stay as long as those that it writes, whose readers may make them anew
     """
 
@@ -206,6 +279,7 @@ class Op:
     overwrites: bool = False
     is_step: bool = True
     keeps_inputs: bool = False
+    state: Callable[[Mapping[str, Attr]], int] | None = None
 
     @property
     def reads_kv(self) -> bool:

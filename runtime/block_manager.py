@@ -18,6 +18,13 @@ blocks, and those with a window the ones that the next token sees:
     window of 48 tokens    place   0    1    2    3    4
     keeps everything             │ 5  │ 1  │ 2  │ 7  │ 3  │     blocks for all known tokens, from the start on
     window                       │ -1 │ -1 │ 4  │ 0  │ 6  │     blocks for what the next step computes and sees
+    states                       │ -1 │ 2  │ -1 │ -1 │ 5  │     a snapshot, and where the step leaves the state
+
+A group with states is one with a window of two tokens: a token needs what the token before it left. A block is a slot.
+The chunk of a prompt needs one at its end alone; those in its middle are snapshots, for prefix hits and for resuming
+after preemption: at the last block of a prompt, where it parts from what the cache has, and every `stride` blocks. A
+request that decodes leaves a snapshot at every block and keeps the last one. A sealed slot is never written again, so
+a state that a prefix hit starts from has the bits that computing the whole prefix gives.
 """
 
 import dataclasses
@@ -25,88 +32,20 @@ import hashlib
 import random
 from collections.abc import Sequence
 
-import numpy as np
-
 from ingot.runtime.block_pool import NO_BLOCK, BlockPool
+from ingot.runtime.block_table import BlockTable
 from ingot.step_io import Int32
 
 _ANYWHERE = 1 << 62
 
 
-class BlockTable:
-    """The blocks of one request, in the order of its tokens. Only the BlockManager changes it.
-
-    count     blocks that its known tokens need, in groups that keep everything: it holds them
-    first     of each group: place of the first block that it holds
-    ends      of each group: place after the last block that it holds
-    claims    of each group: what the pool keeps for it
-    sealed    blocks, from the front, that are full and computed; with a prefix cache they have keys and may be shared
-    version   another number whenever the blocks are others
-    keys      of the full blocks of the known tokens, as far as somebody asked; they outlive the blocks
-    promised  keys up to here belong to blocks that the request is about to compute
-    awaited   key of the block that somebody else computes, for which the request waits
-    """
-
-    __slots__ = ("_ids", "awaited", "claims", "count", "ends", "first", "keys", "promised", "root", "sealed", "version")
-
-    def __init__(self, salt: bytes = b"") -> None:
-        """salt: requests with different salts share nothing."""
-        self._ids = np.empty((0, 0), dtype=np.int32)
-        self.count = self.sealed = self.promised = self.version = 0
-        self.first: list[int] = []
-        self.ends: list[int] = []
-        self.claims: list[int] = []
-        self.root = hashlib.sha256(salt).digest()
-        self.keys: list[bytes] = []
-        self.awaited: bytes | None = None
-
-    @property
-    def ids(self) -> Int32:
-        """int32 [groups, count], a view; -1 where there is no block."""
-        return self._ids[:, : self.count]
-
-    @property
-    def covered(self) -> int:
-        """Blocks of tokens that a step may compute up to: every group has them."""
-        return min(self.ends, default=0)
-
-    def held(self, group: int) -> list[int]:
-        """The blocks that it holds in a group."""
-        held: list[int] = self._ids[group, self.first[group] : self.ends[group]].tolist()
-        return held
-
-    def extend(self, group: int, blocks: Sequence[int]) -> None:
-        """Hold more blocks in a group, behind the others."""
-        end = self.ends[group] + len(blocks)
-        self.widen(end)
-        self._ids[group, self.ends[group] : end] = blocks
-        self.ends[group] = end
-        self.version += 1
-
-    def widen(self, count: int) -> None:
-        """Have places for this many blocks."""
-        if count > self._ids.shape[1]:
-            self._ids = np.pad(self._ids, ((0, 0), (0, count)), constant_values=NO_BLOCK)
-        self.count = max(self.count, count)
-
-    def replace(self, group: int, place: int, block: int) -> None:
-        """Hold another block there, or none."""
-        self._ids[group, place] = block
-        self.version += 1
-
-    def empty(self, first: Sequence[int]) -> None:
-        """Forget all blocks, but not their keys: the tokens stay what they are. first: where those to come begin."""
-        self._ids = np.full((len(first), 4), NO_BLOCK, dtype=np.int32)
-        self.first, self.ends, self.claims = list(first), list(first), [0] * len(first)
-        self.count = self.sealed = self.promised = 0
-        self.version += 1
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Hits:
-    """The head of a text that the cache has. blocks: of each group, as many as the token after it sees."""
+    """The head of a text that the cache has. blocks: of each group, as many as the token after it sees. complete: the
+    blocks that groups have which keep everything, where the others lack what the token after them sees."""
 
     count: int
+    complete: int = 0
     blocks: tuple[list[int], ...]
 
 
@@ -114,6 +53,7 @@ class BlockManager:
     """A pool for each cache group, with blocks of tokens_per_block slots.
 
     windows       of the groups; 0: the group keeps everything
+    strides       of the groups, see BlockPool
     prefix_cache  False: every block has one holder and nothing is kept
     shuffle       see BlockPool
     """
@@ -124,18 +64,24 @@ class BlockManager:
         tokens_per_block: int,
         *,
         windows: Sequence[int] = (0,),
+        strides: Sequence[int] | None = None,
         prefix_cache: bool = True,
         shuffle: random.Random | None = None,
     ) -> None:
         self.tokens_per_block = tokens_per_block
         self.pools = tuple(
-            BlockPool(count, tokens_per_block, window, shuffle)
-            for count, window in zip(num_blocks, windows, strict=True)
+            BlockPool(count, tokens_per_block, window, shuffle, stride)
+            for count, window, stride in zip(num_blocks, windows, strides or [0] * len(windows), strict=True)
         )
         self._whole = [group for group, window in enumerate(windows) if not window]
         self._windows = [group for group, window in enumerate(windows) if window]
         self._prefix_cache = prefix_cache
         self._promised: dict[bytes, BlockTable] = {}  # key → who computes such a block now
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a step changes what it starts from, so that it cannot be computed again from the same blocks."""
+        return any(pool.stride for pool in self.pools)
 
     @property
     def num_blocks(self) -> int:
@@ -192,7 +138,7 @@ class BlockManager:
         for pool in self.pools:
             found = [pool.find(key) for key in keys[pool.first_seen(count * self.tokens_per_block) : count]]
             blocks.append([block for block in found if block is not None])
-        return Hits(count=count, blocks=tuple(blocks))
+        return Hits(count=count, blocks=tuple(blocks), complete=complete)
 
     def _seen_count(self, keys: Sequence[bytes], count: int) -> int:
         """The most blocks, at most `count`, of which groups with windows have those that the next token sees."""
@@ -235,6 +181,8 @@ class BlockManager:
             table.claims[group] = pool.claim(self.blocks_for(most_tokens))
             pool.claimed += max(table.claims[group], len(blocks)) if pool.window else 0
         table.sealed = hits.count
+        if self._prefix_cache:
+            table.kept = frozenset({hits.complete - 1, (len(tokens) - 1) // self.tokens_per_block - 1})
         self._grow(table, self._whole, self.blocks_for(len(tokens)))
         table.widen(self.blocks_for(len(tokens)))
         if self._prefix_cache:
@@ -250,8 +198,10 @@ class BlockManager:
         ends = [_ANYWHERE]
         for group in self._windows:
             pool = self.pools[group]
+            if pool.stride:  # a chunk of any length needs a slot at its end alone
+                continue
             if hits is None:
-                own = max(table.claims[group], table.ends[group] - table.first[group])
+                own = max(table.claims[group], table.num_held(group))
                 ends.append(table.first[group] + own + pool.spare)
             else:
                 ends.append(hits.count - len(hits.blocks[group]) + pool.spare)
@@ -259,7 +209,29 @@ class BlockManager:
 
     def cover(self, table: BlockTable, num_tokens: int) -> None:
         """Blocks for the next step in groups with windows. num_tokens: at most what `reach` says."""
-        self._grow(table, self._windows, self.blocks_for(num_tokens))
+        places = self.blocks_for(num_tokens)
+        for group in self._windows:
+            if self.pools[group].stride:
+                self._carry(table, group, places)
+            else:
+                self._grow(table, [group], places)
+
+    def _carry(self, table: BlockTable, group: int, places: int) -> None:
+        """A slot at the last of so many places, and snapshots before it as far as nobody claims the slots."""
+        pool = self.pools[group]
+        if places <= table.ends[group]:
+            return
+        claimed = max(table.claims[group], table.num_held(group))
+        table.extend(group, [NO_BLOCK] * (places - table.ends[group] - 1))
+        table.extend(group, [pool.take()])
+        pool.claimed += max(table.claims[group], table.num_held(group)) - claimed
+        for place in range(places - 2, table.first[group] - 1, -1):
+            wanted = place in table.kept or (self._prefix_cache and (place + 1) % pool.stride == 0)
+            if wanted and int(table.ids[group, place]) == NO_BLOCK and place >= table.sealed and pool.spare > 0:
+                claimed = max(table.claims[group], table.num_held(group))
+                table.replace(group, place, pool.take())
+                table.holes[group] -= 1
+                pool.claimed += max(table.claims[group], table.num_held(group)) - claimed
 
     def reserve(self, wanted: Sequence[tuple[BlockTable, int]]) -> bool:
         """Grow tables so that steps may compute this many tokens of each; False, and nothing changed, if too few blocks
@@ -270,8 +242,8 @@ class BlockManager:
         for group, pool in enumerate(self.pools):
             lacking = 0
             for table, num_tokens in wanted:
-                held = table.ends[group] - table.first[group]
-                after = max(self.blocks_for(num_tokens) - table.first[group], held)
+                held = table.num_held(group)
+                after = max(self.blocks_for(num_tokens) - table.first[group] - table.holes[group], held)
                 own = max(table.claims[group], held)
                 lacking += max(after - own, 0)
             if lacking > (pool.spare if pool.window else pool.num_available):
@@ -294,6 +266,8 @@ class BlockManager:
                 self._keep_promise(table, key)
                 for group, pool in enumerate(self.pools):
                     own = int(table.ids[group, place])
+                    if own == NO_BLOCK:  # a state that was not kept
+                        continue
                     if (known := pool.seal(key, own)) != own:
                         table.replace(group, place, known)
         table.sealed = max(table.sealed, full)
@@ -303,12 +277,18 @@ class BlockManager:
     def _give_back(self, table: BlockTable, group: int, first: int) -> None:
         """Hold no block before place `first`."""
         pool, first = self.pools[group], min(first, table.ends[group])
-        claimed = max(table.claims[group], table.ends[group] - table.first[group])
+        claimed = max(table.claims[group], table.num_held(group))
         for place in range(table.first[group], first):
-            pool.drop(int(table.ids[group, place]))
+            block = int(table.ids[group, place])
+            if block == NO_BLOCK:
+                table.holes[group] -= 1
+                continue
+            if pool.stride and place >= table.promised and pool.holders(block) == 1:
+                pool.forget(block)  # of the snapshots that decoding leaves, the last one is enough
+            pool.drop(block)
             table.replace(group, place, NO_BLOCK)
         table.first[group] = max(first, table.first[group])
-        pool.claimed += max(table.claims[group], table.ends[group] - table.first[group]) - claimed
+        pool.claimed += max(table.claims[group], table.num_held(group)) - claimed
 
     def release(self, table: BlockTable) -> None:
         """Take back every block of `table`. Those that nobody else holds are cached if sealed, the last ones to go
@@ -341,10 +321,10 @@ class BlockManager:
         for group in groups:
             pool, wanted = self.pools[group], places - table.ends[group]
             if wanted > 0:
-                claimed = max(table.claims[group], table.ends[group] - table.first[group])
+                claimed = max(table.claims[group], table.num_held(group))
                 table.extend(group, [pool.take() for _ in range(wanted)])
                 if pool.window:
-                    pool.claimed += max(table.claims[group], table.ends[group] - table.first[group]) - claimed
+                    pool.claimed += max(table.claims[group], table.num_held(group)) - claimed
 
     def _extend_keys(self, table: BlockTable, tokens: Int32, count: int) -> None:
         for place in range(len(table.keys), count):

@@ -12,7 +12,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from ingot.plan import window_blocks
+from ingot.plan import STATE_SLOTS, window_blocks
 
 NO_BLOCK = -1
 
@@ -21,13 +21,17 @@ class BlockPool:
     """free + used + cached = num_blocks.
 
     window   of the group in tokens; 0: requests keep the blocks of all their tokens
+    stride   0; or the group has states: a block is a slot with the state after its last token, and prompts leave a
+             snapshot every this many blocks
     claimed  blocks that requests claim, or hold beyond their claims; of a group with a window
     shuffle  hand out blocks in this random order instead of the most recently freed first (which is likely still in a
              cache of the machine); for tests
     """
 
-    def __init__(self, num_blocks: int, tokens_per_block: int, window: int, shuffle: random.Random | None) -> None:
-        self.num_blocks, self.window, self._size = num_blocks, window, tokens_per_block
+    def __init__(
+        self, num_blocks: int, tokens_per_block: int, window: int, shuffle: random.Random | None, stride: int = 0
+    ) -> None:
+        self.num_blocks, self.window, self._size, self.stride = num_blocks, window, tokens_per_block, stride
         self.claimed = 0
         self._holders = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
@@ -66,7 +70,8 @@ class BlockPool:
 
     def claim(self, num_blocks: int) -> int:
         """What a request that grows to this many blocks claims: nothing where blocks are not given back."""
-        return min(num_blocks, window_blocks(self.window, self._size)) if self.window else 0
+        most = STATE_SLOTS if self.stride else window_blocks(self.window, self._size)
+        return min(num_blocks, most) if self.window else 0
 
     def find(self, key: bytes) -> int | None:
         """The sealed block with these contents."""

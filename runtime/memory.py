@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ingot.configs.sizes import format_bytes
 from ingot.errors import CapacityError
-from ingot.plan import CacheGroup, Limits, window_blocks
+from ingot.plan import STATE_SLOTS, CacheGroup, Limits, window_blocks
 
 _DEFAULT_SHARE = 0.4  # of the available memory, at most, unless kv_cache_memory says otherwise
 _WINDOW_CHUNK = 2048  # tokens of a step that groups with windows have room for, whatever max_num_tokens is
@@ -51,7 +51,8 @@ def kv_budget(groups: Sequence[CacheGroup], limits: Limits, wanted: int | None, 
     sequences as each other.
     Raises CapacityError where that is too little for a single sequence or more than there is.
     """
-    one, most = (_needed(groups, limits, sequences) for sequences in (1, limits.max_batch_size))
+    one = _needed(groups, limits, 1, snapshots=False)
+    most = _needed(groups, limits, limits.max_batch_size, snapshots=True)
     if wanted is None:
         granted = int(available * _DEFAULT_SHARE)
         source = f"{format_bytes(granted)} (40 % of the available memory)"
@@ -84,17 +85,34 @@ def kv_budget(groups: Sequence[CacheGroup], limits: Limits, wanted: int | None, 
     return KvBudget(num_blocks=tuple(num_blocks), nbytes=_bytes(groups, num_blocks))
 
 
-def _needed(groups: Sequence[CacheGroup], limits: Limits, sequences: int) -> list[int]:
-    """Blocks of each group for this many sequences of max_seq_len tokens."""
+def _needed(groups: Sequence[CacheGroup], limits: Limits, sequences: int, *, snapshots: bool) -> list[int]:
+    """Blocks of each group for this many sequences of max_seq_len tokens. snapshots: and for those of their states."""
     size = groups[0].tokens_per_block
     longest = -(-(limits.max_seq_len - 1) // size)  # the last token of a sequence is never fed back: it needs no slot
     chunk = -(-min(limits.max_num_tokens, _WINDOW_CHUNK) // size)
     return [
-        min(longest * sequences, window_blocks(group.window, size) * sequences + chunk)
+        _state_slots(groups, group, longest, snapshots=snapshots) * sequences
+        if group.state
+        else min(longest * sequences, window_blocks(group.window, size) * sequences + chunk)
         if group.window
         else longest * sequences
         for group in groups
     ]
+
+
+def _state_slots(groups: Sequence[CacheGroup], group: CacheGroup, longest: int, *, snapshots: bool) -> int:
+    """Slots that a sequence of this many blocks must have, or has with all its snapshots."""
+    more = longest // snapshot_stride(groups, group) + 2 if snapshots else 0
+    return min(longest, STATE_SLOTS + more)
+
+
+def snapshot_stride(groups: Sequence[CacheGroup], group: CacheGroup) -> int:
+    """Blocks of a prompt between two snapshots of its state, 0 for a group without states: snapshots take about as
+    many bytes as the keys and values of the tokens between them."""
+    if not group.state:
+        return 0
+    between = sum(each.block_bytes for each in groups if not each.window)
+    return max(1, -(-group.block_bytes // between)) if between else 1
 
 
 def _divided(groups: Sequence[CacheGroup], one: Sequence[int], most: Sequence[int], granted: int) -> list[int]:

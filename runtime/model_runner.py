@@ -14,6 +14,7 @@ from ingot.errors import IngotError, RequestError, UsageError
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.executor import Executor
 from ingot.runtime.guided.guides import Guides
+from ingot.runtime.memory import snapshot_stride
 from ingot.runtime.outlet import Outlet, StreamDelta
 from ingot.runtime.outputs import Outputs, Wanted
 from ingot.runtime.owned import Owned
@@ -116,6 +117,7 @@ class ModelRunner(Owned):
             loaded.session.num_blocks,
             plan.tokens_per_block,
             windows=[group.window for group in plan.caches],
+            strides=[snapshot_stride(plan.caches, group) for group in plan.caches],
             prefix_cache=config.enable_prefix_cache,
             shuffle=shuffle,
         )

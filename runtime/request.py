@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ingot.errors import IngotError, RequestError
-from ingot.runtime.block_manager import BlockTable
+from ingot.runtime.block_table import BlockTable
 from ingot.runtime.guided.matcher import Matcher
 from ingot.runtime.logits_rules import NO_RULES, Rules
 from ingot.step_io import Ending, Float32, Int32

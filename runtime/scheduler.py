@@ -13,6 +13,7 @@ import bisect
 import dataclasses
 import operator
 import time
+from collections.abc import Iterable
 
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
@@ -223,6 +224,12 @@ class Scheduler:
         alone = self._blocks.num_alone(request.blocks)
         shared = (request.blocks.count - alone) * self._blocks.tokens_per_block
         return alone == 0, max(request.num_computed - shared, 0), -request.order[0]
+
+    def preempt(self, requests: Iterable[Request]) -> None:
+        """Send running requests back to wait, where a step of theirs has failed."""
+        for request in requests:
+            self.preempted_for_itself += 1
+            self._preempt(request)
 
     def _preempt(self, victim: Request) -> None:
         """Send a running request back to wait; what is not in the cache then is computed again."""

@@ -66,6 +66,7 @@ class StepLoop:
         self._arrivals = 0
         self._outlets: dict[Request, Outlet] = {}
         self._news: dict[Outlet, StreamDelta] = {}  # not yet put
+        self._doubtful: set[Request] = set()  # begin again after a step that failed, each alone
         self._last: ScheduledStep | None = None
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
         self.stop = np.zeros(1, dtype=np.int32)
@@ -204,10 +205,13 @@ class StepLoop:
         """The next step, and how many like it may follow in the same call."""
         chunks = self._scheduler.schedule()
         assert chunks, "the oldest request can always advance"
+        chunks = self._alone(chunks) if self._doubtful else chunks
         self._steady_until = time.perf_counter() + _CROSSING_SECONDS if self._scheduler.waiting else math.inf
         most = self._scheduler.repeatable(chunks, self._most_steps)
         step = self._last = self._assemble(chunks, self._last)
-        return step, Ahead(most_steps=most, seconds=_CROSSING_SECONDS, stop=self.stop) if most > 1 else None
+        if most == 1 or step.batch.want_logits:
+            return step, None
+        return step, Ahead(most_steps=most, seconds=_CROSSING_SECONDS, stop=self.stop)
 
     def _assemble(self, chunks: Mapping[Request, int], before: ScheduledStep | None = None) -> ScheduledStep:
         self._sequences.start(chunks)
@@ -218,18 +222,24 @@ class StepLoop:
         fail, one is tried first.
 
         Computing a chunk again writes the same keys and values to the same slots, and sequences begin again with the
-        tokens that their requests have.
+        tokens that their requests have. States that a step has moved on cannot be moved back: requests with states
+        begin again at their last snapshots.
         """
         try:
             if self._device is None or step.processed:
-                return run_step(self._session, step, ahead)
-            if step is not self._submitted:
-                self._device.submit(step.batch)
-            self._submitted = self._submit_next(self._device, step)
-            return [(step, self._device.wait())]
+                outcomes = run_step(self._session, step, ahead)
+            else:
+                if step is not self._submitted:
+                    self._device.submit(step.batch)
+                self._submitted = self._submit_next(self._device, step)
+                outcomes = [(step, self._device.wait())]
+            self._doubtful.difference_update(step.chunks)
+            return outcomes
         except BaseException as error:
             self._drop()
             self._sequences.end(step.chunks)
+            if self._blocks.keeps_states:
+                return self._start_over(step, error)
             if not isinstance(error, Exception):
                 raise
             if ahead is not None:
@@ -238,7 +248,7 @@ class StepLoop:
             if len(step.chunks) == 1:
                 return [(step, _in_words(error))]
             _LOG.warning("a step failed, its requests are tried one by one: %r", error)
-        outcomes: list[Outcome] = []
+        outcomes = []
         for request, count in step.chunks.items():
             if not request.finished:
                 outcomes += self._run(self._assemble({request: count}))
@@ -257,6 +267,22 @@ class StepLoop:
         if self._device is not None:
             self._device.drop()
         self._submitted, self._steady_until = None, 0.0
+
+    def _start_over(self, step: ScheduledStep, error: BaseException) -> list[Outcome]:
+        """The requests of a step that failed begin again. One that fails by itself after that ends."""
+        if isinstance(error, Exception) and self._doubtful.issuperset(step.chunks):
+            return [(step, _in_words(error))]
+        self._scheduler.preempt(step.chunks)
+        if not isinstance(error, Exception):
+            raise error
+        _LOG.warning("a step failed, its requests begin again at the last snapshots of their states: %r", error)
+        self._doubtful.update(step.chunks)
+        return []
+
+    def _alone(self, chunks: dict[Request, int]) -> dict[Request, int]:
+        """A doubtful request is computed by itself: the others' turn comes after it."""
+        first = next((request for request in chunks if request in self._doubtful), None)
+        return chunks if first is None else {first: chunks[first]}
 
     def _finish_step(self, step: ScheduledStep, outcome: StepResult | IngotError) -> None:
         """Move every request forward."""
@@ -297,6 +323,7 @@ class StepLoop:
 
     def _remove(self, request: Request) -> None:
         self._steady_until = 0.0
+        self._doubtful.discard(request)
         self._scheduler.remove(request)
         self._sequences.end([request])
 

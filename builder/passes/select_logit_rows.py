@@ -8,7 +8,8 @@ from ingot.builder.graph import Graph, is_op, is_weight, ours, producer
 from ingot.builder.passes.base import Sweep
 from ingot.errors import PassError
 
-_ROW_BY_ROW = ("Matmul", "MoeRoute", "MoeGateUp", "MoeDown", "RmsNorm", "LayerNorm", "Activation", "Softcap", "Scale")
+_PRODUCTS = ("Matmul", "MoeRoute", "MoeGateUp", "MoeDown")
+_ROW_BY_ROW = (*_PRODUCTS, "RmsNorm", "LayerNorm", "GatedNorm", "SigmoidGate", "Activation", "Softcap", "Scale")
 
 
 def apply(graph: Graph) -> int:

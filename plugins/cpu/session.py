@@ -1,5 +1,6 @@
 """Plan → session of the compiled module, behind the contract that the runtime knows."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -131,11 +132,11 @@ class CpuSession:
         finally:
             self.native.time_steps(False)
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Give a KV block of every cache group the contents of another one, in all layers."""
-        for layer in (layer for group in self._caches for layer in group.layers):
-            for values in (False, True):
-                self.native.write_kv(layer, target, values, self.native.read_kv(layer, source, values))
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        """Give a block of a cache group the contents of another one, in all its layers."""
+        parts = (False,) if self._caches[group].state else (False, True)
+        for layer, values in itertools.product(self._caches[group].layers, parts):
+            self.native.write_kv(layer, target, values, self.native.read_kv(layer, source, values))
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, those of an int8 cache times their scales."""
@@ -211,9 +212,9 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
     return CpuSession(native, plan.caches, options.num_blocks)
 
 
-def _cache_tuple(group: CacheGroup, num_blocks: int) -> tuple[int, list[int], int, int, int, str, int]:
+def _cache_tuple(group: CacheGroup, num_blocks: int) -> tuple[int, list[int], int, int, int, str, int, list[int]]:
     sizes = group.kv_heads, group.head_dim, group.tokens_per_block
-    return group.window, list(group.layers), *sizes, group.dtype.value, num_blocks
+    return group.window, list(group.layers), *sizes, group.dtype.value, num_blocks, list(group.state)
 
 
 def _step_tuple(plan: Plan, step: Step) -> tuple[str, str, str, list[str], list[str], dict[str, Attr]]:

@@ -59,17 +59,30 @@ class _Checker:
 
     def _cache(self, step: Step, op: Op) -> str | None:
         """An op that uses the KV cache names a layer of it, and that layer's own sizes."""
+        if op.state is not None:
+            return self._state(step, op.state(step.attrs))
         if not op.uses_kv:
             return None
         attrs, layer = step.attrs, int(step.attrs["layer"])
         kv = next((group for group in self._plan.caches if layer in group.layers), None)
         if kv is None:
             return f"layer {layer} of {self._plan.num_layers}"
+        if kv.state:
+            return f"layer {layer} keeps a state, no keys and values"
         if (attrs["kv_heads"], attrs["head_dim"]) != (kv.kv_heads, kv.head_dim):
             return f"{attrs['kv_heads']} KV heads of {attrs['head_dim']}, the cache has {kv.kv_heads} of {kv.head_dim}"
         if kv.window and not 0 < int(attrs.get("window", kv.window)) <= kv.window:
             return f"the window must be within that of the cache group, {kv.window}"
         return None
+
+    def _state(self, step: Step, size: int) -> str | None:
+        """An op that keeps a state names a layer of as many numbers."""
+        layer = int(step.attrs["layer"])
+        group = next((each for each in self._plan.caches if layer in each.layers), None)
+        if group is None or not group.state:
+            return f"layer {layer} keeps no state"
+        kept = group.state[group.layers.index(layer)]
+        return None if kept == size else f"a state of {size} numbers, the cache group keeps {kept} in layer {layer}"
 
     def _kinds(self, step: Step, op: Op) -> str | None:
         """Weights where the op takes weights, buffers elsewhere."""

@@ -14,7 +14,7 @@ from ingot.dtypes import from_float32, to_float32
 from ingot.errors import CapacityError
 from ingot.plan import Buffer, Plan, Rows
 from ingot.plugins.interpreter import Interpreter
-from ingot.plugins.op import Array, KvCache
+from ingot.plugins.op import Array, KvCache, make_cache
 from ingot.plugins.ref.check import check_steps
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.sequences import Sequences, step_result
@@ -25,7 +25,7 @@ from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepR
 class RefSession:
     """Never looks at kernel names: a plan for cpu/amx runs as well as its own.
 
-    kv  the pool of each cache group; slots that nobody wrote hold NaN
+    kv  the pool of each cache group; what nobody wrote is NaN
     """
 
     most_steps = 1
@@ -41,7 +41,7 @@ class RefSession:
         self._sequences = Sequences()
         self.num_blocks = options.num_blocks
         try:
-            self.kv = [KvCache(group, n) for group, n in zip(plan.caches, options.num_blocks, strict=True)]
+            self.kv = [make_cache(group, n) for group, n in zip(plan.caches, options.num_blocks, strict=True)]
         except MemoryError as error:
             raise CapacityError(
                 "there is not enough memory for the KV cache", got=str(error), hint="pass a smaller kv_cache_memory"
@@ -74,6 +74,7 @@ class RefSession:
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block."""
         kv = next(each for each in self.kv if layer in each.group.layers)
+        assert isinstance(kv, KvCache), f"layer {layer} keeps a state"
         at = kv.place(layer), block
         keys, values, scales = kv.keys[at], kv.values[at], (kv.key_scales[at], kv.value_scales[at])
         return keys * scales[0][..., None], values * scales[1][..., None]

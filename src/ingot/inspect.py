@@ -16,7 +16,7 @@ from ingot.configs.sizes import format_bytes
 from ingot.engine import is_engine, read_manifest, read_plan
 from ingot.errors import REBUILD, EngineError, UsageError
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
-from ingot.plan import CacheGroup, Plan, Variant
+from ingot.plan import STATE_SLOTS, CacheGroup, Plan, Variant
 from ingot.plugins.cuda.bind import CODE_LAYOUT
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
 from ingot.step_table import short_table, step_facts, whole_table
@@ -168,11 +168,12 @@ def _buffer_words(plan: Plan) -> str:
 
 
 def _bytes_per_token(group: CacheGroup) -> int:
-    return group.block_bytes // group.tokens_per_block
+    """0: what the group keeps is as large for every number of tokens."""
+    return 0 if group.state else group.block_bytes // group.tokens_per_block
 
 
 def _sequence_bytes(plan: Plan) -> int:
-    """Bytes of keys and values that the longest sequence has in the end. Its last token is never fed back."""
+    """Bytes of the cache that the longest sequence has in the end. Its last token is never fed back."""
     return sum(group.blocks_of(plan.limits.max_seq_len - 1) * group.block_bytes for group in plan.caches)
 
 
@@ -187,6 +188,12 @@ def _cache_lines(plan: Plan) -> list[str]:
         + (f"each of the last {group.window} tokens" if group.window else "every token")
         + f" in {len(group.layers)} layers, {size}"
         for group in plan.caches
+        if not group.state
+    ]
+    lines += [
+        f"states      {group.dtype.value}, {format_bytes(group.block_bytes)} a slot; {STATE_SLOTS} slots a sequence"
+        for group in plan.caches
+        if group.state
     ]
     longest = plan.limits.max_seq_len
     return [*lines, f"            {format_bytes(_sequence_bytes(plan))} for a sequence of {longest} tokens"]

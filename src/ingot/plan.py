@@ -11,6 +11,7 @@ any number of tokens up to the limits: a step carries T ragged tokens of S seque
 
 import dataclasses
 import enum
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Annotated
@@ -19,7 +20,7 @@ from ingot.configs.exact import Between, Bytes, Count, Like, MultipleOf
 from ingot.configs.read import write_record
 from ingot.dtypes import DType
 
-PLAN_SCHEMA = 5
+PLAN_SCHEMA = 6
 ALIGNMENT = 64  # of buffers and pieces: one cache line
 
 Number = Annotated[int, Between(-(1 << 63), (1 << 63) - 1)]
@@ -132,6 +133,11 @@ class CacheGroup:
     layers  by the number that steps name them with; a layer is in one group. What one step writes there, the attention
             of several may read: a layer of the model that shares the cache of an earlier one names that layer's number,
             and takes no memory of its own
+    state   empty; or what a sequence has in each layer in place of keys and values: so many float32 numbers, which
+            every token changes. A "block" of such a group is a slot with the numbers of all its layers, and the block
+            table says where the state lies after the tokens of a block: `-1` in the middle of a step's tokens keeps
+            nothing there, a slot of its own is a snapshot. Its window is 2 (a token needs the state that the token
+            before it left), its dtype f32, it has no heads
 
     K block: kv_heads * tokens_per_block * head_dim numbers
     V block: kv_heads * tokens_per_block * padded_dim numbers, padded_dim = head_dim rounded up to 16
@@ -142,10 +148,17 @@ class CacheGroup:
 
     window: Annotated[int, Between(0, (1 << 31) - 1)] = 0
     layers: tuple[Layer, ...]
-    kv_heads: Annotated[int, Between(1, 4096)]
-    head_dim: Annotated[int, Between(4, 256), MultipleOf(4)]
+    kv_heads: Annotated[int, Between(0, 4096)]
+    head_dim: Annotated[int, Between(0, 256), MultipleOf(4)]
     tokens_per_block: Annotated[int, Between(16, 512), MultipleOf(16)]
     dtype: DType
+    state: tuple[Count, ...] = ()
+
+    @property
+    def state_offsets(self) -> tuple[int, ...]:
+        """Where each layer's numbers begin in a slot, and where the last ones end, in float32 numbers."""
+        sizes = [-(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT for size in self.state]
+        return (0, *itertools.accumulate(sizes))
 
     @property
     def padded_dim(self) -> int:
@@ -169,12 +182,21 @@ class CacheGroup:
     def blocks_of(self, num_tokens: int) -> int:
         """Blocks that a sequence of this many tokens needs in the end."""
         longest = -(-num_tokens // self.tokens_per_block)
+        if self.state:
+            return min(longest, STATE_SLOTS)
         return min(longest, window_blocks(self.window, self.tokens_per_block)) if self.window else longest
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers of the group, keys and values."""
+        """Bytes of one block over all layers of the group, keys and values; of a slot of states."""
+        if self.state:
+            return 4 * self.state_offsets[-1]
         return len(self.layers) * (self.k_block_bytes + self.v_block_bytes)
+
+
+STATE_WINDOW = 2  # tokens: the one that left the state, and the one that takes it
+STATE_SLOTS = 2  # that a sequence may hold while a step computes it: what it takes, and what it leaves
+STATE_ALIGNMENT = 16  # float32 numbers: one cache line
 
 
 def window_blocks(window: int, tokens_per_block: int) -> int:
@@ -268,21 +290,23 @@ class Plan:
 
     @property
     def num_layers(self) -> int:
-        """Layers with keys and values."""
+        """Layers that keep something of a sequence: keys and values, or a state."""
         return sum(len(group.layers) for group in self.caches)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in every cache group: what the tokens of a block take while no window has passed them."""
-        return sum(group.block_bytes for group in self.caches)
+        """Bytes of a block in every cache group with keys and values: what the tokens of a block take while no window
+        has passed them."""
+        return sum(group.block_bytes for group in self.caches if not group.state)
 
     def group_of(self, layer: int) -> int:
         """Index of the cache group that a layer is in."""
         return next(index for index, group in enumerate(self.caches) if layer in group.layers)
 
-    def in_each(self, num_blocks: int) -> tuple[int, ...]:
-        """As many blocks in each cache group: room for whole sequences, of which no block is given back."""
-        return (num_blocks,) * len(self.caches)
+    def in_each(self, num_blocks: int, sequences: int | None = None) -> tuple[int, ...]:
+        """As many blocks in each cache group: room for whole sequences, of which no block is given back. sequences: how
+        many these are; then a group with states has a slot for each."""
+        return tuple(sequences if group.state and sequences is not None else num_blocks for group in self.caches)
 
     def variant(self, name: str) -> Variant:
         """A variant by its name; "" stands for the steps one by one."""

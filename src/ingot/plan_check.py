@@ -10,12 +10,13 @@ from collections.abc import Iterable
 
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
-from ingot.plan import ALIGNMENT, Attr, Buffer, Input, Plan, Rows, Variant, Weight
+from ingot.plan import ALIGNMENT, STATE_WINDOW, Attr, Buffer, CacheGroup, Input, Plan, Rows, Variant, Weight
 
 _BUFFER_DTYPES = (DType.F32, DType.BF16, DType.F16)
 _KV_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
 _MOST_DIMENSIONS = 3
 _SCREEN_STEPS = 2
+_MOST_STATE = 1 << 40  # numbers of a slot
 _SPLIT = "rope_kv_write"  # another call may compute its queries, while its own writes keys and values
 
 
@@ -62,6 +63,7 @@ def _caches(plan: Plan) -> Iterable[tuple[str, str]]:
     for index, group in enumerate(plan.caches):
         if not group.layers:
             yield f"caches.{index}.layers", "none"
+        yield from _group(f"caches.{index}", group)
         if group.tokens_per_block != plan.tokens_per_block:
             yield f"caches.{index}.tokens_per_block", f"{group.tokens_per_block} after {plan.tokens_per_block}"
         if group.dtype not in _KV_DTYPES:
@@ -77,6 +79,24 @@ def _caches(plan: Plan) -> Iterable[tuple[str, str]]:
         kept, window = windows.get(_whole(step.attrs.get("layer"))), _whole(step.attrs.get("window"))
         if kept and step.op == "paged_attention" and not 0 < window <= kept:
             yield f"steps.{step.name}.window", f"{window}, its cache keeps {kept} tokens"
+
+
+def _group(where: str, group: CacheGroup) -> Iterable[tuple[str, str]]:
+    """A group has heads or states; the first one of a plan has heads."""
+    if group.state:
+        given = group.window, group.kv_heads, group.head_dim, group.dtype, len(group.state)
+        wanted = STATE_WINDOW, 0, 0, DType.F32, len(group.layers)
+        if given != wanted:
+            yield where, f"states with {given}, expected {wanted}: window, kv_heads, head_dim, dtype, sizes of states"
+        if where == "caches.0":
+            yield where, "states, expected keys and values in the first group"
+        if sum(group.state) > _MOST_STATE:
+            yield where, f"{sum(group.state)} numbers of states, expected at most {_MOST_STATE}"
+        return
+    if group.kv_heads < 1:
+        yield f"{where}.kv_heads", f"{group.kv_heads}, expected from 1 to 4096"
+    if group.head_dim < 4:
+        yield f"{where}.head_dim", f"{group.head_dim}, expected from 4 to 256"
 
 
 def _whole(value: Attr | None) -> int:

@@ -307,6 +307,6 @@ class TimedSession(Session, Protocol):
         """`run`, and where its time went."""
         ...
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Give a KV block of every cache group the contents of another one, in all layers."""
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        """Give a block of a cache group the contents of another one, in all its layers."""
         ...

@@ -1,7 +1,7 @@
 """Steps of an engine with the time of each of its parts: prompts and decode steps as an executor would make them.
 
-Sequences have KV blocks of their own, in no order. A prompt is computed by the first one; `share_prompt` gives the
-others copies of its keys and values, so that decode steps of many sequences read as much as they would in service.
+A prompt is computed by the first sequence; `share_prompt` gives the others copies of its keys, values and states, so
+that decode steps of many sequences read as much as they would in service.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ingot.fixed_tables import fixed_tables
 from ingot.plan import Plan
 from ingot.step_io import Int32, SequenceRules, StepBatch, StepTimes, TimedSession
 from ingot.step_work import Load, may_screen
@@ -26,13 +27,12 @@ class TimedStep:
 
 
 class TimedRun:
-    """`sequences` of up to `length` tokens; the session needs `blocks_needed` and is used by nobody else meanwhile."""
+    """`sequences` of up to `length` tokens; the session needs the `blocks_needed` of fixed tables and is used by nobody
+    else meanwhile."""
 
     def __init__(self, session: TimedSession, plan: Plan, *, sequences: int, length: int) -> None:
         self._session, self._plan = session, plan
-        width = -(-length // plan.tokens_per_block)
-        order = np.random.default_rng(0).permutation(sequences * width).astype(np.int32)
-        self._tables = np.tile(order.reshape(sequences, width), (len(plan.caches), 1, 1))
+        self._tables = fixed_tables(plan, sequences=sequences, length=length)
         for slot in range(sequences):
             session.start(slot, SequenceRules(log_prob=False), np.zeros(1, np.int32), 1)
 
@@ -45,10 +45,11 @@ class TimedRun:
         ]
 
     def share_prompt(self) -> None:
-        """Copy the first sequence's keys and values to all others."""
-        for table in self._tables[0, 1:]:
-            for source, target in zip(self._tables[0, 0], table, strict=True):
-                self._session.copy_block(int(source), int(target))
+        """Copy what the first sequence has in the cache to all others."""
+        for group, tables in enumerate(self._tables):
+            for table in tables[1:]:
+                for source, target in set(zip(tables[0].tolist(), table.tolist(), strict=True)):
+                    self._session.copy_block(group, source, target)
 
     def decode(self, ids: Int32, past: int) -> TimedStep:
         """The next token of as many sequences as there are ids, each after `past` others."""
@@ -71,8 +72,3 @@ class TimedRun:
         rows = len(batch.logit_rows)
         load = Load(sequences=tuple(sequences), rows=rows, screened=may_screen(self._plan, rows))
         return TimedStep(load=load, seconds=seconds, times=times, ids=result.ids[0])
-
-
-def blocks_needed(plan: Plan, *, sequences: int, length: int) -> int:
-    """KV blocks of a TimedRun, in each cache group."""
-    return sequences * -(-length // plan.tokens_per_block)

@@ -70,6 +70,14 @@ def test_heads_at_the_limits_are_built_and_opened(tmp_path: Path, head_dim: int)
         open_native(engine.plan, engine.weights, OPTIONS, "avx2").close()
 
 
+@pytest.mark.parametrize("key", ["linear_key_head_dim", "linear_conv_kernel_dim"])
+def test_states_that_no_kernel_takes(tmp_path: Path, key: str) -> None:
+    checkpoint = checkpoint_of(tmp_path, {**find_family("qwen3_5_text").tiny, key: 1025})
+    for target in (*CPUS, "ref"):
+        with pytest.raises(BuildError, match=r"layer that keeps a state(.|\n)*got: 1025"):
+            dry(checkpoint, target)
+
+
 @pytest.mark.parametrize("target", GPUS)
 def test_heads_that_no_gpu_kernel_takes(tmp_path: Path, target: str) -> None:
     checkpoint = checkpoint_of(tmp_path, {**TINY_LLAMA, "head_dim": 258})

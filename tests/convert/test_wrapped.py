@@ -70,6 +70,17 @@ MODELS: dict[str, Config] = {
         "vision_config": {**QWEN_TOWER, "fullatt_block_indexes": [0], "window_size": 16},
         **IDS_OF_IMAGES,
     },
+    "qwen3_5": {
+        "text_config": {
+            **{**TEXT, "model_type": "qwen3_5_text", "head_dim": 16, "linear_num_key_heads": 2},
+            **{"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12},
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "rope_parameters": {**SECTIONS, "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+        },
+        "vision_config": {**QWEN_TOWER, "num_position_embeddings": 16},
+        "tie_word_embeddings": True,
+        **IDS_OF_IMAGES,
+    },
     "qwen3_vl": {
         "text_config": {
             **{**TEXT, "model_type": "qwen3_vl_text", "head_dim": 16},
@@ -119,6 +130,16 @@ def check(model: Any, report: ConvertReport) -> None:
     with torch.no_grad():
         expected = model(input_ids=torch.from_numpy(ids)).logits.numpy()
     assert np.abs(logits(report.output_dir, ids) - expected).max() < TOLERANCE * np.ptp(expected)
+
+
+def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
+    model = made("qwen3_5", tmp_path / "m")
+    files = load_file(tmp_path / "m" / "model.safetensors")
+    more = {"mtp.fc.weight": torch.zeros(3, 4), "mtp.layers.0.mlp.up_proj.weight": torch.zeros(3, 4)}
+    save_file({**files, **more}, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    report = converted(tmp_path / "m")
+    assert "2 tensors that draft tokens are left out: the model drafts none" in report.warnings
+    check(model, report)
 
 
 def test_every_wrapper_is_tried() -> None:
@@ -183,7 +204,7 @@ def read(config: Config) -> Any:
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_defaults_are_those_of_transformers(name: str) -> None:
     """A text_config that says little, as Gemma's and LLaVA's files have it."""
-    sizes = {"vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    sizes = {"vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
     text = {**sizes, "num_attention_heads": 32}
     full = AutoConfig.for_model(name, text_config=dict(text)).to_dict()
     assert (

@@ -13,7 +13,6 @@ from ingot.builder.source import open_source
 from ingot.compare.compare import CompareOptions, compare
 from ingot.compare.report import Comparison
 from ingot.compare.run import Run
-from ingot.compare.taps import blocks_needed
 from ingot.compare.tokens import read_tokens
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
@@ -21,6 +20,7 @@ from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.engine import open_engine
 from ingot.errors import EngineError, UsageError
+from ingot.fixed_tables import blocks_needed
 from ingot.plan import Plan, Weight
 from ingot.plugins.grouped import WeightRows
 from ingot.plugins.layouts import PANEL
@@ -249,7 +249,8 @@ def run_on(session: RefSession, engine: Path, checkpoint: Path) -> Comparison:
     with open_engine(engine) as opened:
         plan = opened.plan
         tokens = read_tokens(engine, plan.vocab_size, 40, None, 40)
-        assert min(session.num_blocks) >= blocks_needed(plan, tokens.sequences)
+        count, length = tokens.sequences.shape
+        assert min(session.num_blocks) >= max(blocks_needed(plan, sequences=count, length=length))
         with open_source(checkpoint, plan.limits, plan.tokens_per_block, find_target("ref")) as source:
             run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=2)
             run.compare_group(0, tokens.sequences)

@@ -21,7 +21,8 @@ MAY = {
     "ingot.step_io": "errors dtypes plan",
     "ingot.step_inputs": "errors dtypes plan step_io",
     "ingot.step_work": "errors dtypes plan",
-    "ingot.timed_run": "errors dtypes plan step_io step_work",
+    "ingot.timed_run": "errors dtypes plan fixed_tables step_io step_work",
+    "ingot.fixed_tables": "errors dtypes plan step_io",
     "ingot.chunks": "errors configs",
     "ingot.manifest": "errors dtypes configs plan chunks",
     "ingot.output_dir": "errors",
@@ -38,7 +39,7 @@ MAY = {
     "resource_estimate convert",
     "ingot.builder": "errors weight_formats dtypes configs chunks companions checkpoint tensor_file output_dir "
     "resource_estimate plan plan_check manifest engine engine_writer step_io step_inputs step_work timed_run "
-    "weights_memory "
+    "fixed_tables weights_memory "
     "plugins builder",
     "ingot.runtime": "errors dtypes configs companions plan step_io manifest engine weights_memory plugins runtime",
 }
@@ -60,7 +61,14 @@ TOP = (
 
 # Library → where it may be imported.
 FENCES = {
-    "onnx": ("ingot.convert.decoder", "ingot.builder", "ingot.plugins.tensorrt", "ingot.inspect", "ingot.verify"),
+    "onnx": (
+        "ingot.convert.decoder",
+        "ingot.convert.recurrent",
+        "ingot.builder",
+        "ingot.plugins.tensorrt",
+        "ingot.inspect",
+        "ingot.verify",
+    ),
     "onnx_graphsurgeon": ("ingot.builder",),
     "onnxruntime": (),
     "tensorrt": ("ingot.plugins",),

@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from ingot.compare.ops import MATRIX_UNITS
 from ingot.compare.packed import PackedWeights, cut
-from ingot.compare.taps import TappedRun, blocks_needed
+from ingot.compare.taps import TappedRun
 from ingot.dtypes import DType, round_to_bf16
 from ingot.engine import Engine
+from ingot.fixed_tables import blocks_needed
 from ingot.plan import Step
 from ingot.plugins.grouped import GroupedRows, WeightRows
 from ingot.plugins.op import Array
@@ -50,7 +51,7 @@ class Figures:
 def compare_with_float64(engine: Engine, ids: npt.NDArray[np.int32]) -> Figures:
     """ids [positions] of one sequence, computed as a prompt and then its last token alone."""
     sequences = ids[None, :]
-    options = SessionOptions(num_blocks=engine.plan.in_each(blocks_needed(engine.plan, sequences)), threads=2)
+    options = SessionOptions(num_blocks=blocks_needed(engine.plan, sequences=1, length=len(ids)), threads=2)
     session = find_target(engine.manifest.target).open_session(engine.plan, engine.weights, options)
     assert isinstance(session, TapSession)
     try:

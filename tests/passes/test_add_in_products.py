@@ -16,7 +16,7 @@ from tests.passes.graphs import VOCAB, GraphMaker
 LIMITS = Limits(max_batch_size=1, max_input_len=8, max_seq_len=16, max_num_tokens=8, max_logit_rows=8)
 KV = CacheGroup(layers=(0,), kv_heads=1, head_dim=4, tokens_per_block=16, dtype=DType.F32)
 SHAPE = ModelShape(
-    positions=64, vocab_size=VOCAB, hidden_size=8, heads=1, layers=(LayerShape(0, 1, 4),), kv_dtype=DType.F32
+    positions=64, vocab_size=VOCAB, hidden_size=8, heads=1, layers=(LayerShape(0, 1, 4),), states=(), kv_dtype=DType.F32
 )
 
 

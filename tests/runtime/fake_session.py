@@ -34,17 +34,24 @@ class FakeSession:
     """Keeps tokens where a real session keeps keys and values, and checks every step against the limits.
 
     windows      of the cache groups; the first is 0: what follows depends on all tokens
+    states       of the groups, whether it keeps states: these are the tokens that they are made of
     before_step  called with each batch; may sleep or raise
     """
 
     most_steps = 1
 
     def __init__(
-        self, num_blocks: int | Sequence[int], tokens_per_block: int, limits: Limits, windows: Sequence[int] = (0,)
+        self,
+        num_blocks: int | Sequence[int],
+        tokens_per_block: int,
+        limits: Limits,
+        windows: Sequence[int] = (0,),
+        states: Sequence[bool] = (),
     ) -> None:
         self.num_blocks = (num_blocks,) if isinstance(num_blocks, int) else tuple(num_blocks)
         self._limits, self._windows = limits, windows
         self.pools = [np.full((count, tokens_per_block), _NOBODY) for count in self.num_blocks]
+        self._states: dict[int, dict[int, list[int]]] = {group: {} for group, kept in enumerate(states) if kept}
         self.before_step: Callable[[StepBatch], None] = lambda batch: None
         self.closed = False
         self._sequences = Sequences()
@@ -79,6 +86,9 @@ class FakeSession:
             past = int(batch.past_lengths[s])
             known = self._written(0, batch, s)
             for group in range(1, len(self.pools)):
+                if group in self._states:
+                    self._carry_state(group, batch, s, known)
+                    continue
                 seen = self._written(group, batch, s)
                 assert seen == known[len(known) - len(seen) :], "a group with a window has other tokens"
             for t in np.intersect1d(np.arange(begin, end), batch.logit_rows):
@@ -111,9 +121,21 @@ class FakeSession:
         found: list[int] = known.tolist()
         return found
 
+    def _carry_state(self, group: int, batch: StepBatch, s: int, known: list[int]) -> None:
+        """From the slot of the block that the sequence has come to, to those that its table has for this step."""
+        states, table, size = self._states[group], batch.block_tables[group, s].tolist(), self.pools[group].shape[1]
+        past, total = int(batch.past_lengths[s]), len(known)
+        if past:
+            assert states[table[(past - 1) // size]] == known[:past], "a state of other tokens"
+        assert table[(total - 1) // size] >= 0, "no slot for what the step leaves"
+        for place in range(past // size, -(-total // size)):
+            if table[place] >= 0:
+                states[table[place]] = known[: (place + 1) * size]
+
     def _check_sharing(self, batch: StepBatch) -> None:
         """A block in two tables is full in both and stays as it is; the others hold nothing yet from `past` on."""
-        for slots, tables in zip(self.pools, batch.block_tables, strict=True):
+        for group, (slots, tables) in enumerate(zip(self.pools, batch.block_tables, strict=True)):
+            kept = self._states.get(group, {})
             size = slots.shape[1]
             holders = Counter(int(block) for table in tables for block in table if block >= 0)
             for past, table in zip(batch.past_lengths.tolist(), tables.tolist(), strict=True):
@@ -121,6 +143,8 @@ class FakeSession:
                     if block >= 0 and (place + 1) * size > past:
                         assert holders[block] == 1, "a block that is not full in two tables"
                         slots[block, max(past - place * size, 0) :] = _NOBODY
+                        if place * size >= past:
+                            kept.pop(block, None)
 
 
 class SubmittingSession(FakeSession):
@@ -176,9 +200,14 @@ class RepeatingSession(FakeSession):
     most_steps = 128
 
     def __init__(
-        self, num_blocks: int | Sequence[int], tokens_per_block: int, limits: Limits, windows: Sequence[int] = (0,)
+        self,
+        num_blocks: int | Sequence[int],
+        tokens_per_block: int,
+        limits: Limits,
+        windows: Sequence[int] = (0,),
+        states: Sequence[bool] = (),
     ) -> None:
-        super().__init__(num_blocks, tokens_per_block, limits, windows)
+        super().__init__(num_blocks, tokens_per_block, limits, windows, states)
         self.repeated: list[int] = []
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:

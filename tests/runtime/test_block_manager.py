@@ -9,10 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ingot.plan import window_blocks
-from ingot.runtime.block_manager import BlockManager, BlockTable, Hits
+from ingot.plan import STATE_SLOTS, STATE_WINDOW, window_blocks
+from ingot.runtime.block_manager import BlockManager, Hits
+from ingot.runtime.block_table import BlockTable
 
 Tokens = tuple[int, ...]
+KINDS = [(0, 0), (0, 0), *((window, 0) for window in (1, 2, 3, 5, 9)), (STATE_WINDOW, 1), (STATE_WINDOW, 3)]
+"""(window, stride of snapshots) of a group"""
 
 
 class Holder:
@@ -30,22 +33,27 @@ class BlockMachine(RuleBasedStateMachine):
 
     @initialize(
         num_blocks=st.integers(1, 12),
-        windows=st.lists(st.tuples(st.sampled_from([0, 0, 1, 2, 3, 5, 9]), st.integers(0, 6)), min_size=1, max_size=3),
+        kinds=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 6)), min_size=1, max_size=3),
         size=st.integers(1, 4),
         seed=st.none() | st.integers(0, 9),
         prefix_cache=st.booleans() | st.just(True),
     )
     def begin(
-        self, num_blocks: int, windows: list[tuple[int, int]], size: int, seed: int | None, prefix_cache: bool
+        self, num_blocks: int, kinds: list[tuple[tuple[int, int], int]], size: int, seed: int | None, prefix_cache: bool
     ) -> None:
         shuffle = None if seed is None else random.Random(seed)
-        self.windows = [window for window, _ in windows]
-        counts = [window_blocks(window, size) + more if window else num_blocks for window, more in windows]
-        self.manager = BlockManager(counts, size, windows=self.windows, prefix_cache=prefix_cache, shuffle=shuffle)
+        self.windows, self.strides = [window for (window, _), _ in kinds], [stride for (_, stride), _ in kinds]
+        counts = [
+            (STATE_SLOTS if stride else window_blocks(window, size)) + more if window else num_blocks
+            for (window, stride), more in kinds
+        ]
+        self.manager = BlockManager(
+            counts, size, windows=self.windows, strides=self.strides, prefix_cache=prefix_cache, shuffle=shuffle
+        )
         self.size, self.prefix_cache = size, prefix_cache
         self.live: list[Holder] = []
         # of each group: block → salt and all tokens up to its last slot
-        self.written: list[dict[int, tuple[bytes, Tokens]]] = [{} for _ in windows]
+        self.written: list[dict[int, tuple[bytes, Tokens]]] = [{} for _ in kinds]
 
     @rule(
         tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20),
@@ -95,6 +103,10 @@ class BlockMachine(RuleBasedStateMachine):
                 assert written[int(ids[place])] == (holder.salt, content), "what the step sees is there"
             for position in range(holder.computed, end):
                 block = int(ids[position // self.size])
+                if block < 0:
+                    assert self.strides[group], "only states need not be kept"
+                    assert position // self.size < (end - 1) // self.size, "the step leaves its state"
+                    continue
                 assert pool.holders(block) == 1, "a write to a shared block"
                 written[block] = (holder.salt, tuple(holder.tokens[: position + 1]))
         holder.computed = end
@@ -158,7 +170,9 @@ class BlockMachine(RuleBasedStateMachine):
             for holder in self.live:
                 if not self.windows[group]:
                     assert holder.table.ends[group] == self.manager.blocks_for(len(holder.tokens))
-                for place, block in enumerate(holder.table.held(group), start=holder.table.first[group]):
+                for place, block in enumerate(holder.table.ids[group].tolist()):
+                    if block < 0:
+                        continue
                     end = (place + 1) * self.size
                     if end <= holder.computed:
                         assert written[block] == (holder.salt, tuple(holder.tokens[:end]))
@@ -324,3 +338,44 @@ def test_a_model_whose_layers_all_have_windows_counts_the_blocks_of_the_first_gr
     manager, table = BlockManager((8,), 4, windows=(9,)), BlockTable()
     assert manager.reserve([(table, 10)])
     assert manager.num_alone(table) == 3
+
+
+def stateful(num_slots: int, *, prefix_cache: bool = True) -> BlockManager:
+    """One group that keeps everything, one with states that leave a snapshot every third block; blocks of 2."""
+    return BlockManager((60, num_slots), 2, windows=(0, STATE_WINDOW), strides=(0, 3), prefix_cache=prefix_cache)
+
+
+def test_a_prompt_leaves_snapshots_at_its_strides_and_at_its_last_block() -> None:
+    manager, tokens = stateful(9), list(range(17))
+    manager.release(computed(manager, tokens))
+    assert [cached_head(manager, tokens[:end]) for end in range(17)] == [0] * 6 + [3] * 6 + [6] * 4 + [8]
+
+
+def test_a_state_takes_two_slots_however_long_its_prompt_is() -> None:
+    manager, tokens = stateful(STATE_SLOTS), np.arange(40, dtype=np.int32)
+    table = BlockTable()
+    assert manager.start(table, Hits(count=0, blocks=([], [])), tokens, 40)
+    for end in (1, 2, 17, 18, 19, 40):
+        manager.cover(table, end)
+        assert len(table.held(1)) <= STATE_SLOTS
+        assert table.ids[1, (end - 1) // 2] >= 0
+        manager.advance(table, tokens, end)
+    assert len(table.held(0)) == 20
+
+
+def test_of_the_snapshots_that_decoding_leaves_the_last_one_stays() -> None:
+    manager, tokens = stateful(9), list(range(12))
+    table = computed(manager, tokens[:4])
+    for end in range(5, 13):
+        assert manager.reserve([(table, end)])
+        manager.advance(table, np.array(tokens[:end], np.int32), end)
+    manager.release(table)
+    assert [cached_head(manager, tokens[:end]) for end in (2, 4, 6, 8, 10, 12)] == [1, 2, 2, 2, 2, 6]
+
+
+def test_a_prompt_leaves_a_snapshot_where_it_parts_from_another_one() -> None:
+    manager, head = stateful(9), [1] * 10
+    manager.release(computed(manager, [*head, 2, 2, 2, 2]))
+    assert cached_head(manager, [*head, 3, 3]) == 3
+    manager.release(computed(manager, [*head, 3, 3, 3, 3]))
+    assert cached_head(manager, [*head, 4, 4]) == 5

@@ -242,3 +242,13 @@ def test_steps_that_come_at_a_time_share_its_seconds() -> None:
     assert sum(report.steps for report in reports) == loop.work.steps == 60
     seconds = sum(report.steps * report.session_seconds for report in reports)
     assert seconds == pytest.approx(loop.work.session_seconds)
+
+
+@pytest.mark.native
+def test_steps_whose_logits_are_wanted_go_singly_and_do_not_fail(
+    model: TinyModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make_runner(model, open_session(model, find_target("cpu"), 40)) as runner:
+        out = runner.generate([[1, 2, 3]], max_new_tokens=40, return_dict=True, output_context_logits=True)
+    assert out["context_logits"][0].shape == (3, VOCAB)
+    assert "failed" not in caplog.text

@@ -9,7 +9,8 @@ import pytest
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
 from ingot.runtime import ModelRunner, session
-from ingot.runtime.block_manager import BlockTable, Hits
+from ingot.runtime.block_manager import Hits
+from ingot.runtime.block_table import BlockTable
 from ingot.runtime.request import PRIORITY_STEP, FinishReason, Request
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.step_loop import StepLoop

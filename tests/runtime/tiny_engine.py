@@ -13,6 +13,7 @@ from ingot.engine_writer import RankFile, write_engine
 from ingot.manifest import Manifest
 from ingot.plan import Limits, Plan
 from ingot.plugins.cpu.session import CpuSession
+from ingot.plugins.op import KvCache
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.target import SessionOptions, Target
 from ingot.runtime.block_manager import BlockManager
@@ -78,10 +79,17 @@ class PoisonedSession(WrappedSession):
 
     def _poison(self, group: int, block: int) -> None:
         if isinstance(self._inner, RefSession):
-            self._inner.kv[group].keys[:, block] = self._inner.kv[group].values[:, block] = np.nan
+            pool = self._inner.kv[group]
+            for numbers in (
+                (pool.keys[:, block], pool.values[:, block])
+                if isinstance(pool, KvCache)
+                else pool.numbers[block : block + 1]
+            ):
+                numbers[...] = np.nan
             return
         assert isinstance(self._inner, CpuSession)
-        for layer, values in itertools.product(self._caches[group].layers, (False, True)):
+        parts = (False,) if self._caches[group].state else (False, True)
+        for layer, values in itertools.product(self._caches[group].layers, parts):
             size = len(self._inner.native.read_kv(layer, block, values))
             self._inner.native.write_kv(layer, block, values, np.full(size // 4, np.nan, np.float32).tobytes())
 
@@ -133,10 +141,16 @@ def make_loop(
     mixed: bool = True,
     tpot_budget: TpotBudget | None = None,
     windows: Sequence[int] = (0,),
+    strides: Sequence[int] | None = None,
 ) -> tuple[StepLoop, Scheduler, BlockManager]:
     """A StepLoop, whose steps the test runs, and its parts."""
     blocks = BlockManager(
-        session.num_blocks, tokens_per_block, windows=windows, prefix_cache=prefix_cache, shuffle=shuffle
+        session.num_blocks,
+        tokens_per_block,
+        windows=windows,
+        strides=strides,
+        prefix_cache=prefix_cache,
+        shuffle=shuffle,
     )
     scheduler = Scheduler(limits, blocks, policy, mixed=mixed, tpot_budget=tpot_budget)
     return StepLoop(session, scheduler, blocks), scheduler, blocks

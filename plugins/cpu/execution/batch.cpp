@@ -23,7 +23,8 @@ int64_t blocks_for(int64_t tokens, int64_t block_size) { return (tokens + block_
 Batch::Batch(const LimitsSpec& limits, const std::vector<CacheSpec>& caches)
     : limits_(limits), block_size_(caches[0].tokens_per_block) {
   for (const CacheSpec& cache : caches)
-    groups_.push_back({cache.window, std::vector<int32_t>(static_cast<size_t>(cache.num_blocks), -1)});
+    groups_.push_back(
+        {cache.window, !cache.state.empty(), std::vector<int32_t>(static_cast<size_t>(cache.num_blocks), -1)});
   const auto max_tokens = static_cast<size_t>(limits.max_num_tokens);
   const auto max_sequences = static_cast<size_t>(limits.max_batch_size);
   ids.resize(max_tokens);
@@ -99,7 +100,7 @@ void Batch::check_tokens(const BatchView& view) const {
 // A block that this step writes belongs to one sequence and appears once in its table. Those that no token of the step
 // sees any more are no longer the sequence's, whatever its table says.
 void Batch::check_blocks(const BatchView& view, size_t group) {
-  auto& [window, writer] = groups_[group];
+  auto& [window, keeps_state, writer] = groups_[group];
   std::ranges::fill(writer, -1);
   const auto num_blocks = static_cast<int64_t>(writer.size());
   const int32_t* const tables =
@@ -114,8 +115,11 @@ void Batch::check_blocks(const BatchView& view, size_t group) {
       const int64_t first_seen = window == 0 ? 0 : std::max<int64_t>(past + 1 - window, 0) / block_size_;
       for (int64_t w = writing ? first_written : first_seen; w < (writing ? end : first_written); ++w) {
         const int32_t block = tables[s * static_cast<size_t>(view.table_width) + static_cast<size_t>(w)];
+        // a state need not be kept after each block, and may stay in its slot
+        if (keeps_state && writing && block == -1 && w + 1 < end) continue;
         require(block >= 0 && block < num_blocks, in_range("block of entry", w, block, num_blocks));
-        require(writer[static_cast<size_t>(block)] < 0, shared(block));
+        const int32_t holder = writer[static_cast<size_t>(block)];
+        require(holder < 0 || (keeps_state && holder == static_cast<int32_t>(s)), shared(block));
         if (writing) writer[static_cast<size_t>(block)] = static_cast<int32_t>(s);
       }
     }

@@ -38,6 +38,7 @@ class Batch {
   // Of a cache group. writer: per block, the sequence that writes it in this step, or -1.
   struct Group {
     int64_t window;
+    bool keeps_state;
     std::vector<int32_t> writer;
   };
   std::vector<Group> groups_;

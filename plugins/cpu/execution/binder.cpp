@@ -109,6 +109,7 @@ PagedKv Binder::layer_kv() const {
   const auto group = static_cast<size_t>(at.group);
   const CacheSpec& kv = plan_.caches[group];
   const CacheSizes& sizes = caches_[group];
+  check(kv.state.empty(), "layer " + std::to_string(layer) + " keeps a state, no keys and values");
   check(kernel_->dtype() == kv.dtype,
         "the KV cache is " + kv.dtype + ", kernel " + kernel_->name + " takes " + std::string(kernel_->dtype()));
   attr_int("kv_heads", kv.kv_heads, kv.kv_heads);
@@ -129,6 +130,26 @@ PagedKv Binder::layer_kv() const {
                  .sequence_of = nullptr,
                  .sequences = 0,
                  .tokens = 0};
+}
+
+StateSlots Binder::layer_state(int64_t numbers) const {
+  const int64_t layer = attr_int("layer", 0, 65534);
+  check(layer < plan_.num_layers(), "no cache group has layer " + std::to_string(layer));
+  const LayerPlace at = find_layer(plan_.caches, layer);
+  const auto group = static_cast<size_t>(at.group);
+  const CacheSpec& cache = plan_.caches[group];
+  check(!cache.state.empty() && cache.state[static_cast<size_t>(at.place)] == numbers,
+        "layer " + std::to_string(layer) + " must keep a state of " + std::to_string(numbers) + " numbers");
+  return StateSlots{.numbers = memory_.kv[group] + caches_[group].offset(at.place, false),
+                    .slot_bytes = caches_[group].block,
+                    .block_size = cache.tokens_per_block,
+                    .group = at.group,
+                    .block_tables = nullptr,
+                    .table_width = 0,
+                    .query_starts = nullptr,
+                    .past_lengths = nullptr,
+                    .sequences = 0,
+                    .tokens = 0};
 }
 
 void BoundStep::set_counts(const Batch& batch) {

@@ -17,6 +17,7 @@
 #include "execution/plan_check.h"
 #include "execution/weight_bytes.h"
 #include "isa/cpu_isa.h"
+#include "recurrent/state_slots.h"
 
 namespace ingot {
 
@@ -215,6 +216,8 @@ class Binder {
   void bind_form(BoundStep& bound, size_t inputs, size_t attrs) const;
   // The step's layer of the KV cache; attributes must agree with the layer's cache group.
   PagedKv layer_kv() const;
+  // The step's layer of a cache group with states, which must have so many numbers there.
+  StateSlots layer_state(int64_t numbers) const;
   const CacheSpec& cache(const PagedKv& kv) const { return plan_.caches[static_cast<size_t>(kv.group)]; }
 
  private:

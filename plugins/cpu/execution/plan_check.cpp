@@ -100,12 +100,24 @@ CacheSizes::CacheSizes(const CacheSpec& kv) {
           "KV caches are f32, bf16 or int8, got " + kv.dtype);
   require(kv.window >= 0 && kv.window < kMaxCount, "the window of a cache group is out of range");
   require(!kv.layers.empty() && kv.layers.size() < 65536, "the number of KV layers is out of range");
-  require(kv.kv_heads >= 1 && kv.kv_heads <= 4096, "kv_heads is out of range");
-  require(kv.head_dim >= 4 && kv.head_dim <= 256 && kv.head_dim % 4 == 0,
-          "head_dim must be a multiple of 4 from 4 to 256, got " + std::to_string(kv.head_dim));
   require(kv.tokens_per_block >= 16 && kv.tokens_per_block <= 512 && kv.tokens_per_block % 16 == 0,
           "tokens_per_block must be a multiple of 16 from 16 to 512, got " + std::to_string(kv.tokens_per_block));
   require_count("num_blocks", kv.num_blocks);
+  if (!kv.state.empty()) {
+    require(kv.state.size() == kv.layers.size() && kv.window == kStateWindow && kv.kv_heads == 0 && kv.head_dim == 0 &&
+                kv.dtype == "f32",
+            "a cache group with states has a size for each layer, a window of 2, no heads, and float32 numbers");
+    for (const int64_t numbers : kv.state) {
+      require_count("a state", numbers);
+      state_offsets.push_back(block);
+      block += round_up(numbers * 4, kAlignment);
+    }
+    total = product(kv.num_blocks, block);
+    return;
+  }
+  require(kv.kv_heads >= 1 && kv.kv_heads <= 4096, "kv_heads is out of range");
+  require(kv.head_dim >= 4 && kv.head_dim <= 256 && kv.head_dim % 4 == 0,
+          "head_dim must be a multiple of 4 from 4 to 256, got " + std::to_string(kv.head_dim));
   padded_dim = round_up(kv.head_dim, 16);
   const int64_t scale = kv.dtype == "int8" ? 4 : 0;  // bytes behind the numbers of a token and head
   k_block = kv.kv_heads * kv.tokens_per_block * (kv.head_dim * itemsize + scale);

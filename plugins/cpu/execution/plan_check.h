@@ -11,14 +11,19 @@
 namespace ingot {
 
 constexpr int64_t kMaxCount = 1LL << 31;  // of rows, columns, positions: products of two fit int64
+constexpr int64_t kStateWindow = 2;       // of a cache group with states, see CacheGroup in src/ingot/plan.py
 constexpr int64_t kAlignment = 64;        // of buffers and pieces
 
 // Bytes of a layer's keys and values in a block, of a block, and of all; see CacheGroup in src/ingot/plan.py.
 struct CacheSizes {
   explicit CacheSizes(const CacheSpec& cache);  // throws std::invalid_argument
-  int64_t itemsize, padded_dim, k_block, v_block, block, total;
+  int64_t itemsize, padded_dim = 0, k_block = 0, v_block = 0, block = 0, total;
+  std::vector<int64_t> state_offsets;  // of a group with states: bytes before each layer's numbers in a slot
   // place: of a layer among those of its group
-  int64_t offset(int64_t place, bool values) const { return place * (k_block + v_block) + (values ? k_block : 0); }
+  int64_t offset(int64_t place, bool values) const {
+    if (!state_offsets.empty()) return state_offsets[static_cast<size_t>(place)];
+    return place * (k_block + v_block) + (values ? k_block : 0);
+  }
 };
 
 // Where a layer's keys and values are: its group, and its place among the layers of that group.

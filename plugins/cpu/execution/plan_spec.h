@@ -56,6 +56,7 @@ struct CacheSpec {
   int64_t kv_heads, head_dim, tokens_per_block;
   std::string dtype;
   int64_t num_blocks;
+  std::vector<int64_t> state;  // float32 numbers in each layer; empty: keys and values
 };
 
 struct LimitsSpec {

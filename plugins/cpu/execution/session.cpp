@@ -431,7 +431,10 @@ std::byte* Session::kv_block(int64_t layer, int64_t block, bool values, size_t b
 }
 
 size_t Session::kv_block_bytes(int64_t layer, bool values) const {
-  const CacheSizes& sizes = kv_sizes_[static_cast<size_t>(find_layer(plan_.caches, layer).group)];
+  const auto [group, place] = find_layer(plan_.caches, layer);
+  const CacheSizes& sizes = kv_sizes_[static_cast<size_t>(group)];
+  const std::vector<int64_t>& state = plan_.caches[static_cast<size_t>(group)].state;
+  if (!state.empty()) return values ? 0 : static_cast<size_t>(state[static_cast<size_t>(place)]) * sizeof(float);
   return static_cast<size_t>(values ? sizes.v_block : sizes.k_block);
 }
 

@@ -36,9 +36,16 @@ def kv_bytes_per_token(plan: Plan) -> float:
     return plan.block_bytes / plan.tokens_per_block
 
 
+def state_bytes(plan: Plan) -> int:
+    """Bytes of a request's recurrent states, which every token changes."""
+    return sum(group.block_bytes for group in plan.caches if group.state)
+
+
 def decode_bytes(plan: Plan, *, batch_size: int, context: float, screened: bool = False) -> float:
-    """Bytes that a decode step of `batch_size` requests with `context` tokens each reads from memory."""
-    return weight_bytes_per_step(plan, batch_size, screened=screened) + batch_size * context * kv_bytes_per_token(plan)
+    """Bytes that a decode step of `batch_size` requests with `context` tokens each reads from memory; of states also
+    what it writes."""
+    of_request = context * kv_bytes_per_token(plan) + 2 * state_bytes(plan)
+    return weight_bytes_per_step(plan, batch_size, screened=screened) + batch_size * of_request
 
 
 def machine_bandwidth(target: str, nbytes: int, threads: int | None = None) -> float:

@@ -19,13 +19,14 @@ from ingot.bench.latency import check_lengths
 from ingot.configs.runtime import runtime_config
 from ingot.engine import read_plan
 from ingot.errors import TargetError, UsageError
+from ingot.fixed_tables import blocks_needed
 from ingot.plan import Plan, Step
 from ingot.plugins.cpu.native import barrier_seconds, core_count, peak_flops, peak_name, read_bandwidth
 from ingot.plugins.plan_work import PlanWork
 from ingot.runtime.session import load_engine
 from ingot.step_io import Int32, TimedSession
 from ingot.step_work import Work
-from ingot.timed_run import TimedRun, TimedStep, blocks_needed
+from ingot.timed_run import TimedRun, TimedStep
 
 BATCH_SIZES = (1, 8, 32)
 INPUT_LEN = 512
@@ -134,7 +135,7 @@ def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
                 got=loaded.engine.manifest.target,
                 hint="build for --target cpu, or take `ingot bench latency`",
             )
-        sizes, notes = _fitting(options.batch_sizes, plan, min(session.num_blocks), shape.length)
+        sizes, notes = _fitting(options.batch_sizes, plan, session.num_blocks, shape.length)
         run = TimedRun(session, plan, sequences=max(sizes, default=1), length=shape.length)
         measure = _Measure(plan, options, progress)
         draw = np.random.default_rng(options.seed)
@@ -208,13 +209,14 @@ def _shape(options: KernelsOptions, plan: Plan) -> _Shape:
 
 
 def _fitting(
-    asked: Sequence[int] | None, plan: Plan, num_blocks: int, length: int
+    asked: Sequence[int] | None, plan: Plan, num_blocks: Sequence[int], length: int
 ) -> tuple[list[int], tuple[str, ...]]:
     """Batch sizes that fit into a step and into the KV cache, and what is said of others. Raises UsageError for those
     that were asked for and do not fit."""
     limits = plan.limits
-    each = blocks_needed(plan, sequences=1, length=length)
-    most = min(limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows, num_blocks // each)
+    one = blocks_needed(plan, sequences=1, length=length)
+    room = min(blocks // each for blocks, each in zip(num_blocks, one, strict=True))
+    most = min(limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows, room)
     too_many = [size for size in asked or BATCH_SIZES if size > most]
     if asked and too_many:
         raise UsageError(

@@ -5,7 +5,13 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from ingot.bench.bytes_read import kv_bytes_per_token, machine_bandwidth, takes_screen, weight_bytes_per_step
+from ingot.bench.bytes_read import (
+    kv_bytes_per_token,
+    machine_bandwidth,
+    state_bytes,
+    takes_screen,
+    weight_bytes_per_step,
+)
 from ingot.bench.latency import check_lengths
 from ingot.bench.timing import GREEDY, Round, random_prompts, time_requests
 from ingot.configs.sampling import SamplingParams
@@ -103,7 +109,8 @@ def _measure(
     most = min(options.num_requests, options.max_batch_size or plan.limits.max_batch_size)
     screened = takes_screen(plan, options.sampling, most)
     weights = weight_bytes_per_step(plan, rows, screened=screened)
-    gbs = (steps * weights + generated * context * kv_bytes_per_token(plan)) / seconds / 1e9
+    of_token = context * kv_bytes_per_token(plan) + 2 * state_bytes(plan)
+    gbs = (steps * weights + generated * of_token) / seconds / 1e9
     return ThroughputReport(
         engine=str(options.engine_dir),
         target=target,

@@ -24,13 +24,14 @@ from ingot.compare.blas import one_thread_per_product
 from ingot.compare.report import Comparison
 from ingot.compare.run import Progress, Run
 from ingot.compare.structure import require_same_structure
-from ingot.compare.taps import blocks_needed, longest_sequence
+from ingot.compare.taps import longest_sequence
 from ingot.compare.tokens import read_tokens
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.gguf.source import is_gguf
 from ingot.engine import Engine, open_engine, read_manifest
 from ingot.errors import UsageError
+from ingot.fixed_tables import blocks_needed
 from ingot.plugins.registry import Fit, fit_targets
 from ingot.plugins.target import SessionOptions, Target
 from ingot.step_io import Int32, Session
@@ -111,7 +112,8 @@ def _checkpoint_of(against: Path, progress: Progress) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _session(engine: Engine, target: Target, sequences: Int32, options: CompareOptions) -> Iterator[Session]:
-    num_blocks = engine.plan.in_each(blocks_needed(engine.plan, sequences))
+    count, length = sequences.shape
+    num_blocks = blocks_needed(engine.plan, sequences=count, length=length)
     wanted = SessionOptions(num_blocks=num_blocks, threads=options.threads, directory=engine.directory)
     with contextlib.closing(target.open_session(engine.plan, engine.weights, wanted)) as session:
         yield session

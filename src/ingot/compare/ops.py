@@ -20,7 +20,7 @@ from ingot.compare.places import are_numbers, vanish
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Plan, Step
 from ingot.plugins.interpreter import Interpreter
-from ingot.plugins.op import Array, KvCache
+from ingot.plugins.op import Array, Cache, KvCache, make_cache
 from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
 
@@ -77,7 +77,7 @@ class StepChecker:
         """inputs: what the buffers held before the step. pools: of the step's layer, where it has one."""
         width = max((values.shape[1] for values in inputs.values()), default=1)
         op = find_op(step.op)
-        if op.reads_kv:
+        if op.reads_kv or op.state is not None:  # sums over tokens
             width += len(self._batch.ids)
         roundings = ROUNDING * (SLACK + 4 * np.sqrt(width))
         of_inputs, draws = roundings, 1
@@ -137,12 +137,14 @@ class StepChecker:
         self, step: Step, inputs: Mapping[str, Array], outputs: Mapping[str, Array], pools: KvPools | None
     ) -> Iterator[tuple[str, Array, Array]]:
         """(what, the engine's, the reference's), each [rows, cols]."""
-        cache = self._cache(step, len(pools.keys) if pools is not None else 0)
+        cache = self._cache(step, len(pools.keys) if pools is not None else len(self._batch.past_lengths))
         if find_op(step.op).reads_kv and pools is not None:
+            assert isinstance(cache, KvCache), "pools are of a layer with keys and values"
             cache.keys[0], cache.values[0] = pools.keys, pools.values
         for name, result in self._reference(step, inputs, cache).items():
             yield "output", outputs[name], result
         if find_op(step.op).writes_kv and pools is not None:
+            assert isinstance(cache, KvCache), "pools are of a layer with keys and values"
             written = _written(self._batch, pools.keys)
             for what, got, wanted in zip(
                 CACHE, (pools.keys, pools.values), (cache.keys[0], cache.values[0]), strict=True
@@ -151,7 +153,7 @@ class StepChecker:
                     wanted = np.where(np.isfinite(wanted).all(axis=-1, keepdims=True), wanted, np.float32(np.nan))
                 yield what, _rows_of(np.where(written, got, 0)), _rows_of(np.where(written, wanted, 0))
 
-    def _reference(self, step: Step, inputs: Mapping[str, Array], cache: KvCache) -> dict[str, Array]:
+    def _reference(self, step: Step, inputs: Mapping[str, Array], cache: Cache) -> dict[str, Array]:
         """What the op's reference writes, by buffer. cache: of the step's layer."""
         number = self._group(step)
         batch = dataclasses.replace(self._batch, block_tables=self._batch.block_tables[number : number + 1])
@@ -161,10 +163,11 @@ class StepChecker:
         """The number of the step's cache group; any where it has no layer."""
         return next((i for i, group in enumerate(self._caches) if step.attrs.get("layer") in group.layers), 0)
 
-    def _cache(self, step: Step, num_blocks: int) -> KvCache:
-        """A float32 pool for the step's layer alone."""
-        layers = (int(step.attrs.get("layer", 0)),)
-        return KvCache(dataclasses.replace(self._caches[self._group(step)], layers=layers, dtype=DType.F32), num_blocks)
+    def _cache(self, step: Step, num_blocks: int) -> Cache:
+        """A float32 pool for the step's layer alone. num_blocks: or slots, of a layer with a state."""
+        group, layer = self._caches[self._group(step)], int(step.attrs.get("layer", 0))
+        state = (group.state[group.layers.index(layer)],) if group.state else ()
+        return make_cache(dataclasses.replace(group, layers=(layer,), dtype=DType.F32, state=state), num_blocks)
 
     def _weight(self, step: Step, name: str) -> PackedWeight:
         return PackedWeight(packed=self._packed, name=name, threads=self._threads)

@@ -260,7 +260,7 @@ def _off(error: float) -> str:
 
 
 def _pools(run: TappedRun, step: Step) -> KvPools | None:
-    if "layer" not in step.attrs:
+    if not find_op(step.op).uses_kv:
         return None
     keys, values = run.kv(int(step.attrs["layer"]))
     return KvPools(keys=keys, values=values)

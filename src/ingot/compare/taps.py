@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from ingot.fixed_tables import fixed_tables
 from ingot.plan import Plan
 from ingot.plugins.registry import find_op
 from ingot.step_io import Float32, Int32, Session, StepBatch, TapSession
@@ -22,14 +22,13 @@ Outputs = Mapping[str, Float32]
 
 
 class PlainRun:
-    """sequences: int32 [count, length]. The session needs `blocks_needed` blocks and is used by nobody else."""
+    """sequences: int32 [count, length]. The session needs the `blocks_needed` of fixed tables and is used by nobody
+    else."""
 
     def __init__(self, session: Session, plan: Plan, sequences: Int32) -> None:
         self._session, self._plan, self._sequences = session, plan, sequences
         count, length = sequences.shape
-        width = -(-length // plan.tokens_per_block)
-        order = np.random.default_rng(0).permutation(count * width).astype(np.int32)  # in no order, as in service
-        self._tables = np.tile(order.reshape(count, width), (len(plan.caches), 1, 1))
+        self._tables = fixed_tables(plan, sequences=count, length=length)
 
     def logits(self) -> Float32:
         """Logits of every token, [count * length, vocab]."""
@@ -112,12 +111,6 @@ class TappedRun(PlainRun):
                         pieces[step].setdefault(buffer, []).append(values)
         for name in names:
             yield name, {buffer: np.concatenate(parts) for buffer, parts in pieces.pop(name).items()}
-
-
-def blocks_needed(plan: Plan, sequences: npt.NDArray[np.generic]) -> int:
-    """KV blocks of a TappedRun, in each cache group."""
-    count, length = sequences.shape
-    return int(count * -(-length // plan.tokens_per_block))
 
 
 def longest_sequence(plan: Plan) -> int:

@@ -158,7 +158,17 @@ CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
     },
 }
 # below, test_moe.py, test_paged_attention.py, test_sample.py; products of quantised weights: test_matmul_quantised.py
-ELSEWHERE = {"rope_kv_write", "moe_gate_up", "moe_down", "paged_attention", "sample", "screen"}
+ELSEWHERE = {
+    "rope_kv_write",
+    "moe_gate_up",
+    "moe_down",
+    "paged_attention",
+    "sample",
+    "screen",
+    "causal_conv",
+    "linear_attention",
+    "gated_norm",
+}
 
 
 def _close(got: Array, expected: Array, tolerance: float, what: str) -> None:

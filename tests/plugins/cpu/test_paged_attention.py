@@ -42,8 +42,9 @@ class Sequences:
         self.totals = totals
         self.random = np.random.default_rng(seed)
         dtype = DType(kernel.split(".")[1])
-        sizes = {"kv_heads": kv_heads, "head_dim": dim, "tokens_per_block": block_size}
-        self.layout = CacheGroup(window=window, layers=(0,), **sizes, dtype=dtype)
+        self.layout = CacheGroup(
+            window=window, layers=(0,), kv_heads=kv_heads, head_dim=dim, tokens_per_block=block_size, dtype=dtype
+        )
         needed = [-(-total // block_size) for total in totals]
         order = self.random.permutation(sum(needed) + 3)
         self.tables = [

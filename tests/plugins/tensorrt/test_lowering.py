@@ -36,7 +36,7 @@ from tests.plugins.cpu.one_step import batch_of, in_groups
 from tests.plugins.tensorrt.network import NumpyAttention, decided, evaluator
 
 # of which GPU targets refuse an op: experts, and factors of branches or logits
-MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "granite", "cohere", "cohere2")
+MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "granite", "cohere", "cohere2", "qwen3_5_text")
 TOLERANCE = {"f32": 1e-5, "bf16": 3e-2}  # of the range of the logits
 BLOCKS = 6
 STEPS = [  # (past, new) of each sequence, their blocks, the wanted rows
@@ -136,8 +136,8 @@ def test_sixteen_bits(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_experts_are_refused(family: str, tmp_path: Path) -> None:
-    with pytest.raises(NoKernelError, match=r"no kernel for op (moe_|scale)"):
+def test_ops_without_kernels_are_refused(family: str, tmp_path: Path) -> None:
+    with pytest.raises(NoKernelError, match=r"no kernel for op (moe_|scale|causal_conv)"):
         built_model(tmp_path, family, "f32")
 
 
