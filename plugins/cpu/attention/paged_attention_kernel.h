@@ -46,7 +46,7 @@ class FloatAttention {
  public:
   using V = typename S::V;
   static constexpr int64_t kItemRows = 48;
-  static constexpr bool kSetsOut = false;
+  static constexpr bool kSetsOut = false, kDividesOnce = false;
   static constexpr int64_t kTile = 64;
   static constexpr int kGroups = kTile / kKvLanes;
   static constexpr int kVectors = kKvLanes / S::kWidth;  // of a half line

@@ -16,6 +16,7 @@
 //                                    keeps top = -infinity and sum = 0, and its out is 0
 //   kSetsOut                         whether it sets all of state.out where there are tokens, or adds to the zeros
 //   there
+//   kDividesOnce                     whether rows are multiplied by 1 / sum, not divided by it
 #pragma once
 
 #include <algorithm>
@@ -344,8 +345,12 @@ void PagedAttention<S, Inner>::finish(const AttentionItem& item, int64_t row, co
                                       int64_t state_row) const {
   float* y = rows_.output(item, row);
   const float* out = state.out + state_row * kv_.padded_dim;
-  for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth)
-    store_lanes<S>(y + i, S::div(S::load(out + i), S::set1(state.sum[state_row])), kv_.head_dim - i);
+  using V = typename S::V;
+  const V sum = S::set1(state.sum[state_row]), part = S::div(S::set1(1.0f), sum);
+  for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth) {
+    const V each = S::load(out + i);
+    store_lanes<S>(y + i, Inner::kDividesOnce ? S::mul(each, part) : S::div(each, sum), kv_.head_dim - i);
+  }
 }
 
 }  // namespace

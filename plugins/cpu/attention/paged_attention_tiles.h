@@ -43,13 +43,26 @@ struct CacheTiles {
   }
 };
 
+// 2^t for t <= 0, within 8e-5 of it, since weights are rounded to bf16, by up to 2e-3; below 2^-100 that. NaN stays
+// NaN.
+template <typename S>
+[[gnu::always_inline]] inline typename S::V weight_of(typename S::V t) {
+  using V = typename S::V;
+  const V magic = S::set1(12582912.0f), inside = S::max(S::set1(-100.0f), t);
+  const V n = S::sub(S::add(inside, magic), magic), r = S::sub(inside, n);
+  V p = S::fma(S::set1(0x1.c3f760p-5f), r, S::set1(0x1.f0de1cp-3f));  // minimax for |r| <= 1/2
+  p = S::fma(S::fma(p, r, S::set1(0x1.62f31ap-1f)), r, S::set1(0x1.fff692p-1f));
+  if constexpr (requires { S::scale(p, n); }) return S::scale(p, n);
+  return S::select(S::less_equal(t, t), S::add_exponent(p, S::add(inside, magic)), t);
+}
+
 template <typename S, typename Tiles>
 class TileAttention {
  public:
   using V = typename S::V;
   static_assert(S::kWidth == kKvLanes);
   static constexpr int64_t kItemRows = 128;  // four pairs share what the first one brings to L2
-  static constexpr bool kSetsOut = true;
+  static constexpr bool kSetsOut = true, kDividesOnce = true;
   static constexpr int64_t kTile = 128, kStep = 32;
   static constexpr int64_t kGroups = kTile / kKvLanes, kSteps = kTile / kStep;
   static constexpr int64_t kPairRows = 2 * kTileRows, kRowsAtOnce = 8, kTokensAhead = 2;
@@ -58,8 +71,8 @@ class TileAttention {
   explicit TileAttention(const AttentionRows& rows) : rows_(rows), kv_(rows.kv) {}
 
   static int64_t floats(const PagedKv& kv) {
-    return kItemRows / kPairRows * dim_steps(kv) * 2 * kTileFloats + 2 * kGroups * kPairFloats +
-           kSteps * 2 * kTileFloats + (kGroups + kSteps * panels(kv)) * kTileFloats + 3 * panels(kv) * kPairFloats;
+    return kItemRows / kPairRows * dim_steps(kv) * 2 * kTileFloats + kGroups * kPairFloats + kSteps * 2 * kTileFloats +
+           (kGroups + kSteps * panels(kv)) * kTileFloats + 3 * panels(kv) * kPairFloats;
   }
   void allocate(float* memory) {
     const auto take = [&memory](int64_t count) {
@@ -68,7 +81,7 @@ class TileAttention {
       return taken;
     };
     q_ = reinterpret_cast<uint16_t*>(take(kItemRows / kPairRows * dim_steps(kv_) * 2 * kTileFloats));
-    for (float** each : {&scores_, &coming_}) *each = take(kGroups * kPairFloats);
+    scores_ = take(kGroups * kPairFloats);
     p_ = reinterpret_cast<uint16_t*>(take(kSteps * 2 * kTileFloats));
     tails_ = reinterpret_cast<uint16_t*>(take(kGroups * kTileFloats));
     copies_ = reinterpret_cast<uint16_t*>(take(kSteps * panels(kv_) * kTileFloats));
@@ -107,14 +120,20 @@ class TileAttention {
   }
 
   Groups locate(const AttentionItem& item, const Pair& pair, int64_t tile, int64_t end) const;
-  void score(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next, int64_t step);
-  template <typename Meanwhile>
-  void softmax(const Pair& pair, const Groups& groups, const RowState& state, Meanwhile meanwhile);
-  template <typename F>
+  void score(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next);
+  template <int kDimSteps>
+  void score_short(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next);
+  void score_long(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next, int64_t step);
+  void softmax(const Pair& pair, const Groups& groups, const RowState& state);
+  template <bool kAll, typename F>
   static void each_seen(Range seen, F f);
   template <bool kWhole>
   static V kept(Range seen, int64_t i, V v, V otherwise);
-  void raise_tops(const Range* mine, int64_t row, int64_t count, float* top, float* sum);
+  template <bool kAll>
+  void weigh_rows(const Pair& pair, const Groups& groups, const RowState& state, int64_t row, int64_t count);
+  template <bool kAll, typename Seen>
+  void raise_tops(const Seen& mine, int64_t row, int64_t count, float* top, float* sum);
+  template <bool kAll>
   V weigh_row(Range mine, Range used, int64_t row, float top);
   void clear_out() {
     std::fill_n(out_, panels(kv_) * kPairFloats, 0.0f);
@@ -128,10 +147,10 @@ class TileAttention {
 
   const AttentionRows& rows_;
   const PagedKv& kv_;
-  Range seen_[kItemRows];                        // tokens that the item's rows see
-  uint16_t* q_ = nullptr;                        // [pair][dims / 32][2][16 rows][32], scaled, zeros beyond head_dim
-  float *scores_ = nullptr, *coming_ = nullptr;  // [group][2][16 rows][16 tokens] of a tile and of the next one
-  uint16_t* p_ = nullptr;                        // [tokens / 32][2][16 rows][32]
+  Range seen_[kItemRows];    // tokens that the item's rows see
+  uint16_t* q_ = nullptr;    // [pair][dims / 32][2][16 rows][32], scaled, zeros beyond head_dim
+  float* scores_ = nullptr;  // [group][2][16 rows][16 tokens] of a tile
+  uint16_t* p_ = nullptr;    // [tokens / 32][2][16 rows][32]
   uint16_t* tails_ =
       nullptr;  // [group][16 lines]: the last dims of keys, then zeros, where head_dim is no multiple of 32
   uint16_t* copies_ = nullptr;  // [tokens / 32][dims / 16][16 lines]: values that not all rows see
@@ -167,21 +186,26 @@ typename TileAttention<S, Tiles>::Groups TileAttention<S, Tiles>::locate(const A
   groups.used = {seen(pair.first, tile).begin / kStep,
                  (seen(pair.first + pair.rows - 1, tile).end + kStep - 1) / kStep};
   const int64_t seen_from = seen_[pair.first].begin / kKvLanes * kKvLanes;
+  int64_t token = std::max(tile, seen_from), slot = token % kv_.block_size;  // of the first group
+  const int32_t* block = rows_.blocks(item.sequence) + token / kv_.block_size;
   for (int64_t g = 0; g < kGroups; ++g) {
-    const int64_t token = std::max(tile + g * kKvLanes < end ? tile + g * kKvLanes : tile, seen_from);
-    const int64_t slot = token % kv_.block_size;
-    const int64_t place = rows_.block(item.sequence, token) * kv_.block_bytes;
+    const int64_t place = *block * kv_.block_bytes;
     const auto* keys = reinterpret_cast<const uint16_t*>(kv_.keys + place) + item.head * kv_.head_dim * kv_.block_size;
     const auto* values =
         reinterpret_cast<const uint16_t*>(kv_.values + place) + item.head * kv_.padded_dim * kv_.block_size;
     groups.keys[g] = key_lines(keys, kv_.head_dim, slot);
     groups.values[g] = value_line(values, slot);
+    const int64_t following = tile + (g + 1) * kKvLanes;
+    if (following <= token || following >= end) continue;
+    token = following;
+    slot += kKvLanes;
+    if (slot == kv_.block_size) slot = 0, ++block;
   }
   return groups;
 }
 
-// Two tiles of rows after the other, each through the whole split, which lies in L2 by then. Scores of a tile are
-// computed between the rows of the softmax before it, which leaves the tile registers idle.
+// Two tiles of rows after the other, each through the whole split, which lies in L2 by then. Products and the softmax
+// take turns: they share a port of the CPU, and together take longer than one after the other.
 template <typename S, typename Tiles>
 void TileAttention<S, Tiles>::attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state) {
   const int64_t rows = item.end - item.begin;
@@ -190,26 +214,16 @@ void TileAttention<S, Tiles>::attend(const AttentionItem& item, int64_t begin, i
   for (int64_t first = 0; first < rows; first += kPairRows) {
     const int64_t count = rows - first < kPairRows ? rows - first : kPairRows;
     const Pair pair{first, count, (count + kTileRows - 1) / kTileRows};
-    const auto fetched = [first, end](const Groups& groups) {
-      return first == 0 && groups.tile < end ? &groups : nullptr;
-    };
     fresh_ = true;
-    Groups here = locate(item, pair, begin / kTile * kTile, end), next = locate(item, pair, here.tile + kTile, end);
-    for (int64_t step = 0; step < kSteps; ++step) score(tiles, pair, here, fetched(next), step);
-    while (here.tile < end) {
-      const Groups then = locate(item, pair, next.tile + kTile, end);
-      std::swap(scores_, coming_);
-      int64_t scored = 0;
-      const auto score_next = [&](int64_t steps) {
-        for (; scored < steps; ++scored) score(tiles, pair, next, fetched(then), scored);
-      };
+    for (Groups here = locate(item, pair, begin / kTile * kTile, end); here.tile < end;) {
+      const Groups next = locate(item, pair, here.tile + kTile, end);
+      const Groups* const fetched = first == 0 && next.tile < end ? &next : nullptr;
       if (here.used.begin < here.used.end) {
-        softmax(pair, here, state, [&](int64_t rows) { score_next(rows * kSteps / pair.rows); });
-        weigh(tiles, pair, here, fetched(next));
+        score(tiles, pair, here, fetched);
+        softmax(pair, here, state);
+        weigh(tiles, pair, here, fetched);
       }
-      score_next(kSteps);
       here = next;
-      next = then;
     }
     if (fresh_) clear_out();
     const int64_t dims = kv_.padded_dim, all = panels(kv_);
@@ -240,11 +254,47 @@ void TileAttention<S, Tiles>::products(Tiles& tiles, const Pair& pair, const uin
   }
 }
 
-// Of the two groups of a step, to `coming_`.
 template <typename S, typename Tiles>
-void TileAttention<S, Tiles>::score(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next,
-                                    int64_t step) {
-  if (step < groups.used.begin || step >= groups.used.end) return;
+void TileAttention<S, Tiles>::score(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next) {
+  if (kv_.head_dim == kStep) return score_short<1>(tiles, pair, groups, next);
+  if (kv_.head_dim == 2 * kStep) return score_short<2>(tiles, pair, groups, next);
+  for (int64_t step = groups.used.begin; step < groups.used.end; ++step) score_long(tiles, pair, groups, next, step);
+}
+
+// Queries of few dims stay in their tiles, and scores go from there as soon as they are done.
+template <typename S, typename Tiles>
+template <int kDimSteps>
+void TileAttention<S, Tiles>::score_short(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next) {
+  constexpr std::make_integer_sequence<int, kDimSteps> kEachStep;
+  constexpr std::make_integer_sequence<int, 4> kEachGroup;
+  const int64_t end = 2 * groups.used.end;
+  for (int64_t tile = 0; tile < pair.tiles; ++tile) {
+    const uint16_t* const q = q_ + (pair.first / kPairRows * kDimSteps * 2 + tile) * kTileRows * kStep;
+    for_each(kEachStep, [&]<int kD>() { tiles.template load<4 + kD>(q + kD * kPairRows * kStep); });
+    for (int64_t first = 2 * groups.used.begin; first < end; first += 4) {
+      for_each(kEachGroup, [&]<int kG>() {
+        tiles.template zero<kG>();
+        const uint16_t* const keys = groups.keys[std::min(first + kG, end - 1)];
+        for_each(kEachStep, [&]<int kD>() {
+          tiles.template load<6 + kD>(keys + kD * kStep * kKvLanes);
+          Rows::template dot<kG, 4 + kD, 6 + kD>(tiles);
+        });
+      });
+      for_each(kEachGroup, [&]<int kG>() {
+        if (first + kG < end)
+          tiles.template store<kG>(scores_ + (first + kG) * kPairFloats + tile * kTileRows * kKvLanes);
+      });
+      if (next == nullptr || tile > 0) continue;
+      for (int64_t g = first; g < first + 4; ++g)
+        for (int64_t line = 0; line < kDimSteps * kStep / 2; ++line) S::prefetch(next->keys[g] + line * kKvLanes * 2);
+    }
+  }
+}
+
+// Of the two groups of a step, for any number of dims.
+template <typename S, typename Tiles>
+void TileAttention<S, Tiles>::score_long(Tiles& tiles, const Pair& pair, const Groups& groups, const Groups* next,
+                                         int64_t step) {
   const int64_t g = 2 * step, steps = dim_steps(kv_), whole = kv_.head_dim / kStep,
                 tail = kv_.head_dim % kStep;  // dims
   CacheTiles<S> right{};
@@ -265,34 +315,39 @@ void TileAttention<S, Tiles>::score(Tiles& tiles, const Pair& pair, const Groups
     right.stride[whole] = kTileBytes;
   }
   const auto* x = q_ + pair.first / kPairRows * steps * kPairRows * kStep;
-  products(tiles, pair, x, steps, 2, right, coming_ + g * kPairFloats, true);
+  products(tiles, pair, x, steps, 2, right, scores_ + g * kPairFloats, true);
 }
 
-// The softmax of some rows at a time, so that one row's sums and maxima do not wait for another's; meanwhile(rows) is
-// called when the first `rows` are done.
+// The softmax of some rows at a time, so that one row's sums and maxima do not wait for another's.
 template <typename S, typename Tiles>
-template <typename Meanwhile>
-void TileAttention<S, Tiles>::softmax(const Pair& pair, const Groups& groups, const RowState& state,
-                                      Meanwhile meanwhile) {
-  for (int64_t row = 0; row < pair.rows; meanwhile(row)) {
-    const int64_t count = std::min(kRowsAtOnce, pair.rows - row), first = pair.first + row;
-    Range mine[kRowsAtOnce];
-    for (int64_t r = 0; r < count; ++r) mine[r] = seen(first + r, groups.tile);
-    raise_tops(mine, row, count, state.top + first, state.sum + first);
-    V sums[kRowsAtOnce];
-    std::fill(sums + count, sums + kRowsAtOnce, S::zero());
-    for (int64_t r = 0; r < count; ++r) sums[r] = weigh_row(mine[r], groups.used, row + r, state.top[first + r]);
-    float* const sum = state.sum + first;
-    store_lanes<S>(sum, S::add(load_lanes<S>(sum, count), S::reduce_add(sums)), count);
-    row += count;
+void TileAttention<S, Tiles>::softmax(const Pair& pair, const Groups& groups, const RowState& state) {
+  const bool all = seen(pair.first, groups.tile).end == kTile &&
+                   seen(pair.first + pair.rows - 1, groups.tile).begin == 0;  // is seen by all rows
+  for (int64_t row = 0; row < pair.rows; row += kRowsAtOnce) {
+    const int64_t count = std::min(kRowsAtOnce, pair.rows - row);
+    all ? weigh_rows<true>(pair, groups, state, row, count) : weigh_rows<false>(pair, groups, state, row, count);
   }
 }
 
-// Calls f<kWhole>(step) for the steps of a tile of which some tokens are seen; kWhole: all of them.
 template <typename S, typename Tiles>
-template <typename F>
+template <bool kAll>
+void TileAttention<S, Tiles>::weigh_rows(const Pair& pair, const Groups& groups, const RowState& state, int64_t row,
+                                         int64_t count) {
+  const int64_t first = pair.first + row;
+  const auto mine = [&](int64_t r) { return kAll ? Range{0, kTile} : seen(first + r, groups.tile); };
+  raise_tops<kAll>(mine, row, count, state.top + first, state.sum + first);
+  V sums[kRowsAtOnce];
+  std::fill(sums + count, sums + kRowsAtOnce, S::zero());
+  for (int64_t r = 0; r < count; ++r) sums[r] = weigh_row<kAll>(mine(r), groups.used, row + r, state.top[first + r]);
+  float* const sum = state.sum + first;
+  store_lanes<S>(sum, S::add(load_lanes<S>(sum, count), S::reduce_add(sums)), count);
+}
+
+// Calls f<kWhole>(step) for the steps of a tile of which some tokens are seen; kWhole: all of them. kAll: of the tile.
+template <typename S, typename Tiles>
+template <bool kAll, typename F>
 [[gnu::always_inline]] inline void TileAttention<S, Tiles>::each_seen(Range seen, F f) {
-  if (seen.begin == 0 && seen.end == kTile) {
+  if (kAll) {
 #pragma GCC unroll 4
     for (int64_t step = 0; step < kSteps; ++step) f.template operator()<true>(step);
     return;
@@ -313,19 +368,21 @@ template <bool kWhole>
 
 // Maxima of some rows follow the scores of the tile, and what was gathered follows the maxima.
 template <typename S, typename Tiles>
-void TileAttention<S, Tiles>::raise_tops(const Range* mine, int64_t row, int64_t count, float* top, float* sum) {
+template <bool kAll, typename Seen>
+void TileAttention<S, Tiles>::raise_tops(const Seen& mine, int64_t row, int64_t count, float* top, float* sum) {
   const float cap = rows_.args.softcap;
   V tops[kRowsAtOnce];
   std::fill(tops + count, tops + kRowsAtOnce, S::set1(kLowest));
   for (int64_t r = 0; r < count; ++r) {
     float* const scores = scores_ + (row + r) * kKvLanes;
     V highest = S::set1(kLowest);
-    each_seen(mine[r], [&]<bool kWhole>(int64_t step) __attribute__((always_inline)) {
+    const Range range = mine(r);
+    each_seen<kAll>(range, [&]<bool kWhole>(int64_t step) __attribute__((always_inline)) {
       float* at = scores + 2 * step * kPairFloats;
 #pragma GCC unroll 2
       for (int64_t i = step * kStep; i < (step + 1) * kStep; i += S::kWidth, at += kPairFloats) {
         if (cap > 0) S::store(at, bend<S>(S::load(at), cap));
-        highest = S::max(highest, kept<kWhole>(mine[r], i, S::load(at), S::set1(kLowest)));
+        highest = S::max(highest, kept<kWhole>(range, i, S::load(at), S::set1(kLowest)));
       }
     });
     tops[r] = highest;
@@ -349,6 +406,7 @@ void TileAttention<S, Tiles>::raise_tops(const Range* mine, int64_t row, int64_t
 
 // Scores of a row become weights, zero where it sees nothing. Their sum, by lanes.
 template <typename S, typename Tiles>
+template <bool kAll>
 typename S::V TileAttention<S, Tiles>::weigh_row(Range mine, Range used, int64_t row, float top) {
   const float* const scores = scores_ + row * kKvLanes;
   uint16_t* const p = p_ + row * kStep;
@@ -363,14 +421,15 @@ typename S::V TileAttention<S, Tiles>::weigh_row(Range mine, Range used, int64_t
   };
   for (int64_t step = used.begin; step * kStep < mine.begin; ++step) store(step, S::zero(), S::zero());
   for (int64_t step = used.end; --step * kStep >= mine.end;) store(step, S::zero(), S::zero());
+  const V to_bits = S::set1(1.44269504f), offset = S::set1(-1.44269504f * top);
   V sums = S::zero();
-  each_seen(mine, [&]<bool kWhole>(int64_t step) __attribute__((always_inline)) {
+  each_seen<kAll>(mine, [&]<bool kWhole>(int64_t step) __attribute__((always_inline)) {
     V weights[2];
 #pragma GCC unroll 2
     for (int64_t g = 0; g < 2; ++g) {
       const V score = S::load(scores + (2 * step + g) * kPairFloats);
       weights[g] =
-          kept<kWhole>(mine, step * kStep + g * kKvLanes, exp_weight<S>(S::sub(score, S::set1(top))), S::zero());
+          kept<kWhole>(mine, step * kStep + g * kKvLanes, weight_of<S>(S::fma(score, to_bits, offset)), S::zero());
       sums = S::add(sums, weights[g]);
     }
     store(step, weights[0], weights[1]);
