@@ -45,6 +45,7 @@ class TextEvent:
     finish_reason    set in the last event of a sequence
     stop_reason      the stop text or token that ended it; None for the model's own end tokens
     end_token        whether the last of token_ids ended the request and is no part of the text
+    num_reasoning    how many of token_ids are reasoning
     deltas           what the text says: content, reasoning, calls; None where nobody looks for these
     error            why it failed; then it is the last event too
     """
@@ -59,6 +60,7 @@ class TextEvent:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     end_token: bool = False
+    num_reasoning: int = 0
     deltas: tuple[Delta, ...] | None = None
     error: IngotError | None = None
 
@@ -122,7 +124,7 @@ class TextStream:
     def event(self, news: NewTokens) -> TextEvent:
         """What `take` gave, with its text. Where a stop text appears, the rest is dropped and `done` is set: the
         caller then aborts the request if it still runs."""
-        pieces, count, found, ended = [], 0, None, False
+        pieces, count, found, ended, thoughts = [], 0, None, False, 0
         for count, token in enumerate(news.tokens, start=1):
             last = news.reason is FinishReason.STOP and count == len(news.tokens)
             if last and token in self.request.end_ids and not self._params.include_stop_str:
@@ -131,6 +133,7 @@ class TextStream:
             generated = self._sent - len(news.tokens) + count
             text, found = self._read(token, may_stop=generated >= self._params.min_tokens)
             pieces.append(text)
+            thoughts += self._parser is not None and self._parser.reasons
             if found is not None:
                 break
         reason = FinishReason.STOP if found is not None else news.reason
@@ -155,6 +158,7 @@ class TextStream:
             stop_reason=stop_token if stop_token in self._params.stop_token_ids else found,
             end_token=ended,
             deltas=self._deltas(reason),
+            num_reasoning=thoughts,
             error=failed,
         )
 

@@ -24,7 +24,7 @@ class AnswerParser:
     reasons   the prompt ends inside the reasoning
     make_id   gives an id for a call
 
-    marks: token → the character that is pushed for it.
+    marks: token → the character that is pushed for it. reasons: it is inside the reasoning.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class AnswerParser:
         reasons: bool,
         make_id: Callable[[], str],
     ) -> None:
-        self._markers, self._reasoning, self._reasons = markers, reasoning, reasons
+        self._markers, self._reasoning, self.reasons = markers, reasoning, reasons
         self.marks = markers.characters
         self._scanner, self._output = Scanner(markers.plain), AnswerOutput(make_id)
         self._calls = None if wire is None else CallReader(self._scanner, self._output, markers, wire, tools)
@@ -74,7 +74,7 @@ class AnswerParser:
     def _answer(self) -> Wait:
         scanner, form = self._scanner, self._reasoning
         if form is not None:
-            begins = self._reasons
+            begins = self.reasons
             if not begins:
                 space = yield from scanner.skip()
                 begins = yield from scanner.take(self._coded(form.begin).strip())
@@ -88,7 +88,7 @@ class AnswerParser:
 
     def _read_reasoning(self, form: ReasoningFormat) -> Wait:
         """Up to its end, without white space around it."""
-        scanner = self._scanner
+        scanner, self.reasons = self._scanner, True
         yield from scanner.skip()
         end, waiting = self._coded(form.end).strip(), ""
 
@@ -101,6 +101,7 @@ class AnswerParser:
         found = yield from scanner.until(
             [end, *filter(_is_token, [] if self._calls is None else self._calls.openers)], emit
         )  # some call without an end
+        self.reasons = False
         if found != end:
             scanner.put_back(found)
         yield from scanner.skip()
@@ -143,7 +144,9 @@ class AnswerParser:
                 emit = self._output.begin(recipient[1])
             else:
                 emit = self._output.reason if named and named[1] == "analysis" else self._output.content
+            self.reasons = emit == self._output.reason
             yield from scanner.until([*stops, start], emit)
+            self.reasons = False
         self._output.end()
 
 

@@ -2,7 +2,7 @@
 
 ABSENT = {
     "embeddings": "the engine generates text; it gives no embeddings",
-    "responses": "use /v1/chat/completions; the responses API does not exist in this version",
+    "responses": "the server stores nothing",
     "audio": "the engine reads and writes text only",
     "images": "the engine reads and writes text only",
     "videos": "the engine reads and writes text only",

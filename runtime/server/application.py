@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from ingot.runtime.server.absent_routes import ABSENT
 from ingot.runtime.server.api_error import ApiError, ClientGoneError
 from ingot.runtime.server.app import Api
+from ingot.runtime.server.messages_format import anthropic_error
 from ingot.runtime.server.middleware import RequestGuard
 from ingot.runtime.server.service import Service
 
@@ -42,7 +43,8 @@ def make_app(service: Service) -> Starlette:
 
 async def _api_error(request: Request, error: ApiError) -> Response:
     request.state.outcome = error.code or error.kind
-    return JSONResponse(error.body(), error.status, error.headers)
+    body = anthropic_error(error) if request.scope["path"].startswith("/v1/messages") else error.body()
+    return JSONResponse(body, error.status, error.headers)
 
 
 async def _client_gone(request: Request, error: ClientGoneError) -> Response:

@@ -42,9 +42,13 @@ def read_body(kind: type[AnyBody], data: bytes) -> AnyBody:
     for name, value in document.items():
         if name not in kind.model_fields and not _asks_for_nothing(name, value, document):
             raise _unknown(name, kind)
-    given = {name: value for name, value in document.items() if value is not None and name in kind.model_fields}
+    return validated(kind, {name: value for name, value in document.items() if name in kind.model_fields})
+
+
+def validated(kind: type[AnyBody], fields: Mapping[str, object]) -> AnyBody:
+    """Fields → a request; null is the same as leaving a field out. Raises ApiError 400 that names the field."""
     try:
-        return kind.model_validate(given)
+        return kind.model_validate({name: value for name, value in fields.items() if value is not None})
     except pydantic.ValidationError as error:
         raise _wrong(error) from None
 
@@ -98,6 +102,4 @@ def _wrong(error: pydantic.ValidationError) -> ApiError:
 
 def _is_type_name(part: int | str) -> bool:
     """Unions put the name of the branch into the place."""
-    return isinstance(part, str) and (
-        part in ("str", "int", "constrained-str", "TextPart", "ChatMessage") or "[" in part
-    )
+    return isinstance(part, str) and (part in ("str", "int", "constrained-str") or part[:1].isupper() or "[" in part)

@@ -6,7 +6,7 @@ from typing import Any
 from ingot.runtime.answers.deltas import AnswerBuilder, CallArguments, CallBegin, Content, Delta, Reasoning, ToolCall
 from ingot.runtime.logprobs import Logprob, LogprobTable
 from ingot.runtime.server.json_pieces import Rows
-from ingot.runtime.server.openai_format import Choice, ChunkBuilder, Json, ResponseHead, end_of
+from ingot.runtime.server.openai_format import Choice, ChunkBuilder, Counts, Json, ResponseHead, end_of, usage
 from ingot.runtime.text_stream import TextEvent
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ class ChatChunkBuilder(ChunkBuilder):
         with_reasoning: bool = True,
         named: bool = False,
     ) -> None:
-        super().__init__(choices, prompt_alone=prompt_alone)
+        super().__init__(choices, prompt_alone=prompt_alone, with_usage=with_usage)
         self._head, self._tokenizer, self._top = head, tokenizer, top_logprobs
         self._with_reasoning, self._named = with_reasoning, named
         self._chunk = head.json("chat.completion.chunk") | ({"usage": None} if with_usage else {})
@@ -46,7 +46,7 @@ class ChatChunkBuilder(ChunkBuilder):
                 self._callers.add(choice)
         return super().take(choice, event)
 
-    def openings(self) -> list[Json]:
+    def openings(self, counts: Counts) -> list[Json]:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return [
             {**self._chunk, "choices": [{"index": index, "delta": delta, "logprobs": None, **end_of(Choice())}]}
@@ -71,7 +71,7 @@ class ChatChunkBuilder(ChunkBuilder):
             parts[-1] |= end
         return parts
 
-    def whole(self, counts: Json) -> Json:
+    def whole(self, counts: Counts) -> Json:
         choices = (
             {
                 "index": index,
@@ -82,7 +82,7 @@ class ChatChunkBuilder(ChunkBuilder):
             }
             for index, each in enumerate(self._choices)
         )
-        return {**self._head.json("chat.completion"), "usage": counts, "choices": choices}
+        return {**self._head.json("chat.completion"), "usage": usage(counts), "choices": choices}
 
     def _message(self, choice: Choice) -> Json:
         if not self._parsed:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ingot.runtime.answers.deltas import Delta
 from ingot.runtime.logprobs import LogprobTable
+from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.text_offsets import TextOffsets
 from ingot.runtime.text_stream import TextEvent
 from ingot.runtime.tokenizer import Tokenizer
@@ -35,13 +36,24 @@ class ResponseHead:
         }
 
 
-def usage(prompt_tokens: int, cached_tokens: int, generated: int) -> Json:
-    """Counts of tokens."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """Tokens of prompts, of them those that the prefix cache gave, generated ones, and of these the reasoning's."""
+
+    prompt: int
+    cached: int
+    generated: int
+    reasoning: int = 0
+
+
+def usage(counts: Counts) -> Json:
+    """Counts of tokens, as OpenAI has them."""
     return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": generated,
-        "total_tokens": prompt_tokens + generated,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.generated,
+        "total_tokens": counts.prompt + counts.generated,
+        "prompt_tokens_details": {"cached_tokens": counts.cached},
+        "completion_tokens_details": {"reasoning_tokens": counts.reasoning},
     }
 
 
@@ -74,11 +86,14 @@ class ChunkBuilder(ABC):
     """One answer. Feed it events; then take pieces as they come, or the whole at the end. For one thread at a time.
 
     prompt_alone: nothing but the prompt was asked for; the token that came with it is no part of the answer.
+    with_usage: a stream ends with the counts of tokens. last: what stands behind the last piece of a stream.
     """
 
-    def __init__(self, choices: int, *, prompt_alone: bool) -> None:
+    last = b"data: [DONE]\n\n"
+
+    def __init__(self, choices: int, *, prompt_alone: bool, with_usage: bool = False) -> None:
         self._choices = [Choice() for _ in range(choices)]
-        self._prompt_alone = prompt_alone
+        self._prompt_alone, self._with_usage = prompt_alone, with_usage
 
     def take(self, choice: int, event: TextEvent) -> int:
         """Add an event. Returns about how many characters of JSON it makes."""
@@ -89,9 +104,21 @@ class ChunkBuilder(ABC):
         self._choices[choice].take(event)
         return len(event.text) + _OF_A_TOKEN * len(event.logprobs or ())
 
-    def openings(self) -> list[Json]:
+    def openings(self, counts: Counts) -> list[Json]:
         """What a stream says before its first piece."""
         return []
+
+    def name(self, piece: Json) -> bytes:
+        """The line that names a piece of a stream; none of OpenAI's has one."""
+        return b""
+
+    def failure(self, error: ApiError) -> Json:
+        """An error as a piece of a stream that has begun."""
+        return error.body()
+
+    def refusal(self, error: ApiError) -> Json:
+        """An error in place of the answer."""
+        return error.body()
 
     def pieces(self, choice: int) -> list[Json]:
         """What a choice has to say since the last time."""
@@ -101,20 +128,20 @@ class ChunkBuilder(ABC):
         self._choices[choice] = Choice()
         return [{**self.chunk(), "choices": iter([part])} for part in self.parts(choice, each)]
 
-    def ending(self, counts: Json) -> Json:
-        """The counts, after the last piece of a stream."""
-        return {**self.chunk(), "choices": [], "usage": counts}
+    def endings(self, counts: Counts) -> list[Json]:
+        """What a stream says when every choice has ended."""
+        return [{**self.chunk(), "choices": [], "usage": usage(counts)}] if self._with_usage else []
 
-    @abstractmethod
     def chunk(self) -> Json:
         """What every piece repeats."""
+        return {}
 
-    @abstractmethod
     def parts(self, index: int, choice: Choice) -> list[Json]:
         """What is new of a choice, each for a piece of its own."""
+        raise NotImplementedError
 
     @abstractmethod
-    def whole(self, counts: Json) -> Json:
+    def whole(self, counts: Counts) -> Json:
         """The answer in one piece, whose parts are made as `json_pieces` writes them."""
 
 
@@ -179,7 +206,7 @@ class CompletionChunkBuilder(ChunkBuilder):
         echoes: Sequence[Echo] = (),
         prompt_alone: bool = False,
     ) -> None:
-        super().__init__(choices, prompt_alone=prompt_alone)
+        super().__init__(choices, prompt_alone=prompt_alone, with_usage=with_usage)
         self._tokenizer, self._with_logprobs, self._skip = tokenizer, logprobs, skip_special_tokens
         self._head = head.json("text_completion")
         self._chunk = self._head | ({"usage": None} if with_usage else {})
@@ -216,9 +243,9 @@ class CompletionChunkBuilder(ChunkBuilder):
             "logprobs": self._logprobs(index, choice.tables) if self._with_logprobs else None,
         }
 
-    def whole(self, counts: Json) -> Json:
+    def whole(self, counts: Counts) -> Json:
         choices = (self._part(index, each) for index, each in enumerate(self._choices))
-        return {**self._head, "usage": counts, "choices": choices}
+        return {**self._head, "usage": usage(counts), "choices": choices}
 
     def _logprobs(self, index: int, tables: Sequence[LogprobTable | None]) -> Json:
         offsets = self._offsets.get(index)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ingot import __version__
+from ingot.runtime.server.messages_protocol import CountTokensRequest, MessagesRequest
 from ingot.runtime.server.protocol import (
     Body,
     ChatRequest,
@@ -11,6 +12,7 @@ from ingot.runtime.server.protocol import (
     StallRequest,
     TokenizeRequest,
 )
+from ingot.runtime.server.responses_protocol import ResponsesRequest
 
 Json = dict[str, Any]
 
@@ -65,6 +67,9 @@ def document(*, debug_hooks: bool = False) -> Json:
     paths: Json = {
         "/v1/chat/completions": _post("Continue a conversation.", ChatRequest, schemas, _GENERATING, stream=True),
         "/v1/completions": _post("Continue texts.", CompletionRequest, schemas, _GENERATING, stream=True),
+        "/v1/responses": _post("Continue a conversation.", ResponsesRequest, schemas, _GENERATING, stream=True),
+        "/v1/messages": _post("Continue a conversation.", MessagesRequest, schemas, _GENERATING, stream=True),
+        "/v1/messages/count_tokens": _post("Count the tokens of a prompt.", CountTokensRequest, schemas, _READING),
         "/v1/models": _get("The model that is served.", ("401",)),
         "/v1/models/{model}": _get("One model.", ("401", "404"), parameter="model"),
         "/v1/requests/{request_id}/cancel": _cancel(),

@@ -11,7 +11,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from ingot.runtime.answers.tools import MOST_TOOLS as MAX_TOOLS
+from ingot.runtime.answers.tools import MOST_TOOLS
 from ingot.runtime.chat_template import with_object
 
 MAX_CHOICES = 128  # OpenAI's limit of n
@@ -20,6 +20,7 @@ MAX_MESSAGES = 4096
 MAX_STOPS = 64
 MAX_NAMED = 4096  # tokens or words in one list
 MAX_LOGPROBS = 20
+MAX_TOOLS = MOST_TOOLS
 
 ACCEPTED = {
     "user": "who asks",

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ingot.runtime.server.api_error import ApiError, ClientGoneError
 from ingot.runtime.server.json_pieces import dump, json_blocks
-from ingot.runtime.server.openai_format import ChunkBuilder, Json, usage
+from ingot.runtime.server.openai_format import ChunkBuilder, Counts, Json
 from ingot.runtime.server.service import Generation, Service
 from ingot.runtime.server.tracing import Attribute, Span
 
@@ -29,7 +29,6 @@ class GeneratedResponse:
     generation   what is answered
     writer       makes the JSON
     stream       server-sent events; otherwise one JSON
-    with_usage   a stream ends with the counts of tokens
     """
 
     def __init__(
@@ -41,12 +40,11 @@ class GeneratedResponse:
         route: str,
         n: int,
         stream: bool,
-        with_usage: bool = False,
         model: str,
     ) -> None:
         self._service, self._generation, self._writer = service, generation, writer
         self._route, self._n, self._stream = route, n, stream
-        self._with_usage, self._model = with_usage, model
+        self._model = model
         self._status = 0  # once the head of the answer is out
         self._last = time.monotonic()  # when the last piece was out
         self._timer: asyncio.TimerHandle | None = None
@@ -80,7 +78,7 @@ class GeneratedResponse:
         unfinished = self._generation.count
         while unfinished:
             events = await self._generation.events()
-            opening = [] if self._status else [_data(dump(piece)) for piece in self._writer.openings()]
+            opening = [] if self._status else self._events(self._writer.openings(self._counts()))
             touched: dict[int, None] = {}  # in order
             size = 0
             for event in events:
@@ -94,13 +92,16 @@ class GeneratedResponse:
                 pieces = self._pieces(touched, lambda piece: [dump(piece)])
             if opening or pieces or not events:
                 await self._send_pieces(send, [*opening, *pieces] or [b": waiting\n\n"])
-        last = [_data(dump(self._writer.ending(self._usage())))] if self._with_usage else []
-        await self._send_pieces(send, [*last, b"data: [DONE]\n\n"], more=False)
+        last = self._events(self._writer.endings(self._counts()))
+        await self._send_pieces(send, [*last, self._writer.last], more=False)
+
+    def _events(self, pieces: Iterable[Json]) -> list[bytes]:
+        return [self._writer.name(piece) + _data(dump(piece)) for piece in pieces]
 
     def _pieces(self, choices: Iterable[int], write: Callable[[Json], list[bytes]]) -> list[bytes]:
         """What these choices have to say, as events."""
         pieces = [piece for choice in choices for piece in self._writer.pieces(choice)]
-        return [part for piece in pieces for part in (b"data: ", *write(piece), b"\n\n")]
+        return [part for piece in pieces for part in (self._writer.name(piece) + b"data: ", *write(piece), b"\n\n")]
 
     async def _send_whole(self, send: Send) -> None:
         unfinished, size = self._generation.count, 0
@@ -108,7 +109,7 @@ class GeneratedResponse:
             for event in await self._generation.events():
                 size += self._writer.take(event.index * self._n + event.sequence, event)
                 unfinished -= event.finish_reason is not None
-        whole = self._writer.whole(self._usage())
+        whole = self._writer.whole(self._counts())
         blocks = [dump(whole)] if size <= _SMALL else await self._service.aside(partial(json_blocks, whole))
         length = sum(map(len, blocks))
         await self._start(send, 200, "application/json", {"content-length": str(length)})
@@ -125,10 +126,10 @@ class GeneratedResponse:
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
         """As the answer itself, or, where it has begun, as the last piece of the stream."""
-        body = dump(error.body())
         if self._status:
-            await self._send(send, _data(body), more=False)
+            await self._send(send, b"".join(self._events([self._writer.failure(error)])), more=False)
             return
+        body = dump(self._writer.refusal(error))
         await self._start(send, error.status, "application/json", {"content-length": str(len(body)), **error.headers})
         await self._send(send, body, more=False)
 
@@ -142,9 +143,14 @@ class GeneratedResponse:
         await send({"type": "http.response.body", "body": body, "more_body": more})
         self._last = time.monotonic()
 
-    def _usage(self) -> Json:
+    def _counts(self) -> Counts:
         generation = self._generation
-        return usage(generation.prompt_tokens(), generation.cached_tokens(), generation.generated)
+        return Counts(
+            prompt=generation.prompt_tokens(),
+            cached=generation.cached_tokens(),
+            generated=generation.generated,
+            reasoning=generation.reasoning,
+        )
 
     def _note(self, state: dict[str, Any], outcome: str) -> None:
         generation, now = self._generation, time.monotonic()

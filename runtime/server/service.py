@@ -78,6 +78,7 @@ class Generation:
         self.watch: asyncio.Task[None] | None = None  # for the client to leave
         self.deadline: asyncio.TimerHandle | None = None
         self.generated = 0  # tokens of all sequences
+        self.reasoning = 0  # of these, those that are no part of the answers
         self.moments: dict[str, float] = {}  # when the first sequence to do so had its first step, its first token
         self._metrics = metrics
         # (prompt, sequence) → when its first and its last token came, and how many
@@ -124,6 +125,7 @@ class Generation:
                 self._begin(event, when)
             return
         self.generated += count
+        self.reasoning += event.num_reasoning
         first, last, tokens = self._times.get(key, (when, when, 0))
         if count and not tokens:
             started = self._begin(event, when)

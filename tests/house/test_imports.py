@@ -85,7 +85,12 @@ FENCES = {
         "ingot.runtime.guided",
     ),
     "jinja2": ("ingot.runtime.chat_template",),
-    "pydantic": ("ingot.runtime.server.protocol", "ingot.runtime.server.body"),
+    "pydantic": (
+        "ingot.runtime.server.protocol",
+        "ingot.runtime.server.messages_protocol",
+        "ingot.runtime.server.responses_protocol",
+        "ingot.runtime.server.body",
+    ),
     "pydantic_core": ("ingot.runtime.server.protocol", "ingot.runtime.server.body"),
     "prometheus_client": ("ingot.runtime.server.metrics",),
     "starlette": ("ingot.runtime.server",),

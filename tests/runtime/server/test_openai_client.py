@@ -312,8 +312,8 @@ def test_models_and_errors(served: Served) -> None:
         client.completions.create(model="gpt-5", prompt="a")
     with pytest.raises(openai.NotFoundError, match="gives no embeddings"):
         client.embeddings.create(model="tiny", input="a")
-    with pytest.raises(openai.NotFoundError, match="use /v1/chat/completions"):
-        client.responses.create(model="tiny", input="a")
+    with pytest.raises(openai.NotFoundError, match="stores nothing"):
+        client.responses.retrieve("resp_1")
     with pytest.raises(openai.BadRequestError, match="'audio' is refused") as caught:
         client.chat.completions.create(model="tiny", messages=MESSAGES, audio={"format": "wav", "voice": "alloy"})
     assert (caught.value.param, caught.value.code) == ("audio", "unsupported_parameter")

@@ -10,11 +10,11 @@ from ingot.runtime.logprobs import Logprob
 from ingot.runtime.request import FinishReason
 from ingot.runtime.server.chat_format import ChatChunkBuilder
 from ingot.runtime.server.json_pieces import Rows, dump, json_blocks
-from ingot.runtime.server.openai_format import CompletionChunkBuilder, Echo, ResponseHead, usage
+from ingot.runtime.server.openai_format import CompletionChunkBuilder, Counts, Echo, ResponseHead, usage
 from ingot.runtime.text_stream import TextEvent
 
 HEAD = ResponseHead(answer_id="a", created=1, model="m", fingerprint="f")
-COUNTS = usage(7, 3, 5)
+COUNTS = Counts(prompt=7, cached=3, generated=5, reasoning=2)
 TOKENIZER: Any = types.SimpleNamespace(
     token_bytes=lambda token: chr(token).encode(),
     special_ids=frozenset(),
@@ -34,8 +34,10 @@ def written(document: Any) -> Any:
 
 
 def test_totals() -> None:
-    assert (COUNTS["prompt_tokens"], COUNTS["completion_tokens"], COUNTS["total_tokens"]) == (7, 5, 12)
-    assert COUNTS["prompt_tokens_details"] == {"cached_tokens": 3}
+    found = usage(COUNTS)
+    assert (found["prompt_tokens"], found["completion_tokens"], found["total_tokens"]) == (7, 5, 12)
+    assert found["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert found["completion_tokens_details"] == {"reasoning_tokens": 2}
 
 
 def test_a_chats_end_token_is_no_token_of_its_text() -> None:

@@ -1,0 +1,233 @@
+"""Anthropic's requests for messages, and the chats that they ask for.
+
+system, user and assistant messages in blocks ──▶ messages of a chat; results of tools are messages of their own
+"""
+
+from collections.abc import Container, Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.body import validated
+from ingot.runtime.server.protocol import MAX_MESSAGES, MAX_NAMED, MAX_STOPS, MAX_TOOLS, Body, ChatRequest, Fields, Text
+
+_LEAST_BUDGET = 1024  # Anthropic's
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "xhigh"}
+
+
+class Block(Fields):
+    """cache_control, citations: without effect; equal heads of prompts share blocks, and nothing is cited."""
+
+    cache_control: dict[str, Any] | None = None
+
+
+class TextBlock(Block):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    citations: list[Any] | None = None
+
+
+class ThinkingBlock(Fields):
+    """Reasoning of an earlier answer. Nothing is signed, so the signature is not looked at."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(Block):
+    """A call of an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Block):
+    """What a tool gave. is_error: the text begins with "Error: "."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Annotated[list[TextBlock], Field(max_length=MAX_NAMED, fail_fast=True)] = ""
+    is_error: bool = False
+
+
+AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_NAMED, fail_fast=True)]
+
+
+class Message(Fields):
+    """One turn."""
+
+    role: Literal["user", "assistant"]
+    content: str | Annotated[list[AnyBlock], Field(max_length=MAX_NAMED, fail_fast=True)]
+
+
+class ToolDefinition(Block):
+    """A tool of the client; tools that Anthropic's servers run do not exist here."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+    type: Literal["custom"] | None = None
+
+
+class ToolChoice(Fields):
+    """Which tools are called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Fields):
+    """enabled: up to budget_tokens; disabled: not at all; adaptive: as the model likes."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=_LEAST_BUDGET)] | None = None
+
+
+class OutputFormat(Fields):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Fields):
+    """effort: see reasoning_effort of chats."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "max"] | None = None
+
+
+class CountTokensRequest(Body):
+    """POST /v1/messages/count_tokens."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    system: str | TextBlocks | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    def as_chat(self, variables: Container[str], *, reasons: bool) -> ChatRequest:
+        """The chat. variables: of the chat template; reasons: the model is known to reason. Raises ApiError."""
+        return validated(ChatRequest, self._chat(variables, reasons=reasons))
+
+    def _chat(self, variables: Container[str], *, reasons: bool) -> dict[str, Any]:
+        messages: list[dict[str, Any]] = [] if self.system is None else [_message("system", _text(self.system))]
+        for each in self.messages:
+            messages += _messages(each)
+        chat: dict[str, Any] = {"messages": messages, **self._tools(), **self._thinking(variables, reasons=reasons)}
+        form = self.output_config and self.output_config.format
+        if form:
+            chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+        if self.output_config is not None and self.output_config.effort is not None:
+            chat["reasoning_effort"] = _EFFORTS[self.output_config.effort]
+        return chat
+
+    def _tools(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.tools:
+            found["tools"] = [_function(each) for each in self.tools]
+        choice = self.tool_choice
+        if choice is None:
+            return found
+        if choice.type == "tool" and choice.name is None:
+            raise ApiError(400, "tool_choice: name is missing", param="tool_choice.name", code="invalid_value")
+        named = {"type": "function", "function": {"name": choice.name}}
+        names: dict[str, Any] = {"any": "required", "tool": named}
+        found["tool_choice"] = names.get(choice.type, choice.type)
+        if choice.disable_parallel_tool_use:
+            found["parallel_tool_calls"] = False
+        return found
+
+    def _thinking(self, variables: Container[str], *, reasons: bool) -> dict[str, Any]:
+        """The switch of the template, and the budget; without a switch, thinking that is off has a budget of 0."""
+        thinking = self.thinking
+        if thinking is None or thinking.type == "adaptive":
+            return {}
+        switch = next((name for name in ("enable_thinking", "thinking") if name in variables), None)
+        on = thinking.type == "enabled"
+        if on and thinking.budget_tokens is None:
+            raise ApiError(400, "thinking: budget_tokens is missing", param="thinking.budget_tokens")
+        found: dict[str, Any] = {} if switch is None else {"chat_template_kwargs": {switch: on}}
+        if on or (switch is None and reasons):
+            found["thinking_token_budget"] = thinking.budget_tokens if on else 0
+        return found
+
+
+class MessagesRequest(CountTokensRequest):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=0)]
+    stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stream: bool = False
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    # without effect
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    def _chat(self, variables: Container[str], *, reasons: bool) -> dict[str, Any]:
+        same = {
+            name: getattr(self, name) for name in ("model", "max_tokens", "temperature", "top_k", "top_p", "stream")
+        }
+        stop = {"stop": self.stop_sequences} if self.stop_sequences else {}
+        given = {name: value for name, value in same.items() if value is not None}
+        return {**super()._chat(variables, reasons=reasons), **given, **stop}
+
+
+def _function(tool: ToolDefinition) -> dict[str, Any]:
+    values = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": {name: value for name, value in values.items() if value is not None}}
+
+
+def _text(content: str | Iterable[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(each.text for each in content)
+
+
+def _message(role: str, content: str | None, **others: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **others}
+
+
+def _messages(turn: Message) -> list[dict[str, Any]]:
+    """A turn as messages of a chat."""
+    if isinstance(turn.content, str):
+        return [_message(turn.role, turn.content)]
+    results = [_result(each) for each in turn.content if isinstance(each, ToolResultBlock)]
+    text = "\n".join(each.text for each in turn.content if isinstance(each, TextBlock))
+    calls = [_call(each) for each in turn.content if isinstance(each, ToolUseBlock)]
+    thoughts = "\n".join(each.thinking for each in turn.content if isinstance(each, ThinkingBlock))
+    if turn.role == "user":
+        if calls or thoughts:
+            raise ApiError(400, "messages: a user neither calls tools nor thinks", param="messages")
+        said = any(isinstance(each, TextBlock) for each in turn.content) or not results
+        return [*results, *([_message("user", text)] if said else [])]
+    if results:
+        raise ApiError(400, "messages: results of tools are the user's", param="messages")
+    others: dict[str, Any] = {"tool_calls": calls} if calls else {}
+    if thoughts:
+        others["reasoning_content"] = thoughts
+    return [_message("assistant", text or None, **others)]
+
+
+def _result(block: ToolResultBlock) -> dict[str, Any]:
+    text = ("Error: " if block.is_error else "") + _text(block.content)
+    return _message("tool", text, tool_call_id=block.tool_use_id)
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
