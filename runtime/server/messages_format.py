@@ -135,9 +135,10 @@ class MessagesChunkBuilder(ChunkBuilder):
 
 
 def anthropic_error(error: ApiError) -> Json:
-    """An error as Anthropic's clients read it."""
+    """An error as Anthropic's clients read it, with OpenAI's names of field and cause beside it."""
     kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    told = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
+    return {"type": "error", "error": told}
 
 
 def _usage(counts: Counts) -> Json:

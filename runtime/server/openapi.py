@@ -65,8 +65,10 @@ def document(*, debug_hooks: bool = False) -> Json:
     """OpenAPI 3.1."""
     schemas: Json = {"Error": _ERROR}
     paths: Json = {
-        "/v1/chat/completions": _post("Continue a conversation.", ChatRequest, schemas, _GENERATING, stream=True),
-        "/v1/completions": _post("Continue texts.", CompletionRequest, schemas, _GENERATING, stream=True),
+        "/v1/chat/completions": _post(
+            "Continue a conversation.", ChatRequest, schemas, _GENERATING, stream=True, form=_ANSWER
+        ),
+        "/v1/completions": _post("Continue texts.", CompletionRequest, schemas, _GENERATING, stream=True, form=_ANSWER),
         "/v1/responses": _post("Continue a conversation.", ResponsesRequest, schemas, _GENERATING, stream=True),
         "/v1/messages": _post("Continue a conversation.", MessagesRequest, schemas, _GENERATING, stream=True),
         "/v1/messages/count_tokens": _post("Count the tokens of a prompt.", CountTokensRequest, schemas, _READING),
@@ -100,12 +102,19 @@ def document(*, debug_hooks: bool = False) -> Json:
 
 
 def _post(
-    words: str, kind: type[Body], schemas: Json, errors: tuple[str, ...], *, stream: bool = False, status: str = "200"
+    words: str,
+    kind: type[Body],
+    schemas: Json,
+    errors: tuple[str, ...],
+    *,
+    stream: bool = False,
+    status: str = "200",
+    form: Json = _OBJECT,
 ) -> Json:
     schema = kind.model_json_schema(ref_template=_REF)
     schemas.update(schema.pop("$defs", {}))
     schemas[kind.__name__] = schema
-    answer: Json = {"application/json": {"schema": _ANSWER if stream else _OBJECT}}
+    answer: Json = {"application/json": {"schema": form}}
     if stream:
         answer["text/event-stream"] = {}
     body = {"application/json": {"schema": {"$ref": _REF.format(model=kind.__name__)}}}

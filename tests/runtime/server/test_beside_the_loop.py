@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers import decoders, models
 
 from ingot.runtime.event_queue import EventQueue, LoopBridge
-from ingot.runtime.server import app, json_pieces, openai_format, response
+from ingot.runtime.server import api_base, json_pieces, openai_format, response
 from ingot.runtime.server.json_pieces import Rows, dump, json_blocks
 from ingot.runtime.server.json_pieces import json_pieces as pieces_of
 from ingot.runtime.server.text_offsets import TextOffsets
@@ -73,7 +73,7 @@ def watch(served: Served, monkeypatch: pytest.MonkeyPatch) -> Watch:
         monkeypatch.setattr(place, name, call)
 
     for place, name in (
-        (app, "read_body"),
+        (api_base, "read_body"),
         (json, "loads"),
         (json, "dumps"),
         (json_pieces, "dump"),
@@ -90,7 +90,7 @@ def watch(served: Served, monkeypatch: pytest.MonkeyPatch) -> Watch:
         watch.note("json_blocks", sum(map(len, blocks)))
         return blocks
 
-    for module in (app, response):
+    for module in (api_base, response):
         monkeypatch.setattr(module, "json_blocks", write)
     rows = openai_format.CompletionChunkBuilder._add
 

@@ -31,7 +31,9 @@ def test_schemathesis(served: Served) -> None:
         )
         @hypothesis.given(case=operation.as_strategy())
         def holds(case: Any) -> None:
-            case.call_and_validate(excluded_checks=[schemathesis.checks.CHECKS.get_one("positive_data_acceptance")])
+            case.call_and_validate(
+                timeout=60, excluded_checks=[schemathesis.checks.CHECKS.get_one("positive_data_acceptance")]
+            )
 
         holds()
     assert eventually(served.is_empty, 30)
