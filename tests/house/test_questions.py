@@ -1,0 +1,46 @@
+"""What newcomers ask: where each answer stands, and the words that carry it."""
+
+import re
+
+import pytest
+
+from tests.house.project import ROOT
+
+# question: page, what must be found there
+QUESTIONS = {
+    "How do I install without a compiler?": ("docs/how-to/install.md", r"Run `make wheel` on a machine that has one"),
+    "Which families work?": ("README.md", r"`llama`, `mistral`"),
+    "Which systems and processors?": ("docs/how-to/install.md", r"x86-64 with AVX2(.|\n)*macOS, Windows and ARM"),
+    "Is my Qwen2.5 AWQ checkpoint supported?": ("docs/quantised_checkpoints.md", r"\| awq \| version gemm"),
+    "Is my GGUF Q4_K_M file supported?": ("docs/quantised_checkpoints.md", r"Q4_K_M, Q5_K_S or the like .* is read"),
+    "How much memory does an 8B in w4 take?": ("docs/how-to/limits.md", r"\| `w4g128`, KV in bf16 \| 4.3 GiB"),
+    "How do I cap memory?": ("docs/how-to/limits.md", r"## Cap it(.|\n)*--kv_cache_memory 4GiB"),
+    "What does max_num_tokens do?": ("docs/how-to/limits.md", r"### max_num_tokens(.|\n)*Lower it when"),
+    "How do I serve behind nginx, with TLS and keys?": ("docs/how-to/serve.md", r"proxy_buffering|nginx.conf"),
+    "What happens on SIGTERM?": ("docs/how-to/serve.md", r"SIGTERM.*503.*`--drain_timeout` \(30 s\)"),
+    "What does exit 1 of build mean?": ("docs/errors.md", r"\| 1 \| the work failed"),
+    "What is left after Ctrl-C?": ("docs/errors.md", r"interrupted leaves no output directory that looks finished"),
+    "How do I build here and run on another CPU?": ("docs/how-to/deploy.md", r"Without `--target` the engine is for"),
+    "How do I prove that engine and checkpoint are equal?": ("docs/verify.md", r"ingot verify \S+ --against"),
+    "How do I measure TTFT, TPOT and goodput?": ("docs/how-to/measure.md", r"bench serve --url(.|\n)*goodput"),
+    "How do I get log probabilities of a prompt?": ("docs/sampling.md", r"`prompt_logprobs`"),
+    "When do two runs give the same tokens?": ("docs/reproducibility.md", r"same bits"),
+    "How do I add a family?": ("docs/how-to/add.md", r"convert/families/<model_type>.py"),
+    "How do I add a fused op?": ("docs/how-to/add.md", r"(?i)fused op"),
+    "Which alerts shall I set?": ("docs/how-to/serve.md", r"\| alert \| fires when"),
+    "How do I replace an engine without dropped requests?": (
+        "docs/how-to/deploy.md",
+        r"Replace an engine without dropped",
+    ),
+    "What is w4g128, and what does it lose?": ("docs/how-to/quantise.md", r"In `w4g128` a weight is a 4-bit code"),
+    "Can I use several GPUs?": ("docs/how-to/limits.md", r"## Several GPUs(.|\n)*CUDA_VISIBLE_DEVICES"),
+    "What becomes of my trtllm-build options?": ("docs/options.md", r"## Coming from TensorRT-LLM"),
+    "Does it run code of a model?": ("docs/from/vllm.md", r"ingot runs no code of a model"),
+    "Does it download anything?": ("README.md", r"ingot downloads nothing"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_documents_answer(question: str) -> None:
+    page, words = QUESTIONS[question]
+    assert re.search(words, (ROOT / page).read_text()), f"{page} no longer answers: {question}"
