@@ -14,6 +14,7 @@ from ingot.convert.convert import convert
 from ingot.quickstart import SHIPPED
 from tests.house.project import ROOT
 from tests.peers.models import SHAPES, write_model
+from tests.programs import compare_commits
 
 TINY = {
     **SHAPES["tinyllama"],
@@ -59,3 +60,38 @@ def test_each_precision_has_a_row(tmp_path: Path) -> None:
     sizes, errors = ([float(row[column].split()[0]) for row in rows] for column in (1, 3))
     assert sizes[0] > 1.9 * sizes[1] > 3 * sizes[2] > 3 * sizes[3]
     assert errors[0] <= errors[1] < errors[2] < errors[3]
+
+
+def test_a_commit_has_lost_where_three_rounds_of_four_say_so() -> None:
+    before = [100.0] * 8
+
+    def lost(*after: float) -> bool:
+        return compare_commits.Row(name="case", before=before, after=after).lost
+
+    assert not lost(*before)
+    assert not lost(*[102.0] * 8)
+    assert lost(*[104.0] * 8)
+    assert lost(*[104.0] * 6, 90.0, 200.0), "one round is noise"
+    assert not lost(*[104.0] * 5, 100.0, 100.0, 100.0)
+
+
+def test_two_worktrees_run_the_same_cases(tmp_path: Path) -> None:
+    write_model(TINY, tmp_path / "tiny")
+    rows = compare_commits.compare([ROOT, ROOT], tmp_path / "tiny", tmp_path, 1, ("w8",), ((20, 2),))
+    assert [row.name for row in rows] == ["w8, 2 x 20 tokens, TTFT", "w8, 2 x 20 tokens, TPOT"]
+    assert all(0 < each < 60_000 for row in rows for each in (*row.before, *row.after))
+
+
+def test_a_worktree_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    names = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for arguments in (("init",), ("add", "file"), ("commit", "-m", "one")):
+        (repository / "file").write_text("one")
+        subprocess.run(["git", *names, *arguments], cwd=repository, check=True, capture_output=True)
+    command = "open('built', 'a').write(open('file').read())"
+    monkeypatch.setattr(compare_commits, "BUILD", ((sys.executable, "-c", command),))
+    roots = {compare_commits.prepare("HEAD", tmp_path, repository) for _ in range(2)}
+    assert [(root / "built").read_text() for root in roots] == ["one"]
+    with pytest.raises(SystemExit, match="rev-parse"):
+        compare_commits.prepare("no-such-commit", tmp_path, repository)
