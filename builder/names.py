@@ -57,7 +57,7 @@ def _roles(graph: Graph, mixers: Mapping[int, tuple[int, gs.Node]]) -> dict[int,
         elif ours(node, "LinearAttention"):
             _name_linear(roles, node, f"{prefix}linear_")
         else:
-            roles[id(node)] = f"{prefix}conv"
+            _name_conv(roles, node, f"{prefix}conv")
     head = producer(graph.logits)
     for op, name in (("Softcap", "logit_cap"), ("Scale", "logit_scale")):
         if head is not None and ours(head, op):
@@ -99,6 +99,26 @@ def _name_linear(roles: dict[int, str], node: gs.Node, prefix: str) -> None:
             user = next(_readers(user.outputs[0]), user)
         if ours(user, "Matmul"):
             roles[id(user)] = f"{prefix}out"
+
+
+def _name_conv(roles: dict[int, str], node: gs.Node, name: str) -> None:
+    """A convolution between two products of activations."""
+    roles[id(node)] = name
+    before = producer(node.inputs[0])
+    if ours(before, "Activation"):
+        assert before is not None, "ours says so"
+        roles[id(before)] = f"{name}_gated_in"
+        _name_product(roles, before.inputs[0], f"{name}_in", f"{name}_norm")
+        _name_product(roles, before.inputs[1], f"{name}_gate_in", "")
+    for user in _readers(node.outputs[0]):
+        if not ours(user, "Activation"):
+            continue
+        roles[id(user)] = f"{name}_gated_out"
+        for tensor in user.inputs:
+            _name_product(roles, tensor, f"{name}_gate_out", "")
+        for reader in _readers(user.outputs[0]):
+            if ours(reader, "Matmul"):
+                roles[id(reader)] = f"{name}_out"
 
 
 def _name_product(roles: dict[int, str], tensor: gs.Tensor, name: str, norm: str) -> None:

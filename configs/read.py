@@ -191,7 +191,8 @@ class Section:
 
 
 def read_record(record: type[Record], section: Section) -> Record:
-    """A section as a dataclass of int, float, bool, str, enums, dataclasses and `X | None`; unknown keys are errors."""
+    """A section as a dataclass of int, float, bool, str, enums, dataclasses, `X | Y` and `X | None`; unknown keys are
+    errors."""
     assert dataclasses.is_dataclass(record), f"{record} is no dataclass"
     hints = typing.get_type_hints(record)
     required = {
@@ -225,7 +226,8 @@ def write_record(value: object) -> Any:
 
 def _read_field(hint: Any, section: Section, key: str) -> object:
     if isinstance(hint, types.UnionType):
-        hint = next(arm for arm in typing.get_args(hint) if arm is not type(None))
+        arms = [arm for arm in typing.get_args(hint) if arm is not type(None)]
+        hint = next((arm for arm in arms[1:] if _knows(arm, section.raw(key))), arms[0])
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return read_record(hint, section.section(key))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
@@ -239,6 +241,11 @@ def _read_field(hint: Any, section: Section, key: str) -> object:
         str: section.text,
     }
     return readers[hint](key)
+
+
+def _knows(record: Any, value: object) -> bool:
+    """Whether a value is an object of a record's keys: of several records the one that fits is read, else the first."""
+    return isinstance(value, Mapping) and set(value) <= {field.name for field in dataclasses.fields(record)}
 
 
 def _read_tuple(hint: Any, section: Section, key: str) -> tuple[float, ...]:

@@ -85,10 +85,10 @@ def windows_by_type(section: Section, layers: int, window: int, usual: Sequence[
     return windows if any(windows) else ()
 
 
-def mixer_layers(section: Section, layers: int, kind: str, *, every: int) -> tuple[int, ...]:
+def mixer_layers(section: Section, layers: int, kind: str, attention: Sequence[int]) -> tuple[int, ...]:
     """Layers of which layer_types says `kind`, the others being full_attention; where it is absent or null, all but
-    every `every`-th. At least one layer has attention, as in transformers."""
-    usual = tuple("full_attention" if (layer + 1) % every == 0 else kind for layer in range(layers))
+    `attention`. At least one layer has attention, as in transformers."""
+    usual = tuple("full_attention" if layer in attention else kind for layer in range(layers))
     kinds = section.words("layer_types") or usual
     if len(kinds) != layers or set(kinds) - {kind, "full_attention"} or "full_attention" not in kinds:
         raise ConfigError(

@@ -25,6 +25,7 @@ from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.rewrite import Match, Op, W, X
 
 _CHANNELS_FIRST = [0, 2, 1]
+_MOST_NODES = 20  # of a body that is looked at
 
 
 def _next_layer(graph: Graph) -> int:
@@ -137,7 +138,10 @@ def _sum_of_squares(root: gs.Tensor, x: gs.Tensor) -> float | None:
 
 
 def _signature(body: gs.Graph) -> tuple[str, ...]:
-    """The outputs of a Scan's body in terms of its inputs, whatever its names."""
+    """The outputs of a Scan's body in terms of its inputs, whatever its names; none of a long body, in which the same
+    term may stand many times."""
+    if len(body.nodes) > _MOST_NODES:
+        return ()
     names = {id(tensor): name for tensor, name in zip(body.inputs, "sqkvgb", strict=False)}
 
     def term(tensor: gs.Tensor) -> str:

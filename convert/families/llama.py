@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from ingot.configs.model import ModelConfig, Norm
+from ingot.configs.model import Activation, ModelConfig, Norm
 from ingot.configs.read import Section
 from ingot.convert.family import Family, takes
 from ingot.convert.hf_config import read_activation, read_head_dim, read_kv_heads
@@ -19,18 +19,20 @@ def read_llama(
     head_dim: int | None = None,
     eps: float = 1e-6,
     eps_key: str = "rms_norm_eps",
-    activation_key: str = "hidden_act",
+    activation_key: str | None = "hidden_act",
     activation: str = "silu",
     tied: bool = False,
     theta: float = 10000.0,
     partial_rotary: float | None = None,
     has_attention_bias: bool = True,
     rope_kinds: Sequence[str] = KINDS,
+    intermediate: int | None = None,
 ) -> ModelConfig:
     """What a Llama and its twins share. The arguments are the family's defaults in transformers.
 
-    kv_heads None: one per query head; head_dim None: hidden_size / num_attention_heads. has_attention_bias: whether
-    the family knows the key. rope_kinds: scalings of rotary positions that it has.
+    kv_heads None: one per query head; head_dim None: hidden_size / num_attention_heads; intermediate None: config.json
+    has it; activation_key None: silu in every model. has_attention_bias: whether the family knows the key. rope_kinds:
+    scalings of rotary positions that it has.
     """
     hidden = section.integer("hidden_size", minimum=1)
     heads = section.integer("num_attention_heads", minimum=1)
@@ -43,7 +45,7 @@ def read_llama(
         family=section.text("model_type"),
         vocab_size=section.integer("vocab_size", minimum=1),
         hidden_size=hidden,
-        intermediate_size=section.integer("intermediate_size", minimum=1),
+        intermediate_size=section.integer("intermediate_size", intermediate, minimum=1),
         num_layers=section.integer("num_hidden_layers", minimum=1),
         heads=heads,
         kv_heads=read_kv_heads(section, heads, kv_heads),
@@ -51,7 +53,7 @@ def read_llama(
         max_positions=max_positions,
         norm=Norm.RMS,
         norm_eps=section.number(eps_key, eps, above=0),
-        activation=read_activation(section, activation_key, activation),
+        activation=Activation.SILU if activation_key is None else read_activation(section, activation_key, activation),
         gated_mlp=True,
         rope=read_rope(section, head_dim, max_positions, theta=theta, partial=partial_rotary, kinds=rope_kinds),
         attention_scale=head_dim**-0.5,

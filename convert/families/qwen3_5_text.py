@@ -30,7 +30,9 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         norm_offset=1.0,
         output_gate=True,
         mixer=read_delta_rule(section),
-        mixer_layers=mixer_layers(section, model.num_layers, "linear_attention", every=every),
+        mixer_layers=mixer_layers(
+            section, model.num_layers, "linear_attention", range(every - 1, model.num_layers, every)
+        ),
     )
 
 

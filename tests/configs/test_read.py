@@ -31,6 +31,16 @@ class Outer:
     flag: bool = False
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Other:
+    width: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Either:
+    one: Inner | Other | None = None
+
+
 def section(**values: object) -> Section:
     return Section(values, "config.json")
 
@@ -114,6 +124,13 @@ def test_records() -> None:
     assert read_record(Outer, section(count=3, inner=None, name="n", flag=True)) == Outer(
         count=3, inner=None, name="n", flag=True
     )
+
+
+def test_of_several_records_the_one_with_these_keys_is_read() -> None:
+    assert read_record(Either, section(one={"width": 3})) == Either(one=Other(width=3))
+    assert read_record(Either, section(one={"number": 1, "colour": "red"})).one == Inner(number=1.0, colour=Colour.RED)
+    with pytest.raises(ConfigError, match=r"unknown key(.|\n)*more"):
+        read_record(Either, section(one={"number": 1, "colour": "red", "more": 1}))
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ IDS = np.random.default_rng(3).integers(0, 61, (1, 24))
 TOLERANCE = 1e-5  # of the range of the logits
 ABSENT = object()
 
+ONE_ACTIVATION = ("lfm2",)  # config.json does not say which
+
 # Sizes that ingot wants to be told: a model of transformers' default size is a surprise.
 SIZES = {
     "vocab_size",
@@ -212,7 +214,8 @@ def test_nulls_absent_keys_switches_and_kinds_of_layers(name: str) -> None:
 @pytest.mark.parametrize("name", family_names())
 def test_activations(name: str, tmp_path: Path) -> None:
     """Ingot has four functions. All families have them from one place: those of one are converted and run."""
-    assert check(name, activations, folder=tmp_path if name == "llama" else None) == 4
+    count = 1 if name in ONE_ACTIVATION else 4
+    assert check(name, activations, folder=tmp_path if name == "llama" else None) == count
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_neox", "llama", "phi3"])  # all others read them as llama

@@ -29,6 +29,7 @@ REFUSED = (
     "cohere",
     "cohere2",
     "qwen3_5_text",
+    "lfm2",
 )  # experts, op scale, states
 FAMILIES = [name for name in family_names() if name not in REFUSED]
 OPTIONS = CompareOptions(tokens=48)
