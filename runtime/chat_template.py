@@ -107,12 +107,18 @@ class ChatTemplates:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         arguments: Mapping[str, Any] | None = None,
     ) -> TemplateText:
         """The prompt's text. Raises RequestError where the template refuses the messages.
 
+        continue_final_message  end with the content of the last message, so that the answer goes on from there
         arguments  further variables of the template, e.g. enable_thinking
         """
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message opens no answer of its own", hint="set add_generation_prompt to false, too"
+            )
         for name in arguments or ():
             if name in RESERVED:
                 raise RequestError(f"chat_template_kwargs must not set {name!r}", hint="it has a field of its own")
@@ -128,7 +134,8 @@ class ChatTemplates:
             raise RequestError("the chat template refuses these messages", got=str(error)) from error
         except Exception as error:  # templates are programs of others: a MemoryError of theirs is none of ours
             raise RequestError("the chat template cannot render these messages", got=repr(error)[:200]) from error
-        return text if isinstance(text, TemplateText) else TemplateText(text)
+        found = text if isinstance(text, TemplateText) else TemplateText(text)
+        return _up_to_content(found, messages[-1]) if continue_final_message else found
 
     def encode(
         self,
@@ -137,6 +144,7 @@ class ChatTemplates:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         arguments: Mapping[str, Any] | None = None,
         special_tokens_in_content: bool = False,
     ) -> list[int]:
@@ -144,7 +152,13 @@ class ChatTemplates:
 
         special_tokens_in_content  True: what reads like a control token is one, also in content
         """
-        text = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, arguments=arguments)
+        text = self.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            arguments=arguments,
+        )
         return tokenizer.encode(plain(text) if special_tokens_in_content else text, add_special_tokens=self.built_in)
 
     def require_tools(self) -> None:
@@ -177,6 +191,22 @@ class ChatTemplates:
             expected=", ".join(self._compiled),
             hint="start the server with --chat_template FILE",
         )
+
+
+def _up_to_content(text: TemplateText, message: Message) -> TemplateText:
+    """As transformers do it: up to where the content of the last message ends, with its white space if it is there."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str) or not content.strip():
+        raise RequestError("continue_final_message needs a last message of the assistant with text")
+    whole = plain(text)
+    place = whole.rfind(content.strip())
+    if place < 0:
+        raise RequestError(
+            "continue_final_message: the chat template changes the last message, so that its end cannot be found"
+        )
+    kept = content.lstrip()
+    end = place + len(kept if whole.startswith(kept, place) else content.strip())
+    return text[:end]
 
 
 def _with_reasoning(message: Message) -> dict[str, Any]:

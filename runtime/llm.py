@@ -95,12 +95,14 @@ class EngineLLM(Owned):
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **others: object,
     ) -> list[RequestOutput]:
         """Answer a conversation, a list of {"role": ..., "content": ...}, or every one of a list of conversations.
 
         tools, tool_choice, parallel_tool_calls  as OpenAI's API has them; calls are in `outputs[n].tool_calls`
         chat_template         a jinja2 file, or "chatml"; None: the engine's, or chatml where it has none
+        continue_final_message  go on from the last message, the assistant's; with add_generation_prompt=False
         chat_template_kwargs  further variables of the template, e.g. {"enable_thinking": False}
         others                as in `generate`
         """
@@ -110,7 +112,13 @@ class EngineLLM(Owned):
         if use.tools:
             tokenizer.require_tools()
         texts = [
-            tokenizer.render(each, use.specs(), add_generation_prompt, read_template_arguments(chat_template_kwargs))
+            tokenizer.render(
+                each,
+                use.specs(),
+                add_generation_prompt,
+                read_template_arguments(chat_template_kwargs),
+                continue_final_message,
+            )
             for each in read_conversations(messages)
         ]
         asked = [

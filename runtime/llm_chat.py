@@ -39,11 +39,12 @@ class ChatTokenizer:
         *,
         tokenize: bool = True,
         add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
         **chat_template_kwargs: object,
     ) -> str | list[int]:
         """The prompt of one conversation: token ids, or with tokenize=False its text. Raises RequestError."""
         check_flag("tokenize", tokenize)
-        text = self.render(conversation, tools, add_generation_prompt, chat_template_kwargs)
+        text = self.render(conversation, tools, add_generation_prompt, chat_template_kwargs, continue_final_message)
         return self.encode_rendered(text) if tokenize else plain(text)
 
     def render(
@@ -52,8 +53,10 @@ class ChatTokenizer:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         arguments: Mapping[str, object],
+        continue_final_message: bool = False,
     ) -> TemplateText:
         """The text of a prompt. Raises RequestError."""
+        check_flag("continue_final_message", continue_final_message)
         check_flag("add_generation_prompt", add_generation_prompt)
         for name in arguments.keys() - self._templates.variables - RESERVED:
             raise RequestError(
@@ -63,7 +66,11 @@ class ChatTokenizer:
             )
         read = [_read_message(message, f"message {place}") for place, message in enumerate(messages)]
         return self._templates.render(
-            read, tools=tools, add_generation_prompt=add_generation_prompt, arguments=arguments
+            read,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            arguments=arguments,
         )
 
     def require_tools(self) -> None:

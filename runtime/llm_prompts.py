@@ -37,7 +37,6 @@ WAYS = {
     "max_tokens": "SamplingParams(max_tokens=...)",
     "temperature": "SamplingParams(temperature=...)",
     "streaming": "use generate_async",
-    "continue_final_message": "leave it out: every message ends; add_generation_prompt=False opens no new one",
     "chat_template_content_format": "leave it out: text parts are joined by line breaks",
     "mm_processor_kwargs": _TEXT_ONLY,
 }

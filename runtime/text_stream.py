@@ -20,6 +20,7 @@ from ingot.runtime.validation import make_requests, read_ids, read_priority
 class TextRequest:
     """prompt: text, or token ids. priority, cache_salt: see Request. default_max_tokens: where params.max_tokens is
     None; lowered to what fits; None: as many as fit. shown: the text that token ids were made of, for results.
+    keep_last: so many tokens of the prompt at most, the last ones; None: all; -1: as many as the engine takes.
     reading: what is looked for in the answer; None: it is text alone."""
 
     prompt: str | Sequence[int]
@@ -28,6 +29,7 @@ class TextRequest:
     cache_salt: str = ""
     default_max_tokens: int | None = None
     shown: str | None = None
+    keep_last: int | None = None
     reading: AnswerReading | None = None
 
 
@@ -203,6 +205,10 @@ class TextStream:
 def make_streams(runner: ModelRunner, tokenizer: Tokenizer, index: int, asked: TextRequest) -> list[TextStream]:
     """The streams of one prompt; their requests are not yet added to the executor. Raises RequestError."""
     ids = tokenizer.encode(asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
+    if asked.keep_last is not None:
+        limits = runner.facts.limits
+        most = min(limits.max_input_len, limits.max_seq_len - 1)
+        ids = ids[-(most if asked.keep_last == -1 else asked.keep_last) :]
     where = f"prompt {index}"
     prompt = read_ids(ids, runner.facts.vocab_size, where)
     bad_words = [form for word in asked.params.bad_words or () for form in tokenizer.forms(word)]

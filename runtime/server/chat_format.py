@@ -6,7 +6,17 @@ from typing import Any
 from ingot.runtime.answers.deltas import AnswerBuilder, CallArguments, CallBegin, Content, Delta, Reasoning, ToolCall
 from ingot.runtime.logprobs import Logprob, LogprobTable
 from ingot.runtime.server.json_pieces import Rows
-from ingot.runtime.server.openai_format import Choice, ChunkBuilder, Counts, Json, ResponseHead, end_of, usage
+from ingot.runtime.server.openai_format import (
+    NO_EXTRAS,
+    Choice,
+    ChunkBuilder,
+    Counts,
+    Extras,
+    Json,
+    ResponseHead,
+    end_of,
+    usage,
+)
 from ingot.runtime.text_stream import TextEvent
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -30,8 +40,13 @@ class ChatChunkBuilder(ChunkBuilder):
         prompt_alone: bool = False,
         with_reasoning: bool = True,
         named: bool = False,
+        extras: Extras = NO_EXTRAS,
     ) -> None:
-        super().__init__(choices, prompt_alone=prompt_alone, with_usage=with_usage)
+        super().__init__(choices, prompt_alone=prompt_alone, with_usage=with_usage, extras=extras)
+        if extras.echo:
+            for each in self._choices:
+                each.pieces.append(extras.echo)
+                each.deltas.append(Content(text=extras.echo))
         self._head, self._tokenizer, self._top = head, tokenizer, top_logprobs
         self._with_reasoning, self._named = with_reasoning, named
         self._chunk = head.json("chat.completion.chunk") | ({"usage": None} if with_usage else {})
@@ -48,8 +63,9 @@ class ChatChunkBuilder(ChunkBuilder):
 
     def openings(self, counts: Counts) -> list[Json]:
         delta = {"role": "assistant", "content": "", "refusal": None}
+        told = self.of_prompt(0, whole=False)
         return [
-            {**self._chunk, "choices": [{"index": index, "delta": delta, "logprobs": None, **end_of(Choice())}]}
+            {**self._chunk, **told, "choices": [{"index": index, "delta": delta, "logprobs": None, **end_of(Choice())}]}
             for index in range(len(self._choices))
         ]
 
@@ -61,13 +77,14 @@ class ChatChunkBuilder(ChunkBuilder):
         end = {**end_of(choice), "finish_reason": self._reason(index, choice)}
         if self._parsed:
             deltas = [found for each in choice.deltas if (found := self._delta(each))]
-            deltas += [{}] if choice.reason is not None or (choice.tables and not deltas) else []
+            waits = not deltas and (choice.tables or (choice.token_ids and self._extras.prompt_token_ids is not None))
+            deltas += [{}] if choice.reason is not None or waits else []
         else:
             text = "".join(choice.pieces)
             deltas = [{"content": text} if text else {}]
         parts = [{"index": index, "delta": each, "logprobs": None, **end_of(Choice())} for each in deltas]
         if parts:
-            parts[0]["logprobs"] = self._logprobs(choice.tables)
+            parts[0] |= {"logprobs": self._logprobs(choice.tables), **self.token_ids(choice)}
             parts[-1] |= end
         return parts
 
@@ -76,13 +93,15 @@ class ChatChunkBuilder(ChunkBuilder):
             {
                 "index": index,
                 "message": self._message(each),
+                **self.token_ids(each),
                 "logprobs": self._logprobs(each.tables),
                 **end_of(each),
                 "finish_reason": self._reason(index, each),
             }
             for index, each in enumerate(self._choices)
         )
-        return {**self._head.json("chat.completion"), "usage": usage(counts), "choices": choices}
+        told = self.of_prompt(0, whole=True)
+        return {**self._head.json("chat.completion"), **told, "usage": usage(counts), "choices": choices}
 
     def _message(self, choice: Choice) -> Json:
         if not self._parsed:

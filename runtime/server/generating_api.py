@@ -8,12 +8,13 @@ from starlette.responses import Response
 from ingot.configs.sampling import SamplingParams
 from ingot.runtime.answers.tool_rules import with_tools
 from ingot.runtime.answers.tools import ToolUse
+from ingot.runtime.fill_in_middle import fill_prompt
 from ingot.runtime.server.api_base import ApiBase, written
 from ingot.runtime.server.chat_format import ChatChunkBuilder
 from ingot.runtime.server.messages_format import MessagesChunkBuilder
 from ingot.runtime.server.messages_protocol import CountTokensRequest, MessagesRequest
-from ingot.runtime.server.openai_format import ChunkBuilder, CompletionChunkBuilder, Echo
-from ingot.runtime.server.protocol import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
+from ingot.runtime.server.openai_format import ChunkBuilder, CompletionChunkBuilder, Echo, Extras
+from ingot.runtime.server.protocol import ChatMessage, ChatRequest, CompletionRequest, Generate, TokenizeRequest
 from ingot.runtime.server.response import GeneratedResponse
 from ingot.runtime.server.responses_format import ResponsesChunkBuilder
 from ingot.runtime.server.responses_protocol import ResponsesRequest
@@ -50,6 +51,7 @@ class GeneratingApi(ApiBase):
             prompt_alone=generation.prompt_alone,
             with_reasoning=asked.include_reasoning,
             named=use.named,
+            extras=self._extras(asked, generation, _last_text(asked) if asked.echo else ""),
         )
         return self._answer(generation, writer, "/v1/chat/completions", stream=asked.stream, n=asked.n)
 
@@ -61,7 +63,7 @@ class GeneratingApi(ApiBase):
         )
         prompts = asked.prompts()
         generation = await self._start(
-            request, asked, "cmpl", len(prompts), lambda: text_requests(asked, prompts, params)
+            request, asked, "cmpl", len(prompts), lambda: text_requests(asked, self._filled(asked, prompts), params)
         )
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         echoes = await self._service.aside(lambda: self._echoes(asked, prompts, generation))
@@ -75,6 +77,7 @@ class GeneratingApi(ApiBase):
             with_usage=with_usage,
             echoes=echoes,
             prompt_alone=generation.prompt_alone,
+            extras=self._extras(asked, generation),
         )
         return self._answer(generation, writer, "/v1/completions", stream=asked.stream, n=asked.n)
 
@@ -146,8 +149,23 @@ class GeneratingApi(ApiBase):
             add_generation_prompt=asked.add_generation_prompt,
             arguments=template_arguments(asked, self._service.templates),
             special_tokens_in_content=self._config.special_tokens_in_content,
+            continue_final_message=asked.continue_final_message,
             tools=use.specs(),
         )
+
+    def _filled(self, asked: CompletionRequest, prompts: Sequence[str | list[int]]) -> Sequence[str | list[int]]:
+        """The prompts, with what stands behind the gap that is to be filled."""
+        if asked.suffix is None:
+            return prompts
+        tokens = self._service.tokenizer.control_tokens
+        return [fill_prompt(str(each), asked.suffix, tokens) for each in prompts]
+
+    def _extras(self, asked: Generate, generation: Generation, echo: str = "") -> Extras:
+        ids = None
+        if asked.return_token_ids:
+            firsts = [group[0].request for group in generation.groups]
+            ids = [each.tokens[: each.num_prompt].tolist() for each in firsts]
+        return Extras(prompt_token_ids=ids, prompt_logprobs=asked.prompt_logprobs is not None, echo=echo)
 
     def _echoes(
         self, asked: CompletionRequest, prompts: Sequence[str | list[int]], generation: Generation
@@ -158,6 +176,13 @@ class GeneratingApi(ApiBase):
         found = []
         for prompt, group in zip(prompts, generation.groups, strict=True):
             ids = group[0].request.tokens[: group[0].request.num_prompt].tolist()
-            text = prompt if isinstance(prompt, str) else decode(ids, skip_special_tokens=asked.skip_special_tokens)
+            whole = isinstance(prompt, str) and asked.truncate_prompt_tokens is None
+            text = str(prompt) if whole else decode(ids, skip_special_tokens=asked.skip_special_tokens)
             found.append(Echo(text=text, token_ids=ids))
         return found
+
+
+def _last_text(asked: ChatRequest) -> str:
+    """What the answer goes on from: the assistant's last message."""
+    last = asked.messages[-1]
+    return str(last.for_template().get("content") or "") if last.role == "assistant" else ""

@@ -8,6 +8,7 @@ from typing import Any
 from ingot.runtime.answers.deltas import Delta
 from ingot.runtime.logprobs import LogprobTable
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.json_pieces import Rows
 from ingot.runtime.server.text_offsets import TextOffsets
 from ingot.runtime.text_stream import TextEvent
 from ingot.runtime.tokenizer import Tokenizer
@@ -64,6 +65,7 @@ class Choice:
     pieces: list[str] = dataclasses.field(default_factory=list)
     tables: list[LogprobTable | None] = dataclasses.field(default_factory=list)
     deltas: list[Delta] = dataclasses.field(default_factory=list)
+    token_ids: list[int] = dataclasses.field(default_factory=list)
     reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -72,6 +74,7 @@ class Choice:
         self.stop_reason = event.stop_reason
         self.pieces.append(event.text)
         self.deltas += event.deltas or ()
+        self.token_ids += event.token_ids
         tables = event.logprobs or ()
         self.tables += tables[:-1] if event.end_token else tables
         self.reason = None if event.finish_reason is None else event.finish_reason.value
@@ -80,6 +83,23 @@ class Choice:
 def end_of(choice: Choice) -> Json:
     """Why a choice ended: OpenAI's word, and vLLM's stop text or token id where the request named it."""
     return {"finish_reason": choice.reason, "stop_reason": choice.stop_reason}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Extras:
+    """What answers have beside OpenAI's fields, with vLLM's names.
+
+    prompt_token_ids  of each prompt, where the request wants token ids; None: it does not
+    prompt_logprobs   whether it wants the probabilities of the prompt's tokens
+    echo              text of the last message, which the answer goes on from
+    """
+
+    prompt_token_ids: Sequence[Sequence[int]] | None = None
+    prompt_logprobs: bool = False
+    echo: str = ""
+
+
+NO_EXTRAS = Extras()
 
 
 class ChunkBuilder(ABC):
@@ -91,18 +111,39 @@ class ChunkBuilder(ABC):
 
     last = b"data: [DONE]\n\n"
 
-    def __init__(self, choices: int, *, prompt_alone: bool, with_usage: bool = False) -> None:
+    def __init__(
+        self, choices: int, *, prompt_alone: bool, with_usage: bool = False, extras: Extras = NO_EXTRAS
+    ) -> None:
         self._choices = [Choice() for _ in range(choices)]
-        self._prompt_alone, self._with_usage = prompt_alone, with_usage
+        self._prompt_alone, self._with_usage, self._extras = prompt_alone, with_usage, extras
+        self._prompt_tables: dict[int, Sequence[LogprobTable | None]] = {}  # by prompt
 
     def take(self, choice: int, event: TextEvent) -> int:
-        """Add an event. Returns about how many characters of JSON it makes."""
+        """Add an event. Returns about how many characters of JSON it makes. Only the first sequence of a prompt brings
+        the probabilities of the prompt."""
+        size = 0
+        if event.prompt_logprobs is not None:
+            self._prompt_tables[event.index] = event.prompt_logprobs
+            size += _OF_A_TOKEN * len(event.prompt_logprobs)
         if self._prompt_alone:
             if event.finish_reason is not None:
                 self._choices[choice].reason = "length"
-            return 0
+            return size
         self._choices[choice].take(event)
-        return len(event.text) + _OF_A_TOKEN * len(event.logprobs or ())
+        return size + len(event.text) + _OF_A_TOKEN * len(event.logprobs or ())
+
+    def token_ids(self, choice: Choice) -> Json:
+        """Those that are new, where wanted."""
+        return {} if self._extras.prompt_token_ids is None else {"token_ids": choice.token_ids}
+
+    def of_prompt(self, prompt: int, *, whole: bool) -> Json:
+        """What is wanted of a prompt itself. whole: the answer comes in one piece."""
+        found: Json = {}
+        if self._extras.prompt_token_ids is not None:
+            found["prompt_token_ids"] = list(self._extras.prompt_token_ids[prompt])
+        if self._extras.prompt_logprobs and whole:
+            found["prompt_logprobs"] = Rows(map(_known_row, self._prompt_tables.get(prompt, ())))
+        return found
 
     def openings(self, counts: Counts) -> list[Json]:
         """What a stream says before its first piece."""
@@ -190,6 +231,16 @@ class Scores:
         }
 
 
+def _known_row(table: LogprobTable | None) -> Json | None:
+    """A token of a prompt and the likeliest ones at its place; None for the first."""
+    if table is None:
+        return None
+    return {
+        str(token): {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded}
+        for token, each in table.items()
+    }
+
+
 class CompletionChunkBuilder(ChunkBuilder):
     """text_completion, whole or in pieces. n: choices of a prompt; echoes: one per prompt, or none."""
 
@@ -205,23 +256,21 @@ class CompletionChunkBuilder(ChunkBuilder):
         with_usage: bool = False,
         echoes: Sequence[Echo] = (),
         prompt_alone: bool = False,
+        extras: Extras = NO_EXTRAS,
     ) -> None:
-        super().__init__(choices, prompt_alone=prompt_alone, with_usage=with_usage)
+        super().__init__(choices, prompt_alone=prompt_alone, with_usage=with_usage, extras=extras)
         self._tokenizer, self._with_logprobs, self._skip = tokenizer, logprobs, skip_special_tokens
         self._head = head.json("text_completion")
         self._chunk = self._head | ({"usage": None} if with_usage else {})
         self._n, self._echoes = n, list(echoes)
-        self._prompt_tables: dict[int, Sequence[LogprobTable | None]] = {}  # by prompt
         self._prompt_scores: dict[int, Scores] = {}
         self._begun: set[int] = set()  # choices that have their echo
+        self._told: set[int] = set()  # choices that have told of their prompt
         self._offsets: dict[int, TextOffsets] = {}  # of choices whose probabilities have begun
 
     def take(self, choice: int, event: TextEvent) -> int:
-        """Only the first sequence of a prompt brings the probabilities of the prompt."""
+        """See ChunkBuilder."""
         size = 0
-        if event.prompt_logprobs is not None:
-            self._prompt_tables[event.index] = event.prompt_logprobs
-            size += _OF_A_TOKEN * len(event.prompt_logprobs)
         echo = self._echoes[choice // self._n] if self._echoes else None
         if echo is not None and choice not in self._begun:
             self._begun.add(choice)
@@ -233,10 +282,14 @@ class CompletionChunkBuilder(ChunkBuilder):
         return self._chunk
 
     def parts(self, index: int, choice: Choice) -> list[Json]:
-        return [self._part(index, choice)]
+        first = index not in self._told
+        self._told.add(index)
+        told = self.of_prompt(index // self._n, whole=False) if first else {}
+        return [{**self._part(index, choice), **told}]
 
     def _part(self, index: int, choice: Choice) -> Json:
         return {
+            **self.token_ids(choice),
             "index": index,
             "text": "".join(choice.pieces),
             **end_of(choice),
@@ -244,7 +297,10 @@ class CompletionChunkBuilder(ChunkBuilder):
         }
 
     def whole(self, counts: Counts) -> Json:
-        choices = (self._part(index, each) for index, each in enumerate(self._choices))
+        choices = (
+            {**self._part(index, each), **self.of_prompt(index // self._n, whole=True)}
+            for index, each in enumerate(self._choices)
+        )
         return {**self._head, "usage": usage(counts), "choices": choices}
 
     def _logprobs(self, index: int, tables: Sequence[LogprobTable | None]) -> Json:
@@ -260,7 +316,7 @@ class CompletionChunkBuilder(ChunkBuilder):
         if prompt not in self._prompt_scores:
             begins_with = self._echoes[prompt].text if self._echoes else None
             scores = Scores(offsets=TextOffsets(self._tokenizer, begins_with, skip_special_tokens=self._skip))
-            for table in self._prompt_tables.get(prompt, ()):
+            for table in self._prompt_tables.get(prompt, ()) if self._echoes else ():
                 self._add(scores, table, prompt)
             if begins_with is not None:
                 scores.offsets.go_on_after(begins_with)

@@ -38,7 +38,6 @@ REFUSED: Mapping[str, str] = {
     "functions": "say tools",
     "function_call": "say tool_choice",
     "best_of": "n gives several completions; ranking them is the client's; only 1 is taken, with one completion",
-    "suffix": "filling in the middle does not exist in this version",
     "modalities": _TEXT_ONLY,
     "audio": _TEXT_ONLY,
     "prediction": f"speculation: {_NOT_YET}",
@@ -147,6 +146,11 @@ class Generate(Body):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_token_ids: bool = False
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        None, description="Keep the last so many tokens of the prompt; -1: as many as the engine takes."
+    )
     # what the answer must look like, under every name that clients have for it; at most one of them
     response_format: ResponseFormat | None = None  # OpenAI's
     structured_outputs: dict[str, Any] | None = None  # vLLM's
@@ -174,6 +178,7 @@ class CompletionRequest(Generate):
     """POST /v1/completions. prompt: text, token ids, or a batch of either."""
 
     prompt: Annotated[str | Ids | Texts | Batch, Field(union_mode="left_to_right")]
+    suffix: str | None = None
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -248,6 +253,8 @@ class ChatRequest(Generate):
     reasoning_effort: Effort | None = None
     thinking_token_budget: Count | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    echo: bool = False
     chat_template_kwargs: dict[str, Any] = {}
 
 
@@ -259,6 +266,7 @@ class TokenizeRequest(Body):
     messages: Messages | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: Effort | None = None
     return_token_strs: bool = False

@@ -24,7 +24,17 @@ def completion_params(asked: CompletionRequest, defaults: GenerationDefaults) ->
     if asked.echo and asked.logprobs is not None and asked.n > 1 and asked.stream:
         raise ApiError(400, "echo with logprobs streams one completion only", param="n", code="unsupported_value")
     prompt_logprobs = asked.logprobs if asked.echo else None
+    if asked.suffix is not None:
+        _check_suffix(asked)
     return _params(asked, defaults, logprobs=asked.logprobs, prompt_logprobs=prompt_logprobs)
+
+
+def _check_suffix(asked: CompletionRequest) -> None:
+    """Text that fills a gap needs text around it. Raises ApiError."""
+    if any(not isinstance(each, str) for each in asked.prompts()):
+        raise ApiError(400, "suffix needs a prompt that is text", param="suffix", code="invalid_value")
+    if asked.echo:
+        raise ApiError(400, "echo repeats no prompt that has a suffix", param="echo", code="unsupported_value")
 
 
 def chat_params(asked: ChatRequest, defaults: GenerationDefaults) -> SamplingParams:
@@ -64,9 +74,18 @@ def text_requests(
             cache_salt=asked.cache_salt,
             default_max_tokens=default,
             reading=reading,
+            keep_last=_keep_last(asked),
         )
         for prompt in prompts
     ]
+
+
+def _keep_last(asked: Generate) -> int | None:
+    if asked.truncate_prompt_tokens == 0:
+        raise ApiError(
+            400, "truncate_prompt_tokens: at least 1, or -1", param="truncate_prompt_tokens", code="invalid_value"
+        )
+    return asked.truncate_prompt_tokens
 
 
 def tool_use(asked: ChatRequest | TokenizeRequest) -> ToolUse:
@@ -132,6 +151,7 @@ def chat_prompt(
     add_generation_prompt: bool,
     arguments: dict[str, Any],
     special_tokens_in_content: bool,
+    continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
     """Token ids of a conversation."""
@@ -149,6 +169,7 @@ def chat_prompt(
         tokenizer,
         tools=tools,
         add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
         arguments=arguments,
         special_tokens_in_content=special_tokens_in_content,
     )
@@ -164,6 +185,16 @@ def _params(
     max_tokens = most_tokens(asked)
     if max_tokens == 0 and asked.min_tokens:
         raise ApiError(400, "min_tokens: at most max_tokens, which is 0", param="min_tokens", code="invalid_value")
+    if asked.prompt_logprobs is not None:
+        if asked.stream:
+            raise ApiError(
+                400, "prompt_logprobs needs stream: false", param="prompt_logprobs", code="unsupported_value"
+            )
+        if prompt_logprobs not in (None, asked.prompt_logprobs):
+            raise ApiError(
+                400, "prompt_logprobs and logprobs with echo differ", param="prompt_logprobs", code="invalid_value"
+            )
+        prompt_logprobs = asked.prompt_logprobs
     temperature, top_k, top_p = defaults.resolve(asked.temperature, asked.top_k, asked.top_p)
     values: dict[str, Any] = dict(defaults.others)
     for name in ("min_p", "repetition_penalty"):

@@ -158,7 +158,8 @@ def test_chat_with_another_template(llm: EngineLLM, tmp_path: Path) -> None:
         (ONE, {"chat_template_kwargs": {"messages": []}}, "must not set"),
         (ONE, {"chat_template_kwargs": 3}, "must be a dictionary"),
         (ONE, {"add_generation_prompt": 1}, "add_generation_prompt must be"),
-        (ONE, {"continue_final_message": True}, "add_generation_prompt=False"),
+        (ONE, {"continue_final_message": True}, "opens no answer of its own"),
+        (ONE, {"continue_final_message": True, "add_generation_prompt": False}, "a last message of the assistant"),
         (ONE, {"use_tqdm": 3}, "use_tqdm must be"),
     ],
 )
