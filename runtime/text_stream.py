@@ -20,7 +20,7 @@ from ingot.runtime.validation import make_requests, read_ids, read_priority
 class TextRequest:
     """prompt: text, or token ids. priority, cache_salt: see Request. default_max_tokens: where params.max_tokens is
     None; lowered to what fits; None: as many as fit. shown: the text that token ids were made of, for results.
-    keep_last: so many tokens of the prompt at most, the last ones; None: all; -1: as many as the engine takes.
+    keep_last: this many tokens of the prompt at most, the last ones; None: all; -1: as many as the engine takes.
     reading: what is looked for in the answer; None: it is text alone."""
 
     prompt: str | Sequence[int]

@@ -149,7 +149,7 @@ class Generate(Body):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool = False
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
-        None, description="Keep the last so many tokens of the prompt; -1: as many as the engine takes."
+        None, description="Keep this many tokens at the end of the prompt; -1: as many as the engine takes."
     )
     # what the answer must look like, under every name that clients have for it; at most one of them
     response_format: ResponseFormat | None = None  # OpenAI's
