@@ -75,9 +75,10 @@ class AnswerFormats:
                 return "inside"
             return "closed" if last is not None and len(prompt) - last <= _BEHIND else "open"
         text = self.tokenizer.decode(list(prompt[-_TAIL:]), skip_special_tokens=False).rstrip()
-        return (
-            "inside" if text.endswith(form.begin.strip()) else "closed" if text.endswith(form.end.strip()) else "open"
-        )
+        if text.endswith(form.begin.strip()):
+            return "inside"
+        ends = [each.strip() for each in (form.end, form.answer[0]) if each.strip()]
+        return "closed" if any(text.endswith(each) for each in ends) else "open"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +178,6 @@ def _texts(wire: WireFormat | None, reasoning: ReasoningFormat | None) -> list[s
         elif isinstance(coding, Harmony):
             found.append(_HARMONY)
     if reasoning is not None:
-        found += [reasoning.begin, reasoning.end, *reasoning.answer]
+        found += [reasoning.begin, reasoning.end, *reasoning.answer, reasoning.rest]
         found += [_HARMONY] if reasoning.name == "harmony" else []
     return found

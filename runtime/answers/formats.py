@@ -39,17 +39,19 @@ WIRE_FORMATS = (
     ),
     WireFormat(
         name="kimi_k3",
-        signs=(('<|open|>call tool="',), ("<|open|>", "<|sep|>", "call tool=")),
+        signs=(("<|open|>", "<|close|>", "<|sep|>"),),
         coding=Parameters(
             begin='<|open|>argument key="', after_key='" type="', after_type='"<|sep|>', end="<|close|>argument<|sep|>"
         ),
+        section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
         around=(('<|open|>call tool="', "<|close|>call<|sep|>"),),
         after_name='" index="',
         number_end='"<|sep|>',
+        promises=False,
     ),
     WireFormat(
         name="deepseek_v4",
-        signs=(("<｜DSML｜tool_calls",),),
+        signs=(("<｜DSML｜tool_calls",), ("｜DSML｜", "}}tool_calls>")),
         coding=_DSML,
         section=("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
         around=(('<｜DSML｜invoke name="', "</｜DSML｜invoke>\n"),),
@@ -159,13 +161,13 @@ WIRE_FORMATS = (
         section=("<|START_ACTION|>", "<|END_ACTION|>"),
     ),
     WireFormat(
-        name="granite", signs=(("<|tool_call|>",),), coding=JsonCalls(listed=True), section=("<|tool_call|>", "")
-    ),
-    WireFormat(
         name="phi4_mini",
         signs=(("functools",), ("<|tool|>", "<|/tool|>")),
         coding=JsonCalls(listed=True),
         section=("functools", ""),
+    ),
+    WireFormat(
+        name="granite", signs=(("<|tool_call|>",),), coding=JsonCalls(listed=True), section=("<|tool_call|>", "")
     ),
     WireFormat(
         name="hunyuan",
@@ -217,6 +219,14 @@ REASONING_FORMATS = (
         signs=(("<|channel|>", "<|start|>"),),
         begin="<|channel|>analysis<|message|>",
         end="<|channel|>final<|message|>",
+    ),
+    ReasoningFormat(
+        name="kimi_k3",
+        signs=(("<|open|>", "<|close|>", "<|sep|>"),),
+        begin="<|open|>think<|sep|>",
+        end="<|close|>think<|sep|>",
+        answer=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+        rest="<|close|>message<|sep|>",
     ),
     ReasoningFormat(
         name="apriel",

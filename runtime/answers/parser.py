@@ -111,7 +111,7 @@ class AnswerParser:
         scanner, form, calls, output = self._scanner, self._reasoning, self._calls, self._output
         openers, closers = ([], []) if calls is None else (calls.openers, calls.closers)
         thinks = [] if form is None else [each for each in self._coded_all(form.begin, form.end) if _is_token(each)]
-        dropped = [] if form is None else self._coded_all(*form.answer)
+        dropped = [] if form is None else self._coded_all(*form.answer, form.rest)
         while True:
             strays = [*(closers if output.num_calls else ()), *self._markers.special]
             found = yield from scanner.until([*openers, *strays, *thinks, *dropped], output.content)

@@ -27,13 +27,20 @@ def with_tools(params: SamplingParams, use: ToolUse, formats: AnswerFormats, gui
         return params
     if asked is not None and use.needs:
         raise RequestError("tool_choice: an answer that must call a tool has no other form", hint="leave one out")
+    if not formats.wire.promises:
+        raise RequestError(
+            f"tools: answers in the format {formats.wire.name} cannot be held to a grammar",
+            where="tools",
+            hint='use tool_choice "auto", without strict and without response_format',
+        )
     other = None if asked is None else _rule(asked)
     text = ToolGrammar(formats.wire, use, guides.wire).text(other)
     found = StructuredOutputs(grammar=text)
     try:
         guides.matcher(found)
-    except RequestError:
-        _blame(use, guides)
+    except RequestError as error:
+        if error.got is not None:
+            _blame(use, guides)
         raise
     return dataclasses.replace(params, structured_outputs=found)
 

@@ -79,6 +79,7 @@ class WireFormat:
     call_id     before an id that may stand behind the name
     between     two calls
     whole       calls are all of an answer: it begins with one, or it is text
+    promises    whether a grammar can hold an answer to it
     """
 
     name: str
@@ -93,6 +94,7 @@ class WireFormat:
     call_id: str = ""
     between: str = ""
     whole: bool = False
+    promises: bool = True
 
     @property
     def begin(self) -> str:
@@ -112,6 +114,7 @@ class ReasoningFormat:
     signs   as of WireFormat
     begin   the model writes it, or the prompt ends with it
     answer  around the answer behind it; no part of the answer
+    rest    behind all of it; no part of the answer
     """
 
     name: str
@@ -119,3 +122,4 @@ class ReasoningFormat:
     begin: str
     end: str
     answer: tuple[str, str] = ("", "")
+    rest: str = ""

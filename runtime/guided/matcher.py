@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # token ids alone need no tokenizer
 _NATIVE = ("llg_matcher_reset", "llg_matcher_consume_token", "llg_matcher_compute_mask_into", "llg_matcher_is_stopped")
 _MOST_TEXT = 1 << 20  # bytes of a grammar
 _KEPT = 128  # compiled grammars
+_SECONDS = 10.0  # for one to be compiled
+_AT_ONCE = 4  # that are compiled, those that nobody waits for any more included
 
 
 class Matcher:
@@ -63,6 +65,7 @@ class GrammarCache:
         self._library, self.tokenizer = library, tokenizer
         self._lock = threading.Lock()
         self._made: OrderedDict[tuple[str, str], Matcher] = OrderedDict()
+        self._compilers = threading.BoundedSemaphore(_AT_ONCE)
 
     def new(self, kind: str, text: str) -> Matcher:
         """A matcher of its own. kind: the library's, "json_schema", "regex", "lark". Raises RequestError."""
@@ -90,9 +93,34 @@ class GrammarCache:
             )
         if b"\0" in data:
             raise RequestError("structured_outputs: a grammar cannot hold the character U+0000")
-        made = self._library.call("llg_new_matcher", self.tokenizer.init, kind.encode(), data)
-        matcher = Matcher(self._library, self.tokenizer, int(made))
+        matcher = self._compile_in_time(kind.encode(), data)
         words = matcher.error
         if words is not None:
             raise RequestError("structured_outputs: llguidance refuses this", got=words[:1000])
         return matcher
+
+    def _compile_in_time(self, kind: bytes, data: bytes) -> Matcher:
+        """On a thread of its own: the library cannot be stopped, so what takes too long goes on, and nobody waits."""
+        if not self._compilers.acquire(timeout=_SECONDS):
+            raise RequestError(
+                "structured_outputs: other grammars are being compiled, and take long", hint="try again later"
+            )
+        made: list[Matcher] = []
+
+        def work() -> None:
+            try:
+                handle = self._library.call("llg_new_matcher", self.tokenizer.init, kind, data)
+                made.append(Matcher(self._library, self.tokenizer, int(handle)))
+            finally:
+                self._compilers.release()
+
+        thread = threading.Thread(target=work, name="ingot grammar", daemon=True)
+        thread.start()
+        thread.join(_SECONDS)
+        if not made:
+            raise RequestError(
+                "structured_outputs: the grammar takes too long to compile",
+                expected=f"at most {_SECONDS:g} s",
+                hint="make it smaller: thousands of properties or alternatives cost most",
+            )
+        return made[0]

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from ingot.configs.structured_outputs import StructuredOutputs
 from ingot.errors import RequestError
+from ingot.runtime.guided import matcher
 from ingot.runtime.guided.grammars import make_grammar, schema_text
 from ingot.runtime.guided.guides import Guides, spell
 from ingot.runtime.guided.library import Library
@@ -134,3 +136,40 @@ def test_white_space_is_limited_unless_said_otherwise() -> None:
     assert "{1,20}" in options()["whitespace_pattern"]
     assert options(disable_any_whitespace=True) == {"whitespace_flexible": False}
     assert options(whitespace_pattern=" ") == {"whitespace_pattern": " "}
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_freed(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matcher, "_SECONDS", 0.1)
+    cache, real, go_on, freed = guides.cache, Library.call, threading.Event(), threading.Event()
+
+    def slow(self: Library, name: str, *arguments: Any) -> Any:
+        if name == "llg_new_matcher":
+            go_on.wait(20)
+        result = real(self, name, *arguments)
+        if name == "llg_free_matcher":
+            freed.set()
+        return result
+
+    monkeypatch.setattr(Library, "call", slow)
+    with pytest.raises(RequestError, match="takes too long"):
+        guides.matcher(StructuredOutputs(regex="ab*"))
+    others = [threading.Thread(target=_try, args=(guides, f"a{place}")) for place in range(3)]
+    for each in others:
+        each.start()
+    for each in others:
+        each.join(20)
+    with pytest.raises(RequestError, match="other grammars are being compiled"):
+        guides.matcher(StructuredOutputs(regex="ac*"))
+    go_on.set()
+    for _ in range(matcher._AT_ONCE):
+        assert cache._compilers.acquire(timeout=20), "those that took too long have ended"
+    for _ in range(matcher._AT_ONCE):
+        cache._compilers.release()
+    gc.collect()
+    assert freed.wait(20)
+    assert guides.matcher(StructuredOutputs(regex="ab*")).allowed().any()
+
+
+def _try(guides: Guides, regex: str) -> None:
+    with pytest.raises(RequestError):
+        guides.matcher(StructuredOutputs(regex=regex))

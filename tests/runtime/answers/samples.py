@@ -65,7 +65,8 @@ def _k3() -> str:
         return f'<|open|>call tool="{name}" index="{index}"<|sep|>{arguments}<|close|>call<|sep|>'
 
     weather = argument("city", "string", 'Zür"ich') + argument("days", "integer", "3")
-    return call("get_weather", 1, weather) + call("get_time", 2, argument("tz", "string", "CET"))
+    calls = call("get_weather", 1, weather) + call("get_time", 2, argument("tz", "string", "CET"))
+    return f"<|open|>tools<|sep|>{calls}<|close|>tools<|sep|>"
 
 
 _HERMES = f'<tool_call>\n{{"name": "get_weather", "arguments": {_WEATHER}}}\n</tool_call>'

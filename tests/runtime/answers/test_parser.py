@@ -180,6 +180,11 @@ def test_a_cut_answer_closes_nothing() -> None:
 _THOUGHTS = [
     ("think", "<think>\nI see.\n\n</think>\n\nYes.", False),
     ("think", "I see.\n</think>Yes.", True),
+    (
+        "kimi_k3",
+        "I see.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|><|close|>message<|sep|>",
+        True,
+    ),
     ("mistral", "[THINK]I see.[/THINK]Yes.", False),
     ("gemma4", "<|channel>thought\nI see.\n<channel|>Yes.", False),
     ("hunyuan", "<think>\nI see.\n</think>\n<answer>\nYes.\n</answer>", False),

@@ -98,7 +98,7 @@ def texts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Texts(tmp_path_factory.mktemp("texts"), TOKENS if request.param == "tokens" else [])
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", [name for name in SAMPLES if WIRES[name].promises])
 def test_grammars_take_what_the_templates_write(texts: Texts, name: str) -> None:
     sample, before = SAMPLES[name], "" if without_text(name) else "I look.\n"
     for choice in ("required", "auto"):
@@ -160,6 +160,7 @@ def test_promises_become_a_grammar_and_nothing_else_does(texts: Texts) -> None:
     ("name", "parameters", "words"),
     [
         ("none", {}, "how this model writes calls"),
+        ("kimi_k3", {}, "cannot be held to a grammar"),
         ("hermes", {"type": "object", "properties": {"a": {"not": {}}}}, "parameters of f"),
         ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}, "without quotes"),
         ("gemma4", {"type": "object", "properties": {"a": {"type": ["string", "integer"]}}}, "cannot be held"),
@@ -181,6 +182,9 @@ def test_what_cannot_be_enforced_is_refused(texts: Texts, name: str, parameters:
         ("[TOOL_CALLS]", ("mistral", None)),
         ("<tool_call> <arg_key> <arg_value> <think>", ("glm4", "think")),
         ("<|start|>assistant<|channel|>", ("harmony", "harmony")),
+        ("'<|open|>' '<|close|>' '<|sep|>'", ("kimi_k3", "kimi_k3")),
+        ("<{{ dsml }}tool_calls> ｜DSML｜ </think>", ("deepseek_v4", "think")),
+        ("<|tool|>x<|/tool|> <|tool_call|>", ("phi4_mini", None)),
         ("<|tool_call>call: <tool_call|> <|channel>", ("gemma4", "gemma4")),
         ("<｜tool▁calls▁begin｜>```json</think>", ("deepseek_v3", "think")),
         ("{{ messages }}", (None, None)),
@@ -207,3 +211,6 @@ def test_the_prompt_tells_whether_it_ends_inside_the_reasoning(texts: Texts) -> 
         ("hi", "open"),
     ):
         assert found.state(texts.tokenizer.encode(text)) == expected, text
+    found = AnswerFormats.find([], texts.tokenizer, None, "kimi_k3")
+    for tag, expected in (("think", "inside"), ("response", "closed")):
+        assert found.state(texts.tokenizer.encode(f"hi<|open|>{tag}<|sep|>")) == expected
