@@ -100,8 +100,6 @@ concept Int8Vector =
       { S::template sum_floats<0>(sum) } -> std::same_as<typename S::V>;
       { S::load_f16(from_f16) } -> std::same_as<typename S::V>;
       { S::kValueBias } -> std::convertible_to<int32_t>;
-      { S::kGroupRows } -> std::convertible_to<int>;
-      { S::kGroupPanels } -> std::convertible_to<int>;
     };
 
 // Lanes that hold pairs of bf16, whose products are summed in float32.

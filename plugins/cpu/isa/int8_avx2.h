@@ -167,7 +167,6 @@ struct Int8Avx2 : SimdAvx2 {
     __m256i values, sizes;
   };
   static constexpr int32_t kValueBias = 0;
-  static constexpr int kGroupRows = 4, kGroupPanels = 1;
   INGOT_INLINE Table table(const int8_t* values) {
     const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
     return {both, _mm256_abs_epi8(both)};

@@ -129,7 +129,6 @@ struct Int8Avx512 : SimdAvx512 {
   // -kValueBias * (sum of x).
   using Table = __m512i;
   static constexpr int32_t kValueBias = 128;
-  static constexpr int kGroupRows = 8, kGroupPanels = 2;
   INGOT_INLINE Table table(const int8_t* values) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
   }

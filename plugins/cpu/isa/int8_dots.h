@@ -75,7 +75,6 @@ struct Int8Dots : Int8Avx2 {
   // Values of a table, as int8_avx512.h.
   using Table = __m256i;
   static constexpr int32_t kValueBias = 128;
-  static constexpr int kGroupRows = 5, kGroupPanels = 1;
   INGOT_INLINE Table table(const int8_t* values) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
   }

@@ -107,7 +107,6 @@ struct Int8Emulated : SimdEmulated {
     int8_t values[16];
   };
   static constexpr int32_t kValueBias = 128;
-  static constexpr int kGroupRows = 3, kGroupPanels = 2;
   INGOT_INLINE Table table(const int8_t* values) {
     Table all;
     std::memcpy(&all, values, sizeof(all));

@@ -13,14 +13,16 @@
 namespace ingot {
 namespace {
 
+// Of several groups of rows the first one leaves the values that it looks up, for the others.
 template <typename I, bool kShift>
 struct GroupProducts {
   using Format = W4t<kShift>;
   using Total = float;
   static int64_t run_k(int64_t group) { return group; }
-  static constexpr int kRows = I::kGroupRows, kPanels = I::kGroupPanels, kVectors = kPanel / I::kWidth;
-  static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
-  static constexpr int64_t kBlockRows = 96 / kRows * kRows, kBlockPanels = 32;
+  static constexpr int kRows = I::kByteRows, kPanels = I::kBytePanels, kVectors = kPanel / I::kWidth;
+  static constexpr int64_t kPart = 1024, kUnpackedBytes = kPart * kPanel;
+  static constexpr int64_t kBlockRows = I::kBlockRows, kBlockPanels = I::kBlockPanels;
+  static constexpr bool kWholeOnce = true;
 
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
     constexpr int64_t kStep = RoundedRows::kShortestRun;
@@ -38,18 +40,26 @@ struct GroupProducts {
              [f]<int kI>() __attribute__((always_inline)) { f.template operator()<kI / kP, kI % kP>(); });
   }
 
-  template <int kR, int kP>
+  enum Values {
+    kLookedUp,
+    kLeft,
+    kFound
+  };  // looked up for these rows alone, or for others too; left by the first ones
+
+  template <Values kValues, int kR, int kP>
   static void tile(const Int8Tile& t) {
     const int64_t group = int64_t{1} << t.group_bits, lines = group / Format::kLineK;
-    const int64_t groups = ceil_div(t.tiles * kTileK, group);
+    const int64_t groups = ceil_div(t.tiles * kTileK, group), next_step = 2 * t.next_step;
     float* const totals = reinterpret_cast<float*>(t.sums);
     typename I::Table table[kP];
     const std::byte *line[kP], *next[kP];
+    std::byte* to[kP];
     for (int p = 0; p < kP; ++p) {
       if (t.first) std::fill_n(totals + p * t.panel_stride, kR * kPanel, 0.0f);
       table[p] = I::product_table(panel_table(t.panels[p]));
       line[p] = t.lines[p];
       next[p] = t.next[p];
+      to[p] = t.unpacked + p * kUnpackedBytes;
     }
     const int8_t* x = t.x;
     for (int64_t g = 0; g < groups; ++g) {
@@ -63,35 +73,43 @@ struct GroupProducts {
         for (int half = 0; half < 2; ++half) {
           typename I::Weights weights[kP];
 #pragma GCC unroll 2
-          for (int p = 0; p < kP; ++p) weights[p] = I::look_up(line[p], half == 1, table[p]);
+          for (int p = 0; p < kP; ++p) {
+            if constexpr (kValues == kFound) {
+              weights[p] = I::load_weights(line[p] + half * kLineBytes);
+            } else {
+              weights[p] = I::look_up(line[p], half == 1, table[p]);
+              if constexpr (kValues == kLeft) I::store_weights(to[p] + half * kLineBytes, weights[p]);
+            }
+          }
           each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
             I::dot_values(sum[r][p], weights[p], I::load_x(x + (half * kR + r) * 4));
           });
         }
 #pragma GCC unroll 2
         for (int p = 0; p < kP; ++p) {
-          prefetch_panel<I, kR>(line[p]);
+          if constexpr (kValues == kLookedUp) prefetch_panel<I, kR>(line[p]);
           I::prefetch_far(next[p]);
-          line[p] += kLineBytes;
-          next[p] += t.next_step;
+          next[p] += next_step;
+          line[p] += kValues == kFound ? 2 * kLineBytes : kLineBytes;
+          to[p] += 2 * kLineBytes;
         }
       }
       for_each(std::make_integer_sequence<int, kVectors>(), [&]<int kVector>() __attribute__((always_inline)) {
         each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
-          add_group<kVector>(sum[r][p], t, g, totals + p * t.panel_stride + r * kPanel, p, r);
+          add_group<kVector * I::kWidth>(I::template sum_floats<kVector>(sum[r][p]), t, g, p, r);
         });
       });
     }
   }
 
-  // A group's sum joins those before it.
-  template <int kVector>
-  [[gnu::always_inline]] static inline void add_group(const typename I::Sum& sum, const Int8Tile& t, int64_t group,
-                                                      float* totals, int panel, int row) {
+  // A group's sum joins those before it: columns from kColumn on.
+  template <int64_t kColumn>
+  [[gnu::always_inline]] static inline void add_group(typename I::V s, const Int8Tile& t, int64_t group, int panel,
+                                                      int64_t row) {
     using V = typename I::V;
-    constexpr int64_t kColumn = kVector * I::kWidth;
     const auto* numbers = reinterpret_cast<const uint16_t*>(t.multipliers[panel]) + group * kPanel * Format::kValues;
-    V s = I::template sum_floats<kVector>(sum), total = I::load(totals + kColumn);
+    float* const totals = reinterpret_cast<float*>(t.sums) + panel * t.panel_stride + row * kPanel;
+    V total = I::load(totals + kColumn);
     const V scale = I::load_f16(numbers + kColumn);
     if constexpr (kShift) {
       const V shift = I::load_f16(numbers + kPanel + kColumn);
@@ -106,15 +124,22 @@ struct GroupProducts {
     I::store(totals + kColumn, total);
   }
 
-  template <int kP, size_t... kR>
-  static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
-    return {tile<kR + 1, kP>...};
+  // Tiles of kLeast rows and more: groups of rows are of one size, so that one of several is no smaller than that.
+  static constexpr int kLeast = kRows / 2;
+  template <Values kValues, int kFirst, int kP, size_t... kR>
+  static constexpr std::array<Int8TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
+    return {tile<kValues, kFirst + kR, kP>...};
   }
-  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool, bool) {
-    using Indices = std::make_index_sequence<kRows>;
-    static constexpr std::array<std::array<Int8TileFn, kRows>, 2> kTiles{table<1>(Indices()),
-                                                                         table<kPanels>(Indices())};
-    return kTiles[panels > 1][static_cast<size_t>(rows - 1)];
+  template <Values kValues, int kFirst>
+  static Int8TileFn tile_with(int64_t rows, int64_t panels) {
+    using Indices = std::make_index_sequence<kRows - kFirst + 1>;
+    static constexpr std::array kTiles{table<kValues, kFirst, 1>(Indices()),
+                                       table<kValues, kFirst, kPanels>(Indices())};
+    return kTiles[panels > 1][static_cast<size_t>(rows - kFirst)];
+  }
+  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, bool only) {
+    if (only) return tile_with<kLookedUp, 1>(rows, panels);
+    return first ? tile_with<kLeft, kLeast>(rows, panels) : tile_with<kFound, kLeast>(rows, panels);
   }
   static int64_t panels_at_once(int64_t rows) { return rows > 1 ? kPanels : 1; }  // see CodeProducts
 };

@@ -143,7 +143,7 @@ template <typename I, int kMost, int64_t kPart, uint32_t kFlip, typename Seen>
 // too.
 template <typename I, typename Format>
 struct ByteProducts {
-  static constexpr bool kUnpacks = Format::kTiles != 1;
+  static constexpr bool kUnpacks = Format::kTiles != 1, kWholeOnce = !kUnpacks;
   static constexpr int kRows = I::kByteRows, kPanels = I::kBytePanels;
   static constexpr int64_t kPart = 1024, kUnpackedBytes = kUnpacks ? kPart * kPanel : 0;  // of a panel's part
   static constexpr int64_t kBlockRows = I::kBlockRows, kBlockPanels = I::kBlockPanels;
@@ -310,7 +310,7 @@ struct CodeProducts {
   static constexpr int kRows = I::kCodeRows, kPanels = I::kCodePanels, kVectors = kPanel / I::kWidth;
   static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
   static constexpr int64_t kBlockRows = 96 / kRows * kRows, kBlockPanels = 32;
-  static constexpr bool kWholeBytes = kRun == 2 * kTileK;
+  static constexpr bool kWholeBytes = kRun == 2 * kTileK, kWholeOnce = true;
   static constexpr int64_t kLines = kWholeBytes ? kTileLines : kRun / 4;
 
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
@@ -453,7 +453,7 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
   const int64_t row = all.first(group), stride = (all.first(group + groups) - row) * kPanel;
   const int group_bits = std::countr_zero(static_cast<uint64_t>(format.group));
   // one group of rows leaves nothing to be read again: each panel is read from its beginning to its end
-  const int64_t most = groups == 1 && Products::kUnpackedBytes == 0 ? x.k : Products::kPart;
+  const int64_t most = groups == 1 && Products::kWholeOnce ? x.k : Products::kPart;
   for (int64_t k = 0; k < x.k; k += most) {
     const int64_t part = std::min(most, x.k - k), tiles = tiles_of(part);
     for (int64_t p = 0, step; p < panels; p += step) {
