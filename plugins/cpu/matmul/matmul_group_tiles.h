@@ -70,15 +70,20 @@ struct GroupTileProducts {
 
   template <bool kFirst, int kR, int kP>
   static void tile(const Int8Tile& t) {
+    tile_of_rows<kFirst, kP>(t, kR);
+  }
+
+  template <bool kFirst, int kP>
+  [[gnu::noinline]] static void tile_of_rows(const Int8Tile& t, int64_t rows) {
     const Cut cut(t);
     if constexpr (kFirst) look_up<kP>(t, cut);
-    alignas(kLineBytes) int32_t sums[2][kP][kR * kPanel];
-    Tiles tiles(kR);
+    alignas(kLineBytes) int32_t sums[2][kP][kRows * kPanel];
+    Tiles tiles(rows);
     constexpr std::make_integer_sequence<int, kP> kEachPanel;
     const auto multiply = [&]<int kSum>(int64_t g) __attribute__((always_inline)) {
       for_each(kEachPanel, [&]<int kI>() { tiles.template zero<kSum + kI>(); });
       for (int64_t step = g * cut.steps; step < (g + 1) * cut.steps; ++step) {
-        tiles.template load<4>(t.x + step * cut.tile_k() / kTileK * kTileK * kR);
+        tiles.template load<4>(t.x + step * cut.tile_k() / kTileK * kTileK * rows);
         for_each(kEachPanel, [&]<int kI>() {
           tiles.template load<6 + kI>(t.unpacked + kI * kUnpackedBytes + step * kTileBytes);
           tiles.template dot_int8<kSum + kI, 4, 6 + kI>();
@@ -88,11 +93,11 @@ struct GroupTileProducts {
     };
     const auto join = [&](int64_t g) {
       for (int p = 0; p < kP; ++p)
-        for (int64_t r = 0; r < kR; ++r)
+        for (int64_t r = 0; r < rows; ++r)
           Vectors::template add_group<0>(I::load_int(sums[g % 2][p] + r * kPanel), t, g, p, r);
     };
     for (int p = 0; p < kP; ++p)
-      if (t.first) std::fill_n(reinterpret_cast<float*>(t.sums) + p * t.panel_stride, kR * kPanel, 0.0f);
+      if (t.first) std::fill_n(reinterpret_cast<float*>(t.sums) + p * t.panel_stride, rows * kPanel, 0.0f);
     // the sums of a group leave while those of the next one are made
     for (int64_t g = 0; g < cut.groups; ++g) {
       g % 2 == 0 ? multiply.template operator()<0>(g) : multiply.template operator()<2>(g);
