@@ -95,3 +95,9 @@ def test_a_worktree_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [(root / "built").read_text() for root in roots] == ["one"]
     with pytest.raises(SystemExit, match="rev-parse"):
         compare_commits.prepare("no-such-commit", tmp_path, repository)
+
+
+def test_grammar_costs(engine: Path) -> None:
+    pytest.importorskip("llguidance", reason="needs llguidance")
+    table = run("grammar_costs", engine, "--rounds", 1)
+    assert [line.split(",")[0].strip("| ") for line in table.splitlines()[2:]] == ["compile", "mask", "consume"]
