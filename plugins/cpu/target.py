@@ -41,7 +41,7 @@ _TILE_TACTICS = ("parts of K", "epilogue apart", "half parts")
 
 class CpuTarget:
     """One instruction set level. The compiled module holds the kernels of all levels, or, where `make quickstart` has
-    compiled it, of those that the machine had."""
+    compiled it, of the levels that this machine prefers."""
 
     packs_products = True
     adds_in_products = True
