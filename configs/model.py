@@ -103,6 +103,27 @@ class LinearAttentionConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba2Config:
+    """Layers with Mamba 2 instead of attention: a state [state_dim, head_dim] per head, behind a causal convolution of
+    conv_width tokens. Heads of a group have the same input and output vectors.
+
+    least_step, most_step  bounds of the steps, the latter 0 for none
+    norm_groups            how many parts of the columns are normed by themselves
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    conv_width: int
+    conv_bias: bool
+    bias: bool
+    norm_groups: int
+    least_step: float = 0.0
+    most_step: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ShortConvConfig:
     """Layers with a gated causal convolution of `width` tokens instead of attention."""
 
@@ -110,7 +131,7 @@ class ShortConvConfig:
     bias: bool
 
 
-Mixer = LinearAttentionConfig | ShortConvConfig
+Mixer = LinearAttentionConfig | ShortConvConfig | Mamba2Config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 
 import ingot.convert.families as families_package
-from ingot.configs.model import ModelConfig
+from ingot.configs.model import LinearAttentionConfig, Mamba2Config, ModelConfig
 from ingot.configs.read import Section, nearest
 from ingot.convert.hf_config import windows_by_type
 from ingot.convert.hf_rope import ROPE_NULLABLE, refuse_kinds_of_layers
@@ -122,7 +122,7 @@ class Family:
         Rows of the weights that the model has, and of an lm_head, of which files of tied models may hold a copy.
         """
         layers = model.num_layers
-        filling = Filling(heads=model.heads, experts=0 if model.moe is None else model.moe.experts, names=names)
+        filling = _filling(model, names)
         rows, drops = list(self.rows), list(self.drops)
         if self.optional_prefix and not any(name.startswith(self.optional_prefix) for name in names):
             rows = [Row(row.name, rename(row.expr, self.optional_prefix, "")) for row in rows]
@@ -141,6 +141,19 @@ class Family:
     def drafting(self, names: Collection[str]) -> list[str]:
         """Those that only draft tokens: nothing here reads them."""
         return [name for name in names if self.drafts and name.startswith(self.drafts)]
+
+
+def _filling(model: ModelConfig, names: Collection[str]) -> Filling:
+    filling = Filling(heads=model.heads, experts=0 if model.moe is None else model.moe.experts, names=names)
+    if isinstance(mamba := model.mixer, Mamba2Config):
+        inner = mamba.heads * mamba.head_dim
+        sizes = {"gate": inner, "mixed": inner + 2 * mamba.groups * mamba.state_dim, "head": mamba.heads}
+        return dataclasses.replace(filling, key_groups=1, key_sizes=sizes)
+    if not isinstance(mixer := model.mixer, LinearAttentionConfig):
+        return filling
+    served = mixer.heads // mixer.key_heads
+    sizes = {"key": mixer.key_dim, "value": served * mixer.value_dim, "head": served}
+    return dataclasses.replace(filling, key_groups=mixer.key_heads, key_sizes=sizes)
 
 
 def weights_and_biases(parts: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """What several families spell alike in config.json: activation, head size, key heads, windows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from ingot.configs.model import Activation
 from ingot.configs.read import Section
@@ -85,11 +86,18 @@ def windows_by_type(section: Section, layers: int, window: int, usual: Sequence[
     return windows if any(windows) else ()
 
 
-def mixer_layers(section: Section, layers: int, kind: str, attention: Sequence[int]) -> tuple[int, ...]:
+def mixer_layers(
+    section: Section,
+    layers: int,
+    kind: str,
+    attention: Sequence[int],
+    other_names: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[int, ...]:
     """Layers of which layer_types says `kind`, the others being full_attention; where it is absent or null, all but
-    `attention`. At least one layer has attention, as in transformers."""
+    `attention`. At least one layer has attention, as in transformers. other_names: name in some files → the usual one.
+    """
     usual = tuple("full_attention" if layer in attention else kind for layer in range(layers))
-    kinds = section.words("layer_types") or usual
+    kinds = tuple(other_names.get(each, each) for each in section.words("layer_types")) or usual
     if len(kinds) != layers or set(kinds) - {kind, "full_attention"} or "full_attention" not in kinds:
         raise ConfigError(
             "layer_types does not fit the model",

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ingot.configs.model import LinearAttentionConfig, ModelConfig, ShortConvConfig
+from ingot.configs.model import LinearAttentionConfig, Mamba2Config, ModelConfig, ShortConvConfig
 
 Shape = tuple[int, ...]
 Attribute = int | float | str | list[int]
@@ -60,7 +60,27 @@ def recurrent_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
             f"{path}/conv/conv/weight": (hidden, 1, mixer.width),
             **biases,
         }
-    return {}
+    return _mamba_shapes(mixer, hidden, f"{path}/mamba") if mixer is not None else {}
+
+
+def _mamba_shapes(mixer: Mamba2Config, hidden: int, path: str) -> dict[str, Shape]:
+    inner, channels = mixer.heads * mixer.head_dim, _mamba_channels(mixer)
+    products = {"z": (inner, hidden), "xbc": (channels, hidden), "dt": (mixer.heads, hidden), "out": (hidden, inner)}
+    return {
+        **{f"{path}/{name}/weight": shape for name, shape in products.items()},
+        **{f"{path}/{name}/bias": shape[:1] for name, shape in products.items() if mixer.bias and name != "dt"},
+        f"{path}/dt/bias": (mixer.heads,),
+        f"{path}/a_log/weight": (mixer.heads,),
+        f"{path}/d/weight": (mixer.heads,),
+        f"{path}/conv/weight": (channels, 1, mixer.conv_width),
+        **({f"{path}/conv/bias": (channels,)} if mixer.conv_bias else {}),
+        f"{path}/norm/weight": (inner,),
+    }
+
+
+def _mamba_channels(mixer: Mamba2Config) -> int:
+    """Columns that the convolution runs over: the values, and input and output vectors of each group."""
+    return mixer.heads * mixer.head_dim + 2 * mixer.groups * mixer.state_dim
 
 
 def recurrent_mixer(nodes: Nodes, x: str, config: ModelConfig, layer: int) -> str | None:
@@ -69,7 +89,7 @@ def recurrent_mixer(nodes: Nodes, x: str, config: ModelConfig, layer: int) -> st
         return _linear_attention(nodes, x, mixer, config, f"layers.{layer}/linear")
     if isinstance(mixer, ShortConvConfig):
         return _short_conv(nodes, x, mixer, config, f"layers.{layer}/conv")
-    return None
+    return None if mixer is None else _mamba(nodes, x, mixer, config, f"layers.{layer}/mamba")
 
 
 def _conv(nodes: Nodes, x: str, channels: int, width: int, path: str, *, bias: bool = False) -> str:
@@ -92,32 +112,14 @@ def _linear_attention(nodes: Nodes, x: str, mixer: LinearAttentionConfig, config
     mixed = _conv(nodes, nodes.linear(x, f"{path}/qkv"), 2 * keys + values, mixer.conv_width, f"{path}/conv")
     mixed = _silu(nodes, mixed, f"{path}/conv")
     parts = [f"{path}/{name}/split" for name in ("q", "k", "v")]
-    sizes = nodes.integers("linear_sizes", [keys, keys, values])
-    nodes.nodes.append(helper.make_node("Split", [mixed, sizes], parts, f"{path}/split", axis=-1))
+    split_sizes = nodes.integers("linear_sizes", [keys, keys, values])
+    nodes.nodes.append(helper.make_node("Split", [mixed, split_sizes], parts, f"{path}/split", axis=-1))
     query, key = (_keys(nodes, part, mixer, f"{path}/{name}") for part, name in zip(parts, ("q", "k"), strict=False))
     value = _heads(nodes, parts[2], mixer.heads, mixer.value_dim, f"{path}/v")
-    rate = nodes.node("Neg", [nodes.node("Exp", [nodes.float32(f"{path}/a_log/weight")], f"{path}/exp")], f"{path}/neg")
     steps = nodes.node("Softplus", [nodes.linear(x, f"{path}/dt")], f"{path}/softplus")
-    decay = nodes.node("Mul", [steps, rate], f"{path}/decay")
     strength = nodes.node("Sigmoid", [nodes.linear(x, f"{path}/b")], f"{path}/strength")
-    first = nodes.integers("first", [0])
-    batch = nodes.node("Gather", ["positions/shape", first], f"{path}/batch", axis=0)
-    state = nodes.integers("state_shape", [mixer.heads, mixer.key_dim, mixer.value_dim])
-    shape = nodes.node("Concat", [batch, state], f"{path}/state_shape", axis=0)
-    inputs = [nodes.node("ConstantOfShape", [shape], f"{path}/state"), query, key, value, decay, strength]
-    out = f"{path}/scan"
-    nodes.nodes.append(
-        helper.make_node(
-            "Scan",
-            inputs,
-            [f"{path}/last_state", out],
-            out,
-            body=delta_rule(),
-            num_scan_inputs=5,
-            scan_input_axes=[1] * 5,
-            scan_output_axes=[1],
-        )
-    )
+    sizes = [mixer.heads, mixer.key_dim, mixer.value_dim]
+    out = _scan(nodes, delta_rule(), [query, key, value, _decay(nodes, steps, path), strength], sizes, path)
     weight = nodes.float32(f"{path}/norm/weight")
     normed = nodes.node("RMSNormalization", [out, weight], f"{path}/norm", axis=-1, epsilon=config.norm_eps)
     gate = _silu(
@@ -126,6 +128,83 @@ def _linear_attention(nodes: Nodes, x: str, mixer: LinearAttentionConfig, config
     gated = nodes.node("Mul", [normed, gate], f"{path}/gated")
     merged = nodes.node("Reshape", [gated, nodes.integers(f"rows_{values}", [0, 0, values])], f"{path}/merge")
     return nodes.linear(merged, f"{path}/out")
+
+
+def _mamba(nodes: Nodes, x: str, mixer: Mamba2Config, config: ModelConfig, path: str) -> str:
+    inner, vectors = mixer.heads * mixer.head_dim, mixer.groups * mixer.state_dim
+    channels = _mamba_channels(mixer)
+    mixed = _conv(
+        nodes, nodes.linear(x, f"{path}/xbc"), channels, mixer.conv_width, f"{path}/conv", bias=mixer.conv_bias
+    )
+    parts = [f"{path}/{name}/split" for name in ("v", "k", "q")]
+    sizes = nodes.integers("mamba_sizes", [inner, vectors, vectors])
+    nodes.nodes.append(
+        helper.make_node("Split", [_silu(nodes, mixed, f"{path}/conv"), sizes], parts, f"{path}/split", axis=-1)
+    )
+    value = _heads(nodes, parts[0], mixer.heads, mixer.head_dim, f"{path}/v")
+    groups, dim = mixer.groups, mixer.state_dim
+    key, query = (
+        _repeated(nodes, _heads(nodes, part, groups, dim, path_of), groups, mixer.heads, dim, path_of)
+        for part, path_of in zip(parts[1:], (f"{path}/k", f"{path}/q"), strict=True)
+    )
+    steps = nodes.node("Softplus", [nodes.linear(x, f"{path}/dt")], f"{path}/softplus")
+    if mixer.least_step or mixer.most_step:
+        most = mixer.most_step or np.finfo(np.float32).max
+        bounds = [
+            nodes.constant(f"const/{n}_step", np.float32(v)) for n, v in (("least", mixer.least_step), ("most", most))
+        ]
+        steps = nodes.node("Clip", [steps, *bounds], f"{path}/steps")
+    state = [mixer.heads, mixer.state_dim, mixer.head_dim]
+    out = _scan(nodes, gated_rule(), [query, key, value, _decay(nodes, steps, path), steps], state, path)
+    factor = nodes.node(
+        "Reshape", [nodes.float32(f"{path}/d/weight"), nodes.integers("column", [-1, 1])], f"{path}/d/column"
+    )
+    out = nodes.node("Add", [out, nodes.node("Mul", [value, factor], f"{path}/skip")], f"{path}/with_skip")
+    rows = nodes.integers(f"rows_{inner}", [0, 0, inner])
+    merged = nodes.node("Reshape", [out, rows], f"{path}/merge")
+    gated = nodes.node("Mul", [merged, _silu(nodes, nodes.linear(x, f"{path}/z"), f"{path}/z")], f"{path}/gated")
+    return nodes.linear(_grouped_norm(nodes, gated, mixer, config, f"{path}/norm"), f"{path}/out")
+
+
+def _grouped_norm(nodes: Nodes, x: str, mixer: Mamba2Config, config: ModelConfig, path: str) -> str:
+    """Root mean squares over each group of columns, then a factor for every column."""
+    weight = nodes.float32(f"{path}/weight")
+    if mixer.norm_groups == 1:
+        return nodes.node("RMSNormalization", [x, weight], path, axis=-1, epsilon=config.norm_eps)
+    inner = mixer.heads * mixer.head_dim
+    size = inner // mixer.norm_groups
+    split = nodes.node("Reshape", [x, nodes.integers("norm_groups", [0, 0, mixer.norm_groups, size])], f"{path}/groups")
+    ones = nodes.constant("const/norm_ones", np.ones(size, np.float32))
+    normed = nodes.node("RMSNormalization", [split, ones], path, axis=-1, epsilon=config.norm_eps)
+    joined = nodes.node("Reshape", [normed, nodes.integers(f"rows_{inner}", [0, 0, inner])], f"{path}/merge")
+    return nodes.node("Mul", [joined, weight], f"{path}/scaled")
+
+
+def _decay(nodes: Nodes, steps: str, path: str) -> str:
+    """What the state is multiplied by, as the exponent: [batch, sequence, heads]"""
+    rate = nodes.node("Neg", [nodes.node("Exp", [nodes.float32(f"{path}/a_log/weight")], f"{path}/exp")], f"{path}/neg")
+    return nodes.node("Mul", [steps, rate], f"{path}/decay")
+
+
+def _scan(nodes: Nodes, body: onnx.GraphProto, tensors: Sequence[str], state: Sequence[int], path: str) -> str:
+    """q, k, v, decay and strength of every token through a rule, from a state of zeros: [batch, sequence, heads, .]"""
+    batch = nodes.node("Gather", ["positions/shape", nodes.integers("first", [0])], f"{path}/batch", axis=0)
+    shape = nodes.node("Concat", [batch, nodes.integers("state_shape", state)], f"{path}/state_shape", axis=0)
+    inputs = [nodes.node("ConstantOfShape", [shape], f"{path}/state"), *tensors]
+    out = f"{path}/scan"
+    nodes.nodes.append(
+        helper.make_node(
+            "Scan",
+            inputs,
+            [f"{path}/last_state", out],
+            out,
+            body=body,
+            num_scan_inputs=5,
+            scan_input_axes=[1] * 5,
+            scan_output_axes=[1],
+        )
+    )
+    return out
 
 
 def _silu(nodes: Nodes, x: str, path: str) -> str:
@@ -148,13 +227,18 @@ def _keys(nodes: Nodes, x: str, mixer: LinearAttentionConfig, path: str) -> str:
     if path.endswith("/q"):
         scale = nodes.constant("const/linear_scale", np.float32(mixer.key_dim**-0.5))
         normed = nodes.node("Mul", [normed, scale], f"{path}/scaled")
-    times = mixer.heads // mixer.key_heads
+    return _repeated(nodes, normed, mixer.key_heads, mixer.heads, mixer.key_dim, path)
+
+
+def _repeated(nodes: Nodes, x: str, shared: int, heads: int, dim: int, path: str) -> str:
+    """[batch, sequence, shared, dim] → [batch, sequence, heads, dim], each head for those that share it"""
+    times = heads // shared
     if times == 1:
-        return normed
-    column = nodes.node("Unsqueeze", [normed, nodes.integers("axis_3", [3])], f"{path}/unsqueeze")
+        return x
+    column = nodes.node("Unsqueeze", [x, nodes.integers("axis_3", [3])], f"{path}/unsqueeze")
     shape = nodes.integers(f"times_{times}", [1, 1, 1, times, 1])
     repeated = nodes.node("Expand", [column, shape], f"{path}/expand")
-    return _heads(nodes, repeated, mixer.heads, mixer.key_dim, f"{path}/repeated")
+    return _heads(nodes, repeated, heads, dim, f"{path}/repeated")
 
 
 def delta_rule() -> onnx.GraphProto:
@@ -163,14 +247,27 @@ def delta_rule() -> onnx.GraphProto:
 
     s = e^g s; s = s + outer(k, b (v - k s)); o = q s
     """
-    steps = [
-        ("Unsqueeze", ["g", "both"], "g_wide"),
-        ("Exp", ["g_wide"], "fall"),
-        ("Mul", ["s", "fall"], "kept"),
+    new = [
         ("Unsqueeze", ["k", "row"], "k_row"),
         ("MatMul", ["k_row", "kept"], "known"),
         ("Unsqueeze", ["v", "row"], "v_row"),
         ("Sub", ["v_row", "known"], "new"),
+    ]
+    return _body("delta_rule", new)
+
+
+def gated_rule() -> onnx.GraphProto:
+    """One token of the rule of Mamba 2: as the delta rule, but s = s + outer(k, b v)."""
+    return _body("gated_rule", [("Unsqueeze", ["v", "row"], "new")])
+
+
+def _body(name: str, new: Sequence[tuple[str, list[str], str]]) -> onnx.GraphProto:
+    """new: what makes the value that is added, of v and of what the state keeps."""
+    steps = [
+        ("Unsqueeze", ["g", "both"], "g_wide"),
+        ("Exp", ["g_wide"], "fall"),
+        ("Mul", ["s", "fall"], "kept"),
+        *new,
         ("Unsqueeze", ["b", "both"], "b_wide"),
         ("Mul", ["new", "b_wide"], "change"),
         ("Unsqueeze", ["k", "column"], "k_column"),
@@ -183,8 +280,8 @@ def delta_rule() -> onnx.GraphProto:
     axes = {"row": [2], "column": [3], "both": [2, 3]}
     return helper.make_graph(
         [helper.make_node(op, inputs, [output]) for op, inputs, output in steps],
-        "delta_rule",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("s", "q", "k", "v", "g", "b")],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("s_next", "o")],
-        [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in axes.items()],
+        name,
+        [helper.make_tensor_value_info(each, TensorProto.FLOAT, None) for each in ("s", "q", "k", "v", "g", "b")],
+        [helper.make_tensor_value_info(each, TensorProto.FLOAT, None) for each in ("s_next", "o")],
+        [numpy_helper.from_array(np.array(value, np.int64), each) for each, value in axes.items()],
     )

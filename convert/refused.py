@@ -35,7 +35,6 @@ MISSING: dict[str, tuple[str, ...]] = {
     "glm4_moe_lite": (_MLA, _SIGMOID, _SHARED),
     "glm_moe_dsa": (_MLA, _EXPERTS, _SPARSE),
     "gpt_oss": (_SINKS, "experts with biases and a clamped gate"),
-    "granitemoehybrid": (_STATE, _SHARED),
     "hy_v3": (_SIGMOID, _SHARED),
     "internlm2": ("queries, keys and values stored in groups of heads",),
     "jamba": (_STATE,),

@@ -6,6 +6,9 @@
     Stack((e, f))                    along a new first axis
     Split(e, parts=3, index=1)       one of equal parts along `axis`
     Regroup(e, parts=3)              rows that lie head by head, [heads, parts, n] → part by part, [parts, heads, n]
+    KeyGroups(e, ("key", "value"), (1,))
+                                     rows that lie key head by key head, each with parts of these kinds → some of the
+                                     parts, each of all heads; a family's table leaves open how many rows a kind has
     Unpair(e, heads=8)               rows that lie as pairs in each head, [heads, n, 2] → halves, [heads, 2, n]; in a
                                      family's table heads=0 means one head an expert, over all rows of a stack
     PerExpert(e)                     in a family's table: a Stack with "{e}" in names replaced by 0, 1, 2, ...
@@ -83,6 +86,20 @@ class Regroup:
 
 
 @dataclasses.dataclass(frozen=True)
+class KeyGroups:
+    """groups, sizes: of the key heads, and rows of each part in one of them; filled in by the model's linear attention.
+
+    kinds  of the parts: "key" rows of a key head, "value" those of the value heads that it serves, "head" one of each
+    """
+
+    of: "Expr"
+    kinds: tuple[str, ...]
+    take: tuple[int, ...]
+    groups: int = 0
+    sizes: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Unpair:
     of: "Expr"
     heads: int
@@ -98,16 +115,19 @@ class OneOf:
     of: tuple["Expr", ...]
 
 
-Expr = Take | Transpose | Concat | Stack | Split | Regroup | Unpair | PerExpert | OneOf
+Expr = Take | Transpose | Concat | Stack | Split | Regroup | KeyGroups | Unpair | PerExpert | OneOf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Filling:
-    """What a family's table leaves open. names: the tensors of the source, by which spellings are told apart."""
+    """What a family's table leaves open. names: the tensors of the source, by which spellings are told apart.
+    key_groups, key_sizes: of KeyGroups, the latter by kind."""
 
     heads: int
     experts: int
     names: Collection[str]
+    key_groups: int = 0
+    key_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +150,7 @@ def sources(expr: Expr) -> tuple[str, ...]:
     match expr:
         case Take(name):
             return (name,)
-        case Transpose(of) | Split(of) | Regroup(of) | Unpair(of) | PerExpert(of):
+        case Transpose(of) | Split(of) | Regroup(of) | KeyGroups(of) | Unpair(of) | PerExpert(of):
             return sources(of)
         case Concat(of) | Stack(of) | OneOf(of):
             return tuple(name for part in of for name in sources(part))
@@ -141,7 +161,7 @@ def rename(expr: Expr, old: str, new: str) -> Expr:
     match expr:
         case Take(name):
             return Take(name.replace(old, new))
-        case Transpose(of) | Split(of) | Regroup(of) | Unpair(of) | PerExpert(of):
+        case Transpose(of) | Split(of) | Regroup(of) | KeyGroups(of) | Unpair(of) | PerExpert(of):
             return dataclasses.replace(expr, of=rename(of, old, new))
         case Concat(of) | Stack(of) | OneOf(of):
             return dataclasses.replace(expr, of=tuple(rename(part, old, new) for part in of))
@@ -154,6 +174,9 @@ def filled(expr: Expr, filling: Filling) -> Expr:
             return expr
         case Regroup(of):
             return dataclasses.replace(expr, of=filled(of, filling), heads=filling.heads)
+        case KeyGroups(of, kinds):
+            sizes = tuple(filling.key_sizes[kind] for kind in kinds)
+            return dataclasses.replace(expr, of=filled(of, filling), groups=filling.key_groups, sizes=sizes)
         case Transpose(of) | Split(of):
             return dataclasses.replace(expr, of=filled(of, filling))
         case Unpair(of, heads):
@@ -180,16 +203,9 @@ def infer(expr: Expr, tensors: Mapping[str, Tensor]) -> tuple[DType, Shape]:
             if shape[axis] % parts:
                 raise _unfit(expr, f"axis {axis} divisible by {parts}", str(list(shape)))
             return dtype, (*shape[:axis], shape[axis] // parts, *shape[axis + 1 :])
-        case Regroup(of, parts, heads):
+        case Regroup(of) | KeyGroups(of) | Unpair(of):
             dtype, shape = infer(of, tensors)
-            if shape[0] % (parts * heads):
-                raise _unfit(expr, f"rows divisible by {parts} x {heads}", str(list(shape)))
-            return dtype, shape
-        case Unpair(of, heads):
-            dtype, shape = infer(of, tensors)
-            if math.prod(shape[:-1] if len(shape) > 1 else shape) % (2 * heads):
-                raise _unfit(expr, f"rows divisible by 2 x {heads}", str(list(shape)))
-            return dtype, shape
+            return dtype, _rows_of(expr, shape)
         case Concat(of, axis):
             dtype, shapes = _alike(expr, of, tensors, free_axis=axis)
             return dtype, (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])
@@ -198,6 +214,26 @@ def infer(expr: Expr, tensors: Mapping[str, Tensor]) -> tuple[DType, Shape]:
             return dtype, (len(shapes), *shapes[0])
         case PerExpert() | OneOf():
             raise AssertionError("a family's table is filled in before its rows are made")
+
+
+def _rows_of(expr: Regroup | KeyGroups | Unpair, shape: Shape) -> Shape:
+    """The shape of what has the rows of an expression in another order, or some of them."""
+    match expr:
+        case Regroup(_, parts, heads):
+            return _shared_evenly(expr, shape, shape[0], parts, heads)
+        case KeyGroups(_, _, take, groups, sizes):
+            if shape[0] != groups * sum(sizes):
+                raise _unfit(expr, f"{groups} groups of {' + '.join(map(str, sizes))} rows", str(list(shape)))
+            return groups * sum(sizes[part] for part in take), *shape[1:]
+        case Unpair(_, heads):
+            return _shared_evenly(expr, shape, math.prod(shape[:-1] if len(shape) > 1 else shape), 2, heads)
+
+
+def _shared_evenly(expr: Expr, shape: Shape, rows: int, parts: int, heads: int) -> Shape:
+    """The shape, of as many rows for each part of each head."""
+    if rows % (parts * heads):
+        raise _unfit(expr, f"rows divisible by {parts} x {heads}", str(list(shape)))
+    return shape
 
 
 def _alike(
@@ -274,6 +310,10 @@ def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
         case Regroup(of, parts, heads):
             rows = _evaluate(of, tensors)
             return rows.reshape(heads, parts, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+        case KeyGroups(of, _, take, groups, sizes):
+            rows = _evaluate(of, tensors)
+            by_group = np.split(rows.reshape(groups, -1, *rows.shape[1:]), np.cumsum(sizes)[:-1], axis=1)
+            return np.concatenate([by_group[part].reshape(-1, *rows.shape[1:]) for part in take])
         case Unpair(of, heads):
             rows = _evaluate(of, tensors)
             width = rows.shape[-1:] if rows.ndim > 1 else ()

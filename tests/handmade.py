@@ -13,7 +13,7 @@ from ingot.chunks import Summer
 from ingot.configs.read import Section
 from ingot.convert.family import read_model
 from ingot.convert.weight_shapes import weight_shapes
-from ingot.convert.weights import Concat, Expr, Split, Stack, sources
+from ingot.convert.weights import Concat, Expr, KeyGroups, Split, Stack, sources
 from ingot.dtypes import DType, from_float32
 
 Bits = npt.NDArray[np.generic]
@@ -100,6 +100,9 @@ def random_tensors(
 def _taken_apart(expr: Expr, bits: Bits) -> Iterator[tuple[str, Bits]]:
     """The tensors that a weight is stacked and concatenated from; of one that is made otherwise, the first alone. What
     several weights are parts of has the same numbers in each part."""
+    if isinstance(expr, KeyGroups):
+        yield from _taken_apart(expr.of, np.resize(bits, (expr.groups * sum(expr.sizes), *bits.shape[1:])))
+        return
     if isinstance(expr, Split):
         yield from _taken_apart(expr.of, np.concatenate([bits] * expr.parts, expr.axis))
         return

@@ -8,10 +8,10 @@ from ingot.configs.read import Section
 from ingot.convert.families import llama
 
 
-def read_granite(section: Section) -> ModelConfig:
+def read_granite(section: Section, intermediate: int | None = None) -> ModelConfig:
     """What Granite shares with its mixtures of experts; defaults are those of transformers."""
     return dataclasses.replace(
-        llama.read_llama(section),
+        llama.read_llama(section, intermediate=intermediate),
         embedding_scale=section.number("embedding_multiplier", 1.0, above=0),
         attention_scale=section.number("attention_multiplier", 1.0, above=0),
         residual_scale=section.number("residual_multiplier", 1.0, above=0),

@@ -12,7 +12,7 @@ from ingot.convert.family import family_names, find_family, read_model
 from ingot.convert.hf_rope import choose_factors
 from ingot.convert.rope import inverse_frequencies
 from ingot.convert.weight_shapes import weight_shapes
-from ingot.convert.weights import Split, sources
+from ingot.convert.weights import Expr, KeyGroups, Split, sources
 from ingot.errors import ConfigError, IngotError, UnsupportedModelError, UsageError
 from tests.handmade import TINY_GPT2, TINY_LLAMA
 
@@ -149,9 +149,14 @@ def test_every_family_names_every_weight_once(name: str) -> None:
         assert len(names) == len(set(names))
         assert set(weight_shapes(model)) <= set(names)
         parts = [(source, row.expr) for row in rows for source in sources(row.expr)]
-        taken = [f"{source} {expr.index}" if isinstance(expr, Split) else source for source, expr in parts]
+        taken = [f"{source}{_part(expr)}" for source, expr in parts]
         assert len(taken) == len(set(taken))
         assert not any("{" in text for text in (*names, *taken))
+
+
+def _part(expr: Expr) -> str:
+    """Which part of a tensor a weight is."""
+    return str(expr.index if isinstance(expr, Split) else expr.take if isinstance(expr, KeyGroups) else "")
 
 
 def test_gpt2_without_qkv_bias_is_told_by_its_files() -> None:

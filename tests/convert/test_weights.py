@@ -10,6 +10,7 @@ from ingot.convert.weights import (
     Drop,
     Expr,
     Filling,
+    KeyGroups,
     OneOf,
     PerExpert,
     Regroup,
@@ -33,6 +34,7 @@ from tests.handmade import write_safetensors
 
 A = np.arange(12, dtype=np.float32).reshape(4, 3)
 B = np.arange(100, 106, dtype=np.float32).reshape(2, 3)
+AB = np.concatenate([A, B])
 H = np.arange(6, dtype=np.float16).reshape(2, 3)
 
 
@@ -57,6 +59,8 @@ def tensors(tmp_path: Path) -> dict[str, StoredTensor]:
         (Regroup(Take("a"), parts=2, heads=2), A[[0, 2, 1, 3]]),
         (Regroup(Concat((Take("a"), Take("a"))), parts=2, heads=4), np.concatenate([A, A])[[0, 2, 4, 6, 1, 3, 5, 7]]),
         (Transpose(Regroup(Take("a"), parts=2, heads=1)), A.T),
+        (KeyGroups(Take("a"), (), take=(1,), groups=1, sizes=(1, 3)), A[1:]),
+        (KeyGroups(Concat((Take("a"), Take("b"))), (), take=(1, 0), groups=2, sizes=(1, 2)), AB[[1, 2, 4, 5, 0, 3]]),
         (Unpair(Take("a"), heads=1), A[[0, 2, 1, 3]]),
         (Unpair(Take("a"), heads=2), A),
         (Unpair(Stack((Take("a"), Take("a"))), heads=2), np.stack([A[[0, 2, 1, 3]]] * 2)),
@@ -104,6 +108,7 @@ def test_a_take_comes_in_blocks(tensors: dict[str, StoredTensor]) -> None:
         (Split(Take("a"), parts=3, index=0), "axis 0 divisible by 3"),
         (Regroup(Take("a"), parts=3, heads=2), "rows divisible by 3 x 2"),
         (Unpair(Take("a"), heads=3), "rows divisible by 2 x 3"),
+        (KeyGroups(Take("a"), (), take=(0,), groups=2, sizes=(1, 2)), r"2 groups of 1 \+ 2 rows"),
     ],
 )
 def test_parts_that_do_not_fit(tensors: dict[str, StoredTensor], expr: Expr, words: str) -> None:

@@ -15,7 +15,18 @@ from ingot.convert.convert import convert
 from ingot.runtime.model_runner import ModelRunner
 
 TOLERANCE = 1e-4
-NAMES = ("cohere2", "exaone4", "granite", "lfm2", "ministral3", "olmo3", "qwen3_5", "qwen3_5_text", "smollm3")
+NAMES = (
+    "cohere2",
+    "exaone4",
+    "granite",
+    "granitemoehybrid_dense",
+    "lfm2",
+    "ministral3",
+    "olmo3",
+    "qwen3_5",
+    "qwen3_5_text",
+    "smollm3",
+)
 
 pytestmark = pytest.mark.shared
 

@@ -12,7 +12,7 @@ from ingot.builder.graph import Graph, producer
 from ingot.builder.passes import insert_linear_attention
 from ingot.builder.pipeline import run_passes, structure_passes
 from ingot.cli.app import group
-from ingot.convert.families import lfm2, qwen3_5_text
+from ingot.convert.families import granitemoehybrid, lfm2, qwen3_5_text
 
 
 def converted(folder: Path, config: Mapping[str, object]) -> Path:
@@ -45,6 +45,16 @@ def test_it_fires_on_short_convolutions(tmp_path: Path) -> None:
     assert len(graph.plugins("Activation")) == 2 * 2, "the gates before and behind them"
 
 
+def test_it_fires_on_mamba_2(tmp_path: Path) -> None:
+    graph = Graph.load(converted(tmp_path, granitemoehybrid.FAMILY.tiny) / "model.onnx")
+    run_passes(graph, structure_passes())
+    (first, second), norms = graph.plugins("LinearAttention"), graph.plugins("GatedNorm")
+    assert first.attrs["values_first"] == second.attrs["values_first"] == 1
+    assert not first.inputs[2].name
+    assert len(first.inputs) == 5, "values are added as they are"
+    assert [(node.attrs["norm_first"], node.attrs["columns"]) for node in norms] == [(0, 48), (0, 48)]
+
+
 def test_another_recurrence_stays(checkpoint: Path) -> None:
     graph = Graph.load(checkpoint / "model.onnx")
     scan = next(node for node in graph.nodes if node.op == "Scan")
@@ -52,7 +62,7 @@ def test_another_recurrence_stays(checkpoint: Path) -> None:
     difference.op = "Add"
     assert producer(scan.outputs[1]) is scan
     (report,) = run_passes(graph, [insert_linear_attention.PASS])
-    assert report.refused["the scan does not compute the gated delta rule"] == 1
+    assert report.refused["the scan computes neither the gated delta rule nor that of Mamba 2"] == 1
 
 
 def test_a_body_that_doubles_its_terms_is_refused_at_once(checkpoint: Path) -> None:
@@ -65,4 +75,4 @@ def test_a_body_that_doubles_its_terms_is_refused_at_once(checkpoint: Path) -> N
         value = doubled
     body.outputs[1] = value
     (report,) = run_passes(graph, [insert_linear_attention.PASS])
-    assert report.refused["the scan does not compute the gated delta rule"] == 1
+    assert report.refused["the scan computes neither the gated delta rule nor that of Mamba 2"] == 1

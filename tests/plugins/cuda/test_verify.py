@@ -30,6 +30,7 @@ REFUSED = (
     "cohere2",
     "qwen3_5_text",
     "lfm2",
+    "granitemoehybrid",
 )  # experts, op scale, states
 FAMILIES = [name for name in family_names() if name not in REFUSED]
 OPTIONS = CompareOptions(tokens=48)

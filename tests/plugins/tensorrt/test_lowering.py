@@ -36,7 +36,18 @@ from tests.plugins.cpu.one_step import batch_of, in_groups
 from tests.plugins.tensorrt.network import NumpyAttention, decided, evaluator
 
 # of which GPU targets refuse an op: experts, and factors of branches or logits
-MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "granite", "cohere", "cohere2", "qwen3_5_text", "lfm2")
+MIXTURES = (
+    "mixtral",
+    "qwen3_moe",
+    "olmoe",
+    "granitemoe",
+    "granite",
+    "cohere",
+    "cohere2",
+    "qwen3_5_text",
+    "lfm2",
+    "granitemoehybrid",
+)
 TOLERANCE = {"f32": 1e-5, "bf16": 3e-2}  # of the range of the logits
 BLOCKS = 6
 STEPS = [  # (past, new) of each sequence, their blocks, the wanted rows
