@@ -166,7 +166,7 @@ class CountTokensRequest(Body):
 class MessagesRequest(CountTokensRequest):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, Field(ge=0)]
+    max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stream: bool = False
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None

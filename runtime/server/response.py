@@ -168,7 +168,7 @@ class GeneratedResponse:
     def _span(self, outcome: str, now: float) -> Span:
         generation = self._generation
         attributes: dict[str, Attribute] = {
-            "gen_ai.operation.name": "chat" if "chat" in self._route else "text_completion",
+            "gen_ai.operation.name": "text_completion" if self._route == "/v1/completions" else "chat",
             "gen_ai.request.model": self._model,
             "gen_ai.response.id": generation.answer_id,
             "gen_ai.usage.input_tokens": generation.prompt_tokens(),

@@ -122,6 +122,7 @@ def test_errors_have_anthropics_form(served: Served) -> None:
         assert answer.status_code == 400
         assert answer.json()["type"] == "error"
         assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert ask(served, max_tokens=0).status_code == 400
     assert ask(served, model="other").json()["error"]["type"] == "not_found_error"
     assert ask(served, thinking={"type": "enabled", "budget_tokens": 2000}).status_code == 400, "it does not reason"
     assert ask(served, thinking={"type": "disabled"}, max_tokens=1).is_success
